@@ -1,1 +1,21 @@
-//! (being written)
+//! The engine: turns token sequences into more tokens and keeps the KV state of what it has seen.
+//!
+//! ```text
+//!            Request                        Event
+//!   daemon ──────────▶ engine (one thread) ───────▶ daemon
+//!                        │  plan(state) -> Step     scheduler: who computes what next
+//!                        │  match, reserve, insert  cache: which pages hold which prefix
+//!                        ▼  run(&Step)              backend: computes on weights and pages
+//! ```
+//!
+//! Three rooms that know little of each other: [`cache`] knows pages and prefixes but no arithmetic,
+//! [`scheduler`] is a function from state to plan, [`backend`] computes a planned step and knows no request.
+//! [`models`] reads checkpoints, [`text`] stands between strings and tokens.
+
+pub mod backend;
+pub mod cache;
+pub mod engine;
+pub mod models;
+pub mod sampling;
+pub mod scheduler;
+pub mod text;

@@ -1,0 +1,1 @@
+//! Which pages hold which prefix.

@@ -1,0 +1,1 @@
+//! Who computes what next.
