@@ -1,1 +1,36 @@
-//! (being written)
+//! The core of Foreword: which order should a request's documents stand in, so that the prompt opens like one whose
+//! KV state the engine still holds?
+//!
+//! ```text
+//!  body ──▶ body::parse ──▶ documents ──▶ policy ──▶ order ──▶ body::edit ──▶ body
+//!            (where they      (ids)         ▲          │        (same bytes, moved; hint added)
+//!             stand)                        │          ▼
+//!                                        knowledge tree (what the engine is believed to hold)
+//! ```
+//!
+//! [`Orderer`] is the whole of it: one call per request. The same code runs in the Envoy filter, in the browser, in
+//! the host and in offline replay, so all decide alike. It does no I/O, reads no clock, starts no thread, and
+//! nothing in it panics on any input.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
+)]
+
+mod body;
+pub mod config;
+pub mod document;
+pub mod hint;
+mod orderer;
+pub mod policy;
+pub mod tree;
+
+pub use body::Skip;
+pub use config::{Config, ConfigError, RawConfig};
+pub use orderer::{Orderer, Report, Rewrite};

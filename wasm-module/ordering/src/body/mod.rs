@@ -1,0 +1,96 @@
+//! OpenAI chat bodies: where their documents stand, and the body with the documents in another order.
+//!
+//! Nothing is ever parsed into values and printed again: [`parse`](parse::parse) finds byte ranges, a policy orders
+//! them, [`edit`] copies ranges. So every byte outside the documents stays as it came, and a document's text keeps
+//! its escapes.
+//!
+//! ```text
+//! {"messages":[{"role":"user","content":"<doc id=\"a\">…</doc>\n<doc id=\"b\">…</doc>\nWhy?"}], …}
+//!                                        └──── slot 0 ───────┘  └──── slot 1 ───────┘
+//! ```
+
+pub(crate) mod edit;
+mod parse;
+mod tags;
+mod text;
+
+pub(crate) use parse::{Found, Group, Place, parse};
+
+/// Why a request is left as it came. Displayed with the value and the limit; never with the body's text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Skip {
+    /// The body is not UTF-8.
+    #[error("the body is not UTF-8: the byte at offset {offset} does not belong")]
+    InvalidUtf8 {
+        /// Of the first byte that does not belong.
+        offset: usize,
+    },
+    /// The body is not a JSON object of an OpenAI chat request's shape.
+    #[error("the body is not a chat request in JSON: error at line {line}, column {column}")]
+    InvalidJson {
+        /// Where reading failed, from 1.
+        line: usize,
+        /// Where reading failed, from 1.
+        column: usize,
+    },
+    /// An element of `documents` is neither a string nor an object with a string `text` or `content`.
+    #[error(
+        "documents[{index}] has no text: it must be a string or an object with a string `text` or `content`"
+    )]
+    MalformedDocument {
+        /// Of the element.
+        index: usize,
+    },
+    /// Nothing to order.
+    #[error("the request has no documents")]
+    NoDocuments,
+    /// A `documents` array, but no user message that the documents could be written into.
+    #[error("the request has documents but no user message with text to write them into")]
+    NoUserMessage,
+    /// More documents than the operator allows.
+    #[error("the request has {found} documents, more than the limit of {limit}")]
+    TooManyDocuments {
+        /// In the body.
+        found: usize,
+        /// `documents.max`.
+        limit: u32,
+    },
+    /// The model's name is too long to keep a tree for.
+    #[error("the model's name has {bytes} bytes, more than the limit of {limit}")]
+    LongModelName {
+        /// The name's.
+        bytes: usize,
+        /// Bytes of a model's name, at most.
+        limit: usize,
+    },
+}
+
+/// Bytes of a model's name.
+pub(crate) const MAX_MODEL_BYTES: usize = 512;
+
+impl Skip {
+    /// One word for headers and metrics.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::InvalidUtf8 { .. } => "invalid-utf8",
+            Self::InvalidJson { .. } => "invalid-json",
+            Self::MalformedDocument { .. } => "malformed-document",
+            Self::NoDocuments => "no-documents",
+            Self::NoUserMessage => "no-user-message",
+            Self::TooManyDocuments { .. } => "too-many-documents",
+            Self::LongModelName { .. } => "long-model-name",
+        }
+    }
+
+    /// Every reason, for whoever defines a counter for each.
+    pub const REASONS: [&'static str; 7] = [
+        "invalid-utf8",
+        "invalid-json",
+        "malformed-document",
+        "no-documents",
+        "no-user-message",
+        "too-many-documents",
+        "long-model-name",
+    ];
+}

@@ -1,0 +1,143 @@
+//! The text of a JSON string, with the way back from an offset in it to the byte of the body that it came from.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// A JSON string's text, unescaped for searching, and where each part of it stands between the quotes.
+///
+/// The text is for searching alone (an escape that stands for no character becomes U+FFFD); what is written to the
+/// new body is always copied from the old one.
+#[derive(Debug)]
+pub(super) struct Text<'a> {
+    pub(super) plain: Cow<'a, str>,
+    /// For every escape: where its character ends in `plain`, and where the escape ends between the quotes.
+    /// Between two escapes both run alike.
+    escapes: Vec<(usize, usize)>,
+}
+
+impl<'a> Text<'a> {
+    /// `inner`: what stands between the quotes of a valid JSON string.
+    pub(super) fn new(inner: &'a str) -> Self {
+        if !inner.contains('\\') {
+            return Self {
+                plain: Cow::Borrowed(inner),
+                escapes: Vec::new(),
+            };
+        }
+        let mut plain = String::with_capacity(inner.len());
+        let mut escapes = Vec::new();
+        let mut rest = inner;
+        while let Some((before, after)) = rest.split_once('\\') {
+            plain.push_str(before);
+            let (character, after) = unescape(after);
+            plain.push(character);
+            escapes.push((plain.len(), inner.len() - after.len()));
+            rest = after;
+        }
+        plain.push_str(rest);
+        Self {
+            plain: Cow::Owned(plain),
+            escapes,
+        }
+    }
+
+    /// The bytes between the quotes that `range` of the plain text came from.
+    pub(super) fn source(&self, range: &Range<usize>) -> Range<usize> {
+        self.source_of(range.start)..self.source_of(range.end)
+    }
+
+    fn source_of(&self, offset: usize) -> usize {
+        let passed = self.escapes.partition_point(|&(plain, _)| plain <= offset);
+        match passed
+            .checked_sub(1)
+            .and_then(|last| self.escapes.get(last))
+        {
+            Some(&(plain, source)) => source + (offset - plain),
+            None => offset,
+        }
+    }
+}
+
+/// The character that an escape stands for, and what follows it. `rest` begins after the backslash.
+fn unescape(rest: &str) -> (char, &str) {
+    let mut chars = rest.chars();
+    let character = match chars.next() {
+        Some('n') => '\n',
+        Some('t') => '\t',
+        Some('r') => '\r',
+        Some('b') => '\u{8}',
+        Some('f') => '\u{c}',
+        Some('u') => return unescape_unicode(chars.as_str()),
+        Some(other) => other,
+        None => char::REPLACEMENT_CHARACTER,
+    };
+    (character, chars.as_str())
+}
+
+/// As [`unescape`], after `\u`.
+fn unescape_unicode(rest: &str) -> (char, &str) {
+    let unit = |text: &str| {
+        text.get(..4)
+            .and_then(|digits| u16::from_str_radix(digits, 16).ok())
+    };
+    let Some(high) = unit(rest) else {
+        return (char::REPLACEMENT_CHARACTER, rest);
+    };
+    let after = rest.get(4..).unwrap_or_default();
+    if let Some(low) = after.strip_prefix("\\u").and_then(unit)
+        && let Some(Ok(character)) = char::decode_utf16([high, low]).next()
+        && character > '\u{ffff}'
+    {
+        return (character, after.get(6..).unwrap_or_default());
+    }
+    (
+        char::from_u32(high.into()).unwrap_or(char::REPLACEMENT_CHARACTER),
+        after,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn text_without_escapes_is_borrowed() {
+        let text = Text::new("abc é");
+        assert!(matches!(text.plain, Cow::Borrowed("abc é")));
+        assert_eq!(text.source(&(1..3)), 1..3);
+    }
+
+    #[test]
+    fn offsets_lead_back_over_every_kind_of_escape() {
+        let inner = r#"a\n\u003cb\"\ud83d\ude00c\ud800d\/"#;
+        let text = Text::new(inner);
+        assert_eq!(text.plain, "a\n<b\"😀c\u{fffd}d/");
+        let at = text.plain.find('<').unwrap();
+        assert_eq!(&inner[text.source(&(at..at + 1))], r"\u003c");
+        let at = text.plain.find('😀').unwrap();
+        assert_eq!(&inner[text.source(&(at..at + 4))], r"\ud83d\ude00");
+        let at = text.plain.find('d').unwrap();
+        assert_eq!(&inner[text.source(&(at..at + 2))], r"d\/");
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_serde(original in any::<String>(), escape_all in any::<bool>()) {
+            let quoted = if escape_all {
+                let units: String = original.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();
+                format!("\"{units}\"")
+            } else {
+                serde_json::to_string(&original).unwrap()
+            };
+            let inner = &quoted[1..quoted.len() - 1];
+            let text = Text::new(inner);
+            prop_assert_eq!(&text.plain, &original);
+            for (at, character) in original.char_indices() {
+                let source = &inner[text.source(&(at..at + character.len_utf8()))];
+                let back: String = serde_json::from_str(&format!("\"{source}\"")).unwrap();
+                prop_assert_eq!(back, character.to_string());
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What a document is to the core: not its text, but a fingerprint of its rendered bytes, a short id, and a weight.
+//!
+//! Two requests share KV state only where their bytes agree. So a document's identity is the fingerprint of its
+//! *block* (id, title and text as they reach the prompt): an edited document is another document, and a document
+//! without an id is still itself.
+
+use fxhash::FxHashMap;
+
+/// 64-bit fingerprint of a document's block (XXH3). The same on every platform, since workers of different builds
+/// and offline replay must agree.
+///
+/// A collision makes the tree expect a match that the engine does not have: reuse is lost, no content is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fingerprint(pub u64);
+
+impl Fingerprint {
+    /// The fingerprint of the concatenation of `parts`, framed: `["ab", "c"]` and `["a", "bc"]` differ.
+    #[must_use]
+    pub fn of(parts: &[&[u8]]) -> Self {
+        Self(parts.iter().fold(0, |seed, part| {
+            xxhash_rust::xxh3::xxh3_64_with_seed(part, seed)
+        }))
+    }
+}
+
+/// A document within one [`Catalog`]: small and dense, so that paths are cheap to store and compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DocumentId(u32);
+
+/// A request's document, as a policy sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    /// Its id in the tree's catalog.
+    pub id: DocumentId,
+    /// What the client calls it; empty when it has no id.
+    pub label: &'a str,
+    /// Estimated tokens of its block: what a match saves.
+    pub tokens: u32,
+}
+
+/// Estimated tokens of `bytes` bytes of prompt: four bytes a token, the usual rule of thumb for English.
+#[must_use]
+pub fn estimate_tokens(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(4)).unwrap_or(u32::MAX)
+}
+
+/// The documents that a tree knows: fingerprints to ids and back, counted by the tree nodes that hold them.
+///
+/// An id whose last holder lets go is free again and may come to mean another document.
+#[derive(Debug, Default)]
+pub struct Catalog {
+    ids: FxHashMap<Fingerprint, DocumentId>,
+    entries: Vec<Entry>,
+    free: Vec<DocumentId>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    fingerprint: Fingerprint,
+    holders: u32,
+    last_used: u64,
+}
+
+impl Catalog {
+    /// The document's id; a new one, held by nobody yet, when it is not known.
+    pub fn intern(&mut self, fingerprint: Fingerprint) -> DocumentId {
+        if let Some(&id) = self.ids.get(&fingerprint) {
+            return id;
+        }
+        let entry = Entry {
+            fingerprint,
+            holders: 0,
+            last_used: 0,
+        };
+        let id = if let Some(id) = self.free.pop() {
+            if let Some(slot) = self.entry_mut(id) {
+                *slot = entry;
+            }
+            id
+        } else {
+            // 2^32 documents need 2^32 tree nodes, which the tree's bound (a u32) does not allow.
+            let id = DocumentId(u32::try_from(self.entries.len()).unwrap_or(u32::MAX));
+            self.entries.push(entry);
+            id
+        };
+        self.ids.insert(fingerprint, id);
+        id
+    }
+
+    /// When the document was last part of an inserted path, as the tree counts time; 0: never, as far as is known.
+    #[must_use]
+    pub fn last_used(&self, id: DocumentId) -> u64 {
+        self.entries
+            .get(id.index())
+            .map_or(0, |entry| entry.last_used)
+    }
+
+    /// Documents known.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether no document is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// Nodes that hold the document.
+    pub(crate) fn holders(&self, id: DocumentId) -> u32 {
+        self.entries
+            .get(id.index())
+            .map_or(0, |entry| entry.holders)
+    }
+
+    pub(crate) fn hold(&mut self, id: DocumentId) {
+        if let Some(entry) = self.entry_mut(id) {
+            entry.holders = entry.holders.saturating_add(1);
+        }
+    }
+
+    pub(crate) fn touch(&mut self, id: DocumentId, now: u64) {
+        if let Some(entry) = self.entry_mut(id) {
+            entry.last_used = now;
+        }
+    }
+
+    pub(crate) fn release(&mut self, id: DocumentId) {
+        let Some(entry) = self.entry_mut(id) else {
+            return;
+        };
+        entry.holders = entry.holders.saturating_sub(1);
+        self.forget_unheld(id);
+    }
+
+    /// Forgets a document that was interned but came to be held by no node.
+    pub(crate) fn forget_unheld(&mut self, id: DocumentId) {
+        let Some(entry) = self.entries.get(id.index()) else {
+            return;
+        };
+        if entry.holders == 0 && self.ids.get(&entry.fingerprint) == Some(&id) {
+            self.ids.remove(&entry.fingerprint);
+            self.free.push(id);
+        }
+    }
+
+    fn entry_mut(&mut self, id: DocumentId) -> Option<&mut Entry> {
+        self.entries.get_mut(id.index())
+    }
+}
+
+impl DocumentId {
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_are_framed_and_fixed() {
+        assert_ne!(
+            Fingerprint::of(&[b"ab", b"c"]),
+            Fingerprint::of(&[b"a", b"bc"])
+        );
+        assert_ne!(Fingerprint::of(&[b"a"]), Fingerprint::of(&[b"a", b""]));
+        // Stored traces and other builds rely on the value.
+        assert_eq!(
+            Fingerprint::of(&[b"foreword"]),
+            Fingerprint(xxhash_rust::xxh3::xxh3_64(b"foreword"))
+        );
+    }
+
+    #[test]
+    fn an_id_is_reused_only_after_its_last_holder_let_go() {
+        let mut catalog = Catalog::default();
+        let a = catalog.intern(Fingerprint(1));
+        catalog.hold(a);
+        catalog.hold(a);
+        catalog.release(a);
+        assert_eq!(catalog.intern(Fingerprint(1)), a);
+        assert_ne!(catalog.intern(Fingerprint(2)), a);
+        catalog.release(a);
+        assert_eq!(catalog.intern(Fingerprint(3)), a);
+        assert_eq!(catalog.len(), 2);
+    }
+
+    #[test]
+    fn estimates_round_up() {
+        assert_eq!([0, 1, 4, 5].map(estimate_tokens), [0, 1, 1, 2]);
+    }
+}

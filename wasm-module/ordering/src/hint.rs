@@ -1,0 +1,119 @@
+//! The order hint: one sentence after the documents that tells the model how the retriever ranked them, so that
+//! answers do not suffer from the order that the cache wanted (RAGBoost's order hints).
+
+/// A checked template, its words escaped for the inside of a JSON string.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HintTemplate {
+    before: String,
+    after: String,
+    label_before: String,
+    label_after: String,
+    separator: String,
+}
+
+/// What is wrong with a template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TemplateError {
+    /// `{order}` does not occur exactly once.
+    NoOrder,
+    /// `{label}` does not occur exactly once.
+    NoLabel,
+}
+
+/// A label longer than this many bytes is no name to call a document by; the request gets no hint.
+pub const MAX_LABEL_BYTES: usize = 256;
+
+impl HintTemplate {
+    /// Checks the words of a hint, `{order}` in `template` once, `{label}` in `label` once.
+    ///
+    /// # Errors
+    /// [`TemplateError`].
+    pub fn new(template: &str, label: &str, separator: &str) -> Result<Self, TemplateError> {
+        let (before, after) = once(template, "{order}").ok_or(TemplateError::NoOrder)?;
+        let (label_before, label_after) = once(label, "{label}").ok_or(TemplateError::NoLabel)?;
+        Ok(Self {
+            before: escape(before),
+            after: escape(after),
+            label_before: escape(label_before),
+            label_after: escape(label_after),
+            separator: escape(separator),
+        })
+    }
+
+    /// The hint for documents of these labels, best first, escaped for the inside of a JSON string. `labels` are
+    /// escaped already (they are copied from the body as they stand).
+    ///
+    /// `None` when a label is missing, longer than [`MAX_LABEL_BYTES`] or not unique: a hint that cannot name every
+    /// document would mislead.
+    #[must_use]
+    pub fn render(&self, labels: &[&str]) -> Option<String> {
+        if labels
+            .iter()
+            .any(|label| label.is_empty() || label.len() > MAX_LABEL_BYTES)
+        {
+            return None;
+        }
+        let mut sorted = labels.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        if sorted.len() != labels.len() {
+            return None;
+        }
+        let mut hint = self.before.clone();
+        for (at, label) in labels.iter().enumerate() {
+            if at > 0 {
+                hint.push_str(&self.separator);
+            }
+            hint.push_str(&self.label_before);
+            hint.push_str(label);
+            hint.push_str(&self.label_after);
+        }
+        hint.push_str(&self.after);
+        Some(hint)
+    }
+}
+
+/// What stands before and after the only occurrence of `mark`.
+fn once<'a>(text: &'a str, mark: &str) -> Option<(&'a str, &'a str)> {
+    let (before, after) = text.split_once(mark)?;
+    (!after.contains(mark)).then_some((before, after))
+}
+
+/// `text` as it stands between the quotes of a JSON string.
+fn escape(text: &str) -> String {
+    let quoted = serde_json::Value::from(text).to_string();
+    quoted
+        .get(1..quoted.len().saturating_sub(1))
+        .unwrap_or_default()
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn template() -> HintTemplate {
+        HintTemplate::new("Read {order}.", "[{label}]", " > ").unwrap()
+    }
+
+    #[test]
+    fn names_the_documents_best_first() {
+        assert_eq!(template().render(&["b", "a"]).unwrap(), "Read [b] > [a].");
+    }
+
+    #[test]
+    fn is_left_out_when_it_cannot_name_every_document() {
+        assert_eq!(template().render(&["a", ""]), None);
+        assert_eq!(template().render(&["a", "a"]), None);
+        assert_eq!(template().render(&["a", &"x".repeat(257)]), None);
+    }
+
+    #[test]
+    fn its_words_are_escaped_and_labels_are_not_escaped_again() {
+        let template = HintTemplate::new("\"{order}\"\n", "{label}", "\t").unwrap();
+        assert_eq!(
+            template.render(&[r"a\u00e9", "b"]).unwrap(),
+            r#"\"a\u00e9\tb\"\n"#
+        );
+    }
+}

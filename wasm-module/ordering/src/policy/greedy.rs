@@ -1,0 +1,51 @@
+//! RAGCache++ Algorithm 1: from the tree's root, step to the best-ranked document that leads on, until none does.
+
+use super::{Order, Policy, followed_by_rank};
+use crate::document::Candidate;
+use crate::tree::{KnowledgeTree, Scope};
+
+/// O(k²) child look-ups at most, no look-ahead: a well-ranked document that leads nowhere hides a longer path.
+pub(super) struct Greedy;
+
+impl Policy for Greedy {
+    fn name(&self) -> &'static str {
+        "greedy"
+    }
+
+    fn order(&self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, scope: Scope) -> Order {
+        let mut path = Order::new();
+        let mut at = tree.root(scope);
+        // A path holds a document once, so a document that was placed cannot lead on again.
+        while let Some((rank, child)) = at.and_then(|node| {
+            (0_u16..)
+                .zip(candidates)
+                .find_map(|(rank, candidate)| Some((rank, tree.child(node, candidate.id)?)))
+        }) {
+            path.push(rank);
+            at = Some(child);
+        }
+        followed_by_rank(path, candidates.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::tests::ordered;
+
+    #[test]
+    fn follows_the_best_ranked_branch_then_rank() {
+        assert_eq!(
+            ordered(&Greedy, &[&[4, 1], &[2, 3]], &[1, 2, 3, 4]),
+            [2, 3, 1, 4]
+        );
+    }
+
+    #[test]
+    fn does_not_look_ahead() {
+        assert_eq!(
+            ordered(&Greedy, &[&[1, 9], &[2, 3, 4]], &[1, 2, 3, 4]),
+            [1, 2, 3, 4]
+        );
+    }
+}

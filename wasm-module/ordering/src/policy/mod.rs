@@ -1,0 +1,279 @@
+//! Rules that order documents: a request's candidates and the knowledge tree in, an order out. One module per rule.
+
+mod greedy;
+mod longest;
+mod recency;
+mod retrieval;
+mod sorted;
+
+use crate::document::Candidate;
+use crate::tree::{KnowledgeTree, NodeId, Scope};
+use smallvec::SmallVec;
+
+/// Positions in the candidates' slice (their retrieval ranks), in the order in which the documents shall stand.
+pub type Order = SmallVec<[u16; 16]>;
+
+/// A rule that orders documents.
+///
+/// The order is a permutation of `0..candidates.len()`. A rule is deterministic: the same candidates and the same
+/// tree give the same order, on every platform.
+pub trait Policy: Sync {
+    /// Its name in configuration, headers and tables.
+    fn name(&self) -> &'static str;
+
+    /// Orders `candidates`, which are distinct and stand in retrieval rank order (at most [`MAX_CANDIDATES`]).
+    fn order(&self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, scope: Scope) -> Order;
+}
+
+/// More documents than any policy is asked to order at once.
+pub const MAX_CANDIDATES: u32 = 4096;
+
+/// Every policy, in the order in which tables show them.
+pub const POLICIES: [&dyn Policy; 5] = [
+    &retrieval::Retrieval,
+    &sorted::Sorted,
+    &recency::Recency,
+    &greedy::Greedy,
+    &longest::Longest,
+];
+
+/// The policy of that name.
+#[must_use]
+pub fn by_name(name: &str) -> Option<&'static dyn Policy> {
+    POLICIES.into_iter().find(|policy| policy.name() == name)
+}
+
+/// How much of an order is live: documents and tokens from the first on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Match {
+    /// Documents matched.
+    pub documents: u32,
+    /// Their estimated tokens.
+    pub tokens: u64,
+}
+
+/// The match of `candidates` in `order`.
+#[must_use]
+pub fn match_of(
+    candidates: &[Candidate<'_>],
+    order: &Order,
+    tree: &KnowledgeTree,
+    scope: Scope,
+) -> Match {
+    let mut found = Match::default();
+    let Some(mut at) = tree.root(scope) else {
+        return found;
+    };
+    for candidate in order
+        .iter()
+        .filter_map(|&rank| candidates.get(usize::from(rank)))
+    {
+        let Some(child) = tree.child(at, candidate.id) else {
+            break;
+        };
+        at = child;
+        found.documents += 1;
+        found.tokens += u64::from(candidate.tokens);
+    }
+    found
+}
+
+/// `0..count`: retrieval order.
+fn ranks(count: usize) -> Order {
+    (0..u16::try_from(count).unwrap_or(u16::MAX)).collect()
+}
+
+/// `head`, then the other candidates in retrieval order (RAGCache++ Algorithm 1, line 12).
+fn followed_by_rank(head: Order, count: usize) -> Order {
+    let mut order = head;
+    let mut placed: SmallVec<[bool; 32]> = SmallVec::from_elem(false, count);
+    for &rank in &order {
+        if let Some(placed) = placed.get_mut(usize::from(rank)) {
+            *placed = true;
+        }
+    }
+    order.extend(
+        ranks(count)
+            .into_iter()
+            .zip(placed)
+            .filter_map(|(rank, placed)| (!placed).then_some(rank)),
+    );
+    order
+}
+
+/// Looks candidates up by document id.
+struct Lookup {
+    /// `(document, rank)`, sorted.
+    ranks: SmallVec<[(crate::document::DocumentId, u16); 32]>,
+}
+
+impl Lookup {
+    fn new(candidates: &[Candidate<'_>]) -> Self {
+        let mut ranks: SmallVec<[_; 32]> = candidates
+            .iter()
+            .zip(0_u16..)
+            .map(|(candidate, rank)| (candidate.id, rank))
+            .collect();
+        ranks.sort_unstable();
+        Self { ranks }
+    }
+
+    /// Calls `found` with the rank and node of every child of `node` that is a candidate, in no particular order.
+    fn matching_children(
+        &self,
+        tree: &KnowledgeTree,
+        node: NodeId,
+        mut found: impl FnMut(u16, NodeId),
+    ) {
+        // Whichever is the shorter list to walk.
+        if tree.fan_out(node) <= self.ranks.len() {
+            for (document, child) in tree.children(node) {
+                if let Ok(at) = self
+                    .ranks
+                    .binary_search_by_key(&document, |&(document, _)| document)
+                    && let Some(&(_, rank)) = self.ranks.get(at)
+                {
+                    found(rank, child);
+                }
+            }
+        } else {
+            for &(document, rank) in &self.ranks {
+                if let Some(child) = tree.child(node, document) {
+                    found(rank, child);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::document::Fingerprint;
+    use crate::tree::Bounds;
+    use proptest::prelude::*;
+
+    pub(crate) const SCOPE: Scope = Scope(0);
+
+    /// A tree that holds `paths`, used in this order. Document `d` has `10 + d` tokens.
+    pub(crate) fn tree_of(paths: &[&[u64]]) -> KnowledgeTree {
+        let mut tree = KnowledgeTree::new(Bounds {
+            max_nodes: 10_000,
+            max_tokens: None,
+        });
+        for path in paths {
+            let path: Vec<_> = path
+                .iter()
+                .map(|&d| (tree.intern(Fingerprint(d)), weight(d)))
+                .collect();
+            tree.insert(SCOPE, path);
+        }
+        tree
+    }
+
+    fn weight(document: u64) -> u32 {
+        10 + document as u32
+    }
+
+    fn candidates(tree: &mut KnowledgeTree, documents: &[u64]) -> Vec<Candidate<'static>> {
+        documents
+            .iter()
+            .map(|&d| Candidate {
+                id: tree.intern(Fingerprint(d)),
+                label: ["j", "i", "h", "g", "f", "e", "d", "c", "b", "a"][d as usize % 10],
+                tokens: weight(d),
+            })
+            .collect()
+    }
+
+    /// The documents in the order that the policy gives them.
+    pub(crate) fn ordered(policy: &dyn Policy, paths: &[&[u64]], documents: &[u64]) -> Vec<u64> {
+        let mut tree = tree_of(paths);
+        let candidates = candidates(&mut tree, documents);
+        policy
+            .order(&candidates, &tree, SCOPE)
+            .iter()
+            .map(|&rank| documents[rank as usize])
+            .collect()
+    }
+
+    #[test]
+    fn names_are_distinct_and_lead_back() {
+        for policy in POLICIES {
+            assert_eq!(by_name(policy.name()).unwrap().name(), policy.name());
+        }
+        assert!(by_name("nonsense").is_none());
+    }
+
+    #[test]
+    fn a_match_ends_at_the_first_document_that_is_not_live() {
+        let mut tree = tree_of(&[&[1, 2, 3]]);
+        let candidates = candidates(&mut tree, &[1, 2, 9, 3]);
+        let order = ranks(4);
+        assert_eq!(
+            match_of(&candidates, &order, &tree, SCOPE),
+            Match {
+                documents: 2,
+                tokens: 23
+            }
+        );
+        assert_eq!(
+            match_of(&candidates, &order, &tree, Scope(5)),
+            Match::default()
+        );
+    }
+
+    /// Every order of `0..count`.
+    fn permutations(count: u16) -> Vec<Order> {
+        if count == 0 {
+            return vec![Order::new()];
+        }
+        let mut all = Vec::new();
+        for shorter in permutations(count - 1) {
+            for at in 0..count as usize {
+                let mut order = shorter.clone();
+                order.insert(at, count - 1);
+                all.push(order);
+            }
+        }
+        all
+    }
+
+    fn distinct(documents: &[u64]) -> Vec<u64> {
+        let mut seen = std::collections::HashSet::new();
+        documents
+            .iter()
+            .copied()
+            .filter(|d| seen.insert(*d))
+            .collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        #[test]
+        fn policies_give_permutations_and_longest_is_as_good_as_trying_every_order(
+            paths in prop::collection::vec(prop::collection::vec(0_u64..10, 0..7), 0..20),
+            documents in prop::collection::vec(0_u64..10, 0..7),
+        ) {
+            let paths: Vec<Vec<u64>> = paths.iter().map(|path| distinct(path)).collect();
+            let paths: Vec<&[u64]> = paths.iter().map(Vec::as_slice).collect();
+            let documents = distinct(&documents);
+            let mut tree = tree_of(&paths);
+            let candidates = candidates(&mut tree, &documents);
+            for policy in POLICIES {
+                let order = policy.order(&candidates, &tree, SCOPE);
+                let mut ranks_of: Vec<u16> = order.to_vec();
+                ranks_of.sort_unstable();
+                prop_assert_eq!(ranks_of, ranks(documents.len()).to_vec(), "{} is no permutation", policy.name());
+            }
+            let best = permutations(documents.len() as u16)
+                .iter()
+                .map(|order| match_of(&candidates, order, &tree, SCOPE).tokens)
+                .max()
+                .unwrap_or(0);
+            let longest = by_name("longest").unwrap().order(&candidates, &tree, SCOPE);
+            prop_assert_eq!(match_of(&candidates, &longest, &tree, SCOPE).tokens, best);
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! The most recently seen documents first (RAGCache++'s baseline `APC+Recency`, Table 9).
+
+use super::{Order, Policy, ranks};
+use crate::document::Candidate;
+use crate::tree::{KnowledgeTree, Scope};
+use std::cmp::Reverse;
+
+/// Sorts by last use, then by retrieval rank; unseen documents come last.
+pub(super) struct Recency;
+
+impl Policy for Recency {
+    fn name(&self) -> &'static str {
+        "recency"
+    }
+
+    fn order(&self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, _: Scope) -> Order {
+        let mut order = ranks(candidates.len());
+        order.sort_by_key(|&rank| {
+            Reverse(
+                candidates
+                    .get(usize::from(rank))
+                    .map_or(0, |candidate| tree.last_used(candidate.id)),
+            )
+        });
+        order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::tests::ordered;
+
+    #[test]
+    fn recent_documents_come_first_and_unseen_ones_last() {
+        assert_eq!(
+            ordered(&Recency, &[&[1, 2], &[3]], &[9, 2, 1, 3]),
+            [3, 2, 1, 9]
+        );
+    }
+}

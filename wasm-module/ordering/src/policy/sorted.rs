@@ -1,0 +1,40 @@
+//! One order for all requests, whatever the cache holds (RAGCache++'s baseline `APC+Sorted`).
+//!
+//! Gives many short matches: any document that sorts early and is absent breaks the prefix (section 4.3).
+
+use super::{Order, Policy, ranks};
+use crate::document::Candidate;
+use crate::tree::{KnowledgeTree, Scope};
+
+/// Sorts by the clients' ids; documents without one come last, in retrieval order.
+pub(super) struct Sorted;
+
+impl Policy for Sorted {
+    fn name(&self) -> &'static str {
+        "sorted"
+    }
+
+    fn order(&self, candidates: &[Candidate<'_>], _: &KnowledgeTree, _: Scope) -> Order {
+        let label = |&rank: &u16| {
+            let label = candidates
+                .get(usize::from(rank))
+                .map_or("", |candidate| candidate.label);
+            (label.is_empty(), label, rank)
+        };
+        let mut order = ranks(candidates.len());
+        order.sort_unstable_by(|a, b| label(a).cmp(&label(b)));
+        order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::tests::ordered;
+
+    #[test]
+    fn sorts_by_label_whatever_is_cached() {
+        // Labels run against the documents' numbers there.
+        assert_eq!(ordered(&Sorted, &[&[1, 2, 3]], &[2, 1, 3]), [3, 2, 1]);
+    }
+}

@@ -1,0 +1,554 @@
+//! The knowledge tree: a trie over paths of documents that the engine is believed to hold (RAGCache++ section 3.2).
+//!
+//! ```text
+//!   scope (hash of what precedes the documents)     one trie per scope: a document sequence after another
+//!     └─ d7 ── d2 ── d9                             system prompt shares no KV state with this one
+//!         └──── d4
+//! ```
+//!
+//! A node is one document in a path; it is *live* as long as it is here, for what the engine drops is removed.
+//! Nodes stand in an arena and in one list ordered by last use. Using a path touches its nodes from the leaf up, so
+//! a parent is always more recent than its children: the list's oldest node is a leaf, and evicting it is O(1).
+//! The tree knows nothing of texts, bodies or policies.
+
+use crate::document::{Catalog, DocumentId, Fingerprint};
+use fxhash::FxHashMap;
+use smallvec::SmallVec;
+
+/// A hash of everything that precedes the documents in the prompt: paths of different scopes share nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Scope(pub u64);
+
+/// A node of the tree. Valid until the next insertion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NodeId(u32);
+
+/// What a tree may hold; beyond it the least recently used leaves go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Nodes, scopes included; at least 1.
+    pub max_nodes: u32,
+    /// Sum of the nodes' tokens: the engine's KV capacity. `None`: as many as the nodes have.
+    pub max_tokens: Option<u64>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct KnowledgeTree {
+    bounds: Bounds,
+    catalog: Catalog,
+    scopes: FxHashMap<Scope, NodeId>,
+    nodes: Vec<Node>,
+    free: Vec<NodeId>,
+    /// Sum of the nodes' tokens.
+    tokens: u64,
+    /// Ends of the list by last use.
+    newest: Option<NodeId>,
+    oldest: Option<NodeId>,
+    /// Insertions so far: the tree's own time.
+    now: u64,
+}
+
+#[derive(Debug)]
+struct Node {
+    edge: Edge,
+    parent: Option<NodeId>,
+    children: Children,
+    tokens: u32,
+    newer: Option<NodeId>,
+    older: Option<NodeId>,
+}
+
+/// What leads to a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Edge {
+    /// From nowhere: the first node of a scope.
+    Scope(Scope),
+    /// From its parent.
+    Document(DocumentId),
+}
+
+impl KnowledgeTree {
+    /// An empty tree.
+    #[must_use]
+    pub fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            catalog: Catalog::default(),
+            scopes: FxHashMap::default(),
+            nodes: Vec::new(),
+            free: Vec::new(),
+            tokens: 0,
+            newest: None,
+            oldest: None,
+            now: 0,
+        }
+    }
+
+    /// The document's id in this tree. It stays valid until the next [`KnowledgeTree::insert`].
+    pub fn intern(&mut self, fingerprint: Fingerprint) -> DocumentId {
+        self.catalog.intern(fingerprint)
+    }
+
+    /// The insertion that last used the document, counted from 1; 0 when it is in no path.
+    #[must_use]
+    pub fn last_used(&self, id: DocumentId) -> u64 {
+        self.catalog.last_used(id)
+    }
+
+    /// The first node of `scope`, if anything is known of it.
+    #[must_use]
+    pub fn root(&self, scope: Scope) -> Option<NodeId> {
+        self.scopes.get(&scope).copied()
+    }
+
+    /// The node that `document` leads to from `node`.
+    #[must_use]
+    pub fn child(&self, node: NodeId, document: DocumentId) -> Option<NodeId> {
+        self.node(node)?.children.get(document)
+    }
+
+    /// Number of `node`'s children.
+    #[must_use]
+    pub fn fan_out(&self, node: NodeId) -> usize {
+        self.node(node).map_or(0, |node| node.children.len())
+    }
+
+    /// `node`'s children, in no particular order.
+    pub fn children(&self, node: NodeId) -> impl Iterator<Item = (DocumentId, NodeId)> {
+        self.node(node)
+            .into_iter()
+            .flat_map(|node| node.children.iter())
+    }
+
+    /// Nodes, scopes included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.nodes.len() - self.free.len()
+    }
+
+    /// Whether nothing is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Sum of the nodes' tokens.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Records that `path` (distinct documents with their tokens) was sent to the engine under `scope`: its nodes
+    /// become the most recently used ones, missing ones are made. Then evicts down to the bounds; a path longer
+    /// than the bounds loses its end. O(path length + evictions).
+    pub fn insert(&mut self, scope: Scope, path: impl IntoIterator<Item = (DocumentId, u32)>) {
+        self.now += 1;
+        let mut nodes: SmallVec<[NodeId; 32]> = SmallVec::new();
+        let mut at = match self.root(scope) {
+            Some(root) => root,
+            None => self.add(Edge::Scope(scope), None, 0),
+        };
+        nodes.push(at);
+        for (document, tokens) in path {
+            self.catalog.touch(document, self.now);
+            at = match self.child(at, document) {
+                Some(child) => child,
+                None => self.add(Edge::Document(document), Some(at), tokens),
+            };
+            nodes.push(at);
+        }
+        for &node in nodes.iter().rev() {
+            self.unlink(node);
+            self.link_newest(node);
+        }
+        self.evict();
+    }
+
+    /// Forgets every path.
+    pub fn clear(&mut self) {
+        *self = Self {
+            now: self.now,
+            ..Self::new(self.bounds)
+        };
+    }
+
+    fn evict(&mut self) {
+        let full = |tree: &Self| {
+            tree.len() > tree.bounds.max_nodes as usize
+                || tree
+                    .bounds
+                    .max_tokens
+                    .is_some_and(|limit| tree.tokens > limit)
+        };
+        while full(self) {
+            let Some(oldest) = self.oldest else { return };
+            self.remove_leaf(oldest);
+        }
+    }
+
+    fn add(&mut self, edge: Edge, parent: Option<NodeId>, tokens: u32) -> NodeId {
+        let node = Node {
+            edge,
+            parent,
+            children: Children::default(),
+            tokens,
+            newer: None,
+            older: None,
+        };
+        let id = if let Some(id) = self.free.pop() {
+            if let Some(slot) = self.nodes.get_mut(id.index()) {
+                *slot = node;
+            }
+            id
+        } else {
+            // The bound is a u32 and a path's length is bounded far below the rest of its range.
+            let id = NodeId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
+            self.nodes.push(node);
+            id
+        };
+        match (edge, parent) {
+            (Edge::Document(document), Some(parent)) => {
+                self.catalog.hold(document);
+                if let Some(parent) = self.node_mut(parent) {
+                    parent.children.insert(document, id);
+                }
+            }
+            (Edge::Scope(scope), _) => {
+                self.scopes.insert(scope, id);
+            }
+            (Edge::Document(_), None) => {}
+        }
+        self.tokens += u64::from(tokens);
+        self.link_newest(id);
+        id
+    }
+
+    /// Removes a node that has no children.
+    fn remove_leaf(&mut self, id: NodeId) {
+        self.unlink(id);
+        let Some(node) = self.node_mut(id) else {
+            return;
+        };
+        let (edge, parent, tokens) = (node.edge, node.parent, node.tokens);
+        node.children = Children::default();
+        match edge {
+            Edge::Scope(scope) => {
+                self.scopes.remove(&scope);
+            }
+            Edge::Document(document) => {
+                if let Some(parent) = parent.and_then(|parent| self.node_mut(parent)) {
+                    parent.children.remove(document);
+                }
+                self.catalog.release(document);
+            }
+        }
+        self.tokens = self.tokens.saturating_sub(u64::from(tokens));
+        self.free.push(id);
+    }
+
+    fn link_newest(&mut self, id: NodeId) {
+        let before = self.newest.replace(id);
+        if let Some(node) = self.node_mut(id) {
+            node.older = before;
+            node.newer = None;
+        }
+        match before.and_then(|before| self.node_mut(before)) {
+            Some(before) => before.newer = Some(id),
+            None => self.oldest = Some(id),
+        }
+    }
+
+    fn unlink(&mut self, id: NodeId) {
+        let Some(node) = self.node_mut(id) else {
+            return;
+        };
+        let (newer, older) = (node.newer.take(), node.older.take());
+        match newer.and_then(|newer| self.node_mut(newer)) {
+            Some(node) => node.older = older,
+            None => self.newest = older,
+        }
+        match older.and_then(|older| self.node_mut(older)) {
+            Some(node) => node.newer = newer,
+            None => self.oldest = newer,
+        }
+    }
+
+    fn node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(id.index())
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
+        self.nodes.get_mut(id.index())
+    }
+
+    /// Walks everything and says what is inconsistent. For tests.
+    ///
+    /// # Errors
+    /// The first broken invariant, in words.
+    pub fn check(&self) -> Result<(), String> {
+        let mut seen = 0_usize;
+        let mut tokens = 0_u64;
+        let mut holders: FxHashMap<DocumentId, u32> = FxHashMap::default();
+        let mut age: FxHashMap<NodeId, usize> = FxHashMap::default();
+        let mut at = self.oldest;
+        while let Some(id) = at {
+            let node = self.node(id).ok_or("list leads out of the arena")?;
+            if age.insert(id, seen).is_some() {
+                return Err(format!("node {id:?} is twice in the list"));
+            }
+            seen += 1;
+            tokens += u64::from(node.tokens);
+            let leads_back = match node.edge {
+                Edge::Scope(scope) => self.scopes.get(&scope) == Some(&id),
+                Edge::Document(document) => {
+                    *holders.entry(document).or_default() += 1;
+                    node.parent.and_then(|parent| self.child(parent, document)) == Some(id)
+                }
+            };
+            if !leads_back {
+                return Err(format!("nothing leads to node {id:?}"));
+            }
+            if node
+                .children
+                .iter()
+                .any(|(_, child)| !age.contains_key(&child))
+            {
+                return Err(format!("node {id:?} is older than one of its children"));
+            }
+            at = node.newer;
+        }
+        if seen != self.len() || tokens != self.tokens {
+            return Err(format!(
+                "{seen} nodes and {tokens} tokens listed, {} and {} counted",
+                self.len(),
+                self.tokens
+            ));
+        }
+        if holders
+            .iter()
+            .any(|(&document, &count)| self.catalog.holders(document) != count)
+        {
+            return Err("a document's holders are miscounted".into());
+        }
+        if holders.len() != self.catalog.len() {
+            return Err(format!(
+                "{} documents held, {} known",
+                holders.len(),
+                self.catalog.len()
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl NodeId {
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A node's children: most nodes have one or two, a scope's first node may have thousands.
+#[derive(Debug)]
+enum Children {
+    Few(SmallVec<[(DocumentId, NodeId); 2]>),
+    Many(Box<FxHashMap<DocumentId, NodeId>>),
+}
+
+/// Children up to which a scan beats hashing.
+const FEW: usize = 12;
+
+impl Default for Children {
+    fn default() -> Self {
+        Self::Few(SmallVec::new())
+    }
+}
+
+impl Children {
+    fn get(&self, document: DocumentId) -> Option<NodeId> {
+        match self {
+            Self::Few(few) => few
+                .iter()
+                .find(|(d, _)| *d == document)
+                .map(|&(_, node)| node),
+            Self::Many(many) => many.get(&document).copied(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Few(few) => few.len(),
+            Self::Many(many) => many.len(),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (DocumentId, NodeId)> {
+        let (few, many) = match self {
+            Self::Few(few) => (Some(few), None),
+            Self::Many(many) => (None, Some(many)),
+        };
+        let few = few.into_iter().flatten().copied();
+        few.chain(
+            many.into_iter()
+                .flat_map(|many| many.iter().map(|(&document, &node)| (document, node))),
+        )
+    }
+
+    fn insert(&mut self, document: DocumentId, node: NodeId) {
+        match self {
+            Self::Few(few) if few.len() < FEW => few.push((document, node)),
+            Self::Few(few) => {
+                let mut many: FxHashMap<_, _> = few.drain(..).collect();
+                many.insert(document, node);
+                *self = Self::Many(Box::new(many));
+            }
+            Self::Many(many) => {
+                many.insert(document, node);
+            }
+        }
+    }
+
+    fn remove(&mut self, document: DocumentId) {
+        match self {
+            Self::Few(few) => few.retain(|(d, _)| *d != document),
+            Self::Many(many) => {
+                many.remove(&document);
+                // Half of FEW: a node at the boundary must not be rebuilt with every change.
+                if many.len() <= FEW / 2 {
+                    *self = Self::Few(
+                        many.iter()
+                            .map(|(&document, &node)| (document, node))
+                            .collect(),
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SCOPE: Scope = Scope(1);
+
+    fn tree(max_nodes: u32, max_tokens: Option<u64>) -> KnowledgeTree {
+        KnowledgeTree::new(Bounds {
+            max_nodes,
+            max_tokens,
+        })
+    }
+
+    fn insert(tree: &mut KnowledgeTree, scope: Scope, path: &[u64]) {
+        let path: Vec<_> = path
+            .iter()
+            .map(|&d| (tree.intern(Fingerprint(d)), 10))
+            .collect();
+        tree.insert(scope, path);
+        tree.check().unwrap();
+    }
+
+    fn holds(tree: &mut KnowledgeTree, scope: Scope, path: &[u64]) -> usize {
+        let Some(mut at) = tree.root(scope) else {
+            return 0;
+        };
+        for (depth, &d) in path.iter().enumerate() {
+            let id = tree.intern(Fingerprint(d));
+            let child = tree.child(at, id);
+            tree.catalog.forget_unheld(id);
+            match child {
+                Some(child) => at = child,
+                None => return depth,
+            }
+        }
+        path.len()
+    }
+
+    #[test]
+    fn paths_share_their_beginnings() {
+        let mut tree = tree(100, None);
+        insert(&mut tree, SCOPE, &[7, 2, 9]);
+        insert(&mut tree, SCOPE, &[7, 4]);
+        assert_eq!(tree.len(), 5);
+        assert_eq!(tree.tokens(), 40);
+        assert_eq!(holds(&mut tree, SCOPE, &[7, 2, 9, 1]), 3);
+        assert_eq!(holds(&mut tree, Scope(2), &[7, 2, 9, 1]), 0);
+    }
+
+    #[test]
+    fn the_least_recently_used_leaf_goes_first() {
+        let mut tree = tree(5, None);
+        insert(&mut tree, SCOPE, &[1, 2]);
+        insert(&mut tree, SCOPE, &[3, 4]);
+        insert(&mut tree, SCOPE, &[1, 5]);
+        // One too many: 2 is the oldest leaf... but 4 and 3 are older than 1, which was used again.
+        assert_eq!(holds(&mut tree, SCOPE, &[1, 2]), 1);
+        assert_eq!(holds(&mut tree, SCOPE, &[3, 4]), 2);
+        assert_eq!(holds(&mut tree, SCOPE, &[1, 5]), 2);
+    }
+
+    #[test]
+    fn tokens_are_bounded_and_a_path_too_long_loses_its_end() {
+        let mut tree = tree(100, Some(25));
+        insert(&mut tree, SCOPE, &[1, 2, 3, 4]);
+        assert_eq!(holds(&mut tree, SCOPE, &[1, 2, 3, 4]), 2);
+        insert(&mut tree, Scope(2), &[5]);
+        assert!(tree.tokens() <= 25);
+        assert_eq!(holds(&mut tree, Scope(2), &[5]), 1);
+    }
+
+    #[test]
+    fn clearing_forgets_everything() {
+        let mut tree = tree(100, None);
+        insert(&mut tree, SCOPE, &[1, 2, 3]);
+        tree.clear();
+        tree.check().unwrap();
+        assert!(tree.is_empty());
+    }
+
+    /// The slow obvious model: all prefixes that were used, each with the time of its last use.
+    #[derive(Default)]
+    struct Model(std::collections::HashMap<(Scope, Vec<u64>), (u64, usize)>);
+
+    impl Model {
+        fn insert(&mut self, now: u64, scope: Scope, path: &[u64], max_nodes: usize) {
+            for depth in 0..=path.len() {
+                // Within one use the deeper node is the older one.
+                self.0
+                    .insert((scope, path[..depth].to_vec()), (now, usize::MAX - depth));
+            }
+            while self.0.len() > max_nodes {
+                let oldest = self
+                    .0
+                    .iter()
+                    .min_by_key(|(_, age)| **age)
+                    .map(|(path, _)| path.clone())
+                    .unwrap();
+                self.0.remove(&oldest);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_the_model(
+            max_nodes in 1_u32..60,
+            uses in prop::collection::vec((0_u64..3, prop::collection::vec(0_u64..30, 0..40)), 1..80),
+        ) {
+            let mut tree = tree(max_nodes, None);
+            let mut model = Model::default();
+            for (now, (scope, path)) in uses.iter().enumerate() {
+                let mut seen = std::collections::HashSet::new();
+                let path: Vec<u64> = path.iter().copied().filter(|d| seen.insert(*d)).collect();
+                insert(&mut tree, Scope(*scope), &path);
+                model.insert(now as u64, Scope(*scope), &path, max_nodes as usize);
+                prop_assert_eq!(tree.len(), model.0.len());
+                for (scope, path) in model.0.keys() {
+                    prop_assert!(tree.root(*scope).is_some());
+                    prop_assert_eq!(holds(&mut tree, *scope, path), path.len());
+                }
+            }
+        }
+    }
+}
