@@ -20,7 +20,7 @@ use foreword_ordering::Rewrite;
 
 use crate::config::OnFailure;
 use crate::host::{Host, HostError, LogLevel};
-use crate::outcome::{Fault, Outcome, error_body};
+use crate::outcome::{Fault, Outcome, error_body, reason};
 use crate::plugin::Plugin;
 
 /// One request and its response.
@@ -83,7 +83,7 @@ impl Exchange {
             .and_then(|()| self.is_ours(host));
         let held = match held {
             Ok(false) => return Flow::Continue,
-            Ok(true) if end_of_stream => Err(Decline::Reason("empty-body")),
+            Ok(true) if end_of_stream => Err(Decline::Reason(reason::EMPTY_BODY)),
             Ok(true) => self.read_headers(host),
             Err(error) => Err(Decline::Host(error)),
         };
@@ -158,11 +158,11 @@ impl Exchange {
             .request_header("content-type")?
             .is_none_or(|value| is_json(&value))
         {
-            return Err(Decline::Reason("not-json"));
+            return Err(Decline::Reason(reason::NOT_JSON));
         }
         let encoding = host.request_header("content-encoding")?;
         if !encoding.is_none_or(|value| value.trim_ascii().eq_ignore_ascii_case(b"identity")) {
-            return Err(Decline::Reason("encoded"));
+            return Err(Decline::Reason(reason::ENCODED));
         }
         let length = host.request_header("content-length")?;
         let found = length
@@ -187,12 +187,12 @@ impl Exchange {
         };
         let value = host.request_header(name)?.unwrap_or_default();
         if value.is_empty() {
-            return Err(Decline::Reason("no-tenant"));
+            return Err(Decline::Reason(reason::NO_TENANT));
         }
         if value.len() > MAX_TENANT_BYTES {
-            return Err(Decline::Reason("bad-tenant"));
+            return Err(Decline::Reason(reason::BAD_TENANT));
         }
-        String::from_utf8(value).map_err(|_| Decline::Reason("bad-tenant"))
+        String::from_utf8(value).map_err(|_| Decline::Reason(reason::BAD_TENANT))
     }
 
     /// The body is complete: rewrite it and let the request go.
@@ -211,13 +211,13 @@ impl Exchange {
 
     fn rewrite(&self, host: &impl Host, held: &Held) -> Result<Outcome, Decline> {
         if held.received == 0 {
-            return Err(Decline::Reason("empty-body"));
+            return Err(Decline::Reason(reason::EMPTY_BODY));
         }
         let body = host.request_body(held.received)?;
         let rewrite = self
             .plugin
             .rewrite(host, &held.tenant, &body)
-            .ok_or(Decline::Reason("busy"))?
+            .ok_or(Decline::Reason(reason::BUSY))?
             .map_err(|skip| Decline::Fault(Fault::Skip(skip)))?;
         let Rewrite {
             body: Some(new),
@@ -243,7 +243,7 @@ impl Exchange {
             Decline::Reason(reason) => reason,
             Decline::Host(error) => {
                 host.log(LogLevel::Warn, &error.to_string());
-                "host-error"
+                reason::HOST_ERROR
             }
             Decline::Fault(fault) => {
                 match (self.plugin.config().on_failure, fault.refusal_status()) {

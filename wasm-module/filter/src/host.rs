@@ -39,7 +39,7 @@ pub trait Host {
     fn define_histogram(&self, name: &str) -> Result<MetricId, HostError>;
 
     /// Adds to a counter. Envoy refuses an addition of zero; [`crate::metrics`] never asks for one.
-    fn add(&self, counter: MetricId, amount: u32) -> Result<(), HostError>;
+    fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError>;
 
     /// Records one sample in a histogram.
     fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError>;

@@ -7,8 +7,10 @@
 //! Envoy shows them as `wasmcustom.<name>`. A metric that cannot be defined or written is left out: counting
 //! must not cost a request.
 
+use foreword_ordering::Skip;
+
 use crate::host::{Host, MetricId};
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, reason};
 
 /// The metrics of one plugin.
 #[derive(Debug)]
@@ -22,16 +24,19 @@ pub(crate) struct Metrics {
     dropped_documents: Counter,
     document_tokens: Counter,
     matched_tokens: Counter,
-    /// Defined when first needed, so that the core may add reasons. As short as the list of reasons, which
-    /// are words in the source.
+    /// By reason. As short as the list of reasons, which are words in the source.
     passed: Vec<(&'static str, Counter)>,
     ordering_microseconds: Option<MetricId>,
     documents_per_request: Option<MetricId>,
 }
 
 impl Metrics {
-    /// Defines all metrics whose names are known beforehand.
+    /// Defines all metrics, so that each shows as 0 before its first request.
     pub(crate) fn define(host: &impl Host) -> Self {
+        let passed = |reason: &'static str| {
+            let name = format!("foreword_passed_{}_total", reason.replace('-', "_"));
+            (reason, Counter::define(host, &name))
+        };
         Self {
             requests: Counter::define(host, "foreword_requests_total"),
             ordered: Counter::define(host, "foreword_ordered_total"),
@@ -42,14 +47,18 @@ impl Metrics {
             dropped_documents: Counter::define(host, "foreword_dropped_documents_total"),
             document_tokens: Counter::define(host, "foreword_document_tokens_total"),
             matched_tokens: Counter::define(host, "foreword_matched_tokens_total"),
-            passed: Vec::new(),
+            passed: Skip::REASONS
+                .into_iter()
+                .chain(reason::ALL)
+                .map(passed)
+                .collect(),
             ordering_microseconds: host.define_histogram("foreword_ordering_microseconds").ok(),
             documents_per_request: host.define_histogram("foreword_documents_per_request").ok(),
         }
     }
 
     /// Counts a request once, by what became of it.
-    pub(crate) fn count(&mut self, host: &impl Host, outcome: &Outcome) {
+    pub(crate) fn count(&self, host: &impl Host, outcome: &Outcome) {
         self.requests.add(host, 1);
         let report = match outcome {
             Outcome::Ordered(report) => {
@@ -60,12 +69,12 @@ impl Metrics {
                 self.unchanged.add(host, 1);
                 report
             }
-            Outcome::Passed(reason) => return self.passed(host, reason).add(host, 1),
+            Outcome::Passed(reason) => return self.passed(reason).add(host, 1),
             Outcome::Refused(_) => return self.refused.add(host, 1),
         };
-        self.documents.add(host, report.documents);
-        self.matched_documents.add(host, report.matched);
-        self.dropped_documents.add(host, report.dropped);
+        self.documents.add(host, report.documents.into());
+        self.matched_documents.add(host, report.matched.into());
+        self.dropped_documents.add(host, report.dropped.into());
         self.document_tokens.add(host, report.document_tokens);
         self.matched_tokens.add(host, report.matched_tokens);
         record(
@@ -80,14 +89,9 @@ impl Metrics {
         record(host, self.ordering_microseconds, nanoseconds / 1_000);
     }
 
-    fn passed(&mut self, host: &impl Host, reason: &'static str) -> Counter {
-        if let Some((_, counter)) = self.passed.iter().find(|(known, _)| *known == reason) {
-            return *counter;
-        }
-        let name = format!("foreword_passed_{}_total", reason.replace('-', "_"));
-        let counter = Counter::define(host, &name);
-        self.passed.push((reason, counter));
-        counter
+    fn passed(&self, reason: &str) -> Counter {
+        let known = self.passed.iter().find(|(known, _)| *known == reason);
+        known.map_or(Counter(None), |(_, counter)| *counter)
     }
 }
 
@@ -101,7 +105,7 @@ impl Counter {
     }
 
     /// Envoy refuses to add zero, so zero is not added.
-    fn add(self, host: &impl Host, amount: u32) {
+    fn add(self, host: &impl Host, amount: u64) {
         if let (Some(id), 1..) = (self.0, amount) {
             let _ = host.add(id, amount);
         }
@@ -124,7 +128,7 @@ mod tests {
     #[test]
     fn an_ordered_request_adds_its_counts_and_never_a_zero() {
         let host = ScriptedHost::default();
-        let mut metrics = Metrics::define(&host);
+        let metrics = Metrics::define(&host);
         let report = Report {
             policy: "longest",
             documents: 5,
@@ -149,20 +153,22 @@ mod tests {
     #[test]
     fn a_reason_becomes_a_counter_of_its_own() {
         let host = ScriptedHost::default();
-        let mut metrics = Metrics::define(&host);
+        let metrics = Metrics::define(&host);
         metrics.count(&host, &Outcome::Passed("too-large"));
         metrics.count(&host, &Outcome::Passed("too-large"));
         metrics.count(&host, &Outcome::Passed("no-documents"));
+        metrics.count(&host, &Outcome::Passed("no-tenant"));
         assert_eq!(host.counter("foreword_passed_too_large_total"), 2);
         assert_eq!(host.counter("foreword_passed_no_documents_total"), 1);
-        assert_eq!(host.counter("foreword_requests_total"), 3);
+        assert_eq!(host.counter("foreword_passed_no_tenant_total"), 1);
+        assert_eq!(host.counter("foreword_requests_total"), 4);
     }
 
     #[test]
     fn a_proxy_without_metrics_costs_nothing_but_the_figures() {
         let host = ScriptedHost::default();
         host.refuse_metrics();
-        let mut metrics = Metrics::define(&host);
+        let metrics = Metrics::define(&host);
         metrics.count(&host, &Outcome::Passed("too-large"));
         metrics.time(&host, 5_000);
         assert_eq!(host.counter("foreword_requests_total"), 0);

@@ -43,6 +43,31 @@ impl fmt::Display for Outcome {
     }
 }
 
+/// The shell's reasons to let a request pass; the core has its own, [`Skip::REASONS`].
+pub(crate) mod reason {
+    /// The tenant's name is too long or not UTF-8.
+    pub(crate) const BAD_TENANT: &str = "bad-tenant";
+    /// The orderer is in use.
+    pub(crate) const BUSY: &str = "busy";
+    /// There is no body.
+    pub(crate) const EMPTY_BODY: &str = "empty-body";
+    /// The body is compressed.
+    pub(crate) const ENCODED: &str = "encoded";
+    /// The proxy refused a call.
+    pub(crate) const HOST_ERROR: &str = "host-error";
+    /// Tenants are switched on and the request names none.
+    pub(crate) const NO_TENANT: &str = "no-tenant";
+    /// The content type is not JSON.
+    pub(crate) const NOT_JSON: &str = "not-json";
+    /// The body is longer than `max_body_bytes`.
+    pub(crate) const TOO_LARGE: &str = "too-large";
+
+    /// Every one, for the counters.
+    pub(crate) const ALL: [&str; 8] = [
+        BAD_TENANT, BUSY, EMPTY_BODY, ENCODED, HOST_ERROR, NO_TENANT, NOT_JSON, TOO_LARGE,
+    ];
+}
+
 /// Why a request was not ordered.
 #[derive(Debug)]
 pub(crate) enum Fault {
@@ -56,7 +81,7 @@ impl Fault {
     /// Kebab-case word for the header and the counter.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
-            Self::TooLarge { .. } => "too-large",
+            Self::TooLarge { .. } => reason::TOO_LARGE,
             Self::Skip(skip) => skip.reason(),
         }
     }
@@ -65,7 +90,7 @@ impl Fault {
     pub(crate) fn refusal_status(&self) -> Option<u16> {
         match self {
             Self::TooLarge { .. } => Some(413),
-            Self::Skip(Skip::NoMessages | Skip::NoDocuments) => None,
+            Self::Skip(Skip::NoDocuments | Skip::NoUserMessage) => None,
             Self::Skip(_) => Some(400),
         }
     }
@@ -167,6 +192,6 @@ mod tests {
     #[test]
     fn a_request_without_documents_is_no_fault_of_the_client() {
         assert_eq!(Fault::Skip(Skip::NoDocuments).refusal_status(), None);
-        assert_eq!(Fault::Skip(Skip::NoMessages).refusal_status(), None);
+        assert_eq!(Fault::Skip(Skip::NoUserMessage).refusal_status(), None);
     }
 }

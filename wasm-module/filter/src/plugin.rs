@@ -1,8 +1,8 @@
 //! What the requests of one configuration share: the checked configuration, the orderer, the metrics.
 //!
-//! One VM runs on one worker thread and its callbacks do not nest, so the shared state sits in `RefCell`s. It
-//! is borrowed with `try_borrow_mut` all the same: should a host ever nest callbacks, the request passes
-//! instead of trapping the worker.
+//! One VM runs on one worker thread and its callbacks do not nest, so the orderer sits in a `RefCell`. It is
+//! borrowed with `try_borrow_mut` all the same: should a host ever nest callbacks, the request passes instead
+//! of trapping the worker.
 
 use std::cell::RefCell;
 
@@ -17,7 +17,7 @@ use crate::outcome::Outcome;
 pub struct Plugin {
     config: Config,
     orderer: RefCell<Orderer>,
-    metrics: RefCell<Metrics>,
+    metrics: Metrics,
 }
 
 impl Plugin {
@@ -35,7 +35,7 @@ impl Plugin {
         );
         Ok(Self {
             orderer: RefCell::new(Orderer::new(config.ordering.clone())),
-            metrics: RefCell::new(Metrics::define(host)),
+            metrics: Metrics::define(host),
             config,
         })
     }
@@ -56,15 +56,11 @@ impl Plugin {
         let answer = orderer.rewrite(tenant, body);
         // Saturating: Envoy's clock is the wall clock, which may step back.
         let elapsed = host.now_ns().saturating_sub(start);
-        if let Ok(metrics) = self.metrics.try_borrow() {
-            metrics.time(host, elapsed);
-        }
+        self.metrics.time(host, elapsed);
         Some(answer)
     }
 
     pub(crate) fn count(&self, host: &impl Host, outcome: &Outcome) {
-        if let Ok(mut metrics) = self.metrics.try_borrow_mut() {
-            metrics.count(host, outcome);
-        }
+        self.metrics.count(host, outcome);
     }
 }

@@ -156,8 +156,9 @@ impl Host for Proxy {
             .map_err(refused("define_histogram"))
     }
 
-    fn add(&self, counter: MetricId, amount: u32) -> Result<(), HostError> {
-        hostcalls::increment_metric(counter.0, i64::from(amount)).map_err(refused("add"))
+    fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError> {
+        let amount = i64::try_from(amount).unwrap_or(i64::MAX);
+        hostcalls::increment_metric(counter.0, amount).map_err(refused("add"))
     }
 
     fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError> {

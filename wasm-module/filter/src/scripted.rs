@@ -175,10 +175,10 @@ impl Host for ScriptedHost {
         Ok(self.define(name))
     }
 
-    fn add(&self, counter: MetricId, amount: u32) -> Result<(), HostError> {
+    fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError> {
         self.allow("add")?;
         assert!(amount > 0, "Envoy refuses to add zero");
-        self.sample(counter, u64::from(amount));
+        self.sample(counter, amount);
         Ok(())
     }
 
