@@ -137,12 +137,11 @@ impl Gateway {
         self.process.log()
     }
 
-    /// The access log, as far as Envoy has written it (it flushes every second or so, and when asked).
-    pub fn access_log(&self) -> Result<String> {
-        http::exchange(
-            self.admin,
-            b"POST /reopen_logs HTTP/1.1\r\nhost: admin\r\ncontent-length: 0\r\n\r\n",
-        )?;
+    /// Ends Envoy in good order and returns its access log, one JSON object a line.
+    pub fn stop(mut self) -> Result<String> {
+        let quit = b"POST /quitquitquit HTTP/1.1\r\nhost: admin\r\ncontent-length: 0\r\n\r\n";
+        http::exchange(self.admin, quit)?;
+        self.process.wait()?;
         Ok(fs::read_to_string(self.folder.path().join("stdout.log"))?)
     }
 

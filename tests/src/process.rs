@@ -91,6 +91,15 @@ impl Process {
         }
     }
 
+    /// Waits until the process ends by itself.
+    pub(crate) fn wait(&mut self) -> Result<()> {
+        let status = self.child.wait()?;
+        if !status.success() {
+            return Err(self.error(&format!("failed ({status})")));
+        }
+        Ok(())
+    }
+
     /// An error that shows the end of the log.
     pub(crate) fn error(&self, what: &str) -> anyhow::Error {
         let log = self.log().unwrap_or_default();

@@ -37,10 +37,11 @@ pub enum OnFailure {
 impl Config {
     /// Parses and checks a configuration.
     pub fn from_json(bytes: &[u8]) -> Result<Self, ConfigError> {
-        let raw: RawConfig = if bytes.trim_ascii().is_empty() {
-            RawConfig::default()
-        } else {
-            serde_json::from_slice(bytes).map_err(ConfigError::Json)?
+        let raw: RawConfig = match bytes.trim_ascii().first() {
+            None => RawConfig::default(),
+            Some(b'{') => serde_json::from_slice(bytes).map_err(ConfigError::Json)?,
+            // Serde would read `[]` as a struct without fields, so as the defaults.
+            Some(_) => return Err(ConfigError::NotAnObject),
         };
         let ordering = match &raw.ordering {
             Some(json) => OrderingConfig::from_json(json.get().as_bytes())
@@ -77,7 +78,10 @@ impl Config {
 /// Why a configuration was refused. The proxy logs it and does not start, or keeps the old configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// Not JSON, not an object, or a field that does not exist.
+    /// JSON, or not even that, but no object.
+    #[error("plugin configuration: it is not a JSON object")]
+    NotAnObject,
+    /// Not JSON, or a field that does not exist.
     #[error("plugin configuration: {0}")]
     Json(serde_json::Error),
     /// The core refused its part.
@@ -271,6 +275,13 @@ mod tests {
         assert_eq!(config.tenant_header.as_deref(), Some("x-tenant"));
         assert_eq!(config.on_failure, OnFailure::Refuse);
         assert_eq!(config.report_header, None);
+    }
+
+    #[test]
+    fn only_an_object_is_a_configuration() {
+        for json in ["[]", "null", "7", "routes"] {
+            assert!(error(json).contains("not a JSON object"), "{json}");
+        }
     }
 
     #[test]
