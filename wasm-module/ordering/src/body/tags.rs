@@ -124,9 +124,10 @@ fn opening_tag<'n>(text: &str, open: usize, names: &'n [String]) -> Option<Openi
 fn closing_tag(text: &str, from: usize, name: &str) -> Option<usize> {
     let mut at = from;
     loop {
-        let start = at + text.get(at..)?.find("</")?;
-        at = start + 2;
-        if let Some(rest) = text.get(at..)?.strip_prefix(name)
+        // A search for one byte is several times faster than one for `</`.
+        at += text.get(at..)?.find('<')? + 1;
+        if let Some(rest) = text.get(at..)?.strip_prefix('/')
+            && let Some(rest) = rest.strip_prefix(name)
             && let Some(after) = rest.trim_ascii_start().strip_prefix('>')
         {
             return Some(text.len() - after.len());
