@@ -7,6 +7,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -143,6 +144,18 @@ impl Gateway {
         http::exchange(self.admin, quit)?;
         self.process.wait()?;
         Ok(fs::read_to_string(self.folder.path().join("stdout.log"))?)
+    }
+
+    /// Processor time that Envoy has used so far, in user and kernel mode; in steps of 10 ms.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let path = format!("/proc/{}/stat", self.process.id());
+        let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        // After the name, which is in parentheses, fields 14 and 15 are utime and stime, in ticks: proc(5).
+        let (_, fields) = stat.rsplit_once(')').context("no process name")?;
+        let ticks = fields.split_whitespace().skip(11).take(2);
+        let ticks: u64 = ticks.map(str::parse::<u64>).sum::<Result<_, _>>()?;
+        // USER_HZ is 100 on every Linux that Envoy is built for.
+        Ok(Duration::from_millis(ticks * 10))
     }
 
     /// Resident memory of the Envoy process in bytes.
