@@ -26,7 +26,10 @@ pub(crate) struct Process {
     child: Child,
     lines: Receiver<String>,
     reader: Option<JoinHandle<()>>,
-    watched: PathBuf,
+    /// What it wrote on standard output and on standard error.
+    files: [PathBuf; 2],
+    /// The watched one of `files`.
+    watched: usize,
 }
 
 impl Process {
@@ -38,11 +41,11 @@ impl Process {
         let (mut log, watched) = match watch {
             Watch::Stdout => {
                 command.stdout(Stdio::piped()).stderr(stderr?);
-                (stdout?, &paths[0])
+                (stdout?, 0)
             }
             Watch::Stderr => {
                 command.stdout(stdout?).stderr(Stdio::piped());
-                (stderr?, &paths[1])
+                (stderr?, 1)
             }
         };
         let mut child = command
@@ -62,7 +65,8 @@ impl Process {
             child,
             lines,
             reader: Some(reader),
-            watched: watched.clone(),
+            files: paths,
+            watched,
         })
     }
 
@@ -100,18 +104,23 @@ impl Process {
         Ok(())
     }
 
-    /// An error that shows the end of the log.
+    /// An error that shows the end of both streams.
     pub(crate) fn error(&self, what: &str) -> anyhow::Error {
-        let log = self.log().unwrap_or_default();
-        let lines: Vec<_> = log.lines().collect();
-        let tail = lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n");
-        anyhow!("{} {what}; its last lines:\n{tail}", self.name)
+        let mut message = format!("{} {what}", self.name);
+        for path in &self.files {
+            let text = read_lossy(path).unwrap_or_default();
+            let lines: Vec<_> = text.lines().collect();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
+                message.push_str(&format!("\n{name}: {line}"));
+            }
+        }
+        anyhow!(message)
     }
 
     /// All that the watched stream has said.
     pub(crate) fn log(&self) -> Result<String> {
-        let bytes = std::fs::read(&self.watched)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        read_lossy(&self.files[self.watched])
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -128,6 +137,10 @@ impl Drop for Process {
             let _ = reader.join();
         }
     }
+}
+
+fn read_lossy(path: &Path) -> Result<String> {
+    Ok(String::from_utf8_lossy(&std::fs::read(path)?).into_owned())
 }
 
 /// Runs until the stream ends or the log cannot be written; errors end the copying, not the process.

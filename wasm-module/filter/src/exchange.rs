@@ -227,7 +227,9 @@ impl Exchange {
             return Ok(Outcome::Unchanged(rewrite.report));
         };
         host.replace_request_body(held.received, &new)?;
+        // A change of headers makes Envoy choose its route anew, so none without need.
         if held.sized
+            && new.len() != held.received
             && let Err(error) = host.set_request_header("content-length", &new.len().to_string())
         {
             // The old length still stands, so the old body must too.

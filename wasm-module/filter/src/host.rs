@@ -38,7 +38,7 @@ pub trait Host {
     /// Defines a histogram, or finds the one of that name.
     fn define_histogram(&self, name: &str) -> Result<MetricId, HostError>;
 
-    /// Adds to a counter. Envoy refuses an addition of zero; [`crate::metrics`] never asks for one.
+    /// Adds to a counter. Never called with zero, which Envoy refuses.
     fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError>;
 
     /// Records one sample in a histogram.
