@@ -1,10 +1,10 @@
 //! Bodies beyond the bounds: they pass whole, or are refused with the value and the limit.
 
-use foreword_tests::http::{Client, exchange, post, post_chunked};
+use foreword_tests::http::{Client, exchange, post, post_chunked, post_with};
 use foreword_tests::{Gateway, Upstream};
 use serde_json::json;
 
-use crate::{configured, gateway, send, tagged, tagged_texts};
+use crate::{configured, gateway, send, tagged, tagged_texts, with_array};
 
 #[test]
 fn a_body_over_the_bound_passes_to_the_byte_with_a_length_and_in_chunks() {
@@ -77,6 +77,102 @@ fn deeply_nested_json_neither_traps_nor_hangs() {
         assert!(upstream.last().unwrap().body == body.as_bytes());
     }
     assert_alive(&gateway);
+}
+
+#[test]
+fn damaged_bodies_cost_nothing_but_their_own_ordering() {
+    let upstream = Upstream::start().unwrap();
+    let gateway = gateway(&upstream);
+    let mut client = Client::connect(gateway.address()).unwrap();
+    let mut random = 0x5eed_u64;
+    let mut below = |limit: usize| {
+        // Numerical Recipes' linear congruential generator; its high bits are good enough to damage bodies.
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % limit
+    };
+    let (mut ordered, mut passed) = (0, 0);
+    for round in 0..1_500 {
+        let sound = if round % 2 == 0 {
+            tagged(&["c", "a", "b"])
+        } else {
+            with_array(&["b", "c", "a"])
+        };
+        let mut body = sound.into_bytes();
+        for _ in 0..=below(2) {
+            let at = below(body.len());
+            match below(4) {
+                0 => body[at] = b"\"\\{}[]<>/,:0"[below(12)],
+                1 => body[at] ^= 1 << below(8),
+                2 => drop(body.remove(at)),
+                _ => body.truncate(at.max(1)),
+            }
+        }
+        client.send(&post(&body)).unwrap();
+        let response = client.response().unwrap();
+        assert_eq!(response.status, 200);
+        let sent = upstream.last().unwrap().body;
+        if response.report().starts_with("passed;") {
+            passed += 1;
+            assert_eq!(sent, body, "{}", response.report());
+        } else {
+            ordered += 1;
+            assert_eq!(
+                is_json(&sent),
+                is_json(&body),
+                "{}",
+                String::from_utf8_lossy(&sent)
+            );
+        }
+    }
+    assert!(
+        ordered > 100 && passed > 100,
+        "{ordered} ordered, {passed} passed"
+    );
+    assert_alive(&gateway);
+}
+
+fn is_json(body: &[u8]) -> bool {
+    serde_json::from_slice::<serde_json::Value>(body).is_ok()
+}
+
+#[test]
+fn headers_that_are_not_utf_8_do_not_trap() {
+    let upstream = Upstream::start().unwrap();
+    let gateway = configured(&upstream, json!({"tenant_header": "x-tenant"}));
+    let request = post_with(
+        &["x-tenant: MARK", "x-foreword: MARK"],
+        tagged(&["a", "b"]).as_bytes(),
+    );
+    let bad: Vec<u8> = split_join(&request, b"MARK", b"r\xe9\xff");
+    assert_eq!(
+        exchange(gateway.address(), &bad).unwrap().report(),
+        "passed; reason=bad-tenant"
+    );
+    let request = post_with(
+        &["x-tenant: red", "content-type: MARK"],
+        tagged(&["a", "b"]).as_bytes(),
+    );
+    let bad = split_join(&request, b"MARK", b"application/\xff");
+    assert_eq!(
+        exchange(gateway.address(), &bad).unwrap().report(),
+        "passed; reason=not-json"
+    );
+    assert_eq!(gateway.stat("wasm.foreword.vm_reload").unwrap(), Some(0));
+}
+
+/// `text` with every `from` replaced.
+fn split_join(text: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.windows(from.len()).position(|window| window == from) {
+        out.extend(&rest[..at]);
+        out.extend(to);
+        rest = &rest[at + from.len()..];
+    }
+    out.extend(rest);
+    out
 }
 
 #[test]
