@@ -1,13 +1,52 @@
 //! From a row of logits to a token.
+//!
+//! Owns the arithmetic of sampling; knows neither the model nor the request. The choice is a pure function of the
+//! logits, the [`Sampling`] and the token's position in its sequence: there is no generator with a state, so a
+//! sequence that was preempted and computed again, or batched otherwise, goes on as it would have.
+
+use crate::backend::TokenId;
 
 /// How tokens are chosen. Built valid by [`Sampling::new`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {}
+pub struct Sampling {
+    /// 0: greedy.
+    temperature: f32,
+    /// Above 0, at most 1.
+    top_p: f32,
+    /// 0: no limit.
+    top_k: u32,
+    /// 0 to 1; 0: no limit.
+    min_p: f32,
+    seed: u64,
+}
+
+/// Why no token could be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SamplingError {
+    /// The model overflowed, or its weights are damaged.
+    #[error("the model's logit for token {token} is not a number or infinite")]
+    NotFinite {
+        /// The first such token.
+        token: TokenId,
+    },
+    /// Every logit is minus infinity, or there is none.
+    #[error("the model's logits exclude all {tokens} tokens")]
+    NothingLeft {
+        /// The row's width.
+        tokens: u32,
+    },
+}
 
 impl Sampling {
     /// The most likely token; ties go to the lower id.
     pub fn greedy() -> Self {
-        todo!()
+        Self {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            seed: 0,
+        }
     }
 
     /// Samples with OpenAI's meaning of the values; temperature 0 is greedy. `top_k` 0 means no limit.
@@ -15,7 +54,336 @@ impl Sampling {
     /// # Errors
     /// A sentence that names the value and its range.
     pub fn new(temperature: f32, top_p: f32, top_k: u32, seed: u64) -> Result<Self, String> {
-        let _ = (temperature, top_p, top_k, seed);
-        todo!()
+        if !(0.0..=2.0).contains(&temperature) {
+            return Err(format!("temperature is {temperature}, not within 0 to 2"));
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return Err(format!("top_p is {top_p}, not above 0 and at most 1"));
+        }
+        Ok(Self {
+            temperature,
+            top_p,
+            top_k,
+            min_p: 0.0,
+            seed,
+        })
+    }
+
+    /// Also leaves out tokens less likely than `min_p` times the likeliest; 0 leaves out none.
+    ///
+    /// # Errors
+    /// A sentence that names the value and its range.
+    pub fn with_min_p(self, min_p: f32) -> Result<Self, String> {
+        if !(0.0..=1.0).contains(&min_p) {
+            return Err(format!("min_p is {min_p}, not within 0 to 1"));
+        }
+        Ok(Self { min_p, ..self })
+    }
+
+    /// Chooses the token at `position` of its sequence from `logits`, one per token of the vocabulary.
+    ///
+    /// Top-k, then top-p over what is left, then min-p (the order of vLLM and Hugging Face); among equals the lower
+    /// id is the likelier. `O(vocabulary)`, plus sorting of as many tokens as top-k or top-p keep.
+    ///
+    /// # Errors
+    /// [`SamplingError`].
+    pub fn choose(&self, logits: &[f32], position: u32) -> Result<TokenId, SamplingError> {
+        let best = most_likely(logits)?;
+        if self.temperature == 0.0 || self.top_k == 1 {
+            return Ok(best);
+        }
+        // Relative to the best, so that a low temperature cannot overflow.
+        let top = logits[best as usize];
+        let temperature = f64::from(self.temperature);
+        let weight = |logit: f32| (f64::from(logit - top) / temperature).exp();
+        let point = uniform(self.seed, position);
+        if self.top_k == 0 && self.top_p == 1.0 && self.min_p == 0.0 {
+            let total = logits.iter().map(|&logit| weight(logit)).sum::<f64>();
+            return Ok(pick(
+                logits
+                    .iter()
+                    .enumerate()
+                    .map(|(id, &l)| (id as TokenId, weight(l))),
+                point * total,
+            )
+            .unwrap_or(best));
+        }
+        let kept = self.keep(logits, weight);
+        let total = kept.iter().map(|&(_, weight)| weight).sum::<f64>();
+        Ok(pick(kept.into_iter(), point * total).unwrap_or(best))
+    }
+
+    /// The tokens that top-k, top-p and min-p leave, with their weights, likeliest first.
+    fn keep(&self, logits: &[f32], weight: impl Fn(f32) -> f64) -> Vec<(TokenId, f64)> {
+        let mut ranked: Vec<(TokenId, f32)> = logits
+            .iter()
+            .enumerate()
+            .map(|(id, &l)| (id as TokenId, l))
+            .collect();
+        let order =
+            |a: &(TokenId, f32), b: &(TokenId, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        let k = if self.top_k == 0 {
+            ranked.len()
+        } else {
+            ranked.len().min(self.top_k as usize)
+        };
+        if k < ranked.len() {
+            ranked.select_nth_unstable_by(k - 1, order);
+            ranked.truncate(k);
+        }
+        // Top-p keeps few tokens of many as a rule: sort a growing head instead of the whole vocabulary. The sum is
+        // taken in the order of ids, so it does not depend on the partial sorting.
+        ranked.sort_unstable_by_key(|&(id, _)| id);
+        let needed =
+            f64::from(self.top_p) * ranked.iter().map(|&(_, logit)| weight(logit)).sum::<f64>();
+        let mut head = SORTED_HEAD.min(k);
+        loop {
+            if head < ranked.len() {
+                ranked.select_nth_unstable_by(head - 1, order);
+            }
+            ranked[..head].sort_unstable_by(order);
+            let mut kept = Vec::with_capacity(head);
+            let mut sum = 0.0;
+            for &(id, logit) in &ranked[..head] {
+                let weight = weight(logit);
+                // The best token's weight is 1.
+                if weight < f64::from(self.min_p) {
+                    return kept;
+                }
+                kept.push((id, weight));
+                sum += weight;
+                if sum >= needed && self.top_p < 1.0 {
+                    return kept;
+                }
+            }
+            if head == k {
+                return kept;
+            }
+            head = head.saturating_mul(8).min(k);
+        }
+    }
+}
+
+/// Tokens sorted at first when top-p looks for its cut.
+const SORTED_HEAD: usize = 128;
+
+/// The token with the highest logit, the lowest id among equals.
+fn most_likely(logits: &[f32]) -> Result<TokenId, SamplingError> {
+    let mut best = (f32::NEG_INFINITY, None);
+    for (id, &logit) in logits.iter().enumerate() {
+        // False for NaN too.
+        let usable = logit < f32::INFINITY;
+        if !usable {
+            return Err(SamplingError::NotFinite {
+                token: id as TokenId,
+            });
+        }
+        if logit > best.0 {
+            best = (logit, Some(id as TokenId));
+        }
+    }
+    best.1.ok_or(SamplingError::NothingLeft {
+        tokens: logits.len() as u32,
+    })
+}
+
+/// The token in whose share of the summed weights `point` falls; the last of non-zero weight if rounding carries
+/// `point` past the end.
+fn pick(weights: impl Iterator<Item = (TokenId, f64)>, point: f64) -> Option<TokenId> {
+    let mut sum = 0.0;
+    let mut last = None;
+    for (id, weight) in weights.filter(|&(_, weight)| weight > 0.0) {
+        sum += weight;
+        last = Some(id);
+        if point < sum {
+            break;
+        }
+    }
+    last
+}
+
+/// A number in `[0, 1)`, a hash of `seed` and `position`: two rounds of SplitMix64 (Steele et al., OOPSLA '14).
+fn uniform(seed: u64, position: u32) -> f64 {
+    let mix = |mut z: u64| {
+        z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    let bits = mix(mix(seed) ^ u64::from(position));
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampling(temperature: f32, top_p: f32, top_k: u32) -> Sampling {
+        Sampling::new(temperature, top_p, top_k, 7).unwrap()
+    }
+
+    /// How often each token is chosen over many positions.
+    fn shares(sampling: &Sampling, logits: &[f32]) -> Vec<f64> {
+        let rounds = 20_000;
+        let mut shares = vec![0.0; logits.len()];
+        for position in 0..rounds {
+            shares[sampling.choose(logits, position).unwrap() as usize] += 1.0 / f64::from(rounds);
+        }
+        shares
+    }
+
+    fn assert_near(shares: &[f64], expected: &[f64]) {
+        assert_eq!(shares.len(), expected.len());
+        for (share, expected) in shares.iter().zip(expected) {
+            assert!(
+                (share - expected).abs() < 0.015 && (*expected > 0.0 || *share == 0.0),
+                "{shares:?} {expected}"
+            );
+        }
+    }
+
+    /// Logits whose probabilities are these.
+    fn logits(probabilities: &[f32]) -> Vec<f32> {
+        probabilities.iter().map(|p| p.ln() + 3.0).collect()
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        for (temperature, top_p, word) in [
+            (-0.1, 1.0, "temperature is -0.1"),
+            (2.5, 1.0, "temperature is 2.5"),
+            (f32::NAN, 1.0, "temperature is NaN"),
+            (1.0, 0.0, "top_p is 0"),
+            (1.0, 1.5, "top_p is 1.5"),
+            (1.0, f32::NAN, "top_p is NaN"),
+        ] {
+            let error = Sampling::new(temperature, top_p, 0, 0).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+        assert!(
+            Sampling::greedy()
+                .with_min_p(1.5)
+                .unwrap_err()
+                .contains("min_p is 1.5")
+        );
+        assert!(
+            Sampling::new(0.0, 1.0, 0, 0).is_ok()
+                && Sampling::new(2.0, 1e-9, u32::MAX, u64::MAX).is_ok()
+        );
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_id_among_equals() {
+        assert_eq!(Sampling::greedy().choose(&[1.0, 5.0, 5.0, -2.0], 0), Ok(1));
+        assert_eq!(
+            sampling(0.0, 0.5, 3).choose(&[1.0, 5.0, 5.0, -2.0], 9),
+            Ok(1)
+        );
+        assert_eq!(
+            sampling(2.0, 1.0, 1).choose(&[1.0, 5.0, 5.0, -2.0], 9),
+            Ok(1)
+        );
+    }
+
+    #[test]
+    fn rows_that_are_no_distribution_are_errors() {
+        for sampling in [
+            Sampling::greedy(),
+            sampling(1.0, 0.9, 0),
+            sampling(1.0, 1.0, 0),
+        ] {
+            let not_finite = |token| Err(SamplingError::NotFinite { token });
+            assert_eq!(sampling.choose(&[0.0, f32::NAN, 1.0], 0), not_finite(1));
+            assert_eq!(
+                sampling.choose(&[0.0, 1.0, f32::INFINITY], 0),
+                not_finite(2)
+            );
+            assert_eq!(
+                sampling.choose(&[f32::NEG_INFINITY; 3], 0),
+                Err(SamplingError::NothingLeft { tokens: 3 })
+            );
+            assert_eq!(
+                sampling.choose(&[], 0),
+                Err(SamplingError::NothingLeft { tokens: 0 })
+            );
+            assert_eq!(
+                sampling.choose(&[f32::NEG_INFINITY, 0.5], 0),
+                Ok(1),
+                "a masked token"
+            );
+        }
+    }
+
+    #[test]
+    fn shares_follow_the_temperature() {
+        let row = logits(&[0.5, 0.3, 0.2]);
+        assert_near(&shares(&sampling(1.0, 1.0, 0), &row), &[0.5, 0.3, 0.2]);
+        let square = 0.25 + 0.09 + 0.04;
+        assert_near(
+            &shares(&sampling(0.5, 1.0, 0), &row),
+            &[0.25 / square, 0.09 / square, 0.04 / square],
+        );
+        assert_near(&shares(&sampling(1e-30, 1.0, 0), &row), &[1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn top_k_top_p_and_min_p_cut_the_tail() {
+        let row = logits(&[0.1, 0.4, 0.2, 0.3]);
+        assert_near(
+            &shares(&sampling(1.0, 1.0, 2), &row),
+            &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0],
+        );
+        assert_near(
+            &shares(&sampling(1.0, 0.69, 0), &row),
+            &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0],
+        );
+        assert_near(
+            &shares(&sampling(1.0, 0.71, 0), &row),
+            &[0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0],
+        );
+        assert_near(
+            &shares(&sampling(1.0, 1e-6, 0), &row),
+            &[0.0, 1.0, 0.0, 0.0],
+        );
+        // Top-p counts over what top-k left: 4/7 is below 0.6, so both stay.
+        assert_near(
+            &shares(&sampling(1.0, 0.6, 2), &row),
+            &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0],
+        );
+        let min_p = sampling(1.0, 1.0, 0).with_min_p(0.6).unwrap();
+        assert_near(&shares(&min_p, &row), &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+        assert_near(
+            &shares(&sampling(1.0, 1.0, 2), &[0.0; 4]),
+            &[0.5, 0.5, 0.0, 0.0],
+        );
+    }
+
+    #[test]
+    fn a_cut_beyond_the_first_sorted_head_is_found() {
+        // A flat row: 90 % of the weight are 90 % of the tokens, the lowest ids among equals.
+        let row = vec![0.0; 20 * SORTED_HEAD];
+        let kept = sampling(1.0, 0.9, 0).keep(&row, |_| 1.0);
+        let ids: Vec<TokenId> = kept.iter().map(|&(id, _)| id).collect();
+        assert_eq!(ids, (0..18 * SORTED_HEAD as TokenId).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn seed_and_position_alone_decide() {
+        let row = vec![0.0; 1000];
+        let choose = |seed, position| {
+            Sampling::new(1.0, 1.0, 0, seed)
+                .unwrap()
+                .choose(&row, position)
+                .unwrap()
+        };
+        assert_eq!(choose(3, 5), choose(3, 5));
+        assert_ne!(choose(3, 5), choose(3, 6));
+        assert_ne!(choose(3, 5), choose(4, 5));
+        let distinct: std::collections::HashSet<_> = (0..200).map(|seed| choose(seed, 0)).collect();
+        assert!(
+            distinct.len() > 150,
+            "neighbouring seeds are independent: {}",
+            distinct.len()
+        );
     }
 }

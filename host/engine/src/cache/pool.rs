@@ -1,0 +1,129 @@
+//! The pool: which pages are free, and how many sequences hold each of the others.
+//!
+//! Owns counts and nothing else: it does not know what a page holds. A page is in one of three states:
+//!
+//! ```text
+//!            take                        release (last holder)
+//!   free ───────────▶ held by n ≥ 1 ──────────────────────────▶ idle ──give_back──▶ free
+//!                          ▲                                     │
+//!                          └──────────────── hold ───────────────┘
+//! ```
+//!
+//! Idle pages are those whose KV state is worth keeping; whoever owns the pool decides when to give them back.
+
+use crate::backend::PageId;
+
+pub(super) struct Pool {
+    /// Free pages, used from the end. Disjoint from held and idle pages.
+    free: Vec<PageId>,
+    /// Sequences that hold each page.
+    holders: Vec<u32>,
+    /// Pages with at least one holder.
+    in_use: u32,
+}
+
+impl Pool {
+    pub(super) fn new(pages: u32) -> Self {
+        Self {
+            free: (0..pages).rev().map(PageId).collect(),
+            holders: vec![0; pages as usize],
+            in_use: 0,
+        }
+    }
+
+    /// A free page, held once; `None` when there is none.
+    pub(super) fn take(&mut self) -> Option<PageId> {
+        let page = self.free.pop()?;
+        self.hold(page);
+        Some(page)
+    }
+
+    /// One more sequence holds `page`.
+    pub(super) fn hold(&mut self, page: PageId) {
+        let holders = &mut self.holders[page.0 as usize];
+        if *holders == 0 {
+            self.in_use += 1;
+        }
+        *holders += 1;
+    }
+
+    /// One sequence less holds `page`; tells whether nobody does now.
+    pub(super) fn release(&mut self, page: PageId) -> bool {
+        let holders = &mut self.holders[page.0 as usize];
+        debug_assert!(
+            *holders > 0,
+            "page {} is released more often than held",
+            page.0
+        );
+        *holders -= 1;
+        if *holders == 0 {
+            self.in_use -= 1;
+        }
+        *holders == 0
+    }
+
+    /// Makes an idle page free.
+    pub(super) fn give_back(&mut self, page: PageId) {
+        debug_assert_eq!(
+            self.holders[page.0 as usize], 0,
+            "page {} is held and cannot be free",
+            page.0
+        );
+        self.free.push(page);
+    }
+
+    pub(super) fn holders(&self, page: PageId) -> u32 {
+        self.holders[page.0 as usize]
+    }
+
+    pub(super) fn pages(&self) -> u32 {
+        self.holders.len() as u32
+    }
+
+    pub(super) fn in_use(&self) -> u32 {
+        self.in_use
+    }
+
+    pub(super) fn free(&self) -> &[PageId] {
+        &self.free
+    }
+
+    /// Asserts the counts against the lists.
+    pub(super) fn check(&self) {
+        let held = self.holders.iter().filter(|&&holders| holders > 0).count();
+        assert_eq!(held as u32, self.in_use, "pages in use are miscounted");
+        let mut free = vec![false; self.holders.len()];
+        for page in &self.free {
+            assert!(
+                !std::mem::replace(&mut free[page.0 as usize], true),
+                "page {} is free twice",
+                page.0
+            );
+            assert_eq!(self.holders(*page), 0, "page {} is free and held", page.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_come_back_only_when_given_back() {
+        let mut pool = Pool::new(2);
+        let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
+        assert_eq!((a, b, pool.take()), (PageId(0), PageId(1), None));
+        pool.hold(a);
+        assert!(!pool.release(a));
+        assert!(pool.release(a));
+        pool.check();
+        assert_eq!(
+            (pool.in_use(), pool.take()),
+            (1, None),
+            "an idle page is not free"
+        );
+        pool.give_back(a);
+        pool.check();
+        assert_eq!((pool.take(), pool.in_use()), (Some(a), 2));
+    }
+}
