@@ -12,6 +12,10 @@
 //! [`scheduler`] is a function from state to plan, [`backend`] computes a planned step and knows no request.
 //! [`models`] reads checkpoints, [`text`] stands between strings and tokens.
 
+// Lets unit tests use `tests/support`, which names the crate as its users do.
+#[cfg(test)]
+extern crate self as foreword_engine;
+
 pub mod backend;
 pub mod cache;
 pub mod engine;

@@ -4,11 +4,14 @@ use super::*;
 
 const PAGE: u32 = 4;
 
-/// A cache with what a device would hold: in each slot the salt and the whole prefix that its KV state stands for.
+/// A cache with what a device would hold, by page and slot.
 struct Device {
     cache: PrefixCache,
-    slots: Vec<Vec<Option<(String, Vec<TokenId>)>>>,
+    slots: Vec<Vec<Option<State>>>,
 }
+
+/// What a slot's KV state stands for: the salt and the whole prefix.
+type State = (String, Vec<TokenId>);
 
 /// A sequence as the engine drives it.
 struct Sequence {
@@ -319,10 +322,10 @@ impl Seeded {
 fn without_pressure_the_match_is_exactly_the_longest_common_prefix() {
     let mut random = Seeded(1);
     let mut device = Device::new(4096);
-    let mut seen: Vec<(String, Vec<TokenId>)> = Vec::new();
+    let mut seen: Vec<State> = Vec::new();
     for _ in 0..400 {
         let (salt, tokens) = (random.below(3).to_string(), random.tokens());
-        let common = |(other, seen): &(String, Vec<TokenId>)| {
+        let common = |(other, seen): &State| {
             if *other == salt {
                 seen.iter().zip(&tokens).take_while(|(a, b)| a == b).count()
             } else {

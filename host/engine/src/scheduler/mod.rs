@@ -186,7 +186,9 @@ mod tests {
 
     #[test]
     fn plans_follow_the_rules() {
-        let table: &[(&str, u32, &[Running], &[Waiting], Plan)] = &[
+        // Available pages, running, waiting.
+        type Case<'a> = (&'a str, u32, &'a [Running], &'a [Waiting], Plan);
+        let table: &[Case<'_>] = &[
             ("nothing to do", 9, &[], &[], compute(&[], &[])),
             ("a prompt enters", 9, &[], &[waiting(7)], compute(&[], &[7])),
             (

@@ -1,0 +1,313 @@
+//! The core under random loads on small pools: whatever happens around a request, its tokens are the same.
+
+use super::*;
+use fake::{FakeBackend, Fault, VOCABULARY, expected};
+use std::collections::HashMap;
+
+#[allow(dead_code, unreachable_pub, missing_docs)]
+#[path = "../../tests/support/fake.rs"]
+mod fake;
+
+/// Numbers that look random and are the same each time.
+struct Seeded(u64);
+
+impl Seeded {
+    fn below(&mut self, limit: u32) -> u32 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as u32) % limit
+    }
+
+    /// A request whose prompt often begins as others do.
+    fn request(&mut self, longest_prompt: u32) -> Request {
+        let length = 1 + self.below(longest_prompt);
+        let fork = self.below(length + 1);
+        let mut prompt: Vec<TokenId> = (0..fork)
+            .map(|position| position * 7 % VOCABULARY)
+            .collect();
+        prompt.extend((fork..length).map(|_| self.below(3)));
+        let sampling = match self.below(3) {
+            0 => Sampling::greedy(),
+            1 => Sampling::new(1.0, 1.0, 0, u64::from(self.below(3))).unwrap(),
+            _ => Sampling::new(0.8, 0.9, 8, u64::from(self.below(3))).unwrap(),
+        };
+        Request {
+            prompt,
+            max_tokens: 1 + self.below(24),
+            sampling,
+            stop_tokens: (0..self.below(2)).map(|_| self.below(VOCABULARY)).collect(),
+            cache_salt: ["", "a"][self.below(2) as usize].to_owned(),
+        }
+    }
+}
+
+/// A core with the callers of its requests.
+struct Load {
+    core: Core,
+    callers: HashMap<u32, Caller>,
+    accepted: u32,
+    failed: u32,
+}
+
+struct Caller {
+    request: Request,
+    generation: Generation,
+    /// What must come, and whether a stop token ends it.
+    expected: (Vec<TokenId>, bool),
+    tokens: Vec<TokenId>,
+    started: bool,
+}
+
+impl Load {
+    fn new(backend: FakeBackend, max_running: u32, max_step_tokens: u32) -> Self {
+        let config = EngineConfig {
+            max_waiting: 1,
+            max_running,
+            max_step_tokens,
+        };
+        let core = Core::new(Box::new(backend), &config);
+        Self {
+            core,
+            callers: HashMap::new(),
+            accepted: 0,
+            failed: 0,
+        }
+    }
+
+    fn submit(&mut self, request: Request) {
+        let (sequence, generation) = request.clone().accept(self.core.bounds()).unwrap();
+        self.core.enqueue([sequence]);
+        let Request {
+            prompt,
+            max_tokens,
+            sampling,
+            stop_tokens,
+            ..
+        } = &request;
+        let capacity = self.core.bounds().capacity;
+        let expected = expected(prompt, *max_tokens, capacity, sampling, stop_tokens);
+        self.callers.insert(
+            self.accepted,
+            Caller {
+                request,
+                generation,
+                expected,
+                tokens: Vec::new(),
+                started: false,
+            },
+        );
+        self.accepted += 1;
+    }
+
+    fn step(&mut self) {
+        self.core.prepare();
+        self.core.check();
+        self.core.compute();
+        self.core.check();
+        self.core.send_events();
+        let failed = &mut self.failed;
+        self.callers.retain(|_, caller| caller.listen(failed));
+    }
+
+    /// Steps until nothing is left to do; then nothing may be left behind.
+    fn drain(&mut self) -> Stats {
+        let mut steps = 0;
+        while !self.core.is_idle() {
+            self.step();
+            steps += 1;
+            assert!(steps < 100_000, "no progress: {:?}", self.core.stats());
+        }
+        assert!(self.callers.is_empty(), "callers were left without an end");
+        let stats = self.core.stats();
+        assert_eq!(
+            (stats.pages_in_use, stats.running, stats.waiting),
+            (0, 0, 0)
+        );
+        assert_eq!(stats.finished, u64::from(self.accepted));
+        stats
+    }
+}
+
+impl Caller {
+    /// Takes the events that have come; `false` after the last. Every token must be the expected one.
+    fn listen(&mut self, failed: &mut u32) -> bool {
+        let (tokens, stopped) = &self.expected;
+        while let Ok(event) = self.generation.events.try_recv() {
+            match event {
+                Event::Started { cached_tokens } => {
+                    assert!(
+                        !self.started
+                            && self.tokens.is_empty()
+                            && (cached_tokens as usize) < self.request.prompt.len()
+                    );
+                    self.started = true;
+                }
+                Event::Token(token) => {
+                    assert!(self.started);
+                    self.tokens.push(token);
+                    assert!(
+                        tokens.starts_with(&self.tokens),
+                        "{:?} is not {tokens:?}",
+                        self.tokens
+                    );
+                }
+                Event::Finished(reason) => {
+                    assert_eq!(&self.tokens, tokens);
+                    assert_eq!(reason == FinishReason::Stop, *stopped);
+                    return false;
+                }
+                Event::Failed(reason) => {
+                    assert!(
+                        reason.contains("out of") || reason.contains("not a number"),
+                        "{reason}"
+                    );
+                    *failed += 1;
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+#[test]
+fn tokens_depend_on_the_request_alone() {
+    let (mut preempted, mut evicted, mut cached) = (0, 0, 0);
+    for seed in 0..120 {
+        let mut random = Seeded(seed);
+        let page_tokens = [1, 3, 4][random.below(3) as usize];
+        let pages = 40 / page_tokens + random.below(12);
+        let max_step_tokens = [1, 5, 64][random.below(3) as usize];
+        let mut backend = FakeBackend::new(pages, page_tokens).max_positions(60);
+        if random.below(8) == 0 {
+            backend = backend.failing_copies();
+        }
+        let mut load = Load::new(
+            backend,
+            [1, 3, 8][random.below(3) as usize],
+            max_step_tokens,
+        );
+        for _ in 0..150 {
+            match random.below(10) {
+                0..=2 => load.submit(random.request(30)),
+                3 if !load.callers.is_empty() => {
+                    let mut keys: Vec<u32> = load.callers.keys().copied().collect();
+                    keys.sort_unstable();
+                    load.callers
+                        .remove(&keys[random.below(keys.len() as u32) as usize]);
+                }
+                4 if random.below(10) == 0 => {
+                    load.core.clear_cache();
+                    load.core.check();
+                }
+                _ => load.step(),
+            }
+        }
+        let stats = load.drain();
+        assert_eq!(load.failed, 0);
+        preempted += stats.preemptions;
+        evicted += stats.evicted_pages;
+        cached += stats.cached_tokens;
+    }
+    assert!(
+        preempted > 100 && evicted > 1000 && cached > 1000,
+        "{preempted} {evicted} {cached}: too tame a load"
+    );
+}
+
+#[test]
+fn faults_end_the_requests_of_their_step_and_harm_no_other() {
+    let mut failed = 0;
+    for seed in 0..60 {
+        let mut random = Seeded(1000 + seed);
+        let mut dice = Seeded(2000 + seed);
+        let backend = FakeBackend::new(30, 4).faults(move |_| match dice.below(24) {
+            0 => Fault::Device,
+            1 => Fault::NotNumbers,
+            _ => Fault::None,
+        });
+        let mut load = Load::new(backend, 4, 16);
+        for _ in 0..60 {
+            if random.below(3) == 0 {
+                load.submit(random.request(30));
+            }
+            load.step();
+        }
+        load.drain();
+        failed += load.failed;
+    }
+    assert!(failed > 100, "{failed}: too few faults");
+}
+
+#[test]
+fn a_pool_of_one_sequence_serves_many_by_turns() {
+    // Every answer outgrows what it was admitted with, and any two outgrow the pool.
+    let mut load = Load::new(FakeBackend::new(8, 4), 8, 64);
+    for first in 0..6 {
+        let prompt = (0..8)
+            .map(|position| (first + position) % VOCABULARY)
+            .collect();
+        let sampling = Sampling::greedy();
+        let request = Request {
+            prompt,
+            max_tokens: 20,
+            sampling,
+            stop_tokens: vec![],
+            cache_salt: String::new(),
+        };
+        load.submit(request);
+    }
+    let stats = load.drain();
+    assert!(stats.preemptions > 0);
+    assert_eq!((stats.generated_tokens, load.failed), (120, 0));
+    assert_eq!(
+        (stats.lookups, stats.prompt_tokens),
+        (6, 48),
+        "resuming counts no prompt twice"
+    );
+}
+
+#[test]
+fn a_prompt_as_large_as_the_pool_allows_runs_to_the_end_of_it() {
+    let mut load = Load::new(FakeBackend::new(5, 4), 8, 7);
+    let prompt: Vec<TokenId> = (0..19).map(|position| position % VOCABULARY).collect();
+    for _ in 0..2 {
+        let sampling = Sampling::greedy();
+        let prompt = prompt.clone();
+        load.submit(Request {
+            prompt,
+            max_tokens: 9,
+            sampling,
+            stop_tokens: vec![],
+            cache_salt: String::new(),
+        });
+        assert_eq!(load.drain().pages, 5);
+    }
+    assert_eq!(load.core.stats().generated_tokens, 2);
+}
+
+#[test]
+fn a_long_prompt_does_not_stall_the_answers_beside_it() {
+    let mut load = Load::new(FakeBackend::new(200, 4), 8, 8);
+    let request = |length: u32, max_tokens| Request {
+        prompt: (0..length).map(|position| position % VOCABULARY).collect(),
+        max_tokens,
+        sampling: Sampling::greedy(),
+        stop_tokens: vec![],
+        cache_salt: length.to_string(),
+    };
+    load.submit(request(4, 50));
+    load.step();
+    load.submit(request(280, 1));
+    for tokens in 2..30 {
+        load.step();
+        assert_eq!(
+            load.callers[&0].tokens.len(),
+            tokens,
+            "a token in every step"
+        );
+    }
+    load.drain();
+}

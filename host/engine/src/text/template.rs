@@ -1,0 +1,342 @@
+//! A checkpoint's chat template: from messages to a prompt.
+//!
+//! Templates are Jinja programs written for `transformers`, which runs them with `trim_blocks`, `lstrip_blocks`, loop
+//! controls, a few functions and Python's methods on strings and maps; here minijinja runs them with the same.
+//! `{% generation %}` blocks, which only training uses, are taken as plain blocks. Known departure: dates are in UTC,
+//! not in the machine's time zone.
+//!
+//! A template comes with the checkpoint, so it is trusted no further than to be text: it can read nothing but what it
+//! is given, takes a bounded number of steps and yields a bounded number of bytes.
+
+use super::TextError;
+use super::clock::strftime;
+use super::json::{to_value, tojson};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, Error, ErrorKind, Value};
+use serde_json::Value as Json;
+use std::borrow::Cow;
+use std::error::Error as _;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// A checkpoint's chat template (`chat_template.jinja`, or `chat_template` in `tokenizer_config.json`).
+pub struct ChatTemplate {
+    /// Holds [`DEFAULT`] and maybe [`TOOL_USE`].
+    environment: Environment<'static>,
+    /// `bos_token` and the like, as `tokenizer_config.json` names them.
+    special_tokens: Vec<(&'static str, String)>,
+    /// Whether the template itself reads a `content` that is a list of parts.
+    reads_parts: bool,
+}
+
+/// Instructions that a rendering may take. Two million are a tenth of a second or so; a conversation of a thousand
+/// messages takes some tens of thousands.
+const FUEL: u64 = 2_000_000;
+
+/// Bytes that a rendering may yield.
+const MAX_BYTES: usize = 64 << 20;
+
+/// The names of the templates, as `transformers` has them.
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+
+const SPECIAL_TOKENS: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
+
+impl ChatTemplate {
+    /// Reads the template in `folder`. The functions that ask for the time get the system's, in UTC; see
+    /// [`ChatTemplate::with_clock`].
+    ///
+    /// # Errors
+    /// [`TextError::Checkpoint`]; a checkpoint without a template is `Ok(None)`.
+    pub fn load(folder: &Path) -> Result<Option<Self>, TextError> {
+        let config_file = folder.join("tokenizer_config.json");
+        let config = match read(&config_file)? {
+            Some(text) => serde_json::from_str(&text)
+                .map_err(|error| TextError::checkpoint(&config_file, error))?,
+            None => Json::Null,
+        };
+        let template_file = folder.join("chat_template.jinja");
+        let (file, templates) = match read(&template_file)? {
+            Some(source) => (template_file, vec![(DEFAULT, source)]),
+            None => {
+                let templates = templates_in(&config)
+                    .map_err(|reason| TextError::checkpoint(&config_file, reason))?;
+                (config_file, templates)
+            }
+        };
+        if !templates.iter().any(|(name, _)| *name == DEFAULT) {
+            return Ok(None);
+        }
+        Self::new(templates, &config)
+            .map(Some)
+            .map_err(|reason| TextError::checkpoint(&file, reason))
+    }
+
+    /// Uses `clock` instead of the system's (for templates that write today's date into the prompt).
+    #[must_use]
+    pub fn with_clock(mut self, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
+        set_clock(&mut self.environment, clock);
+        self
+    }
+
+    /// The prompt for an OpenAI `messages` array, with `tools` and `documents` as the client sent them, if it did.
+    /// It ends where the answer begins.
+    ///
+    /// A `content` that is an array of text parts is handed on where the template reads such, and joined by newlines
+    /// where it expects a string.
+    ///
+    /// # Errors
+    /// [`TextError::Template`].
+    pub fn render(
+        &self,
+        messages: &Json,
+        tools: Option<&Json>,
+        documents: Option<&Json>,
+    ) -> Result<String, TextError> {
+        let messages = self.messages(messages).map_err(TextError::Template)?;
+        let name = match tools {
+            Some(_) if self.environment.get_template(TOOL_USE).is_ok() => TOOL_USE,
+            _ => DEFAULT,
+        };
+        let rendered = self.run(name, &messages, tools, documents);
+        rendered.map_err(|error| TextError::Template(reason(&error)))
+    }
+
+    fn new(templates: Vec<(&'static str, String)>, config: &Json) -> Result<Self, String> {
+        let mut environment = Environment::new();
+        let mut syntax = SyntaxConfig::builder();
+        syntax.trim_blocks(true).lstrip_blocks(true);
+        environment.set_syntax(syntax.build().map_err(|error| error.to_string())?);
+        environment.set_fuel(Some(FUEL));
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", tojson);
+        environment.add_function(
+            "raise_exception",
+            |message: String| -> Result<Value, Error> {
+                Err(Error::new(ErrorKind::InvalidOperation, message.clone())
+                    .with_source(Raised(message)))
+            },
+        );
+        set_clock(&mut environment, SystemTime::now);
+        for (name, source) in templates {
+            let source = plain_blocks(&source).into_owned();
+            environment
+                .add_template_owned(name, source)
+                .map_err(|error| error.to_string())?;
+        }
+        let special_tokens = SPECIAL_TOKENS.into_iter().filter_map(|name| {
+            let token = &config[name];
+            // Either the token itself or an object that describes it.
+            let token = token.as_str().or_else(|| token["content"].as_str());
+            token.map(|token| (name, token.to_owned()))
+        });
+        let special_tokens = special_tokens.collect();
+        let mut template = Self {
+            environment,
+            special_tokens,
+            reads_parts: false,
+        };
+        template.reads_parts = template.probe();
+        Ok(template)
+    }
+
+    /// Finds out whether the template reads lists of parts, by showing it one: a template that expects a string fails
+    /// or prints the list.
+    fn probe(&self) -> bool {
+        const TEXT: &str = "pinpoint";
+        let messages =
+            serde_json::json!([{"role": "user", "content": [{"type": "text", "text": TEXT}]}]);
+        let Ok(prompt) = self.run(DEFAULT, &messages, None, None) else {
+            return false;
+        };
+        let quoted = |start: usize| prompt[..start].ends_with(['"', '\'']);
+        prompt.find(TEXT).is_some_and(|start| !quoted(start))
+    }
+
+    fn run(
+        &self,
+        name: &str,
+        messages: &Json,
+        tools: Option<&Json>,
+        documents: Option<&Json>,
+    ) -> Result<String, Error> {
+        let optional = |json: Option<&Json>| json.map_or_else(|| Value::from(()), to_value);
+        let variables = [
+            ("messages", to_value(messages)),
+            ("tools", optional(tools)),
+            ("documents", optional(documents)),
+            ("add_generation_prompt", Value::from(true)),
+        ];
+        let tokens = self
+            .special_tokens
+            .iter()
+            .map(|(name, token)| (*name, Value::from(token.as_str())));
+        let variables = Value::from_pairs(variables.into_iter().chain(tokens));
+        let mut prompt = Bounded(Vec::new());
+        self.environment
+            .get_template(name)?
+            .render_captured_to(variables, &mut prompt)?;
+        // minijinja writes whole strings, so this is always valid.
+        Ok(String::from_utf8(prompt.0)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+    }
+
+    /// Checks what every template takes for granted, and joins text parts for those that expect strings.
+    fn messages<'a>(&self, messages: &'a Json) -> Result<Cow<'a, Json>, String> {
+        let list = messages.as_array().ok_or("messages is not an array")?;
+        let mut joined: Option<Vec<Json>> = None;
+        for (index, message) in list.iter().enumerate() {
+            if !message["role"].is_string() {
+                return Err(format!("messages[{index}] has no role"));
+            }
+            let Some(parts) = message["content"].as_array() else {
+                continue;
+            };
+            let texts = parts.iter().enumerate().map(|(part, value)| {
+                match (&value["type"], &value["text"]) {
+                    (Json::String(kind), Json::String(text)) if kind == "text" => Ok(text.as_str()),
+                    (kind, _) => Err(format!(
+                        "messages[{index}].content[{part}] is of type {kind}, not a \"text\""
+                    )),
+                }
+            });
+            let text = texts.collect::<Result<Vec<_>, _>>()?.join("\n");
+            if !self.reads_parts {
+                joined.get_or_insert_with(|| list.clone())[index]["content"] = Json::String(text);
+            }
+        }
+        Ok(joined.map_or(Cow::Borrowed(messages), |list| {
+            Cow::Owned(Json::Array(list))
+        }))
+    }
+}
+
+fn set_clock(
+    environment: &mut Environment<'static>,
+    clock: impl Fn() -> SystemTime + Send + Sync + 'static,
+) {
+    environment.add_function("strftime_now", move |format: &str| {
+        strftime(clock(), format).map_err(|reason| Error::new(ErrorKind::InvalidOperation, reason))
+    });
+}
+
+/// The file's text; `None` if there is no such file.
+fn read(file: &PathBuf) -> Result<Option<String>, TextError> {
+    match std::fs::read_to_string(file) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(TextError::checkpoint(file, error)),
+    }
+}
+
+/// The templates in a `tokenizer_config.json`: none, one, or several with names.
+fn templates_in(config: &Json) -> Result<Vec<(&'static str, String)>, String> {
+    match &config["chat_template"] {
+        Json::Null => Ok(Vec::new()),
+        Json::String(source) => Ok(vec![(DEFAULT, source.clone())]),
+        Json::Array(list) => {
+            let mut templates = Vec::new();
+            for entry in list {
+                let (Some(name), Some(source)) =
+                    (entry["name"].as_str(), entry["template"].as_str())
+                else {
+                    return Err(
+                        "chat_template has an entry without a name or a template".to_owned()
+                    );
+                };
+                // Others are chosen by name, which the OpenAI API has no field for.
+                let known = [DEFAULT, TOOL_USE].into_iter().find(|known| *known == name);
+                templates.extend(known.map(|name| (name, source.to_owned())));
+            }
+            Ok(templates)
+        }
+        other => Err(format!(
+            "chat_template is {}, not a string or a list",
+            kind(other)
+        )),
+    }
+}
+
+fn kind(json: &Json) -> &'static str {
+    match json {
+        Json::Bool(_) => "a boolean",
+        Json::Number(_) => "a number",
+        Json::Object(_) => "an object",
+        _ => "something else",
+    }
+}
+
+/// Turns `{% generation %}` … `{% endgeneration %}`, a tag of `transformers` that marks the text to train on, into a
+/// block that changes nothing.
+fn plain_blocks(source: &str) -> Cow<'_, str> {
+    if !source.contains("generation") {
+        return Cow::Borrowed(source);
+    }
+    let mut text = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start + 2);
+        text.push_str(before);
+        let end = tag.find("%}").unwrap_or(tag.len());
+        let (tag, after) = tag.split_at(end);
+        let word = tag
+            .trim_matches(|character: char| character.is_whitespace() || "+-".contains(character));
+        match word {
+            "generation" => text.push_str(&tag.replace(word, "if true")),
+            "endgeneration" => text.push_str(&tag.replace(word, "endif")),
+            _ => text.push_str(tag),
+        }
+        rest = after;
+    }
+    text.push_str(rest);
+    Cow::Owned(text)
+}
+
+/// What `raise_exception` was called with.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+/// The template's own words if it raised an exception, else what was wrong with it and where.
+fn reason(error: &Error) -> String {
+    let mut source = error.source();
+    while let Some(inner) = source {
+        if let Some(Raised(message)) = inner.downcast_ref() {
+            return message.clone();
+        }
+        source = inner.source();
+    }
+    error.to_string()
+}
+
+/// Collects at most [`MAX_BYTES`].
+struct Bounded(Vec<u8>);
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > MAX_BYTES - self.0.len() {
+            return Err(io::Error::other(format!(
+                "the prompt is longer than {MAX_BYTES} bytes"
+            )));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

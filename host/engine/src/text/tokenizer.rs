@@ -1,0 +1,110 @@
+//! A checkpoint's tokenizer: `tokenizer.json`, as the `tokenizers` crate reads it.
+
+use super::TextError;
+use super::decoder::{Decoder, Spelling};
+use crate::backend::TokenId;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use tokenizers::Model;
+
+/// A checkpoint's `tokenizer.json`.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    spelling: Spelling,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` in `folder`.
+    ///
+    /// # Errors
+    /// [`TextError::Checkpoint`].
+    pub fn load(folder: &Path) -> Result<Self, TextError> {
+        let file = folder.join("tokenizer.json");
+        let bytes = std::fs::read(&file).map_err(|error| TextError::checkpoint(&file, error))?;
+        Self::parse(&bytes).map_err(|reason| TextError::checkpoint(&file, reason))
+    }
+
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        // The crate has assertions for some malformed files (a merge of unknown tokens, say) instead of errors.
+        let parsed = catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes));
+        let parsed =
+            parsed.map_err(|_| "malformed: the tokenizers crate panicked on it".to_owned())?;
+        let mut inner = parsed.map_err(|error| error.to_string())?;
+        // Some files carry the settings of their training run. A prompt is never cut or filled up.
+        inner
+            .with_truncation(None)
+            .map_err(|error| error.to_string())?;
+        inner.with_padding(None);
+        let decoder =
+            serde_json::to_value(inner.get_decoder()).map_err(|error| error.to_string())?;
+        let spelling = Spelling::parse(decoder)?;
+        Ok(Self { inner, spelling })
+    }
+
+    /// The tokens of `text`. `special`: whether the tokenizer adds what it adds to a raw prompt (a BOS token, say);
+    /// a rendered chat template already has it. The names of special tokens in the text become those tokens, as in
+    /// `transformers`.
+    ///
+    /// # Errors
+    /// [`TextError::Encode`].
+    pub fn encode(&self, text: &str, special: bool) -> Result<Vec<TokenId>, TextError> {
+        let encoded = catch_unwind(AssertUnwindSafe(|| self.inner.encode_fast(text, special)));
+        let encoded =
+            encoded.map_err(|_| TextError::Encode("the tokenizers crate panicked".to_owned()))?;
+        let encoding = encoded.map_err(|error| TextError::Encode(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// A decoder for one generation that is a text of its own, an answer in a chat, say: a space that only marks the
+    /// beginning of the text is left out.
+    pub fn decoder(&self) -> Decoder<'_> {
+        Decoder::new(self, true)
+    }
+
+    /// A decoder for one generation that continues its prompt: a leading space separates it from the prompt, and
+    /// stays.
+    pub fn continuation(&self) -> Decoder<'_> {
+        Decoder::new(self, false)
+    }
+
+    pub(super) fn spelling(&self) -> &Spelling {
+        &self.spelling
+    }
+
+    /// How the vocabulary spells `token`; `None` for special tokens and for ids that the vocabulary does not have
+    /// (models round it up).
+    pub(super) fn piece(&self, token: TokenId) -> Option<String> {
+        let added = self.inner.get_added_vocabulary();
+        let piece = added
+            .simple_id_to_token(token)
+            .or_else(|| self.inner.get_model().id_to_token(token))?;
+        (!added.is_special_token(&piece)).then_some(piece)
+    }
+
+    #[cfg(test)]
+    pub(super) fn decode_whole(&self, tokens: &[TokenId]) -> String {
+        self.inner.decode(tokens, true).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn malformed_files_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Tokenizer::load(folder.path()).err().unwrap().to_string();
+        assert!(error.contains("tokenizer.json: No such file"), "{error}");
+        let missing_token =
+            r#"{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}"#;
+        for content in ["", "{}", "[]", r#"{"model": 3}"#, missing_token] {
+            std::fs::write(folder.path().join("tokenizer.json"), content).unwrap();
+            let error = Tokenizer::load(folder.path()).err().unwrap();
+            assert!(
+                matches!(&error, TextError::Checkpoint { file, .. } if file.ends_with("tokenizer.json")),
+                "{error}"
+            );
+        }
+    }
+}
