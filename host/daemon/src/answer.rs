@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::gate::Pass;
 use crate::metrics::{Metrics, Outcome};
 use foreword_engine::engine::{Event, FinishReason, Generation};
-use foreword_engine::text::{Decoder, StopStrings, Tokenizer};
+use foreword_engine::text::{Decoder, StopStrings};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -65,10 +65,10 @@ pub struct Usage {
 }
 
 impl<'m> Answer<'m> {
-    /// Follows `generation`, which was just submitted with a prompt of `prompt_tokens`.
+    /// Follows `generation`, which was just submitted; `decoder` is a fresh one.
     pub fn new(
         generation: Generation,
-        tokenizer: &'m Tokenizer,
+        decoder: Decoder<'m>,
         stop: Vec<String>,
         pass: Pass,
         time: TimeLimit,
@@ -76,7 +76,7 @@ impl<'m> Answer<'m> {
     ) -> Self {
         Self {
             generation,
-            decoder: tokenizer.decoder(),
+            decoder,
             stops: StopStrings::new(stop),
             pass,
             time,

@@ -9,8 +9,8 @@
 //! | `foreword_time_per_output_token_seconds` | histogram | mean gap between tokens, per answer |
 //! | `foreword_request_seconds` | histogram | from arrival to the end of the answer |
 //! | `foreword_{prompt,cached,generated}_tokens_total` | counter | |
-//! | `foreword_prefix_lookups_total`, `…_partial_hits_total`, `…_full_hits_total` | counter | |
-//! | `foreword_evicted_pages_total`, `foreword_steps_total` | counter | |
+//! | `foreword_prefix_lookups_total`, `foreword_prefix_{partial,full}_hits_total` | counter | |
+//! | `foreword_evicted_pages_total`, `foreword_preemptions_total`, `foreword_steps_total` | counter | |
 //! | `foreword_requests_waiting`, `foreword_requests_running` | gauge | |
 //! | `foreword_pages`, `foreword_pages_in_use`, `foreword_pages_cached` | gauge | |
 //!
@@ -221,6 +221,11 @@ const COUNTERS: &[Row<u64>] = &[
         "evicted_pages",
         "Pages taken back from the cache",
         |stats| stats.evicted_pages,
+    ),
+    (
+        "preemptions",
+        "Times a running request had to give up its pages and wait",
+        |stats| stats.preemptions,
     ),
     ("steps", "Steps computed", |stats| stats.steps),
 ];

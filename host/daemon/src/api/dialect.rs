@@ -37,6 +37,10 @@ impl Envelope {
         }
     }
 
+    pub(super) fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
     /// The answer as one object.
     pub(super) fn whole(&self, text: &str, reason: FinishReason, usage: Usage) -> Value {
         let (object, mut choice) = match self.dialect {

@@ -52,9 +52,13 @@ pub(super) struct Job {
 impl Job {
     /// The answer, and the model and envelope that it goes with.
     pub(super) fn start(self, model: &Model) -> (Answer<'_>, Envelope) {
+        let decoder = match self.envelope.dialect() {
+            Dialect::Chat => model.tokenizer().decoder(),
+            Dialect::Completion => model.tokenizer().continuation(),
+        };
         let answer = Answer::new(
             self.generation,
-            model.tokenizer(),
+            decoder,
             self.stop,
             self.pass,
             self.time,

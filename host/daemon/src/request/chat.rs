@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 /// A checked chat request.
 #[derive(Debug)]
 pub struct Chat {
-    /// OpenAI's messages, at least one, as the chat template takes them: every `content` a string (text parts are
-    /// joined) or absent, every tool call's `arguments` an object where the client sent one as a string.
+    /// OpenAI's messages, at least one: every `content` a string, an array of text parts or, where tools are called,
+    /// absent; every tool call's `arguments` an object where the client sent one as a string.
     pub messages: Value,
     /// The tools as the client sent them, in its order of keys.
     pub tools: Option<Value>,
@@ -64,13 +64,9 @@ fn check_message(at: &str, message: &mut Map<String, Value>) -> Result<(), Failu
         }
     }
     let calls_tools = open_tool_calls(message);
-    match message.get_mut("content") {
+    match message.get("content") {
         Some(Value::String(_)) => Ok(()),
-        Some(Value::Array(parts)) => {
-            let text = join_parts(&format!("{at}.content"), parts)?;
-            message.insert("content".to_owned(), Value::String(text));
-            Ok(())
-        }
+        Some(Value::Array(parts)) => check_parts(&format!("{at}.content"), parts),
         None | Some(Value::Null) if calls_tools => Ok(()),
         None | Some(Value::Null) => Err(Failure::invalid(
             format!("{at}.content"),
@@ -84,13 +80,11 @@ fn check_message(at: &str, message: &mut Map<String, Value>) -> Result<(), Failu
     }
 }
 
-/// Joins text parts by a line break, as vLLM does for templates that take strings
-/// (`vllm/entrypoints/chat_utils.py`, content format "string").
-fn join_parts(at: &str, parts: &[Value]) -> Result<String, Failure> {
-    let mut texts = Vec::with_capacity(parts.len());
+/// Whether a template wants parts or one string is the template's matter; that they are texts is checked here.
+fn check_parts(at: &str, parts: &[Value]) -> Result<(), Failure> {
     for (index, part) in parts.iter().enumerate() {
         match (part.get("type").and_then(Value::as_str), part.get("text")) {
-            (Some("text"), Some(Value::String(text))) => texts.push(text.as_str()),
+            (Some("text"), Some(Value::String(_))) => {}
             (Some("text"), _) => {
                 let at = format!("{at}[{index}].text");
                 return Err(Failure::invalid(&*at, format!("{at} must be a string")));
@@ -105,7 +99,7 @@ fn join_parts(at: &str, parts: &[Value]) -> Result<String, Failure> {
             }
         }
     }
-    Ok(texts.join("\n"))
+    Ok(())
 }
 
 /// Whether the message calls tools. OpenAI writes a call's arguments as a string of JSON; templates in Hugging Face's
@@ -173,15 +167,6 @@ mod tests {
             Err(Failure::Invalid { param, message }) => (param.unwrap_or_default(), message),
             other => panic!("expected a refusal, got {other:?}"),
         }
-    }
-
-    #[test]
-    fn text_parts_become_one_text() {
-        let chat = parse(&json!({"messages": [
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        ]}))
-        .unwrap();
-        assert_eq!(chat.messages[0]["content"], "a\nb");
     }
 
     #[test]

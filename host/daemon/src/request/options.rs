@@ -58,23 +58,26 @@ impl Options {
     }
 }
 
-/// OpenAI's ranges for temperature and top_p; vLLM's top_k, where 0 and -1 mean no limit.
+/// OpenAI's ranges for temperature and top_p; vLLM's min_p, and its top_k, where 0 and -1 mean no limit.
 fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
     let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
     let top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
+    let min_p = fields.number("min_p", 0.0..=1.0)?.unwrap_or(0.0);
     let top_k = fields
         .integer("top_k", -1..=i64::from(u32::MAX))?
         .unwrap_or(0);
     let seed = fields
         .integer("seed", i64::MIN..=i64::MAX)?
         .map_or_else(random_seed, i64::cast_unsigned);
-    #[expect(clippy::cast_possible_truncation, reason = "both lie within 0 to 2")]
-    let (temperature, top_p) = (temperature as f32, top_p as f32);
+    #[expect(clippy::cast_possible_truncation, reason = "all lie within 0 to 2")]
+    let (temperature, top_p, min_p) = (temperature as f32, top_p as f32, min_p as f32);
     // -1 is the only value in range that does not convert.
     let top_k = u32::try_from(top_k).unwrap_or(0);
     // Of what came this far, only a top_p of 0 is refused.
     Sampling::new(temperature, top_p, top_k, seed)
-        .map_err(|reason| Failure::invalid("top_p", reason))
+        .map_err(|reason| Failure::invalid("top_p", reason))?
+        .with_min_p(min_p)
+        .map_err(|reason| Failure::invalid("min_p", reason))
 }
 
 /// Different on every call: std keys its hasher at random.
@@ -194,7 +197,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("frequency_penalty", "0"),
     ("presence_penalty", "0"),
     ("repetition_penalty", "1"),
-    ("min_p", "0"),
     ("min_tokens", "0"),
     ("response_format", "{\"type\":\"text\"}"),
 ];
