@@ -158,10 +158,10 @@ async fn expired(pass: &mut Pass, time: TimeLimit) -> Failure {
     }
 }
 
-/// How one generation went: written to metrics and log when dropped. Holds counts and times, no text.
+/// How one generation went: written to metrics and log when dropped. Holds counts and times, no text. The log's line
+/// gets its request id from the span that it is dropped in.
 pub struct Record {
     metrics: Arc<Metrics>,
-    request_id: String,
     arrival: Instant,
     submitted: Instant,
     usage: Usage,
@@ -172,15 +172,9 @@ pub struct Record {
 
 impl Record {
     /// Of a request that came at `arrival` and is being submitted now, with a prompt of `prompt_tokens`.
-    pub fn new(
-        metrics: Arc<Metrics>,
-        request_id: String,
-        arrival: Instant,
-        prompt_tokens: u32,
-    ) -> Self {
+    pub fn new(metrics: Arc<Metrics>, arrival: Instant, prompt_tokens: u32) -> Self {
         Self {
             metrics,
-            request_id,
             arrival,
             submitted: Instant::now(),
             usage: Usage {
@@ -235,17 +229,16 @@ impl Drop for Record {
                 .token_seconds
                 .observe((last - first).as_secs_f64() / gaps);
         }
-        let first_token_ms = self
+        let first_token_us = self
             .first_token
-            .map(|first| (first - self.arrival).as_secs_f64() * 1e3);
+            .map(|first| (first - self.arrival).as_micros());
         tracing::info!(
-            request_id = self.request_id,
             outcome = self.outcome.name(),
             prompt_tokens = self.usage.prompt,
             cached_tokens = self.usage.cached,
             completion_tokens = self.usage.completion,
-            first_token_ms,
-            total_ms = total.as_secs_f64() * 1e3,
+            first_token_us,
+            total_us = total.as_micros(),
             "generation"
         );
     }

@@ -3,10 +3,11 @@
 //! Exit codes: 0 after a graceful stop, 1 when something failed, 2 for bad arguments, 128 + n when a second signal n
 //! cut the stop short.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use foreword::api::Limits;
+use foreword::gate::Phase;
 use foreword::keys::ApiKeys;
 use foreword::model::Model;
 use foreword::serve::{Config, Server};
@@ -136,7 +137,10 @@ async fn serve(arguments: ServeArguments) -> anyhow::Result<ExitCode> {
     tracing::info!(model = model.name(), %address, "serving");
     server.open(model);
     announce(address);
-    signals.next().await;
+    tokio::select! {
+        _ = signals.next() => {}
+        () = server.app().gate.reached(Phase::Stopping) => bail!("the engine has ended by itself"),
+    }
     tokio::select! {
         () = server.stop() => Ok(ExitCode::SUCCESS),
         number = signals.next() => Ok(ExitCode::from(128 + number)),

@@ -12,7 +12,7 @@ use super::stream::stream;
 use super::{App, RequestId};
 use crate::answer::{Answer, Piece, Record, TimeLimit};
 use crate::failure::{Failure, clip};
-use crate::gate::Pass;
+use crate::gate::{Pass, Phase};
 use crate::model::Model;
 use crate::request::{Chat, Completion, Delivery, Options};
 use axum::body::Bytes;
@@ -89,24 +89,29 @@ async fn generate(
             return Err(failure);
         }
     };
-    let prepared = async {
-        let body = body::read(request, app.limits.max_body_bytes, time).await?;
-        prepare(app, Arc::clone(&model), dialect, body).await
+    let body = tokio::select! {
+        body = body::read(request, app.limits.max_body_bytes, time) => body?,
+        () = pass.cut() => return Err(Failure::Stopping),
     };
     let (prompt, options) = tokio::select! {
-        prepared = prepared => prepared?,
+        prepared = prepare(app, Arc::clone(&model), dialect, body) => prepared?,
         () = tokio::time::sleep_until(time.deadline()) => return Err(Failure::Timeout { limit: time.limit }),
         () = pass.cut() => return Err(Failure::Stopping),
     };
     let prompt_tokens = u32::try_from(prompt.prompt.len()).unwrap_or(u32::MAX);
-    let generation = model.submit(prompt)?;
+    let generation = model.submit(prompt).inspect_err(|failure| {
+        // In a server that serves, an engine that has stopped has died: stop being ready.
+        if matches!(failure, Failure::Stopping) {
+            app.gate.advance(Phase::Stopping);
+        }
+    })?;
     let job = Job {
         envelope: Envelope::new(dialect, &id.0, model.name()),
         generation,
         stop: options.stop,
         pass,
         time,
-        record: Record::new(Arc::clone(&app.metrics), id.0, time.arrival, prompt_tokens),
+        record: Record::new(Arc::clone(&app.metrics), time.arrival, prompt_tokens),
         model,
     };
     match options.delivery {

@@ -11,7 +11,8 @@ pub struct Chat {
     /// OpenAI's messages, at least one: every `content` a string, an array of text parts or, where tools are called,
     /// absent; every tool call's `arguments` an object where the client sent one as a string.
     pub messages: Value,
-    /// The tools as the client sent them, in its order of keys.
+    /// The tools as the client sent them, in its order of keys. They are for the template only: a model's call of a
+    /// tool is delivered as the text that it is, not parsed into `tool_calls`.
     pub tools: Option<Value>,
     /// The documents as the client sent them: an array of objects.
     pub documents: Option<Value>,

@@ -88,3 +88,16 @@ async fn an_idle_connection_does_not_hold_a_stop_up() {
     server.stop().await;
     drop(kept_alive);
 }
+
+#[tokio::test]
+async fn a_server_whose_engine_has_ended_is_no_longer_ready() {
+    let house = House::open().await;
+    let app = Arc::clone(house.app());
+    tokio::task::spawn_blocking(move || app.model.get().unwrap().engine().shutdown())
+        .await
+        .unwrap();
+    post(house.address(), PATH, &say("x"))
+        .await
+        .error(503, "stopping", None);
+    assert_eq!(get(house.address(), "/readyz").await.status, 503);
+}
