@@ -82,7 +82,7 @@ impl Sampling {
 
     /// Chooses the token at `position` of its sequence from `logits`, one per token of the vocabulary.
     ///
-    /// Top-k, then top-p over what is left, then min-p (the order of vLLM and Hugging Face); among equals the lower
+    /// Top-k, then top-p over what is left, then min-p (the order of Hugging Face); among equals the lower
     /// id is the likelier. `O(vocabulary)`, plus sorting of as many tokens as top-k or top-p keep.
     ///
     /// # Errors

@@ -363,6 +363,36 @@ fn a_failure_spares_what_was_not_in_the_step() {
 }
 
 #[test]
+fn what_yields_no_numbers_is_not_served_again() {
+    // The first of the prompt's three chunks is spoilt, and its page is cached before the last one shows it.
+    let mut steps = 0;
+    let backend = FakeBackend::new(64, 4).faults(move |_| {
+        steps += 1;
+        if steps == 1 {
+            Fault::NotNumbers
+        } else {
+            Fault::None
+        }
+    });
+    let config = EngineConfig {
+        max_step_tokens: 4,
+        ..CONFIG
+    };
+    let engine = Engine::start(Box::new(backend), config);
+    assert!(
+        run(&engine, request(prompt(10), 3))
+            .end
+            .unwrap_err()
+            .contains("not a number")
+    );
+    let outcome = run(&engine, request(prompt(10), 3));
+    assert_eq!(
+        (outcome.cached_tokens, outcome.end),
+        (Some(0), Ok(FinishReason::Length))
+    );
+}
+
+#[test]
 fn clearing_forgets_every_prefix() {
     let engine = start(FakeBackend::new(64, 4));
     run(&engine, request(prompt(10), 3));

@@ -153,29 +153,10 @@ impl Core {
             return;
         }
         self.totals.steps += 1;
-        let width = self.vocabulary as usize;
-        let rows = self
-            .step
-            .segments
-            .iter()
-            .filter(|segment| segment.output == Output::Last)
-            .count();
-        let Self {
-            backend,
-            step,
-            logits,
-            ..
-        } = self;
-        let outcome =
-            guard(|| backend.run(step, logits)).and_then(|()| match logits.len() == rows * width {
-                true => Ok(()),
-                false => Err(format!(
-                    "the backend computed {} logits, not {rows} rows of {width}",
-                    logits.len()
-                )),
-            });
+        let outcome = self.run_step();
+        let width = self.vocabulary.max(1) as usize;
         let logits = std::mem::take(&mut self.logits);
-        let mut rows = logits.chunks_exact(width.max(1));
+        let mut rows = logits.chunks_exact(width);
         for mut active in std::mem::take(&mut self.running) {
             let share = std::mem::take(&mut active.share);
             if share == 0 {
@@ -191,6 +172,30 @@ impl Core {
             }
         }
         self.logits = logits;
+    }
+
+    /// Runs the step; the logits are one row for each segment that asks for one.
+    fn run_step(&mut self) -> Result<(), String> {
+        let Self {
+            backend,
+            step,
+            logits,
+            vocabulary,
+            ..
+        } = self;
+        guard(|| backend.run(step, logits))?;
+        let rows = step
+            .segments
+            .iter()
+            .filter(|segment| segment.output == Output::Last)
+            .count();
+        if logits.len() != rows * *vocabulary as usize {
+            let found = logits.len();
+            return Err(format!(
+                "the backend computed {found} logits, not {rows} rows of {vocabulary}"
+            ));
+        }
+        Ok(())
     }
 
     /// What there is to plan with.
