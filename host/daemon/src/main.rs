@@ -31,11 +31,14 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve a model over HTTP.
+    /// Serve a model over HTTP
+    #[command(after_help = LOG_HELP)]
     Serve(ServeArguments),
 }
 
-/// The log's level is in the environment: FOREWORD_LOG=warn, or FOREWORD_LOG=foreword=debug.
+const LOG_HELP: &str = "Environment:
+  FOREWORD_LOG  Level of the log: warn, say, or foreword=debug [default: info]";
+
 #[derive(clap::Args)]
 struct ServeArguments {
     /// Folder of a Hugging Face checkpoint (config.json, tokenizer.json, safetensors)

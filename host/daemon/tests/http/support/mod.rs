@@ -23,6 +23,7 @@ pub(crate) struct Options {
     pub(crate) max_running: u32,
     pub(crate) keys: Option<ApiKeys>,
     pub(crate) template: Option<&'static str>,
+    pub(crate) name: String,
 }
 
 impl Default for Options {
@@ -35,11 +36,12 @@ impl Default for Options {
             max_running: 8,
             keys: None,
             template: Some(parrot::TEMPLATE),
+            name: MODEL.to_owned(),
         }
     }
 }
 
-/// A server that serves a [`Parrot`] under the name [`MODEL`].
+/// A server that serves a [`Parrot`], under the name [`MODEL`] unless a test has another.
 pub(crate) struct House {
     pub(crate) server: Server,
     /// The parrot's steps: free to run unless a test holds them.
@@ -127,7 +129,7 @@ pub(crate) fn model(options: &Options, steps: Steps) -> Model {
         max_step_tokens: 512,
     };
     let backend = Box::new(Parrot::new(steps));
-    Model::on_backend(folder.path(), MODEL.to_owned(), backend, engine)
+    Model::on_backend(folder.path(), options.name.clone(), backend, engine)
         .expect("the checkpoint is whole")
 }
 

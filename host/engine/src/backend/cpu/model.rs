@@ -242,7 +242,7 @@ impl Model {
             .par_chunks_mut(ITEM_ROWS * stride)
             .zip(&batch.items);
         items.for_each(|(out, item)| {
-            attention.attend(item, &step.segments[item.segment as usize].pages, out)
+            attention.attend(item, &step.segments[item.segment as usize].pages, out);
         });
 
         let (head_dim, item_heads) = (self.config.head_dim, self.cut.item_heads);

@@ -65,7 +65,7 @@ impl Loop for Gate<'_> {
             let mut up = *self.sums.segment(self.source, self.up + panel);
             if let Some([gate_bias, up_bias]) = self.bias {
                 let add = |to: &mut [f32], bias: &[f32]| {
-                    to.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias)
+                    to.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias);
                 };
                 add(&mut gate, &gate_bias[column..]);
                 add(&mut up, &up_bias[column..]);

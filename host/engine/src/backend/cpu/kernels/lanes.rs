@@ -55,7 +55,7 @@ pub(in super::super) fn exp<const FMA: bool>(x: f32) -> f32 {
     /// Adding it to a float below 2^22 rounds that to an integer, which then stands in the low bits.
     const ROUND: f32 = 12_582_912.0;
     // ln 2 in two parts: multiples of the first are exact.
-    const LN2_HIGH: f32 = 0.693_359_375;
+    const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // A NaN passes both comparisons.
     let x = max(-87.3, if x > 88.3 { 88.3 } else { x });
