@@ -56,7 +56,12 @@ fn main() {
     for case in &mut cases {
         case.check();
     }
+    let mut reads = vec![Vec::new(); threads.len()];
+    let memory = vec![1u64; 32 << 20];
     for round in 0..rounds {
+        for (reads, &threads) in reads.iter_mut().zip(&threads) {
+            reads.push(seconds(|| read(&memory, threads)));
+        }
         for case in &mut cases {
             case.time();
         }
@@ -64,6 +69,24 @@ fn main() {
     }
     eprintln!();
     print(&cases, rounds, cores, &names[0]);
+    for (reads, threads) in reads.iter().zip(&threads) {
+        let rate = size_of_val(memory.as_slice()) as f64 / median(reads) / 1e9;
+        println!("Reading memory, {threads} threads: {rate:.1} GB/s");
+    }
+}
+
+/// Reads all of `memory`, to know what a decode step, which reads every weight once, can hope for.
+fn read(memory: &[u64], threads: usize) {
+    std::thread::scope(|scope| {
+        for part in memory.chunks(memory.len() / threads) {
+            scope.spawn(move || {
+                let sum = part
+                    .iter()
+                    .fold(0u64, |sum, value| sum.wrapping_add(*value));
+                assert_eq!(sum, part.len() as u64);
+            });
+        }
+    });
 }
 
 fn rounds() -> usize {
@@ -95,9 +118,9 @@ fn print(cases: &[Case], rounds: usize, cores: usize, backend: &str) {
     println!("{cores} cores, {backend}; medians of {rounds} interleaved rounds\n");
     println!(
         "| weights | threads | prompt of {PROMPT}, tok/s | GFLOP/s, products alone counted | time / gemm | last 64 after \
-         448 cached, ms | decode at {PROMPT}, tok/s | decode, {BATCH} sequences, tok/s |"
+         448 cached, ms | decode at {PROMPT}, tok/s | its weights, GB/s | decode, {BATCH} sequences, tok/s |"
     );
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     for case in cases {
         let prompt = median(&case.prompt);
         let peer = cases
@@ -113,11 +136,12 @@ fn print(cases: &[Case], rounds: usize, cores: usize, backend: &str) {
             prompt / peer
         );
         match &case.work {
-            Work::Peer(_) => println!(" | | |"),
-            Work::Ours(_) => println!(
-                " {:.1} | {:.1} | {:.1} |",
+            Work::Peer(_) => println!(" | | | |"),
+            Work::Ours(ours) => println!(
+                " {:.1} | {:.1} | {:.1} | {:.1} |",
                 median(&case.rest) * 1e3,
                 1.0 / median(&case.decode),
+                parameters * ours.element_bytes / median(&case.decode) / 1e9,
                 BATCH as f64 / median(&case.batch)
             ),
         }
@@ -202,6 +226,7 @@ impl Case {
 
 struct Ours {
     backend: CpuBackend,
+    element_bytes: f64,
     prompt: Vec<u32>,
     logits: Vec<f32>,
 }

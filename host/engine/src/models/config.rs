@@ -238,7 +238,7 @@ impl Raw {
         )?;
         self.check_window(family, positions as u64)?;
         let norm_eps = self.rms_norm_eps.unwrap_or(1e-6);
-        if !(norm_eps >= 0.0 && norm_eps < 1.0) {
+        if !(0.0..1.0).contains(&norm_eps) {
             return Err(format!("rms_norm_eps is {norm_eps}, supported: 0 to 1"));
         }
         let rope = self.rope.resolve(head_dim, positions as u64)?;

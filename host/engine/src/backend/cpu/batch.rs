@@ -52,6 +52,8 @@ impl Cut {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     pub(super) token: TokenId,
+    /// Its place in the step.
+    pub(super) number: u32,
     /// The first of the items that attend for this token; each of the others is for the next query heads.
     pub(super) item: u32,
     /// Which of the items' tokens it is.
@@ -82,15 +84,22 @@ pub(super) struct Item {
     pub(super) head: u32,
 }
 
+/// Rows that go through a layer together, with the attention they need.
+#[derive(Default)]
+pub(super) struct Selection {
+    pub(super) rows: Vec<Row>,
+    pub(super) items: Vec<Item>,
+}
+
 /// A checked step. The lists keep their memory from step to step.
 #[derive(Default)]
 pub(super) struct Batch {
-    pub(super) rows: Vec<Row>,
+    /// Every row of the step.
+    pub(super) all: Selection,
+    /// Those whose logits are wanted, in order: past the last layer's keys and values, no other row is needed.
+    pub(super) wanted: Selection,
     /// Ascending by page.
     pub(super) writes: Vec<Write>,
-    pub(super) items: Vec<Item>,
-    /// Rows whose logits are wanted, in order.
-    pub(super) wanted: Vec<u32>,
     /// Who writes a page: a segment's number, or [`NOBODY`].
     owners: Vec<u32>,
 }
@@ -100,10 +109,9 @@ const NOBODY: u32 = u32::MAX;
 impl Batch {
     /// Replaces the batch by `step`.
     pub(super) fn plan(&mut self, step: &Step, limits: &Limits) -> Result<(), BackendError> {
-        self.rows.clear();
-        self.writes.clear();
-        self.items.clear();
+        self.all.clear();
         self.wanted.clear();
+        self.writes.clear();
         self.owners.resize(limits.pages as usize, NOBODY);
         let checked = self.check(step, limits);
         for write in &self.writes {
@@ -192,32 +200,55 @@ impl Batch {
     }
 
     fn cut(&mut self, step: &Step, cut: Cut) {
+        let mut row = 0;
         for (number, segment) in step.segments.iter().enumerate() {
-            let mut position = segment.start;
-            for tokens in segment.tokens.chunks(cut.item_tokens) {
-                let (row, item) = (self.rows.len() as u32, self.items.len() as u32);
-                self.items
-                    .extend((0..cut.heads).step_by(cut.item_heads).map(|head| Item {
-                        segment: number as u32,
-                        row,
-                        tokens: tokens.len() as u32,
-                        position,
-                        head: head as u32,
-                    }));
-                self.rows
-                    .extend(tokens.iter().enumerate().map(|(within, &token)| Row {
-                        token,
-                        item,
-                        within: within as u32,
-                    }));
-                position += tokens.len() as u32;
-            }
-            let end = self.rows.len() as u32;
-            match segment.output {
-                Output::None => {}
-                Output::Last => self.wanted.push(end - 1),
-                Output::All => self.wanted.extend(end - segment.tokens.len() as u32..end),
-            }
+            let tokens = segment.tokens.as_slice();
+            let skipped = match segment.output {
+                Output::None => tokens.len(),
+                Output::Last => tokens.len() - 1,
+                Output::All => 0,
+            };
+            let mut first = Item {
+                segment: number as u32,
+                row,
+                tokens: 0,
+                position: segment.start,
+                head: 0,
+            };
+            self.all.add(tokens, first, cut);
+            first.row += skipped as u32;
+            first.position += skipped as u32;
+            self.wanted.add(&tokens[skipped..], first, cut);
+            row += tokens.len() as u32;
+        }
+    }
+}
+
+impl Selection {
+    fn clear(&mut self) {
+        self.rows.clear();
+        self.items.clear();
+    }
+
+    /// Adds the rows of `tokens`, which begin where `item` does, and their items.
+    fn add(&mut self, tokens: &[TokenId], mut item: Item, cut: Cut) {
+        for tokens in tokens.chunks(cut.item_tokens) {
+            let first = self.items.len() as u32;
+            item.tokens = tokens.len() as u32;
+            self.items
+                .extend((0..cut.heads).step_by(cut.item_heads).map(|head| Item {
+                    head: head as u32,
+                    ..item
+                }));
+            self.rows
+                .extend(tokens.iter().zip(0..).map(|(&token, within)| Row {
+                    token,
+                    number: item.row + within,
+                    item: first,
+                    within,
+                }));
+            item.row += item.tokens;
+            item.position += item.tokens;
         }
     }
 }
@@ -269,6 +300,7 @@ mod tests {
             .collect();
         assert_eq!(writes, [(1, 6, 14, 16), (2, 20, 1, 17), (3, 0, 6, 10)]);
         let items: Vec<_> = batch
+            .all
             .items
             .iter()
             .map(|i| (i.segment, i.row, i.tokens, i.position, i.head))
@@ -291,8 +323,44 @@ mod tests {
                 (1, 20, 1, 17, 3)
             ]
         );
-        assert_eq!((batch.rows[9].item, batch.rows[9].within), (2, 1));
-        assert_eq!(batch.wanted, (0..21).collect::<Vec<_>>());
+        assert_eq!((batch.all.rows[9].item, batch.all.rows[9].within), (2, 1));
+        let wanted: Vec<_> = batch.wanted.rows.iter().map(|row| row.number).collect();
+        assert_eq!(wanted, (0..21).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn unwanted_rows_are_not_selected() {
+        let mut none = segment(3, 0, &[5]);
+        none.output = Output::None;
+        let batch = plan(vec![
+            segment(20, 10, &[3, 1]),
+            none,
+            segment(1, 17, &[0, 2]),
+        ])
+        .unwrap();
+        assert_eq!(batch.all.rows.len(), 24);
+        let rows: Vec<_> = batch
+            .wanted
+            .rows
+            .iter()
+            .map(|row| (row.number, row.item, row.within))
+            .collect();
+        assert_eq!(rows, [(19, 0, 0), (23, 2, 0)]);
+        let items: Vec<_> = batch
+            .wanted
+            .items
+            .iter()
+            .map(|i| (i.segment, i.row, i.tokens, i.position, i.head))
+            .collect();
+        assert_eq!(
+            items,
+            [
+                (0, 19, 1, 29, 0),
+                (0, 19, 1, 29, 3),
+                (2, 23, 1, 17, 0),
+                (2, 23, 1, 17, 3)
+            ]
+        );
     }
 
     #[test]

@@ -48,6 +48,10 @@ impl Tiles {
             .resize(rows.div_ceil(TILE_ROWS) * self.tile_length());
     }
 
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
     pub(super) fn tile_length(&self) -> usize {
         self.columns.div_ceil(BLOCK) * TILE_BLOCK
     }

@@ -173,7 +173,7 @@ impl Backend for CpuBackend {
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
         logits.clear();
         self.batch.plan(step, &self.limits)?;
-        if !self.batch.rows.is_empty() {
+        if !self.batch.all.rows.is_empty() {
             let Self {
                 model,
                 pool,

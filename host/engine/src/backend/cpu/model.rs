@@ -6,11 +6,12 @@
 //!     └──────────── sums ◀─ down ─ tiles ◀─ gate ─ sums ◀─ gate, up ─ tiles ◀─ norm ─┘
 //! ```
 //!
-//! Scratch is kept from step to step. Rows work in parallel by tile, products by block and panel, attention by item,
+//! Past the last layer's keys and values only the rows whose logits are wanted go on: a chunk of a prompt that is not
+//! its last ends there. Scratch is kept from step to step. Rows work in parallel by tile, products by block and panel, attention by item,
 //! pages by page; none of these cuts reaches into a result.
 
 use super::attention::Attention;
-use super::batch::{Batch, Cut, ITEM_ROWS, Write};
+use super::batch::{Batch, Cut, ITEM_ROWS, Selection, Write};
 use super::heads::{Heads, MAX_HEAD, Rotary};
 use super::kernels::{Kernels, Loop, TILE_ROWS};
 use super::matrix::{Panels, Sums, Tiles, write_row};
@@ -19,9 +20,6 @@ use super::rows::{Gate, Norm};
 use crate::backend::Step;
 use crate::models::{Checkpoint, CheckpointError, LayerWeights, ModelConfig, Tensor};
 use rayon::prelude::*;
-
-/// Rows whose logits are computed at once: bounds the scratch that a scoring request needs.
-const OUTPUT_ROWS: usize = 16 * TILE_ROWS;
 
 /// Weights, laid out.
 pub(super) struct Model {
@@ -60,8 +58,6 @@ pub(super) struct Scratch {
     sums: Sums,
     /// `[items, ITEM_ROWS, value_stride]`.
     attended: Vec<f32>,
-    /// Residuals of the rows whose logits are wanted.
-    wanted: Vec<f32>,
 }
 
 impl Scratch {
@@ -71,7 +67,6 @@ impl Scratch {
             tiles: Tiles::new(),
             sums: Sums::new(),
             attended: Vec::new(),
-            wanted: Vec::new(),
         }
     }
 }
@@ -123,45 +118,43 @@ impl Model {
     ) {
         let hidden = self.config.hidden;
         // Only what grows is written: every value is set before it is read.
-        scratch.residual.resize(batch.rows.len() * hidden, 0.0);
-        let rows = scratch.residual.par_chunks_mut(hidden).zip(&batch.rows);
+        scratch.residual.resize(batch.all.rows.len() * hidden, 0.0);
+        let rows = scratch.residual.par_chunks_mut(hidden).zip(&batch.all.rows);
         rows.with_min_len(TILE_ROWS)
             .for_each(|(residual, row)| self.embedding.row(row.token as usize, residual));
 
+        let mut bias = None;
         for (index, layer) in self.layers.iter().enumerate() {
-            let before = index.checked_sub(1).map(|index| &self.layers[index]);
-            let addend = before.map(|before| before.down_bias.as_deref());
-            self.norm(scratch, addend, &layer.input_norm, batch.rows.len());
-            layer
-                .qkv
-                .multiply(self.kernels, &scratch.tiles, &mut scratch.sums);
+            self.norm(scratch, bias, &layer.input_norm);
+            self.multiply(&layer.qkv, scratch);
             self.store(layer, index, batch, &scratch.sums, pool);
-            self.attend(layer, index, step, batch, pool, scratch);
-            layer
-                .output
-                .multiply(self.kernels, &scratch.tiles, &mut scratch.sums);
-            let addend = Some(layer.output_bias.as_deref());
-            self.norm(scratch, addend, &layer.mlp_norm, batch.rows.len());
-            layer
-                .gate_up
-                .multiply(self.kernels, &scratch.tiles, &mut scratch.sums);
-            self.gate(layer, batch.rows.len(), scratch);
-            layer
-                .down
-                .multiply(self.kernels, &scratch.tiles, &mut scratch.sums);
+            let mut selection = &batch.all;
+            if index + 1 == self.layers.len() {
+                selection = &batch.wanted;
+                keep(selection, hidden, &mut scratch.residual);
+            }
+            if selection.rows.is_empty() {
+                return;
+            }
+            self.attend(layer, index, step, selection, pool, scratch);
+            self.multiply(&layer.output, scratch);
+            self.norm(scratch, Some(layer.output_bias.as_deref()), &layer.mlp_norm);
+            self.multiply(&layer.gate_up, scratch);
+            self.gate(layer, selection.rows.len(), scratch);
+            self.multiply(&layer.down, scratch);
+            bias = Some(layer.down_bias.as_deref());
         }
-        self.logits(batch, scratch, logits);
+        self.norm(scratch, bias, &self.norm);
+        self.logits(scratch, logits);
     }
 
-    /// Adds the last product to the residual stream and norms it into the tiles; `addend` is `None` where there is no
+    fn multiply(&self, weights: &Panels, scratch: &mut Scratch) {
+        weights.multiply(self.kernels, &scratch.tiles, &mut scratch.sums);
+    }
+
+    /// Adds the last product to the residual stream and norms it into the tiles. `addend` is `None` where there is no
     /// product yet, else its bias.
-    fn norm(
-        &self,
-        scratch: &mut Scratch,
-        addend: Option<Option<&[f32]>>,
-        weights: &[f32],
-        rows: usize,
-    ) {
+    fn norm(&self, scratch: &mut Scratch, addend: Option<Option<&[f32]>>, weights: &[f32]) {
         let hidden = self.config.hidden;
         let Scratch {
             residual,
@@ -169,7 +162,7 @@ impl Model {
             sums,
             ..
         } = scratch;
-        tiles.resize(rows, hidden);
+        tiles.resize(residual.len() / hidden, hidden);
         let residual = residual.par_chunks_mut(TILE_ROWS * hidden);
         tiles
             .par_tiles()
@@ -217,7 +210,7 @@ impl Model {
         layer: &Layer,
         index: usize,
         step: &Step,
-        batch: &Batch,
+        selection: &Selection,
         pool: &Pool,
         scratch: &mut Scratch,
     ) {
@@ -237,17 +230,17 @@ impl Model {
             group: self.cut.group,
         };
         let stride = pool.layout.value_stride();
-        attended.resize(batch.items.len() * ITEM_ROWS * stride, 0.0);
+        attended.resize(selection.items.len() * ITEM_ROWS * stride, 0.0);
         let items = attended
             .par_chunks_mut(ITEM_ROWS * stride)
-            .zip(&batch.items);
+            .zip(&selection.items);
         items.for_each(|(out, item)| {
             attention.attend(item, &step.segments[item.segment as usize].pages, out);
         });
 
         let (head_dim, item_heads) = (self.config.head_dim, self.cut.item_heads);
-        tiles.resize(batch.rows.len(), self.config.heads * head_dim);
-        let rows = batch.rows.par_chunks(TILE_ROWS);
+        tiles.resize(selection.rows.len(), self.config.heads * head_dim);
+        let rows = selection.rows.par_chunks(TILE_ROWS);
         tiles.par_tiles().zip(rows).for_each(|(tile, rows)| {
             for (number, row) in rows.iter().enumerate() {
                 for head in 0..self.config.heads {
@@ -279,52 +272,15 @@ impl Model {
         });
     }
 
-    /// Appends the logits of the wanted rows.
-    fn logits(&self, batch: &Batch, scratch: &mut Scratch, logits: &mut Vec<f32>) {
-        let (hidden, vocabulary) = (self.config.hidden, self.config.vocabulary);
-        let Scratch {
-            residual,
-            tiles,
-            sums,
-            wanted,
-            ..
-        } = scratch;
-        // The last product is still to be added; the output layer's product will overwrite it.
-        let bias = self
-            .layers
-            .last()
-            .and_then(|layer| layer.down_bias.as_deref());
-        wanted.resize(batch.wanted.len() * hidden, 0.0);
-        for (to, &row) in wanted.chunks_exact_mut(hidden).zip(&batch.wanted) {
-            sums.read(row as usize, 0, 0, to);
-            let from = &residual[row as usize * hidden..][..hidden];
-            to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-            let bias = bias.unwrap_or_default();
-            to.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias);
-        }
+    /// Appends the logits of the rows in the tiles.
+    fn logits(&self, scratch: &mut Scratch, logits: &mut Vec<f32>) {
+        let vocabulary = self.config.vocabulary;
         let head = self.head.as_ref().unwrap_or(&self.embedding);
+        self.multiply(head, scratch);
         let start = logits.len();
-        logits.resize(start + batch.wanted.len() * vocabulary, 0.0);
-        let chunks = wanted.chunks_mut(OUTPUT_ROWS * hidden);
-        for (wanted, logits) in chunks.zip(logits[start..].chunks_mut(OUTPUT_ROWS * vocabulary)) {
-            tiles.resize(wanted.len() / hidden, hidden);
-            let wanted = wanted.par_chunks_mut(TILE_ROWS * hidden);
-            tiles.par_tiles().zip(wanted).for_each(|(tile, wanted)| {
-                for (row, residual) in wanted.chunks_exact_mut(hidden).enumerate() {
-                    self.kernels.run(Norm {
-                        residual,
-                        addend: None,
-                        weights: &self.norm,
-                        eps: self.config.norm_eps,
-                        tile,
-                        row,
-                    });
-                }
-            });
-            head.multiply(self.kernels, tiles, sums);
-            let rows = logits.par_chunks_mut(vocabulary).enumerate();
-            rows.for_each(|(row, logits)| sums.read(row, 0, 0, logits));
-        }
+        logits.resize(start + scratch.tiles.rows() * vocabulary, 0.0);
+        let rows = logits[start..].par_chunks_mut(vocabulary).enumerate();
+        rows.for_each(|(row, logits)| scratch.sums.read(row, 0, 0, logits));
     }
 
     /// Queries (0), keys (1) or values (2) of a layer's projection.
@@ -372,6 +328,15 @@ impl Layer {
             down_bias: weights.down_bias.as_ref().map(wide),
         }
     }
+}
+
+/// Leaves the rows of `selection`, which ascend.
+fn keep(selection: &Selection, hidden: usize, residual: &mut Vec<f32>) {
+    for (to, row) in selection.rows.iter().enumerate() {
+        let from = row.number as usize * hidden;
+        residual.copy_within(from..from + hidden, to * hidden);
+    }
+    residual.truncate(selection.rows.len() * hidden);
 }
 
 /// Writes the keys and values of some tokens to their page.
