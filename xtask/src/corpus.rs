@@ -106,20 +106,21 @@ fn retrieve(workspace: &Workspace, handbook: &Handbook) -> Result<Vec<Retrieved>
         .collect())
 }
 
-/// The mean share of a question's labelled documents among its first `depth`.
+/// The mean share of a question's labelled documents among its first `depth`, over the questions that have any.
 fn recall(handbook: &Handbook, retrieved: &[Retrieved], depth: usize) -> f64 {
-    let shares = handbook
-        .questions
-        .iter()
-        .zip(retrieved)
-        .map(|(question, line)| {
-            let first = &line.documents[..depth.min(line.documents.len())];
-            let found = question
-                .answered_by
-                .iter()
-                .filter(|id| first.contains(id))
-                .count();
-            found as f64 / question.answered_by.len() as f64
-        });
-    shares.sum::<f64>() / retrieved.len().max(1) as f64
+    let (mut sum, mut counted) = (0.0, 0);
+    for (question, line) in handbook.questions.iter().zip(retrieved) {
+        if question.answered_by.is_empty() {
+            continue;
+        }
+        let first = &line.documents[..depth.min(line.documents.len())];
+        let found = question
+            .answered_by
+            .iter()
+            .filter(|id| first.contains(id))
+            .count();
+        sum += found as f64 / question.answered_by.len() as f64;
+        counted += 1;
+    }
+    sum / f64::from(counted.max(1))
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! documents.jsonl   {"id", "title", "text"}                the documents
-//! questions.jsonl   {"id", "question", "documents": [ids]} each with the documents that answer it
+//! questions.jsonl   {"id", "question", "documents": [ids]}  with the documents that answer it
 //! retrieved.jsonl   {"question", "documents": [ids]}       what the retriever found, best first
 //! ```
 
@@ -30,7 +30,7 @@ pub(crate) struct Question {
     pub(crate) id: String,
     #[serde(rename = "question")]
     pub(crate) text: String,
-    /// The labels: ids of documents, at least one.
+    /// The labels: ids of documents; none where the handbook has no answer.
     #[serde(rename = "documents")]
     pub(crate) answered_by: Vec<String>,
 }
@@ -68,11 +68,6 @@ impl Handbook {
             ensure!(
                 questions.insert(&question.id),
                 "two questions bear the id {}",
-                question.id
-            );
-            ensure!(
-                !question.answered_by.is_empty(),
-                "question {} has no labelled document",
                 question.id
             );
             if let Some(id) = question

@@ -20,7 +20,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// A cargo command. `--locked` belongs to the caller.
+    /// A cargo command.
     pub(crate) fn cargo(name: &str, root: &Path, arguments: &[&str]) -> Self {
         Self::new(name, root, "cargo", &cargo(), arguments)
     }
@@ -53,6 +53,11 @@ impl Step {
         }
     }
 
+    /// What it is called.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Sets an environment variable, in the shown line too.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.command.env(name, value);
@@ -64,7 +69,7 @@ impl Step {
     ///
     /// # Errors
     /// The command cannot be started, or it fails; the error holds the line that repeats it.
-    pub(crate) fn run(mut self) -> Result<Duration> {
+    pub(crate) fn run(mut self) -> Result<()> {
         eprintln!("▸ {}: {}", self.name, self.line);
         let started = Instant::now();
         let status = self
@@ -79,9 +84,8 @@ impl Step {
                 self.line
             );
         }
-        let taken = started.elapsed();
-        eprintln!("✓ {} ({})", self.name, seconds(taken));
-        Ok(taken)
+        eprintln!("✓ {} ({})", self.name, seconds(started.elapsed()));
+        Ok(())
     }
 }
 

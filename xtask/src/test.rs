@@ -13,119 +13,62 @@ use crate::workspace::Workspace;
 use crate::{build, corpus, demo, setup};
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
-    let started = Instant::now();
-    let mut plan = Plan::default();
-    plan.task("setup", || setup::everything(workspace))?;
+    let mut plan = Plan::begin(workspace);
+    plan.task("set-up", || setup::everything(workspace))?;
 
-    let cargo = |name: &str, line: &str| {
-        Step::cargo(
-            name,
-            workspace.root(),
-            &line.split_ascii_whitespace().collect::<Vec<_>>(),
-        )
-    };
-    plan.step("format", cargo("format", "fmt --all -- --check"))?;
-    plan.step(
+    plan.cargo("format", "fmt --all -- --check")?;
+    plan.cargo(
         "clippy",
-        cargo(
-            "clippy",
-            "clippy --locked --workspace --all-targets -- -D warnings",
-        ),
+        "clippy --locked --workspace --all-targets -- -D warnings",
     )?;
-    plan.step("clippy, filter", cargo("clippy", &format!("clippy --locked -p foreword-ordering -p foreword-filter --target {} -- -D warnings", build::FILTER_TARGET)))?;
-    plan.step(
-        "clippy, core in a browser",
-        cargo(
-            "clippy",
-            "clippy --locked -p foreword-ordering --target wasm32-unknown-unknown -- -D warnings",
-        ),
-    )?;
-    let rustdoc =
-        cargo("rustdoc", "doc --locked --workspace --no-deps").env("RUSTDOCFLAGS", "-D warnings");
-    plan.step("rustdoc", rustdoc)?;
+    plan.cargo("clippy, filter", CLIPPY_FILTER)?;
+    plan.cargo("clippy, core in a browser", CLIPPY_BROWSER)?;
+    plan.step(rustdoc(workspace))?;
 
     plan.task("filter", || build::filter(workspace).map(drop))?;
-    plan.step("tests", cargo("tests", "test --locked --workspace"))?;
-    plan.step(
+    plan.cargo("tests", "test --locked --workspace")?;
+    plan.cargo(
         "benches compile",
-        cargo(
-            "benches compile",
-            "build --locked -p foreword-benches --benches",
-        ),
+        "build --locked -p foreword-benches --benches",
     )?;
-    plan.task("corpus", || corpus::check(workspace))?;
+    plan.task("corpus is as ranked", || corpus::check(workspace))?;
 
-    let deny = |line: &str| {
-        let arguments: Vec<&str> = line.split_ascii_whitespace().collect();
-        Step::program(
-            "dependencies",
-            workspace.root(),
-            &setup::deny_program(workspace),
-            &arguments,
-        )
-    };
-    plan.step(
-        "dependencies",
-        deny("--offline check licenses bans sources"),
-    )?;
-    if let Err(reason) = fetch_advisories(workspace) {
-        plan.skip(
-            "advisories",
-            &format!("the RustSec database is out of reach: {reason}"),
-        );
-    } else {
-        plan.step("advisories", deny("check --disable-fetch advisories"))?;
+    plan.step(deny(
+        workspace,
+        &["--offline", "check", "licenses", "bans", "sources"],
+    ))?;
+    match fetch_advisories(workspace) {
+        Ok(()) => plan.step(deny(workspace, &["check", "--disable-fetch", "advisories"]))?,
+        Err(reason) => plan.skip("advisories", &format!("no RustSec database: {reason}")),
     }
 
     plan.task("demo", || demo::check(workspace))?;
-    plan.print(started.elapsed());
+    plan.print();
     Ok(())
 }
 
-/// What ran so far, for the table at the end.
-#[derive(Default)]
-struct Plan {
-    lines: Vec<(String, String)>,
-    skipped: usize,
+const CLIPPY_FILTER: &str =
+    "clippy --locked -p foreword-ordering -p foreword-filter --target wasm32-wasip1 -- -D warnings";
+const CLIPPY_BROWSER: &str =
+    "clippy --locked -p foreword-ordering --target wasm32-unknown-unknown -- -D warnings";
+
+fn rustdoc(workspace: &Workspace) -> Step {
+    let arguments = ["doc", "--locked", "--workspace", "--no-deps"];
+    Step::cargo("rustdoc", workspace.root(), &arguments).env("RUSTDOCFLAGS", "-D warnings")
 }
 
-impl Plan {
-    fn step(&mut self, name: &str, step: Step) -> Result<()> {
-        let taken = step.run()?;
-        self.passed(name, taken);
-        Ok(())
-    }
-
-    /// A step made of several; its own errors say what to repeat.
-    fn task(&mut self, name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        let started = Instant::now();
-        work().with_context(|| format!("`{name}` failed"))?;
-        self.passed(name, started.elapsed());
-        Ok(())
-    }
-
-    fn passed(&mut self, name: &str, taken: Duration) {
-        self.lines.push((name.to_owned(), seconds(taken)));
-    }
-
-    fn skip(&mut self, name: &str, reason: &str) {
-        eprintln!("! {name}: skipped, {reason}");
-        self.lines
-            .push((name.to_owned(), format!("skipped, {reason}")));
-        self.skipped += 1;
-    }
-
-    fn print(&self, total: Duration) {
-        for (name, outcome) in &self.lines {
-            println!("{name:26}{outcome}");
-        }
-        let passed = self.lines.len() - self.skipped;
-        println!(
-            "{passed} steps passed, 0 failed, {} skipped in {}",
-            self.skipped,
-            seconds(total)
-        );
-    }
+fn deny(workspace: &Workspace, arguments: &[&str]) -> Step {
+    let name = if arguments.contains(&"advisories") {
+        "advisories"
+    } else {
+        "dependencies"
+    };
+    Step::program(
+        name,
+        workspace.root(),
+        &setup::deny_program(workspace),
+        arguments,
+    )
 }
 
 /// Brings the advisory database up to date; the error is the reason in one line.
@@ -140,9 +83,74 @@ fn fetch_advisories(workspace: &Workspace) -> Result<(), String> {
         return Ok(());
     }
     let errors = String::from_utf8_lossy(&output.stderr);
-    let reason = errors
-        .lines()
-        .find(|line| line.starts_with("fatal:"))
-        .or_else(|| errors.lines().next());
-    Err(reason.unwrap_or("no reason given").to_owned())
+    let fatal = errors.lines().find(|line| line.starts_with("fatal:"));
+    Err(fatal
+        .or_else(|| errors.lines().next())
+        .unwrap_or("no reason given")
+        .to_owned())
+}
+
+/// Runs steps and keeps what became of them for the table at the end.
+struct Plan<'a> {
+    workspace: &'a Workspace,
+    started: Instant,
+    passed: usize,
+    skipped: usize,
+    lines: Vec<(String, String)>,
+}
+
+impl<'a> Plan<'a> {
+    fn begin(workspace: &'a Workspace) -> Self {
+        Self {
+            workspace,
+            started: Instant::now(),
+            passed: 0,
+            skipped: 0,
+            lines: Vec::new(),
+        }
+    }
+
+    /// A cargo command, its arguments separated by spaces.
+    fn cargo(&mut self, name: &str, line: &str) -> Result<()> {
+        let arguments: Vec<&str> = line.split_ascii_whitespace().collect();
+        self.step(Step::cargo(name, self.workspace.root(), &arguments))
+    }
+
+    fn step(&mut self, step: Step) -> Result<()> {
+        let (name, started) = (step.name().to_owned(), Instant::now());
+        step.run()?;
+        self.pass(&name, started.elapsed());
+        Ok(())
+    }
+
+    /// Another of our commands.
+    fn task(&mut self, name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let started = Instant::now();
+        work().with_context(|| format!("`{name}` failed"))?;
+        self.pass(name, started.elapsed());
+        Ok(())
+    }
+
+    fn pass(&mut self, name: &str, taken: Duration) {
+        self.passed += 1;
+        self.lines.push((name.to_owned(), seconds(taken)));
+    }
+
+    fn skip(&mut self, name: &str, reason: &str) {
+        eprintln!("! {name}: skipped, {reason}");
+        self.skipped += 1;
+        self.lines
+            .push((name.to_owned(), format!("SKIPPED, {reason}")));
+    }
+
+    fn print(&self) {
+        for (name, outcome) in &self.lines {
+            println!("{name:28}{outcome}");
+        }
+        let taken = seconds(self.started.elapsed());
+        println!(
+            "{} steps passed, 0 failed, {} skipped in {taken}",
+            self.passed, self.skipped
+        );
+    }
 }

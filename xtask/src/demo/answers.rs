@@ -1,20 +1,26 @@
 //! The check that an answer does not depend on what the cache held.
 //!
-//! A sampled request is sent three times in a row through the same gateway: once to settle its order (its whole
-//! path is now the tree's best match), once warm, and once with a `cache_salt` of its own, which shares no KV state
-//! and so is computed from nothing. Same prompt length, same policy state, temperature 0: the answers must be equal.
+//! The replay keeps some of its requests: the body as the filter sent it on, and the answer that came while part
+//! of the prompt was in the cache. Here the same bytes go to the host once more under a `cache_salt` of their own,
+//! which shares no KV state with anything, so the whole prompt is computed. At temperature 0 the answers must be
+//! equal; a page that was reused wrongly would show.
 
 use std::ops::AddAssign;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
-use super::client::Client;
-use super::figures::Arm;
+use super::client::{Answer, Client};
 use super::interrupt::Interrupt;
-use super::replay::Question;
 use super::stack::Stack;
 
-/// How many sampled answers were compared, and how many were the same bytes warm and cold.
+/// A request of the replay that found part of its prompt in the cache.
+pub(super) struct Warm {
+    /// As the host received it.
+    pub(super) body: Vec<u8>,
+    pub(super) answer: Answer,
+}
+
+/// How many answers were compared, and how many were the same bytes warm and cold.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Comparison {
     pub(super) checked: usize,
@@ -28,42 +34,55 @@ impl AddAssign for Comparison {
     }
 }
 
-/// Compares each question's warm and cold answers.
+/// Asks each request again with a cold cache.
 ///
 /// # Errors
-/// A request fails, or the comparison would mean nothing: the warm one was not warm or the cold one not cold.
-pub(super) fn compare<'a>(
-    stack: &Stack,
-    arm: Arm,
-    questions: impl Iterator<Item = &'a Question>,
-    interrupt: &Interrupt,
-) -> Result<Comparison> {
-    let client = Client::new(stack.completions_url());
+/// A request fails, or the comparison would mean nothing: the cold one was not cold, or the prompts differ.
+pub(super) fn compare(stack: &Stack, warm: &[Warm], interrupt: &Interrupt) -> Result<Comparison> {
+    let client = Client::new(stack.host_completions_url());
     let mut comparison = Comparison::default();
-    for (index, question) in questions.enumerate() {
+    for (index, Warm { body, answer }) in warm.iter().enumerate() {
         interrupt.check()?;
-        let shared = question.body(stack.model(), None)?;
-        client.ask(&shared)?;
-        let warm = client.ask(&shared)?;
-        let salt = format!("cold-{}-{index}", arm.key());
-        let cold = client.ask(&question.body(stack.model(), Some(&salt))?)?;
-        ensure!(
-            warm.cached_tokens > 0,
-            "a repeated request found nothing in the cache"
-        );
+        let cold = client.ask(&salted(body, index)?)?;
         ensure!(
             cold.cached_tokens == 0,
-            "salt {salt} found {} cached tokens of another",
+            "a request with a salt of its own found {} cached tokens",
             cold.cached_tokens
         );
         ensure!(
-            warm.prompt_tokens == cold.prompt_tokens,
-            "the same request made prompts of {} and {} tokens",
-            warm.prompt_tokens,
+            cold.prompt_tokens == answer.prompt_tokens,
+            "the filter sent a prompt of {} tokens, the core by itself one of {}",
+            answer.prompt_tokens,
             cold.prompt_tokens
         );
         comparison.checked += 1;
-        comparison.equal += usize::from(warm.text == cold.text);
+        comparison.equal += usize::from(cold.text == answer.text);
     }
     Ok(comparison)
+}
+
+/// The body with one more field at its front; not a byte of the rest changes.
+fn salted(body: &[u8], index: usize) -> Result<Vec<u8>> {
+    let rest = body
+        .strip_prefix(b"{")
+        .context("the body is no JSON object")?;
+    Ok([
+        format!(r#"{{"cache_salt":"cold-{index}","#).as_bytes(),
+        rest,
+    ]
+    .concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_salt_is_added_and_the_rest_stays() {
+        assert_eq!(
+            salted(br#"{"model":"m"}"#, 3).unwrap(),
+            br#"{"cache_salt":"cold-3","model":"m"}"#
+        );
+        assert!(salted(b"[]", 0).is_err());
+    }
 }

@@ -20,6 +20,8 @@ pub(super) struct Answer {
     pub(super) ttft: Duration,
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
+    /// What the filter says that it did; empty when it is not in the way.
+    pub(super) filter_report: String,
 }
 
 /// A chunk of the stream, as far as it is read.
@@ -78,14 +80,25 @@ impl Client {
             let words = response.body_mut().read_to_string().unwrap_or_default();
             bail!("{} answered {status}: {words}", self.url);
         }
-        read_stream(BufReader::new(response.body_mut().as_reader()), || {
-            sent.elapsed()
+        let report = response
+            .headers()
+            .get(REPORT_HEADER)
+            .and_then(|value| value.to_str().ok());
+        let filter_report = report.unwrap_or_default().to_owned();
+        let stream = BufReader::new(response.body_mut().as_reader());
+        let answer = read_stream(stream, || sent.elapsed())?;
+        Ok(Answer {
+            filter_report,
+            ..answer
         })
     }
 }
 
 /// A replay that waits longer than this for one answer has failed.
 const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The filter's default `report_header`.
+const REPORT_HEADER: &str = "x-foreword";
 
 /// Reads server-sent events up to the end of the body, which leaves the connection usable for the next request.
 fn read_stream(stream: impl BufRead, elapsed: impl Fn() -> Duration) -> Result<Answer> {
@@ -126,6 +139,7 @@ fn read_stream(stream: impl BufRead, elapsed: impl Fn() -> Duration) -> Result<A
         cached_tokens: usage
             .prompt_tokens_details
             .map_or(0, |details| details.cached_tokens),
+        filter_report: String::new(),
     })
 }
 

@@ -5,8 +5,8 @@
 //!                 policy: retrieval, then longest; both processes started anew for each
 //! ```
 //!
-//! Each arm sends the same questions with the same retrieved documents, one after the other. Afterwards a sample
-//! is asked again, once warm and once cold, and the answers must be the same bytes.
+//! Each arm sends the same questions with the same retrieved documents, one after the other. Afterwards some are
+//! asked again with a cold cache, and the answers must be the same bytes.
 
 mod answers;
 mod client;
@@ -25,7 +25,7 @@ use clap::Args;
 use self::figures::{Arm, Figures};
 use self::interrupt::Interrupt;
 use self::replay::Question;
-use self::stack::{Programs, Stack};
+use self::stack::Stack;
 use crate::workspace::Workspace;
 use crate::{build, setup};
 
@@ -52,9 +52,6 @@ pub(crate) struct Options {
     profile: String,
 }
 
-/// Each this many requests, one is asked again, warm and cold.
-const ANSWER_SAMPLE: usize = 10;
-
 /// What ordering must at least bring, as a multiple of the reuse in retrieval order.
 const LEAST_GAIN: f64 = 1.5;
 
@@ -71,8 +68,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         return Ok(());
     }
     println!(
-        "\nEnvoy orders documents at {} until Ctrl-C. Try one of the questions:\n",
-        stack.gateway_url()
+        "\nEnvoy listens at {} until Ctrl-C. Ask it one of the questions:\n",
+        stack.completions_url()
     );
     println!("  {}\n", curl_line(workspace, options, &stack)?);
     interrupt.wait();
@@ -129,10 +126,8 @@ fn replay_both(
     interrupt: &Interrupt,
 ) -> Result<(Figures, Stack)> {
     setup::for_demo(workspace)?;
-    let programs = Programs {
-        filter: build::filter(workspace)?,
-        host: build::host(workspace, &options.profile)?,
-    };
+    build::filter(workspace)?;
+    build::host(workspace, &options.profile)?;
     let questions = replay::questions(workspace, usize::from(options.top_k), options.requests)?;
 
     let mut figures = Figures::new(
@@ -146,7 +141,7 @@ fn replay_both(
         // The first arm's processes end before the second's start: nothing is shared, not even the processor.
         drop(running.take());
         interrupt.check()?;
-        let stack = Stack::start(workspace, &programs, arm, options.kv_tokens)?;
+        let stack = Stack::start(workspace, arm, &options.profile, options.kv_tokens)?;
         let outcome = replay_arm(&stack, arm, &questions, interrupt, &mut figures);
         // A signal from the terminal reaches host and Envoy too; their deaths are then not the news.
         interrupt.check()?;
@@ -167,10 +162,9 @@ fn replay_arm(
     interrupt: &Interrupt,
     figures: &mut Figures,
 ) -> Result<()> {
-    let samples = replay::replay(stack, arm, questions, interrupt)?;
-    let sampled = questions.iter().step_by(ANSWER_SAMPLE);
-    figures.answers += answers::compare(stack, arm, sampled, interrupt)?;
-    figures.set(arm, samples);
+    let replayed = replay::replay(stack, arm, questions, interrupt)?;
+    figures.answers += answers::compare(stack, &replayed.warm, interrupt)?;
+    figures.set(arm, replayed.samples);
     Ok(())
 }
 
@@ -179,7 +173,7 @@ fn curl_line(workspace: &Workspace, options: &Options, stack: &Stack) -> Result<
     let questions = replay::questions(workspace, usize::from(options.top_k), Some(1))?;
     let question = questions.first().context("the handbook has no question")?;
     let file = report::folder(workspace).join("request.json");
-    let body = question.body(stack.model(), None)?;
+    let body = question.body(stack.model())?;
     fs::write(&file, body).with_context(|| format!("writing {}", file.display()))?;
     let url = stack.completions_url();
     Ok(format!(

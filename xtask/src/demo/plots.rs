@@ -119,8 +119,8 @@ fn draw(
         let mut chart = ChartBuilder::on(&area)
             .margin(8)
             .margin_right(16)
-            .x_label_area_size(44)
-            .y_label_area_size(54)
+            .x_label_area_size(48)
+            .y_label_area_size(60)
             .build_cartesian_2d(0.0..x_end, 0.0..y_end * 1.05)?;
         chart
             .configure_mesh()
@@ -128,7 +128,7 @@ fn draw(
             .light_line_style(TRANSPARENT)
             .bold_line_style(GRID)
             .axis_style(GRID)
-            .label_style(("sans-serif", 13).into_font().color(&INK))
+            .label_style(("sans-serif", 16).into_font().color(&INK))
             .x_labels(width.x_labels())
             .y_labels(6)
             .x_label_formatter(&|value| format!("{value:.0}"))

@@ -1,13 +1,15 @@
 //! The requests of the replay, and asking them one after the other.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use foreword_ordering::{Config, Orderer, Report};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use super::client::Client;
+use super::answers::Warm;
+use super::client::{Answer, Client};
 use super::figures::{Arm, Sample};
 use super::interrupt::Interrupt;
-use super::stack::Stack;
+use super::stack::{Stack, ordering};
 use crate::handbook::{Document, Handbook};
 use crate::workspace::Workspace;
 
@@ -18,8 +20,8 @@ pub(super) struct Question {
 }
 
 impl Question {
-    /// The request's body. Requests with different salts share no KV state.
-    pub(super) fn body(&self, model: &str, cache_salt: Option<&str>) -> Result<Vec<u8>> {
+    /// The request's body, as a client writes it.
+    pub(super) fn body(&self, model: &str) -> Result<Vec<u8>> {
         let request = Request {
             model,
             messages: [
@@ -39,7 +41,6 @@ impl Question {
             stream_options: StreamOptions {
                 include_usage: true,
             },
-            cache_salt,
         };
         Ok(serde_json::to_vec(&request)?)
     }
@@ -58,8 +59,6 @@ struct Request<'a> {
     temperature: f32,
     stream: bool,
     stream_options: StreamOptions,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cache_salt: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -107,14 +106,24 @@ pub(super) fn questions(
         .collect()
 }
 
+/// What a replay leaves.
+pub(super) struct Replayed {
+    pub(super) samples: Vec<Sample>,
+    /// Of each [`WARM_EVERY`] requests the first that found something in the cache.
+    pub(super) warm: Vec<Warm>,
+}
+
+const WARM_EVERY: usize = 10;
+
 /// Asks every question once, in order, one at a time.
 pub(super) fn replay(
     stack: &Stack,
     arm: Arm,
     questions: &[Question],
     interrupt: &Interrupt,
-) -> Result<Vec<Sample>> {
+) -> Result<Replayed> {
     let client = Client::new(stack.completions_url());
+    let mut core = Core::new(arm)?;
     warm_up(&client, stack.model())?;
     // Drawn on stderr, and only on a terminal.
     let progress = ProgressBar::new(questions.len() as u64)
@@ -122,11 +131,17 @@ pub(super) fn replay(
             "{prefix:>9} {wide_bar} {pos}/{len} {msg}",
         )?)
         .with_prefix(arm.key());
-    let (mut samples, mut prompt, mut cached) = (Vec::with_capacity(questions.len()), 0, 0);
-    for question in questions {
+    let mut replayed = Replayed {
+        samples: Vec::with_capacity(questions.len()),
+        warm: Vec::new(),
+    };
+    let (mut prompt, mut cached) = (0, 0);
+    for (index, question) in questions.iter().enumerate() {
         interrupt.check()?;
-        let answer = client.ask(&question.body(stack.model(), None)?)?;
-        samples.push(Sample {
+        let body = question.body(stack.model())?;
+        let answer = client.ask(&body)?;
+        let forwarded = core.forward(body, &answer)?;
+        replayed.samples.push(Sample {
             prompt_tokens: answer.prompt_tokens,
             cached_tokens: answer.cached_tokens,
             ttft: answer.ttft,
@@ -138,19 +153,62 @@ pub(super) fn replay(
             100.0 * cached as f64 / prompt.max(1) as f64
         ));
         progress.inc(1);
+        if answer.cached_tokens > 0 && replayed.warm.len() <= index / WARM_EVERY {
+            replayed.warm.push(Warm {
+                body: forwarded,
+                answer,
+            });
+        }
     }
     progress.finish();
-    Ok(samples)
+    Ok(replayed)
 }
 
-/// A first request, not counted: opens the connections and touches the weights. It has no documents and a salt of
-/// its own, so neither cache nor tree knows anything of use afterwards.
+/// The core, run here beside the filter on the same requests. It decides alike, so it knows the bytes that Envoy
+/// sent on.
+struct Core {
+    orderer: Orderer,
+}
+
+impl Core {
+    fn new(arm: Arm) -> Result<Self> {
+        let config = Config::from_json(ordering(arm).to_string().as_bytes())?;
+        Ok(Self {
+            orderer: Orderer::new(config),
+        })
+    }
+
+    /// The body as the filter sent it on.
+    ///
+    /// # Errors
+    /// The filter says that it did something else.
+    fn forward(&mut self, body: Vec<u8>, answer: &Answer) -> Result<Vec<u8>> {
+        let rewrite = self
+            .orderer
+            .rewrite("", &body)
+            .map_err(|skip| anyhow!("the core: {skip}"))?;
+        let Report {
+            documents,
+            matched,
+            moved,
+            ..
+        } = rewrite.report;
+        let ours = format!("documents={documents}; matched={matched}; moved={moved};");
+        ensure!(
+            answer.filter_report.contains(&ours),
+            "the filter reports {:?}, the core by itself {ours:?}",
+            answer.filter_report
+        );
+        Ok(rewrite.body.unwrap_or(body))
+    }
+}
+
+/// A first request, not counted: opens the connections and touches the weights. It has no documents, so neither
+/// the cache nor the tree knows anything of use afterwards but the system message.
 fn warm_up(client: &Client, model: &str) -> Result<()> {
     let question = Question {
         text: "Are you ready?".into(),
         documents: Vec::new(),
     };
-    client
-        .ask(&question.body(model, Some("warm-up"))?)
-        .map(drop)
+    client.ask(&question.body(model)?).map(drop)
 }

@@ -38,7 +38,6 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         "--target-dir",
         &*build_folder,
         "--force",
-        "--quiet",
     ];
     // It runs for a second per check: optimising it would only lengthen the first set-up.
     Step::cargo("cargo-deny", workspace.root(), &arguments)
