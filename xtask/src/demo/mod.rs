@@ -45,7 +45,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "K", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=10))]
     top_k: u8,
     /// Size of the host's KV cache in tokens
-    #[arg(long, value_name = "N", default_value_t = 8192)]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_KV_TOKENS)]
     kv_tokens: u32,
     /// Cargo profile of the host; `dev` optimises the engine and shares the tests' build
     #[arg(long, default_value = "dev")]
@@ -83,7 +83,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
         json: true,
         requests: None,
         top_k: 5,
-        kv_tokens: 8192,
+        kv_tokens: DEFAULT_KV_TOKENS,
         profile: "dev".into(),
     };
     let (figures, _) = replay_both(workspace, &options, &Interrupt::install()?)?;

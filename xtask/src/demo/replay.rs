@@ -54,6 +54,7 @@ Use only the documents that you are given, and say so when they do not hold the 
 struct Request<'a> {
     model: &'a str,
     messages: [Message<'a>; 2],
+    #[serde(skip_serializing_if = "<[Document]>::is_empty")]
     documents: &'a [Document],
     max_tokens: u32,
     temperature: f32,
