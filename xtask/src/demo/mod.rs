@@ -52,6 +52,9 @@ pub(crate) struct Options {
     profile: String,
 }
 
+/// The host's own default: room for some fifty of the replay's prompts.
+const DEFAULT_KV_TOKENS: u32 = 65_536;
+
 /// What ordering must at least bring, as a multiple of the reuse in retrieval order.
 const LEAST_GAIN: f64 = 1.5;
 
