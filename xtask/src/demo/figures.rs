@@ -215,7 +215,7 @@ pub(super) fn sorted_ms(samples: &[Sample]) -> Vec<f64> {
 }
 
 /// The nearest-rank quantile of ascending values; 0 of none.
-fn quantile(ascending: &[f64], share: f64) -> f64 {
+pub(super) fn quantile(ascending: &[f64], share: f64) -> f64 {
     let rank = (share * ascending.len() as f64).ceil() as usize;
     ascending
         .get(rank.saturating_sub(1))

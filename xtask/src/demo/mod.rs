@@ -59,6 +59,7 @@ const DEFAULT_KV_TOKENS: u32 = 65_536;
 const LEAST_GAIN: f64 = 1.5;
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    prepare(workspace, options)?;
     let interrupt = Interrupt::install()?;
     let (figures, stack) = replay_both(workspace, options, &interrupt)?;
     if options.json {
@@ -89,6 +90,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
         kv_tokens: DEFAULT_KV_TOKENS,
         profile: "dev".into(),
     };
+    prepare(workspace, &options)?;
     let (figures, _) = replay_both(workspace, &options, &Interrupt::install()?)?;
     let json: serde_json::Value = serde_json::from_str(&figures.to_json())?;
     eprintln!("{json}");
@@ -122,15 +124,20 @@ const PROMISED_KEYS: [&str; 6] = [
     "ordered.ttft_p50_ms",
 ];
 
-/// Sets up, builds, replays in both arms and writes the report. The second arm's processes are returned running.
+/// Sets up and builds, before signals are caught: cargo deals with them by itself.
+fn prepare(workspace: &Workspace, options: &Options) -> Result<()> {
+    setup::for_demo(workspace)?;
+    build::filter(workspace)?;
+    build::host(workspace, &options.profile)?;
+    Ok(())
+}
+
+/// Replays in both arms and writes the report. The second arm's processes are returned running.
 fn replay_both(
     workspace: &Workspace,
     options: &Options,
     interrupt: &Interrupt,
 ) -> Result<(Figures, Stack)> {
-    setup::for_demo(workspace)?;
-    build::filter(workspace)?;
-    build::host(workspace, &options.profile)?;
     let questions = replay::questions(workspace, usize::from(options.top_k), options.requests)?;
 
     let mut figures = Figures::new(

@@ -4,7 +4,7 @@
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
-use super::figures::{Arm, Figures, sorted_ms};
+use super::figures::{Arm, Figures, quantile, sorted_ms};
 
 /// Which sizes a plot is drawn in: text in a scaled-down SVG would be too small to read on a phone.
 #[derive(Clone, Copy)]
@@ -43,15 +43,25 @@ pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
     draw(width, "requests so far", "% of prompt tokens", line)
 }
 
-/// Share of requests whose first token came within a time.
+/// Share of requests whose first token came within a time. The slowest hundredth of an arm may lie off the plot.
 pub(super) fn time_to_first_token(figures: &Figures, width: Width) -> Result<String> {
+    let times = |arm| sorted_ms(figures.samples(arm));
+    let slow = |arm| quantile(&times(arm), 0.99);
+    let end = 1.05 * slow(Arm::Retrieval).max(slow(Arm::Ordered));
     let line = |arm| {
-        let times = sorted_ms(figures.samples(arm));
+        let times = times(arm);
         let share = |rank: usize| 100.0 * rank as f64 / times.len() as f64;
-        let steps = times.iter().enumerate();
-        steps
+        let shown = times
+            .iter()
+            .enumerate()
+            .take_while(|(_, time)| **time <= end);
+        let mut steps: Points = shown
             .flat_map(|(rank, &time)| [(time, share(rank)), (time, share(rank + 1))])
-            .collect()
+            .collect();
+        if let Some(&(_, reached)) = steps.last() {
+            steps.push((end, reached));
+        }
+        steps
     };
     draw(
         width,
