@@ -178,10 +178,11 @@ fn replay_arm(
     Ok(())
 }
 
-/// A line to paste: the first question with its documents, which lie in a file because they are long.
+/// A line to paste: the last question, which the cache still holds, with its documents in a file because they are
+/// long.
 fn curl_line(workspace: &Workspace, options: &Options, stack: &Stack) -> Result<String> {
-    let questions = replay::questions(workspace, usize::from(options.top_k), Some(1))?;
-    let question = questions.first().context("the handbook has no question")?;
+    let questions = replay::questions(workspace, usize::from(options.top_k), options.requests)?;
+    let question = questions.last().context("the handbook has no question")?;
     let file = report::folder(workspace).join("request.json");
     let body = question.body(stack.model())?;
     fs::write(&file, body).with_context(|| format!("writing {}", file.display()))?;
