@@ -247,6 +247,7 @@ impl Ours {
         Self {
             backend: CpuBackend::new(&Checkpoint::random(config, element, 1), &sizes)
                 .expect("the backend is built"),
+            element_bytes: if element == Element::F32 { 4.0 } else { 2.0 },
             prompt: (0..PROMPT as u32)
                 .map(|i| i * 7919 % VOCABULARY as u32)
                 .collect(),
