@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything CI needs, in order; stops at the first step that fails.
 //!
-//! The steps share build profiles. Clippy's metadata serves rustdoc; the tests, the benches' compile check and the
-//! demo share the dev profile's artifacts (dependencies and the engine are optimised in it).
+//! The steps share build profiles. Clippy's metadata serves rustdoc, and clippy is what compiles the benches; the tests
+//! and the demo share the dev profile's artifacts (dependencies and the engine are optimised in it).
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -27,10 +27,6 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 
     plan.task("filter", || build::filter(workspace).map(drop))?;
     plan.cargo("tests", "test --locked --workspace")?;
-    plan.cargo(
-        "benches compile",
-        "build --locked -p foreword-benches --benches",
-    )?;
     plan.task("corpus is as ranked", || corpus::check(workspace))?;
 
     plan.step(deny(
