@@ -23,14 +23,17 @@
     )
 )]
 
+mod arrangement;
 mod body;
 pub mod config;
+mod conversation;
 pub mod document;
 pub mod hint;
 mod orderer;
 pub mod policy;
+mod request;
 pub mod tree;
 
 pub use body::Skip;
 pub use config::{Config, ConfigError, RawConfig};
-pub use orderer::{Orderer, Report, Rewrite};
+pub use orderer::{Orderer, Remembered, Report, Rewrite};

@@ -1,0 +1,439 @@
+//! One request, from what was found in its body to the body that is sent.
+//!
+//! Messages are taken in the order of the prompt. What is remembered of a message is done again; what is not is decided
+//! now, knowing what stands before it. Nothing is remembered here: the caller gets what to remember.
+
+use crate::arrangement::{Arrangement, Listed, Slot, keeps_repeats, narrowed};
+use crate::body::{
+    Entry, Found, Group, Message, Parsed,
+    edit::{self, Edit, Rendering, Sent},
+};
+use crate::config::Config;
+use crate::conversation::memory::{Added, Memory, Path};
+use crate::conversation::shown::Shown;
+use crate::conversation::turn::{Pin, Pinned, Turn, Written};
+use crate::document::{Candidate, Fingerprint, estimate_tokens};
+use crate::orderer::Report;
+use crate::policy::{self, Order};
+use crate::tree::{KnowledgeTree, Scope};
+use fxhash::FxHashMap;
+use smallvec::SmallVec;
+
+/// What became of a request.
+pub(crate) struct Outcome {
+    /// The body to send; `None`: the one that came.
+    pub(crate) body: Option<Vec<u8>>,
+    pub(crate) report: Report,
+    /// The messages behind the known ones that documents stand in, and the last one.
+    pub(crate) added: Vec<Added>,
+}
+
+/// Sends `parsed`, of which `path` is known, and expects the engine to hold it afterwards.
+pub(crate) fn send<'a>(
+    config: &'a Config,
+    parsed: &Parsed<'a>,
+    tree: &mut KnowledgeTree,
+    memory: &'a Memory,
+    path: &Path,
+) -> Outcome {
+    let mut request = Request {
+        config,
+        tree,
+        last_turn: parsed.messages.last().map_or(0, |message| message.turn),
+        pinned_tokens: memory.pinned_tokens(path),
+        shown: Shown::default(),
+        sent: 0,
+        edits: Vec::new(),
+        report: Report::new(config.policy.name()),
+    };
+    if let Some(front) = &parsed.front {
+        request.group(front, None, 0);
+    }
+    let mut added = Vec::new();
+    let mut known = path.iter().peekable();
+    let last = parsed.messages.len().saturating_sub(1);
+    for (message, at) in parsed.messages.iter().zip(0_u32..) {
+        let turn = known
+            .next_if(|(known, _)| *known == at)
+            .and_then(|(_, id)| memory.turn(*id));
+        let written = match &parsed.rendered {
+            Some((target, group)) if *target == at as usize => Some(group),
+            _ => None,
+        };
+        let made = request.message(message, written, turn);
+        let is_new = path.last().is_none_or(|(last, _)| *last < at);
+        if is_new && (at as usize == last || made != Turn::default()) {
+            added.push(Added {
+                message: at,
+                chain: message.chain,
+                turn: made,
+            });
+        }
+    }
+    Outcome {
+        body: (!request.edits.is_empty()).then(|| edit::apply(parsed.text, request.edits)),
+        report: request.report,
+        added,
+    }
+}
+
+struct Request<'r, 'a> {
+    config: &'a Config,
+    tree: &'r mut KnowledgeTree,
+    /// The chat's last turn: what stands in it is referred to by nothing.
+    last_turn: u32,
+    /// Estimated tokens pinned in the known messages.
+    pinned_tokens: u64,
+    shown: Shown<'a>,
+    /// Hash of what was sent so far instead of the client's documents; 0: there were none.
+    sent: u64,
+    edits: Vec<Edit<'a>>,
+    report: Report,
+}
+
+impl<'a> Request<'_, 'a> {
+    /// Sends a message, with the documents of an array `written` into it, as it was sent before if that is `known`.
+    fn message(
+        &mut self,
+        message: &Message<'a>,
+        written: Option<&Group<'a>>,
+        known: Option<&'a Turn>,
+    ) -> Turn {
+        let mut turn = Turn::default();
+        let mut again = false;
+        if let Some(group) = written {
+            let known = known.and_then(|turn| turn.written.as_ref());
+            again |= known.is_some();
+            turn.written = Some(self.write(group, known, message.turn));
+        } else if let Some((pin, (entry, scope))) = known.and_then(Turn::pin).zip(message.entry) {
+            again = true;
+            self.pin(pin, entry, scope, message.turn);
+        }
+        let groups = message.groups.iter().enumerate().map(|(at, group)| {
+            let known = known.and_then(|turn| turn.groups.get(at));
+            again |= known.is_some();
+            self.group(group, known, message.turn).0
+        });
+        turn.groups = groups.collect();
+        self.report.replayed += u32::from(again);
+        turn
+    }
+
+    /// Sends the documents of an array.
+    fn write(&mut self, group: &Group<'a>, known: Option<&Written>, turn: u32) -> Written {
+        let known = known.map(|known| &known.arrangement);
+        let (arrangement, listed, rendering) = self.group(group, known, turn);
+        let list = listed.fingerprint();
+        let pin = self
+            .config
+            .pin
+            .zip(rendering)
+            .and_then(|(max_tokens, rendering)| {
+                let pin = pin_of(group, &listed, &arrangement, rendering)?;
+                let tokens = self.pinned_tokens.saturating_add(pin.tokens.into());
+                (tokens <= max_tokens.into()).then_some(pin)
+            });
+        Written {
+            list,
+            arrangement,
+            pin,
+        }
+    }
+
+    /// Sends documents that were written into an earlier message again.
+    fn pin(&mut self, pin: &'a Pin, entry: Entry, scope: Scope, turn: u32) {
+        self.edits.push(Edit::insert(entry, &pin.text));
+        let path = pin.documents.iter();
+        let path = path.map(|document| (document.fingerprint, document.tokens));
+        self.walk(scope, pin.references, path.collect());
+        for document in &pin.documents {
+            self.shown.add(
+                turn,
+                document.fingerprint,
+                pin.label(document),
+                Some(pin.block(document)),
+            );
+        }
+        self.report.pinned += count(pin.documents.len());
+        self.then(pin.digest);
+    }
+
+    /// Sends the documents of a group, arranged as `known` if that fits.
+    fn group(
+        &mut self,
+        group: &Group<'a>,
+        known: Option<&Arrangement>,
+        turn: u32,
+    ) -> (Arrangement, Listed, Option<Rendering>) {
+        let listed = Listed::of(group);
+        let arrangement = known
+            .filter(|known| self.is_possible(known, group, &listed, turn))
+            .cloned()
+            .unwrap_or_else(|| self.arrange(group, &listed, turn));
+
+        let path = arrangement
+            .slots
+            .iter()
+            .filter(|slot| !slot.is_reference())
+            .filter_map(|slot| {
+                let found = group.found.get(usize::from(slot.index()))?;
+                Some((listed.fingerprint_at(slot.index()), found.tokens))
+            });
+        self.walk(group.scope, arrangement.references(&listed), path.collect());
+        self.then(arrangement.digest(&listed));
+        if self.last_turn > 0 {
+            for &(index, fingerprint) in &listed.distinct {
+                if let Some(found) = group.found.get(usize::from(index)) {
+                    let block = found.block_in_message().filter(|_| !keeps_repeats(group));
+                    self.shown.add(turn, fingerprint, found.label, block);
+                }
+            }
+        }
+
+        let moved = arrangement.moved(&listed);
+        let references = arrangement.slots.iter().filter(|slot| slot.is_reference());
+        let references = references.count();
+        let dropped = if keeps_repeats(group) {
+            0
+        } else {
+            listed.repeats.len()
+        };
+        let stays = moved + references + dropped == 0 && !group.is_rendered();
+        let report = &mut self.report;
+        report.documents += count(group.found.len());
+        report.moved += count(moved);
+        report.deduplicated += count(references);
+        report.dropped += count(dropped);
+        report.hinted |= arrangement.hinted;
+        let rendering = if stays {
+            None
+        } else {
+            let hint = arrangement
+                .hinted
+                .then(|| self.order_hint(group, &listed))
+                .flatten();
+            let sent = self.sent_of(group, &arrangement, &listed);
+            let (edits, rendering) = edit::edits(&group.place, group.hint, sent, hint);
+            self.edits.extend(edits);
+            rendering
+        };
+        (arrangement, listed, rendering)
+    }
+
+    /// Whether a remembered arrangement sends what the client sends now, and refers only to what is there. It always
+    /// does, unless hashes collided: documents must not be lost by that.
+    fn is_possible(
+        &self,
+        known: &Arrangement,
+        group: &Group<'a>,
+        listed: &Listed,
+        turn: u32,
+    ) -> bool {
+        let mut references = known.slots.iter().filter(|slot| slot.is_reference());
+        known.is_of(listed)
+            && references.all(|slot| {
+                let fingerprint = listed.fingerprint_at(slot.index());
+                (group.found.get(usize::from(slot.index())))
+                    .is_some_and(|found| self.shown.holds(turn, fingerprint, &edit::block(found)))
+            })
+    }
+
+    /// Decides how the documents of a group are sent.
+    fn arrange(&mut self, group: &Group<'a>, listed: &Listed, turn: u32) -> Arrangement {
+        let references = self.references(group, listed, turn);
+        let mut arrangement = Arrangement {
+            slots: (listed.distinct.iter().zip(&references))
+                .map(|((index, _), is_reference)| {
+                    if *is_reference {
+                        Slot::reference(*index)
+                    } else {
+                        Slot::document(*index)
+                    }
+                })
+                .collect(),
+            hinted: false,
+        };
+        let scope = narrowed(
+            narrowed(group.scope, self.sent),
+            arrangement.references(listed),
+        );
+        let tree = &mut *self.tree;
+        let candidates: SmallVec<[Candidate<'_>; 16]> = (listed.distinct.iter().zip(&references))
+            .filter(|(_, is_reference)| !**is_reference)
+            .filter_map(|((index, fingerprint), _)| {
+                let found = group.found.get(usize::from(*index))?;
+                Some(Candidate {
+                    id: tree.intern(*fingerprint),
+                    label: found.label,
+                    tokens: found.tokens,
+                })
+            })
+            .collect();
+        if candidates.is_empty() {
+            return arrangement;
+        }
+        let order = self.config.policy.order(&candidates, tree, scope);
+        // References stay at their ranks; the documents between them change places.
+        let documents: SmallVec<[Slot; 16]> = arrangement
+            .slots
+            .iter()
+            .copied()
+            .filter(|slot| !slot.is_reference())
+            .collect();
+        let mut ordered = order
+            .iter()
+            .filter_map(|&rank| documents.get(usize::from(rank)).copied());
+        for slot in &mut arrangement.slots {
+            if !slot.is_reference()
+                && let Some(document) = ordered.next()
+            {
+                *slot = document;
+            }
+        }
+        arrangement.hinted =
+            arrangement.moved(listed) > 0 && self.order_hint(group, listed).is_some();
+        arrangement
+    }
+
+    /// For every distinct document, whether its location is sent instead of it.
+    fn references(&self, group: &Group<'a>, listed: &Listed, turn: u32) -> SmallVec<[bool; 16]> {
+        let mut references = SmallVec::from_elem(false, listed.distinct.len());
+        let Some(template) = &self.config.deduplicate else {
+            return references;
+        };
+        if turn == 0 || keeps_repeats(group) {
+            return references;
+        }
+        // What documents of this group are called, counted when the first one is found to be there already.
+        let mut names: Option<FxHashMap<&str, u32>> = None;
+        for (is_reference, &(index, fingerprint)) in references.iter_mut().zip(&listed.distinct) {
+            let Some(found) = group.found.get(usize::from(index)) else {
+                continue;
+            };
+            if !self.shown.may_hold(turn, fingerprint)
+                || !self.shown.names(found.label, fingerprint)
+            {
+                continue;
+            }
+            let Some(words) = template.render(found.label) else {
+                continue;
+            };
+            let names = names.get_or_insert_with(|| {
+                let mut names = FxHashMap::default();
+                for (index, _) in &listed.distinct {
+                    if let Some(found) = group.found.get(usize::from(*index)) {
+                        *names.entry(found.label).or_default() += 1;
+                    }
+                }
+                names
+            });
+            let block = edit::block(found);
+            *is_reference = names.get(found.label) == Some(&1)
+                && words.len() < block.len()
+                && self.shown.holds(turn, fingerprint, &block);
+        }
+        references
+    }
+
+    /// The order hint for the documents of a group, if it can have one.
+    fn order_hint(&self, group: &Group<'a>, listed: &Listed) -> Option<String> {
+        let template = self.config.hint.as_ref().filter(|_| group.hint.is_some())?;
+        let labels: SmallVec<[&str; 16]> = listed
+            .distinct
+            .iter()
+            .filter_map(|(index, _)| Some(group.found.get(usize::from(*index))?.label))
+            .collect();
+        template.render(&labels)
+    }
+
+    /// What is sent in the group's places.
+    fn sent_of<'g>(
+        &mut self,
+        group: &'g Group<'a>,
+        arrangement: &Arrangement,
+        listed: &Listed,
+    ) -> Vec<Sent<'g, 'a>> {
+        let found = |index: u16| group.found.get(usize::from(index));
+        let words = |found: &Found<'_>| self.config.deduplicate.as_ref()?.render(found.label);
+        let slots = arrangement.slots.iter().filter_map(|slot| {
+            let found = found(slot.index())?;
+            Some(match words(found).filter(|_| slot.is_reference()) {
+                Some(words) => Sent::Reference(words),
+                None => Sent::Document(found),
+            })
+        });
+        let repeats = listed.repeats.iter().filter(|_| keeps_repeats(group));
+        slots
+            .chain(repeats.filter_map(|index| found(*index).map(Sent::Document)))
+            .collect()
+    }
+
+    /// Looks up and records that these documents stand in the prompt, in this order; `references` stand among them.
+    fn walk(
+        &mut self,
+        scope: Scope,
+        references: u64,
+        documents: SmallVec<[(Fingerprint, u32); 16]>,
+    ) {
+        if documents.is_empty() {
+            return;
+        }
+        let scope = narrowed(narrowed(scope, self.sent), references);
+        let tree = &mut *self.tree;
+        let path: SmallVec<[Candidate<'_>; 16]> = documents
+            .into_iter()
+            .map(|(fingerprint, tokens)| Candidate {
+                id: tree.intern(fingerprint),
+                label: "",
+                tokens,
+            })
+            .collect();
+        let order: Order = (0..).take(path.len()).collect();
+        let matched = policy::match_of(&path, &order, tree, scope);
+        tree.insert(
+            scope,
+            path.iter().map(|document| (document.id, document.tokens)),
+        );
+        self.report.matched += matched.documents;
+        self.report.matched_tokens += matched.tokens;
+        self.report.document_tokens += path
+            .iter()
+            .map(|document| u64::from(document.tokens))
+            .sum::<u64>();
+    }
+
+    /// What `digest` stands for was sent.
+    fn then(&mut self, digest: u64) {
+        self.sent = narrowed(Scope(digest), self.sent).0;
+    }
+}
+
+/// What was rendered, to be kept; `None` if it is too large for that.
+fn pin_of(
+    group: &Group<'_>,
+    listed: &Listed,
+    arrangement: &Arrangement,
+    rendering: Rendering,
+) -> Option<Pin> {
+    let documents = arrangement
+        .slots
+        .iter()
+        .filter(|slot| !slot.is_reference())
+        .zip(&rendering.documents)
+        .map(|(slot, (block, label))| {
+            let found = group.found.get(usize::from(slot.index()))?;
+            let fingerprint = listed.fingerprint_at(slot.index());
+            Pinned::new(fingerprint, found.tokens, block, label)
+        });
+    Some(Pin {
+        documents: documents.collect::<Option<_>>()?,
+        tokens: estimate_tokens(rendering.text.len()),
+        text: rendering.text.into(),
+        digest: arrangement.digest(listed),
+        references: arrangement.references(listed),
+    })
+}
+
+fn count(documents: usize) -> u32 {
+    u32::try_from(documents).unwrap_or(u32::MAX)
+}
