@@ -115,8 +115,8 @@ impl Memory {
     ///
     /// Documents that were written into an earlier message belong to its history. The message that the request
     /// writes documents into, and the one that it ends with, are known only as they were sent with that same list.
-    /// When several turns of one chain fit, the chat could be any of them: then it is taken for one that nothing was
-    /// written into at that message.
+    /// When several turns of one chain fit and read differently, the chat could be any of them: then it is taken for
+    /// one that nothing was written into at that message.
     pub(crate) fn find(
         &self,
         chains: impl DoubleEndedIterator<Item = Chain> + ExactSizeIterator,
@@ -136,8 +136,8 @@ impl Memory {
                 .collect();
             match fitting.as_slice() {
                 [] => {}
-                [only] => {
-                    known = Some(*only);
+                [first, others @ ..] if others.iter().all(|id| self.reads_like(*first, *id)) => {
+                    known = Some(*first);
                     break;
                 }
                 _ => unsettled.push(fitting),
@@ -206,6 +206,17 @@ impl Memory {
                 .is_some_and(|node| node.turn.written.is_none()),
             _ => true,
         }
+    }
+
+    /// Whether two turns of one chain stand behind the same turn and, as history, make the same bytes.
+    fn reads_like(&self, one: TurnId, other: TurnId) -> bool {
+        let read = |id| {
+            self.node(id).map(|node| {
+                let pinned = node.turn.pin().map(|pin| &pin.text);
+                (node.parent, pinned, &node.turn.groups)
+            })
+        };
+        read(one) == read(other)
     }
 
     /// The turn and its ancestors, upwards.
@@ -319,3 +330,215 @@ const MAX_VERSIONS: usize = 16;
 
 /// About a turn's place in the arena and in the index; the same on every platform.
 const TURN_BYTES: u64 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arrangement::{Arrangement, Slot};
+    use crate::conversation::turn::{Pin, Written};
+    use proptest::prelude::*;
+
+    impl Memory {
+        /// The invariants that are too costly to check in use.
+        fn check(&self) {
+            let mut listed = Vec::new();
+            let mut at = self.oldest;
+            while let Some(id) = at {
+                listed.push(id);
+                at = self.node(id).unwrap().newer;
+            }
+            assert_eq!(listed.last().copied(), self.newest);
+            assert_eq!(listed.len(), self.len(), "every turn is in the list");
+            let age = |id: TurnId| listed.iter().position(|listed| *listed == id);
+            let mut bytes = 0;
+            for &id in &listed {
+                let node = self.node(id).unwrap();
+                bytes += node.bytes();
+                assert!(self.by_chain[&node.chain].contains(&id));
+                if let Some(parent) = node.parent {
+                    assert!(age(parent) > age(id), "a parent is used with its children");
+                    assert!(self.node(parent).unwrap().message < node.message);
+                }
+            }
+            assert_eq!(bytes, self.bytes);
+            let indexed: usize = self.by_chain.values().map(SmallVec::len).sum();
+            assert_eq!(indexed, self.len(), "nothing forgotten is found");
+            assert!(self.len() <= self.bounds.max_entries as usize);
+            assert!(self.bytes <= self.bounds.max_bytes);
+        }
+    }
+
+    fn memory(max_entries: u32, max_bytes: u64) -> Memory {
+        Memory::new(Bounds {
+            max_entries,
+            max_bytes,
+        })
+    }
+
+    /// A turn into which `text` was written.
+    fn written(text: &str) -> Turn {
+        Turn {
+            groups: Box::new([]),
+            written: Some(Written {
+                list: list(text),
+                arrangement: Arrangement {
+                    slots: Box::new([Slot::document(0)]),
+                    hinted: false,
+                },
+                pin: Some(Pin {
+                    text: text.into(),
+                    tokens: 1,
+                    documents: Box::new([]),
+                    digest: 1,
+                    references: 0,
+                }),
+            }),
+        }
+    }
+
+    fn list(text: &str) -> Fingerprint {
+        Fingerprint::of(&[text.as_bytes()])
+    }
+
+    fn added(message: u32, chain: u128, turn: Turn) -> Added {
+        Added {
+            message,
+            chain: Chain(chain),
+            turn,
+        }
+    }
+
+    fn chains(chains: &[u128]) -> impl DoubleEndedIterator<Item = Chain> + ExactSizeIterator {
+        chains.iter().map(|chain| Chain(*chain))
+    }
+
+    /// What was written into the known messages.
+    fn texts(memory: &Memory, path: &Path) -> Vec<(u32, String)> {
+        path.iter()
+            .map(|(message, id)| {
+                let pin = memory.turn(*id).unwrap().pin();
+                (
+                    *message,
+                    pin.map_or(String::new(), |pin| pin.text.to_string()),
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_chat_that_goes_on_is_known() {
+        let mut memory = memory(10, 10_000);
+        memory.record(&Path::new(), vec![added(0, 1, written("a"))]);
+        let path = memory.find(chains(&[1, 2, 3]), None);
+        assert_eq!(texts(&memory, &path), [(0, "a".into())]);
+        memory.record(&path, vec![added(2, 3, Turn::default())]);
+        let path = memory.find(chains(&[1, 2, 3, 4, 5]), Some((4, list("b"))));
+        assert_eq!(texts(&memory, &path), [(0, "a".into()), (2, String::new())]);
+        memory.check();
+    }
+
+    #[test]
+    fn the_message_that_documents_are_for_is_known_with_these_only() {
+        let mut memory = memory(10, 10_000);
+        memory.record(&Path::new(), vec![added(0, 1, written("a"))]);
+        assert_eq!(memory.find(chains(&[1]), Some((0, list("a")))).len(), 1);
+        assert_eq!(memory.find(chains(&[1]), Some((0, list("b")))).len(), 0);
+        assert_eq!(memory.find(chains(&[1]), None).len(), 0);
+        // An agent's request goes on after the question that the documents are for.
+        assert_eq!(memory.find(chains(&[1, 2]), Some((0, list("b")))).len(), 0);
+        assert_eq!(memory.find(chains(&[1, 2]), Some((0, list("a")))).len(), 1);
+    }
+
+    #[test]
+    fn chats_of_the_same_words_with_other_documents_are_not_told_apart() {
+        let mut memory = memory(10, 10_000);
+        for text in ["a", "b"] {
+            memory.record(&Path::new(), vec![added(0, 1, written(text))]);
+        }
+        assert!(memory.find(chains(&[1, 2, 3]), None).is_empty());
+        // How such a chat went on is remembered: nothing was written into its first message.
+        memory.record(&Path::new(), vec![added(2, 3, Turn::default())]);
+        let path = memory.find(chains(&[1, 2, 3, 4, 5]), None);
+        assert_eq!(texts(&memory, &path), [(2, String::new())]);
+        // And one that began without documents is the plain one.
+        memory.record(&Path::new(), vec![added(0, 1, Turn::default())]);
+        let path = memory.find(chains(&[1, 2, 9]), None);
+        assert_eq!(texts(&memory, &path), [(0, String::new())]);
+        memory.check();
+    }
+
+    #[test]
+    fn the_end_of_the_least_recently_used_chat_is_forgotten_first() {
+        let mut memory = memory(3, 10_000);
+        memory.record(
+            &Path::new(),
+            vec![added(0, 1, written("a")), added(2, 2, written("b"))],
+        );
+        memory.record(&Path::new(), vec![added(0, 10, written("c"))]);
+        memory.record(&Path::new(), vec![added(0, 20, written("d"))]);
+        memory.check();
+        let path = memory.find(chains(&[1, 0, 2, 0, 3]), None);
+        assert_eq!(texts(&memory, &path), [(0, "a".into())]);
+    }
+
+    #[test]
+    fn what_is_larger_than_the_memory_is_not_remembered() {
+        let mut memory = memory(10, 1_000);
+        memory.record(&Path::new(), vec![added(0, 1, written(&"x".repeat(2_000)))]);
+        memory.check();
+        assert_eq!((memory.len(), memory.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn one_chain_has_a_bounded_number_of_turns() {
+        let mut memory = memory(1_000, 1_000_000);
+        for text in 0..100 {
+            memory.record(&Path::new(), vec![added(0, 1, written(&text.to_string()))]);
+        }
+        assert_eq!(memory.len(), MAX_VERSIONS);
+        memory.check();
+    }
+
+    proptest! {
+        /// Chats over few words, so that they fork, meet and are forgotten; every step keeps the invariants, and what
+        /// is found is a chat that was recorded.
+        #[test]
+        fn invariants_hold_whatever_is_recorded(
+            requests in prop::collection::vec(
+                (prop::collection::vec(0_u128..3, 1..5), prop::option::of(0_u8..3)),
+                1..60,
+            ),
+            max_entries in 0_u32..12,
+            max_bytes in 0_u64..6_000,
+        ) {
+            let mut memory = memory(max_entries, max_bytes);
+            for (words, text) in requests {
+                // A chain holds all the words before it.
+                let chains_of: Vec<u128> = words
+                    .iter()
+                    .scan(1, |chain, word| {
+                        *chain = *chain * 4 + word;
+                        Some(*chain)
+                    })
+                    .collect();
+                let last = chains_of.len() as u32 - 1;
+                let turn = text.map_or(Turn::default(), |text| written(&text.to_string()));
+                let list = turn.list();
+                let path = memory.find(chains(&chains_of), list.map(|list| (last, list)));
+                for (message, id) in &path {
+                    prop_assert_eq!(memory.node(*id).unwrap().chain.0, chains_of[*message as usize]);
+                }
+                let known = path.last().map_or(0, |(message, _)| message + 1);
+                let rest = (known..=last).filter(|at| *at == last).map(|at| {
+                    added(at, chains_of[at as usize], turn.clone())
+                });
+                memory.record(&path, rest.collect());
+                memory.check();
+                if memory.len() > 0 && max_entries > 5 && max_bytes > 5_000 {
+                    let again = memory.find(chains(&chains_of), list.map(|list| (last, list)));
+                    prop_assert_eq!(again.last().map(|(message, _)| *message), Some(last));
+                }
+            }
+        }
+    }
+}
