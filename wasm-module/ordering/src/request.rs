@@ -105,9 +105,11 @@ impl<'a> Request<'_, 'a> {
             let known = known.and_then(|turn| turn.written.as_ref());
             again |= known.is_some();
             turn.written = Some(self.write(group, known, message.turn));
-        } else if let Some((pin, (entry, scope))) = known.and_then(Turn::pin).zip(message.entry) {
+        } else if let Some(written) = known.and_then(|turn| turn.written.as_ref())
+            && let (Some(pin), Some(place)) = (&written.pin, message.entry)
+        {
             again = true;
-            self.pin(pin, entry, scope, message.turn);
+            self.pin(pin, written.arrangement.hinted, place, message.turn);
         }
         let groups = message.groups.iter().enumerate().map(|(at, group)| {
             let known = known.and_then(|turn| turn.groups.get(at));
@@ -141,7 +143,7 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Sends documents that were written into an earlier message again.
-    fn pin(&mut self, pin: &'a Pin, entry: Entry, scope: Scope, turn: u32) {
+    fn pin(&mut self, pin: &'a Pin, is_hinted: bool, (entry, scope): (Entry, Scope), turn: u32) {
         self.edits.push(Edit::insert(entry, &pin.text));
         let path = pin.documents.iter();
         let path = path.map(|document| (document.fingerprint, document.tokens));
@@ -155,6 +157,7 @@ impl<'a> Request<'_, 'a> {
             );
         }
         self.report.pinned += count(pin.documents.len());
+        self.report.hinted |= is_hinted;
         self.then(pin.digest);
     }
 

@@ -17,6 +17,7 @@
 //! list's oldest turn has no children, and forgetting it is O(1).
 
 use super::turn::Turn;
+use crate::arrangement::Arrangement;
 use crate::body::Chain;
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
@@ -136,7 +137,11 @@ impl Memory {
                 .collect();
             match fitting.as_slice() {
                 [] => {}
-                [first, others @ ..] if others.iter().all(|id| self.reads_like(*first, *id)) => {
+                [first, others @ ..]
+                    if others
+                        .iter()
+                        .all(|id| self.reads_like(Some(*first), Some(*id))) =>
+                {
                     known = Some(*first);
                     break;
                 }
@@ -145,8 +150,9 @@ impl Memory {
         }
         for fitting in unsettled.into_iter().rev() {
             let plain = fitting.into_iter().find(|&id| {
-                self.node(id)
-                    .is_some_and(|node| node.parent == known && node.turn.pin().is_none())
+                self.node(id).is_some_and(|node| {
+                    node.turn.pin().is_none() && self.reads_like(node.parent, known)
+                })
             });
             known = plain.or(known);
         }
@@ -208,15 +214,21 @@ impl Memory {
         }
     }
 
-    /// Whether two turns of one chain stand behind the same turn and, as history, make the same bytes.
-    fn reads_like(&self, one: TurnId, other: TurnId) -> bool {
-        let read = |id| {
-            self.node(id).map(|node| {
-                let pinned = node.turn.pin().map(|pin| &pin.text);
-                (node.parent, pinned, &node.turn.groups)
-            })
-        };
-        read(one) == read(other)
+    /// Whether a chat that comes to either turn reads alike so far.
+    fn reads_like(&self, one: Option<TurnId>, other: Option<TurnId>) -> bool {
+        self.history(one).eq(self.history(other))
+    }
+
+    /// What was done with the messages up to the turn, upwards, as far as it shows when they are history.
+    fn history(
+        &self,
+        turn: Option<TurnId>,
+    ) -> impl Iterator<Item = (u32, Option<&str>, &[Arrangement])> {
+        let done = self.ancestors(turn).map(|(_, node)| {
+            let pinned = node.turn.pin().map(|pin| &*pin.text);
+            (node.message, pinned, &*node.turn.groups)
+        });
+        done.filter(|(_, pinned, groups)| pinned.is_some() || !groups.is_empty())
     }
 
     /// The turn and its ancestors, upwards.
@@ -334,7 +346,7 @@ const TURN_BYTES: u64 = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arrangement::{Arrangement, Slot};
+    use crate::arrangement::Slot;
     use crate::conversation::turn::{Pin, Written};
     use proptest::prelude::*;
 
