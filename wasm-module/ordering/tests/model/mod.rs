@@ -5,7 +5,7 @@ use foreword_ordering::{Config, Orderer, Report, Skip};
 use serde_json::{Value, json};
 
 /// What a client does: a kind, and numbers that choose among few words and documents.
-pub type Step = [u8; 6];
+pub(crate) type Step = [u8; 6];
 
 /// A message of a client's history.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +29,7 @@ struct Stored {
 
 /// The client's side: chats that go on.
 #[derive(Default)]
-pub struct Client {
+struct Client {
     chats: Vec<Vec<Message>>,
 }
 
@@ -41,7 +41,7 @@ struct Model {
 }
 
 /// Lets a client take `steps`, and checks every request. `setup` chooses the configuration.
-pub fn run(setup: u8, steps: &[Step]) {
+pub(crate) fn run(setup: u8, steps: &[Step]) {
     let on = |bit: u8| setup & bit != 0;
     let (pins, refers, bounded) = (!on(1), !on(2), on(4));
     let mut conversation =
@@ -94,7 +94,7 @@ pub fn run(setup: u8, steps: &[Step]) {
 
 /// The bodies that a client sends when it takes `steps`.
 #[allow(dead_code, reason = "not every user of the model needs it")]
-pub fn bodies(steps: &[Step]) -> Vec<String> {
+pub(crate) fn bodies(steps: &[Step]) -> Vec<String> {
     let mut client = Client::default();
     let requests = steps.iter().map(|step| client.step(step));
     requests
