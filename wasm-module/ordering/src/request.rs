@@ -5,7 +5,7 @@
 
 use crate::arrangement::{Arrangement, Listed, Slot, keeps_repeats, narrowed};
 use crate::body::{
-    Entry, Found, Group, Message, Parsed,
+    Entry, Found, Group, Message, Parsed, Place,
     edit::{self, Edit, Rendering, Sent},
 };
 use crate::config::Config;
@@ -107,6 +107,7 @@ impl<'a> Request<'_, 'a> {
             turn.written = Some(self.write(group, known, message.turn));
         } else if let Some(written) = known.and_then(|turn| turn.written.as_ref())
             && let (Some(pin), Some(place)) = (&written.pin, message.entry)
+            && place.0.wrap == pin.wrap
         {
             again = true;
             self.pin(pin, written.arrangement.hinted, place, message.turn);
@@ -428,7 +429,11 @@ fn pin_of(
             let fingerprint = listed.fingerprint_at(slot.index());
             Pinned::new(fingerprint, found.tokens, block, label)
         });
+    let Place::Render { entry, .. } = group.place else {
+        return None;
+    };
     Some(Pin {
+        wrap: entry.wrap,
         documents: documents.collect::<Option<_>>()?,
         tokens: estimate_tokens(rendering.text.len()),
         text: rendering.text.into(),

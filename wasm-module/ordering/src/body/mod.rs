@@ -16,7 +16,7 @@ mod parse;
 mod tags;
 mod text;
 
-pub(crate) use chat::{Chain, Entry};
+pub(crate) use chat::{Chain, Entry, Wrap};
 pub(crate) use parse::{Found, Group, Message, Parsed, Place, parse};
 
 /// Why a request is left as it came. Displayed with the value and the limit; never with the body's text.

@@ -347,6 +347,7 @@ const TURN_BYTES: u64 = 256;
 mod tests {
     use super::*;
     use crate::arrangement::Slot;
+    use crate::body::Wrap;
     use crate::conversation::turn::{Pin, Written};
     use proptest::prelude::*;
 
@@ -398,6 +399,7 @@ mod tests {
                     hinted: false,
                 },
                 pin: Some(Pin {
+                    wrap: Wrap::None,
                     text: text.into(),
                     tokens: 1,
                     documents: Box::new([]),

@@ -1,6 +1,7 @@
 //! What is remembered of one message: how its documents were arranged, and those that we wrote into it.
 
 use crate::arrangement::Arrangement;
+use crate::body::Wrap;
 use crate::document::Fingerprint;
 use std::ops::Range;
 
@@ -28,6 +29,8 @@ pub(crate) struct Written {
 pub(crate) struct Pin {
     /// What was inserted into the message, byte for byte.
     pub(crate) text: Box<str>,
+    /// What it is wrapped in: its place in a content of that kind.
+    pub(crate) wrap: Wrap,
     /// Its estimated tokens.
     pub(crate) tokens: u32,
     /// The documents in it, in its order.
