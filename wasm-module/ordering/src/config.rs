@@ -221,6 +221,11 @@ impl Config {
         }
         serde_json::from_slice::<RawConfig>(text)?.try_into()
     }
+
+    /// Whether documents are written into messages and stay there.
+    pub(crate) fn pins(&self) -> bool {
+        self.pin.is_some() && self.field == DocumentsField::Render
+    }
 }
 
 impl TryFrom<RawConfig> for Config {

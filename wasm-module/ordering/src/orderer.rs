@@ -2,7 +2,7 @@
 
 use crate::arrangement::Listed;
 use crate::body::{self, Skip};
-use crate::config::{Config, DocumentsField};
+use crate::config::Config;
 use crate::conversation::memory::Memory;
 use crate::request;
 use crate::tree::KnowledgeTree;
@@ -66,7 +66,7 @@ pub struct Report {
 /// What is remembered of chats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remembered {
-    /// Messages that documents stand in, or that a request ended with.
+    /// Messages that documents stand in or may be pinned in, or that a request ended with.
     pub messages: u64,
     /// Estimated bytes that this takes.
     pub bytes: u64,
@@ -111,9 +111,7 @@ impl Orderer {
         let sent = request::send(&self.config, &parsed, &mut kept.tree, &kept.memory, &path);
         // A chat without documents is remembered where chats that open alike may have some written into them: the
         // one must not be taken for the other.
-        let may_be_confused =
-            self.config.pin.is_some() && self.config.field == DocumentsField::Render;
-        if has_documents || !path.is_empty() || may_be_confused {
+        if has_documents || !path.is_empty() || self.config.pins() {
             kept.memory.record(&path, sent.added);
         }
         if !has_documents && sent.body.is_none() {

@@ -374,6 +374,9 @@ fn chats_that_open_alike_with_other_documents_get_none_of_each_other() {
     let bare = json!({"messages": [question("Hi")]});
     assert_eq!(sees(&[open(&["a"]), bare.clone()]), Err(Skip::NoDocuments));
     assert_eq!(sees(&[bare, open(&["a"])]), Err(Skip::NoDocuments));
+    // Even if it was first seen when it had gone on already.
+    let later = json!({"messages": [question("Hi"), answer("Hey."), question("So?")]});
+    assert_eq!(sees(&[later, open(&["a"])]), Err(Skip::NoDocuments));
 }
 
 #[test]
