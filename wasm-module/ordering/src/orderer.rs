@@ -66,7 +66,7 @@ pub struct Report {
 /// What is remembered of chats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remembered {
-    /// Messages that documents stand in or may be pinned in, or that a request ended with.
+    /// Messages of chats; without pinning, only those that documents stand in or that a request ended with.
     pub messages: u64,
     /// Estimated bytes that this takes.
     pub bytes: u64,

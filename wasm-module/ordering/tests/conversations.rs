@@ -380,6 +380,32 @@ fn chats_that_open_alike_with_other_documents_get_none_of_each_other() {
 }
 
 #[test]
+fn a_chat_seen_late_with_other_documents_is_no_less_a_chat() {
+    let mut orderer = orderer(json!({}));
+    let tool = |words: &str| json!({"role": "tool", "tool_call_id": "1", "content": words});
+    let step = |rest: &[Value]| [&[question("Why?"), answer("2+2"), tool("4")], rest].concat();
+    send(
+        &mut orderer,
+        &json!({"documents": array(&["a"]), "messages": [question("Why?")]}),
+    );
+    assert_eq!(
+        send(&mut orderer, &json!({"messages": step(&[])})).1.pinned,
+        1
+    );
+    let other = step(&[answer("3+3"), tool("6")]);
+    send(
+        &mut orderer,
+        &json!({"documents": array(&["b"]), "messages": other}),
+    );
+    // Either of the two may have come to this.
+    let next = json!({"messages": step(&[answer("5+5"), tool("10")])}).to_string();
+    assert_eq!(
+        orderer.rewrite("", next.as_bytes()).err(),
+        Some(Skip::NoDocuments)
+    );
+}
+
+#[test]
 fn who_is_asking_tells_chats_apart() {
     for field in ["user", "safety_identifier", "prompt_cache_key"] {
         let mut orderer = orderer(json!({}));

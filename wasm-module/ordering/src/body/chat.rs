@@ -18,7 +18,8 @@ use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 /// them, and who the client says is asking (`user`, `safety_identifier`, `prompt_cache_key`).
 ///
 /// Other fields of a message do not count, for clients are known to drop or add some when they send an answer back.
-/// The hash is no secret and no proof: what is looked up by it is checked against the request before it is used.
+/// The hash is no secret and no proof: what is looked up by it is checked against the request before it is used, where
+/// the request holds anything to check it against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Chain(pub(crate) u128);
 

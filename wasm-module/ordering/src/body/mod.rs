@@ -1,8 +1,8 @@
 //! OpenAI chat bodies: where their documents stand, and the body with the documents in another order.
 //!
-//! Nothing is ever parsed into values and printed again: [`chat`] finds the messages and hashes them, [`parse`](parse::parse)
-//! finds the documents' byte ranges, a policy orders them, [`edit`] copies ranges. So every byte outside the documents stays as it came, and a document's text keeps
-//! its escapes.
+//! Nothing is ever parsed into values and printed again: [`chat`] finds the messages and hashes them,
+//! [`parse`](parse::parse) finds the documents' byte ranges, a policy orders them, [`edit`] copies ranges. So every
+//! byte outside the documents stays as it came, and a document's text keeps its escapes.
 //!
 //! ```text
 //! {"messages":[{"role":"user","content":"<doc id=\"a\">…</doc>\n<doc id=\"b\">…</doc>\nWhy?"}], …}

@@ -1,5 +1,4 @@
-//! The memory of turns of one tenant and model: a trie of messages that documents stand in or may be pinned in, or that
-//! a request ended with.
+//! The memory of turns of one tenant and model: a trie of messages.
 //!
 //! ```text
 //!   known by its chain          written into it

@@ -25,7 +25,7 @@ pub(crate) struct Outcome {
     /// The body to send; `None`: the one that came.
     pub(crate) body: Option<Vec<u8>>,
     pub(crate) report: Report,
-    /// Of the messages behind the known ones: those that documents stand in or may be pinned in, and the last one.
+    /// The messages behind the known ones; without pinning, only those that documents stand in, and the last one.
     pub(crate) added: Vec<Added>,
 }
 
@@ -63,9 +63,8 @@ pub(crate) fn send<'a>(
         };
         let made = request.message(message, written, turn);
         let is_new = path.last().is_none_or(|(last, _)| *last < at);
-        // A question without documents is told from the same one with documents written into it.
-        let may_be_written = config.pins() && message.entry.is_some();
-        if is_new && (at as usize == last || may_be_written || made != Turn::default()) {
+        // With pinning every message counts: what is not recorded cannot be told from what was pinned.
+        if is_new && (at as usize == last || config.pins() || made != Turn::default()) {
             added.push(Added {
                 message: at,
                 chain: message.chain,
