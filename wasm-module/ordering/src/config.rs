@@ -1,6 +1,7 @@
 //! What the operator may set: as written ([`RawConfig`]) and as checked ([`Config`]).
 
-use crate::hint::{HintTemplate, TemplateError};
+use crate::conversation::memory;
+use crate::hint::{HintTemplate, LocationTemplate, TemplateError};
 use crate::policy::{self, MAX_CANDIDATES, Policy};
 use crate::tree::Bounds;
 use serde::Deserialize;
@@ -11,26 +12,31 @@ use serde::Deserialize;
 pub struct RawConfig {
     /// Name of the [policy](crate::policy::POLICIES).
     pub policy: String,
-    /// The order hint.
+    /// The words that the model is told.
     pub hint: RawHint,
     /// How documents are found.
     pub documents: RawDocuments,
     /// The knowledge trees' bounds.
     pub tree: RawTree,
+    /// What is done with the earlier turns of a chat.
+    pub conversation: RawConversation,
 }
 
-/// The order hint, as written.
+/// The hints, as written.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawHint {
     /// Whether a request whose documents were moved is told the retriever's order.
     pub enabled: bool,
-    /// Its words; `{order}` stands for the documents' labels, best first.
+    /// The order hint's words; `{order}` stands for the documents' labels, best first.
     pub template: String,
     /// A label; `{label}` stands for the document's id.
     pub label: String,
     /// What stands between labels.
     pub separator: String,
+    /// The location hint's words, sent in the place of a document that an earlier turn holds; `{document}` stands for
+    /// its label.
+    pub location: String,
 }
 
 /// How documents are found, as written.
@@ -70,6 +76,37 @@ pub struct RawTree {
     pub max_trees: u32,
 }
 
+/// What is done with the earlier turns of a chat, as written.
+///
+/// A chat is known by its own words: the roles and contents of its messages, byte for byte, and the request's `user`,
+/// `safety_identifier` and `prompt_cache_key`. A client that cuts off or edits a chat's beginning starts another chat.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawConversation {
+    /// Whether a document that stands in an earlier turn, byte for byte, is replaced by a location hint. It takes a
+    /// label that no other document of the chat has, and a block that is longer than the hint.
+    pub deduplicate: bool,
+    /// Whether documents of a `documents` array stay where they were first written (`documents.field: render`) when the
+    /// chat goes on. The client's history does not contain them; without this they vanish from the prompt with their
+    /// turn, and the engine's KV state of everything behind them is lost.
+    ///
+    /// With it, **the model sees the documents of earlier turns too**, and prompts grow by them, up to
+    /// `max_pinned_tokens`. They are found again by the chat's words, so whoever may ask in a tenant's name and knows
+    /// how a chat of that tenant began is answered from its documents. Chats that begin with the same words but other
+    /// documents are not told apart, and nothing is pinned in what they have in common. Where users of one tenant may
+    /// not see each other's documents, let `user`, `safety_identifier` or `prompt_cache_key` name them (clients must not
+    /// be able to choose it), or switch this off.
+    pub pin: bool,
+    /// Estimated tokens of the documents pinned in one chat. Documents of a turn that would exceed it are not pinned;
+    /// those before stay. Leave room for it in the engine's context length.
+    pub max_pinned_tokens: u32,
+    /// Messages remembered for one tenant and model; the least recently used go first. 0: none, every request is
+    /// decided anew.
+    pub max_entries: u32,
+    /// Bytes of these, pinned documents included.
+    pub max_bytes: u64,
+}
+
 /// Configuration as checked.
 #[derive(Clone)]
 pub struct Config {
@@ -80,6 +117,11 @@ pub struct Config {
     pub(crate) max_documents: u32,
     pub(crate) tree: Bounds,
     pub(crate) max_trees: u32,
+    /// The words of location hints; `None`: documents are sent again.
+    pub(crate) deduplicate: Option<LocationTemplate>,
+    /// Tokens of documents pinned in one chat; `None`: none are.
+    pub(crate) pin: Option<u32>,
+    pub(crate) memory: memory::Bounds,
 }
 
 /// What is wrong with a configuration.
@@ -105,12 +147,13 @@ impl Default for RawConfig {
             hint: RawHint::default(),
             documents: RawDocuments::default(),
             tree: RawTree::default(),
+            conversation: RawConversation::default(),
         }
     }
 }
 
 impl Default for RawHint {
-    /// RAGBoost's words (its section on order hints).
+    /// RAGBoost's words (its sections 5.3 and 6).
     fn default() -> Self {
         Self {
             enabled: true,
@@ -118,6 +161,7 @@ impl Default for RawHint {
                 .into(),
             label: "[{label}]".into(),
             separator: " > ".into(),
+            location: "Please refer to {document} in the previous conversation.".into(),
         }
     }
 }
@@ -144,6 +188,18 @@ impl Default for RawTree {
     }
 }
 
+impl Default for RawConversation {
+    fn default() -> Self {
+        Self {
+            deduplicate: true,
+            pin: true,
+            max_pinned_tokens: 8_192,
+            max_entries: 16_384,
+            max_bytes: 8 << 20,
+        }
+    }
+}
+
 impl Default for Config {
     #[allow(
         clippy::expect_used,
@@ -164,6 +220,11 @@ impl Config {
             return Ok(Self::default());
         }
         serde_json::from_slice::<RawConfig>(text)?.try_into()
+    }
+
+    /// Whether documents are written into messages and stay there.
+    pub(crate) fn pins(&self) -> bool {
+        self.pin.is_some() && self.field == DocumentsField::Render
     }
 }
 
@@ -211,22 +272,24 @@ impl TryFrom<RawConfig> for Config {
                 );
             }
         }
-        let hint = if raw.hint.enabled {
-            let template =
-                HintTemplate::new(&raw.hint.template, &raw.hint.label, &raw.hint.separator);
-            Some(template.map_err(|error| match error {
-                TemplateError::NoOrder => ConfigError::Value {
-                    field: "hint.template",
-                    reason: "it must contain `{order}` once".into(),
-                },
-                TemplateError::NoLabel => ConfigError::Value {
-                    field: "hint.label",
-                    reason: "it must contain `{label}` once".into(),
-                },
-            })?)
-        } else {
-            None
-        };
+        within(
+            "conversation.max_entries",
+            raw.conversation.max_entries.into(),
+            0,
+            10_000_000,
+        )?;
+        let words = &raw.hint;
+        let hint = words
+            .enabled
+            .then(|| HintTemplate::new(&words.template, &words.label, &words.separator))
+            .transpose()
+            .map_err(ConfigError::from)?;
+        let deduplicate = raw
+            .conversation
+            .deduplicate
+            .then(|| LocationTemplate::new(&words.location, &words.label))
+            .transpose()
+            .map_err(ConfigError::from)?;
         Ok(Self {
             policy,
             hint,
@@ -238,7 +301,27 @@ impl TryFrom<RawConfig> for Config {
                 max_tokens: (raw.tree.max_tokens > 0).then_some(raw.tree.max_tokens),
             },
             max_trees: raw.tree.max_trees,
+            deduplicate,
+            pin: (raw.conversation.pin).then_some(raw.conversation.max_pinned_tokens),
+            memory: memory::Bounds {
+                max_entries: raw.conversation.max_entries,
+                max_bytes: raw.conversation.max_bytes,
+            },
         })
+    }
+}
+
+impl From<TemplateError> for ConfigError {
+    fn from(error: TemplateError) -> Self {
+        let (field, mark) = match error {
+            TemplateError::NoOrder => ("hint.template", "{order}"),
+            TemplateError::NoLabel => ("hint.label", "{label}"),
+            TemplateError::NoDocument => ("hint.location", "{document}"),
+        };
+        Self::Value {
+            field,
+            reason: format!("it must contain `{mark}` once"),
+        }
     }
 }
 
@@ -287,6 +370,14 @@ mod tests {
         assert_eq!(
             error(r#"{"hint": {"label": "x"}}"#),
             "hint.label: it must contain `{label}` once"
+        );
+        assert_eq!(
+            error(r#"{"hint": {"location": "{document} {document}"}}"#),
+            "hint.location: it must contain `{document}` once"
+        );
+        assert_eq!(
+            error(r#"{"conversation": {"max_entries": 10000001}}"#),
+            "conversation.max_entries: 10000001 is out of range, it must be 0 to 10000000"
         );
         assert!(
             error(r#"{"tree": {"max_nodes": 0}}"#).starts_with("tree.max_nodes: 0 is out of range")

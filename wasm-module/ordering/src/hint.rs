@@ -1,7 +1,10 @@
-//! The order hint: one sentence after the documents that tells the model how the retriever ranked them, so that
-//! answers do not suffer from the order that the cache wanted (RAGBoost's order hints).
+//! What the model is told in words. The order hint: one sentence after the documents that says how the retriever ranked
+//! them, so that answers do not suffer from the order that the cache wanted (RAGBoost section 5.3). The location hint:
+//! one sentence in the place of a document that an earlier turn of the chat holds already (RAGBoost section 6).
+//!
+//! Both call documents by the labels that the client gave them.
 
-/// A checked template, its words escaped for the inside of a JSON string.
+/// A checked template of order hints, its words escaped for the inside of a JSON string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintTemplate {
     before: String,
@@ -11,6 +14,13 @@ pub struct HintTemplate {
     separator: String,
 }
 
+/// A checked template of location hints, its words escaped for the inside of a JSON string.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocationTemplate {
+    before: String,
+    after: String,
+}
+
 /// What is wrong with a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TemplateError {
@@ -18,6 +28,8 @@ pub enum TemplateError {
     NoOrder,
     /// `{label}` does not occur exactly once.
     NoLabel,
+    /// `{document}` does not occur exactly once.
+    NoDocument,
 }
 
 /// A label longer than this many bytes is no name to call a document by; the request gets no hint.
@@ -47,10 +59,7 @@ impl HintTemplate {
     /// document would mislead.
     #[must_use]
     pub fn render(&self, labels: &[&str]) -> Option<String> {
-        if labels
-            .iter()
-            .any(|label| label.is_empty() || label.len() > MAX_LABEL_BYTES)
-        {
+        if !labels.iter().all(|label| is_name(label)) {
             return None;
         }
         let mut sorted = labels.to_vec();
@@ -71,6 +80,33 @@ impl HintTemplate {
         hint.push_str(&self.after);
         Some(hint)
     }
+}
+
+impl LocationTemplate {
+    /// Checks the words of a hint, `{document}` in `template` once, `{label}` in `label` once.
+    ///
+    /// # Errors
+    /// [`TemplateError`].
+    pub fn new(template: &str, label: &str) -> Result<Self, TemplateError> {
+        let (before, after) = once(template, "{document}").ok_or(TemplateError::NoDocument)?;
+        let (label_before, label_after) = once(label, "{label}").ok_or(TemplateError::NoLabel)?;
+        Ok(Self {
+            before: escape(before) + &escape(label_before),
+            after: escape(label_after) + &escape(after),
+        })
+    }
+
+    /// The hint for the document of this label (escaped already), escaped for the inside of a JSON string; `None` when
+    /// the label is missing or longer than [`MAX_LABEL_BYTES`].
+    #[must_use]
+    pub fn render(&self, label: &str) -> Option<String> {
+        is_name(label).then(|| [&self.before, label, &self.after].concat())
+    }
+}
+
+/// Whether a document can be called by the label.
+fn is_name(label: &str) -> bool {
+    !label.is_empty() && label.len() <= MAX_LABEL_BYTES
 }
 
 /// What stands before and after the only occurrence of `mark`.
@@ -106,6 +142,21 @@ mod tests {
         assert_eq!(template().render(&["a", ""]), None);
         assert_eq!(template().render(&["a", "a"]), None);
         assert_eq!(template().render(&["a", &"x".repeat(257)]), None);
+    }
+
+    #[test]
+    fn a_location_hint_names_its_document() {
+        let template = LocationTemplate::new("See \"{document}\".", "[{label}]").unwrap();
+        assert_eq!(
+            template.render(r"a\u00e9").unwrap(),
+            r#"See \"[a\u00e9]\"."#
+        );
+        assert_eq!(template.render(""), None);
+        assert_eq!(template.render(&"x".repeat(257)), None);
+        assert_eq!(
+            LocationTemplate::new("See it.", "{label}"),
+            Err(TemplateError::NoDocument)
+        );
     }
 
     #[test]

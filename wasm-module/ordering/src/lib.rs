@@ -2,10 +2,12 @@
 //! KV state the engine still holds?
 //!
 //! ```text
-//!  body ──▶ body::parse ──▶ documents ──▶ policy ──▶ order ──▶ body::edit ──▶ body
-//!            (where they      (ids)         ▲          │        (same bytes, moved; hint added)
-//!             stand)                        │          ▼
-//!                                        knowledge tree (what the engine is believed to hold)
+//!  body ──▶ body ──▶ messages ──▶ request ──▶ order ──▶ body::edit ──▶ body
+//!         (chat,    and their      │   ▲        │         (same bytes, moved; hints added)
+//!         parse)    documents      │   │        ▼
+//!                                  │  policy ◀─ knowledge tree (what the engine is believed to hold)
+//!                                  ▼
+//!                               conversation (how a chat's earlier messages were sent, and what stands in them)
 //! ```
 //!
 //! [`Orderer`] is the whole of it: one call per request. The same code runs in the Envoy filter, in the browser, in
@@ -23,14 +25,17 @@
     )
 )]
 
+mod arrangement;
 mod body;
 pub mod config;
+mod conversation;
 pub mod document;
 pub mod hint;
 mod orderer;
 pub mod policy;
+mod request;
 pub mod tree;
 
 pub use body::Skip;
 pub use config::{Config, ConfigError, RawConfig};
-pub use orderer::{Orderer, Report, Rewrite};
+pub use orderer::{Orderer, Remembered, Report, Rewrite};

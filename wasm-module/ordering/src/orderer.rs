@@ -1,27 +1,29 @@
-//! One request, from body to body: find its documents, drop repeats, order them, remember the order.
+//! What is kept for every tenant and model, and the one call that uses it: a request, from body to body.
 
-use crate::body::{self, Found, Group, Place, Skip, edit};
+use crate::arrangement::Listed;
+use crate::body::{self, Skip};
 use crate::config::Config;
-use crate::document::Candidate;
-use crate::policy::{self, Order};
+use crate::conversation::memory::Memory;
+use crate::request;
 use crate::tree::KnowledgeTree;
 use fxhash::FxHashMap;
-use smallvec::SmallVec;
 
-/// Orders requests; holds a knowledge tree for every tenant and model.
+/// Orders requests; holds a knowledge tree and a memory of chats for every tenant and model.
 ///
-/// A tenant's decisions depend on its own requests alone. Memory is bounded by the configuration: at most
-/// `max_trees` trees of `max_nodes` nodes.
+/// A tenant's decisions depend on its own requests alone, as long as no more than `tree.max_trees` tenants and models
+/// are in use. Memory is bounded by the configuration: at most `tree.max_trees` times `tree.max_nodes` nodes and
+/// `conversation.max_bytes`.
 pub struct Orderer {
     config: Config,
     /// By tenant and model (see [`tree_key`]).
     trees: FxHashMap<String, Kept>,
-    /// Requests ordered so far: the trees' time.
+    /// Requests so far: the trees' time.
     now: u64,
 }
 
 struct Kept {
     tree: KnowledgeTree,
+    memory: Memory,
     last_used: u64,
 }
 
@@ -39,20 +41,35 @@ pub struct Rewrite {
 pub struct Report {
     /// The policy's name.
     pub policy: &'static str,
-    /// Documents found.
+    /// Documents found in the body.
     pub documents: u32,
     /// Documents at the prompt's beginning whose KV state the engine is believed to hold.
     pub matched: u32,
     /// Documents that stand elsewhere than the client put them.
     pub moved: u32,
-    /// Repeats within the request that were left out.
+    /// Repeats that were left out: they equal a document beside them byte for byte.
     pub dropped: u32,
+    /// Documents that a location hint stands for, because an earlier turn of the chat holds them byte for byte.
+    pub deduplicated: u32,
+    /// Documents of earlier requests that were written again where they first stood.
+    pub pinned: u32,
+    /// Messages with documents that were sent as they are remembered.
+    pub replayed: u32,
     /// Whether an order hint was written.
     pub hinted: bool,
-    /// Estimated tokens of the documents sent.
+    /// Estimated tokens of the documents sent, pinned ones included.
     pub document_tokens: u64,
     /// Estimated tokens of the matched ones.
     pub matched_tokens: u64,
+}
+
+/// What is remembered of chats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remembered {
+    /// Messages of chats; without pinning, only those that documents stand in or that a request ended with.
+    pub messages: u64,
+    /// Estimated bytes that this takes.
+    pub bytes: u64,
 }
 
 impl Orderer {
@@ -68,40 +85,41 @@ impl Orderer {
 
     /// Orders the documents of `body`, an OpenAI chat request of `tenant`, and expects it to be sent.
     ///
+    /// Messages that the tenant's chats are known by are sent as they were sent before.
+    ///
     /// # Errors
-    /// [`Skip`] says why the body is to be sent as it came; nothing was remembered then.
+    /// [`Skip`] says why the body is to be sent as it came. Nothing was remembered then, but for
+    /// [`Skip::NoDocuments`]: that a chat went on without documents.
     pub fn rewrite(&mut self, tenant: &str, body: &[u8]) -> Result<Rewrite, Skip> {
         let parsed = body::parse(body, &self.config)?;
         self.now += 1;
-        let tree = tree_of(
-            &mut self.trees,
-            &self.config,
-            tree_key(tenant, &parsed.model),
-            self.now,
-        );
-        let mut report = Report {
-            policy: self.config.policy.name(),
-            documents: 0,
-            matched: 0,
-            moved: 0,
-            dropped: 0,
-            hinted: false,
-            document_tokens: 0,
-            matched_tokens: 0,
-        };
-        let mut edits = Vec::new();
-        for group in &parsed.groups {
-            edits.extend(order_group(&self.config, tree, group, &mut report));
+        let key = tree_key(tenant, &parsed.model);
+        let has_documents = parsed.has_documents();
+        if !has_documents && !self.trees.contains_key(&key) {
+            // A tenant that never sends documents takes no other one's place.
+            return Err(Skip::NoDocuments);
         }
-        // Only a body that was read as UTF-8 gets here.
-        let body = if edits.is_empty() {
-            None
-        } else {
-            std::str::from_utf8(body).ok()
-        };
+        let kept = kept_of(&mut self.trees, &self.config, key, self.now);
+        let written = parsed.rendered.as_ref().and_then(|(message, group)| {
+            Some((
+                u32::try_from(*message).ok()?,
+                Listed::of(group).fingerprint(),
+            ))
+        });
+        let chains = parsed.messages.iter().map(|message| message.chain);
+        let path = kept.memory.find(chains, written);
+        let sent = request::send(&self.config, &parsed, &mut kept.tree, &kept.memory, &path);
+        // A chat without documents is remembered where chats that open alike may have some written into them: the
+        // one must not be taken for the other.
+        if has_documents || !path.is_empty() || self.config.pins() {
+            kept.memory.record(&path, sent.added);
+        }
+        if !has_documents && sent.body.is_none() {
+            return Err(Skip::NoDocuments);
+        }
         Ok(Rewrite {
-            body: body.map(|body| edit::apply(body, edits)),
-            report,
+            body: sent.body,
+            report: sent.report,
         })
     }
 
@@ -121,97 +139,35 @@ impl Orderer {
     pub fn nodes(&self) -> usize {
         self.trees.values().map(|kept| kept.tree.len()).sum()
     }
-}
 
-/// Orders one group; the edits that it takes, none if the group stays as it is.
-fn order_group<'a>(
-    config: &Config,
-    tree: &mut KnowledgeTree,
-    group: &Group<'a>,
-    report: &mut Report,
-) -> Vec<edit::Edit<'a>> {
-    let (distinct, repeats) = without_repeats(&group.found);
-    let candidates: SmallVec<[Candidate<'_>; 16]> = distinct
-        .iter()
-        .map(|found| Candidate {
-            id: tree.intern(found.fingerprint),
-            label: found.label,
-            tokens: found.tokens,
-        })
-        .collect();
-    let order = config.policy.order(&candidates, tree, group.scope);
-    let found = policy::match_of(&candidates, &order, tree, group.scope);
-    let path = order
-        .iter()
-        .filter_map(|&rank| candidates.get(usize::from(rank)));
-    tree.insert(
-        group.scope,
-        path.map(|candidate| (candidate.id, candidate.tokens)),
-    );
-
-    let moved = moved(&order);
-    let hint = config
-        .hint
-        .as_ref()
-        .filter(|_| moved > 0 && group.hint.is_some())
-        .and_then(|template| {
-            let labels: SmallVec<[&str; 16]> = distinct.iter().map(|found| found.label).collect();
-            template.render(&labels)
-        });
-    let mut kept: Vec<&Found<'a>> = order
-        .iter()
-        .filter_map(|&rank| distinct.get(usize::from(rank)).copied())
-        .collect();
-    let keeps_repeats = matches!(
-        group.place,
-        Place::Slots {
-            all_filled: true,
-            ..
+    /// What is remembered of all chats.
+    #[must_use]
+    pub fn remembered(&self) -> Remembered {
+        let memories = || self.trees.values().map(|kept| &kept.memory);
+        Remembered {
+            messages: memories().map(|memory| memory.len() as u64).sum(),
+            bytes: memories().map(Memory::bytes).sum(),
         }
-    );
-    if keeps_repeats {
-        kept.extend(&repeats);
-    } else {
-        report.dropped += count(repeats.len());
-    }
-    report.documents += count(group.found.len());
-    report.matched += found.documents;
-    report.matched_tokens += found.tokens;
-    report.moved += moved;
-    report.hinted |= hint.is_some();
-    report.document_tokens += kept
-        .iter()
-        .map(|found| u64::from(found.tokens))
-        .sum::<u64>();
-
-    let unchanged = moved == 0 && repeats.is_empty() && matches!(group.place, Place::Slots { .. });
-    if unchanged {
-        Vec::new()
-    } else {
-        edit::edits(&group.place, group.hint, &kept, hint)
     }
 }
 
-/// The documents without those that another one before them equals byte for byte, and those.
-fn without_repeats<'f, 'a>(found: &'f [Found<'a>]) -> (Vec<&'f Found<'a>>, Vec<&'f Found<'a>>) {
-    let mut seen = fxhash::FxHashSet::default();
-    found
-        .iter()
-        .partition(|found| seen.insert(found.fingerprint))
-}
-
-/// Documents that do not stand at their rank.
-fn moved(order: &Order) -> u32 {
-    count(
-        (0_u16..)
-            .zip(order)
-            .filter(|(place, rank)| place != *rank)
-            .count(),
-    )
-}
-
-fn count(documents: usize) -> u32 {
-    u32::try_from(documents).unwrap_or(u32::MAX)
+impl Report {
+    /// Nothing was done yet.
+    pub(crate) fn new(policy: &'static str) -> Self {
+        Self {
+            policy,
+            documents: 0,
+            matched: 0,
+            moved: 0,
+            dropped: 0,
+            deduplicated: 0,
+            pinned: 0,
+            replayed: 0,
+            hinted: false,
+            document_tokens: 0,
+            matched_tokens: 0,
+        }
+    }
 }
 
 /// The key of a tenant's tree for a model, framed so that no two pairs share one.
@@ -219,13 +175,13 @@ fn tree_key(tenant: &str, model: &str) -> String {
     format!("{}:{tenant}{model}", tenant.len())
 }
 
-/// The tree of that key; a new one, in place of the least recently used one when there are too many.
-fn tree_of<'t>(
+/// What is kept under that key; if nothing is, something new, in place of the least recently used one when there are too many.
+fn kept_of<'t>(
     trees: &'t mut FxHashMap<String, Kept>,
     config: &Config,
     key: String,
     now: u64,
-) -> &'t mut KnowledgeTree {
+) -> &'t mut Kept {
     if !trees.contains_key(&key)
         && trees.len() >= config.max_trees as usize
         && let Some(oldest) = trees
@@ -237,8 +193,9 @@ fn tree_of<'t>(
     }
     let kept = trees.entry(key).or_insert_with(|| Kept {
         tree: KnowledgeTree::new(config.tree),
+        memory: Memory::new(config.memory),
         last_used: now,
     });
     kept.last_used = now;
-    &mut kept.tree
+    kept
 }

@@ -1,118 +1,160 @@
 //! Writes a body with some of its ranges replaced; every other byte is copied.
 
-use super::parse::{Found, HintPlace, Place, Source, Wrap};
+use super::chat::{Entry, Wrap};
+use super::parse::{Found, HintPlace, Place, Source};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// A range of the body and what stands there instead.
 #[derive(Debug)]
 pub(crate) struct Edit<'a> {
     range: Range<usize>,
-    with: Vec<Piece<'a>>,
+    with: Vec<Cow<'a, str>>,
 }
 
+/// What is sent in a document's place.
 #[derive(Debug)]
-enum Piece<'a> {
-    Copied(&'a str),
-    Made(String),
+pub(crate) enum Sent<'g, 'a> {
+    Document(&'g Found<'a>),
+    /// These words, which say where the document stands.
+    Reference(String),
 }
 
-impl Piece<'_> {
-    fn as_str(&self) -> &str {
-        match self {
-            Self::Copied(text) => text,
-            Self::Made(text) => text,
+/// Documents of an array as they are written into a message.
+#[derive(Debug)]
+pub(crate) struct Rendering {
+    /// Everything that is inserted, hint and wrapping included.
+    pub(crate) text: String,
+    /// For every document sent (not for references): its block and, if it has one, its label, in `text`.
+    pub(crate) documents: Vec<(Range<usize>, Range<usize>)>,
+}
+
+impl<'a> Edit<'a> {
+    /// Documents that were written into a message before are written into it again.
+    pub(crate) fn insert(entry: Entry, text: &'a str) -> Self {
+        Self {
+            range: entry.at..entry.at,
+            with: vec![text.into()],
         }
     }
 }
 
-/// The edits that put `kept` (in their new order) and a hint where a group's documents stood.
+/// The edits that put `sent` and a hint where a group's documents stood; what was rendered, if they were rendered.
 pub(crate) fn edits<'a>(
     place: &Place,
     hint_place: Option<HintPlace>,
-    kept: &[&Found<'a>],
+    sent: Vec<Sent<'_, 'a>>,
     hint: Option<String>,
-) -> Vec<Edit<'a>> {
-    let mut edits = Vec::new();
+) -> (Vec<Edit<'a>>, Option<Rendering>) {
+    let hint = hint.zip(hint_place);
     match place {
         Place::Slots { slots, .. } => {
-            let mut documents = kept.iter();
-            for slot in slots {
-                let with = documents
-                    .next()
-                    .map(|document| block(document))
-                    .unwrap_or_default();
-                edits.push(Edit {
+            let mut sent = sent.into_iter();
+            let mut edits: Vec<Edit<'a>> = slots
+                .iter()
+                .map(|slot| Edit {
                     range: slot.clone(),
-                    with,
-                });
-            }
-            if let (Some(hint), Some(at)) = (hint, hint_place) {
-                let with = vec![
-                    Piece::Copied(at.before),
-                    Piece::Made(hint),
-                    Piece::Copied(at.after),
-                ];
-                edits.push(Edit {
-                    range: at.at..at.at,
-                    with,
-                });
-            }
-        }
-        Place::Render { array, at, wrap } => {
-            let mut with = Vec::new();
-            if let Wrap::Part { .. } = wrap {
-                with.push(Piece::Copied(r#"{"type":"text","text":""#));
-            }
-            for document in kept {
-                with.extend(block(document));
-            }
-            if let (Some(hint), Some(place)) = (hint, hint_place) {
-                with.extend([
-                    Piece::Copied(place.before),
-                    Piece::Made(hint),
-                    Piece::Copied(place.after),
-                ]);
-            }
-            with.push(Piece::Copied(match wrap {
-                Wrap::None => r"\n",
-                Wrap::Part { others: true } => r#"\n"},"#,
-                Wrap::Part { others: false } => r#"\n"}"#,
+                    with: match sent.next() {
+                        Some(Sent::Document(found)) => vec![block(found)],
+                        Some(Sent::Reference(words)) => vec![words.into()],
+                        None => Vec::new(),
+                    },
+                })
+                .collect();
+            edits.extend(hint.map(|(hint, place)| Edit {
+                range: place.at..place.at,
+                with: vec![place.before.into(), hint.into(), place.after.into()],
             }));
-            edits.push(Edit {
-                range: *at..*at,
-                with,
-            });
-            edits.push(Edit {
-                range: array.clone(),
-                with: vec![Piece::Copied("null")],
-            });
+            (edits, None)
+        }
+        Place::Render { array, entry } => {
+            let rendering = render(entry.wrap, &sent, hint);
+            let edits = vec![
+                Edit {
+                    range: entry.at..entry.at,
+                    with: vec![rendering.text.clone().into()],
+                },
+                Edit {
+                    range: array.clone(),
+                    with: vec!["null".into()],
+                },
+            ];
+            (edits, Some(rendering))
         }
     }
-    edits
+}
+
+fn render(wrap: Wrap, sent: &[Sent<'_, '_>], hint: Option<(String, HintPlace)>) -> Rendering {
+    let mut text = String::new();
+    let mut documents = Vec::with_capacity(sent.len());
+    if let Wrap::Part { .. } = wrap {
+        text.push_str(r#"{"type":"text","text":""#);
+    }
+    for sent in sent {
+        match sent {
+            Sent::Document(found) => documents.push(write_block(&mut text, &found.source)),
+            Sent::Reference(words) => {
+                text.push_str(words);
+                text.push_str(r"\n");
+            }
+        }
+    }
+    if let Some((hint, place)) = hint {
+        text.push_str(place.before);
+        text.push_str(&hint);
+        text.push_str(place.after);
+    }
+    text.push_str(match wrap {
+        Wrap::None => r"\n",
+        Wrap::Part { others: true } => r#"\n"},"#,
+        Wrap::Part { others: false } => r#"\n"}"#,
+    });
+    Rendering { text, documents }
 }
 
 /// A document's block: a pure function of the document, or prefixes would never match.
-fn block<'a>(document: &Found<'a>) -> Vec<Piece<'a>> {
-    let Source::Parts { id, title, text } = document.source else {
-        return match document.source {
-            Source::Whole(whole) => vec![Piece::Copied(whole)],
-            Source::Parts { .. } => Vec::new(),
-        };
-    };
-    let mut pieces = vec![Piece::Copied("<document")];
-    if !id.is_empty() {
-        pieces.extend([
-            Piece::Copied(r#" id=\""#),
-            Piece::Copied(id),
-            Piece::Copied(r#"\""#),
-        ]);
+pub(crate) fn block<'a>(document: &Found<'a>) -> Cow<'a, str> {
+    match &document.source {
+        Source::Whole(whole) => Cow::Borrowed(whole),
+        parts @ Source::Parts { .. } => {
+            let mut text = String::new();
+            write_block(&mut text, parts);
+            text.into()
+        }
     }
-    pieces.push(Piece::Copied(r">\n"));
-    if !title.is_empty() {
-        pieces.extend([Piece::Copied(title), Piece::Copied(r"\n\n")]);
+}
+
+/// Writes a document's block; where it stands in `text`, and where its label does: its id, or else its title.
+fn write_block(text: &mut String, source: &Source<'_>) -> (Range<usize>, Range<usize>) {
+    let start = text.len();
+    let mut label = start..start;
+    match *source {
+        Source::Whole(whole) => text.push_str(whole),
+        Source::Parts {
+            id,
+            title,
+            text: words,
+        } => {
+            text.push_str("<document");
+            if !id.is_empty() {
+                text.push_str(r#" id=\""#);
+                label = text.len()..text.len() + id.len();
+                text.push_str(id);
+                text.push_str(r#"\""#);
+            }
+            text.push_str(r">\n");
+            if !title.is_empty() {
+                if id.is_empty() {
+                    label = text.len()..text.len() + title.len();
+                }
+                text.push_str(title);
+                text.push_str(r"\n\n");
+            }
+            text.push_str(words);
+            text.push_str(r"\n</document>\n");
+        }
     }
-    pieces.extend([Piece::Copied(text), Piece::Copied(r"\n</document>\n")]);
-    pieces
+    (start..text.len(), label)
 }
 
 /// `body` with `edits` made, which must not overlap.
@@ -121,19 +163,16 @@ pub(crate) fn apply(body: &str, mut edits: Vec<Edit<'_>>) -> Vec<u8> {
     let added: usize = edits
         .iter()
         .flat_map(|edit| &edit.with)
-        .map(|piece| piece.as_str().len())
+        .map(|piece| piece.len())
         .sum();
     let removed: usize = edits.iter().map(|edit| edit.range.len()).sum();
     let mut out = Vec::with_capacity((body.len() + added).saturating_sub(removed));
     let mut copied = 0;
     for edit in edits {
-        out.extend_from_slice(
-            body.get(copied..edit.range.start)
-                .unwrap_or_default()
-                .as_bytes(),
-        );
+        let between = body.get(copied..edit.range.start).unwrap_or_default();
+        out.extend_from_slice(between.as_bytes());
         for piece in &edit.with {
-            out.extend_from_slice(piece.as_str().as_bytes());
+            out.extend_from_slice(piece.as_bytes());
         }
         copied = edit.range.end;
     }

@@ -1,20 +1,23 @@
 //! OpenAI chat bodies: where their documents stand, and the body with the documents in another order.
 //!
-//! Nothing is ever parsed into values and printed again: [`parse`](parse::parse) finds byte ranges, a policy orders
-//! them, [`edit`] copies ranges. So every byte outside the documents stays as it came, and a document's text keeps
-//! its escapes.
+//! Nothing is ever parsed into values and printed again: [`chat`] finds the messages and hashes them,
+//! [`parse`](parse::parse) finds the documents' byte ranges, a policy orders them, [`edit`] copies ranges. So every
+//! byte outside the documents stays as it came, and a document's text keeps its escapes.
 //!
 //! ```text
 //! {"messages":[{"role":"user","content":"<doc id=\"a\">…</doc>\n<doc id=\"b\">…</doc>\nWhy?"}], …}
 //!                                        └──── slot 0 ───────┘  └──── slot 1 ───────┘
 //! ```
 
+mod chat;
 pub(crate) mod edit;
+mod json;
 mod parse;
 mod tags;
 mod text;
 
-pub(crate) use parse::{Found, Group, Place, parse};
+pub(crate) use chat::{Chain, Entry, Wrap};
+pub(crate) use parse::{Found, Group, Message, Parsed, Place, parse};
 
 /// Why a request is left as it came. Displayed with the value and the limit; never with the body's text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

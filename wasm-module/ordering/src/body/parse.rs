@@ -1,7 +1,9 @@
 //! Finds a chat body's documents: in its `documents` array, and in tagged spans of its messages.
 
+use super::chat::{Chain, Chat, Entry, RawTurn, Wrap};
+use super::json::{inner, offset_in, range_in, read};
 use super::text::Text;
-use super::{MAX_MODEL_BYTES, Skip, tags};
+use super::{Skip, tags};
 use crate::config::{Config, DocumentsField};
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
@@ -11,21 +13,39 @@ use std::borrow::Cow;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A body's documents.
+/// A body's messages and documents; perhaps no documents.
 #[derive(Debug)]
 pub(crate) struct Parsed<'a> {
+    /// The body.
+    pub(crate) text: &'a str,
     /// The model's name, empty when the body has none.
     pub(crate) model: Cow<'a, str>,
-    /// Documents that are ordered together, in the order in which they reach the prompt. At least one document.
+    /// Documents that the engine's template renders, before every message.
+    pub(crate) front: Option<Group<'a>>,
+    pub(crate) messages: Vec<Message<'a>>,
+    /// Documents that are to be written into the message of that index, before its own.
+    pub(crate) rendered: Option<(usize, Group<'a>)>,
+}
+
+/// A message.
+#[derive(Debug)]
+pub(crate) struct Message<'a> {
+    /// By what the chat up to here is known.
+    pub(crate) chain: Chain,
+    /// The chat's turn that it belongs to.
+    pub(crate) turn: u32,
+    /// Where documents can be written into it, and what precedes them in the prompt.
+    pub(crate) entry: Option<(Entry, Scope)>,
+    /// The documents of each of its texts that has any.
     pub(crate) groups: Vec<Group<'a>>,
 }
 
-/// Documents that stand together.
+/// Documents that are ordered together: they stand together.
 #[derive(Debug)]
 pub(crate) struct Group<'a> {
-    /// What precedes them in the prompt.
+    /// What precedes them in the prompt, as the client wrote it.
     pub(crate) scope: Scope,
-    /// In the client's order.
+    /// In the client's order; at least one.
     pub(crate) found: Vec<Found<'a>>,
     pub(crate) place: Place,
     /// Where an order hint goes, and what separates it from its neighbours.
@@ -43,7 +63,7 @@ pub(crate) struct Found<'a> {
 }
 
 /// Where a document's bytes come from.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source<'a> {
     /// It moves as it stands.
     Whole(&'a str),
@@ -64,21 +84,8 @@ pub(crate) enum Place {
         slots: Vec<Range<usize>>,
         all_filled: bool,
     },
-    /// Their rendered blocks at an offset of the body; `array` becomes `null`.
-    Render {
-        array: Range<usize>,
-        at: usize,
-        wrap: Wrap,
-    },
-}
-
-/// What blocks are wrapped in where they are inserted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wrap {
-    /// Nothing: `at` is inside a string.
-    None,
-    /// A text part of its own: `at` is behind the `[` of a content array, which has other parts or not.
-    Part { others: bool },
+    /// Their rendered blocks into a message; `array` becomes `null`.
+    Render { array: Range<usize>, entry: Entry },
 }
 
 /// See [`Group::hint`].
@@ -89,30 +96,21 @@ pub(crate) struct HintPlace {
     pub(crate) after: &'static str,
 }
 
-#[derive(Deserialize)]
-struct RawChat<'a> {
-    #[serde(borrow)]
-    model: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    messages: Vec<&'a RawValue>,
-    #[serde(borrow)]
-    tools: Option<&'a RawValue>,
-    #[serde(borrow)]
-    documents: Option<&'a RawValue>,
+impl<'a> Found<'a> {
+    /// The block as it stands in a message of the body; `None` if the client sends the document apart.
+    pub(crate) fn block_in_message(&self) -> Option<&'a str> {
+        match self.source {
+            Source::Whole(whole) => Some(whole),
+            Source::Parts { .. } => None,
+        }
+    }
 }
 
-#[derive(Deserialize)]
-struct RawMessage<'a> {
-    #[serde(borrow)]
-    role: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    content: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct RawPart<'a> {
-    #[serde(borrow)]
-    text: Option<&'a RawValue>,
+impl Group<'_> {
+    /// Whether its documents are written into a message.
+    pub(crate) fn is_rendered(&self) -> bool {
+        matches!(self.place, Place::Render { .. })
+    }
 }
 
 #[derive(Deserialize)]
@@ -127,6 +125,18 @@ struct RawDocument<'a> {
     content: Option<&'a RawValue>,
 }
 
+impl Parsed<'_> {
+    /// Whether the body holds a document.
+    pub(crate) fn has_documents(&self) -> bool {
+        self.front.is_some()
+            || self.rendered.is_some()
+            || self
+                .messages
+                .iter()
+                .any(|message| !message.groups.is_empty())
+    }
+}
+
 /// Finds the documents of `body`.
 ///
 /// # Errors
@@ -135,103 +145,48 @@ pub(crate) fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, S
     let body = std::str::from_utf8(body).map_err(|error| Skip::InvalidUtf8 {
         offset: error.valid_up_to(),
     })?;
-    let chat: RawChat<'a> = object(body, body.trim_ascii())?;
-    let model = chat.model.unwrap_or_default();
-    if model.len() > MAX_MODEL_BYTES {
-        return Err(Skip::LongModelName {
-            bytes: model.len(),
-            limit: MAX_MODEL_BYTES,
-        });
-    }
-    let messages = Messages::read(body, &chat.messages, chat.tools)?;
+    let chat = Chat::read(body)?;
     let mut finder = Finder {
         body,
         config,
         count: 0,
     };
-    let mut groups = Vec::new();
     let array = chat
         .documents
         .filter(|_| config.field != DocumentsField::Ignore);
-    let array = array
-        .map(|array| finder.array(array, &messages))
-        .transpose()?
-        .flatten();
-    let array_at = array.as_ref().map_or(0, |(message, _)| *message);
-    let mut array = array.map(|(_, group)| group);
-    for (at, message) in messages.all.iter().enumerate() {
-        if at == array_at {
-            groups.extend(array.take());
-        }
+    let (front, rendered) = match array {
+        Some(array) => finder.array(array, &chat.messages)?,
+        None => (None, None),
+    };
+    let mut messages = Vec::with_capacity(chat.messages.len());
+    for message in &chat.messages {
+        let mut groups = Vec::new();
         for &text in &message.texts {
             groups.extend(finder.spans(message, text)?);
         }
-    }
-    groups.extend(array);
-    if finder.count > config.max_documents as usize {
-        return Err(Skip::TooManyDocuments {
-            found: finder.count,
-            limit: config.max_documents,
+        messages.push(Message {
+            chain: message.chain,
+            turn: message.turn,
+            entry: message.entry.map(|entry| (entry, rendered_scope(message))),
+            groups,
         });
     }
-    if groups.is_empty() {
-        Err(Skip::NoDocuments)
-    } else {
-        Ok(Parsed { model, groups })
-    }
+    Ok(Parsed {
+        text: body,
+        model: chat.model,
+        front,
+        messages,
+        rendered,
+    })
 }
 
-/// A body's messages, each with the hash of everything before it.
-struct Messages<'a> {
-    all: Vec<Message<'a>>,
+/// What precedes documents that are written into `message`.
+fn rendered_scope(message: &RawTurn<'_>) -> Scope {
+    Scope(xxh3_64_with_seed(b"rendered", message.before))
 }
 
-struct Message<'a> {
-    /// Hash of the tools and of the messages before this one.
-    before: u64,
-    is_user: bool,
-    /// The whole message.
-    raw: &'a str,
-    /// Its content, when it has one.
-    content: Option<&'a str>,
-    /// What stands between the quotes of its texts.
-    texts: Vec<&'a str>,
-}
-
-impl<'a> Messages<'a> {
-    fn read(body: &str, raw: &[&'a RawValue], tools: Option<&RawValue>) -> Result<Self, Skip> {
-        let mut before = xxh3_64_with_seed(tools.map_or("", RawValue::get).as_bytes(), 0);
-        let mut all = Vec::with_capacity(raw.len());
-        for &raw in raw {
-            let raw = raw.get();
-            let message: RawMessage<'a> = object(body, raw)?;
-            let content = message.content.map(RawValue::get);
-            let mut texts = Vec::new();
-            match content {
-                Some(content) if content.starts_with('"') => texts.extend(inner(content)),
-                Some(content) if content.starts_with('[') => {
-                    let parts: Vec<&'a RawValue> = read(body, content)?;
-                    for part in parts {
-                        if part.get().starts_with('{') {
-                            let part: RawPart<'a> = read(body, part.get())?;
-                            texts.extend(part.text.and_then(|text| inner(text.get())));
-                        }
-                    }
-                }
-                _ => {}
-            }
-            all.push(Message {
-                before,
-                is_user: message.role.as_deref() == Some("user"),
-                raw,
-                content,
-                texts,
-            });
-            before = xxh3_64_with_seed(raw.as_bytes(), before);
-        }
-        Ok(Self { all })
-    }
-}
+/// Documents of an array: before every message, or to be written into a message.
+type FromArray<'a> = (Option<Group<'a>>, Option<(usize, Group<'a>)>);
 
 struct Finder<'a, 'c> {
     body: &'a str,
@@ -241,41 +196,19 @@ struct Finder<'a, 'c> {
 }
 
 impl<'a> Finder<'a, '_> {
-    /// The documents of the `documents` array, with the index of the message that they go into; `None` if it is
-    /// empty.
+    /// The documents of the `documents` array; nothing if it is empty.
     fn array(
         &mut self,
         array: &'a RawValue,
-        messages: &Messages<'a>,
-    ) -> Result<Option<(usize, Group<'a>)>, Skip> {
+        messages: &[RawTurn<'a>],
+    ) -> Result<FromArray<'a>, Skip> {
         let elements: Vec<&'a RawValue> = read(self.body, array.get())?;
-        self.count += elements.len();
-        if self.count > self.config.max_documents as usize {
-            return Err(Skip::TooManyDocuments {
-                found: self.count,
-                limit: self.config.max_documents,
-            });
-        }
+        self.add(elements.len())?;
         if elements.is_empty() {
-            return Ok(None);
+            return Ok((None, None));
         }
-        let target = messages
-            .all
-            .iter()
-            .enumerate()
-            .rev()
-            .find_map(|(at, message)| {
-                let content = message.content.filter(|_| message.is_user)?;
-                let start = offset_in(self.body, content) + 1;
-                match content.as_bytes().first()? {
-                    b'"' => Some((at, message, start, Wrap::None)),
-                    b'[' => {
-                        let others = !content.get(1..)?.trim_ascii_start().starts_with(']');
-                        Some((at, message, start, Wrap::Part { others }))
-                    }
-                    _ => None,
-                }
-            });
+        let target = (messages.iter().enumerate().rev())
+            .find_map(|(at, message)| Some((at, message, message.entry?)));
         if self.config.field == DocumentsField::Reorder {
             let found = elements.iter().enumerate().map(|(index, element)| {
                 let element = element.get();
@@ -293,28 +226,27 @@ impl<'a> Finder<'a, '_> {
                 .map(|element| range_in(self.body, element.get()))
                 .collect();
             // Where the template renders the documents is unknown; before everything is the usual place.
-            let scope = Scope(messages.all.first().map_or(0, |message| message.before));
-            let hint = target.and_then(|(_, _, at, wrap)| {
-                (wrap == Wrap::None).then_some(HintPlace {
-                    at,
+            let scope = Scope(messages.first().map_or(0, |message| message.before));
+            let hint = target.and_then(|(_, _, entry)| {
+                (entry.wrap == Wrap::None).then_some(HintPlace {
+                    at: entry.at,
                     before: "",
                     after: r"\n\n",
                 })
             });
-            return Ok(Some((
-                0,
-                Group {
-                    scope,
-                    found,
-                    place: Place::Slots {
-                        slots,
-                        all_filled: true,
-                    },
-                    hint,
-                },
-            )));
+            let place = Place::Slots {
+                slots,
+                all_filled: true,
+            };
+            let group = Group {
+                scope,
+                found,
+                place,
+                hint,
+            };
+            return Ok((Some(group), None));
         }
-        let (index_of, message, at, wrap) = target.ok_or(Skip::NoUserMessage)?;
+        let (index_of, message, entry) = target.ok_or(Skip::NoUserMessage)?;
         let found = elements.iter().enumerate().map(|(index, element)| {
             let (id, title, text) = self.document(index, element.get())?;
             Ok(Found {
@@ -324,24 +256,33 @@ impl<'a> Finder<'a, '_> {
                 source: Source::Parts { id, title, text },
             })
         });
-        let found = found.collect::<Result<_, Skip>>()?;
-        let array = range_in(self.body, array.get());
-        let scope = Scope(xxh3_64_with_seed(b"rendered", message.before));
-        let place = Place::Render { array, at, wrap };
-        let hint = Some(HintPlace {
-            at,
-            before: "",
-            after: r"\n",
-        });
-        Ok(Some((
-            index_of,
-            Group {
-                scope,
-                found,
-                place,
-                hint,
+        let group = Group {
+            scope: rendered_scope(message),
+            found: found.collect::<Result<_, Skip>>()?,
+            place: Place::Render {
+                array: range_in(self.body, array.get()),
+                entry,
             },
-        )))
+            hint: Some(HintPlace {
+                at: entry.at,
+                before: "",
+                after: r"\n",
+            }),
+        };
+        Ok((None, Some((index_of, group))))
+    }
+
+    /// Counts `documents` more.
+    fn add(&mut self, documents: usize) -> Result<(), Skip> {
+        self.count += documents;
+        if self.count > self.config.max_documents as usize {
+            Err(Skip::TooManyDocuments {
+                found: self.count,
+                limit: self.config.max_documents,
+            })
+        } else {
+            Ok(())
+        }
     }
 
     /// Id, title and text of a `documents` element, as they stand between their quotes.
@@ -375,7 +316,7 @@ impl<'a> Finder<'a, '_> {
     }
 
     /// The tagged documents in one text of a message.
-    fn spans(&mut self, message: &Message<'a>, source: &'a str) -> Result<Option<Group<'a>>, Skip> {
+    fn spans(&mut self, message: &RawTurn<'a>, source: &'a str) -> Result<Option<Group<'a>>, Skip> {
         if self.config.tags.is_empty() || !(source.contains('<') || source.contains("\\u003")) {
             return Ok(None);
         }
@@ -384,13 +325,7 @@ impl<'a> Finder<'a, '_> {
         let (Some(first), Some(last)) = (spans.first(), spans.last()) else {
             return Ok(None);
         };
-        self.count += spans.len();
-        if self.count > self.config.max_documents as usize {
-            return Err(Skip::TooManyDocuments {
-                found: self.count,
-                limit: self.config.max_documents,
-            });
-        }
+        self.add(spans.len())?;
         let offset = offset_in(self.body, source);
         let start = offset_in(self.body, message.raw);
         let before = self
@@ -428,52 +363,4 @@ impl<'a> Finder<'a, '_> {
             hint: Some(hint),
         }))
     }
-}
-
-/// What stands between the quotes of a raw JSON string; `None` if it is no string.
-fn inner(raw: &str) -> Option<&str> {
-    raw.strip_prefix('"')?.strip_suffix('"')
-}
-
-/// Reads `part` of `body` as an object.
-fn object<'a, T: Deserialize<'a>>(body: &str, part: &'a str) -> Result<T, Skip> {
-    // Serde would take an array for a struct.
-    if part.starts_with('{') {
-        read(body, part)
-    } else {
-        Err(invalid(body, offset_in(body, part), 1, 1))
-    }
-}
-
-/// Reads `part` of `body`; an error names the place in `body`, and never what stands there.
-fn read<'a, T: Deserialize<'a>>(body: &str, part: &'a str) -> Result<T, Skip> {
-    serde_json::from_str(part)
-        .map_err(|error| invalid(body, offset_in(body, part), error.line(), error.column()))
-}
-
-/// An error at `line` and `column` of the part of `body` that starts at `offset`.
-fn invalid(body: &str, offset: usize, line: usize, column: usize) -> Skip {
-    let before = body.get(..offset).unwrap_or_default();
-    let lines = before.matches('\n').count();
-    let last_line = before.len() - before.rfind('\n').map_or(0, |at| at + 1);
-    Skip::InvalidJson {
-        line: lines + line.max(1),
-        column: if line <= 1 {
-            last_line + column
-        } else {
-            column
-        },
-    }
-}
-
-/// Where `part`, a piece of `body`, starts in it.
-fn offset_in(body: &str, part: &str) -> usize {
-    (part.as_ptr() as usize)
-        .saturating_sub(body.as_ptr() as usize)
-        .min(body.len())
-}
-
-fn range_in(body: &str, part: &str) -> Range<usize> {
-    let start = offset_in(body, part);
-    start..start + part.len()
 }

@@ -1,0 +1,183 @@
+//! How one group's documents are sent: which stand where, which are only referred to, whether a hint follows.
+//!
+//! An arrangement names documents by their index in the client's list, so it is small enough to be remembered for
+//! every message of every chat, and means the same bytes whenever the client sends the same list.
+
+use crate::body::{Found, Group, Place};
+use crate::document::Fingerprint;
+use crate::tree::Scope;
+use fxhash::FxHashMap;
+use smallvec::SmallVec;
+use std::collections::hash_map::Entry;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// See the module's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Arrangement {
+    /// In the order of the prompt.
+    pub(crate) slots: Box<[Slot]>,
+    /// Whether an order hint is written.
+    pub(crate) hinted: bool,
+}
+
+/// A document in an arrangement: its index in the client's list, and whether only its location is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot(u16);
+
+/// A group's documents, repeats told from originals.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    /// Every document once, in the client's order: its index in the group, and a fingerprint that no other one has.
+    pub(crate) distinct: SmallVec<[(u16, Fingerprint); 16]>,
+    /// Indices of documents that equal one before them byte for byte.
+    pub(crate) repeats: SmallVec<[u16; 4]>,
+}
+
+impl Slot {
+    /// The document itself.
+    pub(crate) fn document(index: u16) -> Self {
+        Self(index & !Self::REFERENCE)
+    }
+
+    /// A location hint in the document's place.
+    pub(crate) fn reference(index: u16) -> Self {
+        Self(index | Self::REFERENCE)
+    }
+
+    pub(crate) fn index(self) -> u16 {
+        self.0 & !Self::REFERENCE
+    }
+
+    pub(crate) fn is_reference(self) -> bool {
+        self.0 & Self::REFERENCE != 0
+    }
+
+    /// Indices are below `MAX_CANDIDATES`, which leaves this bit free.
+    const REFERENCE: u16 = 1 << 15;
+}
+
+impl Listed {
+    pub(crate) fn of(group: &Group<'_>) -> Self {
+        let mut listed = Self {
+            distinct: SmallVec::new(),
+            repeats: SmallVec::new(),
+        };
+        let mut seen: FxHashMap<Fingerprint, &Found<'_>> = FxHashMap::default();
+        seen.reserve(group.found.len());
+        for (found, index) in group.found.iter().zip(0..) {
+            let mut fingerprint = found.fingerprint;
+            loop {
+                match seen.entry(fingerprint) {
+                    Entry::Vacant(entry) => {
+                        entry.insert(found);
+                        listed.distinct.push((index, fingerprint));
+                        break;
+                    }
+                    Entry::Occupied(entry) if entry.get().source == found.source => {
+                        listed.repeats.push(index);
+                        break;
+                    }
+                    // Two documents with one fingerprint: one of them goes by another.
+                    Entry::Occupied(_) => fingerprint.0 = fingerprint.0.wrapping_add(1),
+                }
+            }
+        }
+        listed
+    }
+
+    /// The fingerprint of the list, order and all.
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
+        let mut bytes: SmallVec<[u8; 160]> = SmallVec::new();
+        for (index, fingerprint) in &self.distinct {
+            bytes.extend_from_slice(&fingerprint.0.to_le_bytes());
+            bytes.extend_from_slice(&index.to_le_bytes());
+        }
+        Fingerprint::of(&[&bytes])
+    }
+
+    /// Of the distinct document at an index of the group.
+    pub(crate) fn fingerprint_at(&self, index: u16) -> Fingerprint {
+        self.distinct
+            .binary_search_by_key(&index, |&(index, _)| index)
+            .ok()
+            .and_then(|at| self.distinct.get(at))
+            .map_or(Fingerprint(0), |(_, fingerprint)| *fingerprint)
+    }
+}
+
+impl Arrangement {
+    /// Whether the arrangement sends exactly the documents of the list: each once, in full or as a reference.
+    pub(crate) fn is_of(&self, listed: &Listed) -> bool {
+        let mut indices: SmallVec<[u16; 16]> = self.slots.iter().map(|slot| slot.index()).collect();
+        indices.sort_unstable();
+        indices
+            .iter()
+            .eq(listed.distinct.iter().map(|(index, _)| index))
+    }
+
+    /// Slots that do not hold the document of their rank.
+    pub(crate) fn moved(&self, listed: &Listed) -> usize {
+        (self.slots.iter().zip(&listed.distinct))
+            .filter(|(slot, (index, _))| slot.index() != *index)
+            .count()
+    }
+
+    /// A hash of what is sent instead of the client's documents; of what the client wrote around them it says nothing.
+    pub(crate) fn digest(&self, listed: &Listed) -> u64 {
+        let mut bytes: SmallVec<[u8; 320]> = SmallVec::new();
+        for slot in &self.slots {
+            bytes.extend_from_slice(&listed.fingerprint_at(slot.index()).0.to_le_bytes());
+            bytes.push(slot.is_reference().into());
+        }
+        if self.hinted {
+            // The hint tells the client's order.
+            bytes.extend_from_slice(&listed.fingerprint().0.to_le_bytes());
+        }
+        nonzero(xxh3_64_with_seed(&bytes, 1))
+    }
+
+    /// A hash of the references and their places; 0 if there are none.
+    pub(crate) fn references(&self, listed: &Listed) -> u64 {
+        let mut bytes: SmallVec<[u8; 160]> = SmallVec::new();
+        for (slot, place) in self.slots.iter().zip(0_u16..) {
+            if slot.is_reference() {
+                bytes.extend_from_slice(&place.to_le_bytes());
+                bytes.extend_from_slice(&listed.fingerprint_at(slot.index()).0.to_le_bytes());
+            }
+        }
+        if bytes.is_empty() {
+            0
+        } else {
+            nonzero(xxh3_64_with_seed(&bytes, 2))
+        }
+    }
+
+    /// About the bytes that it takes in memory; the same on every platform.
+    pub(crate) fn bytes(&self) -> usize {
+        32 + 2 * self.slots.len()
+    }
+}
+
+/// `scope` when what `digest` stands for is in the prompt too; 0 stands for nothing.
+pub(crate) fn narrowed(scope: Scope, digest: u64) -> Scope {
+    if digest == 0 {
+        scope
+    } else {
+        Scope(xxh3_64_with_seed(&digest.to_le_bytes(), scope.0))
+    }
+}
+
+/// Whether a group's repeats are sent too, for its places must all be filled.
+pub(crate) fn keeps_repeats(group: &Group<'_>) -> bool {
+    matches!(
+        group.place,
+        Place::Slots {
+            all_filled: true,
+            ..
+        }
+    )
+}
+
+fn nonzero(hash: u64) -> u64 {
+    hash.max(1)
+}

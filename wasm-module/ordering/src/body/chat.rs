@@ -1,0 +1,191 @@
+//! A chat's messages: where their texts stand, what precedes each in the prompt, and by what a chat is known again.
+//!
+//! ```text
+//!   messages   m0 ───────── m1 ───────── m2        as the client sends them
+//!   chain      H(seed, m0)  H(·, m1)     H(·, m2)  role and content: the chat's identity up to there
+//!   before     H(tools)     H(·, m0)     H(·, m1)  every byte: what stands before a message in the prompt
+//! ```
+
+use super::json::{inner, object, offset_in, range_in, read};
+use super::{MAX_MODEL_BYTES, Skip};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use smallvec::SmallVec;
+use std::borrow::Cow;
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
+
+/// What a chat's messages up to and including one hash to: role and content, byte for byte as the client sends
+/// them, and who the client says is asking (`user`, `safety_identifier`, `prompt_cache_key`).
+///
+/// Other fields of a message do not count, for clients are known to drop or add some when they send an answer back.
+/// The hash is no secret and no proof: what is looked up by it is checked against the request before it is used, where
+/// the request holds anything to check it against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Chain(pub(crate) u128);
+
+/// A chat request's outer shape.
+pub(super) struct Chat<'a> {
+    /// The model's name, empty when the body has none.
+    pub(super) model: Cow<'a, str>,
+    pub(super) messages: Vec<RawTurn<'a>>,
+    pub(super) documents: Option<&'a RawValue>,
+}
+
+/// A message.
+pub(super) struct RawTurn<'a> {
+    pub(super) chain: Chain,
+    /// Hash of the tools and of the messages before this one.
+    pub(super) before: u64,
+    /// The chat's turn that it belongs to: assistant messages before it.
+    pub(super) turn: u32,
+    /// Where documents can be written into it.
+    pub(super) entry: Option<Entry>,
+    /// The whole message.
+    pub(super) raw: &'a str,
+    /// What stands between the quotes of its texts.
+    pub(super) texts: SmallVec<[&'a str; 1]>,
+}
+
+/// Where blocks can be inserted into a user message: before its text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Offset in the body.
+    pub(crate) at: usize,
+    pub(crate) wrap: Wrap,
+}
+
+/// What blocks are wrapped in where they are inserted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wrap {
+    /// Nothing: the place is inside a string.
+    None,
+    /// A text part of its own: the place is behind the `[` of a content array, which has other parts or not.
+    Part { others: bool },
+}
+
+#[derive(Deserialize)]
+struct RawChat<'a> {
+    #[serde(borrow)]
+    model: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    messages: Vec<&'a RawValue>,
+    #[serde(borrow)]
+    tools: Option<&'a RawValue>,
+    #[serde(borrow)]
+    documents: Option<&'a RawValue>,
+    #[serde(borrow)]
+    user: Option<&'a RawValue>,
+    #[serde(borrow)]
+    safety_identifier: Option<&'a RawValue>,
+    #[serde(borrow)]
+    prompt_cache_key: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct RawMessage<'a> {
+    #[serde(borrow)]
+    role: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct RawPart<'a> {
+    #[serde(borrow)]
+    text: Option<&'a RawValue>,
+}
+
+impl<'a> Chat<'a> {
+    pub(super) fn read(body: &'a str) -> Result<Self, Skip> {
+        let chat: RawChat<'a> = object(body, body.trim_ascii())?;
+        let model = chat.model.unwrap_or_default();
+        if model.len() > MAX_MODEL_BYTES {
+            return Err(Skip::LongModelName {
+                bytes: model.len(),
+                limit: MAX_MODEL_BYTES,
+            });
+        }
+        let asking = [chat.user, chat.safety_identifier, chat.prompt_cache_key];
+        let mut place = Place {
+            chain: asking.into_iter().fold(Chain(0), |chain, value| {
+                chain.then("", xxh3_128(value.map_or("", RawValue::get).as_bytes()))
+            }),
+            before: xxh3_64_with_seed(chat.tools.map_or("", RawValue::get).as_bytes(), 0),
+            turn: 0,
+        };
+        let messages = chat.messages.into_iter();
+        Ok(Self {
+            model,
+            messages: messages
+                .map(|raw| place.message(body, raw.get()))
+                .collect::<Result<_, Skip>>()?,
+            documents: chat.documents,
+        })
+    }
+}
+
+/// Where reading the messages has come to.
+struct Place {
+    chain: Chain,
+    before: u64,
+    turn: u32,
+}
+
+impl Place {
+    fn message<'a>(&mut self, body: &'a str, raw: &'a str) -> Result<RawTurn<'a>, Skip> {
+        let message: RawMessage<'a> = object(body, raw)?;
+        let role = message.role.as_deref().unwrap_or_default();
+        let content = message.content.map_or("", RawValue::get);
+        let start = offset_in(body, content) + 1;
+        let mut texts = SmallVec::new();
+        let mut wrap = None;
+        if content.starts_with('"') {
+            texts.extend(inner(content));
+            wrap = Some(Wrap::None);
+        } else if let Some(parts) = content.strip_prefix('[') {
+            let others = !parts.trim_ascii_start().starts_with(']');
+            wrap = Some(Wrap::Part { others });
+            for part in read::<Vec<&'a RawValue>>(body, content)? {
+                if part.get().starts_with('{') {
+                    let part: RawPart<'a> = read(body, part.get())?;
+                    texts.extend(part.text.and_then(|text| inner(text.get())));
+                }
+            }
+        }
+        // The content, most of the bytes, is hashed once for both hashes.
+        let hash = xxh3_128(content.as_bytes());
+        let (head, tail) = message.content.map_or((raw, ""), |_| {
+            let range = range_in(raw, content);
+            (
+                raw.get(..range.start).unwrap_or_default(),
+                raw.get(range.end..).unwrap_or_default(),
+            )
+        });
+        self.chain = self.chain.then(role, hash);
+        let turn = RawTurn {
+            chain: self.chain,
+            before: self.before,
+            turn: self.turn,
+            entry: wrap
+                .filter(|_| role == "user")
+                .map(|wrap| Entry { at: start, wrap }),
+            raw,
+            texts,
+        };
+        for part in [head.as_bytes(), &hash.to_le_bytes(), tail.as_bytes()] {
+            self.before = xxh3_64_with_seed(part, self.before);
+        }
+        self.turn += u32::from(role == "assistant");
+        Ok(turn)
+    }
+}
+
+impl Chain {
+    fn then(self, role: &str, content: u128) -> Self {
+        let mut link: SmallVec<[u8; 64]> = SmallVec::new();
+        link.extend_from_slice(&self.0.to_le_bytes());
+        link.extend_from_slice(&content.to_le_bytes());
+        link.extend_from_slice(role.as_bytes());
+        Self(xxh3_128(&link))
+    }
+}

@@ -1,0 +1,557 @@
+//! The memory of turns of one tenant and model: a trie of messages.
+//!
+//! ```text
+//!   known by its chain          written into it
+//!   m1 ─────────────────────── [a b] ──┬── m3 ── [c] ─ m5
+//!   m1, the same words ─────── [b d]   └── m3'
+//! ```
+//!
+//! A message's chain hashes everything before it, so the deepest known message of a request tells how all of them
+//! were sent. It does not tell which documents were *written into* them from a `documents` array, which the client
+//! sends apart: two chats that open alike may differ in these. So one chain may have several turns, which differ in
+//! their parents or in what was written into them; [`Memory::find`] says which one a request continues, and never
+//! guesses.
+//!
+//! Turns stand in an arena and in one list ordered by last use. Using a turn touches it and then its ancestors, so the
+//! list's oldest turn has no children, and forgetting it is O(1).
+
+use super::turn::Turn;
+use crate::arrangement::Arrangement;
+use crate::body::Chain;
+use crate::document::Fingerprint;
+use fxhash::FxHashMap;
+use smallvec::SmallVec;
+
+/// What a memory may hold; beyond it the least recently used turns are forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bounds {
+    /// Turns; 0 switches the memory off.
+    pub(crate) max_entries: u32,
+    /// Bytes, indices included.
+    pub(crate) max_bytes: u64,
+}
+
+/// A turn in a memory. Valid until the next [`Memory::record`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TurnId(u32);
+
+/// Known messages of a request by their index, first to last.
+pub(crate) type Path = SmallVec<[(u32, TurnId); 8]>;
+
+/// A message to be remembered.
+#[derive(Debug)]
+pub(crate) struct Added {
+    /// Its index in the request.
+    pub(crate) message: u32,
+    pub(crate) chain: Chain,
+    pub(crate) turn: Turn,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    bounds: Bounds,
+    nodes: Vec<Node>,
+    free: Vec<TurnId>,
+    /// In the order in which they were recorded.
+    by_chain: FxHashMap<Chain, SmallVec<[TurnId; 2]>>,
+    /// Sum of the turns' bytes.
+    bytes: u64,
+    newest: Option<TurnId>,
+    oldest: Option<TurnId>,
+}
+
+#[derive(Debug)]
+struct Node {
+    chain: Chain,
+    /// The known message before it.
+    parent: Option<TurnId>,
+    /// Its index in its chat.
+    message: u32,
+    /// Estimated tokens pinned in it and before it.
+    pinned_tokens: u64,
+    turn: Turn,
+    newer: Option<TurnId>,
+    older: Option<TurnId>,
+}
+
+impl Memory {
+    /// An empty memory.
+    pub(crate) fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            nodes: Vec::new(),
+            free: Vec::new(),
+            by_chain: FxHashMap::default(),
+            bytes: 0,
+            newest: None,
+            oldest: None,
+        }
+    }
+
+    /// Turns remembered.
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len() - self.free.len()
+    }
+
+    /// Their bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn turn(&self, id: TurnId) -> Option<&Turn> {
+        Some(&self.node(id)?.turn)
+    }
+
+    /// Estimated tokens of the documents pinned along `path`.
+    pub(crate) fn pinned_tokens(&self, path: &Path) -> u64 {
+        path.last()
+            .and_then(|(_, id)| self.node(*id))
+            .map_or(0, |node| node.pinned_tokens)
+    }
+
+    /// The known messages of a request with these `chains`, which wants the documents of the list `written` into the
+    /// message of that index, or none into any.
+    ///
+    /// Documents that were written into an earlier message belong to its history. The message that the request
+    /// writes documents into, and the one that it ends with, are known only as they were sent with that same list.
+    /// When several turns of one chain fit and read differently, the chat could be any of them: then it is taken for
+    /// one that nothing was written into at that message.
+    pub(crate) fn find(
+        &self,
+        chains: impl DoubleEndedIterator<Item = Chain> + ExactSizeIterator,
+        written: Option<(u32, Fingerprint)>,
+    ) -> Path {
+        let last = chains.len().saturating_sub(1);
+        let mut unsettled: SmallVec<[SmallVec<[TurnId; 2]>; 2]> = SmallVec::new();
+        let mut known = None;
+        for (message, chain) in chains.enumerate().rev() {
+            let Some(turns) = self.by_chain.get(&chain) else {
+                continue;
+            };
+            let fitting: SmallVec<[TurnId; 2]> = turns
+                .iter()
+                .copied()
+                .filter(|&id| self.fits(id, message, message == last, written))
+                .collect();
+            match fitting.as_slice() {
+                [] => {}
+                [first, others @ ..]
+                    if others
+                        .iter()
+                        .all(|id| self.reads_like(Some(*first), Some(*id))) =>
+                {
+                    known = Some(*first);
+                    break;
+                }
+                _ => unsettled.push(fitting),
+            }
+        }
+        for fitting in unsettled.into_iter().rev() {
+            let plain = fitting.into_iter().find(|&id| {
+                self.node(id).is_some_and(|node| {
+                    node.turn.pin().is_none() && self.reads_like(node.parent, known)
+                })
+            });
+            known = plain.or(known);
+        }
+        let mut path: Path = self
+            .ancestors(known)
+            .map(|(id, node)| (node.message, id))
+            .collect();
+        path.reverse();
+        path
+    }
+
+    /// Remembers that a request was sent: `path`, as it was found for it, was used, and `added` (in the order of the
+    /// messages) continues it. Then forgets down to the bounds. O(path + added + forgotten).
+    pub(crate) fn record(&mut self, path: &Path, added: Vec<Added>) {
+        let mut parent = path.last().map(|(_, id)| *id);
+        for added in added {
+            let is_known = |id: &&TurnId| {
+                self.node(**id).is_some_and(|node| {
+                    node.parent == parent && node.turn.list() == added.turn.list()
+                })
+            };
+            let turns = self.by_chain.get(&added.chain).map(SmallVec::as_slice);
+            if let Some(&known) = turns.and_then(|turns| turns.iter().find(is_known)) {
+                parent = Some(known);
+            } else if turns.map_or(0, <[TurnId]>::len) < MAX_VERSIONS {
+                parent = Some(self.add(parent, added));
+            } else {
+                break;
+            }
+        }
+        let used: SmallVec<[TurnId; 16]> = self.ancestors(parent).map(|(id, _)| id).collect();
+        for id in used {
+            self.unlink(id);
+            self.link_newest(id);
+        }
+        while self.len() > self.bounds.max_entries as usize || self.bytes > self.bounds.max_bytes {
+            let Some(oldest) = self.oldest else { break };
+            self.forget(oldest);
+        }
+    }
+
+    /// Whether a request may continue the turn, as far as written documents tell.
+    fn fits(
+        &self,
+        id: TurnId,
+        message: usize,
+        is_last: bool,
+        written: Option<(u32, Fingerprint)>,
+    ) -> bool {
+        match written {
+            Some((target, list)) if message >= target as usize => self
+                .ancestors(Some(id))
+                .find(|(_, node)| node.message <= target)
+                .is_some_and(|(_, node)| node.message == target && node.turn.list() == Some(list)),
+            None if is_last => self
+                .node(id)
+                .is_some_and(|node| node.turn.written.is_none()),
+            _ => true,
+        }
+    }
+
+    /// Whether a chat that comes to either turn reads alike so far.
+    fn reads_like(&self, one: Option<TurnId>, other: Option<TurnId>) -> bool {
+        self.history(one).eq(self.history(other))
+    }
+
+    /// What was done with the messages up to the turn, upwards, as far as it shows when they are history.
+    fn history(
+        &self,
+        turn: Option<TurnId>,
+    ) -> impl Iterator<Item = (u32, Option<&str>, &[Arrangement])> {
+        let done = self.ancestors(turn).map(|(_, node)| {
+            let pinned = node.turn.pin().map(|pin| &*pin.text);
+            (node.message, pinned, &*node.turn.groups)
+        });
+        done.filter(|(_, pinned, groups)| pinned.is_some() || !groups.is_empty())
+    }
+
+    /// The turn and its ancestors, upwards.
+    fn ancestors(&self, turn: Option<TurnId>) -> impl Iterator<Item = (TurnId, &Node)> {
+        let with_node = |id: TurnId| Some((id, self.node(id)?));
+        std::iter::successors(turn.and_then(with_node), move |(_, node)| {
+            node.parent.and_then(with_node)
+        })
+    }
+
+    fn add(&mut self, parent: Option<TurnId>, added: Added) -> TurnId {
+        let pinned = added.turn.pin().map_or(0, |pin| u64::from(pin.tokens));
+        let before = parent
+            .and_then(|parent| self.node(parent))
+            .map_or(0, |parent| parent.pinned_tokens);
+        let node = Node {
+            chain: added.chain,
+            parent,
+            message: added.message,
+            pinned_tokens: before.saturating_add(pinned),
+            turn: added.turn,
+            newer: None,
+            older: None,
+        };
+        self.bytes += node.bytes();
+        let id = if let Some(id) = self.free.pop() {
+            if let Some(slot) = self.nodes.get_mut(id.index()) {
+                *slot = node;
+            }
+            id
+        } else {
+            // Turns are bounded by a u32; a request adds fewer messages than the rest of its range.
+            let id = TurnId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
+            self.nodes.push(node);
+            id
+        };
+        self.by_chain.entry(added.chain).or_default().push(id);
+        self.link_newest(id);
+        id
+    }
+
+    /// Forgets a turn that has no children.
+    fn forget(&mut self, id: TurnId) {
+        self.unlink(id);
+        let Some(node) = self.node_mut(id) else {
+            return;
+        };
+        let (chain, bytes) = (node.chain, node.bytes());
+        node.turn = Turn::default();
+        self.bytes = self.bytes.saturating_sub(bytes);
+        if let Some(turns) = self.by_chain.get_mut(&chain) {
+            turns.retain(|turn| *turn != id);
+            if turns.is_empty() {
+                self.by_chain.remove(&chain);
+            }
+        }
+        self.free.push(id);
+    }
+
+    fn link_newest(&mut self, id: TurnId) {
+        let before = self.newest.replace(id);
+        if let Some(node) = self.node_mut(id) {
+            node.older = before;
+            node.newer = None;
+        }
+        match before.and_then(|before| self.node_mut(before)) {
+            Some(before) => before.newer = Some(id),
+            None => self.oldest = Some(id),
+        }
+    }
+
+    fn unlink(&mut self, id: TurnId) {
+        let Some(node) = self.node_mut(id) else {
+            return;
+        };
+        let (newer, older) = (node.newer.take(), node.older.take());
+        match newer.and_then(|newer| self.node_mut(newer)) {
+            Some(node) => node.older = older,
+            None => self.newest = older,
+        }
+        match older.and_then(|older| self.node_mut(older)) {
+            Some(node) => node.newer = newer,
+            None => self.oldest = newer,
+        }
+    }
+
+    fn node(&self, id: TurnId) -> Option<&Node> {
+        self.nodes.get(id.index())
+    }
+
+    fn node_mut(&mut self, id: TurnId) -> Option<&mut Node> {
+        self.nodes.get_mut(id.index())
+    }
+}
+
+impl Node {
+    /// What it costs to remember it.
+    fn bytes(&self) -> u64 {
+        TURN_BYTES + self.turn.bytes()
+    }
+}
+
+impl TurnId {
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Turns of one chain, at most. A chat with more is ambiguous anyhow, and the list is walked on every request.
+const MAX_VERSIONS: usize = 16;
+
+/// About a turn's place in the arena and in the index; the same on every platform.
+const TURN_BYTES: u64 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arrangement::Slot;
+    use crate::body::Wrap;
+    use crate::conversation::turn::{Pin, Written};
+    use proptest::prelude::*;
+
+    impl Memory {
+        /// The invariants that are too costly to check in use.
+        fn check(&self) {
+            let mut listed = Vec::new();
+            let mut at = self.oldest;
+            while let Some(id) = at {
+                listed.push(id);
+                at = self.node(id).unwrap().newer;
+            }
+            assert_eq!(listed.last().copied(), self.newest);
+            assert_eq!(listed.len(), self.len(), "every turn is in the list");
+            let age = |id: TurnId| listed.iter().position(|listed| *listed == id);
+            let mut bytes = 0;
+            for &id in &listed {
+                let node = self.node(id).unwrap();
+                bytes += node.bytes();
+                assert!(self.by_chain[&node.chain].contains(&id));
+                if let Some(parent) = node.parent {
+                    assert!(age(parent) > age(id), "a parent is used with its children");
+                    assert!(self.node(parent).unwrap().message < node.message);
+                }
+            }
+            assert_eq!(bytes, self.bytes);
+            let indexed: usize = self.by_chain.values().map(SmallVec::len).sum();
+            assert_eq!(indexed, self.len(), "nothing forgotten is found");
+            assert!(self.len() <= self.bounds.max_entries as usize);
+            assert!(self.bytes <= self.bounds.max_bytes);
+        }
+    }
+
+    fn memory(max_entries: u32, max_bytes: u64) -> Memory {
+        Memory::new(Bounds {
+            max_entries,
+            max_bytes,
+        })
+    }
+
+    /// A turn into which `text` was written.
+    fn written(text: &str) -> Turn {
+        Turn {
+            groups: Box::new([]),
+            written: Some(Written {
+                list: list(text),
+                arrangement: Arrangement {
+                    slots: Box::new([Slot::document(0)]),
+                    hinted: false,
+                },
+                pin: Some(Pin {
+                    wrap: Wrap::None,
+                    text: text.into(),
+                    tokens: 1,
+                    documents: Box::new([]),
+                    digest: 1,
+                    references: 0,
+                }),
+            }),
+        }
+    }
+
+    fn list(text: &str) -> Fingerprint {
+        Fingerprint::of(&[text.as_bytes()])
+    }
+
+    fn added(message: u32, chain: u128, turn: Turn) -> Added {
+        Added {
+            message,
+            chain: Chain(chain),
+            turn,
+        }
+    }
+
+    fn chains(chains: &[u128]) -> impl DoubleEndedIterator<Item = Chain> + ExactSizeIterator {
+        chains.iter().map(|chain| Chain(*chain))
+    }
+
+    /// What was written into the known messages.
+    fn texts(memory: &Memory, path: &Path) -> Vec<(u32, String)> {
+        path.iter()
+            .map(|(message, id)| {
+                let pin = memory.turn(*id).unwrap().pin();
+                (
+                    *message,
+                    pin.map_or(String::new(), |pin| pin.text.to_string()),
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_chat_that_goes_on_is_known() {
+        let mut memory = memory(10, 10_000);
+        memory.record(&Path::new(), vec![added(0, 1, written("a"))]);
+        let path = memory.find(chains(&[1, 2, 3]), None);
+        assert_eq!(texts(&memory, &path), [(0, "a".into())]);
+        memory.record(&path, vec![added(2, 3, Turn::default())]);
+        let path = memory.find(chains(&[1, 2, 3, 4, 5]), Some((4, list("b"))));
+        assert_eq!(texts(&memory, &path), [(0, "a".into()), (2, String::new())]);
+        memory.check();
+    }
+
+    #[test]
+    fn the_message_that_documents_are_for_is_known_with_these_only() {
+        let mut memory = memory(10, 10_000);
+        memory.record(&Path::new(), vec![added(0, 1, written("a"))]);
+        assert_eq!(memory.find(chains(&[1]), Some((0, list("a")))).len(), 1);
+        assert_eq!(memory.find(chains(&[1]), Some((0, list("b")))).len(), 0);
+        assert_eq!(memory.find(chains(&[1]), None).len(), 0);
+        // An agent's request goes on after the question that the documents are for.
+        assert_eq!(memory.find(chains(&[1, 2]), Some((0, list("b")))).len(), 0);
+        assert_eq!(memory.find(chains(&[1, 2]), Some((0, list("a")))).len(), 1);
+    }
+
+    #[test]
+    fn chats_of_the_same_words_with_other_documents_are_not_told_apart() {
+        let mut memory = memory(10, 10_000);
+        for text in ["a", "b"] {
+            memory.record(&Path::new(), vec![added(0, 1, written(text))]);
+        }
+        assert!(memory.find(chains(&[1, 2, 3]), None).is_empty());
+        // How such a chat went on is remembered: nothing was written into its first message.
+        memory.record(&Path::new(), vec![added(2, 3, Turn::default())]);
+        let path = memory.find(chains(&[1, 2, 3, 4, 5]), None);
+        assert_eq!(texts(&memory, &path), [(2, String::new())]);
+        // And one that began without documents is the plain one.
+        memory.record(&Path::new(), vec![added(0, 1, Turn::default())]);
+        let path = memory.find(chains(&[1, 2, 9]), None);
+        assert_eq!(texts(&memory, &path), [(0, String::new())]);
+        memory.check();
+    }
+
+    #[test]
+    fn the_end_of_the_least_recently_used_chat_is_forgotten_first() {
+        let mut memory = memory(3, 10_000);
+        memory.record(
+            &Path::new(),
+            vec![added(0, 1, written("a")), added(2, 2, written("b"))],
+        );
+        memory.record(&Path::new(), vec![added(0, 10, written("c"))]);
+        memory.record(&Path::new(), vec![added(0, 20, written("d"))]);
+        memory.check();
+        let path = memory.find(chains(&[1, 0, 2, 0, 3]), None);
+        assert_eq!(texts(&memory, &path), [(0, "a".into())]);
+    }
+
+    #[test]
+    fn what_is_larger_than_the_memory_is_not_remembered() {
+        let mut memory = memory(10, 1_000);
+        memory.record(&Path::new(), vec![added(0, 1, written(&"x".repeat(2_000)))]);
+        memory.check();
+        assert_eq!((memory.len(), memory.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn one_chain_has_a_bounded_number_of_turns() {
+        let mut memory = memory(1_000, 1_000_000);
+        for text in 0..100 {
+            memory.record(&Path::new(), vec![added(0, 1, written(&text.to_string()))]);
+        }
+        assert_eq!(memory.len(), MAX_VERSIONS);
+        memory.check();
+    }
+
+    proptest! {
+        /// Chats over few words, so that they fork, meet and are forgotten; every step keeps the invariants, and what
+        /// is found is a chat that was recorded.
+        #[test]
+        fn invariants_hold_whatever_is_recorded(
+            requests in prop::collection::vec(
+                (prop::collection::vec(0_u128..3, 1..5), prop::option::of(0_u8..3)),
+                1..60,
+            ),
+            max_entries in 0_u32..12,
+            max_bytes in 0_u64..6_000,
+        ) {
+            let mut memory = memory(max_entries, max_bytes);
+            for (words, text) in requests {
+                // A chain holds all the words before it.
+                let chains_of: Vec<u128> = words
+                    .iter()
+                    .scan(1, |chain, word| {
+                        *chain = *chain * 4 + word;
+                        Some(*chain)
+                    })
+                    .collect();
+                let last = chains_of.len() as u32 - 1;
+                let turn = text.map_or(Turn::default(), |text| written(&text.to_string()));
+                let list = turn.list();
+                let path = memory.find(chains(&chains_of), list.map(|list| (last, list)));
+                for (message, id) in &path {
+                    prop_assert_eq!(memory.node(*id).unwrap().chain.0, chains_of[*message as usize]);
+                }
+                let known = path.last().map_or(0, |(message, _)| message + 1);
+                let rest = (known..=last).filter(|at| *at == last).map(|at| {
+                    added(at, chains_of[at as usize], turn.clone())
+                });
+                memory.record(&path, rest.collect());
+                memory.check();
+                if memory.len() > 0 && max_entries > 5 && max_bytes > 5_000 {
+                    let again = memory.find(chains(&chains_of), list.map(|list| (last, list)));
+                    prop_assert_eq!(again.last().map(|(message, _)| *message), Some(last));
+                }
+            }
+        }
+    }
+}

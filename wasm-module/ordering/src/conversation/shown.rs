@@ -1,0 +1,97 @@
+//! The documents that a request's prompt holds so far, and what they are called.
+//!
+//! Identity is by bytes: a fingerprint only finds the block to compare with, so that no collision, made on purpose or
+//! not, can make a document disappear behind another one.
+
+use crate::document::Fingerprint;
+use fxhash::FxHashMap;
+
+/// See the module's text. Lives as long as one request.
+#[derive(Debug, Default)]
+pub(crate) struct Shown<'a> {
+    /// The turn in which a document first stands, and its block.
+    blocks: FxHashMap<Fingerprint, (u32, &'a str)>,
+    /// What documents are called; `None`: several are called that.
+    labels: FxHashMap<&'a str, Option<Fingerprint>>,
+}
+
+impl<'a> Shown<'a> {
+    /// A document is sent in `turn`; its block, if it may be referred to later.
+    pub(crate) fn add(
+        &mut self,
+        turn: u32,
+        fingerprint: Fingerprint,
+        label: &'a str,
+        block: Option<&'a str>,
+    ) {
+        if let Some(block) = block {
+            self.blocks.entry(fingerprint).or_insert((turn, block));
+        }
+        self.labels
+            .entry(label)
+            .and_modify(|named| {
+                if *named != Some(fingerprint) {
+                    *named = None;
+                }
+            })
+            .or_insert(Some(fingerprint));
+    }
+
+    /// Whether a turn before `turn` may hold the document; [`Shown::holds`] makes sure.
+    pub(crate) fn may_hold(&self, turn: u32, fingerprint: Fingerprint) -> bool {
+        self.blocks
+            .get(&fingerprint)
+            .is_some_and(|(shown, _)| *shown < turn)
+    }
+
+    /// Whether a turn before `turn` holds exactly this block.
+    pub(crate) fn holds(&self, turn: u32, fingerprint: Fingerprint, block: &str) -> bool {
+        self.blocks
+            .get(&fingerprint)
+            .is_some_and(|(shown, text)| *shown < turn && *text == block)
+    }
+
+    /// Whether the label names this document and no other one.
+    pub(crate) fn names(&self, label: &str, fingerprint: Fingerprint) -> bool {
+        self.labels.get(label) == Some(&Some(fingerprint))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Fingerprint = Fingerprint(1);
+    const B: Fingerprint = Fingerprint(2);
+
+    #[test]
+    fn a_document_stands_in_an_earlier_turn_with_its_very_bytes() {
+        let mut shown = Shown::default();
+        shown.add(1, A, "a", Some("text"));
+        assert!(shown.holds(2, A, "text") && shown.may_hold(2, A));
+        assert!(!shown.holds(1, A, "text") && !shown.may_hold(1, A));
+        assert!(!shown.holds(2, A, "another text of the same fingerprint"));
+        assert!(!shown.holds(2, B, "text"));
+    }
+
+    #[test]
+    fn the_first_place_counts() {
+        let mut shown = Shown::default();
+        shown.add(0, A, "a", Some("text"));
+        shown.add(1, A, "a", Some("text"));
+        assert!(shown.holds(1, A, "text"));
+    }
+
+    #[test]
+    fn a_label_of_two_documents_names_neither() {
+        let mut shown = Shown::default();
+        shown.add(0, A, "1", Some("x"));
+        assert!(shown.names("1", A) && !shown.names("1", B) && !shown.names("2", A));
+        shown.add(0, A, "1", Some("x"));
+        assert!(shown.names("1", A));
+        shown.add(1, B, "1", None);
+        assert!(!shown.names("1", A) && !shown.names("1", B));
+        shown.add(2, A, "1", Some("x"));
+        assert!(!shown.names("1", A));
+    }
+}

@@ -1,0 +1,111 @@
+//! What is remembered of one message: how its documents were arranged, and those that we wrote into it.
+
+use crate::arrangement::Arrangement;
+use crate::body::Wrap;
+use crate::document::Fingerprint;
+use std::ops::Range;
+
+/// What was done with a message; nothing, by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Turn {
+    /// Of the documents in its own texts, a group each.
+    pub(crate) groups: Box<[Arrangement]>,
+    /// Documents of a `documents` array, if such were written into it.
+    pub(crate) written: Option<Written>,
+}
+
+/// Documents of a `documents` array that were written into a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Written {
+    /// Of the client's list.
+    pub(crate) list: Fingerprint,
+    pub(crate) arrangement: Arrangement,
+    /// What was written, if it shall stand there in later requests too.
+    pub(crate) pin: Option<Pin>,
+}
+
+/// Documents that stand where they were first written, though the client does not send them again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pin {
+    /// What was inserted into the message, byte for byte.
+    pub(crate) text: Box<str>,
+    /// What it is wrapped in: its place in a content of that kind.
+    pub(crate) wrap: Wrap,
+    /// Its estimated tokens.
+    pub(crate) tokens: u32,
+    /// The documents in it, in its order.
+    pub(crate) documents: Box<[Pinned]>,
+    /// The arrangement's [digest](Arrangement::digest) and [references](Arrangement::references).
+    pub(crate) digest: u64,
+    pub(crate) references: u64,
+}
+
+/// A pinned document. Its ranges are of [`Pin::text`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pinned {
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) tokens: u32,
+    block: Range<u32>,
+    label: Range<u32>,
+}
+
+impl Turn {
+    /// The documents that are written into the message in every later request.
+    pub(crate) fn pin(&self) -> Option<&Pin> {
+        self.written.as_ref()?.pin.as_ref()
+    }
+
+    /// The list of the documents that were written into the message.
+    pub(crate) fn list(&self) -> Option<Fingerprint> {
+        Some(self.written.as_ref()?.list)
+    }
+
+    /// About the bytes that it takes in memory; the same on every platform.
+    pub(crate) fn bytes(&self) -> u64 {
+        let arrangements = self.groups.iter();
+        let arrangements =
+            arrangements.chain(self.written.as_ref().map(|written| &written.arrangement));
+        let pin = self
+            .pin()
+            .map_or(0, |pin| pin.text.len() + pin.documents.len() * PINNED_BYTES);
+        (arrangements.map(Arrangement::bytes).sum::<usize>() + pin) as u64
+    }
+}
+
+impl Pin {
+    pub(crate) fn block(&self, document: &Pinned) -> &str {
+        slice(&self.text, &document.block)
+    }
+
+    pub(crate) fn label(&self, document: &Pinned) -> &str {
+        slice(&self.text, &document.label)
+    }
+}
+
+impl Pinned {
+    /// `None` if the ranges do not fit into 32 bits.
+    pub(crate) fn new(
+        fingerprint: Fingerprint,
+        tokens: u32,
+        block: &Range<usize>,
+        label: &Range<usize>,
+    ) -> Option<Self> {
+        let narrow = |range: &Range<usize>| {
+            Some(u32::try_from(range.start).ok()?..u32::try_from(range.end).ok()?)
+        };
+        Some(Self {
+            fingerprint,
+            tokens,
+            block: narrow(block)?,
+            label: narrow(label)?,
+        })
+    }
+}
+
+fn slice<'a>(text: &'a str, range: &Range<u32>) -> &'a str {
+    text.get(range.start as usize..range.end as usize)
+        .unwrap_or_default()
+}
+
+/// Of a [`Pinned`].
+const PINNED_BYTES: usize = 32;

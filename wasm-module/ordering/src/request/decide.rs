@@ -1,0 +1,137 @@
+//! How the documents of one group are to be sent, when nothing is remembered of them: which are only referred to, in
+//! which order the others stand, whether an order hint is due.
+
+use super::Request;
+use crate::arrangement::{Arrangement, Listed, Slot, keeps_repeats, narrowed};
+use crate::body::{Group, edit};
+use crate::document::Candidate;
+use fxhash::FxHashMap;
+use smallvec::SmallVec;
+
+impl<'a> Request<'_, 'a> {
+    /// Whether a remembered arrangement sends what the client sends now, and refers only to what is there. It always
+    /// does, unless hashes collided: documents must not be lost by that.
+    pub(super) fn is_possible(
+        &self,
+        known: &Arrangement,
+        group: &Group<'a>,
+        listed: &Listed,
+        turn: u32,
+    ) -> bool {
+        let mut references = known.slots.iter().filter(|slot| slot.is_reference());
+        known.is_of(listed)
+            && references.all(|slot| {
+                let fingerprint = listed.fingerprint_at(slot.index());
+                (group.found.get(usize::from(slot.index())))
+                    .is_some_and(|found| self.shown.holds(turn, fingerprint, &edit::block(found)))
+            })
+    }
+
+    /// Decides how the documents of a group are sent.
+    pub(super) fn arrange(&mut self, group: &Group<'a>, listed: &Listed, turn: u32) -> Arrangement {
+        let references = self.references(group, listed, turn);
+        let mut arrangement = Arrangement {
+            slots: (listed.distinct.iter().zip(&references))
+                .map(|((index, _), is_reference)| {
+                    if *is_reference {
+                        Slot::reference(*index)
+                    } else {
+                        Slot::document(*index)
+                    }
+                })
+                .collect(),
+            hinted: false,
+        };
+        let scope = narrowed(
+            narrowed(group.scope, self.sent),
+            arrangement.references(listed),
+        );
+        let tree = &mut *self.tree;
+        let candidates: SmallVec<[Candidate<'_>; 16]> = (listed.distinct.iter().zip(&references))
+            .filter(|(_, is_reference)| !**is_reference)
+            .filter_map(|((index, fingerprint), _)| {
+                let found = group.found.get(usize::from(*index))?;
+                Some(Candidate {
+                    id: tree.intern(*fingerprint),
+                    label: found.label,
+                    tokens: found.tokens,
+                })
+            })
+            .collect();
+        if candidates.is_empty() {
+            return arrangement;
+        }
+        let order = self.config.policy.order(&candidates, tree, scope);
+        // References stay at their ranks; the documents between them change places.
+        let documents: SmallVec<[Slot; 16]> = arrangement
+            .slots
+            .iter()
+            .copied()
+            .filter(|slot| !slot.is_reference())
+            .collect();
+        let mut ordered = order
+            .iter()
+            .filter_map(|&rank| documents.get(usize::from(rank)).copied());
+        for slot in &mut arrangement.slots {
+            if !slot.is_reference()
+                && let Some(document) = ordered.next()
+            {
+                *slot = document;
+            }
+        }
+        arrangement.hinted =
+            arrangement.moved(listed) > 0 && self.order_hint(group, listed).is_some();
+        arrangement
+    }
+
+    /// For every distinct document, whether its location is sent instead of it.
+    fn references(&self, group: &Group<'a>, listed: &Listed, turn: u32) -> SmallVec<[bool; 16]> {
+        let mut references = SmallVec::from_elem(false, listed.distinct.len());
+        let Some(template) = &self.config.deduplicate else {
+            return references;
+        };
+        if turn == 0 || keeps_repeats(group) {
+            return references;
+        }
+        // What documents of this group are called, counted when the first one is found to be there already.
+        let mut names: Option<FxHashMap<&str, u32>> = None;
+        for (is_reference, &(index, fingerprint)) in references.iter_mut().zip(&listed.distinct) {
+            let Some(found) = group.found.get(usize::from(index)) else {
+                continue;
+            };
+            if !self.shown.may_hold(turn, fingerprint)
+                || !self.shown.names(found.label, fingerprint)
+            {
+                continue;
+            }
+            let Some(words) = template.render(found.label) else {
+                continue;
+            };
+            let names = names.get_or_insert_with(|| {
+                let mut names = FxHashMap::default();
+                for (index, _) in &listed.distinct {
+                    if let Some(found) = group.found.get(usize::from(*index)) {
+                        *names.entry(found.label).or_default() += 1;
+                    }
+                }
+                names
+            });
+            let block = edit::block(found);
+            *is_reference = names.get(found.label) == Some(&1)
+                && words.len() < block.len()
+                && self.shown.holds(turn, fingerprint, &block);
+        }
+        references
+    }
+
+    /// The order hint for the documents of a group, if it can have one.
+    pub(super) fn order_hint(&self, group: &Group<'a>, listed: &Listed) -> Option<String> {
+        let template = self.config.hint.as_ref().filter(|_| group.hint.is_some())?;
+        let labels: SmallVec<[&str; 16]> = listed
+            .distinct
+            .iter()
+            .filter_map(|(index, _)| Some(group.found.get(usize::from(*index))?.label))
+            .collect();
+        template.render(&labels)
+    }
+}

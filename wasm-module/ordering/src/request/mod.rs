@@ -1,0 +1,323 @@
+//! One request, from what was found in its body to the body that is sent.
+//!
+//! Messages are taken in the order of the prompt. What is remembered of a message is done again; what is not is decided
+//! now ([`decide`]), knowing what stands before it. Nothing is remembered here: the caller gets what to remember.
+
+mod decide;
+
+use crate::arrangement::{Arrangement, Listed, keeps_repeats, narrowed};
+use crate::body::{
+    Entry, Found, Group, Message, Parsed, Place,
+    edit::{self, Edit, Rendering, Sent},
+};
+use crate::config::Config;
+use crate::conversation::memory::{Added, Memory, Path};
+use crate::conversation::shown::Shown;
+use crate::conversation::turn::{Pin, Pinned, Turn, Written};
+use crate::document::{Candidate, Fingerprint, estimate_tokens};
+use crate::orderer::Report;
+use crate::policy::{self, Order};
+use crate::tree::{KnowledgeTree, Scope};
+use smallvec::SmallVec;
+
+/// What became of a request.
+pub(crate) struct Outcome {
+    /// The body to send; `None`: the one that came.
+    pub(crate) body: Option<Vec<u8>>,
+    pub(crate) report: Report,
+    /// The messages behind the known ones; without pinning, only those that documents stand in, and the last one.
+    pub(crate) added: Vec<Added>,
+}
+
+/// Sends `parsed`, of which `path` is known, and expects the engine to hold it afterwards.
+pub(crate) fn send<'a>(
+    config: &'a Config,
+    parsed: &Parsed<'a>,
+    tree: &mut KnowledgeTree,
+    memory: &'a Memory,
+    path: &Path,
+) -> Outcome {
+    let mut request = Request {
+        config,
+        tree,
+        last_turn: parsed.messages.last().map_or(0, |message| message.turn),
+        pinned_tokens: memory.pinned_tokens(path),
+        shown: Shown::default(),
+        sent: 0,
+        edits: Vec::new(),
+        report: Report::new(config.policy.name()),
+    };
+    if let Some(front) = &parsed.front {
+        request.group(front, None, 0);
+    }
+    let mut added = Vec::new();
+    let mut known = path.iter().peekable();
+    let last = parsed.messages.len().saturating_sub(1);
+    for (message, at) in parsed.messages.iter().zip(0_u32..) {
+        let turn = known
+            .next_if(|(known, _)| *known == at)
+            .and_then(|(_, id)| memory.turn(*id));
+        let written = match &parsed.rendered {
+            Some((target, group)) if *target == at as usize => Some(group),
+            _ => None,
+        };
+        let made = request.message(message, written, turn);
+        let is_new = path.last().is_none_or(|(last, _)| *last < at);
+        // With pinning every message counts: what is not recorded cannot be told from what was pinned.
+        if is_new && (at as usize == last || config.pins() || made != Turn::default()) {
+            added.push(Added {
+                message: at,
+                chain: message.chain,
+                turn: made,
+            });
+        }
+    }
+    Outcome {
+        body: (!request.edits.is_empty()).then(|| edit::apply(parsed.text, request.edits)),
+        report: request.report,
+        added,
+    }
+}
+
+struct Request<'r, 'a> {
+    config: &'a Config,
+    tree: &'r mut KnowledgeTree,
+    /// The chat's last turn: what stands in it is referred to by nothing.
+    last_turn: u32,
+    /// Estimated tokens pinned in the known messages.
+    pinned_tokens: u64,
+    shown: Shown<'a>,
+    /// Hash of what was sent so far instead of the client's documents; 0: there were none.
+    sent: u64,
+    edits: Vec<Edit<'a>>,
+    report: Report,
+}
+
+impl<'a> Request<'_, 'a> {
+    /// Sends a message, with the documents of an array `written` into it, as it was sent before if that is `known`.
+    fn message(
+        &mut self,
+        message: &Message<'a>,
+        written: Option<&Group<'a>>,
+        known: Option<&'a Turn>,
+    ) -> Turn {
+        let mut turn = Turn::default();
+        let mut again = false;
+        if let Some(group) = written {
+            let known = known.and_then(|turn| turn.written.as_ref());
+            again |= known.is_some();
+            turn.written = Some(self.write(group, known, message.turn));
+        } else if let Some(written) = known.and_then(|turn| turn.written.as_ref())
+            && let (Some(pin), Some(place)) = (&written.pin, message.entry)
+            && place.0.wrap == pin.wrap
+        {
+            again = true;
+            self.pin(pin, written.arrangement.hinted, place, message.turn);
+        }
+        let groups = message.groups.iter().enumerate().map(|(at, group)| {
+            let known = known.and_then(|turn| turn.groups.get(at));
+            again |= known.is_some();
+            self.group(group, known, message.turn).0
+        });
+        turn.groups = groups.collect();
+        self.report.replayed += u32::from(again);
+        turn
+    }
+
+    /// Sends the documents of an array.
+    fn write(&mut self, group: &Group<'a>, known: Option<&Written>, turn: u32) -> Written {
+        let known = known.map(|known| &known.arrangement);
+        let (arrangement, listed, rendering) = self.group(group, known, turn);
+        let list = listed.fingerprint();
+        let pin = self
+            .config
+            .pin
+            .zip(rendering)
+            .and_then(|(max_tokens, rendering)| {
+                let pin = pin_of(group, &listed, &arrangement, rendering)?;
+                let tokens = self.pinned_tokens.saturating_add(pin.tokens.into());
+                (tokens <= max_tokens.into()).then_some(pin)
+            });
+        Written {
+            list,
+            arrangement,
+            pin,
+        }
+    }
+
+    /// Sends documents that were written into an earlier message again.
+    fn pin(&mut self, pin: &'a Pin, is_hinted: bool, (entry, scope): (Entry, Scope), turn: u32) {
+        self.edits.push(Edit::insert(entry, &pin.text));
+        let path = pin.documents.iter();
+        let path = path.map(|document| (document.fingerprint, document.tokens));
+        self.walk(scope, pin.references, path.collect());
+        for document in &pin.documents {
+            self.shown.add(
+                turn,
+                document.fingerprint,
+                pin.label(document),
+                Some(pin.block(document)),
+            );
+        }
+        self.report.pinned += count(pin.documents.len());
+        self.report.hinted |= is_hinted;
+        self.then(pin.digest);
+    }
+
+    /// Sends the documents of a group, arranged as `known` if that fits.
+    fn group(
+        &mut self,
+        group: &Group<'a>,
+        known: Option<&Arrangement>,
+        turn: u32,
+    ) -> (Arrangement, Listed, Option<Rendering>) {
+        let listed = Listed::of(group);
+        let arrangement = known
+            .filter(|known| self.is_possible(known, group, &listed, turn))
+            .cloned()
+            .unwrap_or_else(|| self.arrange(group, &listed, turn));
+
+        let path = arrangement
+            .slots
+            .iter()
+            .filter(|slot| !slot.is_reference())
+            .filter_map(|slot| {
+                let found = group.found.get(usize::from(slot.index()))?;
+                Some((listed.fingerprint_at(slot.index()), found.tokens))
+            });
+        self.walk(group.scope, arrangement.references(&listed), path.collect());
+        self.then(arrangement.digest(&listed));
+        if self.last_turn > 0 {
+            for &(index, fingerprint) in &listed.distinct {
+                if let Some(found) = group.found.get(usize::from(index)) {
+                    let block = found.block_in_message().filter(|_| !keeps_repeats(group));
+                    self.shown.add(turn, fingerprint, found.label, block);
+                }
+            }
+        }
+
+        let moved = arrangement.moved(&listed);
+        let references = arrangement.slots.iter().filter(|slot| slot.is_reference());
+        let references = references.count();
+        let dropped = if keeps_repeats(group) {
+            0
+        } else {
+            listed.repeats.len()
+        };
+        let stays = moved + references + dropped == 0 && !group.is_rendered();
+        let report = &mut self.report;
+        report.documents += count(group.found.len());
+        report.moved += count(moved);
+        report.deduplicated += count(references);
+        report.dropped += count(dropped);
+        report.hinted |= arrangement.hinted;
+        let rendering = if stays {
+            None
+        } else {
+            let hint = arrangement
+                .hinted
+                .then(|| self.order_hint(group, &listed))
+                .flatten();
+            let sent = self.sent_of(group, &arrangement, &listed);
+            let (edits, rendering) = edit::edits(&group.place, group.hint, sent, hint);
+            self.edits.extend(edits);
+            rendering
+        };
+        (arrangement, listed, rendering)
+    }
+
+    /// What is sent in the group's places.
+    fn sent_of<'g>(
+        &mut self,
+        group: &'g Group<'a>,
+        arrangement: &Arrangement,
+        listed: &Listed,
+    ) -> Vec<Sent<'g, 'a>> {
+        let found = |index: u16| group.found.get(usize::from(index));
+        let words = |found: &Found<'_>| self.config.deduplicate.as_ref()?.render(found.label);
+        let slots = arrangement.slots.iter().filter_map(|slot| {
+            let found = found(slot.index())?;
+            Some(match words(found).filter(|_| slot.is_reference()) {
+                Some(words) => Sent::Reference(words),
+                None => Sent::Document(found),
+            })
+        });
+        let repeats = listed.repeats.iter().filter(|_| keeps_repeats(group));
+        slots
+            .chain(repeats.filter_map(|index| found(*index).map(Sent::Document)))
+            .collect()
+    }
+
+    /// Looks up and records that these documents stand in the prompt, in this order; `references` stand among them.
+    fn walk(
+        &mut self,
+        scope: Scope,
+        references: u64,
+        documents: SmallVec<[(Fingerprint, u32); 16]>,
+    ) {
+        if documents.is_empty() {
+            return;
+        }
+        let scope = narrowed(narrowed(scope, self.sent), references);
+        let tree = &mut *self.tree;
+        let path: SmallVec<[Candidate<'_>; 16]> = documents
+            .into_iter()
+            .map(|(fingerprint, tokens)| Candidate {
+                id: tree.intern(fingerprint),
+                label: "",
+                tokens,
+            })
+            .collect();
+        let order: Order = (0..).take(path.len()).collect();
+        let matched = policy::match_of(&path, &order, tree, scope);
+        tree.insert(
+            scope,
+            path.iter().map(|document| (document.id, document.tokens)),
+        );
+        self.report.matched += matched.documents;
+        self.report.matched_tokens += matched.tokens;
+        self.report.document_tokens += path
+            .iter()
+            .map(|document| u64::from(document.tokens))
+            .sum::<u64>();
+    }
+
+    /// What `digest` stands for was sent.
+    fn then(&mut self, digest: u64) {
+        self.sent = narrowed(Scope(digest), self.sent).0;
+    }
+}
+
+/// What was rendered, to be kept; `None` if it is too large for that.
+fn pin_of(
+    group: &Group<'_>,
+    listed: &Listed,
+    arrangement: &Arrangement,
+    rendering: Rendering,
+) -> Option<Pin> {
+    let documents = arrangement
+        .slots
+        .iter()
+        .filter(|slot| !slot.is_reference())
+        .zip(&rendering.documents)
+        .map(|(slot, (block, label))| {
+            let found = group.found.get(usize::from(slot.index()))?;
+            let fingerprint = listed.fingerprint_at(slot.index());
+            Pinned::new(fingerprint, found.tokens, block, label)
+        });
+    let Place::Render { entry, .. } = group.place else {
+        return None;
+    };
+    Some(Pin {
+        wrap: entry.wrap,
+        documents: documents.collect::<Option<_>>()?,
+        tokens: estimate_tokens(rendering.text.len()),
+        text: rendering.text.into(),
+        digest: arrangement.digest(listed),
+        references: arrangement.references(listed),
+    })
+}
+
+fn count(documents: usize) -> u32 {
+    u32::try_from(documents).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,500 @@
+//! Chats of several turns, through the public API: earlier messages stay, repeated documents are referred to,
+//! documents of an array stay pinned.
+
+use foreword_ordering::{Config, Orderer, Report, Skip};
+use serde_json::{Value, json};
+
+fn orderer(config: Value) -> Orderer {
+    Orderer::new(Config::from_json(config.to_string().as_bytes()).unwrap())
+}
+
+fn text(id: &str) -> String {
+    format!("What there is to know about {id}, at a length that is worth a hint in its place.")
+}
+
+/// A question with tagged documents.
+fn tagged(ids: &[&str], question: &str) -> Value {
+    let documents: String = ids
+        .iter()
+        .map(|id| format!("<doc id=\"{id}\">{}</doc>\n", text(id)))
+        .collect();
+    json!({"role": "user", "content": documents + question})
+}
+
+fn question(words: &str) -> Value {
+    json!({"role": "user", "content": words})
+}
+
+fn answer(words: &str) -> Value {
+    json!({"role": "assistant", "content": words})
+}
+
+fn array(ids: &[&str]) -> Value {
+    ids.iter()
+        .map(|id| json!({"id": id, "text": text(id)}))
+        .collect()
+}
+
+fn block(id: &str) -> String {
+    format!("<document id=\"{id}\">\n{}\n</document>\n", text(id))
+}
+
+fn location(id: &str) -> String {
+    format!("Please refer to [{id}] in the previous conversation.")
+}
+
+/// Contents of the messages as sent, and the report.
+fn send_as(orderer: &mut Orderer, tenant: &str, body: &Value) -> (Vec<String>, Report) {
+    let rewrite = orderer
+        .rewrite(tenant, body.to_string().as_bytes())
+        .unwrap();
+    let sent: Value = rewrite.body.map_or_else(
+        || body.clone(),
+        |body| serde_json::from_slice(&body).unwrap(),
+    );
+    let contents = sent["messages"].as_array().unwrap().iter();
+    let contents = contents.map(|message| message["content"].as_str().unwrap().to_owned());
+    (contents.collect(), rewrite.report)
+}
+
+fn send(orderer: &mut Orderer, body: &Value) -> (Vec<String>, Report) {
+    send_as(orderer, "", body)
+}
+
+#[test]
+fn an_earlier_turn_stays_as_it_was_sent_whatever_the_tree_has_learnt_since() {
+    let mut orderer = orderer(json!({}));
+    let first = tagged(&["a", "b", "c"], "Why?");
+    let (sent, _) = send(&mut orderer, &json!({"messages": [first]}));
+    // Another chat makes c, b the heavier path by far.
+    for _ in 0..3 {
+        let other = tagged(&["c", "b", "d", "e", "f"], "How?");
+        send(&mut orderer, &json!({"messages": [other]}));
+    }
+    // A chat not known yet would follow it.
+    let (unknown, _) = send(
+        &mut orderer,
+        &json!({"messages": [tagged(&["d", "f", "e", "b", "c"], "Why?")]}),
+    );
+    assert!(unknown[0].starts_with("<doc id=\"c\">"), "{}", unknown[0]);
+
+    let (next, report) = send(
+        &mut orderer,
+        &json!({"messages": [first, answer("So."), tagged(&["g"], "And?")]}),
+    );
+    assert_eq!(next[0], sent[0]);
+    assert_eq!((report.replayed, report.matched), (1, 3));
+}
+
+#[test]
+fn the_order_hint_of_an_earlier_turn_stays_too() {
+    let mut orderer = orderer(json!({}));
+    send(
+        &mut orderer,
+        &json!({"messages": [tagged(&["b", "a"], "How?")]}),
+    );
+    let first = tagged(&["a", "b"], "Why?");
+    let (sent, report) = send(&mut orderer, &json!({"messages": [first]}));
+    assert!(
+        report.hinted && sent[0].contains("[a] > [b]"),
+        "{}",
+        sent[0]
+    );
+    let (next, report) = send(
+        &mut orderer,
+        &json!({"messages": [first, answer("So."), question("And?")]}),
+    );
+    assert_eq!(next[0], sent[0]);
+    assert!(report.hinted && report.replayed == 1);
+}
+
+#[test]
+fn a_document_of_an_earlier_turn_is_referred_to() {
+    let mut orderer = orderer(json!({}));
+    let first = tagged(&["a", "b", "d"], "Why?");
+    send(&mut orderer, &json!({"messages": [first]}));
+    let second = tagged(&["a", "e", "b"], "And?");
+    let (sent, report) = send(
+        &mut orderer,
+        &json!({"messages": [first, answer("So."), second]}),
+    );
+    // The paper's own example (section 6): {1, 2, 4}, then {1, 5, 2}.
+    assert_eq!(
+        sent[2],
+        format!(
+            "{}\n<doc id=\"e\">{}</doc>\n{}\nAnd?",
+            location("a"),
+            text("e"),
+            location("b")
+        )
+    );
+    assert_eq!(
+        (report.documents, report.deduplicated, report.hinted),
+        (6, 2, false)
+    );
+    // And once more: what was a hint then is one now; the first turn still holds the text.
+    let third = tagged(&["e", "b"], "Sure?");
+    let (sent2, report) = send(
+        &mut orderer,
+        &json!({"messages": [first, answer("So."), second, answer("Yes."), third]}),
+    );
+    assert_eq!(sent2[..3], sent[..3]);
+    assert_eq!(
+        sent2[4],
+        format!("{}\n{}\nSure?", location("e"), location("b"))
+    );
+    assert_eq!((report.deduplicated, report.replayed), (4, 2));
+}
+
+#[test]
+fn an_order_hint_names_the_documents_that_are_referred_to_as_well() {
+    let mut orderer = orderer(json!({}));
+    let first = tagged(&["a"], "Why?");
+    let turn = |ids: &[&str]| json!({"messages": [first, answer("So."), tagged(ids, "And?")]});
+    send(&mut orderer, &turn(&["b", "a", "c"]));
+    // A fork with the same documents in another order follows the path of the first one.
+    let (sent, report) = send(&mut orderer, &turn(&["c", "a", "b"]));
+    assert_eq!(
+        sent[2],
+        format!(
+            "<doc id=\"b\">{}</doc>\n{}\n<doc id=\"c\">{}</doc>\nPlease read the context in the following priority \
+             order: [c] > [a] > [b] and answer the question.\nAnd?",
+            text("b"),
+            location("a"),
+            text("c")
+        )
+    );
+    assert_eq!(
+        (report.deduplicated, report.moved, report.hinted),
+        (1, 2, true)
+    );
+}
+
+#[test]
+fn only_what_can_be_named_and_is_there_is_referred_to() {
+    let refers = |first: Value, second: Value| {
+        let body = json!({"messages": [first, answer("So."), second]});
+        send(&mut orderer(json!({})), &body).1.deduplicated
+    };
+    let user = |content: String| question(&content);
+    let long = text("x");
+    let doc = |id: &str, text: &str| format!("<doc id=\"{id}\">{text}</doc>");
+    let seen = user(doc("a", &long));
+    assert_eq!(refers(seen.clone(), seen.clone()), 1);
+    // Another text, another label, no label, the hint is longer.
+    assert_eq!(refers(seen.clone(), user(doc("a", &format!("{long}!")))), 0);
+    assert_eq!(refers(seen.clone(), user(doc("b", &long))), 0);
+    let bare = user(format!("<doc>{long}</doc>"));
+    assert_eq!(refers(bare.clone(), bare), 0);
+    let short = user(doc("a", "x"));
+    assert_eq!(refers(short.clone(), short), 0);
+    // The label names two documents: both in the first turn, or one in the second.
+    let other = text("y");
+    let twice = user(doc("a", &long) + &doc("a", &other));
+    assert_eq!(refers(twice.clone(), seen.clone()), 0);
+    assert_eq!(refers(seen.clone(), twice), 0);
+    // Messages of one turn are no conversation.
+    let body = json!({"messages": [seen, seen]});
+    assert_eq!(send(&mut orderer(json!({})), &body).1.deduplicated, 0);
+}
+
+#[test]
+fn tool_results_are_turns() {
+    let mut orderer = orderer(json!({}));
+    let tool = |id: &str, words: Value| json!({"role": "tool", "tool_call_id": id, "content": words["content"]});
+    let call = answer("Searching.");
+    let body = json!({"messages": [
+        question("Why?"), call, tool("1", tagged(&["a", "b"], "")), call, tool("2", tagged(&["b", "c"], "")),
+    ]});
+    let (sent, report) = send(&mut orderer, &body);
+    assert_eq!(report.deduplicated, 1);
+    assert!(sent[4].starts_with(&location("b")), "{}", sent[4]);
+}
+
+#[test]
+fn de_duplication_can_be_switched_off() {
+    let mut orderer = orderer(json!({"conversation": {"deduplicate": false}}));
+    let first = tagged(&["a"], "Why?");
+    let body = json!({"messages": [first, answer("So."), first]});
+    let (sent, report) = send(&mut orderer, &body);
+    assert_eq!((sent[2] == sent[0], report.deduplicated), (true, 0));
+}
+
+#[test]
+fn documents_of_an_array_stay_where_they_were_first_written() {
+    let mut orderer = orderer(json!({}));
+    let first = json!({"documents": array(&["a", "b", "d"]), "messages": [question("Why?")]});
+    let (one, report) = send(&mut orderer, &first);
+    assert_eq!(
+        one[0],
+        [block("a"), block("b"), block("d"), "\nWhy?".into()].concat()
+    );
+    assert_eq!(report.pinned, 0);
+
+    let history = [question("Why?"), answer("So."), question("And?")];
+    let second = json!({"documents": array(&["a", "e", "b"]), "messages": history});
+    let (two, report) = send(&mut orderer, &second);
+    assert_eq!(two[0], one[0]);
+    assert_eq!(
+        two[2],
+        [
+            location("a"),
+            "\n".into(),
+            block("e"),
+            location("b"),
+            "\n\nAnd?".into()
+        ]
+        .concat()
+    );
+    assert_eq!(
+        (
+            report.documents,
+            report.pinned,
+            report.deduplicated,
+            report.replayed,
+            report.matched
+        ),
+        (3, 3, 2, 1, 3)
+    );
+
+    // A turn that retrieves nothing still has its history.
+    let history = [&history[..], &[answer("Yes."), question("Thanks.")]].concat();
+    let (three, report) = send(&mut orderer, &json!({"messages": history}));
+    assert_eq!(three[..3], two[..3]);
+    assert_eq!(three[4], "Thanks.");
+    assert_eq!((report.documents, report.pinned, report.matched), (0, 4, 4));
+}
+
+#[test]
+fn documents_are_pinned_in_content_parts_too() {
+    let mut orderer = orderer(json!({}));
+    let first = json!({"role": "user", "content": [{"type": "text", "text": "Why?"}]});
+    let body = json!({"documents": array(&["a"]), "messages": [first]});
+    let sent = orderer
+        .rewrite("", body.to_string().as_bytes())
+        .unwrap()
+        .body
+        .unwrap();
+    let sent: Value = serde_json::from_slice(&sent).unwrap();
+    let body = json!({"messages": [first, answer("So."), question("And?")]});
+    let next = orderer
+        .rewrite("", body.to_string().as_bytes())
+        .unwrap()
+        .body
+        .unwrap();
+    let next: Value = serde_json::from_slice(&next).unwrap();
+    assert_eq!(next["messages"][0], sent["messages"][0]);
+}
+
+#[test]
+fn without_pinning_documents_leave_with_their_turn() {
+    let mut orderer = orderer(json!({"conversation": {"pin": false}}));
+    send(
+        &mut orderer,
+        &json!({"documents": array(&["a"]), "messages": [question("Why?")]}),
+    );
+    let history = [question("Why?"), answer("So."), question("And?")];
+    let (sent, report) = send(
+        &mut orderer,
+        &json!({"documents": array(&["a"]), "messages": history}),
+    );
+    assert_eq!(sent[0], "Why?");
+    assert_eq!(sent[2], block("a") + "\nAnd?");
+    assert_eq!((report.pinned, report.deduplicated), (0, 0));
+}
+
+#[test]
+fn pinned_documents_are_bounded_and_those_that_stand_stay() {
+    // About 35 tokens a document.
+    let mut orderer = orderer(json!({"conversation": {"max_pinned_tokens": 80}}));
+    let mut messages = Vec::new();
+    let mut pinned = Vec::new();
+    for (turn, id) in ["a", "b", "c", "d"].into_iter().enumerate() {
+        messages.push(question(&format!("Question {turn}?")));
+        let (sent, report) = send(
+            &mut orderer,
+            &json!({"documents": array(&[id]), "messages": messages}),
+        );
+        assert_eq!(report.pinned, turn.min(2) as u32);
+        assert!(sent[turn * 2].starts_with(&block(id)));
+        pinned.push(sent[0].clone());
+        messages.push(answer("So."));
+    }
+    pinned.dedup();
+    assert_eq!(pinned.len(), 1, "the first turn never changes");
+}
+
+#[test]
+fn an_agent_that_sends_its_documents_with_every_step_keeps_its_prompt() {
+    let mut orderer = orderer(json!({}));
+    let step = |messages: Value| json!({"documents": array(&["a", "b"]), "messages": messages});
+    let (one, _) = send(&mut orderer, &step(json!([question("Why?")])));
+    send(
+        &mut orderer,
+        &json!({"documents": array(&["b", "a", "c"]), "messages": [question("How?")]}),
+    );
+    let tool = json!({"role": "tool", "tool_call_id": "1", "content": "4"});
+    let (two, report) = send(
+        &mut orderer,
+        &step(json!([question("Why?"), answer("2+2"), tool])),
+    );
+    assert_eq!(two[0], one[0]);
+    assert_eq!(
+        (report.documents, report.pinned, report.replayed),
+        (2, 0, 1)
+    );
+    // Other documents for the same question are another chat.
+    let other =
+        json!({"documents": array(&["c"]), "messages": [question("Why?"), answer("2+2"), tool]});
+    let (three, report) = send(&mut orderer, &other);
+    assert_eq!(three[0], block("c") + "\nWhy?");
+    assert_eq!((report.pinned, report.replayed), (0, 0));
+}
+
+#[test]
+fn chats_that_open_alike_with_other_documents_get_none_of_each_other() {
+    let open = |ids: &[&str]| json!({"documents": array(ids), "messages": [question("Hi")]});
+    let next = json!({"messages": [question("Hi"), answer("Hello."), question("And?")]});
+    let sees = |openings: &[Value]| {
+        let mut orderer = orderer(json!({}));
+        send(
+            &mut orderer,
+            &json!({"documents": array(&["z"]), "messages": [question("?")]}),
+        );
+        for opening in openings {
+            let _ = orderer.rewrite("", opening.to_string().as_bytes());
+        }
+        orderer
+            .rewrite("", next.to_string().as_bytes())
+            .map(|sent| sent.report.pinned)
+    };
+    assert_eq!(sees(&[open(&["a"])]), Ok(1));
+    assert_eq!(sees(&[open(&["a"]), open(&["b"])]), Err(Skip::NoDocuments));
+    // Whichever began first, the one without documents gets none.
+    let bare = json!({"messages": [question("Hi")]});
+    assert_eq!(sees(&[open(&["a"]), bare.clone()]), Err(Skip::NoDocuments));
+    assert_eq!(sees(&[bare, open(&["a"])]), Err(Skip::NoDocuments));
+    // Even if it was first seen when it had gone on already.
+    let later = json!({"messages": [question("Hi"), answer("Hey."), question("So?")]});
+    assert_eq!(sees(&[later, open(&["a"])]), Err(Skip::NoDocuments));
+}
+
+#[test]
+fn a_chat_seen_late_with_other_documents_is_no_less_a_chat() {
+    let mut orderer = orderer(json!({}));
+    let tool = |words: &str| json!({"role": "tool", "tool_call_id": "1", "content": words});
+    let step = |rest: &[Value]| [&[question("Why?"), answer("2+2"), tool("4")], rest].concat();
+    send(
+        &mut orderer,
+        &json!({"documents": array(&["a"]), "messages": [question("Why?")]}),
+    );
+    assert_eq!(
+        send(&mut orderer, &json!({"messages": step(&[])})).1.pinned,
+        1
+    );
+    let other = step(&[answer("3+3"), tool("6")]);
+    send(
+        &mut orderer,
+        &json!({"documents": array(&["b"]), "messages": other}),
+    );
+    // Either of the two may have come to this.
+    let next = json!({"messages": step(&[answer("5+5"), tool("10")])}).to_string();
+    assert_eq!(
+        orderer.rewrite("", next.as_bytes()).err(),
+        Some(Skip::NoDocuments)
+    );
+}
+
+#[test]
+fn who_is_asking_tells_chats_apart() {
+    for field in ["user", "safety_identifier", "prompt_cache_key"] {
+        let mut orderer = orderer(json!({}));
+        let mut ask = |who: &str, body: Value| {
+            let mut body = body;
+            body[field] = who.into();
+            send(&mut orderer, &body).0
+        };
+        for (who, id) in [("u1", "a"), ("u2", "b")] {
+            ask(
+                who,
+                json!({"documents": array(&[id]), "messages": [question("Hi")]}),
+            );
+        }
+        let next = json!({"messages": [question("Hi"), answer("Hello."), question("And?")]});
+        assert_eq!(ask("u1", next.clone())[0], block("a") + "\nHi", "{field}");
+        assert_eq!(ask("u2", next)[0], block("b") + "\nHi", "{field}");
+    }
+}
+
+#[test]
+fn an_edited_turn_starts_another_chat_from_there_on() {
+    let mut orderer = orderer(json!({}));
+    let first = json!({"documents": array(&["a"]), "messages": [question("Why?")]});
+    let (one, _) = send(&mut orderer, &first);
+    let history = |words: &str| vec![question("Why?"), answer("So."), question(words)];
+    let with =
+        |ids: &[&str], messages: Vec<Value>| json!({"documents": array(ids), "messages": messages});
+    let (two, _) = send(&mut orderer, &with(&["b"], history("And?")));
+    let (edited, _) = send(&mut orderer, &with(&["c"], history("But?")));
+    assert_eq!(edited[0], one[0]);
+    assert_eq!(edited[2], block("c") + "\nBut?");
+    // Both go on.
+    for (words, sent) in [("And?", &two), ("But?", &edited)] {
+        let messages = [history(words), vec![answer("Yes."), question("Sure?")]].concat();
+        let (next, _) = send(&mut orderer, &json!({"messages": messages}));
+        assert_eq!(next[..3], sent[..3]);
+    }
+}
+
+#[test]
+fn tenants_and_models_remember_for_themselves() {
+    let mut orderer = orderer(json!({}));
+    let body = |model: &str, documents: Value, messages: Value| json!({"model": model, "documents": documents, "messages": messages});
+    send_as(
+        &mut orderer,
+        "x",
+        &body("m", array(&["a"]), json!([question("Why?")])),
+    );
+    let history = json!([question("Why?"), answer("So."), question("And?")]);
+    for (tenant, model, pinned) in [("y", "m", 0), ("x", "n", 0), ("x", "m", 1)] {
+        let (_, report) = send_as(
+            &mut orderer,
+            tenant,
+            &body(model, array(&["b"]), history.clone()),
+        );
+        assert_eq!(report.pinned, pinned, "{tenant} {model}");
+    }
+}
+
+#[test]
+fn a_tenant_without_documents_takes_nobodys_place() {
+    let mut orderer = orderer(json!({"tree": {"max_trees": 1}}));
+    send_as(
+        &mut orderer,
+        "x",
+        &json!({"messages": [tagged(&["a"], "Why?")]}),
+    );
+    let bare = json!({"messages": [question("Hi")]}).to_string();
+    assert_eq!(
+        orderer.rewrite("y", bare.as_bytes()).err(),
+        Some(Skip::NoDocuments)
+    );
+    let (_, report) = send_as(
+        &mut orderer,
+        "x",
+        &json!({"messages": [tagged(&["a"], "Why?")]}),
+    );
+    assert_eq!(report.matched, 1);
+}
+
+#[test]
+fn without_memory_every_request_is_decided_anew() {
+    let mut orderer = orderer(json!({"conversation": {"max_entries": 0}}));
+    let first = tagged(&["a", "b"], "Why?");
+    let body = json!({"messages": [first, answer("So."), tagged(&["b", "c"], "And?")]});
+    for _ in 0..2 {
+        let (_, report) = send(&mut orderer, &body);
+        assert_eq!((report.replayed, report.deduplicated), (0, 1));
+        assert_eq!(orderer.remembered().messages, 0);
+    }
+}
