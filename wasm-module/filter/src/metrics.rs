@@ -22,6 +22,8 @@ pub(crate) struct Metrics {
     documents: Counter,
     matched_documents: Counter,
     dropped_documents: Counter,
+    deduplicated_documents: Counter,
+    pinned_documents: Counter,
     document_tokens: Counter,
     matched_tokens: Counter,
     /// By reason. As short as the list of reasons, which are words in the source.
@@ -45,6 +47,8 @@ impl Metrics {
             documents: Counter::define(host, "foreword_documents_total"),
             matched_documents: Counter::define(host, "foreword_matched_documents_total"),
             dropped_documents: Counter::define(host, "foreword_dropped_documents_total"),
+            deduplicated_documents: Counter::define(host, "foreword_deduplicated_documents_total"),
+            pinned_documents: Counter::define(host, "foreword_pinned_documents_total"),
             document_tokens: Counter::define(host, "foreword_document_tokens_total"),
             matched_tokens: Counter::define(host, "foreword_matched_tokens_total"),
             passed: Skip::REASONS
@@ -75,6 +79,9 @@ impl Metrics {
         self.documents.add(host, report.documents.into());
         self.matched_documents.add(host, report.matched.into());
         self.dropped_documents.add(host, report.dropped.into());
+        self.deduplicated_documents
+            .add(host, report.deduplicated.into());
+        self.pinned_documents.add(host, report.pinned.into());
         self.document_tokens.add(host, report.document_tokens);
         self.matched_tokens.add(host, report.matched_tokens);
         record(
@@ -135,6 +142,9 @@ mod tests {
             matched: 3,
             moved: 4,
             dropped: 0,
+            deduplicated: 0,
+            pinned: 0,
+            replayed: 0,
             hinted: true,
             document_tokens: 900,
             matched_tokens: 700,

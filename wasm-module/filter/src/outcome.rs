@@ -39,7 +39,15 @@ impl fmt::Display for Outcome {
             report.moved,
             report.dropped,
             u8::from(report.hinted)
-        )
+        )?;
+        // Only chats have these.
+        if report.deduplicated > 0 {
+            write!(f, "; deduplicated={}", report.deduplicated)?;
+        }
+        if report.pinned > 0 {
+            write!(f, "; pinned={}", report.pinned)?;
+        }
+        Ok(())
     }
 }
 
@@ -155,6 +163,9 @@ mod tests {
             matched: 3,
             moved: 4,
             dropped: 0,
+            deduplicated: 0,
+            pinned: 0,
+            replayed: 0,
             hinted: true,
             document_tokens: 900,
             matched_tokens: 700,

@@ -95,7 +95,7 @@ pub struct RawConversation {
     /// how a chat of that tenant began is answered from its documents. Chats that begin with the same words but other
     /// documents are not told apart, and nothing is pinned in what they have in common. Where users of one tenant may
     /// not see each other's documents, let `user`, `safety_identifier` or `prompt_cache_key` name them (clients must not
-    /// be able to choose it), or switch this off.
+    /// be able to choose it), or leave this off, as it is by default.
     pub pin: bool,
     /// Estimated tokens of the documents pinned in one chat. Documents of a turn that would exceed it are not pinned;
     /// those before stay. Leave room for it in the engine's context length.
@@ -192,7 +192,7 @@ impl Default for RawConversation {
     fn default() -> Self {
         Self {
             deduplicate: true,
-            pin: true,
+            pin: false,
             max_pinned_tokens: 8_192,
             max_entries: 16_384,
             max_bytes: 8 << 20,

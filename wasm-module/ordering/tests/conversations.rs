@@ -4,7 +4,11 @@
 use foreword_ordering::{Config, Orderer, Report, Skip};
 use serde_json::{Value, json};
 
-fn orderer(config: Value) -> Orderer {
+/// With pinning on, unless `config` says what is done with conversations.
+fn orderer(mut config: Value) -> Orderer {
+    if config.get("conversation").is_none() {
+        config["conversation"] = json!({"pin": true});
+    }
     Orderer::new(Config::from_json(config.to_string().as_bytes()).unwrap())
 }
 
@@ -306,7 +310,7 @@ fn without_pinning_documents_leave_with_their_turn() {
 #[test]
 fn pinned_documents_are_bounded_and_those_that_stand_stay() {
     // About 35 tokens a document.
-    let mut orderer = orderer(json!({"conversation": {"max_pinned_tokens": 80}}));
+    let mut orderer = orderer(json!({"conversation": {"pin": true, "max_pinned_tokens": 80}}));
     let mut messages = Vec::new();
     let mut pinned = Vec::new();
     for (turn, id) in ["a", "b", "c", "d"].into_iter().enumerate() {
