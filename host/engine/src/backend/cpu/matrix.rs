@@ -18,8 +18,10 @@ use crate::models::{Element, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-/// Rows of a block at most. Larger blocks read the weights less often, smaller ones keep their tiles in the cache.
-const MAX_BLOCK_ROWS: usize = 22 * TILE_ROWS;
+/// Rows of a block at most. A larger block reads the weights less often, and loses its tiles from the cache.
+const MAX_BLOCK_ROWS: usize = 44 * TILE_ROWS;
+/// Tasks per thread that blocks are cut for, where there are rows enough.
+const TASKS_PER_THREAD: usize = 4;
 /// From this many rows on, a block of weights is widened once instead of by every tile.
 const WIDEN_ROWS: usize = 3 * TILE_ROWS;
 /// Multiply-adds below which a task is not worth handing to another thread.
@@ -93,12 +95,16 @@ impl Sums {
 
     /// Sets the shape for `rows` rows; the values are whatever was there.
     fn resize(&mut self, rows: usize, panels: usize) {
-        let blocks = rows.div_ceil(MAX_BLOCK_ROWS).max(1);
-        // Blocks of equal size, cut between tiles.
+        // Blocks of equal size, cut between tiles; more of them where panels alone would leave threads idle.
+        let wanted = (TASKS_PER_THREAD * rayon::current_num_threads()).div_ceil(panels);
+        let blocks = rows
+            .div_ceil(MAX_BLOCK_ROWS)
+            .max(wanted.min(rows / WIDEN_ROWS));
         self.block_rows = match blocks {
-            1 => rows,
+            0 | 1 => rows,
             _ => rows.div_ceil(blocks).next_multiple_of(TILE_ROWS),
         };
+        let blocks = rows.div_ceil(self.block_rows);
         self.panels = panels;
         self.data.resize(blocks * panels * self.block_rows * PANEL);
     }

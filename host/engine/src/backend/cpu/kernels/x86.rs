@@ -9,11 +9,11 @@
 use super::{Checked, LANES, Loop, PANEL, STRIDE, Scalar, Start, TILE_ROWS};
 use crate::models::Element;
 use std::arch::x86_64::{
-    __m256, __m512, _mm_loadu_si128, _mm256_castsi256_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
-    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_slli_epi32, _mm256_storeu_ps, _mm512_castsi512_ps, _mm512_cvtepu16_epi32,
-    _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
-    _mm512_slli_epi32, _mm512_storeu_ps,
+    __m256, __m512, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_castsi256_ps,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm512_castsi512_ps,
+    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
 /// Proof that the CPU has AVX-512 F, BW, DQ and VL.
@@ -146,6 +146,10 @@ pub(super) unsafe fn multiply_avx2<E: Scalar>(product: Checked<'_, E>) {
     }
 }
 
+/// Rows of `b` that are fetched ahead, where that was measured to pay: single rows and few rows of f32 ask for more than
+/// memory delivers anyway.
+const AHEAD: usize = 16;
+
 #[derive(Clone, Copy)]
 struct Shape {
     k: usize,
@@ -174,7 +178,12 @@ unsafe fn tile_512<E: Scalar, const ROWS: usize, const VECTORS: usize>(
     c: *mut f32,
     shape: Shape,
 ) {
-    // SAFETY: see above; the last step of `b` may leave its slice, but is not followed.
+    let fetch = if size_of::<E>() == 2 {
+        ROWS > 1
+    } else {
+        ROWS == TILE_ROWS
+    };
+    // SAFETY: see above; the last step of `b` may leave its slice, but is not followed, and a fetch ahead reads nothing.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
         if shape.start == Start::Sum {
@@ -185,6 +194,13 @@ unsafe fn tile_512<E: Scalar, const ROWS: usize, const VECTORS: usize>(
             }
         }
         for k in 0..shape.k {
+            if fetch {
+                let ahead = b.wrapping_add(AHEAD * shape.b_stride);
+                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                if size_of::<E>() * VECTORS == 8 {
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(16).cast());
+                }
+            }
             let mut strip = [_mm512_setzero_ps(); VECTORS];
             for (v, strip) in strip.iter_mut().enumerate() {
                 *strip = load_512(b.add(v * 16));
