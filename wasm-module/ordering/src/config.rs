@@ -1,7 +1,7 @@
 //! What the operator may set: as written ([`RawConfig`]) and as checked ([`Config`]).
 
 use crate::hint::{HintTemplate, TemplateError};
-use crate::policy::{self, MAX_CANDIDATES, Policy};
+use crate::policy::{MAX_CANDIDATES, PolicyKind, PolicyOptions};
 use crate::tree::Bounds;
 use serde::Deserialize;
 
@@ -9,14 +9,30 @@ use serde::Deserialize;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawConfig {
-    /// Name of the [policy](crate::policy::POLICIES).
+    /// Name of the [policy](PolicyKind).
     pub policy: String,
+    /// What it is told.
+    pub policy_options: RawPolicyOptions,
     /// The order hint.
     pub hint: RawHint,
     /// How documents are found.
     pub documents: RawDocuments,
     /// The knowledge trees' bounds.
     pub tree: RawTree,
+}
+
+/// What a policy is told, as written; each takes what concerns it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawPolicyOptions {
+    /// Where `random` starts.
+    pub seed: u64,
+    /// Recent requests that `foresight` learns from; about 250 bytes each at 15 documents.
+    pub window: u32,
+    /// Places that `foresight` may move a document, up or down; absent: any number.
+    pub max_displacement: Option<u32>,
+    /// Contexts that `context-index` keeps.
+    pub max_contexts: u32,
 }
 
 /// The order hint, as written.
@@ -73,7 +89,8 @@ pub struct RawTree {
 /// Configuration as checked.
 #[derive(Clone)]
 pub struct Config {
-    pub(crate) policy: &'static dyn Policy,
+    pub(crate) policy: PolicyKind,
+    pub(crate) policy_options: PolicyOptions,
     pub(crate) hint: Option<HintTemplate>,
     pub(crate) field: DocumentsField,
     pub(crate) tags: Vec<String>,
@@ -102,9 +119,22 @@ impl Default for RawConfig {
     fn default() -> Self {
         Self {
             policy: "longest".into(),
+            policy_options: RawPolicyOptions::default(),
             hint: RawHint::default(),
             documents: RawDocuments::default(),
             tree: RawTree::default(),
+        }
+    }
+}
+
+impl Default for RawPolicyOptions {
+    fn default() -> Self {
+        let options = PolicyOptions::default();
+        Self {
+            seed: options.seed,
+            window: options.window.into(),
+            max_displacement: options.max_displacement.map(u32::from),
+            max_contexts: options.max_contexts,
         }
     }
 }
@@ -181,15 +211,40 @@ impl TryFrom<RawConfig> for Config {
                 )
             }
         };
-        let Some(policy) = policy::by_name(&raw.policy) else {
-            let names: Vec<_> = policy::POLICIES
-                .iter()
-                .map(|policy| policy.name())
-                .collect();
+        let Some(policy) = PolicyKind::by_name(&raw.policy) else {
+            let names = PolicyKind::ALL.map(PolicyKind::name);
             return refuse(
                 "policy",
                 format!("`{}` is not one of {}", raw.policy, names.join(", ")),
             );
+        };
+        let options = &raw.policy_options;
+        within(
+            "policy_options.window",
+            options.window.into(),
+            1,
+            u16::MAX.into(),
+        )?;
+        within(
+            "policy_options.max_contexts",
+            options.max_contexts.into(),
+            1,
+            1_000_000,
+        )?;
+        if let Some(places) = options.max_displacement {
+            within(
+                "policy_options.max_displacement",
+                places.into(),
+                0,
+                MAX_CANDIDATES.into(),
+            )?;
+        }
+        let narrow = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
+        let policy_options = PolicyOptions {
+            seed: options.seed,
+            window: narrow(options.window),
+            max_displacement: options.max_displacement.map(narrow),
+            max_contexts: options.max_contexts,
         };
         within(
             "documents.max",
@@ -229,6 +284,7 @@ impl TryFrom<RawConfig> for Config {
         };
         Ok(Self {
             policy,
+            policy_options,
             hint,
             field: raw.documents.field,
             tags: raw.documents.tags,
@@ -270,7 +326,15 @@ mod tests {
     fn a_wrong_value_is_named_with_what_is_allowed() {
         assert_eq!(
             error(r#"{"policy": "best"}"#),
-            "policy: `best` is not one of retrieval, sorted, recency, greedy, longest"
+            "policy: `best` is not one of retrieval, random, sorted, recency, greedy, context-index, longest, foresight"
+        );
+        assert_eq!(
+            error(r#"{"policy_options": {"window": 65536}}"#),
+            "policy_options.window: 65536 is out of range, it must be 1 to 65535"
+        );
+        assert!(
+            error(r#"{"policy_options": {"max_displacement": 5000}}"#)
+                .starts_with("policy_options.max_displacement: 5000 is out of range")
         );
         assert_eq!(
             error(r#"{"documents": {"max": 0}}"#),

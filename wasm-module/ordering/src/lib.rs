@@ -29,6 +29,8 @@ pub mod document;
 pub mod hint;
 mod orderer;
 pub mod policy;
+pub mod random;
+pub mod simulation;
 pub mod tree;
 
 pub use body::Skip;

@@ -3,7 +3,7 @@
 use crate::body::{self, Found, Group, Place, Skip, edit};
 use crate::config::Config;
 use crate::document::Candidate;
-use crate::policy::{self, Order};
+use crate::policy::{Order, Policy, match_of};
 use crate::tree::KnowledgeTree;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -22,6 +22,7 @@ pub struct Orderer {
 
 struct Kept {
     tree: KnowledgeTree,
+    policy: Box<dyn Policy>,
     last_used: u64,
 }
 
@@ -73,7 +74,7 @@ impl Orderer {
     pub fn rewrite(&mut self, tenant: &str, body: &[u8]) -> Result<Rewrite, Skip> {
         let parsed = body::parse(body, &self.config)?;
         self.now += 1;
-        let tree = tree_of(
+        let kept = kept_of(
             &mut self.trees,
             &self.config,
             tree_key(tenant, &parsed.model),
@@ -91,7 +92,7 @@ impl Orderer {
         };
         let mut edits = Vec::new();
         for group in &parsed.groups {
-            edits.extend(order_group(&self.config, tree, group, &mut report));
+            edits.extend(order_group(&self.config, kept, group, &mut report));
         }
         // Only a body that was read as UTF-8 gets here.
         let body = if edits.is_empty() {
@@ -126,21 +127,24 @@ impl Orderer {
 /// Orders one group; the edits that it takes, none if the group stays as it is.
 fn order_group<'a>(
     config: &Config,
-    tree: &mut KnowledgeTree,
+    kept: &mut Kept,
     group: &Group<'a>,
     report: &mut Report,
 ) -> Vec<edit::Edit<'a>> {
+    let Kept { tree, policy, .. } = kept;
     let (distinct, repeats) = without_repeats(&group.found);
     let candidates: SmallVec<[Candidate<'_>; 16]> = distinct
         .iter()
         .map(|found| Candidate {
             id: tree.intern(found.fingerprint),
+            fingerprint: found.fingerprint,
             label: found.label,
             tokens: found.tokens,
         })
         .collect();
-    let order = config.policy.order(&candidates, tree, group.scope);
-    let found = policy::match_of(&candidates, &order, tree, group.scope);
+    let order = policy.order(&candidates, tree, group.scope);
+    let found = match_of(&candidates, &order, tree, group.scope);
+    policy.remember(&candidates, &order);
     let path = order
         .iter()
         .filter_map(|&rank| candidates.get(usize::from(rank)));
@@ -219,13 +223,13 @@ fn tree_key(tenant: &str, model: &str) -> String {
     format!("{}:{tenant}{model}", tenant.len())
 }
 
-/// The tree of that key; a new one, in place of the least recently used one when there are too many.
-fn tree_of<'t>(
+/// The tree and policy of that key; a new one, in place of the least recently used one when there are too many.
+fn kept_of<'t>(
     trees: &'t mut FxHashMap<String, Kept>,
     config: &Config,
     key: String,
     now: u64,
-) -> &'t mut KnowledgeTree {
+) -> &'t mut Kept {
     if !trees.contains_key(&key)
         && trees.len() >= config.max_trees as usize
         && let Some(oldest) = trees
@@ -237,8 +241,9 @@ fn tree_of<'t>(
     }
     let kept = trees.entry(key).or_insert_with(|| Kept {
         tree: KnowledgeTree::new(config.tree),
+        policy: config.policy.build(&config.policy_options),
         last_used: now,
     });
     kept.last_used = now;
-    &mut kept.tree
+    kept
 }
