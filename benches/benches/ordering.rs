@@ -3,9 +3,9 @@
 //! `cargo bench -p foreword-benches --bench ordering`
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use foreword_benches::zipf_topics;
 use foreword_ordering::document::{Candidate, Fingerprint};
-use foreword_ordering::policy::{POLICIES, Policy, match_of};
+use foreword_ordering::policy::{Policy, PolicyKind, PolicyOptions, match_of};
+use foreword_ordering::simulation::workload;
 use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
 use foreword_ordering::{Config, Orderer};
 use std::hint::black_box;
@@ -16,10 +16,19 @@ const STORED: usize = 10_000;
 const SCOPE: Scope = Scope(0);
 const TOKENS: u32 = 250;
 
+/// Retrieved lists: those to store and those to ask about.
+fn lists() -> Vec<Vec<u64>> {
+    workload::zipf_topics(1, STORED + 1_000, DOCUMENTS, K)
+        .iter()
+        .map(|request| request.documents.iter().map(|d| d.fingerprint.0).collect())
+        .collect()
+}
+
 fn candidates(tree: &mut KnowledgeTree, list: &[u64]) -> Vec<Candidate<'static>> {
     list.iter()
         .map(|&document| Candidate {
             id: tree.intern(Fingerprint(document)),
+            fingerprint: Fingerprint(document),
             label: "",
             tokens: TOKENS,
         })
@@ -27,7 +36,7 @@ fn candidates(tree: &mut KnowledgeTree, list: &[u64]) -> Vec<Candidate<'static>>
 }
 
 /// A tree that has seen `lists`, each in the order that `policy` chose.
-fn grown(policy: &dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
+fn grown(policy: &mut dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
     let mut tree = KnowledgeTree::new(Bounds {
         max_nodes: 1_000_000,
         max_tokens: None,
@@ -35,6 +44,7 @@ fn grown(policy: &dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
     for list in lists {
         let candidates = candidates(&mut tree, list);
         let order = policy.order(&candidates, &tree, SCOPE);
+        policy.remember(&candidates, &order);
         tree.insert(
             SCOPE,
             order
@@ -47,11 +57,12 @@ fn grown(policy: &dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
 
 /// Choosing an order, for every policy.
 fn orders(c: &mut Criterion) {
-    let lists = zipf_topics(1, STORED + 1_000, DOCUMENTS, K);
+    let lists = lists();
     let (stored, asked) = lists.split_at(STORED);
     let mut group = c.benchmark_group("order/k15/10000-paths");
-    for policy in POLICIES {
-        let mut tree = grown(policy, stored);
+    for kind in PolicyKind::ALL {
+        let mut policy = kind.build(&PolicyOptions::default());
+        let mut tree = grown(&mut *policy, stored);
         let asked: Vec<_> = asked
             .iter()
             .map(|list| candidates(&mut tree, list))
@@ -71,10 +82,10 @@ fn orders(c: &mut Criterion) {
         assert!(
             matched > 0,
             "{} matches nothing: the bench measures nothing",
-            policy.name()
+            kind.name()
         );
         let mut next = asked.iter().cycle();
-        group.bench_function(policy.name(), |b| {
+        group.bench_function(kind.name(), |b| {
             b.iter_batched(
                 || next.next().expect("a cycle does not end"),
                 |candidates| policy.order(black_box(candidates), &tree, SCOPE),
@@ -97,10 +108,7 @@ fn bodies(c: &mut Criterion) {
             "{{\"model\":\"m\",\"messages\":[{{\"role\":\"user\",\"content\":\"{documents}Why?\"}}]}}"
         )
     };
-    let bodies: Vec<String> = zipf_topics(1, STORED + 1_000, DOCUMENTS, K)
-        .iter()
-        .map(body)
-        .collect();
+    let bodies: Vec<String> = lists().iter().map(body).collect();
     let (stored, asked) = bodies.split_at(STORED);
     let mut orderer = Orderer::new(
         Config::from_json(br#"{"tree":{"max_nodes":1000000}}"#).expect("a valid configuration"),
