@@ -1,1 +1,20 @@
-//! (being written)
+//! The end-to-end harness: starts real Envoy with the built filter, the host, and upstreams that follow a
+//! script. Used by the tests beside it, by the load bench and by `cargo xtask demo`.
+//!
+//! ```text
+//!   http::Client ──► Gateway (Envoy + foreword_filter.wasm) ──► Upstream (scripted), or Host (`foreword`)
+//! ```
+//!
+//! Everything listens on a port that the system chose, is waited for by what it prints and not by time, and
+//! ends when its handle is dropped. Nothing here knows what the filter decides; the tests do.
+
+pub mod artifacts;
+mod gateway;
+mod host;
+pub mod http;
+mod process;
+mod upstream;
+
+pub use gateway::{Gateway, GatewayOptions};
+pub use host::Host;
+pub use upstream::{Received, Reply, Upstream};

@@ -1,2 +1,72 @@
-//! (being written)
-fn main() {}
+//! `cargo xtask …`: the repository's chores, each one command that sets up what it needs.
+//!
+//! ```text
+//! setup    targets, Envoy, cargo-deny      ← test, demo call what they need of it
+//! build    the Wasm filter and the host
+//! test     everything CI needs, step by step
+//! demo     host + Envoy, the handbook's questions twice, figures and a report
+//! corpus   rank the handbook's documents for its questions
+//! ```
+//!
+//! One file per command. A child's output goes to stderr, so that stdout carries results only.
+
+mod build;
+mod corpus;
+mod demo;
+mod handbook;
+mod setup;
+mod step;
+mod test;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "Set-up, demo, tests and other chores"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Fetch what the other commands need: Rust targets, Envoy, cargo-deny (offline once done)
+    Setup,
+    /// Build the Wasm filter and the host
+    Build(build::Options),
+    /// Run every check and every test, as CI does
+    Test,
+    /// Replay the handbook's questions through Envoy, in retrieval order and then ordered
+    Demo(demo::Options),
+    /// Rank the handbook's documents for its questions by BM25 and write retrieved.jsonl
+    Corpus(corpus::Options),
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> anyhow::Result<()> {
+    let workspace = Workspace::find()?;
+    match task {
+        Task::Setup => setup::everything(&workspace),
+        Task::Build(options) => build::run(&workspace, &options),
+        Task::Test => test::run(&workspace),
+        Task::Demo(options) => demo::run(&workspace, &options),
+        Task::Corpus(options) => corpus::run(&workspace, &options),
+    }
+}

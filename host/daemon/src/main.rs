@@ -1,2 +1,247 @@
-//! (being written)
-fn main() {}
+//! The `foreword` binary: arguments, logging, signals and exit codes. Everything else is the library's.
+//!
+//! Exit codes: 0 after a graceful stop, 1 when something failed, 2 for bad arguments, 128 + n when a second signal n
+//! cut the stop short.
+
+use anyhow::{Context, bail};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use foreword::api::Limits;
+use foreword::gate::Phase;
+use foreword::keys::ApiKeys;
+use foreword::model::Model;
+use foreword::serve::{Config, Server};
+use foreword_engine::backend::cpu::CpuConfig;
+use foreword_engine::engine::EngineConfig;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Serves language models with a prefix cache, OpenAI-compatible.
+#[derive(Parser)]
+#[command(name = "foreword", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a model over HTTP
+    #[command(after_help = LOG_HELP)]
+    Serve(ServeArguments),
+}
+
+const LOG_HELP: &str = "Environment:
+  FOREWORD_LOG  Level of the log: warn, say, or foreword=debug [default: info]";
+
+#[derive(clap::Args)]
+struct ServeArguments {
+    /// Folder of a Hugging Face checkpoint (config.json, tokenizer.json, safetensors)
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// Name under which the model is served [default: the folder's name]
+    #[arg(long)]
+    name: Option<String>,
+    /// Address to listen on; port 0 picks a free one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
+    listen: SocketAddr,
+    /// Tokens of KV state to make room for
+    #[arg(long, value_name = "TOKENS", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(16..))]
+    kv_tokens: u32,
+    /// Tokens in a page of KV state, a multiple of 16
+    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = page_tokens)]
+    page_tokens: u32,
+    /// Requests that may wait; more are refused with 429
+    #[arg(long, value_name = "REQUESTS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    max_waiting: u32,
+    /// Requests computed side by side
+    #[arg(long, value_name = "REQUESTS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4_096))]
+    max_running: u32,
+    /// Tokens computed in one step; longer prompts are computed in parts
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    max_step_tokens: u32,
+    /// Bytes of a request's body; larger ones are refused with 413
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    max_body_bytes: u64,
+    /// Worker threads for computing [default: one per core]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_024))]
+    threads: Option<u32>,
+    /// Seconds that a request may take, from its arrival to the end of its answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    request_timeout_s: u64,
+    /// Seconds that running requests get to finish after SIGTERM or SIGINT
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    grace_s: u64,
+    /// File with accepted API keys, one per line; without it nobody is asked for a key
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Form of the log on standard error
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+fn main() -> ExitCode {
+    let Arguments {
+        command: Command::Serve(arguments),
+    } = Arguments::parse();
+    if arguments.kv_tokens < arguments.page_tokens {
+        let (kv, page) = (arguments.kv_tokens, arguments.page_tokens);
+        let message = format!("--kv-tokens {kv} is less than one page: --page-tokens is {page}");
+        Arguments::command()
+            .error(ErrorKind::ValueValidation, message)
+            .exit();
+    }
+    if let Err(error) = start_log(arguments.log_format) {
+        Arguments::command()
+            .error(ErrorKind::ValueValidation, format!("FOREWORD_LOG: {error}"))
+            .exit();
+    }
+    match run(arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: ServeArguments) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start threads")?;
+    let code = runtime.block_on(serve(arguments));
+    // A model that is still being loaded is not waited for.
+    runtime.shutdown_background();
+    code
+}
+
+async fn serve(arguments: ServeArguments) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::new().context("cannot listen to signals")?;
+    let server = Server::bind(server_config(&arguments)?).await?;
+    let address = server.address();
+    tracing::info!(%address, "loading the model");
+    let loading = tokio::task::spawn_blocking(move || load(&arguments));
+    let model = tokio::select! {
+        model = loading => model.context("loading the model panicked")??,
+        _ = signals.next() => return Ok(ExitCode::SUCCESS),
+    };
+    tracing::info!(model = model.name(), %address, "serving");
+    server.open(model);
+    announce(address);
+    tokio::select! {
+        _ = signals.next() => {}
+        () = server.app().gate.reached(Phase::Stopping) => bail!("the engine has ended by itself"),
+    }
+    tokio::select! {
+        () = server.stop() => Ok(ExitCode::SUCCESS),
+        number = signals.next() => Ok(ExitCode::from(128 + number)),
+    }
+}
+
+fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
+    Ok(Config {
+        listen: arguments.listen,
+        keys: arguments
+            .api_key_file
+            .as_deref()
+            .map(ApiKeys::load)
+            .transpose()?,
+        limits: Limits {
+            max_body_bytes: arguments.max_body_bytes,
+            request_timeout: Duration::from_secs(arguments.request_timeout_s),
+        },
+        max_inside: arguments.max_waiting + arguments.max_running,
+        grace: Duration::from_secs(arguments.grace_s),
+    })
+}
+
+fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
+    let folder = &arguments.model;
+    let name = arguments
+        .name
+        .clone()
+        .unwrap_or_else(|| folder_name(folder));
+    let cpu = CpuConfig {
+        pages: arguments.kv_tokens / arguments.page_tokens,
+        page_tokens: arguments.page_tokens,
+        threads: arguments.threads,
+    };
+    let engine = EngineConfig {
+        max_waiting: arguments.max_waiting,
+        max_running: arguments.max_running,
+        max_step_tokens: arguments.max_step_tokens,
+    };
+    Model::load(folder, name, &cpu, engine)
+}
+
+/// The folder's own name, also where it was given as `.` or `models/..`.
+fn folder_name(folder: &Path) -> String {
+    let absolute = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    absolute.file_name().map_or_else(
+        || "model".to_owned(),
+        |name| name.to_string_lossy().into_owned(),
+    )
+}
+
+/// The one line on standard output: whoever started us waits for it. A closed output is no reason not to serve.
+fn announce(address: SocketAddr) {
+    let mut out = std::io::stdout();
+    let written = writeln!(out, "listening on http://{address}").and_then(|()| out.flush());
+    if let Err(error) = written {
+        tracing::warn!(%error, "nobody reads standard output");
+    }
+}
+
+fn start_log(format: LogFormat) -> anyhow::Result<()> {
+    let wanted = std::env::var("FOREWORD_LOG").unwrap_or_else(|_| "info".to_owned());
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_new(wanted)?)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(false).init(),
+        LogFormat::Json => log.json().init(),
+    }
+    Ok(())
+}
+
+fn page_tokens(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(tokens) if tokens % 16 == 0 && (16..=1_024).contains(&tokens) => Ok(tokens),
+        _ => Err("it must be a multiple of 16 from 16 to 1024".to_owned()),
+    }
+}
+
+/// The signals that stop a server.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// The next one's number.
+    async fn next(&mut self) -> u8 {
+        tokio::select! {
+            _ = self.terminate.recv() => 15,
+            _ = self.interrupt.recv() => 2,
+        }
+    }
+}

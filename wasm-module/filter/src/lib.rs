@@ -1,1 +1,54 @@
-//! (being written)
+//! Foreword as a proxy-wasm HTTP filter: the shell around [`foreword_ordering`].
+//!
+//! The shell reads a request's body within a bound, hands it to the core, puts the core's answer in its
+//! place, and says in one response header and a few counters what was done. It decides nothing about
+//! documents; a rule found here that is not about HTTP belongs in the core.
+//!
+//! ```text
+//!            client ──► Envoy worker thread, one Wasm VM ──► engine
+//!                          │
+//!   proxy (wasm32 only)    │  callbacks of the proxy-wasm SDK, host calls
+//!      ▼                   │
+//!   Exchange               │  one per request: hold, read, rewrite or pass, report
+//!      ▼                   │
+//!   Plugin                 │  one per configuration: checked config, orderer, metric ids
+//!      ▼
+//!   foreword_ordering::Orderer
+//! ```
+//!
+//! [`Exchange`] and [`Plugin`] know the proxy only through the small trait [`Host`], so plain `cargo test`
+//! drives them with a scripted host; `proxy`, the only module compiled for Wasm alone, implements the trait
+//! with host calls.
+//!
+//! A trap in a filter truncates every stream of its worker, so nothing here may panic on input: unwraps,
+//! raw indexing and unchecked arithmetic are compile errors outside the tests, and every size has a bound.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
+
+mod config;
+mod exchange;
+mod host;
+mod metrics;
+mod outcome;
+mod plugin;
+#[cfg(target_arch = "wasm32")]
+mod proxy;
+#[cfg(test)]
+mod scripted;
+
+pub use config::{Config, ConfigError, OnFailure};
+pub use exchange::{Exchange, Flow};
+pub use host::{Host, HostError, LogLevel, MetricId};
+pub use outcome::Outcome;
+pub use plugin::Plugin;

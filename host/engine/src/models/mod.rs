@@ -1,5 +1,27 @@
 //! Checkpoints: architectures as data, weights as memory-mapped tensors.
+//!
+//! ```text
+//! folder ── config.json ───────────▶ ModelConfig  sizes, rotary positions, what a layer has
+//!        ── generation_config.json ┘
+//!        ── *.safetensors ─────────▶ Checkpoint   the tensors a layer needs, checked for presence, type and shape
+//! ```
+//!
+//! Owned here: which checkpoints are supported, how their files are read and what their tensors are called. Not known
+//! here: how a backend lays weights out or computes with them, and anything about text.
+//!
+//! Whatever these files hold, reading them ends in a value or in a [`CheckpointError`], never in a panic.
 
+mod checkpoint;
+mod config;
+mod rope;
+mod safetensors;
+
+pub use checkpoint::{Checkpoint, Element};
+pub(crate) use checkpoint::{LayerWeights, Tensor};
+pub use config::ModelConfig;
+pub(crate) use rope::Rope;
+
+use std::fmt::Display;
 use std::path::Path;
 
 /// What is wrong with a checkpoint.
@@ -12,22 +34,12 @@ pub struct CheckpointError {
     pub reason: String,
 }
 
-/// A model's architecture: the Llama, Mistral, Qwen2 and Qwen3 families differ in these values alone.
-#[derive(Clone, Debug)]
-pub struct ModelConfig {
-    /// Tokens that end an answer (`eos_token_id` of `generation_config.json`, else of `config.json`).
-    pub eos_tokens: Vec<u32>,
-    /// Positions that the model was made for.
-    pub max_positions: u32,
-}
-
-impl ModelConfig {
-    /// Reads `config.json` and, where present, `generation_config.json` in `folder`.
-    ///
-    /// # Errors
-    /// [`CheckpointError`].
-    pub fn load(folder: &Path) -> Result<Self, CheckpointError> {
-        let _ = folder;
-        todo!()
+impl CheckpointError {
+    /// `reason` found in `file`.
+    pub(crate) fn new(file: &Path, reason: impl Display) -> Self {
+        Self {
+            file: file.display().to_string(),
+            reason: reason.to_string(),
+        }
     }
 }

@@ -1,7 +1,34 @@
-//! The CPU backend.
+//! The CPU backend: our own kernels on packed weights, in f32 arithmetic throughout.
+//!
+//! ```text
+//!  Step ─▶ batch    checks it, lists the work          model     the layers, in order
+//!          pages    where keys and values stand        matrix    weights in panels, products in parallel
+//!          heads, attention, rows                      kernels   the instructions
+//! ```
+//!
+//! Weights keep the checkpoint's type in memory (bf16 and f16 are widened in registers), so that decode streams half the
+//! bytes of f32; sums, activations and the KV state are f32. Results do not depend on batch, chunks, page size or number
+//! of threads, bit for bit; they may differ in the last bits between instruction sets.
+//!
+//! Owned here: layout of weights and pages, threads, arithmetic. Not known here: requests, prefixes, sampling.
+
+mod aligned;
+mod attention;
+mod batch;
+mod heads;
+mod kernels;
+mod matrix;
+mod model;
+mod pages;
+mod rows;
 
 use super::{Backend, BackendError, PageId, Step};
-use crate::models::CheckpointError;
+use crate::models::{Checkpoint, CheckpointError, ModelConfig};
+use batch::{Batch, Limits};
+use kernels::{Kernels, LANES};
+use model::{Model, Scratch};
+use pages::{Layout, Pool};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::path::Path;
 
 /// Sizes of a CPU backend.
@@ -16,7 +43,14 @@ pub struct CpuConfig {
 }
 
 /// Computes on the CPU.
-pub struct CpuBackend {}
+pub struct CpuBackend {
+    model: Model,
+    pool: Pool,
+    threads: ThreadPool,
+    batch: Batch,
+    scratch: Scratch,
+    limits: Limits,
+}
 
 impl CpuBackend {
     /// Loads the checkpoint in `folder`.
@@ -24,8 +58,21 @@ impl CpuBackend {
     /// # Errors
     /// [`CheckpointError`] when the checkpoint is incomplete or unsupported.
     pub fn load(folder: &Path, config: &CpuConfig) -> Result<Self, CheckpointError> {
-        let _ = (folder, config);
-        todo!()
+        let checkpoint = Checkpoint::open(folder)?;
+        Self::build(&checkpoint, config, Kernels::detect()).map_err(|error| {
+            match error.file.as_str() {
+                "" => CheckpointError::new(folder, error.reason),
+                _ => error,
+            }
+        })
+    }
+
+    /// Lays out `checkpoint`, which need not come from files ([`Checkpoint::random`]).
+    ///
+    /// # Errors
+    /// [`CheckpointError`] when the checkpoint is incomplete or `config` unusable.
+    pub fn new(checkpoint: &Checkpoint, config: &CpuConfig) -> Result<Self, CheckpointError> {
+        Self::build(checkpoint, config, Kernels::detect())
     }
 
     /// Bytes of KV state in a page, for sizing a pool before loading.
@@ -33,30 +80,148 @@ impl CpuBackend {
     /// # Errors
     /// [`CheckpointError`].
     pub fn page_bytes(folder: &Path, page_tokens: u32) -> Result<u64, CheckpointError> {
-        let _ = (folder, page_tokens);
-        todo!()
+        let model = ModelConfig::load(folder)?;
+        check_page_tokens(page_tokens).map_err(|reason| CheckpointError::new(folder, reason))?;
+        Ok((Layout::new(&model, page_tokens).page_floats() * size_of::<f32>()) as u64)
+    }
+
+    /// The instruction set in use, for logs.
+    pub fn instruction_set(&self) -> &'static str {
+        self.model.kernels().name()
+    }
+
+    /// Worker threads.
+    pub fn threads(&self) -> u32 {
+        self.threads.current_num_threads() as u32
+    }
+
+    fn build(
+        checkpoint: &Checkpoint,
+        config: &CpuConfig,
+        kernels: Kernels,
+    ) -> Result<Self, CheckpointError> {
+        let wrong = |reason: String| CheckpointError::new(Path::new(""), reason);
+        check_page_tokens(config.page_tokens).map_err(wrong)?;
+        let positions = u64::from(config.pages) * u64::from(config.page_tokens);
+        if config.pages == 0 || positions > u64::from(u32::MAX) {
+            return Err(wrong(format!(
+                "pages is {}, supported: 1 to {} pages of {} tokens",
+                config.pages,
+                u32::MAX / config.page_tokens,
+                config.page_tokens
+            )));
+        }
+        let model_positions = checkpoint.config().max_positions;
+        let layout = Layout::new(checkpoint.config(), config.page_tokens);
+        let bytes = (layout.page_floats() as u64 * size_of::<f32>() as u64)
+            .checked_mul(u64::from(config.pages));
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as u64 / 2) {
+            return Err(wrong(format!(
+                "pages is {}: they exceed the address space at {} floats a page",
+                config.pages,
+                layout.page_floats()
+            )));
+        }
+        if config.threads == Some(0) {
+            return Err(wrong("threads is 0, supported: at least 1".into()));
+        }
+        let threads = match config.threads {
+            Some(threads) => threads as usize,
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        let threads = ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|number| format!("cpu-{number}"))
+            .build()
+            .map_err(|error| wrong(format!("no worker threads: {error}")))?;
+        let positions = (positions as u32).min(model_positions);
+        let model = threads.install(|| Model::load(checkpoint, kernels, positions))?;
+        Ok(Self {
+            limits: Limits {
+                vocabulary: model.config().vocabulary as u32,
+                max_positions: model_positions,
+                page_tokens: config.page_tokens,
+                pages: config.pages,
+                attention: model.cut(),
+            },
+            pool: Pool::new(layout, config.pages),
+            model,
+            threads,
+            batch: Batch::default(),
+            scratch: Scratch::new(),
+        })
     }
 }
 
 impl Backend for CpuBackend {
     fn vocabulary(&self) -> u32 {
-        todo!()
+        self.limits.vocabulary
     }
+
     fn max_positions(&self) -> u32 {
-        todo!()
+        self.limits.max_positions
     }
+
     fn page_tokens(&self) -> u32 {
-        todo!()
+        self.limits.page_tokens
     }
+
     fn pages(&self) -> u32 {
-        todo!()
+        self.limits.pages
     }
+
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
-        let _ = (step, logits);
-        todo!()
+        logits.clear();
+        self.batch.plan(step, &self.limits)?;
+        if !self.batch.all.rows.is_empty() {
+            let Self {
+                model,
+                pool,
+                batch,
+                scratch,
+                ..
+            } = self;
+            self.threads
+                .install(|| model.forward(step, batch, pool, scratch, logits));
+        }
+        Ok(())
     }
+
     fn copy_slots(&mut self, from: PageId, to: PageId, tokens: u32) -> Result<(), BackendError> {
-        let _ = (from, to, tokens);
-        todo!()
+        let limits = &self.limits;
+        if let Some(page) = [from, to].into_iter().find(|page| page.0 >= limits.pages) {
+            return Err(BackendError::Malformed(format!(
+                "page {} is not below the pool's {}",
+                page.0, limits.pages
+            )));
+        }
+        if tokens > limits.page_tokens {
+            return Err(BackendError::Malformed(format!(
+                "{tokens} slots are more than a page's {}",
+                limits.page_tokens
+            )));
+        }
+        if from == to {
+            return Err(BackendError::Malformed(format!(
+                "page {} would be copied to itself",
+                from.0
+            )));
+        }
+        self.pool.copy_slots(from, to, tokens as usize);
+        Ok(())
     }
 }
+
+/// Keys stand in strips of 16 tokens.
+fn check_page_tokens(page_tokens: u32) -> Result<(), String> {
+    if page_tokens == 0 || !page_tokens.is_multiple_of(LANES as u32) || page_tokens > 1 << 16 {
+        return Err(format!(
+            "page_tokens is {page_tokens}, supported: multiples of {LANES} up to {}",
+            1 << 16
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,185 @@
+//! What the filter costs in real Envoy: requests per second with and without it, side by side in one run.
+//!
+//! `cargo bench -p foreword-benches --bench gateway`
+//!
+//! Four keep-alive clients send chat requests of about 16 KB with 15 tagged documents, Zipf-distributed, to two
+//! Envoys of one worker each, in turns; both forward to the same scripted upstream. Clients, upstream and Envoy
+//! share the machine, so the ratio counts, and Envoy's own processor time per request.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use foreword_benches::zipf_topics;
+use foreword_tests::http::{Client, post};
+use foreword_tests::{Gateway, GatewayOptions, Upstream};
+
+const CLIENTS: usize = 4;
+const BODIES: usize = 1_000;
+const DOCUMENTS_PER_BODY: usize = 15;
+const BODY_BYTES: usize = 16_000;
+const ROUNDS: usize = 9;
+const REQUESTS_PER_ROUND: usize = 4_000;
+/// The filter must leave at least this share of the requests per second.
+const MUST_HOLD: f64 = 0.5;
+
+fn main() -> Result<ExitCode> {
+    // Cargo passes `--bench` when it benches and nothing when it tests: then one small round shows that it runs.
+    let benching = std::env::args().any(|argument| argument == "--bench");
+    let (rounds, requests) = if benching {
+        (ROUNDS, REQUESTS_PER_ROUND)
+    } else {
+        (1, 40)
+    };
+
+    let bodies = bodies();
+    let upstream = Upstream::forgetful()?;
+    let without = GatewayOptions {
+        plugin: None,
+        ..GatewayOptions::new(upstream.address())
+    };
+    let mut variants = [
+        Variant::new("no filter", Gateway::start(&without)?, ""),
+        Variant::new(
+            "foreword",
+            Gateway::start(&GatewayOptions::new(upstream.address()))?,
+            "documents=15",
+        ),
+    ];
+    for variant in &mut variants {
+        variant.round(&bodies, requests)?;
+        variant.rounds.clear();
+    }
+    for round in 0..rounds {
+        // Who begins alternates, so that neither always meets the warmer machine.
+        let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
+        for index in order {
+            variants[index].round(&bodies, requests)?;
+        }
+    }
+
+    let bytes = bodies.iter().map(Vec::len).sum::<usize>() / bodies.len();
+    println!("{bytes} bytes a request, {CLIENTS} clients, {rounds} rounds of {requests} requests");
+    for variant in &variants {
+        println!("{}", variant.line());
+    }
+    let [without, with] = &variants;
+    let ratio = with.median_rate() / without.median_rate();
+    println!("ratio {ratio:.2} (must hold: at least {MUST_HOLD})");
+    Ok(if ratio >= MUST_HOLD || !benching {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+struct Variant {
+    name: &'static str,
+    gateway: Gateway,
+    /// What each report must contain: a filter that does nothing would be fast.
+    report: &'static str,
+    rounds: Vec<Round>,
+}
+
+struct Round {
+    /// Requests per second.
+    rate: f64,
+    /// Envoy's processor time per request.
+    cpu: Duration,
+}
+
+impl Variant {
+    fn new(name: &'static str, gateway: Gateway, report: &'static str) -> Self {
+        Self {
+            name,
+            gateway,
+            report,
+            rounds: Vec::new(),
+        }
+    }
+
+    fn round(&mut self, bodies: &[Vec<u8>], requests: usize) -> Result<()> {
+        let (address, report) = (self.gateway.address(), self.report);
+        let cpu = self.gateway.cpu_time()?;
+        let start = Instant::now();
+        thread::scope(|scope| {
+            let clients: Vec<_> = (0..CLIENTS)
+                .map(|client| {
+                    scope.spawn(move || -> Result<()> {
+                        let mut connection = Client::connect(address)?;
+                        for number in (client..requests).step_by(CLIENTS) {
+                            connection.send(&bodies[number % bodies.len()])?;
+                            let response = connection.response()?;
+                            ensure!(response.status == 200, "status {}", response.status);
+                            ensure!(
+                                response.report().contains(report),
+                                "report {:?}",
+                                response.report()
+                            );
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            clients.into_iter().try_for_each(|client| {
+                client
+                    .join()
+                    .map_err(|_| anyhow::anyhow!("a client panicked"))?
+            })
+        })
+        .with_context(|| self.name)?;
+        let elapsed = start.elapsed();
+        let count = u32::try_from(requests)?;
+        self.rounds.push(Round {
+            rate: f64::from(count) / elapsed.as_secs_f64(),
+            cpu: (self.gateway.cpu_time()? - cpu) / count,
+        });
+        Ok(())
+    }
+
+    fn median_rate(&self) -> f64 {
+        let mut rates: Vec<_> = self.rounds.iter().map(|round| round.rate).collect();
+        rates.sort_by(f64::total_cmp);
+        rates[rates.len() / 2]
+    }
+
+    fn line(&self) -> String {
+        let cpu: Duration = self.rounds.iter().map(|round| round.cpu).sum();
+        let cpu = cpu / u32::try_from(self.rounds.len()).unwrap_or(1);
+        let mut line = format!(
+            "{:<10} {:>7.0} requests/s (median), {:>4} µs of Envoy's CPU a request; rounds:",
+            self.name,
+            self.median_rate(),
+            cpu.as_micros()
+        );
+        for round in &self.rounds {
+            let _ = write!(line, " {:.0}", round.rate);
+        }
+        line
+    }
+}
+
+/// Chat requests of about [`BODY_BYTES`] with [`DOCUMENTS_PER_BODY`] tagged documents before the question.
+fn bodies() -> Vec<Vec<u8>> {
+    let text_bytes = BODY_BYTES / DOCUMENTS_PER_BODY - 40;
+    let lists = zipf_topics(1, BODIES, 5_000, DOCUMENTS_PER_BODY);
+    let words =
+        "retrieved text of a plausible length, with some punctuation and a number like 42. ";
+    lists
+        .iter()
+        .map(|list| {
+            let mut content = String::new();
+            for document in list {
+                let mut text = format!("{document}: ");
+                text.extend(words.chars().cycle().take(text_bytes - text.len()));
+                let _ = write!(content, r#"<document id=\"{document}\">{text}</document>\n"#);
+            }
+            let body = format!(
+                r#"{{"model": "m", "messages": [{{"role": "system", "content": "Answer briefly."}}, {{"role": "user", "content": "{content}What does it say?"}}], "max_tokens": 64, "stream": false}}"#
+            );
+            post(body.as_bytes())
+        })
+        .collect()
+}

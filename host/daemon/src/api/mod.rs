@@ -1,0 +1,166 @@
+//! The HTTP surface: routes, and what every request passes on its way to one.
+//!
+//! | route | methods | key needed |
+//! | --- | --- | --- |
+//! | `/v1/chat/completions`, `/v1/completions` | POST | yes |
+//! | `/v1/models`, `/v1/models/{id}` | GET | yes |
+//! | `/healthz`, `/readyz`, `/metrics` | GET | no |
+//!
+//! ```text
+//!   observe (request id, log span, count) ─▶ authorize (only /v1) ─▶ handler ─▶ Failure or response
+//! ```
+
+mod body;
+mod dialect;
+mod generate;
+mod models;
+mod probes;
+mod stream;
+
+use crate::failure::{Failure, clip};
+use crate::gate::Gate;
+use crate::keys::ApiKeys;
+use crate::metrics::Metrics;
+use crate::model::Model;
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::{get, post};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tracing::Instrument;
+
+/// What all handlers share.
+pub struct App {
+    /// Who may come in.
+    pub gate: Arc<Gate>,
+    /// Set before the gate opens.
+    pub model: Arc<OnceLock<Arc<Model>>>,
+    /// Counters and histograms.
+    pub metrics: Arc<Metrics>,
+    /// The keys to ask for under `/v1`; `None`: nobody is asked.
+    pub keys: Option<ApiKeys>,
+    /// Bounds of a request.
+    pub limits: Limits,
+    /// Requests being parsed, rendered and tokenised at once: one per core.
+    pub preparing: Arc<Semaphore>,
+}
+
+/// Bounds of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of its body.
+    pub max_body_bytes: u64,
+    /// Time from its arrival to the end of its answer.
+    pub request_timeout: Duration,
+}
+
+/// The routes.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/completions", post(generate::completion))
+        .route("/v1/models", get(models::list))
+        // A wildcard: names such as `organisation/model` have slashes.
+        .route("/v1/models/{*id}", get(models::show))
+        .method_not_allowed_fallback(method_not_allowed)
+        .route_layer(from_fn_with_state(Arc::clone(&app), authorize))
+        .route("/healthz", get(probes::healthz))
+        .route("/readyz", get(probes::readyz))
+        .route("/metrics", get(probes::metrics))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(unknown_url)
+        .layer(from_fn_with_state(Arc::clone(&app), observe))
+        .with_state(app)
+}
+
+/// The id under which a request appears in responses and in the log.
+#[derive(Clone, Debug)]
+struct RequestId(String);
+
+impl RequestId {
+    /// The client's `x-request-id` where it has one that is safe to repeat, else a new one.
+    fn of(headers: &HeaderMap) -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let safe = |id: &&str| {
+            (1..=MAX_ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
+        };
+        match headers
+            .get(&X_REQUEST_ID)
+            .and_then(|value| value.to_str().ok())
+            .filter(safe)
+        {
+            Some(id) => Self(id.to_owned()),
+            None => {
+                let count = COUNT.fetch_add(1, Ordering::Relaxed);
+                Self(format!(
+                    "{:016x}{count:08x}",
+                    RandomState::new().hash_one(count)
+                ))
+            }
+        }
+    }
+}
+
+/// Names the request, counts and logs it.
+async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let id = RequestId::of(request.headers());
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let span = tracing::error_span!("http", request_id = id.0);
+    // Visible ASCII, as checked or made above.
+    let header = HeaderValue::from_str(&id.0);
+    request.extensions_mut().insert(id);
+    async {
+        let mut response = next.run(request).await;
+        let route = route.as_ref().map_or("unmatched", MatchedPath::as_str);
+        app.metrics.http(route, response.status());
+        tracing::debug!(route, status = response.status().as_u16(), "response");
+        if let Ok(header) = header {
+            response.headers_mut().insert(X_REQUEST_ID, header);
+        }
+        response
+    }
+    .instrument(span)
+    .await
+}
+
+/// Lets only holders of a key pass, where there are keys.
+async fn authorize(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Failure> {
+    match &app.keys {
+        Some(keys) if !keys.admit(request.headers()) => {
+            body::discard(request).await;
+            Err(Failure::Unauthorized)
+        }
+        _ => Ok(next.run(request).await),
+    }
+}
+
+async fn method_not_allowed(request: Request) -> Failure {
+    let failure = Failure::Method {
+        method: clip(request.method().as_str()),
+        path: clip(request.uri().path()),
+    };
+    body::discard(request).await;
+    failure
+}
+
+async fn unknown_url(request: Request) -> Failure {
+    let failure = Failure::UnknownUrl {
+        method: clip(request.method().as_str()),
+        path: clip(request.uri().path()),
+    };
+    body::discard(request).await;
+    failure
+}
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const MAX_ID_BYTES: usize = 128;

@@ -1,0 +1,39 @@
+//! `GET /v1/models` and `GET /v1/models/{id}`.
+
+use super::App;
+use crate::failure::{Failure, clip};
+use crate::model::Model;
+use axum::Json;
+use axum::extract::{Path, State};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+    let model = app.model.get().ok_or(Failure::Loading)?;
+    Ok(Json(json!({"object": "list", "data": [describe(model)]})))
+}
+
+pub(super) async fn show(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Failure> {
+    let model = app.model.get().ok_or(Failure::Loading)?;
+    if id != model.name() {
+        return Err(Failure::UnknownModel {
+            asked: clip(&id),
+            served: model.name().to_owned(),
+        });
+    }
+    Ok(Json(describe(model)))
+}
+
+/// OpenAI's model object, with vLLM's `max_model_len`.
+fn describe(model: &Model) -> Value {
+    json!({
+        "id": model.name(),
+        "object": "model",
+        "created": model.created_s(),
+        "owned_by": "foreword",
+        "max_model_len": model.max_positions(),
+    })
+}

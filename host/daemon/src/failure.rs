@@ -1,0 +1,290 @@
+//! Every way in which a request can fail, with its HTTP status and its public wording, in OpenAI's error shape.
+//!
+//! | status | code | when |
+//! | --- | --- | --- |
+//! | 400 | `invalid_value` | a field, or the body itself, is not what the API takes |
+//! | 400 | `context_length_exceeded` | prompt and answer do not fit |
+//! | 401 | `invalid_api_key` | keys are configured and none of them was sent |
+//! | 404 | `model_not_found`, `unknown_url` | another model, another path |
+//! | 405 | `method_not_allowed` | the path exists, the method does not |
+//! | 408 | `body_timeout` | the request's body did not arrive in time |
+//! | 413 | `body_too_large` | the body is over the limit |
+//! | 415 | `unsupported_media_type` | the body is not declared as JSON |
+//! | 429 | `queue_full` | as many requests as may wait are waiting; `retry-after` says when to come back |
+//! | 500 | `internal_error` | our fault; the cause is in the log, with the request's id |
+//! | 503 | `loading`, `stopping` | not yet, or no longer, serving |
+//! | 504 | `request_timeout` | the answer took longer than a request may |
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use foreword_engine::engine::SubmitError;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Why a request got no (complete) answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A field, or the body, is not what the API takes.
+    #[error("{message}")]
+    Invalid {
+        /// The field, as OpenAI writes it (`messages[2].content`); `None`: the body as a whole.
+        param: Option<String>,
+        /// The value found and the values taken.
+        message: String,
+    },
+    /// Prompt and answer do not fit into the model's positions or the engine's pages.
+    #[error(
+        "this request needs {needed} tokens ({prompt} of them in the prompt), more than the {limit} that fit"
+    )]
+    ContextLength {
+        /// Tokens of the prompt.
+        prompt: u32,
+        /// Tokens of prompt and answer.
+        needed: u64,
+        /// Tokens that fit.
+        limit: u32,
+    },
+    /// No known key came with the request.
+    #[error("a valid API key is required, as `Authorization: Bearer KEY`")]
+    Unauthorized,
+    /// The request names a model that is not served here.
+    #[error("the model `{asked}` does not exist here; this server serves `{served}`")]
+    UnknownModel {
+        /// The name sent, clipped.
+        asked: String,
+        /// The name served.
+        served: String,
+    },
+    /// No such path.
+    #[error("unknown URL: {method} {path}")]
+    UnknownUrl {
+        /// The request's method.
+        method: String,
+        /// The request's path, clipped.
+        path: String,
+    },
+    /// The path exists, the method does not.
+    #[error("{path} does not take {method}; see the `allow` header")]
+    Method {
+        /// The request's method.
+        method: String,
+        /// The request's path, clipped.
+        path: String,
+    },
+    /// The body did not arrive in time.
+    #[error("the request's body did not arrive within {} s", limit.as_secs())]
+    BodyTimeout {
+        /// Time allowed.
+        limit: Duration,
+    },
+    /// The body is over the limit.
+    #[error("the request's body has {}, more than the limit of {limit} bytes", size_words(*size, *limit))]
+    BodyTooLarge {
+        /// Bytes declared; `None` where the body came without a length.
+        size: Option<u64>,
+        /// Bytes allowed.
+        limit: u64,
+    },
+    /// The body is not declared as JSON.
+    #[error("the content type must be `application/json`, got {}", found.as_deref().map_or("none".into(), |f| format!("`{f}`")))]
+    MediaType {
+        /// The content type sent, clipped.
+        found: Option<String>,
+    },
+    /// Come back later.
+    #[error("the server is at its limit of {limit} requests; try again later")]
+    QueueFull {
+        /// Requests that may be here at once.
+        limit: u32,
+    },
+    /// The model is not loaded yet.
+    #[error("the model is still loading; try again later")]
+    Loading,
+    /// The server takes no more requests.
+    #[error("the server is stopping")]
+    Stopping,
+    /// The answer took too long.
+    #[error("the request took longer than the limit of {} s", limit.as_secs())]
+    Timeout {
+        /// Time allowed.
+        limit: Duration,
+    },
+    /// Our fault. The cause is logged and not shown.
+    #[error("internal error")]
+    Internal {
+        /// For the log.
+        cause: String,
+    },
+}
+
+impl Failure {
+    /// A field that is not what the API takes.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Invalid {
+            param: Some(param.into()),
+            message: message.into(),
+        }
+    }
+
+    /// A body that is not what the API takes.
+    pub fn invalid_body(message: impl Into<String>) -> Self {
+        Self::Invalid {
+            param: None,
+            message: message.into(),
+        }
+    }
+
+    /// Our own fault.
+    pub fn internal(cause: impl std::fmt::Display) -> Self {
+        Self::Internal {
+            cause: cause.to_string(),
+        }
+    }
+
+    /// What the engine's refusal of a request with `max_tokens` tokens of answer means to its sender.
+    pub fn from_submit(error: SubmitError, max_tokens: u32) -> Self {
+        match error {
+            SubmitError::QueueFull { limit } => Self::QueueFull { limit },
+            SubmitError::TooLong { tokens, limit } => Self::ContextLength {
+                prompt: tokens,
+                needed: u64::from(tokens) + u64::from(max_tokens),
+                limit,
+            },
+            SubmitError::Invalid(message) => Self::invalid_body(message),
+            SubmitError::Stopped => Self::Stopping,
+        }
+    }
+
+    /// Status, OpenAI's error type and our code. The one table that everything else follows.
+    fn kind(&self) -> (StatusCode, &'static str, &'static str) {
+        const REQUEST: &str = "invalid_request_error";
+        const SERVER: &str = "server_error";
+        match self {
+            Self::Invalid { .. } => (StatusCode::BAD_REQUEST, REQUEST, "invalid_value"),
+            Self::ContextLength { .. } => {
+                (StatusCode::BAD_REQUEST, REQUEST, "context_length_exceeded")
+            }
+            Self::Unauthorized => (StatusCode::UNAUTHORIZED, REQUEST, "invalid_api_key"),
+            Self::UnknownModel { .. } => (StatusCode::NOT_FOUND, REQUEST, "model_not_found"),
+            Self::UnknownUrl { .. } => (StatusCode::NOT_FOUND, REQUEST, "unknown_url"),
+            Self::Method { .. } => (
+                StatusCode::METHOD_NOT_ALLOWED,
+                REQUEST,
+                "method_not_allowed",
+            ),
+            Self::BodyTimeout { .. } => (StatusCode::REQUEST_TIMEOUT, REQUEST, "body_timeout"),
+            Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, "body_too_large"),
+            Self::MediaType { .. } => (
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                REQUEST,
+                "unsupported_media_type",
+            ),
+            Self::QueueFull { .. } => (
+                StatusCode::TOO_MANY_REQUESTS,
+                "rate_limit_error",
+                "queue_full",
+            ),
+            Self::Internal { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, "internal_error"),
+            Self::Loading => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "loading"),
+            Self::Stopping => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "stopping"),
+            Self::Timeout { .. } => (StatusCode::GATEWAY_TIMEOUT, SERVER, "request_timeout"),
+        }
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> StatusCode {
+        self.kind().0
+    }
+
+    /// The code: one word for programs.
+    pub fn code(&self) -> &'static str {
+        self.kind().2
+    }
+
+    /// OpenAI's error object, `{"error": {…}}`.
+    pub fn body(&self) -> Value {
+        let (_, kind, code) = self.kind();
+        let param = match self {
+            Self::Invalid { param, .. } => param.as_deref(),
+            Self::UnknownModel { .. } => Some("model"),
+            _ => None,
+        };
+        json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})
+    }
+
+    /// Writes to the log what the client is not told. Nothing of a request's text is in it.
+    pub fn log(&self) {
+        if let Self::Internal { cause } = self {
+            tracing::error!(cause, "internal error");
+        }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        self.log();
+        let mut response = (self.status(), axum::Json(self.body())).into_response();
+        let headers = response.headers_mut();
+        match self {
+            Self::QueueFull { .. } | Self::Loading => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            Self::Unauthorized => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            // The connection is of no more use to the client: let it find another server.
+            Self::Stopping => {
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+/// The first 100 characters of something that a client sent, for an error that names it.
+pub fn clip(text: &str) -> String {
+    const CHARACTERS: usize = 100;
+    match text.char_indices().nth(CHARACTERS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+fn size_words(size: Option<u64>, limit: u64) -> String {
+    size.map_or_else(
+        || format!("over {limit} bytes"),
+        |size| format!("{size} bytes"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_internal_cause_is_not_shown() {
+        let failure = Failure::internal("disk /dev/sda on fire");
+        assert_eq!(failure.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(!failure.body().to_string().contains("sda"));
+    }
+
+    #[test]
+    fn an_oversized_body_is_named_with_its_limit() {
+        let body = Failure::BodyTooLarge {
+            size: Some(90),
+            limit: 64,
+        }
+        .body();
+        assert_eq!(
+            body["error"]["message"],
+            "the request's body has 90 bytes, more than the limit of 64 bytes"
+        );
+    }
+
+    #[test]
+    fn clipping_respects_characters() {
+        assert_eq!(clip(&"é".repeat(100)), "é".repeat(100));
+        assert_eq!(clip(&"é".repeat(101)), format!("{}…", "é".repeat(100)));
+    }
+}

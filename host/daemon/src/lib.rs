@@ -1,0 +1,24 @@
+//! Foreword's host: an OpenAI-compatible HTTP server over `foreword-engine`.
+//!
+//! ```text
+//!  main ── arguments ──▶ serve: bind, open, stop
+//!                          │ phases and head count: gate
+//!  client ──HTTP──▶ api ───┤
+//!                          │ bytes -> checked request: request
+//!                          │ checked request -> tokens -> generation: model
+//!                          │ generation -> pieces of text, usage, timings: answer
+//!  client ◀─JSON/SSE─ api ─┘ anything that went wrong -> status and wording: failure
+//! ```
+//!
+//! This package turns HTTP into engine requests and engine events into HTTP. How prompts are cached, scheduled and
+//! computed is the engine's; how documents are ordered is the gateway's.
+
+pub mod answer;
+pub mod api;
+pub mod failure;
+pub mod gate;
+pub mod keys;
+pub mod metrics;
+pub mod model;
+pub mod request;
+pub mod serve;

@@ -1,0 +1,251 @@
+//! What `/metrics` tells. Everything is counted over all requests: no label carries anything that a client sent.
+//!
+//! | name | kind | labels |
+//! | --- | --- | --- |
+//! | `foreword_http_requests_total` | counter | `route` (the pattern, or `unmatched`), `status` |
+//! | `foreword_generations_total` | counter | `outcome` |
+//! | `foreword_queue_seconds` | histogram | from submission to the engine's start |
+//! | `foreword_time_to_first_token_seconds` | histogram | from the request's arrival |
+//! | `foreword_time_per_output_token_seconds` | histogram | mean gap between tokens, per answer |
+//! | `foreword_request_seconds` | histogram | from arrival to the end of the answer |
+//! | `foreword_{prompt,cached,generated}_tokens_total` | counter | |
+//! | `foreword_prefix_lookups_total`, `foreword_prefix_{partial,full}_hits_total` | counter | |
+//! | `foreword_evicted_pages_total`, `foreword_preemptions_total`, `foreword_steps_total` | counter | |
+//! | `foreword_requests_waiting`, `foreword_requests_running` | gauge | |
+//! | `foreword_pages`, `foreword_pages_in_use`, `foreword_pages_cached` | gauge | |
+//!
+//! The engine's own numbers are read from [`Stats`] on each scrape; before the model is loaded they are absent.
+
+use crate::model::Model;
+use axum::http::StatusCode;
+use foreword_engine::engine::Stats;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+/// The server's metrics.
+pub struct Metrics {
+    registry: Registry,
+    http: Family<HttpLabels, Counter>,
+    generations: Family<GenerationLabels, Counter>,
+    /// From submission to the engine's start.
+    pub queue_seconds: Histogram,
+    /// From the request's arrival to its first token.
+    pub first_token_seconds: Histogram,
+    /// Mean gap between the tokens of one answer.
+    pub token_seconds: Histogram,
+    /// From the request's arrival to the end of its answer.
+    pub request_seconds: Histogram,
+}
+
+/// How a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// With a stop token or a stop string.
+    Stop,
+    /// At its longest.
+    Length,
+    /// The engine failed.
+    Failed,
+    /// It took longer than a request may.
+    TimedOut,
+    /// The server stopped before it was complete.
+    Cut,
+    /// The client went away.
+    Cancelled,
+}
+
+impl Outcome {
+    /// As it stands in metrics and log.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Failed => "failed",
+            Self::TimedOut => "timed_out",
+            Self::Cut => "cut",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HttpLabels {
+    route: String,
+    status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct GenerationLabels {
+    outcome: &'static str,
+}
+
+impl Metrics {
+    /// Metrics that read the engine's numbers from `model` once it is set.
+    pub fn new(model: Arc<OnceLock<Arc<Model>>>) -> Self {
+        let mut registry = Registry::with_prefix("foreword");
+        let http = Family::default();
+        registry.register(
+            "http_requests",
+            "HTTP requests by route and status",
+            http.clone(),
+        );
+        let generations = Family::default();
+        registry.register(
+            "generations",
+            "Generations by how they ended",
+            generations.clone(),
+        );
+        let mut seconds = |name, help| {
+            // 1 ms to 131 s.
+            let histogram = Histogram::new(exponential_buckets(0.001, 2.0, 18));
+            registry.register(name, help, histogram.clone());
+            histogram
+        };
+        let metrics = Self {
+            http,
+            generations,
+            queue_seconds: seconds("queue_seconds", "From submission to the engine's start"),
+            first_token_seconds: seconds(
+                "time_to_first_token_seconds",
+                "From arrival to the first token",
+            ),
+            token_seconds: seconds(
+                "time_per_output_token_seconds",
+                "Mean gap between an answer's tokens",
+            ),
+            request_seconds: seconds("request_seconds", "From arrival to the end of the answer"),
+            registry: Registry::default(),
+        };
+        registry.register_collector(Box::new(EngineNumbers(model)));
+        Self {
+            registry,
+            ..metrics
+        }
+    }
+
+    /// Counts an HTTP response.
+    pub fn http(&self, route: &str, status: StatusCode) {
+        self.http
+            .get_or_create(&HttpLabels {
+                route: route.to_owned(),
+                status: status.as_u16(),
+            })
+            .inc();
+    }
+
+    /// Counts a generation.
+    pub fn ended(&self, outcome: Outcome) {
+        self.generations
+            .get_or_create(&GenerationLabels {
+                outcome: outcome.name(),
+            })
+            .inc();
+    }
+
+    /// All metrics in the OpenMetrics text format.
+    ///
+    /// # Errors
+    /// Never in practice: writing to a string does not fail.
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        let mut out = String::new();
+        text::encode(&mut out, &self.registry)?;
+        Ok(out)
+    }
+}
+
+/// Reads the engine's counters and gauges when scraped.
+struct EngineNumbers(Arc<OnceLock<Arc<Model>>>);
+
+impl fmt::Debug for EngineNumbers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EngineNumbers")
+    }
+}
+
+impl Collector for EngineNumbers {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(model) = self.0.get() else {
+            return Ok(());
+        };
+        let stats = model.engine().stats();
+        for (name, help, read) in COUNTERS {
+            let metric = ConstCounter::new(read(&stats));
+            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+        }
+        for (name, help, read) in GAUGES {
+            let metric = ConstGauge::new(i64::from(read(&stats)));
+            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+        }
+        Ok(())
+    }
+}
+
+type Row<T> = (&'static str, &'static str, fn(&Stats) -> T);
+
+const COUNTERS: &[Row<u64>] = &[
+    (
+        "requests_finished",
+        "Requests finished, failed or cancelled in the engine",
+        |stats| stats.finished,
+    ),
+    ("prompt_tokens", "Prompt tokens taken in", |stats| {
+        stats.prompt_tokens
+    }),
+    (
+        "cached_tokens",
+        "Prompt tokens served from the cache",
+        |stats| stats.cached_tokens,
+    ),
+    ("generated_tokens", "Tokens generated", |stats| {
+        stats.generated_tokens
+    }),
+    ("prefix_lookups", "Prefix lookups", |stats| stats.lookups),
+    (
+        "prefix_partial_hits",
+        "Prefix lookups that matched part of the prompt",
+        |stats| stats.partial_hits,
+    ),
+    (
+        "prefix_full_hits",
+        "Prefix lookups that matched all but the last token",
+        |stats| stats.full_hits,
+    ),
+    (
+        "evicted_pages",
+        "Pages taken back from the cache",
+        |stats| stats.evicted_pages,
+    ),
+    (
+        "preemptions",
+        "Times a running request had to give up its pages and wait",
+        |stats| stats.preemptions,
+    ),
+    ("steps", "Steps computed", |stats| stats.steps),
+];
+
+const GAUGES: &[Row<u32>] = &[
+    (
+        "requests_waiting",
+        "Requests waiting in the engine",
+        |stats| stats.waiting,
+    ),
+    (
+        "requests_running",
+        "Requests running in the engine",
+        |stats| stats.running,
+    ),
+    ("pages", "Pages in the pool", |stats| stats.pages),
+    ("pages_in_use", "Pages held by running requests", |stats| {
+        stats.pages_in_use
+    }),
+    ("pages_cached", "Pages that hold cached prefixes", |stats| {
+        stats.pages_cached
+    }),
+];

@@ -1,0 +1,135 @@
+//! `POST /v1/completions`: the fields that make a text completion.
+
+use super::Options;
+use super::fields::{Fields, wrong_type};
+use crate::failure::Failure;
+use foreword_engine::backend::TokenId;
+use serde_json::Value;
+
+/// A checked text completion.
+#[derive(Debug)]
+pub struct Completion {
+    /// What to continue.
+    pub prompt: Prompt,
+    /// Everything else.
+    pub options: Options,
+}
+
+/// The prompt of a text completion; may be empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    /// Text, to be tokenised.
+    Text(String),
+    /// Tokens, taken as they are.
+    Tokens(Vec<TokenId>),
+}
+
+impl Completion {
+    /// # Errors
+    /// [`Failure::Invalid`].
+    pub fn parse(body: &[u8]) -> Result<Self, Failure> {
+        let mut fields = Fields::parse(body)?;
+        let prompt = match fields.take("prompt") {
+            Some(value) => check_prompt(value)?,
+            None => return Err(Failure::invalid("prompt", "prompt is missing")),
+        };
+        Ok(Self {
+            prompt,
+            options: Options::take(&mut fields)?,
+        })
+    }
+}
+
+/// A string, an array of tokens, or an array with one of these: OpenAI's several prompts in one request would need
+/// several generations, and like `n` they are not supported.
+fn check_prompt(value: Value) -> Result<Prompt, Failure> {
+    match value {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(items) => match items.as_slice() {
+            [Value::String(text)] => Ok(Prompt::Text(text.clone())),
+            [Value::Array(tokens)] => check_tokens("prompt[0]", tokens),
+            [Value::String(_) | Value::Array(_), ..] => Err(Failure::invalid(
+                "prompt",
+                format!("prompt must hold one prompt, got {}", items.len()),
+            )),
+            tokens => check_tokens("prompt", tokens),
+        },
+        other => Err(wrong_type(
+            "prompt",
+            "a string or an array of tokens",
+            &other,
+        )),
+    }
+}
+
+fn check_tokens(at: &str, values: &[Value]) -> Result<Prompt, Failure> {
+    let check = |(index, value): (usize, &Value)| {
+        let token = value
+            .as_u64()
+            .and_then(|token| TokenId::try_from(token).ok());
+        token.ok_or_else(|| match value {
+            Value::Number(number) => {
+                let at = format!("{at}[{index}]");
+                Failure::invalid(
+                    &*at,
+                    format!(
+                        "{at} must be a token, from 0 to {}, got {number}",
+                        TokenId::MAX
+                    ),
+                )
+            }
+            other => wrong_type(&format!("{at}[{index}]"), "a token", other),
+        })
+    };
+    values
+        .iter()
+        .enumerate()
+        .map(check)
+        .collect::<Result<_, _>>()
+        .map(Prompt::Tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_prompt_is_one_text_or_one_array_of_tokens() {
+        for (prompt, expected) in [
+            (json!("hi"), Prompt::Text("hi".into())),
+            (json!(["hi"]), Prompt::Text("hi".into())),
+            (json!([1, 2]), Prompt::Tokens(vec![1, 2])),
+            (json!([[1, 2]]), Prompt::Tokens(vec![1, 2])),
+            (json!([]), Prompt::Tokens(vec![])),
+        ] {
+            assert_eq!(check_prompt(prompt.clone()).unwrap(), expected, "{prompt}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_named() {
+        for (prompt, message) in [
+            (
+                json!(7),
+                "prompt must be a string or an array of tokens, got a number",
+            ),
+            (json!(["a", "b"]), "prompt must hold one prompt, got 2"),
+            (json!([[1], [2]]), "prompt must hold one prompt, got 2"),
+            (
+                json!([1, -2]),
+                "prompt[1] must be a token, from 0 to 4294967295, got -2",
+            ),
+            (
+                json!([[1, "x"]]),
+                "prompt[0][1] must be a token, got a string",
+            ),
+        ] {
+            assert_eq!(
+                check_prompt(prompt.clone()).unwrap_err().to_string(),
+                message,
+                "{prompt}"
+            );
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! From a request's bytes to a checked request: the one place where a client's JSON is judged.
+//!
+//! What passes here has every value in its range; what the model alone can judge (template, token counts) is left to
+//! [`crate::model`]. Three classes of field:
+//!
+//! - handled: listed in [`Chat`], [`Completion`] and [`Options`];
+//! - known and not supported (`logprobs`, `n` over 1, penalties, …): refused unless they carry the value that changes
+//!   nothing, because an answer that silently ignores them would be a wrong answer;
+//! - unknown: ignored, as every OpenAI-compatible server does (`user`, `metadata`, …).
+
+mod chat;
+mod completion;
+mod fields;
+mod options;
+
+pub use chat::Chat;
+pub use completion::{Completion, Prompt};
+pub use options::{Delivery, Options};

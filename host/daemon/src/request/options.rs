@@ -1,0 +1,206 @@
+//! What chat and text completions have in common: how to sample, when to stop, how to deliver.
+
+use super::fields::{Fields, show, wrong_type};
+use crate::failure::Failure;
+use foreword_engine::sampling::Sampling;
+use serde_json::Value;
+use std::hash::{BuildHasher, RandomState};
+
+/// The checked fields that both kinds of completion share.
+#[derive(Debug)]
+pub struct Options {
+    /// The model asked for; `None`: whichever is served.
+    pub model: Option<String>,
+    /// Tokens of answer at most; `None`: as the kind of completion has it.
+    pub max_tokens: Option<u32>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Texts that end the answer, none empty.
+    pub stop: Vec<String>,
+    /// Whether the model's end-of-answer tokens are taken for ordinary ones (vLLM's extension, for benches).
+    pub ignore_eos: bool,
+    /// Requests with different salts share no KV state.
+    pub cache_salt: String,
+    /// How the answer is sent.
+    pub delivery: Delivery,
+}
+
+/// How an answer is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// As one JSON object.
+    Whole,
+    /// As server-sent events.
+    Stream {
+        /// Whether one more event before the last tells the usage.
+        include_usage: bool,
+    },
+}
+
+impl Options {
+    pub(super) fn take(fields: &mut Fields) -> Result<Self, Failure> {
+        refuse_unsupported(fields)?;
+        let max_tokens = fields.integer("max_tokens", 1..=i64::from(u32::MAX))?;
+        let max_completion_tokens =
+            fields.integer("max_completion_tokens", 1..=i64::from(u32::MAX))?;
+        Ok(Self {
+            model: fields.string("model")?,
+            // `max_tokens` is the older name of the two.
+            max_tokens: max_completion_tokens
+                .or(max_tokens)
+                .and_then(|tokens| u32::try_from(tokens).ok()),
+            sampling: take_sampling(fields)?,
+            stop: take_stop(fields)?,
+            ignore_eos: fields.boolean("ignore_eos")?,
+            cache_salt: take_cache_salt(fields)?,
+            delivery: take_delivery(fields)?,
+        })
+    }
+}
+
+/// OpenAI's ranges for temperature and top_p; vLLM's min_p, and its top_k, where 0 and -1 mean no limit.
+fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
+    let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
+    let top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
+    let min_p = fields.number("min_p", 0.0..=1.0)?.unwrap_or(0.0);
+    let top_k = fields
+        .integer("top_k", -1..=i64::from(u32::MAX))?
+        .unwrap_or(0);
+    let seed = fields
+        .integer("seed", i64::MIN..=i64::MAX)?
+        .map_or_else(random_seed, i64::cast_unsigned);
+    #[expect(clippy::cast_possible_truncation, reason = "all lie within 0 to 2")]
+    let (temperature, top_p, min_p) = (temperature as f32, top_p as f32, min_p as f32);
+    // -1 is the only value in range that does not convert.
+    let top_k = u32::try_from(top_k).unwrap_or(0);
+    // Of what came this far, only a top_p of 0 is refused.
+    Sampling::new(temperature, top_p, top_k, seed)
+        .map_err(|reason| Failure::invalid("top_p", reason))?
+        .with_min_p(min_p)
+        .map_err(|reason| Failure::invalid("min_p", reason))
+}
+
+/// Different on every call: std keys its hasher at random.
+fn random_seed() -> u64 {
+    RandomState::new().hash_one(())
+}
+
+fn take_stop(fields: &mut Fields) -> Result<Vec<String>, Failure> {
+    let values = match fields.take("stop") {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(values)) => values,
+        Some(single) => vec![single],
+    };
+    if values.len() > MAX_STOPS {
+        return Err(Failure::invalid(
+            "stop",
+            format!(
+                "stop must hold at most {MAX_STOPS} strings, got {}",
+                values.len()
+            ),
+        ));
+    }
+    let check = |value| match value {
+        Value::String(text) if (1..=MAX_STOP_BYTES).contains(&text.len()) => Ok(text),
+        Value::String(text) => Err(Failure::invalid(
+            "stop",
+            format!(
+                "a stop string must have 1 to {MAX_STOP_BYTES} bytes, got {}",
+                text.len()
+            ),
+        )),
+        other => Err(wrong_type(
+            "stop",
+            "a string or an array of strings",
+            &other,
+        )),
+    };
+    values.into_iter().map(check).collect()
+}
+
+fn take_cache_salt(fields: &mut Fields) -> Result<String, Failure> {
+    let salt = fields.string("cache_salt")?;
+    match salt.as_deref().map(str::len) {
+        None | Some(1..=MAX_SALT_BYTES) => Ok(salt.unwrap_or_default()),
+        Some(length) => Err(Failure::invalid(
+            "cache_salt",
+            format!("cache_salt must have 1 to {MAX_SALT_BYTES} bytes, got {length}"),
+        )),
+    }
+}
+
+fn take_delivery(fields: &mut Fields) -> Result<Delivery, Failure> {
+    let stream = fields.boolean("stream")?;
+    let include_usage = match fields.take("stream_options") {
+        None => false,
+        Some(_) if !stream => {
+            return Err(Failure::invalid(
+                "stream_options",
+                "stream_options needs stream to be true",
+            ));
+        }
+        Some(Value::Object(options)) => match options.get("include_usage") {
+            None | Some(Value::Null) => false,
+            Some(Value::Bool(value)) => *value,
+            Some(other) => {
+                return Err(wrong_type(
+                    "stream_options.include_usage",
+                    "a boolean",
+                    other,
+                ));
+            }
+        },
+        Some(other) => return Err(wrong_type("stream_options", "an object", &other)),
+    };
+    Ok(if stream {
+        Delivery::Stream { include_usage }
+    } else {
+        Delivery::Whole
+    })
+}
+
+/// Refuses what would change the answer and is not supported.
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), Failure> {
+    for (name, neutral) in UNSUPPORTED {
+        if let Some(value) = fields.take(name)
+            && !is_neutral(&value, neutral)
+        {
+            let message = format!(
+                "{name} is not supported: leave it out or send {neutral}, got {}",
+                show(&value)
+            );
+            return Err(Failure::invalid(*name, message));
+        }
+    }
+    Ok(())
+}
+
+/// Whether `value` is what `neutral` says, with numbers compared as numbers (0 is 0.0).
+fn is_neutral(value: &Value, neutral: &str) -> bool {
+    match (value, serde_json::from_str::<Value>(neutral)) {
+        (Value::Number(value), Ok(Value::Number(neutral))) => value.as_f64() == neutral.as_f64(),
+        (value, Ok(neutral)) => *value == neutral,
+        (_, Err(_)) => false,
+    }
+}
+
+/// Fields that are known and not supported, each with the JSON value that asks for nothing.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("n", "1"),
+    ("best_of", "1"),
+    ("logprobs", "false"),
+    ("top_logprobs", "0"),
+    ("prompt_logprobs", "0"),
+    ("echo", "false"),
+    ("suffix", "\"\""),
+    ("logit_bias", "{}"),
+    ("frequency_penalty", "0"),
+    ("presence_penalty", "0"),
+    ("repetition_penalty", "1"),
+    ("min_tokens", "0"),
+    ("response_format", "{\"type\":\"text\"}"),
+];
+
+const MAX_STOPS: usize = 16;
+const MAX_STOP_BYTES: usize = 1024;
+const MAX_SALT_BYTES: usize = 256;

@@ -1,0 +1,135 @@
+//! A server's life: it listens at once, opens when the model is there, drains when told to stop.
+
+use crate::api::{App, Limits, router};
+use crate::gate::{Gate, Phase};
+use crate::keys::ApiKeys;
+use crate::metrics::Metrics;
+use crate::model::Model;
+use anyhow::Context;
+use axum::serve::ListenerExt;
+use std::future::IntoFuture;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+
+/// How to serve.
+pub struct Config {
+    /// Where to listen; port 0 picks a free one.
+    pub listen: SocketAddr,
+    /// The keys to ask for under `/v1`; `None`: nobody is asked.
+    pub keys: Option<ApiKeys>,
+    /// Bounds of a request.
+    pub limits: Limits,
+    /// Requests inside at once, from the reading of their bodies to the end of their answers.
+    pub max_inside: u32,
+    /// How long [`Server::stop`] lets those inside go on.
+    pub grace: Duration,
+}
+
+/// A server that listens.
+pub struct Server {
+    app: Arc<App>,
+    address: SocketAddr,
+    grace: Duration,
+    connections: JoinHandle<io::Result<()>>,
+}
+
+impl Server {
+    /// Listens and answers; until [`Server::open`], with 503 to whatever needs the model.
+    ///
+    /// # Errors
+    /// When the address cannot be listened on.
+    pub async fn bind(config: Config) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind(config.listen)
+            .await
+            .with_context(|| format!("cannot listen on {}", config.listen))?;
+        let address = listener.local_addr().context("cannot tell the port")?;
+        let model = Arc::new(OnceLock::new());
+        let app = Arc::new(App {
+            gate: Gate::new(config.max_inside),
+            metrics: Arc::new(Metrics::new(Arc::clone(&model))),
+            model,
+            keys: config.keys,
+            limits: config.limits,
+            preparing: Arc::new(Semaphore::new(
+                std::thread::available_parallelism().map_or(1, Into::into),
+            )),
+        });
+        // Without Nagle's algorithm: a token must not wait for the acknowledgement of the one before.
+        let listener = listener.tap_io(|stream| {
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(%error, "TCP_NODELAY not set");
+            }
+        });
+        let closed = {
+            let gate = Arc::clone(&app.gate);
+            async move { gate.reached(Phase::Closed).await }
+        };
+        let serve = axum::serve(listener, router(Arc::clone(&app))).with_graceful_shutdown(closed);
+        let connections = tokio::spawn(serve.into_future());
+        Ok(Self {
+            app,
+            address,
+            grace: config.grace,
+            connections,
+        })
+    }
+
+    /// The address in use, with its real port.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What its handlers see.
+    pub fn app(&self) -> &Arc<App> {
+        &self.app
+    }
+
+    /// Serves `model` from now on. A server opens once; a second model is dropped.
+    pub fn open(&self, model: Model) {
+        let _ = self.app.model.set(Arc::new(model));
+        self.app.gate.advance(Phase::Open);
+    }
+
+    /// Lets nobody in any more, waits for those inside up to the grace, cuts off who is left, and closes. The engine
+    /// has ended when this returns.
+    pub async fn stop(self) {
+        let Self {
+            app,
+            grace,
+            connections,
+            ..
+        } = self;
+        let gate = &app.gate;
+        let deadline = Instant::now() + grace;
+        gate.advance(Phase::Stopping);
+        tracing::info!(inside = gate.inside(), "stopping");
+        if timeout_at(deadline, gate.emptied()).await.is_err() {
+            tracing::warn!(
+                inside = gate.inside(),
+                "grace is over: cutting requests off"
+            );
+        }
+        gate.advance(Phase::Cut);
+        gate.emptied().await;
+        gate.advance(Phase::Closed);
+        // Answers are complete here; what is left is writing them, and a client need not read.
+        let writing = deadline.max(Instant::now() + WRITING);
+        if timeout_at(writing, connections).await.is_err() {
+            tracing::warn!("closing connections whose clients do not read");
+        }
+        if let Some(model) = app.model.get().cloned() {
+            // It blocks until the engine's thread has ended; with nobody inside, that is at once.
+            let _ = tokio::task::spawn_blocking(move || model.engine().shutdown()).await;
+        }
+        tracing::info!("stopped");
+    }
+}
+
+/// The least time for writing the last answers.
+const WRITING: Duration = Duration::from_secs(1);

@@ -1,0 +1,252 @@
+//! The binary: its arguments, its output, its exit codes.
+
+use crate::support::client::{Reply, begin, get, post};
+use crate::support::until;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+
+fn foreword(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_foreword"))
+        .args(arguments)
+        .output()
+        .expect("the binary runs")
+}
+
+#[track_caller]
+fn refused(arguments: &[&str], code: i32, words: &[&str]) {
+    let output = foreword(arguments);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{error}");
+    assert!(output.stdout.is_empty());
+    for word in words {
+        assert!(error.contains(word), "{word} is missing in {error}");
+    }
+}
+
+#[test]
+fn the_version_is_told() {
+    let output = foreword(&["--version"]);
+    assert!(output.status.success());
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        format!("foreword {}\n", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+#[test]
+fn bad_arguments_exit_with_2() {
+    refused(&["serve"], 2, &["--model"]);
+    refused(
+        &["serve", "--model", "x", "--page-tokens", "17"],
+        2,
+        &["--page-tokens", "17", "multiple of 16"],
+    );
+    refused(
+        &["serve", "--model", "x", "--max-running", "0"],
+        2,
+        &["--max-running", "1..=4096"],
+    );
+    refused(
+        &[
+            "serve",
+            "--model",
+            "x",
+            "--kv-tokens",
+            "16",
+            "--page-tokens",
+            "32",
+        ],
+        2,
+        &["--kv-tokens 16 is less than one page: --page-tokens is 32"],
+    );
+}
+
+#[test]
+fn a_folder_without_a_checkpoint_exits_with_1_and_the_chain_of_causes() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let path = folder.path().to_str().unwrap();
+    refused(
+        &["serve", "--model", path, "--listen", "127.0.0.1:0"],
+        1,
+        &["cannot load the model in", path, "config.json"],
+    );
+}
+
+#[test]
+fn a_taken_address_exits_with_1() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    refused(
+        &["serve", "--model", "x", "--listen", &address],
+        1,
+        &["cannot listen on", &address],
+    );
+}
+
+#[test]
+fn a_missing_file_of_keys_exits_with_1() {
+    refused(
+        &[
+            "serve",
+            "--model",
+            "x",
+            "--listen",
+            "127.0.0.1:0",
+            "--api-key-file",
+            "no/such/file",
+        ],
+        1,
+        &["cannot read the API keys in no/such/file"],
+    );
+}
+
+/// The binary serving the engine's test checkpoint; killed when dropped.
+struct Process {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    address: SocketAddr,
+}
+
+const CHECKPOINT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/fixtures/qwen2");
+
+impl Process {
+    /// Returns when the line on its standard output says that it listens.
+    fn start() -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_foreword"))
+            .args(["serve", "--model", CHECKPOINT, "--listen", "127.0.0.1:0"])
+            .args(["--log-format", "json"])
+            .env("FOREWORD_LOG", "trace")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let address = line.trim_end().strip_prefix("listening on http://");
+        let address = address.and_then(|address| address.parse().ok());
+        let address = address.unwrap_or_else(|| panic!("an address, got {line:?}"));
+        Self {
+            child,
+            stdout,
+            address,
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        assert!(
+            Command::new("kill")
+                .args(["-s", name, &id])
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+
+    async fn exit(&mut self) -> ExitStatus {
+        let mut status = None;
+        until("it exits", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        })
+        .await;
+        status.unwrap()
+    }
+
+    async fn stream(&self, tokens: u32) -> Reply {
+        let body =
+            json!({"prompt": "The", "max_tokens": tokens, "ignore_eos": true, "stream": true});
+        let mut reply = begin(self.address, "/v1/completions", &body).await;
+        reply.event().await.expect("it has begun");
+        reply
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It has usually ended; then there is nothing to kill.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_real_model_answers_alike_cold_and_warm_and_the_log_holds_no_text() {
+    let mut process = Process::start();
+    let question = "Where is the xylophone kept?";
+    let body = json!({
+        "model": "qwen2",
+        "messages": [{"role": "user", "content": question}],
+        "documents": [{"id": "a", "title": "Cellar", "text": "Behind the zeppelin."}],
+        "temperature": 0,
+        "ignore_eos": true,
+        "max_tokens": 24,
+    });
+    let ask = async || {
+        post(process.address, "/v1/chat/completions", &body)
+            .await
+            .json()
+    };
+    let (cold, warm) = (ask().await, ask().await);
+    let cached =
+        |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+    assert_eq!(
+        (cached(&cold), cold["usage"]["completion_tokens"].as_u64()),
+        (Some(0), Some(24))
+    );
+    assert_eq!(
+        cached(&warm),
+        warm["usage"]["prompt_tokens"]
+            .as_u64()
+            .map(|tokens| tokens - 1)
+    );
+    assert_eq!(warm["choices"], cold["choices"]);
+
+    process.signal("INT");
+    assert_eq!(process.exit().await.code(), Some(0));
+    let (mut rest, mut log) = (String::new(), String::new());
+    process.stdout.read_to_string(&mut rest).unwrap();
+    process
+        .child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut log)
+        .unwrap();
+    assert_eq!(rest, "", "one line on standard output");
+    assert!(
+        log.lines()
+            .all(|line| serde_json::from_str::<Value>(line).is_ok()),
+        "{log}"
+    );
+    let answer = cold["choices"][0]["message"]["content"].as_str().unwrap();
+    for text in ["xylophone", "zeppelin", "Cellar", answer] {
+        assert!(!log.contains(text), "{text:?} is in the log:\n{log}");
+    }
+}
+
+#[tokio::test]
+async fn a_signal_lets_a_stream_finish() {
+    let mut process = Process::start();
+    let stream = process.stream(500).await;
+    process.signal("TERM");
+    let events = stream.events().await;
+    assert_eq!(events.last().unwrap(), "[DONE]");
+    assert_eq!(process.exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_it_at_once() {
+    let mut process = Process::start();
+    let mut streams = Vec::new();
+    for _ in 0..8 {
+        streams.push(process.stream(8000).await);
+    }
+    process.signal("TERM");
+    while get(process.address, "/readyz").await.status == 200 {}
+    process.signal("TERM");
+    assert_eq!(process.exit().await.code(), Some(128 + 15));
+}

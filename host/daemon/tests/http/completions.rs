@@ -1,0 +1,113 @@
+//! `POST /v1/completions`.
+
+use crate::support::client::{begin, post};
+use crate::support::parrot::VOCABULARY;
+use crate::support::{House, MODEL};
+use serde_json::{Value, json};
+
+const PATH: &str = "/v1/completions";
+
+fn body(prompt: impl Into<Value>) -> Value {
+    json!({"model": MODEL, "prompt": prompt.into()})
+}
+
+#[tokio::test]
+async fn text_is_continued() {
+    let house = House::open().await;
+    let mut answer = post(house.address(), PATH, &body("say(abc)")).await.json();
+    assert!(
+        answer["id"]
+            .take()
+            .as_str()
+            .is_some_and(|id| id.starts_with("cmpl-"))
+    );
+    answer["created"].take();
+    let expected = json!({
+        "id": null,
+        "object": "text_completion",
+        "created": null,
+        "model": MODEL,
+        "choices": [{"index": 0, "text": "abc", "logprobs": null, "finish_reason": "stop"}],
+        "usage": {
+            "prompt_tokens": 8,
+            "completion_tokens": 3,
+            "total_tokens": 11,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    });
+    assert_eq!(answer, expected);
+}
+
+#[tokio::test]
+async fn tokens_are_taken_as_they_are() {
+    let house = House::open().await;
+    let tokens: Vec<u32> = "say(abc)".bytes().map(u32::from).collect();
+    for prompt in [json!(tokens), json!([tokens])] {
+        let answer = post(house.address(), PATH, &body(prompt)).await.json();
+        assert_eq!(answer["choices"][0]["text"], "abc");
+    }
+}
+
+#[tokio::test]
+async fn sixteen_tokens_are_the_default() {
+    let house = House::open().await;
+    let answer = post(house.address(), PATH, &body("forever")).await.json();
+    assert_eq!(answer["choices"][0]["text"], "a".repeat(16));
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn a_stream_has_text_choices_and_no_opening() {
+    let house = House::open().await;
+    let mut body = body("say(ab)");
+    body["stream"] = true.into();
+    let events = begin(house.address(), PATH, &body).await.events().await;
+    let choices: Vec<Value> = events[..events.len() - 1]
+        .iter()
+        .map(|event| serde_json::from_str::<Value>(event).unwrap()["choices"][0].clone())
+        .collect();
+    let choice = |text: &str, reason: Value| json!({"index": 0, "text": text, "logprobs": null, "finish_reason": reason});
+    assert_eq!(
+        choices,
+        [
+            choice("a", Value::Null),
+            choice("b", Value::Null),
+            choice("", json!("stop"))
+        ]
+    );
+    assert_eq!(events.last().unwrap(), "[DONE]");
+}
+
+#[tokio::test]
+async fn what_is_no_prompt_is_named() {
+    let house = House::open().await;
+    for (prompt, message) in [
+        (
+            json!(""),
+            "prompt has no tokens; at least one is needed".to_owned(),
+        ),
+        (
+            json!([]),
+            "prompt has no tokens; at least one is needed".to_owned(),
+        ),
+        (
+            json!([1, VOCABULARY]),
+            format!("prompt[1] must be a token below {VOCABULARY}, got {VOCABULARY}"),
+        ),
+        (
+            json!(["a", "b"]),
+            "prompt must hold one prompt, got 2".to_owned(),
+        ),
+    ] {
+        let response = post(house.address(), PATH, &body(prompt)).await;
+        assert_eq!(
+            response.error(400, "invalid_value", Some("prompt")),
+            message
+        );
+    }
+    let response = post(house.address(), PATH, &json!({"model": MODEL})).await;
+    assert_eq!(
+        response.error(400, "invalid_value", Some("prompt")),
+        "prompt is missing"
+    );
+}

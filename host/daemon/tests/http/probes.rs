@@ -1,0 +1,98 @@
+//! `/healthz`, `/readyz`, `/metrics`, `/v1/models`.
+
+use crate::chat::say;
+use crate::support::client::{get, post};
+use crate::support::parrot::{MAX_POSITIONS, Steps};
+use crate::support::{House, MODEL, Options, loading, model};
+use serde_json::json;
+
+#[tokio::test]
+async fn a_server_is_healthy_at_once_and_ready_when_its_model_is_there() {
+    let server = loading(Options::default()).await;
+    let address = server.address();
+    assert_eq!(get(address, "/healthz").await.status, 200);
+    let ready = get(address, "/readyz").await;
+    assert_eq!(
+        (ready.status, ready.json()),
+        (503, json!({"status": "loading"}))
+    );
+    let response = post(address, "/v1/chat/completions", &say("x")).await;
+    response.error(503, "loading", None);
+    assert_eq!(response.header("retry-after"), Some("1"));
+    get(address, "/v1/models").await.error(503, "loading", None);
+    assert_eq!(get(address, "/metrics").await.status, 200);
+
+    server.open(model(&Options::default(), Steps::free()));
+    let ready = get(address, "/readyz").await;
+    assert_eq!(
+        (ready.status, ready.json()),
+        (200, json!({"status": "ready"}))
+    );
+    assert_eq!(
+        post(address, "/v1/chat/completions", &say("x"))
+            .await
+            .status,
+        200
+    );
+}
+
+#[tokio::test]
+async fn the_model_is_listed_and_found_by_its_name() {
+    let house = House::open().await;
+    let listed = get(house.address(), "/v1/models").await.json();
+    let model = &listed["data"][0];
+    assert_eq!(listed["object"], "list");
+    assert_eq!(
+        (&model["id"], &model["object"]),
+        (&json!(MODEL), &json!("model"))
+    );
+    assert_eq!(model["max_model_len"], MAX_POSITIONS);
+    assert_eq!(
+        get(house.address(), &format!("/v1/models/{MODEL}"))
+            .await
+            .json(),
+        *model
+    );
+}
+
+#[tokio::test]
+async fn metrics_follow_what_was_served() {
+    let house = House::open().await;
+    for _ in 0..2 {
+        post(house.address(), "/v1/chat/completions", &say("abc")).await;
+    }
+    post(house.address(), "/v1/chat/completions", &json!({})).await;
+    get(house.address(), "/no/such/path").await;
+    house.idle().await;
+    let response = get(house.address(), "/metrics").await;
+    assert!(
+        response
+            .header("content-type")
+            .unwrap()
+            .starts_with("application/openmetrics-text")
+    );
+    let text = response.text();
+    for line in [
+        "foreword_http_requests_total{route=\"/v1/chat/completions\",status=\"200\"} 2",
+        "foreword_http_requests_total{route=\"/v1/chat/completions\",status=\"400\"} 1",
+        "foreword_http_requests_total{route=\"unmatched\",status=\"404\"} 1",
+        "foreword_generations_total{outcome=\"stop\"} 2",
+        "foreword_queue_seconds_count 2",
+        "foreword_time_to_first_token_seconds_count 2",
+        "foreword_time_per_output_token_seconds_count 2",
+        "foreword_request_seconds_count 2",
+        // <|user|>say(abc)<|assistant|>, twice; the second time all but one token from the cache.
+        "foreword_prompt_tokens_total 20",
+        "foreword_cached_tokens_total 9",
+        "foreword_generated_tokens_total 6",
+        "foreword_pages_in_use 0",
+        "foreword_requests_running 0",
+        "foreword_evicted_pages_total 0",
+    ] {
+        assert!(
+            text.lines().any(|found| found == line),
+            "{line} is missing in\n{text}"
+        );
+    }
+    assert!(text.ends_with("# EOF\n"));
+}

@@ -1,0 +1,338 @@
+//! Every refusal: its status, its code, the field it names, its words.
+
+use crate::chat::say;
+use crate::support::client::{JSON, get, post, post_bytes, send};
+use crate::support::parrot::MAX_POSITIONS;
+use crate::support::{House, MODEL, Options};
+use foreword::keys::ApiKeys;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+#[tokio::test]
+async fn a_field_out_of_range_is_named_with_its_range() {
+    let house = House::open().await;
+    for (field, value, message) in [
+        (
+            "temperature",
+            json!(2.5),
+            "temperature must be a number from 0 to 2, got 2.5",
+        ),
+        (
+            "temperature",
+            json!("hot"),
+            "temperature must be a number, got a string",
+        ),
+        (
+            "top_p",
+            json!(-0.1),
+            "top_p must be a number from 0 to 1, got -0.1",
+        ),
+        (
+            "top_k",
+            json!(-2),
+            "top_k must be an integer from -1 to 4294967295, got -2",
+        ),
+        (
+            "max_tokens",
+            json!(0),
+            "max_tokens must be an integer from 1 to 4294967295, got 0",
+        ),
+        (
+            "max_tokens",
+            json!(1.5),
+            "max_tokens must be an integer from 1 to 4294967295, got 1.5",
+        ),
+        ("seed", json!("x"), "seed must be an integer, got a string"),
+        (
+            "stream",
+            json!("yes"),
+            "stream must be a boolean, got a string",
+        ),
+        (
+            "stream_options",
+            json!({"include_usage": true}),
+            "stream_options needs stream to be true",
+        ),
+        (
+            "stop",
+            json!(""),
+            "a stop string must have 1 to 1024 bytes, got 0",
+        ),
+        (
+            "stop",
+            json!([1]),
+            "stop must be a string or an array of strings, got a number",
+        ),
+        (
+            "stop",
+            json!(vec!["x"; 17]),
+            "stop must hold at most 16 strings, got 17",
+        ),
+        (
+            "cache_salt",
+            json!(""),
+            "cache_salt must have 1 to 256 bytes, got 0",
+        ),
+        (
+            "cache_salt",
+            json!("x".repeat(257)),
+            "cache_salt must have 1 to 256 bytes, got 257",
+        ),
+        ("model", json!(3), "model must be a string, got a number"),
+        ("messages", json!([]), "messages must not be empty"),
+        (
+            "documents",
+            json!({}),
+            "documents must be an array, got an object",
+        ),
+        (
+            "n",
+            json!(2),
+            "n is not supported: leave it out or send 1, got 2",
+        ),
+        (
+            "logprobs",
+            json!(true),
+            "logprobs is not supported: leave it out or send false, got true",
+        ),
+        (
+            "logit_bias",
+            json!({"1": 1}),
+            "logit_bias is not supported: leave it out or send {}, got an object",
+        ),
+        (
+            "tool_choice",
+            json!({"type": "function"}),
+            "tool_choice must be \"auto\" or \"none\", got an object",
+        ),
+    ] {
+        let mut body = say("x");
+        body[field] = value;
+        let response = post(house.address(), CHAT, &body).await;
+        assert_eq!(response.error(400, "invalid_value", Some(field)), message);
+    }
+    let mut body = say("x");
+    body["top_p"] = 0.into();
+    post(house.address(), CHAT, &body)
+        .await
+        .error(400, "invalid_value", Some("top_p"));
+}
+
+#[tokio::test]
+async fn what_is_no_json_object_is_refused() {
+    let house = House::open().await;
+    for (body, message) in [
+        (
+            &b"{\"messages\": ["[..],
+            "the body is not valid JSON: EOF while parsing a list at line 1 column 14",
+        ),
+        (
+            b"",
+            "the body is not valid JSON: EOF while parsing a value at line 1 column 0",
+        ),
+        (b"[]", "the body must be a JSON object, got an array"),
+        (
+            b"{\"model\": \"\xc3\x28\"}",
+            "the body is not UTF-8: invalid byte at offset 11",
+        ),
+    ] {
+        let response = post_bytes(house.address(), CHAT, body).await;
+        assert_eq!(response.error(400, "invalid_value", None), message);
+    }
+}
+
+#[tokio::test]
+async fn parts_other_than_text_are_refused() {
+    let house = House::open().await;
+    let image = json!({"type": "image_url", "image_url": {"url": "data:,"}});
+    let body = json!({"messages": [{"role": "user", "content": [image]}]});
+    let message = post(house.address(), CHAT, &body).await.error(
+        400,
+        "invalid_value",
+        Some("messages[0].content[0].type"),
+    );
+    assert_eq!(
+        message,
+        "messages[0].content[0].type must be \"text\", got \"image_url\""
+    );
+}
+
+#[tokio::test]
+async fn messages_that_do_not_fit_the_template_are_refused_in_its_words() {
+    let house = House::open().await;
+    let body = json!({"messages": [{"role": "narrator", "content": "x"}]});
+    let message =
+        post(house.address(), CHAT, &body)
+            .await
+            .error(400, "invalid_value", Some("messages"));
+    assert!(message.contains("unknown role narrator"), "{message}");
+}
+
+#[tokio::test]
+async fn a_model_without_a_template_takes_completions_only() {
+    let house = House::with(Options {
+        template: None,
+        ..Options::default()
+    })
+    .await;
+    let message =
+        post(house.address(), CHAT, &say("x"))
+            .await
+            .error(400, "invalid_value", Some("messages"));
+    assert_eq!(
+        message,
+        "this model has no chat template; use /v1/completions"
+    );
+    let body = json!({"prompt": "say(x)"});
+    assert_eq!(
+        post(house.address(), "/v1/completions", &body).await.status,
+        200
+    );
+}
+
+#[tokio::test]
+async fn prompt_and_answer_must_fit() {
+    let house = House::open().await;
+    let mut body = say("x");
+    body["max_tokens"] = MAX_POSITIONS.into();
+    let message =
+        post(house.address(), CHAT, &body)
+            .await
+            .error(400, "context_length_exceeded", None);
+    assert_eq!(
+        message,
+        format!(
+            "this request needs {} tokens (8 of them in the prompt), more than the {MAX_POSITIONS} that fit",
+            MAX_POSITIONS + 8
+        )
+    );
+}
+
+#[tokio::test]
+async fn another_model_is_not_found() {
+    let house = House::open().await;
+    let mut body = say("x");
+    body["model"] = "gpt-4o".into();
+    let message =
+        post(house.address(), CHAT, &body)
+            .await
+            .error(404, "model_not_found", Some("model"));
+    assert_eq!(
+        message,
+        format!("the model `gpt-4o` does not exist here; this server serves `{MODEL}`")
+    );
+    get(house.address(), "/v1/models/gpt-4o")
+        .await
+        .error(404, "model_not_found", Some("model"));
+}
+
+#[tokio::test]
+async fn other_urls_and_methods_are_told_apart() {
+    let house = House::open().await;
+    let message = get(house.address(), "/v1/embeddings")
+        .await
+        .error(404, "unknown_url", None);
+    assert_eq!(message, "unknown URL: GET /v1/embeddings");
+    for (method, path, allow) in [
+        ("GET", CHAT, "POST"),
+        ("DELETE", "/v1/models", "GET,HEAD"),
+        ("POST", "/metrics", "GET,HEAD"),
+    ] {
+        let response = send(house.address(), method, path, &[], b"")
+            .await
+            .read()
+            .await;
+        response.error(405, "method_not_allowed", None);
+        assert_eq!(response.header("allow"), Some(allow), "{method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_must_be_declared_as_json() {
+    let house = House::open().await;
+    let body = say("x").to_string();
+    for (headers, message) in [
+        (
+            &[("content-type", "text/plain")][..],
+            "the content type must be `application/json`, got `text/plain`",
+        ),
+        (&[], "the content type must be `application/json`, got none"),
+    ] {
+        let response = send(house.address(), "POST", CHAT, headers, body.as_bytes())
+            .await
+            .read()
+            .await;
+        assert_eq!(response.error(415, "unsupported_media_type", None), message);
+    }
+    let headers = [("content-type", "Application/JSON; charset=utf-8")];
+    assert_eq!(
+        send(house.address(), "POST", CHAT, &headers, body.as_bytes())
+            .await
+            .status,
+        200
+    );
+}
+
+#[tokio::test]
+async fn a_key_is_asked_for_where_there_are_keys() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "secret-1\nsecret-2\n").unwrap();
+    let keys = Some(ApiKeys::load(file.path()).unwrap());
+    let house = House::with(Options {
+        keys,
+        ..Options::default()
+    })
+    .await;
+    let body = say("x").to_string();
+    let with_key = async |authorization: Option<&str>| {
+        let key = authorization.map(|value| ("authorization", value));
+        let headers: Vec<_> = JSON.into_iter().chain(key).collect();
+        send(house.address(), "POST", CHAT, &headers, body.as_bytes())
+            .await
+            .read()
+            .await
+    };
+    assert_eq!(with_key(Some("Bearer secret-2")).await.status, 200);
+    for wrong in [None, Some("Bearer secret-3"), Some("Basic secret-1")] {
+        let response = with_key(wrong).await;
+        response.error(401, "invalid_api_key", None);
+        assert_eq!(response.header("www-authenticate"), Some("Bearer"));
+    }
+    get(house.address(), "/v1/models")
+        .await
+        .error(401, "invalid_api_key", None);
+    for open in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(get(house.address(), open).await.status, 200, "{open}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_id_that_is_not_safe_to_repeat_is_replaced() {
+    let house = House::open().await;
+    let body = say("x").to_string();
+    let long = "x".repeat(129);
+    for id in ["a b", long.as_str()] {
+        let headers = [JSON[0], ("x-request-id", id)];
+        let response = send(house.address(), "POST", CHAT, &headers, body.as_bytes())
+            .await
+            .read()
+            .await;
+        let given = response.header("x-request-id").unwrap();
+        assert_ne!(given, id);
+        let expected: Value = format!("chatcmpl-{given}").into();
+        assert_eq!(response.json()["id"], expected);
+    }
+}
+
+#[tokio::test]
+async fn a_failing_device_is_a_500_without_its_cause() {
+    let house = House::open().await;
+    let body = json!({"messages": [{"role": "user", "content": "break"}]});
+    let message = post(house.address(), CHAT, &body)
+        .await
+        .error(500, "internal_error", None);
+    assert_eq!(message, "internal error");
+    assert_eq!(house.ended("failed"), 1);
+    assert_eq!(post(house.address(), CHAT, &say("x")).await.status, 200);
+}

@@ -1,0 +1,149 @@
+//! A running server for one test, and how to wait for things.
+
+pub(crate) mod client;
+pub(crate) mod parrot;
+
+use foreword::api::Limits;
+use foreword::keys::ApiKeys;
+use foreword::model::Model;
+use foreword::serve::{Config, Server};
+use foreword_engine::engine::{EngineConfig, Stats};
+use parrot::{Parrot, Steps};
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// What tests vary.
+pub(crate) struct Options {
+    pub(crate) max_body_bytes: u64,
+    pub(crate) request_timeout: Duration,
+    pub(crate) grace: Duration,
+    pub(crate) max_waiting: u32,
+    pub(crate) max_running: u32,
+    pub(crate) keys: Option<ApiKeys>,
+    pub(crate) template: Option<&'static str>,
+    pub(crate) name: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            max_body_bytes: 8 << 20,
+            request_timeout: Duration::from_secs(600),
+            grace: Duration::from_secs(600),
+            max_waiting: 256,
+            max_running: 8,
+            keys: None,
+            template: Some(parrot::TEMPLATE),
+            name: MODEL.to_owned(),
+        }
+    }
+}
+
+/// A server that serves a [`Parrot`], under the name [`MODEL`] unless a test has another.
+pub(crate) struct House {
+    pub(crate) server: Server,
+    /// The parrot's steps: free to run unless a test holds them.
+    pub(crate) steps: Steps,
+}
+
+pub(crate) const MODEL: &str = "aviary/parrot";
+
+impl House {
+    pub(crate) async fn open() -> Self {
+        Self::with(Options::default()).await
+    }
+
+    pub(crate) async fn with(options: Options) -> Self {
+        let steps = Steps::free();
+        let model = model(&options, steps.clone());
+        let server = loading(options).await;
+        server.open(model);
+        Self { server, steps }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.server.address()
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.server
+            .app()
+            .model
+            .get()
+            .expect("the model is there")
+            .engine()
+            .stats()
+    }
+
+    /// How many generations ended as `outcome`.
+    pub(crate) fn ended(&self, outcome: &str) -> u64 {
+        let name = format!("foreword_generations_total{{outcome=\"{outcome}\"}} ");
+        let text = self.server.app().metrics.encode().expect("metrics");
+        text.lines()
+            .find_map(|line| line.strip_prefix(&name)?.parse().ok())
+            .unwrap_or(0)
+    }
+
+    /// Waits until nothing runs and no page is held.
+    pub(crate) async fn idle(&self) {
+        until("nothing runs", || {
+            let stats = self.stats();
+            stats.waiting + stats.running + stats.pages_in_use == 0
+        })
+        .await;
+    }
+}
+
+impl Deref for House {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        &self.server
+    }
+}
+
+/// A server whose model is not there yet.
+pub(crate) async fn loading(options: Options) -> Server {
+    let config = Config {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        keys: options.keys,
+        limits: Limits {
+            max_body_bytes: options.max_body_bytes,
+            request_timeout: options.request_timeout,
+        },
+        max_inside: options.max_waiting + options.max_running,
+        grace: options.grace,
+    };
+    Server::bind(config).await.expect("port 0 is free")
+}
+
+/// A parrot behind the real engine, tokenizer and template.
+pub(crate) fn model(options: &Options, steps: Steps) -> Model {
+    let folder = TempDir::new().expect("a folder");
+    parrot::write_checkpoint(folder.path(), options.template);
+    let engine = EngineConfig {
+        max_waiting: options.max_waiting,
+        max_running: options.max_running,
+        max_step_tokens: 512,
+    };
+    let backend = Box::new(Parrot::new(steps));
+    Model::on_backend(folder.path(), options.name.clone(), backend, engine)
+        .expect("the checkpoint is whole")
+}
+
+/// Waits for a condition that other threads will make true.
+///
+/// # Panics
+/// When they have not within a minute: then the test has failed.
+pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "waited in vain: {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}

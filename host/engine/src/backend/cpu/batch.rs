@@ -1,0 +1,450 @@
+//! A step as work: what each row computes, which pages are written, which queries attend together.
+//!
+//! Building the lists also proves the step well-formed, so that nothing after it checks again: tokens are of the
+//! vocabulary, positions within the model's, page tables long enough, pages within the pool, and no page that the step
+//! writes is seen by another segment or through a second position.
+
+use super::kernels::TILE_ROWS;
+use crate::backend::{BackendError, Output, PageId, Step, TokenId};
+use crate::models::ModelConfig;
+
+/// What a step is checked against and cut by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) vocabulary: u32,
+    pub(super) max_positions: u32,
+    pub(super) page_tokens: u32,
+    pub(super) pages: u32,
+    pub(super) attention: Cut,
+}
+
+/// How attention is cut into items: some tokens of a segment with some query heads that share a key and value head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    /// Query heads of the model.
+    pub(super) heads: usize,
+    /// Query heads that share a key and value head.
+    pub(super) group: usize,
+    /// Query heads in an item: a divisor of `group`.
+    pub(super) item_heads: usize,
+    /// Tokens in an item at most.
+    pub(super) item_tokens: usize,
+}
+
+/// Rows of an item at most: two tiles, each key and value read serving all of them.
+pub(super) const ITEM_ROWS: usize = 2 * TILE_ROWS;
+
+impl Cut {
+    pub(super) fn new(model: &ModelConfig) -> Self {
+        let group = model.group();
+        let divides = |heads: &usize| group.is_multiple_of(*heads);
+        let item_heads = (1..=group.min(ITEM_ROWS)).rev().find(divides).unwrap_or(1);
+        Self {
+            heads: model.heads,
+            group,
+            item_heads,
+            item_tokens: ITEM_ROWS / item_heads,
+        }
+    }
+}
+
+/// A token to compute.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    pub(super) token: TokenId,
+    /// Its place in the step.
+    pub(super) number: u32,
+    /// The first of the items that attend for this token; each of the others is for the next query heads.
+    pub(super) item: u32,
+    /// Which of the items' tokens it is.
+    pub(super) within: u32,
+}
+
+/// Tokens of one segment that are stored in one page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Write {
+    pub(super) page: PageId,
+    /// First row.
+    pub(super) row: u32,
+    pub(super) tokens: u32,
+    /// Position of the first.
+    pub(super) position: u32,
+}
+
+/// Queries that attend together: `tokens` times [`Cut::item_heads`] rows, the heads of a token being neighbours.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Item {
+    pub(super) segment: u32,
+    /// First row of the step.
+    pub(super) row: u32,
+    pub(super) tokens: u32,
+    /// Position of the first token.
+    pub(super) position: u32,
+    /// First query head.
+    pub(super) head: u32,
+}
+
+/// Rows that go through a layer together, with the attention they need.
+#[derive(Default)]
+pub(super) struct Selection {
+    pub(super) rows: Vec<Row>,
+    pub(super) items: Vec<Item>,
+}
+
+/// A checked step. The lists keep their memory from step to step.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// Every row of the step.
+    pub(super) all: Selection,
+    /// Those whose logits are wanted, in order: past the last layer's keys and values, no other row is needed.
+    pub(super) wanted: Selection,
+    /// Ascending by page.
+    pub(super) writes: Vec<Write>,
+    /// Who writes a page: a segment's number, or [`NOBODY`].
+    owners: Vec<u32>,
+}
+
+const NOBODY: u32 = u32::MAX;
+
+impl Batch {
+    /// Replaces the batch by `step`.
+    pub(super) fn plan(&mut self, step: &Step, limits: &Limits) -> Result<(), BackendError> {
+        self.all.clear();
+        self.wanted.clear();
+        self.writes.clear();
+        self.owners.resize(limits.pages as usize, NOBODY);
+        let checked = self.check(step, limits);
+        for write in &self.writes {
+            self.owners[write.page.0 as usize] = NOBODY;
+        }
+        checked.map_err(BackendError::Malformed)?;
+        self.writes.sort_unstable_by_key(|write| write.page);
+        self.cut(step, limits.attention);
+        Ok(())
+    }
+
+    fn check(&mut self, step: &Step, limits: &Limits) -> Result<(), String> {
+        let page_tokens = u64::from(limits.page_tokens);
+        let mut row = 0;
+        for (number, segment) in step.segments.iter().enumerate() {
+            let wrong = |what: String| Err(format!("segment {number}: {what}"));
+            if segment.tokens.is_empty() {
+                return wrong("it has no tokens, at least one is needed".into());
+            }
+            if let Some(token) = segment
+                .tokens
+                .iter()
+                .find(|&&token| token >= limits.vocabulary)
+            {
+                return wrong(format!(
+                    "token {token} is not below the vocabulary's {}",
+                    limits.vocabulary
+                ));
+            }
+            let end = u64::from(segment.start) + segment.tokens.len() as u64;
+            if end > u64::from(limits.max_positions) {
+                return wrong(format!(
+                    "it ends at position {end}, the model has {}",
+                    limits.max_positions
+                ));
+            }
+            let room = segment.pages.len() as u64 * page_tokens;
+            if end > room {
+                return wrong(format!(
+                    "it ends at position {end}, its pages have room for {room}"
+                ));
+            }
+            if let Some(page) = segment.pages.iter().find(|page| page.0 >= limits.pages) {
+                return wrong(format!(
+                    "page {} is not below the pool's {}",
+                    page.0, limits.pages
+                ));
+            }
+            let mut position = segment.start;
+            while u64::from(position) < end {
+                let page = segment.pages[(position / limits.page_tokens) as usize];
+                let next_page = (u64::from(position) / page_tokens + 1) * page_tokens;
+                let tokens = (next_page.min(end) - u64::from(position)) as u32;
+                let owner = &mut self.owners[page.0 as usize];
+                if *owner != NOBODY {
+                    return wrong(format!(
+                        "page {} is written by segment {owner} already",
+                        page.0
+                    ));
+                }
+                *owner = number as u32;
+                self.writes.push(Write {
+                    page,
+                    row,
+                    tokens,
+                    position,
+                });
+                row += tokens;
+                position += tokens;
+            }
+        }
+        // Written pages are known now: nobody may read one from another place.
+        for (number, segment) in step.segments.iter().enumerate() {
+            let read = (segment.start / limits.page_tokens) as usize;
+            for page in &segment.pages[..read] {
+                let owner = self.owners[page.0 as usize];
+                if owner != NOBODY {
+                    return Err(format!(
+                        "segment {number}: it reads page {}, which segment {owner} writes",
+                        page.0
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn cut(&mut self, step: &Step, cut: Cut) {
+        let mut row = 0;
+        for (number, segment) in step.segments.iter().enumerate() {
+            let tokens = segment.tokens.as_slice();
+            let skipped = match segment.output {
+                Output::None => tokens.len(),
+                Output::Last => tokens.len() - 1,
+                Output::All => 0,
+            };
+            let mut first = Item {
+                segment: number as u32,
+                row,
+                tokens: 0,
+                position: segment.start,
+                head: 0,
+            };
+            self.all.add(tokens, first, cut);
+            first.row += skipped as u32;
+            first.position += skipped as u32;
+            self.wanted.add(&tokens[skipped..], first, cut);
+            row += tokens.len() as u32;
+        }
+    }
+}
+
+impl Selection {
+    fn clear(&mut self) {
+        self.rows.clear();
+        self.items.clear();
+    }
+
+    /// Adds the rows of `tokens`, which begin where `item` does, and their items.
+    fn add(&mut self, tokens: &[TokenId], mut item: Item, cut: Cut) {
+        for tokens in tokens.chunks(cut.item_tokens) {
+            let first = self.items.len() as u32;
+            item.tokens = tokens.len() as u32;
+            self.items
+                .extend((0..cut.heads).step_by(cut.item_heads).map(|head| Item {
+                    head: head as u32,
+                    ..item
+                }));
+            self.rows
+                .extend(tokens.iter().zip(0..).map(|(&token, within)| Row {
+                    token,
+                    number: item.row + within,
+                    item: first,
+                    within,
+                }));
+            item.row += item.tokens;
+            item.position += item.tokens;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Segment;
+
+    const LIMITS: Limits = Limits {
+        vocabulary: 100,
+        max_positions: 64,
+        page_tokens: 16,
+        pages: 8,
+        attention: Cut {
+            heads: 6,
+            group: 3,
+            item_heads: 3,
+            item_tokens: 8,
+        },
+    };
+
+    fn segment(tokens: usize, start: u32, pages: &[u32]) -> Segment {
+        Segment {
+            tokens: vec![7; tokens],
+            start,
+            pages: pages.iter().copied().map(PageId).collect(),
+            output: Output::Last,
+        }
+    }
+
+    fn plan(segments: Vec<Segment>) -> Result<Batch, String> {
+        let mut batch = Batch::default();
+        match batch.plan(&Step { segments }, &LIMITS) {
+            Ok(()) => Ok(batch),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[test]
+    fn work_is_cut_at_pages_and_items() {
+        let mut all = segment(20, 10, &[3, 1]);
+        all.output = Output::All;
+        let batch = plan(vec![all, segment(1, 17, &[0, 2])]).unwrap();
+        let writes: Vec<_> = batch
+            .writes
+            .iter()
+            .map(|w| (w.page.0, w.row, w.tokens, w.position))
+            .collect();
+        assert_eq!(writes, [(1, 6, 14, 16), (2, 20, 1, 17), (3, 0, 6, 10)]);
+        let items: Vec<_> = batch
+            .all
+            .items
+            .iter()
+            .map(|i| (i.segment, i.row, i.tokens, i.position, i.head))
+            .collect();
+        assert_eq!(
+            items[..4],
+            [
+                (0, 0, 8, 10, 0),
+                (0, 0, 8, 10, 3),
+                (0, 8, 8, 18, 0),
+                (0, 8, 8, 18, 3)
+            ]
+        );
+        assert_eq!(
+            items[4..],
+            [
+                (0, 16, 4, 26, 0),
+                (0, 16, 4, 26, 3),
+                (1, 20, 1, 17, 0),
+                (1, 20, 1, 17, 3)
+            ]
+        );
+        assert_eq!((batch.all.rows[9].item, batch.all.rows[9].within), (2, 1));
+        let wanted: Vec<_> = batch.wanted.rows.iter().map(|row| row.number).collect();
+        assert_eq!(wanted, (0..21).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn unwanted_rows_are_not_selected() {
+        let mut none = segment(3, 0, &[5]);
+        none.output = Output::None;
+        let batch = plan(vec![
+            segment(20, 10, &[3, 1]),
+            none,
+            segment(1, 17, &[0, 2]),
+        ])
+        .unwrap();
+        assert_eq!(batch.all.rows.len(), 24);
+        let rows: Vec<_> = batch
+            .wanted
+            .rows
+            .iter()
+            .map(|row| (row.number, row.item, row.within))
+            .collect();
+        assert_eq!(rows, [(19, 0, 0), (23, 2, 0)]);
+        let items: Vec<_> = batch
+            .wanted
+            .items
+            .iter()
+            .map(|i| (i.segment, i.row, i.tokens, i.position, i.head))
+            .collect();
+        assert_eq!(
+            items,
+            [
+                (0, 19, 1, 29, 0),
+                (0, 19, 1, 29, 3),
+                (2, 23, 1, 17, 0),
+                (2, 23, 1, 17, 3)
+            ]
+        );
+    }
+
+    #[test]
+    fn malformed_steps_are_refused_with_value_and_limit() {
+        let mut foreign = segment(2, 0, &[0]);
+        foreign.tokens[1] = 100;
+        for (segments, expected) in [
+            (vec![segment(0, 0, &[0])], "no tokens"),
+            (vec![foreign], "token 100 is not below the vocabulary's 100"),
+            (
+                vec![segment(60, 5, &[0, 1, 2, 3, 4])],
+                "ends at position 65, the model has 64",
+            ),
+            (
+                vec![segment(1, u32::MAX, &[0])],
+                "ends at position 4294967296",
+            ),
+            (
+                vec![segment(1, 16, &[0])],
+                "ends at position 17, its pages have room for 16",
+            ),
+            (
+                vec![segment(1, 0, &[8])],
+                "page 8 is not below the pool's 8",
+            ),
+            (
+                vec![segment(1, 0, &[0, 9])],
+                "page 9 is not below the pool's 8",
+            ),
+            (
+                vec![segment(1, 0, &[4]), segment(1, 3, &[4])],
+                "page 4 is written by segment 0",
+            ),
+            (
+                vec![segment(20, 0, &[4, 4])],
+                "page 4 is written by segment 0",
+            ),
+            (
+                vec![segment(1, 0, &[4]), segment(1, 16, &[4, 5])],
+                "segment 1: it reads page 4, which segment 0 writes",
+            ),
+            (
+                vec![segment(1, 16, &[4, 4])],
+                "segment 0: it reads page 4, which segment 0 writes",
+            ),
+        ] {
+            let error = plan(segments).err().unwrap();
+            assert!(
+                error.contains(expected),
+                "{error:?} does not say {expected:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_refused_step_leaves_no_owner_behind() {
+        let mut batch = Batch::default();
+        let bad = Step {
+            segments: vec![segment(1, 0, &[4]), segment(1, 0, &[4])],
+        };
+        let good = Step {
+            segments: vec![segment(1, 0, &[4])],
+        };
+        assert!(batch.plan(&bad, &LIMITS).is_err());
+        assert!(batch.plan(&good, &LIMITS).is_ok());
+        assert!(batch.plan(&good, &LIMITS).is_ok());
+    }
+
+    #[test]
+    fn items_hold_whole_groups_where_they_fit() {
+        for (heads, kv_heads, expected) in [
+            (12, 4, (3, 8)),
+            (14, 2, (7, 3)),
+            (8, 8, (1, 24)),
+            (64, 2, (16, 1)),
+            (29, 1, (1, 24)),
+        ] {
+            let json = format!(
+                r#"{{"model_type":"llama","hidden_size":64,"num_hidden_layers":1,"num_attention_heads":{heads},
+                "num_key_value_heads":{kv_heads},"head_dim":8,"intermediate_size":8,"vocab_size":8,
+                "max_position_embeddings":8}}"#
+            );
+            let cut = Cut::new(&ModelConfig::parse(&json).unwrap());
+            assert_eq!((cut.item_heads, cut.item_tokens), expected);
+        }
+    }
+}

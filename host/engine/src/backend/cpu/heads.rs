@@ -1,0 +1,118 @@
+//! A head's vector on its way from the projection to where attention wants it: bias, norm, rotation.
+
+use super::kernels::lanes;
+use super::matrix::Sums;
+use crate::models::Rope;
+
+/// Widest head that a configuration may have.
+pub(super) const MAX_HEAD: usize = 256;
+
+/// Heads of one kind (query, key or value) in a layer's projection.
+#[derive(Clone, Copy)]
+pub(super) struct Heads<'a> {
+    pub(super) sums: &'a Sums,
+    /// Where the kind's columns begin in `sums`.
+    pub(super) panel: usize,
+    pub(super) head_dim: usize,
+    /// `[heads, head_dim]`.
+    pub(super) bias: Option<&'a [f32]>,
+    /// `[head_dim]`.
+    pub(super) norm: Option<&'a [f32]>,
+    pub(super) norm_eps: f32,
+}
+
+impl Heads<'_> {
+    /// Head `head` of row `row` to `to`, `[head_dim]`, with bias and norm.
+    #[inline(always)]
+    pub(super) fn read<const FMA: bool>(&self, row: usize, head: usize, to: &mut [f32]) {
+        let column = head * self.head_dim;
+        self.sums.read(row, self.panel, column, to);
+        if let Some(bias) = self.bias {
+            for (to, bias) in to.iter_mut().zip(&bias[column..]) {
+                *to += bias;
+            }
+        }
+        if let Some(norm) = self.norm {
+            let scale = inverse_rms::<FMA>(to, self.norm_eps);
+            for (to, norm) in to.iter_mut().zip(norm) {
+                *to = *to * scale * norm;
+            }
+        }
+    }
+}
+
+/// `1 / sqrt(mean(x²) + eps)`.
+#[inline(always)]
+pub(super) fn inverse_rms<const FMA: bool>(x: &[f32], eps: f32) -> f32 {
+    1.0 / (lanes::sum_of_squares::<FMA>(x) / x.len() as f32 + eps).sqrt()
+}
+
+/// Cosines and sines of every position.
+pub(super) struct Rotary {
+    /// `[positions][cosines: half, sines: half]`.
+    table: Vec<f32>,
+    half: usize,
+}
+
+impl Rotary {
+    /// Computed in f64, rounded once.
+    pub(super) fn new(rope: &Rope, positions: u32) -> Self {
+        let half = rope.frequencies.len();
+        let mut table = Vec::with_capacity(positions as usize * half * 2);
+        for position in 0..positions {
+            let angle = |frequency: &f64| f64::from(position) * frequency;
+            table.extend(
+                rope.frequencies
+                    .iter()
+                    .map(|f| (angle(f).cos() * rope.magnitude) as f32),
+            );
+            table.extend(
+                rope.frequencies
+                    .iter()
+                    .map(|f| (angle(f).sin() * rope.magnitude) as f32),
+            );
+        }
+        Self { table, half }
+    }
+
+    /// Rotates the pairs `(i, i + half)` of `head` to `position`.
+    #[inline(always)]
+    pub(super) fn rotate(&self, position: usize, head: &mut [f32]) {
+        let row = &self.table[position * 2 * self.half..][..2 * self.half];
+        let (cosines, sines) = row.split_at(self.half);
+        let (low, high) = head.split_at_mut(self.half);
+        for (((low, high), cosine), sine) in low.iter_mut().zip(high).zip(cosines).zip(sines) {
+            (*low, *high) = (*low * cosine - *high * sine, *high * cosine + *low * sine);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::ModelConfig;
+
+    #[test]
+    fn rotation_keeps_lengths_and_depends_on_distance_alone() {
+        let model = ModelConfig::parse(
+            r#"{"model_type":"llama","hidden_size":64,"num_hidden_layers":1,"num_attention_heads":4,
+            "intermediate_size":8,"vocab_size":8,"max_position_embeddings":128}"#,
+        )
+        .unwrap();
+        let rotary = Rotary::new(&model.rope, 128);
+        let (a, b): (Vec<f32>, Vec<f32>) = (0..16)
+            .map(|i| ((i as f32).sin(), (i as f32 * 1.3).cos()))
+            .unzip();
+        let score = |at: usize, by: usize| {
+            let (mut a, mut b) = (a.clone(), b.clone());
+            rotary.rotate(at, &mut a);
+            rotary.rotate(by, &mut b);
+            a.iter().zip(&b).map(|(a, b)| a * b).sum::<f32>()
+        };
+        assert!((score(5, 0) - score(105, 100)).abs() < 1e-4);
+        assert!((score(5, 0) - score(6, 0)).abs() > 1e-2);
+        let mut same = a.clone();
+        rotary.rotate(0, &mut same);
+        assert_eq!(same, a);
+    }
+}

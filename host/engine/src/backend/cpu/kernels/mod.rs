@@ -1,0 +1,491 @@
+//! The instructions: one matrix microkernel and the vector loops around it, for each instruction set.
+//!
+//! Everything that multiplies matrices does it in one shape: a few rows of `a`, broadcast value by value, against a
+//! strip of `b` that is one or two vectors wide, `k` ascending.
+//!
+//! ```text
+//!             k ─▶                     strip of b: [k][16 or 32]
+//!  row 0  a₀₀ a₀₁ a₀₂ …                b₀ ┌────────────────┐
+//!  row 1  a₁₀ a₁₁ a₁₂ …      ×         b₁ │                │   c[row][·] += a[row][k] · b[k][·]
+//!  …  (up to 12 rows at once)          b₂ └────────────────┘   one fused multiply-add each, k = 0, 1, 2, …
+//! ```
+//!
+//! Each output has one accumulator and takes its products in ascending `k`, so its bits do not depend on how many rows
+//! are computed beside it, nor on where `k` is cut (storing and reloading an f32 changes nothing). Decode and prefill,
+//! weights and attention all run this kernel: that is what makes the backend batch-invariant. Different instruction sets
+//! may differ in the last bits; a process uses one throughout.
+//!
+//! Left operands are stored for it: `[row / 12][column / 128][row % 12][144]` f32, a *tile* being twelve rows. The row
+//! stride is a constant (addresses are immediates, one pointer serves twelve rows) and an odd number of cache lines
+//! (rows do not meet in one set of the first-level cache); the 16 columns of padding are never read.
+//!
+//! Nothing here knows what is multiplied. Unsafe code stays in the two files of intrinsics and the calls into them.
+
+#![allow(
+    unsafe_code,
+    reason = "vector intrinsics need a CPU feature, known only at run time, and raw pointers"
+)]
+
+pub(super) mod lanes;
+mod portable;
+
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "absent.rs"]
+mod x86;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use crate::models::Element;
+use half::{bf16, f16};
+use std::ops::Range;
+
+/// Values in a vector.
+pub(super) const LANES: usize = 16;
+/// Columns of a strip of weights.
+pub(super) const PANEL: usize = 2 * LANES;
+/// Rows computed at once.
+pub(super) const TILE_ROWS: usize = 12;
+/// Columns of a left operand in one block.
+pub(super) const BLOCK: usize = 128;
+/// Floats from a row of a block to the next.
+pub(super) const STRIDE: usize = BLOCK + LANES;
+/// Floats of a block of a tile.
+pub(super) const TILE_BLOCK: usize = TILE_ROWS * STRIDE;
+
+/// A type in which a right operand may be stored.
+pub(super) trait Scalar: Copy + Default + Send + Sync + 'static {
+    const ELEMENT: Element;
+    fn widen(self) -> f32;
+}
+
+impl Scalar for f32 {
+    const ELEMENT: Element = Element::F32;
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Scalar for bf16 {
+    const ELEMENT: Element = Element::Bf16;
+    /// Not `bf16::to_f32`, which quiets NaNs: a shift vectorises.
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+}
+
+impl Scalar for f16 {
+    const ELEMENT: Element = Element::F16;
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32_const()
+    }
+}
+
+/// What the output holds before the product is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// Nothing: it is overwritten.
+    Zero,
+    /// Earlier products along `k`.
+    Sum,
+}
+
+/// `c[row - rows.start][0..columns] (+)= Σ a[row][0..k] · b[0..k][0..columns]`.
+pub(super) struct Product<'a, E> {
+    /// Left operand, from the first row's tile and the first column of interest on; see the module's layout.
+    pub(super) a: &'a [f32],
+    /// Floats of `a` from one tile to the next.
+    pub(super) a_tile: usize,
+    /// Rows of `a` to compute.
+    pub(super) rows: Range<usize>,
+    /// Columns of `a`, rows of `b`: at most [`BLOCK`].
+    pub(super) k: usize,
+    /// Right operand, `[k][b_stride]`.
+    pub(super) b: &'a [E],
+    pub(super) b_stride: usize,
+    /// Output, `[rows.len()][c_stride]`.
+    pub(super) c: &'a mut [f32],
+    pub(super) c_stride: usize,
+    /// [`LANES`] or [`PANEL`].
+    pub(super) columns: usize,
+    pub(super) start: Start,
+}
+
+/// A [`Product`] that stays within its slices.
+struct Checked<'a, E>(Product<'a, E>);
+
+impl<'a, E> Product<'a, E> {
+    /// # Panics
+    /// When the product would reach beyond its slices: a mistake of the caller's code, not of any input.
+    fn check(self) -> Checked<'a, E> {
+        assert!(
+            self.columns == LANES || self.columns == PANEL,
+            "{} columns",
+            self.columns
+        );
+        assert!(
+            self.k <= BLOCK,
+            "{} terms exceed a block of {BLOCK}",
+            self.k
+        );
+        assert!(
+            self.a_tile >= TILE_BLOCK,
+            "tiles overlap: {} floats",
+            self.a_tile
+        );
+        assert!(self.rows.start <= self.rows.end, "rows {:?}", self.rows);
+        if let Some(last) = self.rows.end.checked_sub(1) {
+            let a = extent(
+                last / TILE_ROWS,
+                self.a_tile,
+                extent(last % TILE_ROWS, STRIDE, self.k),
+            );
+            assert!(
+                a <= self.a.len(),
+                "a has {} floats, {a} are read",
+                self.a.len()
+            );
+        }
+        if let Some(last) = self.k.checked_sub(1) {
+            let b = extent(last, self.b_stride, self.columns);
+            assert!(
+                b <= self.b.len(),
+                "b has {} elements, {b} are read",
+                self.b.len()
+            );
+        }
+        if let Some(last) = self.rows.len().checked_sub(1) {
+            let c = extent(last, self.c_stride, self.columns);
+            assert!(
+                c <= self.c.len(),
+                "c has {} floats, {c} are written",
+                self.c.len()
+            );
+        }
+        Checked(self)
+    }
+}
+
+/// One past the last of `width` values behind `count` strides; never less for having overflowed.
+fn extent(count: usize, stride: usize, width: usize) -> usize {
+    count.saturating_mul(stride).saturating_add(width)
+}
+
+/// A loop over vectors that is compiled once per instruction set.
+///
+/// `run` must be `#[inline(always)]`, or it is compiled for the least of them.
+pub(super) trait Loop {
+    /// `FMA`: a fused multiply-add is one instruction ([`lanes::fma`]).
+    fn run<const FMA: bool>(self);
+}
+
+/// The instruction set in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kernels(Isa);
+
+/// A value of `Avx512` or `Avx2` exists only where the CPU has the instructions: it proves so to the calls below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Isa {
+    Avx512(x86::Avx512),
+    Avx2(x86::Avx2),
+    Portable,
+}
+
+impl Kernels {
+    /// The best that this CPU has.
+    pub(super) fn detect() -> Self {
+        x86::Avx512::detect()
+            .map(Isa::Avx512)
+            .or_else(|| x86::Avx2::detect().map(Isa::Avx2))
+            .map_or(Self(Isa::Portable), Self)
+    }
+
+    /// All that this CPU has, best first.
+    #[cfg(test)]
+    pub(super) fn available() -> Vec<Self> {
+        let vectors = [
+            x86::Avx512::detect().map(Isa::Avx512),
+            x86::Avx2::detect().map(Isa::Avx2),
+        ];
+        vectors
+            .into_iter()
+            .flatten()
+            .chain([Isa::Portable])
+            .map(Self)
+            .collect()
+    }
+
+    /// A name for people.
+    pub(super) fn name(self) -> &'static str {
+        match self.0 {
+            Isa::Avx512(_) => "AVX-512",
+            Isa::Avx2(_) => "AVX2 with FMA and F16C",
+            Isa::Portable => "portable",
+        }
+    }
+
+    /// Computes `product`.
+    ///
+    /// # Panics
+    /// When the product would reach beyond its slices.
+    #[inline]
+    pub(super) fn multiply<E: Scalar>(self, product: Product<'_, E>) {
+        let product = product.check();
+        match self.0 {
+            // SAFETY: the product stays within its slices, and the CPU has the instructions.
+            Isa::Avx512(_) => unsafe { x86::multiply_avx512(product) },
+            // SAFETY: as above.
+            Isa::Avx2(_) => unsafe { x86::multiply_avx2(product) },
+            Isa::Portable => portable::multiply(product),
+        }
+    }
+
+    /// Widens `from` to `to`, of the same length, a multiple of [`LANES`].
+    ///
+    /// # Panics
+    /// When the lengths are otherwise.
+    #[inline]
+    pub(super) fn widen<E: Scalar>(self, from: &[E], to: &mut [f32]) {
+        assert!(
+            from.len() == to.len() && from.len().is_multiple_of(LANES),
+            "{} elements to {} floats",
+            from.len(),
+            to.len()
+        );
+        match self.0 {
+            // SAFETY: the lengths agree and are whole vectors, and the CPU has the instructions.
+            Isa::Avx512(_) => unsafe { x86::widen_avx512(from, to) },
+            // SAFETY: as above.
+            Isa::Avx2(_) => unsafe { x86::widen_avx2(from, to) },
+            Isa::Portable => to
+                .iter_mut()
+                .zip(from)
+                .for_each(|(to, from)| *to = from.widen()),
+        }
+    }
+
+    /// Runs `body` with this instruction set.
+    #[inline]
+    pub(super) fn run(self, body: impl Loop) {
+        match self.0 {
+            // SAFETY: the CPU has the instructions; `body` is safe code.
+            Isa::Avx512(_) => unsafe { x86::run_avx512(body) },
+            // SAFETY: as above.
+            Isa::Avx2(_) => unsafe { x86::run_avx2(body) },
+            Isa::Portable => portable::run(body),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that differ, deterministic.
+    pub(super) fn numbers(seed: u32, count: usize) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
+        (0..count)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+            })
+            .collect()
+    }
+
+    struct Case {
+        rows: Range<usize>,
+        k: usize,
+        columns: usize,
+        b_stride: usize,
+        c_stride: usize,
+        start: Start,
+    }
+
+    fn cases() -> Vec<Case> {
+        let mut cases = Vec::new();
+        for (i, (first, count)) in [
+            (0, 1),
+            (0, 12),
+            (3, 5),
+            (0, 25),
+            (11, 14),
+            (7, 1),
+            (0, 8),
+            (5, 0),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            for (j, k) in [1, 2, 7, 16, 31, 127, 128].into_iter().enumerate() {
+                let columns = [LANES, PANEL][(i + j) % 2];
+                cases.push(Case {
+                    rows: first..first + count,
+                    k,
+                    columns,
+                    b_stride: columns + [0, 16, 3][(i + 2 * j) % 3],
+                    c_stride: columns + [0, 5][(i + j / 2) % 2],
+                    start: [Start::Zero, Start::Sum][(i + j / 3) % 2],
+                });
+            }
+        }
+        cases
+    }
+
+    fn run<E: Scalar>(kernels: Kernels, case: &Case, a: &[f32], b: &[E], c: &mut [f32]) {
+        kernels.multiply(Product {
+            a,
+            a_tile: TILE_BLOCK + 7,
+            rows: case.rows.clone(),
+            k: case.k,
+            b,
+            b_stride: case.b_stride,
+            c,
+            c_stride: case.c_stride,
+            columns: case.columns,
+            start: case.start,
+        });
+    }
+
+    fn check_against_f64<E: Scalar>(narrow: impl Fn(f32) -> E) {
+        for (number, case) in cases().into_iter().enumerate() {
+            let a = numbers(number as u32, 4 * (TILE_BLOCK + 7));
+            let b: Vec<E> = numbers(99, BLOCK * (PANEL + 16))
+                .into_iter()
+                .map(&narrow)
+                .collect();
+            let before = numbers(5, 30 * (PANEL + 5));
+            for kernels in Kernels::available() {
+                let mut c = before.clone();
+                run(kernels, &case, &a, &b, &mut c);
+                let mut expected: Vec<f64> = before.iter().copied().map(f64::from).collect();
+                for (i, row) in case.rows.clone().enumerate() {
+                    for column in 0..case.columns {
+                        let sum: f64 = (0..case.k)
+                            .map(|k| {
+                                let a = a[row / TILE_ROWS * (TILE_BLOCK + 7)
+                                    + row % TILE_ROWS * STRIDE
+                                    + k];
+                                f64::from(a) * f64::from(b[k * case.b_stride + column].widen())
+                            })
+                            .sum();
+                        let cell = &mut expected[i * case.c_stride + column];
+                        *cell = sum + if case.start == Start::Sum { *cell } else { 0.0 };
+                    }
+                }
+                for (index, (got, expected)) in c.iter().zip(&expected).enumerate() {
+                    assert!(
+                        (f64::from(*got) - expected).abs() < 2e-5,
+                        "{kernels:?}, case {number}, cell {index}: {got}, expected {expected}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn products_agree_with_f64_for_every_instruction_set_and_type() {
+        check_against_f64(|value| value);
+        check_against_f64(bf16::from_f32);
+        check_against_f64(f16::from_f32);
+    }
+
+    #[test]
+    fn a_rows_bits_do_not_depend_on_rows_beside_it_nor_on_where_k_is_cut() {
+        let a = numbers(1, 3 * TILE_BLOCK);
+        let b = numbers(2, BLOCK * PANEL);
+        for kernels in Kernels::available() {
+            for columns in [LANES, PANEL] {
+                let product = |rows: Range<usize>, terms: Range<usize>, c: &mut [f32], start| {
+                    kernels.multiply(Product {
+                        a: &a[terms.start..],
+                        a_tile: TILE_BLOCK,
+                        rows,
+                        k: terms.len(),
+                        b: &b[terms.start * PANEL..],
+                        b_stride: PANEL,
+                        c,
+                        c_stride: columns,
+                        columns,
+                        start,
+                    });
+                };
+                let mut whole = vec![0.0; 36 * columns];
+                product(0..36, 0..BLOCK, &mut whole, Start::Zero);
+                for rows in [0..1, 5..6, 35..36, 1..12, 9..17, 3..36] {
+                    for cut in [0, 1, 63, 127] {
+                        let mut part = vec![0.0; rows.len() * columns];
+                        product(rows.clone(), 0..cut, &mut part, Start::Zero);
+                        product(rows.clone(), cut..BLOCK, &mut part, Start::Sum);
+                        let expected = &whole[rows.start * columns..rows.end * columns];
+                        assert!(
+                            part.iter()
+                                .zip(expected)
+                                .all(|(a, b)| a.to_bits() == b.to_bits()),
+                            "{kernels:?} {rows:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn widening_is_exact() {
+        let values = numbers(3, 160);
+        let narrow: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
+        let half: Vec<f16> = values.iter().copied().map(f16::from_f32).collect();
+        for kernels in Kernels::available() {
+            let mut wide = vec![0.0; 160];
+            kernels.widen(&narrow, &mut wide);
+            assert!(wide.iter().zip(&narrow).all(|(a, b)| *a == b.to_f32()));
+            kernels.widen(&half, &mut wide);
+            assert!(wide.iter().zip(&half).all(|(a, b)| *a == b.to_f32()));
+            kernels.widen(&values, &mut wide);
+            assert_eq!(wide, values);
+        }
+    }
+
+    #[test]
+    fn products_beyond_their_slices_are_refused() {
+        let (a, b) = (vec![0f32; TILE_BLOCK], vec![0f32; 8 * PANEL]);
+        let attempt = |a_length: usize,
+                       b_length: usize,
+                       c_length: usize,
+                       rows: usize,
+                       k: usize,
+                       b_stride: usize| {
+            let (a, b, mut c) = (&a[..a_length], &b[..b_length], vec![0f32; c_length]);
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                Kernels::detect().multiply(Product {
+                    a,
+                    a_tile: TILE_BLOCK,
+                    rows: 0..rows,
+                    k,
+                    b,
+                    b_stride,
+                    c: &mut c,
+                    c_stride: PANEL,
+                    columns: PANEL,
+                    start: Start::Zero,
+                });
+            }))
+            .is_ok()
+        };
+        assert!(attempt(STRIDE + 8, 8 * PANEL, 2 * PANEL, 2, 8, PANEL));
+        assert!(!attempt(STRIDE + 7, 8 * PANEL, 2 * PANEL, 2, 8, PANEL));
+        assert!(!attempt(STRIDE + 8, 8 * PANEL - 1, 2 * PANEL, 2, 8, PANEL));
+        assert!(!attempt(STRIDE + 8, 8 * PANEL, 2 * PANEL - 1, 2, 8, PANEL));
+        assert!(!attempt(TILE_BLOCK, 8 * PANEL, 13 * PANEL, 13, 8, PANEL));
+        assert!(!attempt(TILE_BLOCK, 8 * PANEL, PANEL, 1, 129, 0));
+        assert!(!attempt(
+            TILE_BLOCK,
+            8 * PANEL,
+            PANEL,
+            1,
+            3,
+            usize::MAX / 2 + 1
+        ));
+    }
+}

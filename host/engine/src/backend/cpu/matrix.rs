@@ -1,0 +1,408 @@
+//! Matrix products over whole layers: weights in panels, activations in tiles, sums in blocks.
+//!
+//! ```text
+//!  Tiles  (left)   [row / 12][column / 128][row % 12][144]         what the microkernel reads row by row
+//!  Panels (right)  [output / 32][input][32]                        one stream per panel, in the checkpoint's type
+//!  Sums   (out)    [row / block][output / 32][row % block][32]     a task writes one contiguous piece
+//! ```
+//!
+//! A task is one block of rows against one panel. Its share of the tiles stays in the second-level cache from panel to
+//! panel, 128 inputs of its panel stay in the first-level cache from tile to tile. Since a task owns its piece of the
+//! sums and every output is computed whole by one task, neither threads nor their number touch a result.
+
+use super::aligned::Aligned;
+use super::kernels::{
+    BLOCK, Kernels, PANEL, Product, STRIDE, Scalar, Start, TILE_BLOCK, TILE_ROWS,
+};
+use crate::models::{Element, Tensor};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+/// Rows of a block at most. Larger blocks read the weights less often, smaller ones keep their tiles in the cache.
+const MAX_BLOCK_ROWS: usize = 22 * TILE_ROWS;
+/// From this many rows on, a block of weights is widened once instead of by every tile.
+const WIDEN_ROWS: usize = 3 * TILE_ROWS;
+/// Multiply-adds below which a task is not worth handing to another thread.
+const MIN_TASK: usize = 1 << 16;
+
+/// Activations `[rows, columns]` f32, as left operands.
+pub(super) struct Tiles {
+    data: Aligned<f32>,
+    rows: usize,
+    columns: usize,
+}
+
+impl Tiles {
+    pub(super) fn new() -> Self {
+        Self {
+            data: Aligned::new(0),
+            rows: 0,
+            columns: 0,
+        }
+    }
+
+    /// Sets the shape; the values are whatever was there.
+    pub(super) fn resize(&mut self, rows: usize, columns: usize) {
+        (self.rows, self.columns) = (rows, columns);
+        self.data
+            .resize(rows.div_ceil(TILE_ROWS) * self.tile_length());
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(super) fn tile_length(&self) -> usize {
+        self.columns.div_ceil(BLOCK) * TILE_BLOCK
+    }
+
+    /// The tiles in order, in parallel, each [`Tiles::tile_length`] long.
+    pub(super) fn par_tiles(&mut self) -> rayon::slice::ChunksMut<'_, f32> {
+        let length = self.tile_length();
+        self.data.par_chunks_mut(length)
+    }
+}
+
+/// Writes `values` to columns `column..` of row `row` of a tile.
+#[inline(always)]
+pub(super) fn write_row(tile: &mut [f32], row: usize, mut column: usize, mut values: &[f32]) {
+    while !values.is_empty() {
+        let (part, rest) = values.split_at(values.len().min(BLOCK - column % BLOCK));
+        tile[column / BLOCK * TILE_BLOCK + row * STRIDE + column % BLOCK..][..part.len()]
+            .copy_from_slice(part);
+        column += part.len();
+        values = rest;
+    }
+}
+
+/// Products `[rows, outputs]` f32, in panels as their weights are.
+pub(super) struct Sums {
+    data: Aligned<f32>,
+    block_rows: usize,
+    panels: usize,
+}
+
+impl Sums {
+    pub(super) fn new() -> Self {
+        Self {
+            data: Aligned::new(0),
+            block_rows: 1,
+            panels: 0,
+        }
+    }
+
+    /// Sets the shape for `rows` rows; the values are whatever was there.
+    fn resize(&mut self, rows: usize, panels: usize) {
+        let blocks = rows.div_ceil(MAX_BLOCK_ROWS).max(1);
+        // Blocks of equal size, cut between tiles.
+        self.block_rows = match blocks {
+            1 => rows,
+            _ => rows.div_ceil(blocks).next_multiple_of(TILE_ROWS),
+        };
+        self.panels = panels;
+        self.data.resize(blocks * panels * self.block_rows * PANEL);
+    }
+
+    /// Row `row` of panel `panel`.
+    #[inline(always)]
+    pub(super) fn segment(&self, row: usize, panel: usize) -> &[f32; PANEL] {
+        let (block, within) = (row / self.block_rows, row % self.block_rows);
+        let start = ((block * self.panels + panel) * self.block_rows + within) * PANEL;
+        self.data[start..]
+            .first_chunk()
+            .expect("a row and a panel within the shape")
+    }
+
+    /// Copies columns `column..` of row `row` to `to`, counting columns from the start of panel `panel`.
+    #[inline(always)]
+    pub(super) fn read(&self, row: usize, panel: usize, mut column: usize, mut to: &mut [f32]) {
+        while !to.is_empty() {
+            let (part, rest) = to.split_at_mut(to.len().min(PANEL - column % PANEL));
+            part.copy_from_slice(
+                &self.segment(row, panel + column / PANEL)[column % PANEL..][..part.len()],
+            );
+            column += part.len();
+            to = rest;
+        }
+    }
+}
+
+/// Weights `[inputs, outputs]`, as right operands: one matrix or several side by side, each from a panel of its own.
+pub(super) struct Panels {
+    data: Data,
+    inputs: usize,
+    /// Panels before each part, and the count of all.
+    starts: Vec<usize>,
+}
+
+enum Data {
+    F32(Aligned<f32>),
+    Bf16(Aligned<bf16>),
+    F16(Aligned<f16>),
+}
+
+impl Panels {
+    /// Lays out matrices `[outputs, inputs]` with the same inputs, in their type if they share it, in f32 otherwise.
+    pub(super) fn pack(parts: &[&Tensor<'_>]) -> Self {
+        let inputs = parts[0].columns;
+        assert!(
+            parts.iter().all(|part| part.columns == inputs),
+            "matrices side by side have the same inputs"
+        );
+        let mut starts = vec![0];
+        for part in parts {
+            starts.push(starts[starts.len() - 1] + part.rows.div_ceil(PANEL));
+        }
+        let element = parts[0].element;
+        let shared = parts.iter().all(|part| part.element == element);
+        let data = match element {
+            Element::Bf16 if shared => Data::Bf16(pack(parts, &starts, bf16::from_le_bytes)),
+            Element::F16 if shared => Data::F16(pack(parts, &starts, f16::from_le_bytes)),
+            Element::F32 if shared => Data::F32(pack(parts, &starts, f32::from_le_bytes)),
+            _ => {
+                let wide: Vec<Tensor<'_>> = parts
+                    .iter()
+                    .map(|part| Tensor {
+                        element: Element::F32,
+                        rows: part.rows,
+                        columns: part.columns,
+                        data: part
+                            .to_f32()
+                            .iter()
+                            .flat_map(|value| value.to_le_bytes())
+                            .collect(),
+                    })
+                    .collect();
+                let wide: Vec<&Tensor<'_>> = wide.iter().collect();
+                Data::F32(pack(&wide, &starts, f32::from_le_bytes))
+            }
+        };
+        Self {
+            data,
+            inputs,
+            starts,
+        }
+    }
+
+    /// The first panel of part `part`.
+    pub(super) fn start(&self, part: usize) -> usize {
+        self.starts[part]
+    }
+
+    /// `sums = tiles · weights`.
+    pub(super) fn multiply(&self, kernels: Kernels, tiles: &Tiles, sums: &mut Sums) {
+        assert_eq!(
+            tiles.columns, self.inputs,
+            "the activations' width is the weights' inputs"
+        );
+        match &self.data {
+            Data::F32(data) => multiply(kernels, data, self.panels(), tiles, sums),
+            Data::Bf16(data) => multiply(kernels, data, self.panels(), tiles, sums),
+            Data::F16(data) => multiply(kernels, data, self.panels(), tiles, sums),
+        }
+    }
+
+    /// The weights of output `output` of the first part, widened: a row of an embedding.
+    pub(super) fn row(&self, output: usize, to: &mut [f32]) {
+        fn gather<E: Scalar>(data: &[E], inputs: usize, output: usize, to: &mut [f32]) {
+            let panel = &data[output / PANEL * inputs * PANEL..][..inputs * PANEL];
+            for (to, weights) in to.iter_mut().zip(panel.as_chunks::<PANEL>().0) {
+                *to = weights[output % PANEL].widen();
+            }
+        }
+        match &self.data {
+            Data::F32(data) => gather(data, self.inputs, output, to),
+            Data::Bf16(data) => gather(data, self.inputs, output, to),
+            Data::F16(data) => gather(data, self.inputs, output, to),
+        }
+    }
+
+    fn panels(&self) -> usize {
+        self.starts[self.starts.len() - 1]
+    }
+}
+
+/// Transposes `parts` into panels; columns beyond a part's last are zero.
+fn pack<E: Scalar, const N: usize>(
+    parts: &[&Tensor<'_>],
+    starts: &[usize],
+    read: impl Fn([u8; N]) -> E + Sync,
+) -> Aligned<E> {
+    let inputs = parts[0].columns;
+    let mut data = Aligned::new(starts[starts.len() - 1] * inputs * PANEL);
+    data.par_chunks_mut(inputs * PANEL)
+        .enumerate()
+        .for_each(|(panel, to)| {
+            let number = starts.partition_point(|&start| start <= panel) - 1;
+            let part = parts[number];
+            let first = (panel - starts[number]) * PANEL;
+            let rows = part.data.as_chunks::<N>().0.chunks_exact(inputs);
+            for (lane, row) in rows.skip(first).take(PANEL).enumerate() {
+                for (to, bytes) in to.iter_mut().skip(lane).step_by(PANEL).zip(row) {
+                    *to = read(*bytes);
+                }
+            }
+        });
+    data
+}
+
+fn multiply<E: Scalar>(
+    kernels: Kernels,
+    weights: &[E],
+    panels: usize,
+    tiles: &Tiles,
+    sums: &mut Sums,
+) {
+    sums.resize(tiles.rows, panels);
+    let block_rows = sums.block_rows;
+    let blocks_of_k = tiles.columns.div_ceil(BLOCK);
+    let worth = (MIN_TASK / (tiles.columns * block_rows).max(1)).max(1);
+    let tasks = sums
+        .data
+        .par_chunks_mut(block_rows * PANEL)
+        .with_min_len(worth);
+    tasks.enumerate().for_each(|(task, c)| {
+        let (block, panel) = (task / panels, task % panels);
+        let rows = block * block_rows..(block * block_rows + block_rows).min(tiles.rows);
+        let panel = &weights[panel * tiles.columns * PANEL..][..tiles.columns * PANEL];
+        let widen = rows.len() >= WIDEN_ROWS && E::ELEMENT != Element::F32;
+        for (number, b) in panel.chunks(BLOCK * PANEL).enumerate() {
+            let product = Product {
+                a: &tiles.data[number * TILE_BLOCK..],
+                a_tile: blocks_of_k * TILE_BLOCK,
+                rows: rows.clone(),
+                k: b.len() / PANEL,
+                b,
+                b_stride: PANEL,
+                c,
+                c_stride: PANEL,
+                columns: PANEL,
+                start: if number == 0 { Start::Zero } else { Start::Sum },
+            };
+            if widen {
+                multiply_widened(kernels, product);
+            } else {
+                kernels.multiply(product);
+            }
+        }
+    });
+}
+
+/// The same bits as [`Kernels::multiply`], the right operand being widened once for all tiles.
+fn multiply_widened<E: Scalar>(kernels: Kernels, product: Product<'_, E>) {
+    let mut wide = Wide([0.0; BLOCK * PANEL]);
+    let wide = &mut wide.0[..product.b.len()];
+    kernels.widen(product.b, wide);
+    kernels.multiply(Product {
+        b: wide,
+        a: product.a,
+        a_tile: product.a_tile,
+        rows: product.rows,
+        k: product.k,
+        b_stride: product.b_stride,
+        c: product.c,
+        c_stride: product.c_stride,
+        columns: product.columns,
+        start: product.start,
+    });
+}
+
+#[repr(align(64))]
+struct Wide([f32; BLOCK * PANEL]);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::borrow::Cow;
+
+    fn value(i: usize) -> f32 {
+        ((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0
+    }
+
+    fn tensor(element: Element, rows: usize, columns: usize, seed: usize) -> Tensor<'static> {
+        let values = (0..rows * columns).map(|i| value(i + seed));
+        let data: Vec<u8> = match element {
+            Element::F32 => values.flat_map(f32::to_le_bytes).collect(),
+            Element::Bf16 => values
+                .flat_map(|v| bf16::from_f32(v).to_le_bytes())
+                .collect(),
+            Element::F16 => values
+                .flat_map(|v| f16::from_f32(v).to_le_bytes())
+                .collect(),
+        };
+        Tensor {
+            element,
+            rows,
+            columns,
+            data: Cow::Owned(data),
+        }
+    }
+
+    fn tiles(rows: usize, columns: usize) -> Tiles {
+        let mut tiles = Tiles::new();
+        tiles.resize(rows, columns);
+        let length = tiles.tile_length();
+        for row in 0..rows {
+            let values: Vec<f32> = (0..columns)
+                .map(|column| value(row * 31 + column * 17))
+                .collect();
+            let tile = &mut tiles.data[row / TILE_ROWS * length..][..length];
+            write_row(tile, row % TILE_ROWS, 0, &values);
+        }
+        tiles
+    }
+
+    #[test]
+    fn products_agree_with_f64_for_odd_shapes_and_every_type() {
+        for (rows, inputs, outputs) in [(1, 40, 33), (13, 129, 7), (37, 300, 64), (301, 20, 50)] {
+            for elements in [
+                [Element::F32; 2],
+                [Element::Bf16; 2],
+                [Element::F16; 2],
+                [Element::Bf16, Element::F32],
+            ] {
+                let parts = [
+                    tensor(elements[0], outputs, inputs, 3),
+                    tensor(elements[1], outputs + 5, inputs, 77),
+                ];
+                let weights = Panels::pack(&[&parts[0], &parts[1]]);
+                let tiles = tiles(rows, inputs);
+                let mut sums = Sums::new();
+                for kernels in Kernels::available() {
+                    weights.multiply(kernels, &tiles, &mut sums);
+                    for (number, part) in parts.iter().enumerate() {
+                        let wide = part.to_f32();
+                        for row in (0..rows).step_by(7) {
+                            let mut got = vec![0.0; part.rows];
+                            sums.read(row, weights.start(number), 0, &mut got);
+                            for (output, got) in got.iter().enumerate() {
+                                let expected: f64 = (0..inputs)
+                                    .map(|i| {
+                                        f64::from(value(row * 31 + i * 17))
+                                            * f64::from(wide[output * inputs + i])
+                                    })
+                                    .sum();
+                                let error = (f64::from(*got) - expected).abs();
+                                assert!(
+                                    error < 5e-5,
+                                    "{kernels:?} {rows}x{inputs}x{outputs}: {got}, {expected}"
+                                );
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_of_packed_weights_is_the_matrix_row() {
+        let matrix = tensor(Element::Bf16, 70, 45, 0);
+        let (weights, wide) = (Panels::pack(&[&matrix]), matrix.to_f32());
+        let mut row = vec![0.0; 45];
+        for output in [0, 31, 32, 69] {
+            weights.row(output, &mut row);
+            assert_eq!(row, wide[output * 45..][..45]);
+        }
+    }
+}

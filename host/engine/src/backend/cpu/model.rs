@@ -1,0 +1,377 @@
+//! The forward pass: a batch of rows through all layers.
+//!
+//! ```text
+//!  residual ─ norm ─▶ tiles ─ qkv ─▶ sums ─┬─ keys, values ─▶ pages
+//!     ▲                                    └─ queries ─ attention ─▶ tiles ─ output ─▶ sums ─▶ + residual
+//!     └──────────── sums ◀─ down ─ tiles ◀─ gate ─ sums ◀─ gate, up ─ tiles ◀─ norm ─┘
+//! ```
+//!
+//! Past the last layer's keys and values only the rows whose logits are wanted go on: a chunk of a prompt that is not
+//! its last ends there. Scratch is kept from step to step. Rows work in parallel by tile, products by block and panel, attention by item,
+//! pages by page; none of these cuts reaches into a result.
+
+use super::attention::Attention;
+use super::batch::{Batch, Cut, ITEM_ROWS, Selection, Write};
+use super::heads::{Heads, MAX_HEAD, Rotary};
+use super::kernels::{Kernels, Loop, TILE_ROWS};
+use super::matrix::{Panels, Sums, Tiles, write_row};
+use super::pages::{Layout, Pool};
+use super::rows::{Gate, Norm};
+use crate::backend::Step;
+use crate::models::{Checkpoint, CheckpointError, LayerWeights, ModelConfig, Tensor};
+use rayon::prelude::*;
+
+/// Weights, laid out.
+pub(super) struct Model {
+    config: ModelConfig,
+    kernels: Kernels,
+    cut: Cut,
+    rotary: Rotary,
+    embedding: Panels,
+    layers: Vec<Layer>,
+    norm: Vec<f32>,
+    /// `None`: the embedding.
+    head: Option<Panels>,
+}
+
+struct Layer {
+    input_norm: Vec<f32>,
+    /// Queries, keys, values.
+    qkv: Panels,
+    qkv_bias: Option<[Vec<f32>; 3]>,
+    /// Of queries, of keys.
+    qk_norm: Option<[Vec<f32>; 2]>,
+    output: Panels,
+    output_bias: Option<Vec<f32>>,
+    mlp_norm: Vec<f32>,
+    gate_up: Panels,
+    gate_up_bias: Option<[Vec<f32>; 2]>,
+    down: Panels,
+    down_bias: Option<Vec<f32>>,
+}
+
+/// Memory that a step needs beside weights and pages.
+pub(super) struct Scratch {
+    /// `[rows, hidden]`.
+    residual: Vec<f32>,
+    tiles: Tiles,
+    sums: Sums,
+    /// `[items, ITEM_ROWS, value_stride]`.
+    attended: Vec<f32>,
+}
+
+impl Scratch {
+    pub(super) fn new() -> Self {
+        Self {
+            residual: Vec::new(),
+            tiles: Tiles::new(),
+            sums: Sums::new(),
+            attended: Vec::new(),
+        }
+    }
+}
+
+impl Model {
+    /// Lays out the weights of `checkpoint` for sequences of up to `positions` tokens.
+    pub(super) fn load(
+        checkpoint: &Checkpoint,
+        kernels: Kernels,
+        positions: u32,
+    ) -> Result<Self, CheckpointError> {
+        let config = checkpoint.config().clone();
+        let layers = (0..config.layers)
+            .map(|index| Ok(Layer::new(&checkpoint.layer(index)?)))
+            .collect::<Result<_, CheckpointError>>()?;
+        let head = checkpoint.head()?;
+        Ok(Self {
+            cut: Cut::new(&config),
+            rotary: Rotary::new(&config.rope, positions),
+            embedding: Panels::pack(&[&checkpoint.embedding()?]),
+            layers,
+            norm: checkpoint.final_norm()?.to_f32(),
+            head: head.map(|head| Panels::pack(&[&head])),
+            config,
+            kernels,
+        })
+    }
+
+    pub(super) fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    pub(super) fn kernels(&self) -> Kernels {
+        self.kernels
+    }
+
+    pub(super) fn cut(&self) -> Cut {
+        self.cut
+    }
+
+    /// Computes `batch`, planned from `step`: writes the keys and values of its rows and appends the wanted logits.
+    pub(super) fn forward(
+        &self,
+        step: &Step,
+        batch: &Batch,
+        pool: &mut Pool,
+        scratch: &mut Scratch,
+        logits: &mut Vec<f32>,
+    ) {
+        let hidden = self.config.hidden;
+        // Only what grows is written: every value is set before it is read.
+        scratch.residual.resize(batch.all.rows.len() * hidden, 0.0);
+        let rows = scratch.residual.par_chunks_mut(hidden).zip(&batch.all.rows);
+        rows.with_min_len(TILE_ROWS)
+            .for_each(|(residual, row)| self.embedding.row(row.token as usize, residual));
+
+        let mut bias = None;
+        for (index, layer) in self.layers.iter().enumerate() {
+            self.norm(scratch, bias, &layer.input_norm);
+            self.multiply(&layer.qkv, scratch);
+            self.store(layer, index, batch, &scratch.sums, pool);
+            let mut selection = &batch.all;
+            if index + 1 == self.layers.len() {
+                selection = &batch.wanted;
+                keep(selection, hidden, &mut scratch.residual);
+            }
+            if selection.rows.is_empty() {
+                return;
+            }
+            self.attend(layer, index, step, selection, pool, scratch);
+            self.multiply(&layer.output, scratch);
+            self.norm(scratch, Some(layer.output_bias.as_deref()), &layer.mlp_norm);
+            self.multiply(&layer.gate_up, scratch);
+            self.gate(layer, selection.rows.len(), scratch);
+            self.multiply(&layer.down, scratch);
+            bias = Some(layer.down_bias.as_deref());
+        }
+        self.norm(scratch, bias, &self.norm);
+        self.logits(scratch, logits);
+    }
+
+    fn multiply(&self, weights: &Panels, scratch: &mut Scratch) {
+        weights.multiply(self.kernels, &scratch.tiles, &mut scratch.sums);
+    }
+
+    /// Adds the last product to the residual stream and norms it into the tiles. `addend` is `None` where there is no
+    /// product yet, else its bias.
+    fn norm(&self, scratch: &mut Scratch, addend: Option<Option<&[f32]>>, weights: &[f32]) {
+        let hidden = self.config.hidden;
+        let Scratch {
+            residual,
+            tiles,
+            sums,
+            ..
+        } = scratch;
+        tiles.resize(residual.len() / hidden, hidden);
+        let residual = residual.par_chunks_mut(TILE_ROWS * hidden);
+        tiles
+            .par_tiles()
+            .zip(residual)
+            .enumerate()
+            .for_each(|(number, (tile, residual))| {
+                for (row, residual) in residual.chunks_exact_mut(hidden).enumerate() {
+                    self.kernels.run(Norm {
+                        residual,
+                        addend: addend.map(|bias| (&*sums, number * TILE_ROWS + row, bias)),
+                        weights,
+                        eps: self.config.norm_eps,
+                        tile,
+                        row,
+                    });
+                }
+            });
+    }
+
+    /// Writes keys and values to their pages.
+    fn store(&self, layer: &Layer, index: usize, batch: &Batch, sums: &Sums, pool: &mut Pool) {
+        let layout = pool.layout;
+        let (keys, values) = (self.heads(layer, sums, 1), self.heads(layer, sums, 2));
+        pool.write(
+            &batch.writes,
+            |write| write.page,
+            |write, page| {
+                self.kernels.run(Store {
+                    keys,
+                    values,
+                    rotary: &self.rotary,
+                    layout,
+                    layer: index,
+                    kv_heads: self.config.kv_heads,
+                    write,
+                    page,
+                });
+            },
+        );
+    }
+
+    /// Attends, and gathers the items' outputs into tiles.
+    fn attend(
+        &self,
+        layer: &Layer,
+        index: usize,
+        step: &Step,
+        selection: &Selection,
+        pool: &Pool,
+        scratch: &mut Scratch,
+    ) {
+        let Scratch {
+            tiles,
+            sums,
+            attended,
+            ..
+        } = scratch;
+        let attention = Attention {
+            kernels: self.kernels,
+            queries: self.heads(layer, sums, 0),
+            rotary: &self.rotary,
+            pool,
+            layer: index,
+            item_heads: self.cut.item_heads,
+            group: self.cut.group,
+        };
+        let stride = pool.layout.value_stride();
+        attended.resize(selection.items.len() * ITEM_ROWS * stride, 0.0);
+        let items = attended
+            .par_chunks_mut(ITEM_ROWS * stride)
+            .zip(&selection.items);
+        items.for_each(|(out, item)| {
+            attention.attend(item, &step.segments[item.segment as usize].pages, out);
+        });
+
+        let (head_dim, item_heads) = (self.config.head_dim, self.cut.item_heads);
+        tiles.resize(selection.rows.len(), self.config.heads * head_dim);
+        let rows = selection.rows.par_chunks(TILE_ROWS);
+        tiles.par_tiles().zip(rows).for_each(|(tile, rows)| {
+            for (number, row) in rows.iter().enumerate() {
+                for head in 0..self.config.heads {
+                    let item = row.item as usize + head / item_heads;
+                    let within = row.within as usize * item_heads + head % item_heads;
+                    let from = &attended[(item * ITEM_ROWS + within) * stride..][..head_dim];
+                    write_row(tile, number, head * head_dim, from);
+                }
+            }
+        });
+    }
+
+    fn gate(&self, layer: &Layer, rows: usize, scratch: &mut Scratch) {
+        let Scratch { tiles, sums, .. } = scratch;
+        tiles.resize(rows, self.config.intermediate);
+        tiles.par_tiles().enumerate().for_each(|(number, tile)| {
+            let first = number * TILE_ROWS;
+            for row in 0..TILE_ROWS.min(rows - first) {
+                self.kernels.run(Gate {
+                    sums,
+                    source: first + row,
+                    up: layer.gate_up.start(1),
+                    bias: layer.gate_up_bias.as_ref(),
+                    intermediate: self.config.intermediate,
+                    tile,
+                    row,
+                });
+            }
+        });
+    }
+
+    /// Appends the logits of the rows in the tiles.
+    fn logits(&self, scratch: &mut Scratch, logits: &mut Vec<f32>) {
+        let vocabulary = self.config.vocabulary;
+        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        self.multiply(head, scratch);
+        let start = logits.len();
+        logits.resize(start + scratch.tiles.rows() * vocabulary, 0.0);
+        let rows = logits[start..].par_chunks_mut(vocabulary).enumerate();
+        rows.for_each(|(row, logits)| scratch.sums.read(row, 0, 0, logits));
+    }
+
+    /// Queries (0), keys (1) or values (2) of a layer's projection.
+    fn heads<'a>(&'a self, layer: &'a Layer, sums: &'a Sums, kind: usize) -> Heads<'a> {
+        Heads {
+            sums,
+            panel: layer.qkv.start(kind),
+            head_dim: self.config.head_dim,
+            bias: layer.qkv_bias.as_ref().map(|bias| bias[kind].as_slice()),
+            norm: layer
+                .qk_norm
+                .as_ref()
+                .and_then(|norm| norm.get(kind))
+                .map(Vec::as_slice),
+            norm_eps: self.config.norm_eps,
+        }
+    }
+}
+
+impl Layer {
+    fn new(weights: &LayerWeights<'_>) -> Self {
+        let wide = Tensor::to_f32;
+        let [q, k, v] = &weights.qkv;
+        let [gate, up] = &weights.gate_up;
+        Self {
+            input_norm: wide(&weights.input_norm),
+            qkv: Panels::pack(&[q, k, v]),
+            qkv_bias: weights
+                .qkv_bias
+                .as_ref()
+                .map(|bias| bias.each_ref().map(wide)),
+            qk_norm: weights
+                .qk_norm
+                .as_ref()
+                .map(|norm| norm.each_ref().map(wide)),
+            output: Panels::pack(&[&weights.output]),
+            output_bias: weights.output_bias.as_ref().map(wide),
+            mlp_norm: wide(&weights.mlp_norm),
+            gate_up: Panels::pack(&[gate, up]),
+            gate_up_bias: weights
+                .gate_up_bias
+                .as_ref()
+                .map(|bias| bias.each_ref().map(wide)),
+            down: Panels::pack(&[&weights.down]),
+            down_bias: weights.down_bias.as_ref().map(wide),
+        }
+    }
+}
+
+/// Leaves the rows of `selection`, which ascend.
+fn keep(selection: &Selection, hidden: usize, residual: &mut Vec<f32>) {
+    for (to, row) in selection.rows.iter().enumerate() {
+        let from = row.number as usize * hidden;
+        residual.copy_within(from..from + hidden, to * hidden);
+    }
+    residual.truncate(selection.rows.len() * hidden);
+}
+
+/// Writes the keys and values of some tokens to their page.
+struct Store<'a> {
+    keys: Heads<'a>,
+    values: Heads<'a>,
+    rotary: &'a Rotary,
+    layout: Layout,
+    layer: usize,
+    kv_heads: usize,
+    write: &'a Write,
+    page: &'a mut [f32],
+}
+
+impl Loop for Store<'_> {
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        let (mut key, mut value) = ([0.0; MAX_HEAD], [0.0; MAX_HEAD]);
+        let (key, value) = (
+            &mut key[..self.keys.head_dim],
+            &mut value[..self.keys.head_dim],
+        );
+        for token in 0..self.write.tokens as usize {
+            let (row, position) = (
+                self.write.row as usize + token,
+                self.write.position as usize + token,
+            );
+            let slot = position % self.layout.page_tokens;
+            for head in 0..self.kv_heads {
+                self.keys.read::<FMA>(row, head, key);
+                self.rotary.rotate(position, key);
+                self.values.read::<FMA>(row, head, value);
+                self.layout
+                    .store(self.page, self.layer, head, slot, key, value);
+            }
+        }
+    }
+}

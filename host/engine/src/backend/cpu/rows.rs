@@ -1,0 +1,81 @@
+//! The work on rows between two matrix products: residual sums, norms, the gate.
+
+use super::heads::inverse_rms;
+use super::kernels::{BLOCK, Loop, PANEL, STRIDE, TILE_BLOCK, lanes};
+use super::matrix::Sums;
+
+/// Adds a product to a row of the residual stream, norms the row and writes it as a left operand.
+pub(super) struct Norm<'a> {
+    /// `[hidden]`.
+    pub(super) residual: &'a mut [f32],
+    /// A product, which of its rows, and its bias: what is added. `None` in the first layer.
+    pub(super) addend: Option<(&'a Sums, usize, Option<&'a [f32]>)>,
+    /// `[hidden]`.
+    pub(super) weights: &'a [f32],
+    pub(super) eps: f32,
+    pub(super) tile: &'a mut [f32],
+    /// Row of the tile.
+    pub(super) row: usize,
+}
+
+impl Loop for Norm<'_> {
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        if let Some((sums, row, bias)) = self.addend {
+            for (panel, part) in self.residual.chunks_mut(PANEL).enumerate() {
+                for (value, sum) in part.iter_mut().zip(sums.segment(row, panel)) {
+                    *value += sum;
+                }
+            }
+            for (value, bias) in self.residual.iter_mut().zip(bias.unwrap_or_default()) {
+                *value += bias;
+            }
+        }
+        let scale = inverse_rms::<FMA>(self.residual, self.eps);
+        let blocks = self.residual.chunks(BLOCK).zip(self.weights.chunks(BLOCK));
+        for (block, (values, weights)) in blocks.enumerate() {
+            let to = &mut self.tile[block * TILE_BLOCK + self.row * STRIDE..][..values.len()];
+            for ((to, value), weight) in to.iter_mut().zip(values).zip(weights) {
+                *to = value * scale * weight;
+            }
+        }
+    }
+}
+
+/// `silu(gate) * up` of a row, written as a left operand.
+pub(super) struct Gate<'a> {
+    pub(super) sums: &'a Sums,
+    /// Row of `sums`.
+    pub(super) source: usize,
+    /// Panel of `sums` where the up part begins; the gate part begins at 0.
+    pub(super) up: usize,
+    /// Biases of gate and up.
+    pub(super) bias: Option<&'a [Vec<f32>; 2]>,
+    pub(super) intermediate: usize,
+    pub(super) tile: &'a mut [f32],
+    /// Row of the tile.
+    pub(super) row: usize,
+}
+
+impl Loop for Gate<'_> {
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        for (panel, column) in (0..self.intermediate).step_by(PANEL).enumerate() {
+            let mut gate = *self.sums.segment(self.source, panel);
+            let mut up = *self.sums.segment(self.source, self.up + panel);
+            if let Some([gate_bias, up_bias]) = self.bias {
+                let add = |to: &mut [f32], bias: &[f32]| {
+                    to.iter_mut().zip(bias).for_each(|(to, bias)| *to += bias);
+                };
+                add(&mut gate, &gate_bias[column..]);
+                add(&mut up, &up_bias[column..]);
+            }
+            for (gate, up) in gate.iter_mut().zip(up) {
+                *gate = lanes::silu::<FMA>(*gate) * up;
+            }
+            let width = PANEL.min(self.intermediate - column);
+            let start = column / BLOCK * TILE_BLOCK + self.row * STRIDE + column % BLOCK;
+            self.tile[start..][..width].copy_from_slice(&gate[..width]);
+        }
+    }
+}

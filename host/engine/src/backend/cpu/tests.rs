@@ -1,0 +1,365 @@
+//! The backend's contract on random weights: agreement with a plain model in f64, and the same bits however a sequence is
+//! cut into steps, shared between pages, batched or spread over threads.
+
+use super::*;
+use crate::backend::{Output, Segment, TokenId};
+use crate::models::{Element, Rope, Tensor};
+
+const VOCABULARY: u32 = 90;
+
+/// Shapes chosen to be awkward: widths that are no multiples of anything, groups of one, two and seven.
+fn models() -> Vec<ModelConfig> {
+    [
+        r#""model_type":"qwen2","hidden_size":70,"num_attention_heads":7,"num_key_value_heads":1,"head_dim":18,
+           "intermediate_size":45"#,
+        r#""model_type":"qwen3","hidden_size":140,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":136,
+           "intermediate_size":131,"tie_word_embeddings":true"#,
+        r#""model_type":"llama","hidden_size":64,"num_attention_heads":2,"num_key_value_heads":2,"head_dim":32,
+           "intermediate_size":200,"attention_bias":true,"mlp_bias":true"#,
+    ]
+    .into_iter()
+    .map(|middle| {
+        let json = format!(
+            r#"{{{middle},"num_hidden_layers":2,"vocab_size":{VOCABULARY},"max_position_embeddings":400}}"#
+        );
+        ModelConfig::parse(&json).unwrap()
+    })
+    .collect()
+}
+
+fn backend(model: &ModelConfig, kernels: Kernels, page_tokens: u32, threads: u32) -> CpuBackend {
+    let config = CpuConfig {
+        pages: 1600 / page_tokens,
+        page_tokens,
+        threads: Some(threads),
+    };
+    let checkpoint = Checkpoint::random(model.clone(), Element::Bf16, 7);
+    CpuBackend::build(&checkpoint, &config, kernels).unwrap()
+}
+
+fn tokens(seed: u32, count: usize) -> Vec<TokenId> {
+    (0..count as u32)
+        .map(|i| {
+            (i.wrapping_mul(2_654_435_761)
+                .wrapping_add(seed.wrapping_mul(40_503))
+                >> 7)
+                % VOCABULARY
+        })
+        .collect()
+}
+
+fn segment(tokens: &[TokenId], start: usize, pages: &[u32]) -> Segment {
+    Segment {
+        tokens: tokens.to_vec(),
+        start: start as u32,
+        pages: pages.iter().copied().map(PageId).collect(),
+        output: Output::All,
+    }
+}
+
+fn run(backend: &mut CpuBackend, segments: Vec<Segment>) -> Vec<f32> {
+    let mut logits = vec![1.0];
+    backend.run(&Step { segments }, &mut logits).unwrap();
+    logits
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// Each of `a` against each row of `matrix`, plus `bias`.
+fn linear(a: &[f64], matrix: &Tensor<'_>, bias: Option<&Tensor<'_>>) -> Vec<f64> {
+    let weights = matrix.to_f32();
+    let mut out: Vec<f64> = weights
+        .chunks_exact(matrix.columns)
+        .map(|row| row.iter().zip(a).map(|(w, a)| f64::from(*w) * a).sum())
+        .collect();
+    if let Some(bias) = bias {
+        out.iter_mut()
+            .zip(bias.to_f32())
+            .for_each(|(out, bias)| *out += f64::from(bias));
+    }
+    out
+}
+
+fn normed(x: &[f64], weights: &Tensor<'_>, eps: f32) -> Vec<f64> {
+    let square = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+    let scale = 1.0 / (square + f64::from(eps)).sqrt();
+    x.iter()
+        .zip(weights.to_f32())
+        .map(|(x, w)| x * scale * f64::from(w))
+        .collect()
+}
+
+fn rotated(head: &mut [f64], rope: &Rope, position: usize) {
+    let half = head.len() / 2;
+    for i in 0..half {
+        let (sine, cosine) = (position as f64 * rope.frequencies[i]).sin_cos();
+        let (a, b) = (head[i], head[i + half]);
+        (head[i], head[i + half]) = (a * cosine - b * sine, b * cosine + a * sine);
+    }
+}
+
+/// The model as its papers write it, in f64, one token after the other.
+fn plain_logits(checkpoint: &Checkpoint, tokens: &[TokenId]) -> Vec<f64> {
+    let c = checkpoint.config();
+    let embedding = checkpoint.embedding().unwrap();
+    let table = embedding.to_f32();
+    let layers: Vec<_> = (0..c.layers)
+        .map(|i| checkpoint.layer(i).unwrap())
+        .collect();
+    let mut cache = vec![(Vec::new(), Vec::new()); c.layers];
+    let mut logits = Vec::new();
+    for (position, token) in tokens.iter().enumerate() {
+        let row = &table[*token as usize * c.hidden..][..c.hidden];
+        let mut x: Vec<f64> = row.iter().copied().map(f64::from).collect();
+        for (layer, (keys, values)) in layers.iter().zip(&mut cache) {
+            let input = normed(&x, &layer.input_norm, c.norm_eps);
+            let bias = |i: usize| layer.qkv_bias.as_ref().map(|bias| &bias[i]);
+            let prepare = |kind: usize| {
+                let mut all = linear(&input, &layer.qkv[kind], bias(kind));
+                for head in all.chunks_exact_mut(c.head_dim) {
+                    if let Some(norm) = &layer.qk_norm {
+                        head.copy_from_slice(&normed(head, &norm[kind], c.norm_eps));
+                    }
+                    rotated(head, &c.rope, position);
+                }
+                all
+            };
+            let queries = prepare(0);
+            keys.push(prepare(1));
+            values.push(linear(&input, &layer.qkv[2], bias(2)));
+            let mut attended = Vec::new();
+            for (head, query) in queries.chunks_exact(c.head_dim).enumerate() {
+                let columns = head / c.group() * c.head_dim..(head / c.group() + 1) * c.head_dim;
+                let scores: Vec<f64> = keys
+                    .iter()
+                    .map(|key: &Vec<f64>| {
+                        let dot: f64 = key[columns.clone()]
+                            .iter()
+                            .zip(query)
+                            .map(|(a, b)| a * b)
+                            .sum();
+                        (dot / (c.head_dim as f64).sqrt()).exp()
+                    })
+                    .collect();
+                let total: f64 = scores.iter().sum();
+                attended.extend(columns.map(|column| {
+                    let sum: f64 = scores
+                        .iter()
+                        .zip(&*values)
+                        .map(|(s, v): (_, &Vec<f64>)| s * v[column])
+                        .sum();
+                    sum / total
+                }));
+            }
+            let out = linear(&attended, &layer.output, layer.output_bias.as_ref());
+            x.iter_mut().zip(out).for_each(|(x, out)| *x += out);
+            let input = normed(&x, &layer.mlp_norm, c.norm_eps);
+            let bias = |i: usize| layer.gate_up_bias.as_ref().map(|bias| &bias[i]);
+            let gate = linear(&input, &layer.gate_up[0], bias(0));
+            let up = linear(&input, &layer.gate_up[1], bias(1));
+            let inner: Vec<f64> = gate
+                .iter()
+                .zip(up)
+                .map(|(g, u)| g / (1.0 + (-g).exp()) * u)
+                .collect();
+            let out = linear(&inner, &layer.down, layer.down_bias.as_ref());
+            x.iter_mut().zip(out).for_each(|(x, out)| *x += out);
+        }
+        let x = normed(&x, &checkpoint.final_norm().unwrap(), c.norm_eps);
+        logits.extend(linear(
+            &x,
+            checkpoint.head().unwrap().as_ref().unwrap_or(&embedding),
+            None,
+        ));
+    }
+    logits
+}
+
+#[test]
+fn logits_agree_with_a_plain_model_in_f64() {
+    for model in models() {
+        let checkpoint = Checkpoint::random(model.clone(), Element::Bf16, 7);
+        let prompt = tokens(1, 150);
+        let expected = plain_logits(&checkpoint, &prompt);
+        let mean = expected.iter().sum::<f64>() / expected.len() as f64;
+        let deviation = (expected.iter().map(|x| (x - mean).powi(2)).sum::<f64>()
+            / expected.len() as f64)
+            .sqrt();
+        for kernels in Kernels::available() {
+            let got = run(
+                &mut backend(&model, kernels, 32, 1),
+                vec![segment(&prompt, 0, &[0, 1, 2, 3, 4])],
+            );
+            assert_eq!(got.len(), expected.len());
+            let worst = got
+                .iter()
+                .zip(&expected)
+                .map(|(a, b)| (f64::from(*a) - b).abs())
+                .fold(0.0, f64::max);
+            assert!(
+                worst < 1e-4 * deviation,
+                "{kernels:?}: {worst} of a deviation of {deviation}"
+            );
+        }
+    }
+}
+
+#[test]
+fn chunks_pages_companions_and_threads_do_not_change_a_bit() {
+    for model in models() {
+        for kernels in Kernels::available() {
+            let prompt = tokens(3, 300);
+            let pages: Vec<u32> = (0..19).rev().collect();
+            let row = VOCABULARY as usize;
+            let whole = run(
+                &mut backend(&model, kernels, 16, 1),
+                vec![segment(&prompt, 0, &pages)],
+            );
+
+            // One thread or three, pages of 16 or 80.
+            let threaded = run(
+                &mut backend(&model, kernels, 16, 3),
+                vec![segment(&prompt, 0, &pages)],
+            );
+            assert!(same_bits(&whole, &threaded), "{kernels:?}: threads");
+            let paged = run(
+                &mut backend(&model, kernels, 80, 1),
+                vec![segment(&prompt, 0, &[5, 2, 9, 0])],
+            );
+            assert!(same_bits(&whole, &paged), "{kernels:?}: page size");
+
+            // In chunks, on pages full of NaN, beside other sequences that are at other points.
+            let mut machine = backend(&model, kernels, 16, 2);
+            machine.pool.write(
+                &(0..100).collect::<Vec<u32>>(),
+                |page| PageId(*page),
+                |_, memory| memory.fill(f32::NAN),
+            );
+            let other = tokens(8, 64);
+            let other_pages = [40, 41, 42, 43];
+            let mut pieces = Vec::new();
+            let (mut at, mut other_at) = (0, 0);
+            for size in [1, 1, 14, 17, 100, 3, 24, 139, 1] {
+                let mut segments = vec![segment(&prompt[at..at + size], at, &pages)];
+                let length = (size % 11).min(other.len() - other_at);
+                if length > 0 {
+                    let companion =
+                        segment(&other[other_at..other_at + length], other_at, &other_pages);
+                    segments.insert(size % 2, companion);
+                    other_at += length;
+                }
+                let logits = run(&mut machine, segments);
+                let before = if length > 0 && size % 2 == 0 {
+                    length * row
+                } else {
+                    0
+                };
+                pieces.extend_from_slice(&logits[before..before + size * row]);
+                at += size;
+            }
+            assert_eq!(at, prompt.len());
+            assert!(same_bits(&whole, &pieces), "{kernels:?}: chunks");
+
+            // On a copied prefix that ends within a page: the shared pages are read, the cut one is copied.
+            machine.copy_slots(PageId(pages[9]), PageId(77), 7).unwrap();
+            let shared: Vec<u32> = pages[..9]
+                .iter()
+                .copied()
+                .chain([77])
+                .chain(50..59)
+                .collect();
+            let rest = run(&mut machine, vec![segment(&prompt[151..], 151, &shared)]);
+            assert!(
+                same_bits(&whole[151 * row..], &rest),
+                "{kernels:?}: copied prefix"
+            );
+        }
+    }
+}
+
+#[test]
+fn only_wanted_logits_are_returned_in_segment_order() {
+    let model = &models()[0];
+    let mut machine = backend(model, Kernels::detect(), 16, 1);
+    let row = VOCABULARY as usize;
+    let (a, b, c) = (tokens(1, 5), tokens(2, 3), tokens(3, 4));
+    let all = run(
+        &mut machine,
+        vec![
+            segment(&a, 0, &[0]),
+            segment(&b, 0, &[1]),
+            segment(&c, 0, &[2]),
+        ],
+    );
+    let mut segments = vec![
+        segment(&a, 0, &[0]),
+        segment(&b, 0, &[1]),
+        segment(&c, 0, &[2]),
+    ];
+    segments[0].output = Output::Last;
+    segments[1].output = Output::None;
+    let some = run(&mut machine, segments);
+    assert_eq!(some.len(), 5 * row);
+    assert!(same_bits(&some[..row], &all[4 * row..5 * row]));
+    assert!(same_bits(&some[row..], &all[8 * row..]));
+    assert!(run(&mut machine, Vec::new()).is_empty());
+}
+
+#[test]
+fn malformed_calls_compute_nothing() {
+    let model = &models()[0];
+    let mut machine = backend(model, Kernels::detect(), 16, 1);
+    let prompt = tokens(1, 20);
+    let first = run(&mut machine, vec![segment(&prompt, 0, &[0, 1])]);
+    let mut logits = vec![1.0];
+    let bad = Step {
+        segments: vec![
+            segment(&prompt, 0, &[0, 1]),
+            segment(&[VOCABULARY], 0, &[2]),
+        ],
+    };
+    assert!(matches!(
+        machine.run(&bad, &mut logits),
+        Err(BackendError::Malformed(_))
+    ));
+    assert!(logits.is_empty());
+    for (from, to, tokens) in [(0, 100, 1), (100, 0, 1), (0, 1, 17), (3, 3, 1)] {
+        let error = machine.copy_slots(PageId(from), PageId(to), tokens);
+        assert!(
+            matches!(error, Err(BackendError::Malformed(_))),
+            "{from} {to} {tokens}"
+        );
+    }
+    assert!(same_bits(
+        &first,
+        &run(&mut machine, vec![segment(&prompt, 0, &[0, 1])])
+    ));
+}
+
+#[test]
+fn unusable_sizes_are_refused() {
+    let checkpoint = Checkpoint::random(models().remove(0), Element::F32, 1);
+    for (pages, page_tokens, threads, expected) in [
+        (4, 8, Some(1), "page_tokens is 8"),
+        (4, 0, Some(1), "page_tokens is 0"),
+        (0, 16, Some(1), "pages is 0"),
+        (u32::MAX, 16, Some(1), "pages is 4294967295"),
+        (4, 16, Some(0), "threads is 0"),
+    ] {
+        let config = CpuConfig {
+            pages,
+            page_tokens,
+            threads,
+        };
+        let error = CpuBackend::new(&checkpoint, &config)
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            error.contains(expected),
+            "{error:?} does not say {expected:?}"
+        );
+    }
+}

@@ -1,0 +1,293 @@
+//! A checkpoint's tensors by their role in a layer, each checked for presence, type and shape.
+//!
+//! The same roles come from random numbers ([`Checkpoint::random`]), for measuring shapes of which no file exists.
+
+use super::safetensors::TensorFiles;
+use super::{CheckpointError, ModelConfig};
+use half::{bf16, f16};
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+/// Type of a stored number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// 32-bit IEEE float.
+    F32,
+    /// The upper half of an [`Element::F32`].
+    Bf16,
+    /// 16-bit IEEE float.
+    F16,
+}
+
+impl Element {
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+}
+
+/// A matrix `[rows, columns]` or a vector `[1, columns]`, row-major, little-endian.
+pub(crate) struct Tensor<'a> {
+    pub(crate) element: Element,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    /// `rows * columns` elements.
+    pub(crate) data: Cow<'a, [u8]>,
+}
+
+impl Tensor<'_> {
+    /// The values, widened.
+    pub(crate) fn to_f32(&self) -> Vec<f32> {
+        match self.element {
+            Element::F32 => self.chunks().map(f32::from_le_bytes).collect(),
+            Element::Bf16 => self
+                .chunks()
+                .map(|b| bf16::from_le_bytes(b).to_f32())
+                .collect(),
+            Element::F16 => self
+                .chunks()
+                .map(|b| f16::from_le_bytes(b).to_f32())
+                .collect(),
+        }
+    }
+
+    fn chunks<const N: usize>(&self) -> impl Iterator<Item = [u8; N]> {
+        self.data.as_chunks::<N>().0.iter().copied()
+    }
+}
+
+/// The tensors of a decoder layer. A matrix is `[outputs, inputs]`; a bias is the `Option` beside it.
+pub(crate) struct LayerWeights<'a> {
+    pub(crate) input_norm: Tensor<'a>,
+    /// Query, key and value matrices.
+    pub(crate) qkv: [Tensor<'a>; 3],
+    pub(crate) qkv_bias: Option<[Tensor<'a>; 3]>,
+    /// Norms of a query and of a key head.
+    pub(crate) qk_norm: Option<[Tensor<'a>; 2]>,
+    pub(crate) output: Tensor<'a>,
+    pub(crate) output_bias: Option<Tensor<'a>>,
+    pub(crate) mlp_norm: Tensor<'a>,
+    /// Gate and up matrices.
+    pub(crate) gate_up: [Tensor<'a>; 2],
+    pub(crate) gate_up_bias: Option<[Tensor<'a>; 2]>,
+    pub(crate) down: Tensor<'a>,
+    pub(crate) down_bias: Option<Tensor<'a>>,
+}
+
+/// A model's configuration and weights, not yet laid out for a backend.
+pub struct Checkpoint {
+    config: ModelConfig,
+    source: Source,
+}
+
+enum Source {
+    Files(PathBuf, TensorFiles),
+    Random(Element, u64),
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in `folder`: reads its configuration and maps its weights.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] when a file is missing, malformed or of an unsupported architecture.
+    pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
+        Ok(Self {
+            config: ModelConfig::load(folder)?,
+            source: Source::Files(folder.to_owned(), TensorFiles::open(folder)?),
+        })
+    }
+
+    /// Random weights of the shape of `config`, a function of `seed`. Matrices have a standard deviation of one by the
+    /// square root of their inputs, so that activations keep their scale through any number of layers.
+    pub fn random(config: ModelConfig, element: Element, seed: u64) -> Self {
+        Self {
+            config,
+            source: Source::Random(element, seed),
+        }
+    }
+
+    /// The architecture.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The tensors of decoder layer `index`.
+    pub(crate) fn layer(&self, index: usize) -> Result<LayerWeights<'_>, CheckpointError> {
+        let c = &self.config;
+        let (queries, keys) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let name = |rest: &str| format!("model.layers.{index}.{rest}");
+        let matrix = |rest: &str, rows: usize, columns: usize| {
+            self.tensor(&name(&format!("{rest}.weight")), &[rows, columns])
+        };
+        let norm =
+            |rest: &str, length: usize| self.tensor(&name(&format!("{rest}.weight")), &[length]);
+        let bias =
+            |rest: &str, length: usize| self.tensor(&name(&format!("{rest}.bias")), &[length]);
+        Ok(LayerWeights {
+            input_norm: norm("input_layernorm", c.hidden)?,
+            qkv: [
+                matrix("self_attn.q_proj", queries, c.hidden)?,
+                matrix("self_attn.k_proj", keys, c.hidden)?,
+                matrix("self_attn.v_proj", keys, c.hidden)?,
+            ],
+            qkv_bias: when(c.qkv_bias, || {
+                Ok([
+                    bias("self_attn.q_proj", queries)?,
+                    bias("self_attn.k_proj", keys)?,
+                    bias("self_attn.v_proj", keys)?,
+                ])
+            })?,
+            qk_norm: when(c.qk_norm, || {
+                Ok([
+                    norm("self_attn.q_norm", c.head_dim)?,
+                    norm("self_attn.k_norm", c.head_dim)?,
+                ])
+            })?,
+            output: matrix("self_attn.o_proj", c.hidden, queries)?,
+            output_bias: when(c.output_bias, || bias("self_attn.o_proj", c.hidden))?,
+            mlp_norm: norm("post_attention_layernorm", c.hidden)?,
+            gate_up: [
+                matrix("mlp.gate_proj", c.intermediate, c.hidden)?,
+                matrix("mlp.up_proj", c.intermediate, c.hidden)?,
+            ],
+            gate_up_bias: when(c.mlp_bias, || {
+                Ok([
+                    bias("mlp.gate_proj", c.intermediate)?,
+                    bias("mlp.up_proj", c.intermediate)?,
+                ])
+            })?,
+            down: matrix("mlp.down_proj", c.hidden, c.intermediate)?,
+            down_bias: when(c.mlp_bias, || bias("mlp.down_proj", c.hidden))?,
+        })
+    }
+
+    /// The token embedding, `[vocabulary, hidden]`.
+    pub(crate) fn embedding(&self) -> Result<Tensor<'_>, CheckpointError> {
+        self.tensor(
+            "model.embed_tokens.weight",
+            &[self.config.vocabulary, self.config.hidden],
+        )
+    }
+
+    /// The norm before the output layer.
+    pub(crate) fn final_norm(&self) -> Result<Tensor<'_>, CheckpointError> {
+        self.tensor("model.norm.weight", &[self.config.hidden])
+    }
+
+    /// The output layer `[vocabulary, hidden]`; `None` where it is the embedding.
+    pub(crate) fn head(&self) -> Result<Option<Tensor<'_>>, CheckpointError> {
+        when(!self.config.tied, || {
+            self.tensor(
+                "lm_head.weight",
+                &[self.config.vocabulary, self.config.hidden],
+            )
+        })
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, CheckpointError> {
+        let (rows, columns) = match *shape {
+            [rows, columns] => (rows, columns),
+            _ => (1, shape.iter().product()),
+        };
+        let (folder, files) = match &self.source {
+            Source::Random(element, seed) => return Ok(random(name, shape, *element, *seed)),
+            Source::Files(folder, files) => (folder, files),
+        };
+        let Some((path, entry, bytes)) = files.get(name) else {
+            return Err(CheckpointError::new(
+                folder,
+                format!("tensor {name} is missing, expected with shape {shape:?}"),
+            ));
+        };
+        let element = match entry.dtype.as_str() {
+            "F32" => Element::F32,
+            "BF16" => Element::Bf16,
+            "F16" => Element::F16,
+            other => {
+                return Err(CheckpointError::new(
+                    path,
+                    format!("tensor {name}: dtype is {other}, supported: BF16, F16, F32"),
+                ));
+            }
+        };
+        if !entry
+            .shape
+            .iter()
+            .copied()
+            .eq(shape.iter().map(|&size| size as u64))
+        {
+            return Err(CheckpointError::new(
+                path,
+                format!(
+                    "tensor {name}: shape is {:?}, expected {shape:?}",
+                    entry.shape
+                ),
+            ));
+        }
+        let expected = (rows * columns) as u64 * element.bytes() as u64;
+        if bytes.len() as u64 != expected {
+            return Err(CheckpointError::new(
+                path,
+                format!(
+                    "tensor {name}: it has {} bytes, expected {expected}",
+                    bytes.len()
+                ),
+            ));
+        }
+        Ok(Tensor {
+            element,
+            rows,
+            columns,
+            data: Cow::Borrowed(bytes),
+        })
+    }
+}
+
+fn when<T>(
+    wanted: bool,
+    make: impl FnOnce() -> Result<T, CheckpointError>,
+) -> Result<Option<T>, CheckpointError> {
+    if wanted { make().map(Some) } else { Ok(None) }
+}
+
+/// Norms are near one, everything else near zero; the stream depends on name and seed.
+fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'static> {
+    let (rows, columns) = match *shape {
+        [rows, columns] => (rows, columns),
+        _ => (1, shape.iter().product()),
+    };
+    // FNV-1a, so that a tensor's values do not depend on which others are drawn.
+    let mut state = name
+        .bytes()
+        .fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    let (middle, deviation) = match name {
+        _ if name.contains("norm") => (1.0, 0.1),
+        _ if name.ends_with("bias") => (0.0, 0.1),
+        _ if name.contains("embed") => (0.0, 1.0),
+        _ => (0.0, 1.0 / (columns as f32).sqrt()),
+    };
+    let mut data = Vec::with_capacity(rows * columns * element.bytes());
+    for _ in 0..rows * columns {
+        // SplitMix64; a uniform value of standard deviation one.
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let uniform = ((bits >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * 3f32.sqrt();
+        let value = middle + deviation * uniform;
+        match element {
+            Element::F32 => data.extend_from_slice(&value.to_le_bytes()),
+            Element::Bf16 => data.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
+            Element::F16 => data.extend_from_slice(&f16::from_f32(value).to_le_bytes()),
+        }
+    }
+    Tensor {
+        element,
+        rows,
+        columns,
+        data: Cow::Owned(data),
+    }
+}

@@ -1,0 +1,485 @@
+//! `config.json`: which architecture a checkpoint is, as values.
+//!
+//! The families share one shape of layer and differ in few switches, so there is no type per family:
+//!
+//! | `model_type` | query/key/value biases | query and key norms | head width where unstated |
+//! | --- | --- | --- | --- |
+//! | `llama` | `attention_bias` (with the output's) | no | hidden / heads |
+//! | `mistral` | no | no | hidden / heads |
+//! | `qwen2` | yes | no | hidden / heads |
+//! | `qwen3` | `attention_bias` (with the output's) | yes | 128 |
+//!
+//! What would change the arithmetic and is not computed here (other activations, sliding windows, quantised weights,
+//! partial rotation) is refused by name: a model that answers a little wrong is worse than one that does not load.
+
+use super::CheckpointError;
+use super::rope::{RawRope, Rope};
+use serde::Deserialize;
+use serde_json::Value;
+use std::path::Path;
+
+/// A model's architecture: the Llama, Mistral, Qwen2 and Qwen3 families differ in these values alone.
+#[derive(Clone, Debug)]
+pub struct ModelConfig {
+    /// Tokens that end an answer (`eos_token_id` of `generation_config.json`, else of `config.json`).
+    pub eos_tokens: Vec<u32>,
+    /// Positions that the model was made for.
+    pub max_positions: u32,
+    /// Width of the residual stream.
+    pub(crate) hidden: usize,
+    /// Decoder layers.
+    pub(crate) layers: usize,
+    /// Query heads, a multiple of `kv_heads`.
+    pub(crate) heads: usize,
+    /// Key and value heads.
+    pub(crate) kv_heads: usize,
+    /// Width of a head, even.
+    pub(crate) head_dim: usize,
+    /// Width of the feed-forward layer.
+    pub(crate) intermediate: usize,
+    /// Tokens of the vocabulary.
+    pub(crate) vocabulary: usize,
+    /// Added to the mean square in every norm.
+    pub(crate) norm_eps: f32,
+    /// How positions rotate queries and keys.
+    pub(crate) rope: Rope,
+    /// Queries, keys and values have biases.
+    pub(crate) qkv_bias: bool,
+    /// The attention's output has a bias.
+    pub(crate) output_bias: bool,
+    /// The feed-forward layer has biases.
+    pub(crate) mlp_bias: bool,
+    /// Each query and key head is normed before it is rotated.
+    pub(crate) qk_norm: bool,
+    /// The output layer is the token embedding.
+    pub(crate) tied: bool,
+}
+
+impl ModelConfig {
+    /// Reads `config.json` and, where present, `generation_config.json` in `folder`.
+    ///
+    /// # Errors
+    /// [`CheckpointError`].
+    pub fn load(folder: &Path) -> Result<Self, CheckpointError> {
+        let path = folder.join("config.json");
+        let text =
+            std::fs::read_to_string(&path).map_err(|error| CheckpointError::new(&path, error))?;
+        let mut config = Self::parse(&text).map_err(|error| CheckpointError {
+            file: path.display().to_string(),
+            ..error
+        })?;
+
+        let path = folder.join("generation_config.json");
+        match std::fs::read_to_string(&path) {
+            Ok(text) => {
+                let raw: RawGeneration = serde_json::from_str(&text)
+                    .map_err(|error| CheckpointError::new(&path, error))?;
+                if let Some(value) = raw.eos_token_id {
+                    config.eos_tokens =
+                        eos_tokens(&value).map_err(|reason| CheckpointError::new(&path, reason))?;
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(CheckpointError::new(&path, error)),
+        }
+        Ok(config)
+    }
+
+    /// Reads the text of a `config.json`.
+    ///
+    /// # Errors
+    /// [`CheckpointError`], with `config.json` as its file.
+    pub fn parse(json: &str) -> Result<Self, CheckpointError> {
+        let file = Path::new("config.json");
+        let raw: Raw =
+            serde_json::from_str(json).map_err(|error| CheckpointError::new(file, error))?;
+        raw.resolve()
+            .map_err(|reason| CheckpointError::new(file, reason))
+    }
+
+    /// Query heads that share a key and value head.
+    pub(crate) fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+}
+
+/// `config.json` as it is written.
+#[derive(Deserialize)]
+struct Raw {
+    model_type: Option<String>,
+    architectures: Option<Vec<String>>,
+    hidden_size: Option<u64>,
+    num_hidden_layers: Option<u64>,
+    num_attention_heads: Option<u64>,
+    num_key_value_heads: Option<u64>,
+    head_dim: Option<u64>,
+    intermediate_size: Option<u64>,
+    vocab_size: Option<u64>,
+    max_position_embeddings: Option<u64>,
+    rms_norm_eps: Option<f64>,
+    hidden_act: Option<String>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    tie_word_embeddings: Option<bool>,
+    sliding_window: Option<u64>,
+    use_sliding_window: Option<bool>,
+    layer_types: Option<Vec<String>>,
+    quantization_config: Option<Value>,
+    eos_token_id: Option<Value>,
+    #[serde(flatten)]
+    rope: RawRope,
+}
+
+/// The one value that is wanted of `generation_config.json`.
+#[derive(Deserialize)]
+struct RawGeneration {
+    eos_token_id: Option<Value>,
+}
+
+/// What a `model_type` decides.
+struct Family {
+    model_type: &'static str,
+    architecture: &'static str,
+    /// `None`: as `attention_bias` says, the output's included.
+    qkv_bias: Option<bool>,
+    qk_norm: bool,
+    /// `None`: hidden size by heads.
+    head_dim: Option<u64>,
+    /// `sliding_window` has an effect only where `use_sliding_window` is true.
+    window_is_opt_in: bool,
+}
+
+const FAMILIES: [Family; 4] = [
+    Family {
+        model_type: "llama",
+        architecture: "LlamaForCausalLM",
+        qkv_bias: None,
+        qk_norm: false,
+        head_dim: None,
+        window_is_opt_in: true,
+    },
+    Family {
+        model_type: "mistral",
+        architecture: "MistralForCausalLM",
+        qkv_bias: Some(false),
+        qk_norm: false,
+        head_dim: None,
+        window_is_opt_in: false,
+    },
+    Family {
+        model_type: "qwen2",
+        architecture: "Qwen2ForCausalLM",
+        qkv_bias: Some(true),
+        qk_norm: false,
+        head_dim: None,
+        window_is_opt_in: true,
+    },
+    Family {
+        model_type: "qwen3",
+        architecture: "Qwen3ForCausalLM",
+        qkv_bias: None,
+        qk_norm: true,
+        head_dim: Some(128),
+        window_is_opt_in: true,
+    },
+];
+
+/// Bounds of any size in a configuration: far above real models, far below what overflows in a product of three.
+const MAX_SIZE: u64 = 1 << 20;
+/// Bound of the number of positions.
+const MAX_POSITIONS: u64 = 1 << 27;
+/// The backends hold a head in fixed registers and scratch.
+const MAX_HEAD_DIM: u64 = 256;
+
+impl Raw {
+    fn resolve(self) -> Result<ModelConfig, String> {
+        let family = self.family()?;
+        if self.quantization_config.is_some() {
+            return Err("quantization_config: quantised checkpoints are not supported, only bf16, f16 and f32".into());
+        }
+        if let Some(activation) = &self.hidden_act
+            && activation != "silu"
+        {
+            return Err(format!("hidden_act is {activation:?}, supported: \"silu\""));
+        }
+
+        let hidden = size("hidden_size", self.hidden_size, MAX_SIZE)?;
+        let heads = size("num_attention_heads", self.num_attention_heads, MAX_SIZE)?;
+        let kv_heads = match self.num_key_value_heads {
+            None => heads,
+            some => size("num_key_value_heads", some, MAX_SIZE)?,
+        };
+        if heads % kv_heads != 0 {
+            return Err(format!(
+                "num_attention_heads is {heads}, not a multiple of num_key_value_heads {kv_heads}"
+            ));
+        }
+        let head_dim = match self.head_dim.or(family.head_dim) {
+            None if hidden % heads != 0 => {
+                return Err(format!(
+                    "hidden_size is {hidden}, not a multiple of num_attention_heads {heads}, and head_dim is not given"
+                ));
+            }
+            None => size("head_dim", Some(hidden as u64 / heads as u64), MAX_HEAD_DIM)?,
+            some => size("head_dim", some, MAX_HEAD_DIM)?,
+        };
+        if head_dim % 2 != 0 {
+            return Err(format!("head_dim is {head_dim}, not even"));
+        }
+        if heads * head_dim > MAX_SIZE as usize {
+            return Err(format!(
+                "num_attention_heads {heads} by head_dim {head_dim} is more than {MAX_SIZE}"
+            ));
+        }
+        let positions = size(
+            "max_position_embeddings",
+            self.max_position_embeddings,
+            MAX_POSITIONS,
+        )?;
+        self.check_window(family, positions as u64)?;
+        let norm_eps = self.rms_norm_eps.unwrap_or(1e-6);
+        if !(0.0..1.0).contains(&norm_eps) {
+            return Err(format!("rms_norm_eps is {norm_eps}, supported: 0 to 1"));
+        }
+        let rope = self.rope.resolve(head_dim, positions as u64)?;
+        let max_positions = rope.max_positions(positions as u64).min(MAX_POSITIONS);
+        let attention_bias = self.attention_bias.unwrap_or(false);
+
+        Ok(ModelConfig {
+            eos_tokens: self
+                .eos_token_id
+                .as_ref()
+                .map_or(Ok(Vec::new()), eos_tokens)?,
+            max_positions: max_positions as u32,
+            hidden,
+            layers: size("num_hidden_layers", self.num_hidden_layers, 1 << 12)?,
+            heads,
+            kv_heads,
+            head_dim,
+            intermediate: size("intermediate_size", self.intermediate_size, MAX_SIZE)?,
+            vocabulary: size("vocab_size", self.vocab_size, 1 << 24)?,
+            norm_eps: norm_eps as f32,
+            rope,
+            qkv_bias: family.qkv_bias.unwrap_or(attention_bias),
+            output_bias: family.qkv_bias.is_none() && attention_bias,
+            mlp_bias: family.model_type == "llama" && self.mlp_bias.unwrap_or(false),
+            qk_norm: family.qk_norm,
+            tied: self.tie_word_embeddings.unwrap_or(false),
+        })
+    }
+
+    fn family(&self) -> Result<&'static Family, String> {
+        let supported = || FAMILIES.map(|family| family.model_type).join(", ");
+        let Some(model_type) = &self.model_type else {
+            return Err(format!("model_type is missing, supported: {}", supported()));
+        };
+        let Some(family) = FAMILIES
+            .iter()
+            .find(|family| family.model_type == model_type)
+        else {
+            return Err(format!(
+                "model_type is {model_type:?}, supported: {}",
+                supported()
+            ));
+        };
+        // A classifier or embedder of the same family has other outputs.
+        if let Some(architectures) = &self.architectures
+            && !architectures.iter().any(|name| name == family.architecture)
+        {
+            return Err(format!(
+                "architectures is {architectures:?}, supported for {model_type}: {:?}",
+                family.architecture
+            ));
+        }
+        Ok(family)
+    }
+
+    /// Full attention equals a sliding window only while the window covers every position.
+    fn check_window(&self, family: &Family, positions: u64) -> Result<(), String> {
+        let used = self.use_sliding_window.unwrap_or(!family.window_is_opt_in);
+        let covers = self.sliding_window.is_none_or(|window| window >= positions);
+        let layers_slide = self
+            .layer_types
+            .as_ref()
+            .is_some_and(|types| types.iter().any(|name| name != "full_attention"));
+        if !covers && (used || layers_slide) {
+            return Err(format!(
+                "sliding_window is {}, supported: null, at least max_position_embeddings ({positions}), or \
+                 use_sliding_window false",
+                self.sliding_window.unwrap_or_default()
+            ));
+        }
+        if layers_slide && self.sliding_window.is_none() {
+            return Err(format!(
+                "layer_types is {:?}, supported: \"full_attention\"",
+                self.layer_types.as_deref().unwrap_or_default()
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A required size between 1 and `limit`.
+fn size(name: &str, value: Option<u64>, limit: u64) -> Result<usize, String> {
+    match value {
+        None => Err(format!("{name} is missing")),
+        Some(value) if (1..=limit).contains(&value) => Ok(value as usize),
+        Some(value) => Err(format!("{name} is {value}, supported: 1 to {limit}")),
+    }
+}
+
+/// One token or a list of tokens.
+fn eos_tokens(value: &Value) -> Result<Vec<u32>, String> {
+    let one = |value: &Value| {
+        value
+            .as_u64()
+            .and_then(|token| u32::try_from(token).ok())
+            .ok_or_else(|| {
+                format!("eos_token_id is {value}, supported: a token or a list of tokens")
+            })
+    };
+    match value {
+        Value::Null => Ok(Vec::new()),
+        Value::Array(values) => values.iter().map(one).collect(),
+        value => Ok(vec![one(value)?]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn base() -> Value {
+        json!({
+            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100,
+            "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "hidden_act": "silu", "eos_token_id": 2,
+        })
+    }
+
+    fn with(changes: Value) -> Result<ModelConfig, CheckpointError> {
+        let mut value = base();
+        for (key, change) in changes.as_object().unwrap() {
+            value[key] = change.clone();
+        }
+        ModelConfig::parse(&value.to_string())
+    }
+
+    fn refused(changes: Value) -> String {
+        with(changes).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn families_differ_in_biases_norms_and_head_width() {
+        let llama = with(json!({})).unwrap();
+        assert_eq!((llama.head_dim, llama.group()), (16, 2));
+        assert!(!llama.qkv_bias && !llama.output_bias && !llama.qk_norm && !llama.tied);
+        let llama =
+            with(json!({"attention_bias": true, "mlp_bias": true, "tie_word_embeddings": true}))
+                .unwrap();
+        assert!(llama.qkv_bias && llama.output_bias && llama.mlp_bias && llama.tied);
+        let qwen2 =
+            with(json!({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]})).unwrap();
+        assert!(qwen2.qkv_bias && !qwen2.output_bias && !qwen2.qk_norm);
+        let qwen3 =
+            with(json!({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})).unwrap();
+        assert!(!qwen3.qkv_bias && qwen3.qk_norm);
+        assert_eq!(qwen3.head_dim, 128);
+    }
+
+    #[test]
+    fn eos_tokens_are_one_or_many() {
+        assert_eq!(
+            with(json!({"eos_token_id": [7, 9]})).unwrap().eos_tokens,
+            [7, 9]
+        );
+        assert_eq!(
+            with(json!({"eos_token_id": null})).unwrap().eos_tokens,
+            [0u32; 0]
+        );
+        assert!(refused(json!({"eos_token_id": -1})).contains("eos_token_id is -1"));
+    }
+
+    #[test]
+    fn generation_config_has_the_last_word_on_eos() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), base().to_string()).unwrap();
+        assert_eq!(ModelConfig::load(folder.path()).unwrap().eos_tokens, [2]);
+        std::fs::write(
+            folder.path().join("generation_config.json"),
+            r#"{"eos_token_id": [3, 2]}"#,
+        )
+        .unwrap();
+        assert_eq!(ModelConfig::load(folder.path()).unwrap().eos_tokens, [3, 2]);
+        std::fs::write(folder.path().join("generation_config.json"), "{").unwrap();
+        let error = ModelConfig::load(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("generation_config.json"), "{error}");
+    }
+
+    #[test]
+    fn a_sliding_window_is_refused_where_it_would_matter() {
+        let mistral = json!({"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 256});
+        assert!(refused(mistral.clone()).contains("sliding_window is 256"));
+        let mut covering = mistral.clone();
+        covering["sliding_window"] = json!(512);
+        assert!(with(covering).is_ok());
+        let qwen = json!({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "sliding_window": 256});
+        assert!(with(qwen.clone()).is_ok());
+        let mut used = qwen;
+        used["use_sliding_window"] = json!(true);
+        assert!(refused(used).contains("sliding_window is 256"));
+        assert!(refused(json!({"layer_types": ["sliding_attention"]})).contains("layer_types"));
+    }
+
+    #[test]
+    fn what_is_not_computed_is_refused_by_name() {
+        for (changes, expected) in [
+            (
+                json!({"model_type": "gemma3"}),
+                "model_type is \"gemma3\", supported: llama, mistral, qwen2, qwen3",
+            ),
+            (json!({"model_type": null}), "model_type is missing"),
+            (
+                json!({"architectures": ["LlamaForSequenceClassification"]}),
+                "LlamaForSequenceClassification",
+            ),
+            (json!({"hidden_act": "gelu"}), "hidden_act is \"gelu\""),
+            (
+                json!({"quantization_config": {"quant_method": "awq"}}),
+                "quantization_config",
+            ),
+            (
+                json!({"num_key_value_heads": 3}),
+                "not a multiple of num_key_value_heads 3",
+            ),
+            (
+                json!({"num_key_value_heads": 0}),
+                "num_key_value_heads is 0, supported: 1 to",
+            ),
+            (json!({"hidden_size": null}), "hidden_size is missing"),
+            (
+                json!({"hidden_size": 66}),
+                "not a multiple of num_attention_heads",
+            ),
+            (json!({"head_dim": 15}), "head_dim is 15, not even"),
+            (
+                json!({"head_dim": 512}),
+                "head_dim is 512, supported: 1 to 256",
+            ),
+            (
+                json!({"vocab_size": u64::MAX}),
+                "vocab_size is 18446744073709551615",
+            ),
+            (json!({"hidden_size": -4}), "invalid value"),
+            (json!({"rms_norm_eps": -1.0}), "rms_norm_eps is -1"),
+        ] {
+            let error = refused(changes);
+            assert!(
+                error.contains(expected),
+                "{error:?} does not say {expected:?}"
+            );
+        }
+        assert!(ModelConfig::parse("[1]").is_err());
+    }
+}

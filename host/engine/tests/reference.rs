@@ -1,0 +1,315 @@
+//! The CPU backend against logits and greedy answers of `transformers`, for every family in `fixtures/`.
+//!
+//! Tolerance: no logit may differ by more than 2e-4 of its row's standard deviation. Both sides compute in f32 from the
+//! same stored weights and differ in the order of additions and in the rounding of rotary angles; the references' own
+//! change when their products are computed in f64 is 6e-5 to 1.7e-4 at a deviation near 4 (`fixtures/README.md`).
+
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
+use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
+use foreword_engine::models::ModelConfig;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+const TOLERANCE: f32 = 2e-4;
+const PAGE_TOKENS: u32 = 16;
+const POOL: u32 = 200;
+
+struct Prompt {
+    tokens: Vec<u32>,
+    /// Positions, and the best tokens with their logits at each.
+    top: Vec<(usize, Vec<(u32, f32)>)>,
+    last: Vec<f32>,
+    greedy: Vec<u32>,
+}
+
+fn families() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(root)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("reference.json").exists())
+        .collect();
+    folders.sort();
+    let types: Vec<String> = folders.iter().map(|folder| model_type(folder)).collect();
+    for family in ["llama", "mistral", "qwen2", "qwen3"] {
+        assert!(
+            types.iter().any(|name| name == family),
+            "no fixture of {family}"
+        );
+    }
+    folders
+}
+
+fn model_type(folder: &Path) -> String {
+    json(&folder.join("config.json"))["model_type"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn prompts(folder: &Path) -> Vec<Prompt> {
+    let token = |value: &Value| value.as_u64().unwrap() as u32;
+    let tokens = |value: &Value| {
+        value
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(token)
+            .collect::<Vec<_>>()
+    };
+    let best = |value: &Value| (token(&value[0]), value[1].as_f64().unwrap() as f32);
+    json(&folder.join("reference.json"))["prompts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|prompt| Prompt {
+            tokens: tokens(&prompt["tokens"]),
+            top: tokens(&prompt["logits_at"])
+                .into_iter()
+                .zip(prompt["top"].as_array().unwrap())
+                .map(|(at, row)| {
+                    (
+                        at as usize,
+                        row.as_array().unwrap().iter().map(best).collect(),
+                    )
+                })
+                .collect(),
+            last: floats(prompt["logits_last"].as_str().unwrap()),
+            greedy: tokens(&prompt["greedy"]),
+        })
+        .collect()
+}
+
+/// Base64 of little-endian f32.
+fn floats(text: &str) -> Vec<f32> {
+    let digits = text.bytes().filter(|byte| *byte != b'=').map(|byte| {
+        let digit = match byte {
+            b'A'..=b'Z' => byte - b'A',
+            b'a'..=b'z' => byte - b'a' + 26,
+            b'0'..=b'9' => byte - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            other => panic!("{other} is no base64"),
+        };
+        u32::from(digit)
+    });
+    let (mut bytes, mut bits, mut held) = (Vec::new(), 0u32, 0);
+    for digit in digits {
+        bits = bits << 6 | digit;
+        held += 6;
+        if held >= 8 {
+            held -= 8;
+            bytes.push((bits >> held) as u8);
+        }
+    }
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .copied()
+        .map(f32::from_le_bytes)
+        .collect()
+}
+
+fn load(folder: &Path, threads: u32) -> CpuBackend {
+    let config = CpuConfig {
+        pages: POOL,
+        page_tokens: PAGE_TOKENS,
+        threads: Some(threads),
+    };
+    CpuBackend::load(folder, &config).unwrap()
+}
+
+fn run(
+    backend: &mut CpuBackend,
+    tokens: &[u32],
+    start: usize,
+    pages: &[PageId],
+    output: Output,
+) -> Vec<f32> {
+    let mut logits = Vec::new();
+    let segment = Segment {
+        tokens: tokens.to_vec(),
+        start: start as u32,
+        pages: pages.to_vec(),
+        output,
+    };
+    let step = Step {
+        segments: vec![segment],
+    };
+    backend.run(&step, &mut logits).unwrap();
+    logits
+}
+
+fn deviation(row: &[f32]) -> f32 {
+    let mean = row.iter().sum::<f32>() / row.len() as f32;
+    (row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / row.len() as f32).sqrt()
+}
+
+fn best(row: &[f32]) -> u32 {
+    (0..row.len())
+        .max_by(|&a, &b| row[a].total_cmp(&row[b]))
+        .unwrap() as u32
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// Continues greedily from the logits of the prompt's last token; returns the answer and every row of logits.
+fn answer(
+    backend: &mut CpuBackend,
+    prompt: &Prompt,
+    pages: &[PageId],
+    first: Vec<f32>,
+) -> (Vec<u32>, Vec<f32>) {
+    let (mut tokens, mut rows) = (vec![best(&first)], first);
+    while tokens.len() < prompt.greedy.len() {
+        let position = prompt.tokens.len() + tokens.len() - 1;
+        let row = run(
+            backend,
+            &tokens[tokens.len() - 1..],
+            position,
+            pages,
+            Output::Last,
+        );
+        tokens.push(best(&row));
+        rows.extend(row);
+    }
+    (tokens, rows)
+}
+
+/// A page table from page `first` on, for a prompt and its answer.
+fn pages(first: u32, prompt: &Prompt) -> Vec<PageId> {
+    let positions = (prompt.tokens.len() + prompt.greedy.len()) as u32;
+    let last = first + positions.div_ceil(PAGE_TOKENS);
+    assert!(last <= POOL, "the pool is too small");
+    (first..last).map(PageId).collect()
+}
+
+#[test]
+fn logits_agree_with_transformers() {
+    for folder in families() {
+        let name = folder.file_name().unwrap().display();
+        for threads in [1, 2] {
+            let mut backend = load(&folder, threads);
+            let width = backend.vocabulary() as usize;
+            for prompt in prompts(&folder) {
+                let rows = run(
+                    &mut backend,
+                    &prompt.tokens,
+                    0,
+                    &pages(0, &prompt),
+                    Output::All,
+                );
+                let last = &rows[rows.len() - width..];
+                assert_eq!(prompt.last.len(), width);
+                let deviation_last = deviation(&prompt.last);
+                let worst = last
+                    .iter()
+                    .zip(&prompt.last)
+                    .map(|(a, b)| (a - b).abs())
+                    .fold(0.0, f32::max);
+                let share = worst / deviation_last;
+                println!(
+                    "{name}, {} tokens: {worst:e}, {share:e} of {deviation_last}",
+                    prompt.tokens.len()
+                );
+                assert!(
+                    share <= TOLERANCE,
+                    "{name}: {worst} is {share} of the deviation"
+                );
+                for (position, expected) in &prompt.top {
+                    let row = &rows[position * width..][..width];
+                    let limit = TOLERANCE * deviation(row);
+                    for (token, logit) in expected {
+                        let error = (row[*token as usize] - logit).abs();
+                        assert!(
+                            error <= limit,
+                            "{name} at {position}: {error} exceeds {limit}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn greedy_answers_are_those_of_transformers_cold_chunked_and_from_a_cached_prefix() {
+    for folder in families() {
+        let name = folder.file_name().unwrap().display();
+        let mut backend = load(&folder, 2);
+        for prompt in prompts(&folder) {
+            let length = prompt.tokens.len();
+            let cold = pages(0, &prompt);
+            let logits = run(&mut backend, &prompt.tokens, 0, &cold, Output::Last);
+            let (tokens, rows) = answer(&mut backend, &prompt, &cold, logits);
+            assert_eq!(prompt.greedy.len(), 64);
+            assert_eq!(tokens, prompt.greedy, "{name}, cold");
+
+            // In chunks of 37 tokens, on other pages.
+            let chunked = pages(cold.len() as u32, &prompt);
+            let mut at = 0;
+            let mut logits = Vec::new();
+            for chunk in prompt.tokens.chunks(37) {
+                let output = if at + chunk.len() == length {
+                    Output::Last
+                } else {
+                    Output::None
+                };
+                logits = run(&mut backend, chunk, at, &chunked, output);
+                at += chunk.len();
+            }
+            let (tokens, chunked_rows) = answer(&mut backend, &prompt, &chunked, logits);
+            assert_eq!(tokens, prompt.greedy, "{name}, chunked");
+            assert!(same_bits(&rows, &chunked_rows), "{name}, chunked");
+
+            // From the cold run's pages: whole ones are shared, the one that the prefix ends in is copied.
+            let cached = length * 3 / 4;
+            let whole = cached / PAGE_TOKENS as usize;
+            let mut warm = chunked;
+            warm[..whole].copy_from_slice(&cold[..whole]);
+            backend
+                .copy_slots(cold[whole], warm[whole], cached as u32 % PAGE_TOKENS)
+                .unwrap();
+            let logits = run(
+                &mut backend,
+                &prompt.tokens[cached..],
+                cached,
+                &warm,
+                Output::Last,
+            );
+            let (tokens, warm_rows) = answer(&mut backend, &prompt, &warm, logits);
+            assert_eq!(tokens, prompt.greedy, "{name}, cached prefix");
+            assert!(same_bits(&rows, &warm_rows), "{name}, cached prefix");
+        }
+    }
+}
+
+#[test]
+fn sizes_are_known_before_loading() {
+    for folder in families() {
+        let config = json(&folder.join("config.json"));
+        let number = |key: &str| config[key].as_u64();
+        let head_dim = number("head_dim").unwrap_or_else(|| {
+            number("hidden_size").unwrap() / number("num_attention_heads").unwrap()
+        });
+        let values = 2
+            * number("num_hidden_layers").unwrap()
+            * number("num_key_value_heads").unwrap()
+            * head_dim;
+        assert_eq!(
+            CpuBackend::page_bytes(&folder, 32).unwrap(),
+            values * 32 * 4
+        );
+        assert!(CpuBackend::page_bytes(&folder, 20).is_err());
+        let model = ModelConfig::load(&folder).unwrap();
+        assert!(u64::from(model.max_positions) >= number("max_position_embeddings").unwrap());
+        assert!(!model.eos_tokens.is_empty());
+    }
+}

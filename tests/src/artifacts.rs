@@ -1,0 +1,85 @@
+//! What the harness starts: where it lies, and how it is built.
+//!
+//! Cargo itself says where it put a build's result, so profiles and target folders need no guessing.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, bail};
+
+/// The repository's root.
+pub fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap_or(Path::new("."))
+}
+
+/// Envoy, as `cargo xtask setup` installs it, or as the environment variable `FOREWORD_ENVOY` says.
+pub fn envoy_binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("FOREWORD_ENVOY") {
+        return Ok(path.into());
+    }
+    let path = repository().join(".tools/envoy/envoy/_bin/envoy");
+    if !path.is_file() {
+        bail!(
+            "Envoy is not installed ({} is missing): run `cargo xtask setup`",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+/// The filter's module, built once per process.
+pub fn filter_module() -> Result<PathBuf> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let build = || {
+        let arguments = [
+            "--profile",
+            "wasm",
+            "--target",
+            "wasm32-wasip1",
+            "-p",
+            "foreword-filter",
+        ];
+        build(&arguments, "wasm").map_err(|error| format!("{error:#}"))
+    };
+    BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
+}
+
+/// The `foreword` binary in the given cargo profile (`dev`, `release`).
+pub fn host_binary(profile: &str) -> Result<PathBuf> {
+    build(
+        &["--profile", profile, "-p", "foreword", "--bin", "foreword"],
+        "",
+    )
+}
+
+/// Builds, and returns the produced file with that extension.
+fn build(arguments: &[&str], extension: &str) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    let output = Command::new(cargo)
+        .arg("build")
+        .args(arguments)
+        .args(["--quiet", "--message-format", "json-render-diagnostics"])
+        .current_dir(repository())
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo")?;
+    let command = format!("cargo build {}", arguments.join(" "));
+    if !output.status.success() {
+        bail!("`{command}` failed ({})", output.status);
+    }
+    // One JSON message a line. The wanted package is built last, so its files are the last ones named.
+    let text = String::from_utf8(output.stdout).context("cargo's messages are not UTF-8")?;
+    text.lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|message| message["reason"] == "compiler-artifact")
+        .filter_map(|message| message["filenames"].as_array().cloned())
+        .flatten()
+        .filter_map(|name| name.as_str().map(PathBuf::from))
+        .rfind(|path| path.extension().unwrap_or_default() == extension)
+        .with_context(|| format!("`{command}` named no such file"))
+}

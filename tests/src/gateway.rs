@@ -1,0 +1,244 @@
+//! Real Envoy, with or without the filter.
+//!
+//! Its configuration is `gateway-config/envoy/envoy.yaml`, the file that users start, with ports, paths and the
+//! plugin's JSON put in. Each replacement must fit exactly once, so a change of that file cannot go unnoticed.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::artifacts::{envoy_binary, filter_module, repository};
+use crate::http::{self, Client};
+use crate::process::{Process, Watch};
+
+/// How to start a gateway.
+#[derive(Debug, Clone)]
+pub struct GatewayOptions {
+    /// Where requests go.
+    pub upstream: SocketAddr,
+    /// The plugin configuration; `None` leaves the filter out.
+    pub plugin: Option<Value>,
+    /// Worker threads, each with a VM and trees of its own.
+    pub concurrency: u32,
+    /// The filter's module; `None` builds it.
+    pub module: Option<std::path::PathBuf>,
+}
+
+impl GatewayOptions {
+    /// The filter with its defaults, one worker.
+    pub fn new(upstream: SocketAddr) -> Self {
+        Self {
+            upstream,
+            plugin: Some(Value::Object(serde_json::Map::new())),
+            concurrency: 1,
+            module: None,
+        }
+    }
+}
+
+/// A running Envoy; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Gateway {
+    process: Process,
+    address: SocketAddr,
+    admin: SocketAddr,
+    folder: TempDir,
+}
+
+impl Gateway {
+    /// Starts Envoy and returns when it accepts requests. The error shows the end of Envoy's log.
+    pub fn start(options: &GatewayOptions) -> Result<Self> {
+        let envoy = envoy_binary()?;
+        let module = match (&options.plugin, &options.module) {
+            (None, _) => None,
+            (Some(_), Some(module)) => Some(module.clone()),
+            (Some(_), None) => Some(filter_module()?),
+        };
+        let template = repository().join("gateway-config/envoy/envoy.yaml");
+        let template = fs::read_to_string(&template)
+            .with_context(|| format!("cannot read {}", template.display()))?;
+        let folder = tempfile::Builder::new()
+            .prefix("foreword-gateway-")
+            .tempdir()?;
+        let config = folder.path().join("envoy.yaml");
+        fs::write(
+            &config,
+            configuration(&template, options, module.as_deref())?,
+        )?;
+
+        let admin_file = folder.path().join("admin");
+        let mut command = Command::new(envoy);
+        command
+            .arg("-c")
+            .arg(&config)
+            .arg("--admin-address-path")
+            .arg(&admin_file)
+            .args(["--concurrency", &options.concurrency.to_string()])
+            // Several Envoys of one user would otherwise meet in shared memory.
+            .arg("--disable-hot-restart");
+        let mut process = Process::start(command, Watch::Stderr, folder.path())?;
+        process.wait_for(|line| line.contains("starting main dispatch loop").then_some(()))?;
+
+        let admin = fs::read_to_string(&admin_file).context("Envoy wrote no admin address")?;
+        let admin: SocketAddr = admin.trim().parse().context("Envoy's admin address")?;
+        let listeners = admin_get(admin, "/listeners?format=json")?;
+        let listeners: Value = serde_json::from_str(&listeners)?;
+        let socket = &listeners["listener_statuses"][0]["local_address"]["socket_address"];
+        let port = socket["port_value"]
+            .as_u64()
+            .and_then(|port| u16::try_from(port).ok())
+            .with_context(|| format!("Envoy names no port: {listeners}"))?;
+        Ok(Self {
+            process,
+            address: SocketAddr::new(admin.ip(), port),
+            admin,
+            folder,
+        })
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Envoy's admin endpoint.
+    pub fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// A counter or gauge of `/stats` by its full name, e.g. `wasmcustom.foreword_requests_total`; `None` if
+    /// Envoy does not know it (counters by reason appear with their first request).
+    pub fn stat(&self, name: &str) -> Result<Option<u64>> {
+        let stats = admin_get(self.admin, "/stats")?;
+        let value = stats
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        value
+            .map(|value| {
+                value
+                    .parse()
+                    .with_context(|| format!("{name} is {value:?}"))
+            })
+            .transpose()
+    }
+
+    /// A page of the admin endpoint.
+    pub fn admin_get(&self, path: &str) -> Result<String> {
+        admin_get(self.admin, path)
+    }
+
+    /// All that Envoy and the filter have logged.
+    pub fn log(&self) -> Result<String> {
+        self.process.log()
+    }
+
+    /// Ends Envoy in good order and returns its access log, one JSON object a line.
+    pub fn stop(mut self) -> Result<String> {
+        let quit = b"POST /quitquitquit HTTP/1.1\r\nhost: admin\r\ncontent-length: 0\r\n\r\n";
+        http::exchange(self.admin, quit)?;
+        self.process.wait()?;
+        Ok(fs::read_to_string(self.folder.path().join("stdout.log"))?)
+    }
+
+    /// Processor time that Envoy has used so far, in user and kernel mode; in steps of 10 ms.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let path = format!("/proc/{}/stat", self.process.id());
+        let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        // After the name, which is in parentheses, fields 14 and 15 are utime and stime, in ticks: proc(5).
+        let (_, fields) = stat.rsplit_once(')').context("no process name")?;
+        let ticks = fields.split_whitespace().skip(11).take(2);
+        let ticks: u64 = ticks.map(str::parse::<u64>).sum::<Result<_, _>>()?;
+        // USER_HZ is 100 on every Linux that Envoy is built for.
+        Ok(Duration::from_millis(ticks * 10))
+    }
+
+    /// Resident memory of the Envoy process in bytes.
+    pub fn resident_bytes(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.process.id());
+        let status = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let kibibytes = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"))
+            .context("no VmRSS")?;
+        Ok(kibibytes.trim().parse::<u64>()? * 1024)
+    }
+}
+
+fn admin_get(admin: SocketAddr, path: &str) -> Result<String> {
+    let mut client = Client::connect(admin)?;
+    client.send(format!("GET {path} HTTP/1.1\r\nhost: admin\r\n\r\n").as_bytes())?;
+    let response = client.response()?;
+    ensure!(
+        response.status == 200,
+        "{path} answered {}",
+        response.status
+    );
+    Ok(String::from_utf8(response.body)?)
+}
+
+/// The users' configuration with this run's addresses, module and plugin configuration.
+fn configuration(
+    template: &str,
+    options: &GatewayOptions,
+    module: Option<&Path>,
+) -> Result<String> {
+    let upstream = options.upstream;
+    let mut text = template.to_owned();
+    for (from, to) in [
+        ("port_value: 9901 ", "port_value: 0 ".to_owned()),
+        ("port_value: 10000 ", "port_value: 0 ".to_owned()),
+        (
+            "address: 127.0.0.1, port_value: 8000 ",
+            format!(
+                "address: {}, port_value: {} ",
+                upstream.ip(),
+                upstream.port()
+            ),
+        ),
+    ] {
+        text = replace_once(&text, from, &to)?;
+    }
+    let (Some(plugin), Some(module)) = (&options.plugin, module) else {
+        return replace_between(&text, FILTER_BEGIN, FILTER_END, "");
+    };
+    // JSON strings are YAML strings.
+    let module = Value::from(module.to_str().context("the module's path is not UTF-8")?);
+    text = replace_once(
+        &text,
+        "target/wasm32-wasip1/wasm/foreword_filter.wasm",
+        &module.to_string(),
+    )?;
+    let plugin = Value::from(plugin.to_string());
+    replace_between(
+        &text,
+        "value: |\n",
+        FILTER_END,
+        &format!("value: {plugin}\n"),
+    )
+}
+
+fn replace_once(text: &str, from: &str, to: &str) -> Result<String> {
+    // The comments at the top mention addresses too, but without the YAML around them.
+    match text.matches(from).count() {
+        1 => Ok(text.replacen(from, to, 1)),
+        count => bail!("envoy.yaml has {from:?} {count} times, not once"),
+    }
+}
+
+/// Replaces `begin` and what follows it up to, without, `end`.
+fn replace_between(text: &str, begin: &str, end: &str, to: &str) -> Result<String> {
+    let missing = || format!("envoy.yaml has no {begin:?} … {end:?}");
+    let (before, rest) = text.split_once(begin).with_context(missing)?;
+    let (_, after) = rest.split_once(end).with_context(missing)?;
+    Ok(format!("{before}{to}{end}{after}"))
+}
+
+/// The lines between these are what Foreword adds to an Envoy configuration.
+const FILTER_BEGIN: &str = "          # Foreword: begin.";
+const FILTER_END: &str = "          # Foreword: end.";

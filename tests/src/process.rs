@@ -1,0 +1,163 @@
+//! A child process that is known by what it prints, and killed when dropped.
+//!
+//! One of its two streams is watched line by line, so that readiness is a condition and not a delay; both are
+//! kept in files, whose tail goes into every error.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+
+/// Which stream tells that the process is ready. The other goes straight to a file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Watch {
+    Stdout,
+    Stderr,
+}
+
+#[derive(Debug)]
+pub(crate) struct Process {
+    name: String,
+    child: Child,
+    lines: Receiver<String>,
+    reader: Option<JoinHandle<()>>,
+    /// What it wrote on standard output and on standard error.
+    files: [PathBuf; 2],
+    /// The watched one of `files`.
+    watched: usize,
+}
+
+impl Process {
+    /// Starts the command; the files `stdout.log` and `stderr.log` are written in `folder`.
+    pub(crate) fn start(mut command: Command, watch: Watch, folder: &Path) -> Result<Self> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let paths = [folder.join("stdout.log"), folder.join("stderr.log")];
+        let [stdout, stderr] = paths.each_ref().map(File::create);
+        let (mut log, watched) = match watch {
+            Watch::Stdout => {
+                command.stdout(Stdio::piped()).stderr(stderr?);
+                (stdout?, 0)
+            }
+            Watch::Stderr => {
+                command.stdout(stdout?).stderr(Stdio::piped());
+                (stderr?, 1)
+            }
+        };
+        let mut child = command
+            .stdin(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        let stream: Box<dyn Read + Send> = match (child.stdout.take(), child.stderr.take()) {
+            (Some(stream), _) => Box::new(stream),
+            (_, Some(stream)) => Box::new(stream),
+            _ => return Err(anyhow!("{name} has no piped stream")),
+        };
+        // Full once nobody waits any more: then lines go to the file alone.
+        let (sender, lines) = sync_channel(MAX_WAITING_LINES);
+        let reader = std::thread::spawn(move || copy_lines(stream, &mut log, &sender));
+        Ok(Self {
+            name,
+            child,
+            lines,
+            reader: Some(reader),
+            files: paths,
+            watched,
+        })
+    }
+
+    /// Waits for a line of which `wanted` makes something. Fails when the process ends before.
+    pub(crate) fn wait_for<T>(&mut self, wanted: impl Fn(&str) -> Option<T>) -> Result<T> {
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) => {
+                    if let Some(found) = wanted(&line) {
+                        return Ok(found);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(self.error(&format!("was not ready within {START_LIMIT:?}")));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self
+                        .child
+                        .wait()
+                        .map_or_else(|error| error.to_string(), |s| s.to_string());
+                    return Err(self.error(&format!("ended before it was ready ({status})")));
+                }
+            }
+        }
+    }
+
+    /// Waits until the process ends by itself.
+    pub(crate) fn wait(&mut self) -> Result<()> {
+        let status = self.child.wait()?;
+        if !status.success() {
+            return Err(self.error(&format!("failed ({status})")));
+        }
+        Ok(())
+    }
+
+    /// An error that shows the end of both streams.
+    pub(crate) fn error(&self, what: &str) -> anyhow::Error {
+        let mut message = format!("{} {what}", self.name);
+        for path in &self.files {
+            let text = read_lossy(path).unwrap_or_default();
+            let lines: Vec<_> = text.lines().collect();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
+                message.push_str(&format!("\n{name}: {line}"));
+            }
+        }
+        anyhow!(message)
+    }
+
+    /// All that the watched stream has said.
+    pub(crate) fn log(&self) -> Result<String> {
+        read_lossy(&self.files[self.watched])
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only when the process has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+    }
+}
+
+fn read_lossy(path: &Path) -> Result<String> {
+    Ok(String::from_utf8_lossy(&std::fs::read(path)?).into_owned())
+}
+
+/// Runs until the stream ends or the log cannot be written; errors end the copying, not the process.
+fn copy_lines(stream: impl Read, log: &mut File, lines: &SyncSender<String>) {
+    let mut stream = BufReader::new(stream);
+    let mut line = Vec::new();
+    while matches!(stream.read_until(b'\n', &mut line), Ok(1..)) {
+        if log.write_all(&line).is_err() {
+            return;
+        }
+        let _ = lines.try_send(String::from_utf8_lossy(&line).trim_end().to_owned());
+        line.clear();
+    }
+}
+
+/// Far more than anything prints before it is ready (Envoy: about 120 lines).
+const MAX_WAITING_LINES: usize = 10_000;
+const TAIL_LINES: usize = 15;
+/// A limit for a broken start, generous for a loaded machine.
+const START_LIMIT: Duration = Duration::from_secs(120);

@@ -1,0 +1,211 @@
+//! An upstream that records what it receives and answers by a script.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+
+use crate::http::{Headers, find, read_chunk, read_head, write_chunk};
+
+/// A listening upstream; it accepts nothing more when this is dropped.
+pub struct Upstream {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    script: Script,
+    /// `None`: nothing is kept.
+    received: Option<Mutex<Vec<Received>>>,
+    stopping: AtomicBool,
+}
+
+type Script = Box<dyn Fn(&Received, &mut Reply<'_>) -> Result<()> + Send + Sync>;
+
+/// A request as it arrived.
+#[derive(Debug, Clone)]
+pub struct Received {
+    /// Request line.
+    pub line: String,
+    /// Names in lower case, in order.
+    pub headers: Headers,
+    /// The body's bytes, without the framing of chunks.
+    pub body: Vec<u8>,
+}
+
+impl Received {
+    /// The first header of that lower-case name.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        find(&self.headers, name)
+    }
+
+    /// The body as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+}
+
+impl Upstream {
+    /// Answers every request with a small JSON object.
+    pub fn start() -> Result<Self> {
+        Self::scripted(|_, reply| reply.json(200, r#"{"ok": true}"#))
+    }
+
+    /// Answers by the script, which runs after the request was recorded. When it fails, or leaves a response
+    /// unfinished, the connection is closed.
+    pub fn scripted(
+        script: impl Fn(&Received, &mut Reply<'_>) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        Self::listen(Box::new(script), Some(Mutex::default()))
+    }
+
+    /// As [`Self::start`], but keeps nothing: for loads.
+    pub fn forgetful() -> Result<Self> {
+        Self::listen(
+            Box::new(|_, reply| reply.json(200, r#"{"ok": true}"#)),
+            None,
+        )
+    }
+
+    fn listen(script: Script, received: Option<Mutex<Vec<Received>>>) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            script,
+            received,
+            stopping: AtomicBool::new(false),
+        });
+        let accepting = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if accepting.stopping.load(Ordering::Relaxed) {
+                    return;
+                }
+                let shared = Arc::clone(&accepting);
+                // Ends with its connection, so with the gateway at the latest.
+                std::thread::spawn(move || shared.serve(stream));
+            }
+        });
+        Ok(Self { address, shared })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Everything received so far.
+    pub fn received(&self) -> Vec<Received> {
+        let received = self.shared.received.as_ref();
+        received.map_or_else(Vec::new, |list| {
+            list.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        })
+    }
+
+    /// The last request received.
+    pub fn last(&self) -> Result<Received> {
+        self.received()
+            .pop()
+            .context("the upstream received nothing")
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        // Wakes the accepting thread.
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+impl Shared {
+    /// Serves one connection until it closes or the script ends it.
+    fn serve(&self, stream: TcpStream) {
+        let _ = stream.set_nodelay(true);
+        let Ok(writing) = stream.try_clone() else {
+            return;
+        };
+        let mut reading = BufReader::with_capacity(64 << 10, stream);
+        while let Ok(Some(request)) = read_request(&mut reading) {
+            if let Some(received) = &self.received {
+                received
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(request.clone());
+            }
+            let mut reply = Reply {
+                stream: &writing,
+                finished: false,
+            };
+            if (self.script)(&request, &mut reply).is_err() || !reply.finished {
+                return;
+            }
+        }
+    }
+}
+
+fn read_request(stream: &mut impl BufRead) -> Result<Option<Received>> {
+    let Some((line, headers)) = read_head(stream)? else {
+        return Ok(None);
+    };
+    let mut body = Vec::new();
+    if find(&headers, "transfer-encoding") == Some("chunked") {
+        while let Some(chunk) = read_chunk(stream)? {
+            body.extend(chunk);
+        }
+    } else if let Some(length) = find(&headers, "content-length") {
+        body.resize(length.parse()?, 0);
+        stream.read_exact(&mut body)?;
+    }
+    Ok(Some(Received {
+        line,
+        headers,
+        body,
+    }))
+}
+
+/// Writes the response to one request.
+pub struct Reply<'a> {
+    stream: &'a TcpStream,
+    finished: bool,
+}
+
+impl Reply<'_> {
+    /// A whole JSON response.
+    pub fn json(&mut self, status: u16, body: &str) -> Result<()> {
+        let head = format!(
+            "HTTP/1.1 {status} Scripted\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        self.raw(&[head.as_bytes(), body.as_bytes()].concat())?;
+        self.finished = true;
+        Ok(())
+    }
+
+    /// The head of a stream of server-sent events.
+    pub fn begin_events(&mut self) -> Result<()> {
+        self.raw(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+    }
+
+    /// One event, sent at once as a chunk of its own.
+    pub fn event(&mut self, data: &str) -> Result<()> {
+        let mut chunk = Vec::new();
+        write_chunk(&mut chunk, format!("data: {data}\n\n").as_bytes());
+        self.raw(&chunk)
+    }
+
+    /// The end of the stream.
+    pub fn end_events(&mut self) -> Result<()> {
+        self.raw(b"0\r\n\r\n")?;
+        self.finished = true;
+        Ok(())
+    }
+
+    /// Bytes as they are; the connection closes after the script unless a response was finished.
+    pub fn raw(&mut self, bytes: &[u8]) -> Result<()> {
+        let mut stream = self.stream;
+        stream.write_all(bytes).context("the gateway has gone")
+    }
+}

@@ -1,0 +1,104 @@
+//! Streamed answers: server-sent events pass one by one, as they are.
+
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use foreword_tests::Upstream;
+use foreword_tests::http::{Client, post};
+
+use crate::{gateway, tagged};
+
+/// Ends a test whose other side has failed.
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[test]
+fn an_event_reaches_the_client_before_the_upstream_sends_the_next() {
+    let (seen, go_on) = channel::<()>();
+    let go_on = Mutex::new(go_on);
+    let upstream = Upstream::scripted(move |_, reply| {
+        reply.begin_events()?;
+        for number in 0..3 {
+            reply.event(&format!("{{\"n\": {number}}}"))?;
+            // The next event is sent only when the client has this one in its hands.
+            go_on.lock().unwrap().recv_timeout(LIMIT)?;
+        }
+        reply.event("[DONE]")?;
+        reply.end_events()
+    })
+    .unwrap();
+    let gateway = gateway(&upstream);
+    let mut client = Client::connect(gateway.address()).unwrap();
+    client.send(&post(tagged(&["a", "b"]).as_bytes())).unwrap();
+    let head = client.head().unwrap();
+    assert_eq!(head.header("content-type"), Some("text/event-stream"));
+    assert!(head.report().starts_with("unchanged;"), "{}", head.report());
+    for number in 0..3 {
+        let event = client.piece(&head).unwrap().unwrap();
+        assert_eq!(event, format!("data: {{\"n\": {number}}}\n\n").as_bytes());
+        seen.send(()).unwrap();
+    }
+    assert_eq!(client.piece(&head).unwrap().unwrap(), b"data: [DONE]\n\n");
+    assert_eq!(client.piece(&head).unwrap(), None);
+}
+
+#[test]
+fn a_long_answer_passes_to_the_byte() {
+    let events = 2_000;
+    let upstream = Upstream::scripted(move |_, reply| {
+        reply.begin_events()?;
+        for number in 0..events {
+            reply.event(&format!("{number} {}", "x".repeat(number % 997)))?;
+        }
+        reply.end_events()
+    })
+    .unwrap();
+    let gateway = gateway(&upstream);
+    let mut client = Client::connect(gateway.address()).unwrap();
+    client.send(&post(tagged(&["a", "b"]).as_bytes())).unwrap();
+    let expected: String = (0..events)
+        .map(|n| format!("data: {n} {}\n\n", "x".repeat(n % 997)))
+        .collect();
+    assert_eq!(
+        String::from_utf8(client.response().unwrap().body).unwrap(),
+        expected
+    );
+}
+
+#[test]
+fn a_stream_that_breaks_off_breaks_off_for_the_client_too() {
+    let upstream = Upstream::scripted(|_, reply| {
+        reply.begin_events()?;
+        reply.event("one")?;
+        // The script ends within the stream, so the connection closes.
+        Ok(())
+    })
+    .unwrap();
+    let gateway = gateway(&upstream);
+    let mut client = Client::connect(gateway.address()).unwrap();
+    client.send(&post(tagged(&["a", "b"]).as_bytes())).unwrap();
+    let head = client.head().unwrap();
+    assert_eq!(client.piece(&head).unwrap().unwrap(), b"data: one\n\n");
+    assert!(client.is_closed(), "the stream must not look complete");
+}
+
+#[test]
+fn a_client_that_leaves_during_the_answer_ends_it_upstream() {
+    let (ended, has_ended) = channel();
+    let ended = Mutex::new(ended);
+    let upstream = Upstream::scripted(move |_, reply| {
+        reply.begin_events()?;
+        // Until the gateway closes the connection.
+        while reply.event(&"x".repeat(1_000)).is_ok() {}
+        ended.lock().unwrap().send(())?;
+        Ok(())
+    })
+    .unwrap();
+    let gateway = gateway(&upstream);
+    let mut client = Client::connect(gateway.address()).unwrap();
+    client.send(&post(tagged(&["a", "b"]).as_bytes())).unwrap();
+    let head = client.head().unwrap();
+    client.piece(&head).unwrap().unwrap();
+    drop(client);
+    has_ended.recv_timeout(LIMIT).unwrap();
+}

@@ -1,0 +1,619 @@
+//! One request and its response, from the first callback to the last.
+//!
+//! ```text
+//! request headers ─► not ours ──────────────────────────────► Bystander   goes on, no report
+//!        │
+//!        ├─► cannot be ordered (encoded, too large, …) ──────► Settled     goes on, or is refused
+//!        ▼
+//!     Holding ── body grows ─► over the bound ───────────────► Settled     goes on whole, or is refused
+//!        │
+//!        └─ last byte or trailers ─► core ─► new body or none ► Settled     goes on
+//! ```
+//!
+//! The headers are held until the body is complete, because `content-length` must change with it: Envoy
+//! hangs on a stale one. Response headers get the report; response bodies are not looked at, so streams
+//! pass unbuffered.
+
+use std::rc::Rc;
+
+use foreword_ordering::Rewrite;
+
+use crate::config::OnFailure;
+use crate::host::{Host, HostError, LogLevel};
+use crate::outcome::{Fault, Outcome, error_body, reason};
+use crate::plugin::Plugin;
+
+/// One request and its response.
+pub struct Exchange {
+    plugin: Rc<Plugin>,
+    phase: Phase,
+}
+
+/// What the proxy does next with the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    /// It goes on to the next filter.
+    Continue,
+    /// It stays here, buffered; or it was answered and goes nowhere.
+    Hold,
+}
+
+enum Phase {
+    Bystander,
+    Holding(Held),
+    Settled(Outcome),
+}
+
+/// What is kept of the headers while the body arrives.
+struct Held {
+    tenant: String,
+    /// There is a `content-length`, which must follow the body's size.
+    sized: bool,
+    /// Bytes buffered so far.
+    received: usize,
+}
+
+/// Why a request is not held or not rewritten.
+enum Decline {
+    /// A property of the request, not a fault.
+    Reason(&'static str),
+    Fault(Fault),
+    Host(HostError),
+}
+
+impl From<HostError> for Decline {
+    fn from(error: HostError) -> Self {
+        Self::Host(error)
+    }
+}
+
+impl Exchange {
+    /// An exchange of which nothing has arrived yet.
+    pub fn new(plugin: Rc<Plugin>) -> Self {
+        Self {
+            plugin,
+            phase: Phase::Bystander,
+        }
+    }
+
+    /// The request's headers have arrived; with `end_of_stream` there is nothing more.
+    pub fn on_request_headers(&mut self, host: &impl Host, end_of_stream: bool) -> Flow {
+        let held = self
+            .strip_report_header(host)
+            .and_then(|()| self.is_ours(host));
+        let held = match held {
+            Ok(false) => return Flow::Continue,
+            Ok(true) if end_of_stream => Err(Decline::Reason(reason::EMPTY_BODY)),
+            Ok(true) => self.read_headers(host),
+            Err(error) => Err(Decline::Host(error)),
+        };
+        match held {
+            Ok(held) => {
+                self.phase = Phase::Holding(held);
+                Flow::Hold
+            }
+            Err(decline) => self.decline(host, decline),
+        }
+    }
+
+    /// More of the request's body has arrived. `size` counts everything buffered so far.
+    pub fn on_request_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) -> Flow {
+        let Phase::Holding(held) = &mut self.phase else {
+            return self.settled_flow();
+        };
+        held.received = size;
+        let limit = self.plugin.config().max_body_bytes;
+        if size > usize::try_from(limit).unwrap_or(usize::MAX) {
+            // Held since the headers, so nothing of it is lost: it goes on whole.
+            return self.decline(host, Decline::Fault(Fault::TooLarge { found: None, limit }));
+        }
+        if end_of_stream {
+            self.finish(host)
+        } else {
+            Flow::Hold
+        }
+    }
+
+    /// The request ends with trailers: the body is complete.
+    pub fn on_request_trailers(&mut self, host: &impl Host) -> Flow {
+        match self.phase {
+            Phase::Holding(_) => self.finish(host),
+            _ => self.settled_flow(),
+        }
+    }
+
+    /// The response's headers have arrived, from the upstream or from the proxy itself.
+    pub fn on_response_headers(&mut self, host: &impl Host) {
+        if let (Some(name), Phase::Settled(outcome)) =
+            (&self.plugin.config().report_header, &self.phase)
+            && let Err(error) = host.set_response_header(name, &outcome.to_string())
+        {
+            host.log(LogLevel::Warn, &error.to_string());
+        }
+    }
+
+    /// Only this filter says what it did: a header of that name from the client would mislead whoever reads
+    /// it behind us. Looked up first, since a change of headers makes Envoy choose its route anew.
+    fn strip_report_header(&self, host: &impl Host) -> Result<(), HostError> {
+        if let Some(name) = &self.plugin.config().report_header
+            && host.request_header(name)?.is_some()
+        {
+            host.remove_request_header(name)?;
+        }
+        Ok(())
+    }
+
+    fn is_ours(&self, host: &impl Host) -> Result<bool, HostError> {
+        if host.request_header(":method")?.as_deref() != Some(b"POST") {
+            return Ok(false);
+        }
+        let path = host.request_header(":path")?.unwrap_or_default();
+        let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
+        let routes = &self.plugin.config().routes;
+        Ok(routes.iter().any(|route| route.as_bytes() == path))
+    }
+
+    fn read_headers(&self, host: &impl Host) -> Result<Held, Decline> {
+        if !host
+            .request_header("content-type")?
+            .is_none_or(|value| is_json(&value))
+        {
+            return Err(Decline::Reason(reason::NOT_JSON));
+        }
+        let encoding = host.request_header("content-encoding")?;
+        if !encoding.is_none_or(|value| value.trim_ascii().eq_ignore_ascii_case(b"identity")) {
+            return Err(Decline::Reason(reason::ENCODED));
+        }
+        let length = host.request_header("content-length")?;
+        let found = length
+            .as_deref()
+            .and_then(|value| str::from_utf8(value).ok()?.trim().parse::<u64>().ok());
+        let limit = self.plugin.config().max_body_bytes;
+        if found.is_some_and(|found| found > u64::from(limit)) {
+            return Err(Decline::Fault(Fault::TooLarge { found, limit }));
+        }
+        Ok(Held {
+            tenant: self.tenant(host)?,
+            sized: length.is_some(),
+            received: 0,
+        })
+    }
+
+    /// With tenants switched on, a request that names none is not ordered: sharing one tree among the
+    /// nameless would tell each of them what the others sent.
+    fn tenant(&self, host: &impl Host) -> Result<String, Decline> {
+        let Some(name) = &self.plugin.config().tenant_header else {
+            return Ok(String::new());
+        };
+        let value = host.request_header(name)?.unwrap_or_default();
+        if value.is_empty() {
+            return Err(Decline::Reason(reason::NO_TENANT));
+        }
+        if value.len() > MAX_TENANT_BYTES {
+            return Err(Decline::Reason(reason::BAD_TENANT));
+        }
+        String::from_utf8(value).map_err(|_| Decline::Reason(reason::BAD_TENANT))
+    }
+
+    /// The body is complete: rewrite it and let the request go.
+    fn finish(&mut self, host: &impl Host) -> Flow {
+        let Phase::Holding(held) = &self.phase else {
+            return self.settled_flow();
+        };
+        match self.rewrite(host, held) {
+            Ok(outcome) => {
+                self.settle(host, outcome);
+                Flow::Continue
+            }
+            Err(decline) => self.decline(host, decline),
+        }
+    }
+
+    fn rewrite(&self, host: &impl Host, held: &Held) -> Result<Outcome, Decline> {
+        if held.received == 0 {
+            return Err(Decline::Reason(reason::EMPTY_BODY));
+        }
+        let body = host.request_body(held.received)?;
+        let rewrite = self
+            .plugin
+            .rewrite(host, &held.tenant, &body)
+            .ok_or(Decline::Reason(reason::BUSY))?
+            .map_err(|skip| Decline::Fault(Fault::Skip(skip)))?;
+        let Rewrite {
+            body: Some(new),
+            report,
+        } = rewrite
+        else {
+            return Ok(Outcome::Unchanged(rewrite.report));
+        };
+        host.replace_request_body(held.received, &new)?;
+        // A change of headers makes Envoy choose its route anew, so none without need.
+        if held.sized
+            && new.len() != held.received
+            && let Err(error) = host.set_request_header("content-length", &new.len().to_string())
+        {
+            // The old length still stands, so the old body must too.
+            host.replace_request_body(new.len(), &body)?;
+            return Err(error.into());
+        }
+        Ok(Outcome::Ordered(report))
+    }
+
+    /// Lets the request go as it came, or refuses it if it is the client's fault and so configured.
+    fn decline(&mut self, host: &impl Host, decline: Decline) -> Flow {
+        let reason = match decline {
+            Decline::Reason(reason) => reason,
+            Decline::Host(error) => {
+                host.log(LogLevel::Warn, &error.to_string());
+                reason::HOST_ERROR
+            }
+            Decline::Fault(fault) => {
+                match (self.plugin.config().on_failure, fault.refusal_status()) {
+                    (OnFailure::Refuse, Some(status)) => return self.refuse(host, status, &fault),
+                    _ => fault.reason(),
+                }
+            }
+        };
+        self.settle(host, Outcome::Passed(reason));
+        Flow::Continue
+    }
+
+    fn refuse(&mut self, host: &impl Host, status: u16, fault: &Fault) -> Flow {
+        let headers = [("content-type", "application/json")];
+        match host.respond(status, &headers, &error_body(fault)) {
+            Ok(()) => {
+                self.settle(host, Outcome::Refused(fault.reason()));
+                Flow::Hold
+            }
+            Err(error) => self.decline(host, Decline::Host(error)),
+        }
+    }
+
+    fn settle(&mut self, host: &impl Host, outcome: Outcome) {
+        self.plugin.count(host, &outcome);
+        self.phase = Phase::Settled(outcome);
+    }
+
+    fn settled_flow(&self) -> Flow {
+        match self.phase {
+            Phase::Settled(Outcome::Refused(_)) => Flow::Hold,
+            _ => Flow::Continue,
+        }
+    }
+}
+
+/// `application/json` or a type with the suffix `+json`, with or without parameters.
+fn is_json(content_type: &[u8]) -> bool {
+    let essence = content_type
+        .split(|byte| *byte == b';')
+        .next()
+        .unwrap_or_default();
+    let essence = essence.trim_ascii().to_ascii_lowercase();
+    essence == b"application/json" || essence.ends_with(b"+json")
+}
+
+/// The core keeps one set of trees per tenant, so a tenant's name is kept too.
+const MAX_TENANT_BYTES: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scripted::ScriptedHost;
+
+    const PATH: &str = "/v1/chat/completions";
+
+    fn plugin(host: &ScriptedHost, json: &str) -> Rc<Plugin> {
+        Rc::new(Plugin::load(host, json.as_bytes()).unwrap())
+    }
+
+    fn body(ids: &[&str]) -> String {
+        let documents: Vec<_> = ids
+            .iter()
+            .map(|id| format!(r#"{{"id": "{id}", "text": "text of {id}"}}"#))
+            .collect();
+        format!(
+            r#"{{"model": "m", "messages": [{{"role": "user", "content": "why?"}}], "documents": [{}]}}"#,
+            documents.join(", ")
+        )
+    }
+
+    /// The body that goes on has the documents in this order.
+    fn assert_in_order(host: &ScriptedHost, ids: &[&str]) {
+        let sent = String::from_utf8(host.body()).unwrap();
+        let places = ids.iter().map(|id| sent.find(&format!("text of {id}")));
+        assert!(
+            places.is_sorted_by(|left, right| left.unwrap() < right.unwrap()),
+            "{sent}"
+        );
+    }
+
+    /// Sends one request with a `content-length` and returns its report.
+    fn send(plugin: &Rc<Plugin>, host: &ScriptedHost, body: &str) -> String {
+        host.request("POST", PATH, &[("content-length", &body.len().to_string())]);
+        let mut exchange = Exchange::new(Rc::clone(plugin));
+        if exchange.on_request_headers(host, body.is_empty()) == Flow::Hold {
+            host.receive(body.as_bytes());
+            exchange.on_request_body(host, host.body().len(), true);
+        }
+        exchange.on_response_headers(host);
+        host.response_header("x-foreword").unwrap_or_default()
+    }
+
+    #[test]
+    fn a_second_request_is_held_rewritten_and_reported() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, "");
+        send(&plugin, &host, &body(&["a", "b", "c"]));
+
+        let second = body(&["c", "b", "a"]);
+        host.request(
+            "POST",
+            PATH,
+            &[("content-length", &second.len().to_string())],
+        );
+        let mut exchange = Exchange::new(Rc::clone(&plugin));
+        assert_eq!(exchange.on_request_headers(&host, false), Flow::Hold);
+        host.receive(&second.as_bytes()[..10]);
+        assert_eq!(exchange.on_request_body(&host, 10, false), Flow::Hold);
+        host.receive(&second.as_bytes()[10..]);
+        assert_eq!(
+            exchange.on_request_body(&host, second.len(), true),
+            Flow::Continue
+        );
+        exchange.on_response_headers(&host);
+
+        assert_in_order(&host, &["a", "b", "c"]);
+        assert_eq!(
+            host.header("content-length"),
+            Some(host.body().len().to_string())
+        );
+        let report = host.response_header("x-foreword").unwrap();
+        assert!(report.starts_with("ordered; policy="), "{report}");
+        assert!(
+            report.contains("; documents=3; matched=3; moved=2; dropped=0"),
+            "{report}"
+        );
+        assert_eq!(host.counter("foreword_requests_total"), 2);
+        assert_eq!(host.counter("foreword_matched_documents_total"), 3);
+        assert_eq!(host.samples("foreword_ordering_microseconds").len(), 2);
+    }
+
+    #[test]
+    fn a_chunked_request_gets_no_content_length() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, "");
+        send(&plugin, &host, &body(&["a", "b"]));
+        host.request("POST", PATH, &[]);
+        let mut exchange = Exchange::new(plugin);
+        assert_eq!(exchange.on_request_headers(&host, false), Flow::Hold);
+        host.receive(body(&["b", "a"]).as_bytes());
+        assert_eq!(
+            exchange.on_request_body(&host, host.body().len(), true),
+            Flow::Continue
+        );
+        assert_eq!(host.header("content-length"), None);
+        assert_in_order(&host, &["a", "b"]);
+    }
+
+    #[test]
+    fn trailers_complete_the_body() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, "");
+        send(&plugin, &host, &body(&["a", "b"]));
+        host.request("POST", PATH, &[]);
+        let mut exchange = Exchange::new(plugin);
+        exchange.on_request_headers(&host, false);
+        host.receive(body(&["b", "a"]).as_bytes());
+        assert_eq!(
+            exchange.on_request_body(&host, host.body().len(), false),
+            Flow::Hold
+        );
+        assert_eq!(exchange.on_request_trailers(&host), Flow::Continue);
+        assert_in_order(&host, &["a", "b"]);
+    }
+
+    #[test]
+    fn requests_that_are_not_ours_are_neither_held_nor_counted() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, "");
+        for (method, path) in [
+            ("GET", PATH),
+            ("POST", "/v1/embeddings"),
+            ("POST", "/v1/chat/completions/"),
+        ] {
+            host.request(method, path, &[("x-foreword", "ordered; forged")]);
+            let mut exchange = Exchange::new(Rc::clone(&plugin));
+            assert_eq!(exchange.on_request_headers(&host, false), Flow::Continue);
+            assert_eq!(
+                exchange.on_request_body(&host, 9_000_000, true),
+                Flow::Continue
+            );
+            exchange.on_response_headers(&host);
+            assert_eq!(host.response_header("x-foreword"), None);
+            assert_eq!(
+                host.header("x-foreword"),
+                None,
+                "forged header of {method} {path}"
+            );
+        }
+        assert_eq!(host.counter("foreword_requests_total"), 0);
+    }
+
+    #[test]
+    fn a_query_does_not_hide_a_route() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, "");
+        host.request("POST", "/v1/chat/completions?api-version=1", &[]);
+        assert_eq!(
+            Exchange::new(plugin).on_request_headers(&host, false),
+            Flow::Hold
+        );
+    }
+
+    #[test]
+    fn headers_alone_can_decide_that_a_request_passes() {
+        for (header, value, reason) in [
+            ("content-type", "text/plain", "not-json"),
+            ("content-type", "application/jsonx", "not-json"),
+            ("content-encoding", "gzip", "encoded"),
+            ("content-length", "4194305", "too-large"),
+        ] {
+            let host = ScriptedHost::default();
+            let plugin = plugin(&host, "");
+            host.request("POST", PATH, &[(header, value)]);
+            let mut exchange = Exchange::new(plugin);
+            assert_eq!(
+                exchange.on_request_headers(&host, false),
+                Flow::Continue,
+                "{reason}"
+            );
+            exchange.on_response_headers(&host);
+            let report = host.response_header("x-foreword").unwrap();
+            assert_eq!(report, format!("passed; reason={reason}"));
+        }
+    }
+
+    #[test]
+    fn json_is_recognised_by_its_media_type() {
+        for value in [
+            "application/json",
+            "Application/JSON; charset=utf-8",
+            "application/vnd.x+json",
+        ] {
+            assert!(is_json(value.as_bytes()), "{value}");
+        }
+        for value in [
+            "",
+            "text/json",
+            "application/jsonl",
+            "multipart/form-data; x=application/json",
+        ] {
+            assert!(!is_json(value.as_bytes()), "{value}");
+        }
+    }
+
+    #[test]
+    fn a_body_that_outgrows_the_bound_goes_on_at_once() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, r#"{"max_body_bytes": 100}"#);
+        host.request("POST", PATH, &[]);
+        let mut exchange = Exchange::new(plugin);
+        assert_eq!(exchange.on_request_headers(&host, false), Flow::Hold);
+        assert_eq!(exchange.on_request_body(&host, 100, false), Flow::Hold);
+        assert_eq!(exchange.on_request_body(&host, 101, false), Flow::Continue);
+        assert_eq!(exchange.on_request_body(&host, 5, true), Flow::Continue);
+        assert_eq!(host.counter("foreword_passed_too_large_total"), 1);
+    }
+
+    #[test]
+    fn faults_of_the_client_are_refused_only_where_configured() {
+        let long = format!("[{}]", " ".repeat(200));
+        for (body, reason, status) in [
+            ("{]", "invalid-json", 400),
+            (long.as_str(), "too-large", 413),
+        ] {
+            let host = ScriptedHost::default();
+            let pass = plugin(&host, r#"{"max_body_bytes": 100}"#);
+            assert_eq!(send(&pass, &host, body), format!("passed; reason={reason}"));
+            assert_eq!(host.local_response(), None);
+
+            let refuse = plugin(&host, r#"{"max_body_bytes": 100, "on_failure": "refuse"}"#);
+            assert_eq!(
+                send(&refuse, &host, body),
+                format!("refused; reason={reason}")
+            );
+            let (answered, error) = host.local_response().unwrap();
+            assert_eq!(answered, status);
+            let error: serde_json::Value = serde_json::from_slice(&error).unwrap();
+            assert_eq!(error["error"]["type"], "invalid_request_error");
+            assert_eq!(error["error"]["code"], reason);
+        }
+    }
+
+    #[test]
+    fn a_request_without_documents_passes_even_where_faults_are_refused() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, r#"{"on_failure": "refuse"}"#);
+        let body = r#"{"messages": [{"role": "user", "content": "hello"}]}"#;
+        assert_eq!(send(&plugin, &host, body), "passed; reason=no-documents");
+        assert_eq!(send(&plugin, &host, ""), "passed; reason=empty-body");
+    }
+
+    #[test]
+    fn a_refused_request_stays_held() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, r#"{"max_body_bytes": 10, "on_failure": "refuse"}"#);
+        host.request("POST", PATH, &[]);
+        let mut exchange = Exchange::new(plugin);
+        exchange.on_request_headers(&host, false);
+        assert_eq!(exchange.on_request_body(&host, 11, false), Flow::Hold);
+        assert_eq!(exchange.on_request_body(&host, 20, true), Flow::Hold);
+        assert_eq!(host.counter("foreword_refused_total"), 1);
+    }
+
+    #[test]
+    fn tenants_do_not_see_each_others_documents() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, r#"{"tenant_header": "x-tenant"}"#);
+        let send = |tenant: Option<&str>, ids: &[&str]| {
+            let body = body(ids);
+            let headers: Vec<_> = tenant.iter().map(|tenant| ("x-tenant", *tenant)).collect();
+            host.request("POST", PATH, &headers);
+            let mut exchange = Exchange::new(Rc::clone(&plugin));
+            if exchange.on_request_headers(&host, false) == Flow::Hold {
+                host.receive(body.as_bytes());
+                exchange.on_request_body(&host, body.len(), true);
+            }
+            exchange.on_response_headers(&host);
+            host.response_header("x-foreword").unwrap()
+        };
+        send(Some("one"), &["a", "b"]);
+        assert!(send(Some("two"), &["b", "a"]).contains("matched=0"));
+        assert!(send(Some("one"), &["b", "a"]).contains("matched=2"));
+        assert_eq!(send(None, &["b", "a"]), "passed; reason=no-tenant");
+        assert_eq!(
+            send(Some(&"x".repeat(257)), &["b", "a"]),
+            "passed; reason=bad-tenant"
+        );
+    }
+
+    #[test]
+    fn a_proxy_that_refuses_a_call_lets_the_request_go_untouched() {
+        let original = body(&["b", "a"]);
+        for call in [
+            "request_header",
+            "request_body",
+            "replace_request_body",
+            "set_request_header",
+        ] {
+            let host = ScriptedHost::default();
+            let plugin = plugin(&host, "");
+            send(&plugin, &host, &body(&["a", "b"]));
+            host.request(
+                "POST",
+                PATH,
+                &[("content-length", &original.len().to_string())],
+            );
+            host.refuse(call);
+            let mut exchange = Exchange::new(plugin);
+            if exchange.on_request_headers(&host, false) == Flow::Hold {
+                host.receive(original.as_bytes());
+                assert_eq!(
+                    exchange.on_request_body(&host, original.len(), true),
+                    Flow::Continue
+                );
+                assert_eq!(host.body(), original.as_bytes(), "{call}");
+                assert_eq!(
+                    host.header("content-length"),
+                    Some(original.len().to_string())
+                );
+            }
+            exchange.on_response_headers(&host);
+            assert_eq!(
+                host.response_header("x-foreword").unwrap(),
+                "passed; reason=host-error",
+                "{call}"
+            );
+        }
+    }
+}

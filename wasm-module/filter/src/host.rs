@@ -1,0 +1,77 @@
+//! What the filter needs of the proxy it runs in, and nothing more.
+//!
+//! Implemented by `proxy` with proxy-wasm host calls and by a scripted host in the tests. Every call can
+//! fail, because every proxy can refuse; no caller may treat a failure as impossible.
+
+use thiserror::Error;
+
+/// The abilities of the surrounding proxy. Calls apply to the request whose callback is running.
+///
+/// Request headers may be read and changed from the request-headers callback on, until the first request
+/// callback that lets the request go; the body from its first callback on. In response callbacks the
+/// request is gone: keep what is needed of it.
+pub trait Host {
+    /// First value of the request header `name` (lower case, or a pseudo-header such as `:path`).
+    fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError>;
+
+    /// Replaces all values of a request header, or adds the header.
+    fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError>;
+
+    /// Removes all values of a request header. An absent header is no error.
+    fn remove_request_header(&self, name: &str) -> Result<(), HostError>;
+
+    /// Replaces all values of a response header, or adds the header.
+    fn set_response_header(&self, name: &str, value: &str) -> Result<(), HostError>;
+
+    /// The first `size` bytes of the buffered request body, fewer if it is shorter.
+    fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError>;
+
+    /// Puts `body` in the place of the first `size` bytes of the buffered request body.
+    fn replace_request_body(&self, size: usize, body: &[u8]) -> Result<(), HostError>;
+
+    /// Answers the client now; the request goes no further.
+    fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError>;
+
+    /// Defines a counter, or finds the one of that name.
+    fn define_counter(&self, name: &str) -> Result<MetricId, HostError>;
+
+    /// Defines a histogram, or finds the one of that name.
+    fn define_histogram(&self, name: &str) -> Result<MetricId, HostError>;
+
+    /// Adds to a counter. Never called with zero, which Envoy refuses.
+    fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError>;
+
+    /// Records one sample in a histogram.
+    fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError>;
+
+    /// Nanoseconds since some fixed moment; the difference of two readings measures a duration.
+    fn now_ns(&self) -> u64;
+
+    /// Writes a line to the proxy's log. Never pass text of a request.
+    fn log(&self, level: LogLevel, message: &str);
+}
+
+/// Names a counter or histogram within one plugin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MetricId(pub u32);
+
+/// How loud a log line is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogLevel {
+    /// Once at load.
+    Info,
+    /// The proxy refused a call; the request went on untouched.
+    Warn,
+    /// The configuration was refused.
+    Error,
+}
+
+/// The proxy refused a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the proxy refused {call} (status {status})")]
+pub struct HostError {
+    /// What was asked.
+    pub call: &'static str,
+    /// The proxy's status code.
+    pub status: u32,
+}

@@ -1,0 +1,176 @@
+//! Counters and histograms: their names, and what each outcome adds to them.
+//!
+//! ```text
+//! requests = ordered + unchanged + sum of passed_<reason> + refused
+//! ```
+//!
+//! Envoy shows them as `wasmcustom.<name>`. A metric that cannot be defined or written is left out: counting
+//! must not cost a request.
+
+use foreword_ordering::Skip;
+
+use crate::host::{Host, MetricId};
+use crate::outcome::{Outcome, reason};
+
+/// The metrics of one plugin.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    requests: Counter,
+    ordered: Counter,
+    unchanged: Counter,
+    refused: Counter,
+    documents: Counter,
+    matched_documents: Counter,
+    dropped_documents: Counter,
+    document_tokens: Counter,
+    matched_tokens: Counter,
+    /// By reason. As short as the list of reasons, which are words in the source.
+    passed: Vec<(&'static str, Counter)>,
+    ordering_microseconds: Option<MetricId>,
+    documents_per_request: Option<MetricId>,
+}
+
+impl Metrics {
+    /// Defines all metrics, so that each shows as 0 before its first request.
+    pub(crate) fn define(host: &impl Host) -> Self {
+        let passed = |reason: &'static str| {
+            let name = format!("foreword_passed_{}_total", reason.replace('-', "_"));
+            (reason, Counter::define(host, &name))
+        };
+        Self {
+            requests: Counter::define(host, "foreword_requests_total"),
+            ordered: Counter::define(host, "foreword_ordered_total"),
+            unchanged: Counter::define(host, "foreword_unchanged_total"),
+            refused: Counter::define(host, "foreword_refused_total"),
+            documents: Counter::define(host, "foreword_documents_total"),
+            matched_documents: Counter::define(host, "foreword_matched_documents_total"),
+            dropped_documents: Counter::define(host, "foreword_dropped_documents_total"),
+            document_tokens: Counter::define(host, "foreword_document_tokens_total"),
+            matched_tokens: Counter::define(host, "foreword_matched_tokens_total"),
+            passed: Skip::REASONS
+                .into_iter()
+                .chain(reason::ALL)
+                .map(passed)
+                .collect(),
+            ordering_microseconds: host.define_histogram("foreword_ordering_microseconds").ok(),
+            documents_per_request: host.define_histogram("foreword_documents_per_request").ok(),
+        }
+    }
+
+    /// Counts a request once, by what became of it.
+    pub(crate) fn count(&self, host: &impl Host, outcome: &Outcome) {
+        self.requests.add(host, 1);
+        let report = match outcome {
+            Outcome::Ordered(report) => {
+                self.ordered.add(host, 1);
+                report
+            }
+            Outcome::Unchanged(report) => {
+                self.unchanged.add(host, 1);
+                report
+            }
+            Outcome::Passed(reason) => return self.passed(reason).add(host, 1),
+            Outcome::Refused(_) => return self.refused.add(host, 1),
+        };
+        self.documents.add(host, report.documents.into());
+        self.matched_documents.add(host, report.matched.into());
+        self.dropped_documents.add(host, report.dropped.into());
+        self.document_tokens.add(host, report.document_tokens);
+        self.matched_tokens.add(host, report.matched_tokens);
+        record(
+            host,
+            self.documents_per_request,
+            u64::from(report.documents),
+        );
+    }
+
+    /// Records the time the core took for one request, whatever it answered.
+    pub(crate) fn time(&self, host: &impl Host, nanoseconds: u64) {
+        record(host, self.ordering_microseconds, nanoseconds / 1_000);
+    }
+
+    fn passed(&self, reason: &str) -> Counter {
+        let known = self.passed.iter().find(|(known, _)| *known == reason);
+        known.map_or(Counter(None), |(_, counter)| *counter)
+    }
+}
+
+/// A counter; `None` where the proxy would not define it.
+#[derive(Debug, Clone, Copy)]
+struct Counter(Option<MetricId>);
+
+impl Counter {
+    fn define(host: &impl Host, name: &str) -> Self {
+        Self(host.define_counter(name).ok())
+    }
+
+    /// Envoy refuses to add zero, so zero is not added.
+    fn add(self, host: &impl Host, amount: u64) {
+        if let (Some(id), 1..) = (self.0, amount) {
+            let _ = host.add(id, amount);
+        }
+    }
+}
+
+fn record(host: &impl Host, histogram: Option<MetricId>, value: u64) {
+    if let Some(id) = histogram {
+        let _ = host.record(id, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use foreword_ordering::Report;
+
+    use super::*;
+    use crate::scripted::ScriptedHost;
+
+    #[test]
+    fn an_ordered_request_adds_its_counts_and_never_a_zero() {
+        let host = ScriptedHost::default();
+        let metrics = Metrics::define(&host);
+        let report = Report {
+            policy: "longest",
+            documents: 5,
+            matched: 3,
+            moved: 4,
+            dropped: 0,
+            hinted: true,
+            document_tokens: 900,
+            matched_tokens: 700,
+        };
+        metrics.count(&host, &Outcome::Ordered(report));
+        assert_eq!(host.counter("foreword_requests_total"), 1);
+        assert_eq!(host.counter("foreword_ordered_total"), 1);
+        assert_eq!(host.counter("foreword_documents_total"), 5);
+        assert_eq!(host.counter("foreword_matched_documents_total"), 3);
+        assert_eq!(host.counter("foreword_matched_tokens_total"), 700);
+        assert_eq!(host.counter("foreword_dropped_documents_total"), 0);
+        assert_eq!(host.samples("foreword_documents_per_request"), [5]);
+        assert_eq!(host.refused_calls(), 0);
+    }
+
+    #[test]
+    fn a_reason_becomes_a_counter_of_its_own() {
+        let host = ScriptedHost::default();
+        let metrics = Metrics::define(&host);
+        metrics.count(&host, &Outcome::Passed("too-large"));
+        metrics.count(&host, &Outcome::Passed("too-large"));
+        metrics.count(&host, &Outcome::Passed("no-documents"));
+        metrics.count(&host, &Outcome::Passed("no-tenant"));
+        assert_eq!(host.counter("foreword_passed_too_large_total"), 2);
+        assert_eq!(host.counter("foreword_passed_no_documents_total"), 1);
+        assert_eq!(host.counter("foreword_passed_no_tenant_total"), 1);
+        assert_eq!(host.counter("foreword_requests_total"), 4);
+    }
+
+    #[test]
+    fn a_proxy_without_metrics_costs_nothing_but_the_figures() {
+        let host = ScriptedHost::default();
+        host.refuse_metrics();
+        let metrics = Metrics::define(&host);
+        metrics.count(&host, &Outcome::Passed("too-large"));
+        metrics.time(&host, 5_000);
+        assert_eq!(host.counter("foreword_requests_total"), 0);
+    }
+}

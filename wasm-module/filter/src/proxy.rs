@@ -1,0 +1,192 @@
+//! The filter in a real proxy: callbacks of the proxy-wasm SDK in, host calls out. Wasm only.
+//!
+//! The SDK panics on any status that it does not expect, in its trait methods and in most of `hostcalls`, and
+//! a panic here is a trap. So each call is made only where Envoy cannot answer anything else (read in Envoy's
+//! `source/extensions/common/wasm/context.cc` and proxy-wasm-cpp-host's `src/exports.cc`):
+//!
+//! | call | Envoy's other answer | why it cannot come |
+//! | --- | --- | --- |
+//! | read or change request headers | BadArgument, headers let go | [`Exchange`] asks only from the request-headers callback on and until a request callback returns `Continue`; Envoy keeps them that long |
+//! | change response headers | BadArgument, headers let go | only in the response-headers callback |
+//! | read the body | BadArgument, range overflows | the range is `0..size` as Envoy announced it; no buffer is `NotFound`, which is handled |
+//! | change the body | NotFound, no buffer | only after Envoy announced a body of more than zero bytes |
+//! | define, add, record | BadArgument, NotFound | fixed types, ids from `define`, never zero |
+//! | respond, log, clock | none | |
+//!
+//! The SDK exports the response-body callback whether used or not; its default lets every chunk pass.
+
+use std::rc::Rc;
+use std::time::UNIX_EPOCH;
+
+use proxy_wasm::hostcalls;
+use proxy_wasm::traits::{Context, HttpContext, RootContext};
+use proxy_wasm::types::{
+    Action, BufferType, ContextType, LogLevel as WasmLogLevel, MapType, MetricType, Status,
+};
+
+use crate::exchange::{Exchange, Flow};
+use crate::host::{Host, HostError, LogLevel, MetricId};
+use crate::plugin::Plugin;
+
+proxy_wasm::main! {{
+    proxy_wasm::set_root_context(|_| Box::new(Root(None)));
+}}
+
+/// One per configuration and worker.
+struct Root(Option<Rc<Plugin>>);
+
+impl Context for Root {}
+
+impl RootContext for Root {
+    /// `false` makes Envoy refuse the configuration: at start it ends, on an update it keeps the old one.
+    fn on_configure(&mut self, size: usize) -> bool {
+        let configuration = hostcalls::get_buffer(BufferType::PluginConfiguration, 0, size);
+        let configuration = configuration.ok().flatten().unwrap_or_default();
+        match Plugin::load(&Proxy, &configuration) {
+            Ok(plugin) => {
+                self.0 = Some(Rc::new(plugin));
+                true
+            }
+            Err(error) => {
+                Proxy.log(LogLevel::Error, &error.to_string());
+                false
+            }
+        }
+    }
+
+    fn create_http_context(&self, _context_id: u32) -> Option<Box<dyn HttpContext>> {
+        // The SDK panics on `None`, so a request before a configuration gets a context that does nothing.
+        Some(match &self.0 {
+            Some(plugin) => Box::new(Stream(Exchange::new(Rc::clone(plugin)))),
+            None => Box::new(Unconfigured),
+        })
+    }
+
+    fn get_type(&self) -> Option<ContextType> {
+        Some(ContextType::HttpContext)
+    }
+}
+
+struct Unconfigured;
+
+impl Context for Unconfigured {}
+
+impl HttpContext for Unconfigured {}
+
+/// One per request.
+struct Stream(Exchange);
+
+impl Context for Stream {}
+
+impl HttpContext for Stream {
+    fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+        action(self.0.on_request_headers(&Proxy, end_of_stream))
+    }
+
+    fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        action(self.0.on_request_body(&Proxy, size, end_of_stream))
+    }
+
+    fn on_http_request_trailers(&mut self, _count: usize) -> Action {
+        action(self.0.on_request_trailers(&Proxy))
+    }
+
+    fn on_http_response_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
+        self.0.on_response_headers(&Proxy);
+        Action::Continue
+    }
+}
+
+fn action(flow: Flow) -> Action {
+    match flow {
+        Flow::Continue => Action::Continue,
+        Flow::Hold => Action::Pause,
+    }
+}
+
+/// The proxy around this VM.
+struct Proxy;
+
+impl Host for Proxy {
+    fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
+        hostcalls::get_map_value_bytes(MapType::HttpRequestHeaders, name)
+            .map_err(refused("request_header"))
+    }
+
+    fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError> {
+        hostcalls::set_map_value(MapType::HttpRequestHeaders, name, Some(value))
+            .map_err(refused("set_request_header"))
+    }
+
+    fn remove_request_header(&self, name: &str) -> Result<(), HostError> {
+        hostcalls::remove_map_value(MapType::HttpRequestHeaders, name)
+            .map_err(refused("remove_request_header"))
+    }
+
+    fn set_response_header(&self, name: &str, value: &str) -> Result<(), HostError> {
+        hostcalls::set_map_value(MapType::HttpResponseHeaders, name, Some(value))
+            .map_err(refused("set_response_header"))
+    }
+
+    fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError> {
+        hostcalls::get_buffer(BufferType::HttpRequestBody, 0, size)
+            .map(Option::unwrap_or_default)
+            .map_err(refused("request_body"))
+    }
+
+    fn replace_request_body(&self, size: usize, body: &[u8]) -> Result<(), HostError> {
+        hostcalls::set_buffer(BufferType::HttpRequestBody, 0, size, body)
+            .map_err(refused("replace_request_body"))
+    }
+
+    fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
+        hostcalls::send_http_response(u32::from(status), headers.to_vec(), Some(body))
+            .map_err(refused("respond"))
+    }
+
+    fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {
+        hostcalls::define_metric(MetricType::Counter, name)
+            .map(MetricId)
+            .map_err(refused("define_counter"))
+    }
+
+    fn define_histogram(&self, name: &str) -> Result<MetricId, HostError> {
+        hostcalls::define_metric(MetricType::Histogram, name)
+            .map(MetricId)
+            .map_err(refused("define_histogram"))
+    }
+
+    fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError> {
+        let amount = i64::try_from(amount).unwrap_or(i64::MAX);
+        hostcalls::increment_metric(counter.0, amount).map_err(refused("add"))
+    }
+
+    fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError> {
+        hostcalls::record_metric(histogram.0, value).map_err(refused("record"))
+    }
+
+    fn now_ns(&self) -> u64 {
+        // Not `Instant`: older hosts have no monotonic clock under WASI, and `Instant::now` panics there.
+        hostcalls::get_current_time()
+            .ok()
+            .and_then(|now| now.duration_since(UNIX_EPOCH).ok())
+            .and_then(|since| u64::try_from(since.as_nanos()).ok())
+            .unwrap_or_default()
+    }
+
+    fn log(&self, level: LogLevel, message: &str) {
+        let level = match level {
+            LogLevel::Info => WasmLogLevel::Info,
+            LogLevel::Warn => WasmLogLevel::Warn,
+            LogLevel::Error => WasmLogLevel::Error,
+        };
+        let _ = hostcalls::log(level, message);
+    }
+}
+
+fn refused(call: &'static str) -> impl Fn(Status) -> HostError {
+    move |status| HostError {
+        call,
+        status: status as u32,
+    }
+}

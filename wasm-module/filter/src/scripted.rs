@@ -1,0 +1,198 @@
+//! A host for the tests: headers and body in memory, metrics in maps, any call refusable.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashSet};
+
+use crate::host::{Host, HostError, LogLevel, MetricId};
+
+#[derive(Default)]
+pub(crate) struct ScriptedHost(RefCell<State>);
+
+#[derive(Default)]
+struct State {
+    request_headers: BTreeMap<String, String>,
+    response_headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+    local_response: Option<(u16, Vec<u8>)>,
+    metrics: Vec<(String, Vec<u64>)>,
+    now_ns: u64,
+    refusing: HashSet<&'static str>,
+    refused_calls: u32,
+}
+
+impl ScriptedHost {
+    /// Begins a new request; what the previous one left is forgotten, metrics are not.
+    pub(crate) fn request(&self, method: &str, path: &str, headers: &[(&str, &str)]) {
+        let mut state = self.0.borrow_mut();
+        state.request_headers = [(":method", method), (":path", path)]
+            .iter()
+            .chain(headers)
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        state.response_headers.clear();
+        state.body.clear();
+        state.local_response = None;
+    }
+
+    pub(crate) fn receive(&self, bytes: &[u8]) {
+        self.0.borrow_mut().body.extend_from_slice(bytes);
+    }
+
+    pub(crate) fn body(&self) -> Vec<u8> {
+        self.0.borrow().body.clone()
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<String> {
+        self.0.borrow().request_headers.get(name).cloned()
+    }
+
+    pub(crate) fn response_header(&self, name: &str) -> Option<String> {
+        self.0.borrow().response_headers.get(name).cloned()
+    }
+
+    pub(crate) fn local_response(&self) -> Option<(u16, Vec<u8>)> {
+        self.0.borrow().local_response.clone()
+    }
+
+    /// From now on the call of that name is refused.
+    pub(crate) fn refuse(&self, call: &'static str) {
+        self.0.borrow_mut().refusing.insert(call);
+    }
+
+    pub(crate) fn refuse_metrics(&self) {
+        for call in ["define_counter", "define_histogram", "add", "record"] {
+            self.refuse(call);
+        }
+    }
+
+    pub(crate) fn refused_calls(&self) -> u32 {
+        self.0.borrow().refused_calls
+    }
+
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        self.samples(name).iter().sum()
+    }
+
+    pub(crate) fn samples(&self, name: &str) -> Vec<u64> {
+        let state = self.0.borrow();
+        let found = state.metrics.iter().find(|(known, _)| known == name);
+        found
+            .map(|(_, samples)| samples.clone())
+            .unwrap_or_default()
+    }
+
+    fn allow(&self, call: &'static str) -> Result<(), HostError> {
+        let mut state = self.0.borrow_mut();
+        if state.refusing.contains(call) {
+            state.refused_calls += 1;
+            return Err(HostError { call, status: 10 });
+        }
+        Ok(())
+    }
+
+    fn define(&self, name: &str) -> MetricId {
+        let metrics = &mut self.0.borrow_mut().metrics;
+        let id = metrics
+            .iter()
+            .position(|(known, _)| known == name)
+            .unwrap_or_else(|| {
+                metrics.push((name.to_owned(), Vec::new()));
+                metrics.len() - 1
+            });
+        MetricId(u32::try_from(id).unwrap())
+    }
+
+    fn sample(&self, id: MetricId, value: u64) {
+        self.0.borrow_mut().metrics[usize::try_from(id.0).unwrap()]
+            .1
+            .push(value);
+    }
+}
+
+impl Host for ScriptedHost {
+    fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
+        self.allow("request_header")?;
+        Ok(self.header(name).map(String::into_bytes))
+    }
+
+    fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError> {
+        self.allow("set_request_header")?;
+        let headers = &mut self.0.borrow_mut().request_headers;
+        headers.insert(name.to_owned(), value.to_owned());
+        Ok(())
+    }
+
+    fn remove_request_header(&self, name: &str) -> Result<(), HostError> {
+        self.allow("remove_request_header")?;
+        self.0.borrow_mut().request_headers.remove(name);
+        Ok(())
+    }
+
+    fn set_response_header(&self, name: &str, value: &str) -> Result<(), HostError> {
+        self.allow("set_response_header")?;
+        let headers = &mut self.0.borrow_mut().response_headers;
+        headers.insert(name.to_owned(), value.to_owned());
+        Ok(())
+    }
+
+    fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError> {
+        self.allow("request_body")?;
+        let mut body = self.body();
+        body.truncate(size);
+        Ok(body)
+    }
+
+    fn replace_request_body(&self, size: usize, body: &[u8]) -> Result<(), HostError> {
+        self.allow("replace_request_body")?;
+        let held = &mut self.0.borrow_mut().body;
+        assert!(
+            size <= held.len(),
+            "replaces {size} of {} bytes",
+            held.len()
+        );
+        held.splice(..size, body.iter().copied());
+        Ok(())
+    }
+
+    fn respond(
+        &self,
+        status: u16,
+        _headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Result<(), HostError> {
+        self.allow("respond")?;
+        self.0.borrow_mut().local_response = Some((status, body.to_vec()));
+        Ok(())
+    }
+
+    fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {
+        self.allow("define_counter")?;
+        Ok(self.define(name))
+    }
+
+    fn define_histogram(&self, name: &str) -> Result<MetricId, HostError> {
+        self.allow("define_histogram")?;
+        Ok(self.define(name))
+    }
+
+    fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError> {
+        self.allow("add")?;
+        assert!(amount > 0, "Envoy refuses to add zero");
+        self.sample(counter, amount);
+        Ok(())
+    }
+
+    fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError> {
+        self.allow("record")?;
+        self.sample(histogram, value);
+        Ok(())
+    }
+
+    fn now_ns(&self) -> u64 {
+        let now = &mut self.0.borrow_mut().now_ns;
+        *now += 3_000;
+        *now
+    }
+
+    fn log(&self, _level: LogLevel, _message: &str) {}
+}

@@ -1,0 +1,126 @@
+//! `cargo xtask corpus`: the handbook's retrieval results, made by BM25 (program `ranker`) and committed, so that
+//! the demo and the tests replay the same lists everywhere.
+
+use std::fs;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde::Serialize;
+
+use crate::handbook::{Document, Handbook, Retrieved};
+use crate::workspace::{Workspace, cargo};
+
+/// Documents kept per question.
+const TOP: usize = 10;
+
+/// What to do with the rankings.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Write nothing; fail if retrieved.jsonl is not what would be written
+    #[arg(long)]
+    check: bool,
+}
+
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    let handbook = Handbook::read(workspace)?;
+    let retrieved = retrieve(workspace, &handbook)?;
+    let (documents, questions) = (handbook.documents.len(), handbook.questions.len());
+    println!("{documents} documents, {questions} questions");
+    for depth in [5, TOP] {
+        println!(
+            "recall@{depth:<2} {:.3}",
+            recall(&handbook, &retrieved, depth)
+        );
+    }
+    let path = handbook.retrieved_path();
+    if options.check {
+        ensure!(
+            handbook.retrieved()? == retrieved,
+            "{} is not what the retriever finds now; write it anew with `cargo xtask corpus`",
+            path.display()
+        );
+        return Ok(());
+    }
+    let mut lines = String::new();
+    for line in &retrieved {
+        lines.push_str(&serde_json::to_string(line)?);
+        lines.push('\n');
+    }
+    fs::write(&path, lines).with_context(|| format!("writing {}", path.display()))?;
+    println!("wrote {}", path.display());
+    Ok(())
+}
+
+/// For `cargo xtask test`: the committed rankings are the retriever's.
+pub(crate) fn check(workspace: &Workspace) -> Result<()> {
+    run(workspace, &Options { check: true })
+}
+
+/// The ranker's job, as its module describes it.
+#[derive(Serialize)]
+struct Job<'a> {
+    documents: &'a [Document],
+    queries: Vec<&'a str>,
+    top: usize,
+}
+
+fn retrieve(workspace: &Workspace, handbook: &Handbook) -> Result<Vec<Retrieved>> {
+    let job = Job {
+        documents: &handbook.documents,
+        queries: handbook
+            .questions
+            .iter()
+            .map(|question| question.text.as_str())
+            .collect(),
+        top: TOP,
+    };
+    let mut ranker = Command::new(cargo())
+        .args(["run", "--locked", "--quiet", "--package", "ranker"])
+        .current_dir(workspace.root())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("the ranker cannot be started")?;
+    // The ranker reads all of its input before it writes: no deadlock on full pipes.
+    let mut input = ranker.stdin.take().context("the ranker has no stdin")?;
+    let written = input.write_all(&serde_json::to_vec(&job)?);
+    drop(input);
+    let output = ranker.wait_with_output()?;
+    ensure!(output.status.success(), "the ranker failed; see above");
+    written.context("the ranker did not read its job")?;
+    let rankings: Vec<Vec<String>> =
+        serde_json::from_slice(&output.stdout).context("reading the ranker's answer")?;
+    ensure!(
+        rankings.len() == handbook.questions.len(),
+        "the ranker answered {} questions",
+        rankings.len()
+    );
+    let lines = handbook.questions.iter().zip(rankings);
+    Ok(lines
+        .map(|(question, documents)| Retrieved {
+            question: question.id.clone(),
+            documents,
+        })
+        .collect())
+}
+
+/// The mean share of a question's labelled documents among its first `depth`, over the questions that have any.
+fn recall(handbook: &Handbook, retrieved: &[Retrieved], depth: usize) -> f64 {
+    let (mut sum, mut counted) = (0.0, 0);
+    for (question, line) in handbook.questions.iter().zip(retrieved) {
+        if question.answered_by.is_empty() {
+            continue;
+        }
+        let first = &line.documents[..depth.min(line.documents.len())];
+        let found = question
+            .answered_by
+            .iter()
+            .filter(|id| first.contains(id))
+            .count();
+        sum += found as f64 / question.answered_by.len() as f64;
+        counted += 1;
+    }
+    sum / f64::from(counted.max(1))
+}

@@ -1,0 +1,314 @@
+//! What the replay measured, and its forms as JSON and as a table.
+
+use std::env::consts;
+use std::fmt::Write as _;
+use std::fs;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::answers::Comparison;
+use crate::workspace::Workspace;
+
+/// The two ways of ordering that are compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Arm {
+    /// As the retriever ranked them.
+    Retrieval,
+    /// As the knowledge tree suggests.
+    Ordered,
+}
+
+impl Arm {
+    /// Its name in figures and progress bars.
+    pub(super) fn key(self) -> &'static str {
+        match self {
+            Self::Retrieval => "retrieval",
+            Self::Ordered => "ordered",
+        }
+    }
+
+    /// Its policy in the filter's configuration.
+    pub(super) fn policy(self) -> &'static str {
+        match self {
+            Self::Retrieval => "retrieval",
+            Self::Ordered => "longest",
+        }
+    }
+}
+
+/// One request.
+#[derive(Clone, Copy)]
+pub(super) struct Sample {
+    pub(super) prompt_tokens: u64,
+    pub(super) cached_tokens: u64,
+    pub(super) ttft: Duration,
+}
+
+/// How the figures were made.
+pub(super) struct Setting {
+    pub(super) commit: String,
+    pub(super) machine: String,
+    pub(super) profile: String,
+    pub(super) top_k: u8,
+    pub(super) kv_tokens: u32,
+}
+
+/// Both arms' requests, in the order in which they were asked.
+pub(super) struct Figures {
+    pub(super) setting: Setting,
+    pub(super) retrieval: Vec<Sample>,
+    pub(super) ordered: Vec<Sample>,
+    pub(super) answers: Comparison,
+}
+
+/// An arm's sums and quantiles.
+pub(super) struct Summary {
+    pub(super) requests: usize,
+    pub(super) prompt_tokens: u64,
+    pub(super) cached_tokens: u64,
+    pub(super) ttft_p50_ms: f64,
+    pub(super) ttft_p95_ms: f64,
+}
+
+impl Summary {
+    /// Cached tokens over prompt tokens.
+    pub(super) fn share(&self) -> f64 {
+        self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64
+    }
+}
+
+impl Figures {
+    pub(super) fn new(workspace: &Workspace, top_k: u8, kv_tokens: u32, profile: &str) -> Self {
+        let setting = Setting {
+            commit: workspace.commit(),
+            machine: machine(),
+            profile: profile.to_owned(),
+            top_k,
+            kv_tokens,
+        };
+        Self {
+            setting,
+            retrieval: Vec::new(),
+            ordered: Vec::new(),
+            answers: Comparison::default(),
+        }
+    }
+
+    pub(super) fn set(&mut self, arm: Arm, samples: Vec<Sample>) {
+        match arm {
+            Arm::Retrieval => self.retrieval = samples,
+            Arm::Ordered => self.ordered = samples,
+        }
+    }
+
+    pub(super) fn samples(&self, arm: Arm) -> &[Sample] {
+        match arm {
+            Arm::Retrieval => &self.retrieval,
+            Arm::Ordered => &self.ordered,
+        }
+    }
+
+    pub(super) fn summary(&self, arm: Arm) -> Summary {
+        let samples = self.samples(arm);
+        let times = sorted_ms(samples);
+        Summary {
+            requests: samples.len(),
+            prompt_tokens: samples.iter().map(|sample| sample.prompt_tokens).sum(),
+            cached_tokens: samples.iter().map(|sample| sample.cached_tokens).sum(),
+            ttft_p50_ms: quantile(&times, 0.50),
+            ttft_p95_ms: quantile(&times, 0.95),
+        }
+    }
+
+    /// Tokens reused in the ordered arm over those in retrieval order.
+    pub(super) fn gain(&self) -> f64 {
+        let (ordered, retrieval) = (self.summary(Arm::Ordered), self.summary(Arm::Retrieval));
+        ordered.cached_tokens as f64 / retrieval.cached_tokens.max(1) as f64
+    }
+
+    /// One line. The promised keys are literally dotted at the top level, for `jq '.["ordered.cached_tokens"]'`; the
+    /// same figures and more stand nested, for `jq .ordered.cached_tokens`. `prompt_tokens` is the retrieval arm's,
+    /// which holds the documents and no order hint.
+    pub(super) fn to_json(&self) -> String {
+        let (retrieval, ordered) = (self.summary(Arm::Retrieval), self.summary(Arm::Ordered));
+        let Setting {
+            commit,
+            machine,
+            profile,
+            top_k,
+            kv_tokens,
+        } = &self.setting;
+        json!({
+            "requests": retrieval.requests,
+            "prompt_tokens": retrieval.prompt_tokens,
+            "retrieval.cached_tokens": retrieval.cached_tokens,
+            "ordered.cached_tokens": ordered.cached_tokens,
+            "retrieval.ttft_p50_ms": milliseconds(retrieval.ttft_p50_ms),
+            "ordered.ttft_p50_ms": milliseconds(ordered.ttft_p50_ms),
+            "retrieval": nested(&retrieval),
+            "ordered": nested(&ordered),
+            "gain": rounded(self.gain(), 1000.0),
+            "answers_checked": self.answers.checked,
+            "answers_equal": self.answers.equal,
+            "setting": {
+                "commit": commit,
+                "machine": machine,
+                "profile": profile,
+                "top_k": top_k,
+                "kv_tokens": kv_tokens,
+            },
+        })
+        .to_string()
+    }
+
+    /// The table of both arms, for a terminal.
+    pub(super) fn to_table(&self) -> String {
+        let mut table = format!(
+            "\n{:10}{:>9}{:>15}{:>15}{:>9}{:>11}{:>11}\n",
+            "order", "requests", "prompt tokens", "cached tokens", "reused", "TTFT p50", "TTFT p95"
+        );
+        for arm in [Arm::Retrieval, Arm::Ordered] {
+            let summary = self.summary(arm);
+            let _ = writeln!(
+                table,
+                "{:10}{:>9}{:>15}{:>15}{:>8.1}%{:>8.1} ms{:>8.1} ms",
+                arm.key(),
+                summary.requests,
+                summary.prompt_tokens,
+                summary.cached_tokens,
+                100.0 * summary.share(),
+                summary.ttft_p50_ms,
+                summary.ttft_p95_ms
+            );
+        }
+        let _ = writeln!(
+            table,
+            "\n{:.2} times the reuse; {} of {} sampled answers are the same bytes warm and cold",
+            self.gain(),
+            self.answers.equal,
+            self.answers.checked
+        );
+        table
+    }
+}
+
+fn nested(summary: &Summary) -> Value {
+    json!({
+        "requests": summary.requests,
+        "prompt_tokens": summary.prompt_tokens,
+        "cached_tokens": summary.cached_tokens,
+        "share": rounded(summary.share(), 10_000.0),
+        "ttft_p50_ms": milliseconds(summary.ttft_p50_ms),
+        "ttft_p95_ms": milliseconds(summary.ttft_p95_ms),
+    })
+}
+
+/// Times to first token in milliseconds, ascending.
+pub(super) fn sorted_ms(samples: &[Sample]) -> Vec<f64> {
+    let mut times: Vec<f64> = samples
+        .iter()
+        .map(|sample| 1000.0 * sample.ttft.as_secs_f64())
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times
+}
+
+/// The nearest-rank quantile of ascending values; 0 of none.
+pub(super) fn quantile(ascending: &[f64], share: f64) -> f64 {
+    let rank = (share * ascending.len() as f64).ceil() as usize;
+    ascending
+        .get(rank.saturating_sub(1))
+        .copied()
+        .unwrap_or(0.0)
+}
+
+fn milliseconds(value: f64) -> f64 {
+    rounded(value, 1000.0)
+}
+
+fn rounded(value: f64, parts: f64) -> f64 {
+    (value * parts).round() / parts
+}
+
+/// The processor's name and number of threads.
+fn machine() -> String {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let information = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = information
+        .lines()
+        .find(|line| line.starts_with("model name"))
+        .and_then(|line| line.split_once(':'));
+    let name = name.map_or(consts::ARCH, |(_, name)| name.trim());
+    format!("{name}, {threads} threads, {}", consts::OS)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A replay as it may come out: retrieval reuses little, ordering about half.
+    pub(in crate::demo) fn example(requests: u64) -> Figures {
+        let samples = |reused_percent: u64| {
+            (0..requests)
+                .map(|index| {
+                    let prompt_tokens = 700 + (index * 37) % 200;
+                    let cached_tokens = prompt_tokens * ((index * 53) % (2 * reused_percent)) / 100;
+                    let computed = prompt_tokens - cached_tokens;
+                    Sample {
+                        prompt_tokens,
+                        cached_tokens,
+                        ttft: Duration::from_micros(4000 + 30 * computed),
+                    }
+                })
+                .collect()
+        };
+        Figures {
+            setting: Setting {
+                commit: "0123456789".into(),
+                machine: "Some <Processor>, 2 threads".into(),
+                profile: "dev".into(),
+                top_k: 5,
+                kv_tokens: 8192,
+            },
+            retrieval: samples(20),
+            ordered: samples(50),
+            answers: Comparison {
+                checked: 10,
+                equal: 10,
+            },
+        }
+    }
+
+    #[test]
+    fn json_holds_the_promised_keys_dotted_and_nested() {
+        let figures = example(50);
+        let json: Value = serde_json::from_str(&figures.to_json()).unwrap();
+        for key in crate::demo::PROMISED_KEYS {
+            assert!(json[key].is_number(), "{key}");
+        }
+        assert_eq!(
+            json["ordered.cached_tokens"],
+            json["ordered"]["cached_tokens"]
+        );
+        assert_eq!(json["requests"], 50);
+        assert!(json["gain"].as_f64().unwrap() > 1.5);
+    }
+
+    #[test]
+    fn quantiles_are_values_that_were_measured() {
+        let values: Vec<f64> = (1..=100).map(f64::from).collect();
+        assert_eq!(quantile(&values, 0.5), 50.0);
+        assert_eq!(quantile(&values, 0.95), 95.0);
+        assert_eq!(quantile(&values[..1], 0.95), 1.0);
+        assert_eq!(quantile(&[], 0.5), 0.0);
+    }
+
+    #[test]
+    fn the_gain_over_no_reuse_at_all_is_finite() {
+        let mut figures = example(4);
+        figures.set(Arm::Retrieval, Vec::new());
+        assert!(figures.gain().is_finite());
+        assert!(figures.to_table().contains("ordered"));
+    }
+}

@@ -1,0 +1,61 @@
+//! Ctrl-C and SIGTERM: noticed between requests, so that host and Envoy are ended by their owners.
+
+use std::sync::OnceLock;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use anyhow::{Context, Result, bail};
+
+/// Whether the user wants to stop. One per process: signals are.
+pub(super) struct Interrupt {
+    signal: &'static Signal,
+}
+
+#[derive(Default)]
+struct Signal {
+    arrived: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Interrupt {
+    /// Catches SIGINT, SIGTERM and SIGHUP from here on.
+    pub(super) fn install() -> Result<Self> {
+        static SIGNAL: OnceLock<Signal> = OnceLock::new();
+        if let Some(signal) = SIGNAL.get() {
+            return Ok(Self { signal });
+        }
+        let signal = SIGNAL.get_or_init(Signal::default);
+        ctrlc::set_handler(|| signal.raise()).context("Ctrl-C cannot be caught")?;
+        Ok(Self { signal })
+    }
+
+    /// # Errors
+    /// The user wants to stop.
+    pub(super) fn check(&self) -> Result<()> {
+        if *self
+            .signal
+            .arrived
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+        {
+            bail!("interrupted");
+        }
+        Ok(())
+    }
+
+    /// Returns when the user wants to stop.
+    pub(super) fn wait(&self) {
+        let arrived = self
+            .signal
+            .arrived
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        drop(self.signal.changed.wait_while(arrived, |arrived| !*arrived));
+    }
+}
+
+impl Signal {
+    fn raise(&self) {
+        *self.arrived.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+}

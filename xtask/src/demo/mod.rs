@@ -1,0 +1,194 @@
+//! `cargo xtask demo`: the handbook's questions through Envoy, twice, and what the engine's cache made of them.
+//!
+//! ```text
+//! xtask ──HTTP──▶ Envoy + filter ──▶ host (tiny model, fresh prefix cache)
+//!                 policy: retrieval, then longest; both processes started anew for each
+//! ```
+//!
+//! Each arm sends the same questions with the same retrieved documents, one after the other. Afterwards some are
+//! asked again with a cold cache, and the answers must be the same bytes.
+
+mod answers;
+mod client;
+mod figures;
+mod interrupt;
+mod plots;
+mod replay;
+mod report;
+mod stack;
+
+use std::fs;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use self::figures::{Arm, Figures};
+use self::interrupt::Interrupt;
+use self::replay::Question;
+use self::stack::Stack;
+use crate::workspace::Workspace;
+use crate::{build, setup};
+
+/// What to replay, and how.
+#[derive(Args, Clone)]
+pub(crate) struct Options {
+    /// End after the replay instead of staying up for requests by hand
+    #[arg(long)]
+    once: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long, requires = "once")]
+    json: bool,
+    /// Questions to ask; all of the handbook's unless given
+    #[arg(long, value_name = "N")]
+    requests: Option<usize>,
+    /// Retrieved documents per question
+    #[arg(long, value_name = "K", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=10))]
+    top_k: u8,
+    /// Size of the host's KV cache in tokens
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_KV_TOKENS)]
+    kv_tokens: u32,
+    /// Cargo profile of the host; `dev` optimises the engine and shares the tests' build
+    #[arg(long, default_value = "dev")]
+    profile: String,
+}
+
+/// The host's own default: room for some fifty of the replay's prompts.
+const DEFAULT_KV_TOKENS: u32 = 65_536;
+
+/// What ordering must at least bring, as a multiple of the reuse in retrieval order.
+const LEAST_GAIN: f64 = 1.5;
+
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    prepare(workspace, options)?;
+    let interrupt = Interrupt::install()?;
+    let (figures, stack) = replay_both(workspace, options, &interrupt)?;
+    if options.json {
+        println!("{}", figures.to_json());
+        return Ok(());
+    }
+    print!("{}", figures.to_table());
+    println!("report: {}", report::path(workspace).display());
+    if options.once {
+        return Ok(());
+    }
+    println!(
+        "\nEnvoy listens at {} until Ctrl-C. Ask it one of the questions:\n",
+        stack.completions_url()
+    );
+    println!("  {}\n", curl_line(workspace, options, &stack)?);
+    interrupt.wait();
+    Ok(())
+}
+
+/// For `cargo xtask test`: the demo ends by itself with the promised keys, gain and answers.
+pub(crate) fn check(workspace: &Workspace) -> Result<()> {
+    let options = Options {
+        once: true,
+        json: true,
+        requests: None,
+        top_k: 5,
+        kv_tokens: DEFAULT_KV_TOKENS,
+        profile: "dev".into(),
+    };
+    prepare(workspace, &options)?;
+    let (figures, _) = replay_both(workspace, &options, &Interrupt::install()?)?;
+    let json: serde_json::Value = serde_json::from_str(&figures.to_json())?;
+    eprintln!("{json}");
+    for key in PROMISED_KEYS {
+        ensure!(
+            json[key].is_number(),
+            "the demo's JSON has no number under {key:?}"
+        );
+    }
+    let gain = figures.gain();
+    ensure!(
+        gain >= LEAST_GAIN,
+        "ordering reuses {gain:.2} times the retrieval order's tokens, less than {LEAST_GAIN}"
+    );
+    ensure!(
+        figures.answers.checked > 0 && figures.answers.equal == figures.answers.checked,
+        "{} of {} sampled answers were the same bytes warm and cold",
+        figures.answers.equal,
+        figures.answers.checked
+    );
+    Ok(())
+}
+
+/// The keys that `--json` promises at its top level.
+const PROMISED_KEYS: [&str; 6] = [
+    "requests",
+    "prompt_tokens",
+    "retrieval.cached_tokens",
+    "ordered.cached_tokens",
+    "retrieval.ttft_p50_ms",
+    "ordered.ttft_p50_ms",
+];
+
+/// Sets up and builds, before signals are caught: cargo deals with them by itself.
+fn prepare(workspace: &Workspace, options: &Options) -> Result<()> {
+    setup::for_demo(workspace)?;
+    build::filter(workspace)?;
+    build::host(workspace, &options.profile)?;
+    Ok(())
+}
+
+/// Replays in both arms and writes the report. The second arm's processes are returned running.
+fn replay_both(
+    workspace: &Workspace,
+    options: &Options,
+    interrupt: &Interrupt,
+) -> Result<(Figures, Stack)> {
+    let questions = replay::questions(workspace, usize::from(options.top_k), options.requests)?;
+
+    let mut figures = Figures::new(
+        workspace,
+        options.top_k,
+        options.kv_tokens,
+        &options.profile,
+    );
+    let mut running = None;
+    for arm in [Arm::Retrieval, Arm::Ordered] {
+        // The first arm's processes end before the second's start: nothing is shared, not even the processor.
+        drop(running.take());
+        interrupt.check()?;
+        let stack = Stack::start(workspace, arm, &options.profile, options.kv_tokens)?;
+        let outcome = replay_arm(&stack, arm, &questions, interrupt, &mut figures);
+        // A signal from the terminal reaches host and Envoy too; their deaths are then not the news.
+        interrupt.check()?;
+        outcome.with_context(|| format!("replaying in {} order", arm.key()))?;
+        running = Some(stack);
+    }
+    report::write(workspace, &figures)?;
+    let Some(stack) = running else {
+        bail!("no arm ran")
+    };
+    Ok((figures, stack))
+}
+
+fn replay_arm(
+    stack: &Stack,
+    arm: Arm,
+    questions: &[Question],
+    interrupt: &Interrupt,
+    figures: &mut Figures,
+) -> Result<()> {
+    let replayed = replay::replay(stack, arm, questions, interrupt)?;
+    figures.answers += answers::compare(stack, &replayed.warm, interrupt)?;
+    figures.set(arm, replayed.samples);
+    Ok(())
+}
+
+/// A line to paste: the last question, which the cache still holds, with its documents in a file because they are
+/// long.
+fn curl_line(workspace: &Workspace, options: &Options, stack: &Stack) -> Result<String> {
+    let questions = replay::questions(workspace, usize::from(options.top_k), options.requests)?;
+    let question = questions.last().context("the handbook has no question")?;
+    let file = report::folder(workspace).join("request.json");
+    let body = question.body(stack.model())?;
+    fs::write(&file, body).with_context(|| format!("writing {}", file.display()))?;
+    let url = stack.completions_url();
+    Ok(format!(
+        "curl -isN {url} -H 'content-type: application/json' -d '@{}'",
+        file.display()
+    ))
+}

@@ -1,0 +1,215 @@
+//! The requests of the replay, and asking them one after the other.
+
+use anyhow::{Context, Result, anyhow, ensure};
+use foreword_ordering::{Config, Orderer, Report};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::answers::Warm;
+use super::client::{Answer, Client};
+use super::figures::{Arm, Sample};
+use super::interrupt::Interrupt;
+use super::stack::{Stack, ordering};
+use crate::handbook::{Document, Handbook};
+use crate::workspace::Workspace;
+
+/// A question with the documents that were retrieved for it, best first.
+pub(super) struct Question {
+    text: String,
+    documents: Vec<Document>,
+}
+
+impl Question {
+    /// The request's body, as a client writes it.
+    pub(super) fn body(&self, model: &str) -> Result<Vec<u8>> {
+        let request = Request {
+            model,
+            messages: [
+                Message {
+                    role: "system",
+                    content: SYSTEM,
+                },
+                Message {
+                    role: "user",
+                    content: &self.text,
+                },
+            ],
+            documents: &self.documents,
+            max_tokens: 8,
+            temperature: 0.0,
+            stream: true,
+            stream_options: StreamOptions {
+                include_usage: true,
+            },
+        };
+        Ok(serde_json::to_vec(&request)?)
+    }
+}
+
+const SYSTEM: &str = "You answer questions of the staff from the handbook. \
+Use only the documents that you are given, and say so when they do not hold the answer.";
+
+/// An OpenAI chat request with documents, in the order in which its fields are sent.
+#[derive(Serialize)]
+struct Request<'a> {
+    model: &'a str,
+    messages: [Message<'a>; 2],
+    #[serde(skip_serializing_if = "<[Document]>::is_empty")]
+    documents: &'a [Document],
+    max_tokens: u32,
+    temperature: f32,
+    stream: bool,
+    stream_options: StreamOptions,
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'a str,
+    content: &'a str,
+}
+
+#[derive(Serialize)]
+struct StreamOptions {
+    include_usage: bool,
+}
+
+/// The handbook's first `limit` questions (all without one), each with its first `top_k` retrieved documents.
+pub(super) fn questions(
+    workspace: &Workspace,
+    top_k: usize,
+    limit: Option<usize>,
+) -> Result<Vec<Question>> {
+    let handbook = Handbook::read(workspace)?;
+    let documents = handbook.documents_by_id();
+    let retrieved = handbook.retrieved()?;
+    let all = handbook.questions.len();
+    let limit = limit.unwrap_or(all);
+    ensure!(
+        (1..=all).contains(&limit),
+        "{limit} requests were asked for; the handbook has 1 to {all} questions"
+    );
+    let lines = handbook.questions.iter().zip(&retrieved).take(limit);
+    lines
+        .map(|(question, line)| {
+            let found = line.documents.iter().take(top_k).map(|id| {
+                let document = documents
+                    .get(id.as_str())
+                    .map(|document| Document::clone(document));
+                document.with_context(|| {
+                    format!("{} was retrieved {id}, which is no document", question.id)
+                })
+            });
+            Ok(Question {
+                text: question.text.clone(),
+                documents: found.collect::<Result<_>>()?,
+            })
+        })
+        .collect()
+}
+
+/// What a replay leaves.
+pub(super) struct Replayed {
+    pub(super) samples: Vec<Sample>,
+    /// Of each [`WARM_EVERY`] requests the first that found something in the cache.
+    pub(super) warm: Vec<Warm>,
+}
+
+const WARM_EVERY: usize = 10;
+
+/// Asks every question once, in order, one at a time.
+pub(super) fn replay(
+    stack: &Stack,
+    arm: Arm,
+    questions: &[Question],
+    interrupt: &Interrupt,
+) -> Result<Replayed> {
+    let client = Client::new(stack.completions_url());
+    let mut core = Core::new(arm)?;
+    warm_up(&client, stack.model())?;
+    // Drawn on stderr, and only on a terminal.
+    let progress = ProgressBar::new(questions.len() as u64)
+        .with_style(ProgressStyle::with_template(
+            "{prefix:>9} {wide_bar} {pos}/{len} {msg}",
+        )?)
+        .with_prefix(arm.key());
+    let mut replayed = Replayed {
+        samples: Vec::with_capacity(questions.len()),
+        warm: Vec::new(),
+    };
+    let (mut prompt, mut cached) = (0, 0);
+    for (index, question) in questions.iter().enumerate() {
+        interrupt.check()?;
+        let body = question.body(stack.model())?;
+        let answer = client.ask(&body)?;
+        let forwarded = core.forward(body, &answer)?;
+        replayed.samples.push(Sample {
+            prompt_tokens: answer.prompt_tokens,
+            cached_tokens: answer.cached_tokens,
+            ttft: answer.ttft,
+        });
+        prompt += answer.prompt_tokens;
+        cached += answer.cached_tokens;
+        progress.set_message(format!(
+            "{:.0} % reused",
+            100.0 * cached as f64 / prompt.max(1) as f64
+        ));
+        progress.inc(1);
+        if answer.cached_tokens > 0 && replayed.warm.len() <= index / WARM_EVERY {
+            replayed.warm.push(Warm {
+                body: forwarded,
+                answer,
+            });
+        }
+    }
+    progress.finish();
+    Ok(replayed)
+}
+
+/// The core, run here beside the filter on the same requests. It decides alike, so it knows the bytes that Envoy
+/// sent on.
+struct Core {
+    orderer: Orderer,
+}
+
+impl Core {
+    fn new(arm: Arm) -> Result<Self> {
+        let config = Config::from_json(ordering(arm).to_string().as_bytes())?;
+        Ok(Self {
+            orderer: Orderer::new(config),
+        })
+    }
+
+    /// The body as the filter sent it on.
+    ///
+    /// # Errors
+    /// The filter says that it did something else.
+    fn forward(&mut self, body: Vec<u8>, answer: &Answer) -> Result<Vec<u8>> {
+        let rewrite = self
+            .orderer
+            .rewrite("", &body)
+            .map_err(|skip| anyhow!("the core: {skip}"))?;
+        let Report {
+            documents,
+            matched,
+            moved,
+            ..
+        } = rewrite.report;
+        let ours = format!("documents={documents}; matched={matched}; moved={moved};");
+        ensure!(
+            answer.filter_report.contains(&ours),
+            "the filter reports {:?}, the core by itself {ours:?}",
+            answer.filter_report
+        );
+        Ok(rewrite.body.unwrap_or(body))
+    }
+}
+
+/// A first request, not counted: opens the connections and touches the weights. It has no documents, so neither
+/// the cache nor the tree knows anything of use afterwards but the system message.
+fn warm_up(client: &Client, model: &str) -> Result<()> {
+    let question = Question {
+        text: "Are you ready?".into(),
+        documents: Vec::new(),
+    };
+    client.ask(&question.body(model)?).map(drop)
+}

@@ -1,0 +1,187 @@
+//! The report: one HTML file that needs nothing else, filled from the figures.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+use super::figures::{Arm, Figures, Summary};
+use super::plots::{self, Width};
+use crate::workspace::Workspace;
+
+/// The folder of everything that a demo leaves behind; ignored by git.
+pub(super) fn folder(workspace: &Workspace) -> PathBuf {
+    workspace.root().join("demo-report")
+}
+
+/// The page.
+pub(super) fn path(workspace: &Workspace) -> PathBuf {
+    folder(workspace).join("index.html")
+}
+
+/// Writes the page, over an older one.
+pub(super) fn write(workspace: &Workspace, figures: &Figures) -> Result<()> {
+    let path = path(workspace);
+    fs::create_dir_all(folder(workspace))
+        .with_context(|| format!("creating {}", folder(workspace).display()))?;
+    fs::write(&path, page(figures)?).with_context(|| format!("writing {}", path.display()))
+}
+
+fn page(figures: &Figures) -> Result<String> {
+    let (retrieval, ordered) = (
+        figures.summary(Arm::Retrieval),
+        figures.summary(Arm::Ordered),
+    );
+    let setting = &figures.setting;
+    let command = format!(
+        "cargo xtask demo --requests {} --top-k {} --kv-tokens {} --profile {}",
+        retrieval.requests, setting.top_k, setting.kv_tokens, setting.profile
+    );
+    let values = [
+        ("requests", retrieval.requests.to_string()),
+        ("top_k", setting.top_k.to_string()),
+        ("ordered_share", percent(ordered.share())),
+        ("retrieval_share", percent(retrieval.share())),
+        (
+            "ordered_computed",
+            grouped(ordered.prompt_tokens - ordered.cached_tokens),
+        ),
+        (
+            "retrieval_computed",
+            grouped(retrieval.prompt_tokens - retrieval.cached_tokens),
+        ),
+        ("ordered_p50", milliseconds(ordered.ttft_p50_ms)),
+        ("retrieval_p50", milliseconds(retrieval.ttft_p50_ms)),
+        ("legend", LEGEND.to_owned()),
+        (
+            "reuse",
+            both_widths("Reuse over requests", figures, plots::reuse)?,
+        ),
+        (
+            "ttft",
+            both_widths(
+                "Distribution of times to first token",
+                figures,
+                plots::time_to_first_token,
+            )?,
+        ),
+        (
+            "computed",
+            both_widths("Tokens computed over requests", figures, plots::computed)?,
+        ),
+        ("rows", rows(&retrieval, &ordered)),
+        ("gain", format!("{:.2}", figures.gain())),
+        ("checked", figures.answers.checked.to_string()),
+        ("equal", figures.answers.equal.to_string()),
+        ("command", escaped(&command)),
+        ("commit", escaped(&setting.commit)),
+        ("machine", escaped(&setting.machine)),
+        ("profile", escaped(&setting.profile)),
+        ("kv_tokens", grouped(u64::from(setting.kv_tokens))),
+    ];
+    let mut page = include_str!("report.html").to_owned();
+    for (name, value) in values {
+        page = page.replace(&format!("{{{{{name}}}}}"), &value);
+    }
+    Ok(page)
+}
+
+const LEGEND: &str = r#"<div class="legend"><span class="retrieval">retrieval order</span><span class="ordered">ordered</span></div>"#;
+
+/// A plot drawn twice; the style sheet shows the one that fits the screen.
+fn both_widths(
+    words: &str,
+    figures: &Figures,
+    plot: impl Fn(&Figures, Width) -> Result<String>,
+) -> Result<String> {
+    let drawn = |class: &str, width| -> Result<String> {
+        let svg = plot(figures, width)?;
+        Ok(format!(
+            "<div class=\"{class}\" role=\"img\" aria-label=\"{words}\">{svg}</div>"
+        ))
+    };
+    Ok(format!(
+        "{}\n{}",
+        drawn("desktop", Width::Desktop)?,
+        drawn("phone", Width::Phone)?
+    ))
+}
+
+/// The table's body: a line per figure, a column per arm, so that it fits a phone.
+fn rows(retrieval: &Summary, ordered: &Summary) -> String {
+    let row = |name: &str, cell: fn(&Summary) -> String| {
+        format!(
+            "<tr><th>{name}</th><td>{}</td><td>{}</td></tr>\n",
+            cell(retrieval),
+            cell(ordered)
+        )
+    };
+    [
+        row("requests", |summary| summary.requests.to_string()),
+        row("prompt tokens", |summary| grouped(summary.prompt_tokens)),
+        row("of these cached", |summary| grouped(summary.cached_tokens)),
+        row("share reused", |summary| percent(summary.share())),
+        row("time to first token, median", |summary| {
+            milliseconds(summary.ttft_p50_ms)
+        }),
+        row("time to first token, 95th percentile", |summary| {
+            milliseconds(summary.ttft_p95_ms)
+        }),
+    ]
+    .concat()
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+fn milliseconds(value: f64) -> String {
+    format!("{value:.1} ms")
+}
+
+/// `1234567` as `1,234,567`.
+fn grouped(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demo::figures::tests::example;
+
+    #[test]
+    fn the_page_is_filled_escaped_and_needs_nothing_from_outside() {
+        let page = page(&example(200)).unwrap();
+        assert!(
+            !page.contains("{{") && !page.contains("}}"),
+            "a placeholder is left"
+        );
+        assert!(page.contains("Some &lt;Processor&gt;"));
+        assert_eq!(page.matches("<svg").count(), 6);
+        let links = page.replace("http://www.w3.org/2000/svg", "");
+        assert!(!links.contains("http:") && !links.contains("https:") && !links.contains("src="));
+    }
+
+    #[test]
+    fn long_numbers_are_grouped() {
+        assert_eq!(
+            [7, 999, 1000, 1_234_567].map(grouped),
+            ["7", "999", "1,000", "1,234,567"]
+        );
+    }
+}

@@ -1,0 +1,79 @@
+//! Host and Envoy of one arm: started for it, ended with it.
+
+use anyhow::{Context, Result, ensure};
+use foreword_tests::{Gateway, GatewayOptions, Host, artifacts};
+use serde_json::{Value, json};
+
+use super::figures::Arm;
+use crate::workspace::Workspace;
+
+/// A running host with Envoy before it.
+pub(super) struct Stack {
+    // Ends first: a gateway without an engine would only log refused connections.
+    gateway: Gateway,
+    host: Host,
+    model: String,
+}
+
+/// The checkpoint that the host serves, made by a script and committed.
+const MODEL: &str = "host/engine/fixtures/qwen2";
+
+impl Stack {
+    /// Starts both on free ports, the host with an empty cache, the filter with an empty tree.
+    pub(super) fn start(
+        workspace: &Workspace,
+        arm: Arm,
+        profile: &str,
+        kv_tokens: u32,
+    ) -> Result<Self> {
+        let checkpoint = workspace.root().join(MODEL);
+        ensure!(
+            checkpoint.join("config.json").is_file(),
+            "the model {MODEL} is missing; restore it with `git checkout -- {MODEL}`"
+        );
+        let arguments = ["--kv-tokens", &kv_tokens.to_string()];
+        let host = Host::start_in_profile(profile, &checkpoint, &arguments)?;
+        let gateway = Gateway::start(&GatewayOptions {
+            plugin: Some(json!({ "ordering": ordering(arm) })),
+            module: Some(artifacts::filter_module()?),
+            ..GatewayOptions::new(host.address())
+        })?;
+        let model = served_model(&host)?;
+        Ok(Self {
+            gateway,
+            host,
+            model,
+        })
+    }
+
+    /// Where clients send chat requests.
+    pub(super) fn completions_url(&self) -> String {
+        format!("http://{}/v1/chat/completions", self.gateway.address())
+    }
+
+    /// The same past Envoy.
+    pub(super) fn host_completions_url(&self) -> String {
+        format!("http://{}/v1/chat/completions", self.host.address())
+    }
+
+    /// The model's name in requests.
+    pub(super) fn model(&self) -> &str {
+        &self.model
+    }
+}
+
+/// The core's configuration in an arm: everything but the policy is the default.
+pub(super) fn ordering(arm: Arm) -> Value {
+    json!({ "policy": arm.policy() })
+}
+
+fn served_model(host: &Host) -> Result<String> {
+    let url = format!("http://{}/v1/models", host.address());
+    let mut response = ureq::get(&url)
+        .call()
+        .with_context(|| format!("asking {url}"))?;
+    let models: Value = serde_json::from_reader(response.body_mut().as_reader())?;
+    let name = models["data"][0]["id"].as_str();
+    name.map(str::to_owned)
+        .with_context(|| format!("{url} names no model: {models}"))
+}

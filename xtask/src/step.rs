@@ -1,0 +1,146 @@
+//! A step: a named command that is shown, run and timed; when it fails, the error is the line that repeats it.
+
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::workspace::cargo;
+
+/// A named command.
+pub(crate) struct Step {
+    name: String,
+    /// As a user would type it, in the repository's root.
+    line: String,
+    command: Command,
+}
+
+impl Step {
+    /// A cargo command.
+    pub(crate) fn cargo(name: &str, root: &Path, arguments: &[&str]) -> Self {
+        Self::new(name, root, "cargo", &cargo(), arguments)
+    }
+
+    /// A program found on the path or by its full path.
+    pub(crate) fn program(name: &str, root: &Path, program: &Path, arguments: &[&str]) -> Self {
+        let shown = program
+            .strip_prefix(root)
+            .unwrap_or(program)
+            .display()
+            .to_string();
+        Self::new(name, root, &shown, program.as_os_str(), arguments)
+    }
+
+    fn new(name: &str, root: &Path, shown: &str, program: &OsStr, arguments: &[&str]) -> Self {
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .current_dir(root)
+            .stdin(Stdio::null());
+        let mut line = shown.to_owned();
+        for argument in arguments {
+            line.push(' ');
+            line.push_str(&quoted(argument));
+        }
+        Self {
+            name: name.to_owned(),
+            line,
+            command,
+        }
+    }
+
+    /// What it is called.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sets an environment variable, in the shown line too.
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self.line = format!("{name}={} {}", quoted(value), self.line);
+        self
+    }
+
+    /// Runs the command; its output goes to stderr.
+    ///
+    /// # Errors
+    /// The command cannot be started, or it fails; the error holds the line that repeats it.
+    pub(crate) fn run(mut self) -> Result<()> {
+        eprintln!("▸ {}: {}", self.name, self.line);
+        let started = Instant::now();
+        let status = self
+            .command
+            .stdout(io::stderr())
+            .status()
+            .with_context(|| format!("step `{}` cannot be started: {}", self.name, self.line))?;
+        if !status.success() {
+            bail!(
+                "step `{}` failed ({status}); repeat it with\n  {}",
+                self.name,
+                self.line
+            );
+        }
+        eprintln!("✓ {} ({})", self.name, seconds(started.elapsed()));
+        Ok(())
+    }
+}
+
+/// A duration as people read it: `0.4 s`, `12.0 s`, `3 min 05 s`.
+pub(crate) fn seconds(duration: Duration) -> String {
+    let mut text = String::new();
+    let whole = duration.as_secs();
+    let written = if whole < 60 {
+        write!(text, "{:.1} s", duration.as_secs_f64())
+    } else {
+        write!(text, "{} min {:02} s", whole / 60, whole % 60)
+    };
+    written.map(|()| text).unwrap_or_default()
+}
+
+/// An argument as a POSIX shell would need it.
+fn quoted(argument: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:@,+".contains(c);
+    if !argument.is_empty() && argument.chars().all(plain) {
+        argument.to_owned()
+    } else {
+        format!("'{}'", argument.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_step_names_itself_and_the_line_that_repeats_it() {
+        let step = Step::program("doomed", Path::new("/"), Path::new("sh"), &["-c", "exit 3"])
+            .env("MARK", "a b");
+        let error = step.run().unwrap_err().to_string();
+        assert!(
+            error.contains("`doomed`") && error.contains("exit status: 3"),
+            "{error}"
+        );
+        assert!(error.ends_with("MARK='a b' sh -c 'exit 3'"), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let step = Step::program(
+            "missing",
+            Path::new("/"),
+            Path::new("no-such-program-here"),
+            &[],
+        );
+        assert!(format!("{:#}", step.run().unwrap_err()).contains("no-such-program-here"));
+    }
+
+    #[test]
+    fn durations_read_as_people_say_them() {
+        assert_eq!(seconds(Duration::from_millis(1234)), "1.2 s");
+        assert_eq!(seconds(Duration::from_secs(185)), "3 min 05 s");
+    }
+}

@@ -1,0 +1,156 @@
+//! `cargo xtask test`: everything CI needs, in order; stops at the first step that fails.
+//!
+//! The steps share build profiles. Clippy's metadata serves rustdoc; the tests, the benches' compile check and the
+//! demo share the dev profile's artifacts (dependencies and the engine are optimised in it).
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::step::{Step, seconds};
+use crate::workspace::Workspace;
+use crate::{build, corpus, demo, setup};
+
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    let mut plan = Plan::begin(workspace);
+    plan.task("set-up", || setup::everything(workspace))?;
+
+    plan.cargo("format", "fmt --all -- --check")?;
+    plan.cargo(
+        "clippy",
+        "clippy --locked --workspace --all-targets -- -D warnings",
+    )?;
+    plan.cargo("clippy, filter", CLIPPY_FILTER)?;
+    plan.cargo("clippy, core in a browser", CLIPPY_BROWSER)?;
+    plan.step(rustdoc(workspace))?;
+
+    plan.task("filter", || build::filter(workspace).map(drop))?;
+    plan.cargo("tests", "test --locked --workspace")?;
+    plan.cargo(
+        "benches compile",
+        "build --locked -p foreword-benches --benches",
+    )?;
+    plan.task("corpus is as ranked", || corpus::check(workspace))?;
+
+    plan.step(deny(
+        workspace,
+        &["--offline", "check", "licenses", "bans", "sources"],
+    ))?;
+    match fetch_advisories(workspace) {
+        Ok(()) => plan.step(deny(workspace, &["check", "--disable-fetch", "advisories"]))?,
+        Err(reason) => plan.skip("advisories", &format!("no RustSec database: {reason}")),
+    }
+
+    plan.task("demo", || demo::check(workspace))?;
+    plan.print();
+    Ok(())
+}
+
+const CLIPPY_FILTER: &str =
+    "clippy --locked -p foreword-ordering -p foreword-filter --target wasm32-wasip1 -- -D warnings";
+const CLIPPY_BROWSER: &str =
+    "clippy --locked -p foreword-ordering --target wasm32-unknown-unknown -- -D warnings";
+
+fn rustdoc(workspace: &Workspace) -> Step {
+    let arguments = ["doc", "--locked", "--workspace", "--no-deps"];
+    Step::cargo("rustdoc", workspace.root(), &arguments).env("RUSTDOCFLAGS", "-D warnings")
+}
+
+fn deny(workspace: &Workspace, arguments: &[&str]) -> Step {
+    let name = if arguments.contains(&"advisories") {
+        "advisories"
+    } else {
+        "dependencies"
+    };
+    Step::program(
+        name,
+        workspace.root(),
+        &setup::deny_program(workspace),
+        arguments,
+    )
+}
+
+/// Brings the advisory database up to date; the error is the reason in one line.
+fn fetch_advisories(workspace: &Workspace) -> Result<(), String> {
+    let output = Command::new(setup::deny_program(workspace))
+        .args(["--color", "never", "fetch", "db"])
+        .env("GIT_TERMINAL_PROMPT", "0")
+        .current_dir(workspace.root())
+        .output()
+        .map_err(|error| error.to_string())?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let fatal = errors.lines().find(|line| line.starts_with("fatal:"));
+    Err(fatal
+        .or_else(|| errors.lines().next())
+        .unwrap_or("no reason given")
+        .to_owned())
+}
+
+/// Runs steps and keeps what became of them for the table at the end.
+struct Plan<'a> {
+    workspace: &'a Workspace,
+    started: Instant,
+    passed: usize,
+    skipped: usize,
+    lines: Vec<(String, String)>,
+}
+
+impl<'a> Plan<'a> {
+    fn begin(workspace: &'a Workspace) -> Self {
+        Self {
+            workspace,
+            started: Instant::now(),
+            passed: 0,
+            skipped: 0,
+            lines: Vec::new(),
+        }
+    }
+
+    /// A cargo command, its arguments separated by spaces.
+    fn cargo(&mut self, name: &str, line: &str) -> Result<()> {
+        let arguments: Vec<&str> = line.split_ascii_whitespace().collect();
+        self.step(Step::cargo(name, self.workspace.root(), &arguments))
+    }
+
+    fn step(&mut self, step: Step) -> Result<()> {
+        let (name, started) = (step.name().to_owned(), Instant::now());
+        step.run()?;
+        self.pass(&name, started.elapsed());
+        Ok(())
+    }
+
+    /// Another of our commands.
+    fn task(&mut self, name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let started = Instant::now();
+        work().with_context(|| format!("`{name}` failed"))?;
+        self.pass(name, started.elapsed());
+        Ok(())
+    }
+
+    fn pass(&mut self, name: &str, taken: Duration) {
+        self.passed += 1;
+        self.lines.push((name.to_owned(), seconds(taken)));
+    }
+
+    fn skip(&mut self, name: &str, reason: &str) {
+        eprintln!("! {name}: skipped, {reason}");
+        self.skipped += 1;
+        self.lines
+            .push((name.to_owned(), format!("SKIPPED, {reason}")));
+    }
+
+    fn print(&self) {
+        for (name, outcome) in &self.lines {
+            println!("{name:28}{outcome}");
+        }
+        let taken = seconds(self.started.elapsed());
+        println!(
+            "{} steps passed, 0 failed, {} skipped in {taken}",
+            self.passed, self.skipped
+        );
+    }
+}

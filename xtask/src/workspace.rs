@@ -1,0 +1,113 @@
+//! Where things lie: the repository's root, cargo's target folder, the folder of fetched tools.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+/// The repository as it lies on this machine.
+pub(crate) struct Workspace {
+    root: PathBuf,
+    target: PathBuf,
+}
+
+/// The part of `cargo metadata` that is read here.
+#[derive(Deserialize)]
+struct Metadata {
+    workspace_root: PathBuf,
+    target_directory: PathBuf,
+}
+
+impl Workspace {
+    /// Asks cargo, which knows `CARGO_TARGET_DIR` and the user's configuration.
+    pub(crate) fn find() -> Result<Self> {
+        let output = Command::new(cargo())
+            .args(["metadata", "--no-deps", "--format-version", "1"])
+            .output()
+            .context("cargo metadata cannot be started")?;
+        ensure!(
+            output.status.success(),
+            "cargo metadata: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let metadata: Metadata = serde_json::from_slice(&output.stdout)?;
+        Ok(Self {
+            root: metadata.workspace_root,
+            target: metadata.target_directory,
+        })
+    }
+
+    /// The repository's root.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Fetched tools; ignored by git, safe to delete.
+    pub(crate) fn tools(&self) -> PathBuf {
+        self.root.join(".tools")
+    }
+
+    /// The folder into which cargo puts the artifacts of `profile` for the native target.
+    pub(crate) fn artifacts(&self, profile: &str) -> PathBuf {
+        self.target.join(profile_folder(profile))
+    }
+
+    /// As [`Workspace::artifacts`], for another target.
+    pub(crate) fn artifacts_for(&self, target: &str, profile: &str) -> PathBuf {
+        self.target.join(target).join(profile_folder(profile))
+    }
+
+    /// The commit and whether the tree differs from it, for reports; `unknown` outside git.
+    pub(crate) fn commit(&self) -> String {
+        let output = Command::new("git")
+            .args([
+                "describe",
+                "--always",
+                "--dirty",
+                "--abbrev=10",
+                "--exclude=*",
+            ])
+            .current_dir(&self.root)
+            .output();
+        match output {
+            Ok(output) if output.status.success() => {
+                String::from_utf8_lossy(&output.stdout).trim().to_owned()
+            }
+            _ => "unknown".to_owned(),
+        }
+    }
+}
+
+/// The cargo that runs us, so that a toolchain chosen on the command line holds for the steps too.
+pub(crate) fn cargo() -> OsString {
+    env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// Cargo calls the dev profile's folder `debug`; the others bear their profile's name.
+fn profile_folder(profile: &str) -> &str {
+    match profile {
+        "dev" | "test" => "debug",
+        "bench" => "release",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workspace_is_found_with_its_root_manifest() {
+        let workspace = Workspace::find().unwrap();
+        assert!(workspace.root().join("rust-toolchain.toml").is_file());
+        assert!(workspace.artifacts("dev").ends_with("debug"));
+        assert!(
+            workspace
+                .artifacts_for("wasm32-wasip1", "wasm")
+                .ends_with("wasm32-wasip1/wasm")
+        );
+    }
+}
