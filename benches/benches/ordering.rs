@@ -3,9 +3,9 @@
 //! `cargo bench -p foreword-benches --bench ordering`
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use foreword_benches::zipf_topics;
 use foreword_ordering::document::{Candidate, Fingerprint};
 use foreword_ordering::policy::{Policy, PolicyKind, PolicyOptions, match_of};
-use foreword_ordering::simulation::workload;
 use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
 use foreword_ordering::{Config, Orderer};
 use std::hint::black_box;
@@ -15,14 +15,6 @@ const K: usize = 15;
 const STORED: usize = 10_000;
 const SCOPE: Scope = Scope(0);
 const TOKENS: u32 = 250;
-
-/// Retrieved lists: those to store and those to ask about.
-fn lists() -> Vec<Vec<u64>> {
-    workload::zipf_topics(1, STORED + 1_000, DOCUMENTS, K)
-        .iter()
-        .map(|request| request.documents.iter().map(|d| d.fingerprint.0).collect())
-        .collect()
-}
 
 fn candidates(tree: &mut KnowledgeTree, list: &[u64]) -> Vec<Candidate<'static>> {
     list.iter()
@@ -57,7 +49,7 @@ fn grown(policy: &mut dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
 
 /// Choosing an order, for every policy.
 fn orders(c: &mut Criterion) {
-    let lists = lists();
+    let lists = zipf_topics(1, STORED + 1_000, DOCUMENTS, K);
     let (stored, asked) = lists.split_at(STORED);
     let mut group = c.benchmark_group("order/k15/10000-paths");
     for kind in PolicyKind::ALL {
@@ -108,7 +100,10 @@ fn bodies(c: &mut Criterion) {
             "{{\"model\":\"m\",\"messages\":[{{\"role\":\"user\",\"content\":\"{documents}Why?\"}}]}}"
         )
     };
-    let bodies: Vec<String> = lists().iter().map(body).collect();
+    let bodies: Vec<String> = zipf_topics(1, STORED + 1_000, DOCUMENTS, K)
+        .iter()
+        .map(body)
+        .collect();
     let (stored, asked) = bodies.split_at(STORED);
     let mut orderer = Orderer::new(
         Config::from_json(br#"{"tree":{"max_nodes":1000000}}"#).expect("a valid configuration"),
