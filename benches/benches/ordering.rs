@@ -5,7 +5,7 @@
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use foreword_benches::zipf_topics;
 use foreword_ordering::document::{Candidate, Fingerprint};
-use foreword_ordering::policy::{POLICIES, Policy, match_of};
+use foreword_ordering::policy::{Policy, PolicyKind, PolicyOptions, match_of};
 use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
 use foreword_ordering::{Config, Orderer};
 use std::hint::black_box;
@@ -20,6 +20,7 @@ fn candidates(tree: &mut KnowledgeTree, list: &[u64]) -> Vec<Candidate<'static>>
     list.iter()
         .map(|&document| Candidate {
             id: tree.intern(Fingerprint(document)),
+            fingerprint: Fingerprint(document),
             label: "",
             tokens: TOKENS,
         })
@@ -27,7 +28,7 @@ fn candidates(tree: &mut KnowledgeTree, list: &[u64]) -> Vec<Candidate<'static>>
 }
 
 /// A tree that has seen `lists`, each in the order that `policy` chose.
-fn grown(policy: &dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
+fn grown(policy: &mut dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
     let mut tree = KnowledgeTree::new(Bounds {
         max_nodes: 1_000_000,
         max_tokens: None,
@@ -35,6 +36,7 @@ fn grown(policy: &dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
     for list in lists {
         let candidates = candidates(&mut tree, list);
         let order = policy.order(&candidates, &tree, SCOPE);
+        policy.remember(&candidates, &order);
         tree.insert(
             SCOPE,
             order
@@ -50,8 +52,9 @@ fn orders(c: &mut Criterion) {
     let lists = zipf_topics(1, STORED + 1_000, DOCUMENTS, K);
     let (stored, asked) = lists.split_at(STORED);
     let mut group = c.benchmark_group("order/k15/10000-paths");
-    for policy in POLICIES {
-        let mut tree = grown(policy, stored);
+    for kind in PolicyKind::ALL {
+        let mut policy = kind.build(&PolicyOptions::default());
+        let mut tree = grown(&mut *policy, stored);
         let asked: Vec<_> = asked
             .iter()
             .map(|list| candidates(&mut tree, list))
@@ -71,10 +74,10 @@ fn orders(c: &mut Criterion) {
         assert!(
             matched > 0,
             "{} matches nothing: the bench measures nothing",
-            policy.name()
+            kind.name()
         );
         let mut next = asked.iter().cycle();
-        group.bench_function(policy.name(), |b| {
+        group.bench_function(kind.name(), |b| {
             b.iter_batched(
                 || next.next().expect("a cycle does not end"),
                 |candidates| policy.order(black_box(candidates), &tree, SCOPE),

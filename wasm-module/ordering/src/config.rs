@@ -2,7 +2,7 @@
 
 use crate::conversation::memory;
 use crate::hint::{HintTemplate, LocationTemplate, TemplateError};
-use crate::policy::{self, MAX_CANDIDATES, Policy};
+use crate::policy::{MAX_CANDIDATES, PolicyKind, PolicyOptions};
 use crate::tree::Bounds;
 use serde::Deserialize;
 
@@ -10,8 +10,10 @@ use serde::Deserialize;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawConfig {
-    /// Name of the [policy](crate::policy::POLICIES).
+    /// Name of the [policy](PolicyKind).
     pub policy: String,
+    /// What it is told.
+    pub policy_options: RawPolicyOptions,
     /// The words that the model is told.
     pub hint: RawHint,
     /// How documents are found.
@@ -20,6 +22,20 @@ pub struct RawConfig {
     pub tree: RawTree,
     /// What is done with the earlier turns of a chat.
     pub conversation: RawConversation,
+}
+
+/// What a policy is told, as written; each takes what concerns it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawPolicyOptions {
+    /// Where `random` starts.
+    pub seed: u64,
+    /// Recent requests that `foresight` learns from; about 250 bytes each at 15 documents.
+    pub window: u32,
+    /// Places that `foresight` may move a document, up or down; absent: any number.
+    pub max_displacement: Option<u32>,
+    /// Contexts that `context-index` keeps.
+    pub max_contexts: u32,
 }
 
 /// The hints, as written.
@@ -110,7 +126,8 @@ pub struct RawConversation {
 /// Configuration as checked.
 #[derive(Clone)]
 pub struct Config {
-    pub(crate) policy: &'static dyn Policy,
+    pub(crate) policy: PolicyKind,
+    pub(crate) policy_options: PolicyOptions,
     pub(crate) hint: Option<HintTemplate>,
     pub(crate) field: DocumentsField,
     pub(crate) tags: Vec<String>,
@@ -144,10 +161,23 @@ impl Default for RawConfig {
     fn default() -> Self {
         Self {
             policy: "longest".into(),
+            policy_options: RawPolicyOptions::default(),
             hint: RawHint::default(),
             documents: RawDocuments::default(),
             tree: RawTree::default(),
             conversation: RawConversation::default(),
+        }
+    }
+}
+
+impl Default for RawPolicyOptions {
+    fn default() -> Self {
+        let options = PolicyOptions::default();
+        Self {
+            seed: options.seed,
+            window: options.window.into(),
+            max_displacement: options.max_displacement.map(u32::from),
+            max_contexts: options.max_contexts,
         }
     }
 }
@@ -242,15 +272,40 @@ impl TryFrom<RawConfig> for Config {
                 )
             }
         };
-        let Some(policy) = policy::by_name(&raw.policy) else {
-            let names: Vec<_> = policy::POLICIES
-                .iter()
-                .map(|policy| policy.name())
-                .collect();
+        let Some(policy) = PolicyKind::by_name(&raw.policy) else {
+            let names = PolicyKind::ALL.map(PolicyKind::name);
             return refuse(
                 "policy",
                 format!("`{}` is not one of {}", raw.policy, names.join(", ")),
             );
+        };
+        let options = &raw.policy_options;
+        within(
+            "policy_options.window",
+            options.window.into(),
+            1,
+            u16::MAX.into(),
+        )?;
+        within(
+            "policy_options.max_contexts",
+            options.max_contexts.into(),
+            1,
+            1_000_000,
+        )?;
+        if let Some(places) = options.max_displacement {
+            within(
+                "policy_options.max_displacement",
+                places.into(),
+                0,
+                MAX_CANDIDATES.into(),
+            )?;
+        }
+        let narrow = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
+        let policy_options = PolicyOptions {
+            seed: options.seed,
+            window: narrow(options.window),
+            max_displacement: options.max_displacement.map(narrow),
+            max_contexts: options.max_contexts,
         };
         within(
             "documents.max",
@@ -292,6 +347,7 @@ impl TryFrom<RawConfig> for Config {
             .map_err(ConfigError::from)?;
         Ok(Self {
             policy,
+            policy_options,
             hint,
             field: raw.documents.field,
             tags: raw.documents.tags,
@@ -353,7 +409,15 @@ mod tests {
     fn a_wrong_value_is_named_with_what_is_allowed() {
         assert_eq!(
             error(r#"{"policy": "best"}"#),
-            "policy: `best` is not one of retrieval, sorted, recency, greedy, longest"
+            "policy: `best` is not one of retrieval, random, sorted, recency, greedy, context-index, longest, foresight"
+        );
+        assert_eq!(
+            error(r#"{"policy_options": {"window": 65536}}"#),
+            "policy_options.window: 65536 is out of range, it must be 1 to 65535"
+        );
+        assert!(
+            error(r#"{"policy_options": {"max_displacement": 5000}}"#)
+                .starts_with("policy_options.max_displacement: 5000 is out of range")
         );
         assert_eq!(
             error(r#"{"documents": {"max": 0}}"#),

@@ -32,6 +32,8 @@ pub struct DocumentId(u32);
 pub struct Candidate<'a> {
     /// Its id in the tree's catalog.
     pub id: DocumentId,
+    /// Its identity, whatever the tree forgets.
+    pub fingerprint: Fingerprint,
     /// What the client calls it; empty when it has no id.
     pub label: &'a str,
     /// Estimated tokens of its block: what a match saves.
@@ -87,6 +89,12 @@ impl Catalog {
         id
     }
 
+    /// The document's id, if it is known.
+    #[must_use]
+    pub fn find(&self, fingerprint: Fingerprint) -> Option<DocumentId> {
+        self.ids.get(&fingerprint).copied()
+    }
+
     /// When the document was last part of an inserted path, as the tree counts time; 0: never, as far as is known.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
@@ -105,6 +113,12 @@ impl Catalog {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
+    }
+
+    /// What `id` stands for.
+    #[must_use]
+    pub fn fingerprint(&self, id: DocumentId) -> Option<Fingerprint> {
+        self.entries.get(id.index()).map(|entry| entry.fingerprint)
     }
 
     /// Nodes that hold the document.

@@ -33,7 +33,9 @@ pub mod document;
 pub mod hint;
 mod orderer;
 pub mod policy;
+pub mod random;
 mod request;
+pub mod simulation;
 pub mod tree;
 
 pub use body::Skip;

@@ -4,11 +4,12 @@ use crate::arrangement::Listed;
 use crate::body::{self, Skip};
 use crate::config::Config;
 use crate::conversation::memory::Memory;
+use crate::policy::Policy;
 use crate::request;
 use crate::tree::KnowledgeTree;
 use fxhash::FxHashMap;
 
-/// Orders requests; holds a knowledge tree and a memory of chats for every tenant and model.
+/// Orders requests; holds a knowledge tree, a policy and a memory of chats for every tenant and model.
 ///
 /// A tenant's decisions depend on its own requests alone, as long as no more than `tree.max_trees` tenants and models
 /// are in use. Memory is bounded by the configuration: at most `tree.max_trees` times `tree.max_nodes` nodes and
@@ -23,6 +24,7 @@ pub struct Orderer {
 
 struct Kept {
     tree: KnowledgeTree,
+    policy: Box<dyn Policy>,
     memory: Memory,
     last_used: u64,
 }
@@ -108,11 +110,17 @@ impl Orderer {
         });
         let chains = parsed.messages.iter().map(|message| message.chain);
         let path = kept.memory.find(chains, written);
-        let sent = request::send(&self.config, &parsed, &mut kept.tree, &kept.memory, &path);
+        let Kept {
+            tree,
+            policy,
+            memory,
+            ..
+        } = kept;
+        let sent = request::send(&self.config, &parsed, tree, policy.as_mut(), memory, &path);
         // A chat without documents is remembered where chats that open alike may have some written into them: the
         // one must not be taken for the other.
         if has_documents || !path.is_empty() || self.config.pins() {
-            kept.memory.record(&path, sent.added);
+            memory.record(&path, sent.added);
         }
         if !has_documents && sent.body.is_none() {
             return Err(Skip::NoDocuments);
@@ -193,6 +201,7 @@ fn kept_of<'t>(
     }
     let kept = trees.entry(key).or_insert_with(|| Kept {
         tree: KnowledgeTree::new(config.tree),
+        policy: config.policy.build(&config.policy_options),
         memory: Memory::new(config.memory),
         last_used: now,
     });

@@ -1,7 +1,10 @@
 //! Rules that order documents: a request's candidates and the knowledge tree in, an order out. One module per rule.
 
+pub mod context_index;
+mod foresight;
 mod greedy;
 mod longest;
+mod random;
 mod recency;
 mod retrieval;
 mod sorted;
@@ -13,34 +16,141 @@ use smallvec::SmallVec;
 /// Positions in the candidates' slice (their retrieval ranks), in the order in which the documents shall stand.
 pub type Order = SmallVec<[u16; 16]>;
 
-/// A rule that orders documents.
+/// A rule that orders documents, with what it has learnt: one value for every tenant and model.
 ///
-/// The order is a permutation of `0..candidates.len()`. A rule is deterministic: the same candidates and the same
-/// tree give the same order, on every platform.
-pub trait Policy: Sync {
-    /// Its name in configuration, headers and tables.
-    fn name(&self) -> &'static str;
-
+/// The order is a permutation of `0..candidates.len()`. A rule is deterministic: the same calls and the same tree
+/// give the same orders, on every platform.
+pub trait Policy: Send {
     /// Orders `candidates`, which are distinct and stand in retrieval rank order (at most [`MAX_CANDIDATES`]).
-    fn order(&self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, scope: Scope) -> Order;
+    fn order(&mut self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, scope: Scope) -> Order;
+
+    /// Learns that `candidates` were sent in `order`. A rule that looks at the tree alone has nothing to learn.
+    fn remember(&mut self, candidates: &[Candidate<'_>], order: &Order) {
+        let _ = (candidates, order);
+    }
 }
 
 /// More documents than any policy is asked to order at once.
 pub const MAX_CANDIDATES: u32 = 4096;
 
-/// Every policy, in the order in which tables show them.
-pub const POLICIES: [&dyn Policy; 5] = [
-    &retrieval::Retrieval,
-    &sorted::Sorted,
-    &recency::Recency,
-    &greedy::Greedy,
-    &longest::Longest,
-];
+/// The policies, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PolicyKind {
+    /// As they came.
+    Retrieval,
+    /// At random.
+    Random,
+    /// By the clients' ids.
+    Sorted,
+    /// The most recently seen first.
+    Recency,
+    /// RAGCache++ Algorithm 1.
+    Greedy,
+    /// The heaviest live path, exactly.
+    Longest,
+    /// RAGBoost's context index.
+    ContextIndex,
+    /// The heaviest live path, then what the next requests will likely open with.
+    Foresight,
+}
 
-/// The policy of that name.
-#[must_use]
-pub fn by_name(name: &str) -> Option<&'static dyn Policy> {
-    POLICIES.into_iter().find(|policy| policy.name() == name)
+/// What a policy may be told, as checked; each takes what concerns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyOptions {
+    /// Where `random` starts.
+    pub seed: u64,
+    /// Recent requests that `foresight` learns from.
+    pub window: u16,
+    /// Places that `foresight` may move a document, up or down; `None`: any number.
+    pub max_displacement: Option<u16>,
+    /// Contexts that `context-index` keeps.
+    pub max_contexts: u32,
+}
+
+impl Default for PolicyOptions {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            window: 1024,
+            max_displacement: None,
+            max_contexts: 4096,
+        }
+    }
+}
+
+impl PolicyKind {
+    /// Every policy, in the order in which tables show them.
+    pub const ALL: [Self; 8] = [
+        Self::Retrieval,
+        Self::Random,
+        Self::Sorted,
+        Self::Recency,
+        Self::Greedy,
+        Self::ContextIndex,
+        Self::Longest,
+        Self::Foresight,
+    ];
+
+    /// Its name in configuration, headers and tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Retrieval => "retrieval",
+            Self::Random => "random",
+            Self::Sorted => "sorted",
+            Self::Recency => "recency",
+            Self::Greedy => "greedy",
+            Self::Longest => "longest",
+            Self::ContextIndex => "context-index",
+            Self::Foresight => "foresight",
+        }
+    }
+
+    /// The policy of that name.
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// A policy that has learnt nothing yet.
+    #[must_use]
+    pub fn build(self, options: &PolicyOptions) -> Box<dyn Policy> {
+        match self {
+            Self::Retrieval => Box::new(retrieval::Retrieval),
+            Self::Random => Box::new(random::Random::new(options.seed)),
+            Self::Sorted => Box::new(sorted::Sorted),
+            Self::Recency => Box::new(recency::Recency),
+            Self::Greedy => Box::new(greedy::Greedy),
+            Self::Longest => Box::new(longest::Longest),
+            Self::ContextIndex => Box::new(context_index::ContextIndex::new(options.max_contexts)),
+            Self::Foresight => Box::new(foresight::Foresight::new(
+                options.window,
+                Displacement(options.max_displacement),
+            )),
+        }
+    }
+}
+
+/// How far a document may stand from its rank.
+#[derive(Clone, Copy, Debug)]
+struct Displacement(Option<u16>);
+
+impl Displacement {
+    const ANY: Self = Self(None);
+
+    /// Whether `rank` may stand after `path`, itself built by this rule. There is always a rank that may: every
+    /// place is the last allowed one of a single document, and the best-ranked document left may always stand next.
+    fn next(self, path: &[u16], rank: u16) -> bool {
+        let Self(Some(most)) = self else { return true };
+        let (rank, place, most) = (usize::from(rank), path.len(), usize::from(most));
+        let late = place.checked_sub(most).is_some_and(|last_chance| {
+            last_chance != rank
+                && !path
+                    .iter()
+                    .any(|&placed| usize::from(placed) == last_chance)
+        });
+        rank <= place + most && !late
+    }
 }
 
 /// How much of an order is live: documents and tokens from the first on.
@@ -175,11 +285,15 @@ pub(crate) mod tests {
         10 + document as u32
     }
 
-    fn candidates(tree: &mut KnowledgeTree, documents: &[u64]) -> Vec<Candidate<'static>> {
+    pub(crate) fn candidates(
+        tree: &mut KnowledgeTree,
+        documents: &[u64],
+    ) -> Vec<Candidate<'static>> {
         documents
             .iter()
             .map(|&d| Candidate {
                 id: tree.intern(Fingerprint(d)),
+                fingerprint: Fingerprint(d),
                 label: ["j", "i", "h", "g", "f", "e", "d", "c", "b", "a"][d as usize % 10],
                 tokens: weight(d),
             })
@@ -187,7 +301,11 @@ pub(crate) mod tests {
     }
 
     /// The documents in the order that the policy gives them.
-    pub(crate) fn ordered(policy: &dyn Policy, paths: &[&[u64]], documents: &[u64]) -> Vec<u64> {
+    pub(crate) fn ordered(
+        policy: &mut dyn Policy,
+        paths: &[&[u64]],
+        documents: &[u64],
+    ) -> Vec<u64> {
         let mut tree = tree_of(paths);
         let candidates = candidates(&mut tree, documents);
         policy
@@ -199,10 +317,10 @@ pub(crate) mod tests {
 
     #[test]
     fn names_are_distinct_and_lead_back() {
-        for policy in POLICIES {
-            assert_eq!(by_name(policy.name()).unwrap().name(), policy.name());
+        for kind in PolicyKind::ALL {
+            assert_eq!(PolicyKind::by_name(kind.name()), Some(kind));
         }
-        assert!(by_name("nonsense").is_none());
+        assert_eq!(PolicyKind::by_name("nonsense"), None);
     }
 
     #[test]
@@ -261,18 +379,24 @@ pub(crate) mod tests {
             let documents = distinct(&documents);
             let mut tree = tree_of(&paths);
             let candidates = candidates(&mut tree, &documents);
-            for policy in POLICIES {
+            for kind in PolicyKind::ALL {
+                let mut policy = kind.build(&PolicyOptions { window: 3, max_contexts: 3, ..PolicyOptions::default() });
+                for path in &paths {
+                    let seen = self::candidates(&mut tree, path);
+                    let order = policy.order(&seen, &tree, SCOPE);
+                    policy.remember(&seen, &order);
+                }
                 let order = policy.order(&candidates, &tree, SCOPE);
                 let mut ranks_of: Vec<u16> = order.to_vec();
                 ranks_of.sort_unstable();
-                prop_assert_eq!(ranks_of, ranks(documents.len()).to_vec(), "{} is no permutation", policy.name());
+                prop_assert_eq!(ranks_of, ranks(documents.len()).to_vec(), "{} is no permutation", kind.name());
             }
             let best = permutations(documents.len() as u16)
                 .iter()
                 .map(|order| match_of(&candidates, order, &tree, SCOPE).tokens)
                 .max()
                 .unwrap_or(0);
-            let longest = by_name("longest").unwrap().order(&candidates, &tree, SCOPE);
+            let longest = longest::Longest.order(&candidates, &tree, SCOPE);
             prop_assert_eq!(match_of(&candidates, &longest, &tree, SCOPE).tokens, best);
         }
     }

@@ -9,11 +9,7 @@ use std::cmp::Reverse;
 pub(super) struct Recency;
 
 impl Policy for Recency {
-    fn name(&self) -> &'static str {
-        "recency"
-    }
-
-    fn order(&self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, _: Scope) -> Order {
+    fn order(&mut self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, _: Scope) -> Order {
         let mut order = ranks(candidates.len());
         order.sort_by_key(|&rank| {
             Reverse(
@@ -34,7 +30,7 @@ mod tests {
     #[test]
     fn recent_documents_come_first_and_unseen_ones_last() {
         assert_eq!(
-            ordered(&Recency, &[&[1, 2], &[3]], &[9, 2, 1, 3]),
+            ordered(&mut Recency, &[&[1, 2], &[3]], &[9, 2, 1, 3]),
             [3, 2, 1, 9]
         );
     }

@@ -8,11 +8,7 @@ use crate::tree::{KnowledgeTree, Scope};
 pub(super) struct Retrieval;
 
 impl Policy for Retrieval {
-    fn name(&self) -> &'static str {
-        "retrieval"
-    }
-
-    fn order(&self, candidates: &[Candidate<'_>], _: &KnowledgeTree, _: Scope) -> Order {
+    fn order(&mut self, candidates: &[Candidate<'_>], _: &KnowledgeTree, _: Scope) -> Order {
         ranks(candidates.len())
     }
 }

@@ -10,11 +10,7 @@ use crate::tree::{KnowledgeTree, Scope};
 pub(super) struct Sorted;
 
 impl Policy for Sorted {
-    fn name(&self) -> &'static str {
-        "sorted"
-    }
-
-    fn order(&self, candidates: &[Candidate<'_>], _: &KnowledgeTree, _: Scope) -> Order {
+    fn order(&mut self, candidates: &[Candidate<'_>], _: &KnowledgeTree, _: Scope) -> Order {
         let label = |&rank: &u16| {
             let label = candidates
                 .get(usize::from(rank))
@@ -35,6 +31,6 @@ mod tests {
     #[test]
     fn sorts_by_label_whatever_is_cached() {
         // Labels run against the documents' numbers there.
-        assert_eq!(ordered(&Sorted, &[&[1, 2, 3]], &[2, 1, 3]), [3, 2, 1]);
+        assert_eq!(ordered(&mut Sorted, &[&[1, 2, 3]], &[2, 1, 3]), [3, 2, 1]);
     }
 }

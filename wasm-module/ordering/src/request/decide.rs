@@ -53,6 +53,7 @@ impl<'a> Request<'_, 'a> {
                 let found = group.found.get(usize::from(*index))?;
                 Some(Candidate {
                     id: tree.intern(*fingerprint),
+                    fingerprint: *fingerprint,
                     label: found.label,
                     tokens: found.tokens,
                 })
@@ -61,7 +62,8 @@ impl<'a> Request<'_, 'a> {
         if candidates.is_empty() {
             return arrangement;
         }
-        let order = self.config.policy.order(&candidates, tree, scope);
+        let order = self.policy.order(&candidates, tree, scope);
+        self.policy.remember(&candidates, &order);
         // References stay at their ranks; the documents between them change places.
         let documents: SmallVec<[Slot; 16]> = arrangement
             .slots

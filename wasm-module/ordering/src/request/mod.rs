@@ -16,7 +16,7 @@ use crate::conversation::shown::Shown;
 use crate::conversation::turn::{Pin, Pinned, Turn, Written};
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::orderer::Report;
-use crate::policy::{self, Order};
+use crate::policy::{Order, Policy, match_of};
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
@@ -34,12 +34,14 @@ pub(crate) fn send<'a>(
     config: &'a Config,
     parsed: &Parsed<'a>,
     tree: &mut KnowledgeTree,
+    policy: &mut dyn Policy,
     memory: &'a Memory,
     path: &Path,
 ) -> Outcome {
     let mut request = Request {
         config,
         tree,
+        policy,
         last_turn: parsed.messages.last().map_or(0, |message| message.turn),
         pinned_tokens: memory.pinned_tokens(path),
         shown: Shown::default(),
@@ -82,6 +84,7 @@ pub(crate) fn send<'a>(
 struct Request<'r, 'a> {
     config: &'a Config,
     tree: &'r mut KnowledgeTree,
+    policy: &'r mut dyn Policy,
     /// The chat's last turn: what stands in it is referred to by nothing.
     last_turn: u32,
     /// Estimated tokens pinned in the known messages.
@@ -264,12 +267,13 @@ impl<'a> Request<'_, 'a> {
             .into_iter()
             .map(|(fingerprint, tokens)| Candidate {
                 id: tree.intern(fingerprint),
+                fingerprint,
                 label: "",
                 tokens,
             })
             .collect();
         let order: Order = (0..).take(path.len()).collect();
-        let matched = policy::match_of(&path, &order, tree, scope);
+        let matched = match_of(&path, &order, tree, scope);
         tree.insert(
             scope,
             path.iter().map(|document| (document.id, document.tokens)),

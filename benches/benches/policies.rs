@@ -1,0 +1,218 @@
+//! Every policy on every trace: what share of document tokens comes from the cache, and what a decision costs.
+//!
+//! ```text
+//! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench policies
+//! cargo bench -p foreword-benches --bench policies -- reuse       only the first table
+//! cargo bench -p foreword-benches --bench policies -- decisions   only the second: decisions at 100,000 contexts
+//! cargo bench -p foreword-benches --bench policies -- index       only the third: building a context index
+//! ```
+//!
+//! A decision is ordering and remembering: candidates interned, order chosen, policy and tree updated. The engine's
+//! model is not timed.
+
+use foreword_benches::xquad;
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::policy::context_index::ContextIndex;
+use foreword_ordering::policy::{PolicyKind, PolicyOptions};
+use foreword_ordering::simulation::{Capacity, Replay, Trace, upper_bound, workload};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+const REQUESTS: usize = 2_000;
+/// Seeds of a generated trace; figures are means, for one trace is noisy by half a percent.
+const SEEDS: std::ops::RangeInclusive<u64> = 1..=8;
+/// Capacities of the first table, in average prompts; 0: unbounded.
+const PROMPTS: [u32; 2] = [0, 40];
+/// Contexts stored before decisions are timed.
+const STORED: usize = 100_000;
+const TIMED: usize = 5_000;
+
+fn main() {
+    // Cargo passes `--bench`; whatever else there is names tables.
+    let tables: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
+    let wanted = |name: &str| tables.is_empty() || tables.iter().any(|table| table == name);
+    if wanted("reuse") {
+        reuse();
+    }
+    if wanted("decisions") {
+        decisions();
+    }
+    if wanted("index") {
+        index();
+    }
+}
+
+/// The traces, each in as many versions as there are seeds for it.
+fn traces() -> Vec<(String, Vec<Trace>)> {
+    let seeded = |make: &dyn Fn(u64) -> Trace| SEEDS.map(make).collect::<Vec<_>>();
+    let mut traces = Vec::new();
+    for overlap in [0.0, 0.4, 0.6, 0.8] {
+        let shape = workload::Bursty {
+            overlap,
+            ..workload::Bursty::default()
+        };
+        traces.push((
+            format!("bursty {overlap:.1}, k=5"),
+            seeded(&|seed| workload::bursty(seed, REQUESTS, shape)),
+        ));
+    }
+    traces.push((
+        "geospatial, k=5".into(),
+        seeded(&|seed| workload::geospatial(seed, REQUESTS, 5)),
+    ));
+    traces.push((
+        "Zipf topics, k=15".into(),
+        seeded(&|seed| workload::zipf_topics(seed, REQUESTS, 5_000, 15)),
+    ));
+    traces.push((
+        "conversations, k=10".into(),
+        seeded(&|seed| workload::conversations(seed, REQUESTS, 10)),
+    ));
+    traces.push((
+        "no overlap, k=5".into(),
+        vec![workload::disjoint(REQUESTS, 5)],
+    ));
+    let depths = [5, 10, 15];
+    match xquad::traces(&depths) {
+        Ok(found) => traces.extend(
+            depths
+                .iter()
+                .zip(found)
+                .map(|(depth, trace)| (format!("XQuAD, BM25 top {depth}"), vec![trace])),
+        ),
+        Err(reason) => println!("skipped: the XQuAD traces ({reason})\n"),
+    }
+    traces
+}
+
+/// Reuse and mean decision time, every policy on every trace at every capacity.
+fn reuse() {
+    println!("Share of document tokens reused, unbounded / 40 prompts (mean decision, us)\n");
+    print!("| trace | upper bound |");
+    for kind in PolicyKind::ALL {
+        print!(" {} |", kind.name());
+    }
+    println!(" foresight over longest |");
+    println!("|{}", " --- |".repeat(PolicyKind::ALL.len() + 3));
+    for (name, traces) in traces() {
+        let count = traces.len() as f64;
+        let bound: f64 = traces.iter().map(|trace| upper_bound(trace).share()).sum();
+        print!("| {name} | {:.3} |", bound / count);
+        let mut shares = Vec::new();
+        for kind in PolicyKind::ALL {
+            let mut found = [0.0; PROMPTS.len()];
+            let mut time = Duration::ZERO;
+            let mut decisions = 0;
+            for trace in &traces {
+                for (found, prompts) in found.iter_mut().zip(PROMPTS) {
+                    let capacity = match prompts {
+                        0 => Capacity::UNBOUNDED,
+                        prompts => Capacity::of_prompts(prompts, trace),
+                    };
+                    let (share, spent) = timed_replay(trace, kind, capacity);
+                    *found += share / count;
+                    time += spent;
+                    decisions += trace.len();
+                }
+            }
+            let mean = time.as_secs_f64() * 1e6 / f64::from(u32::try_from(decisions).unwrap_or(1));
+            print!(" {:.3} / {:.3} ({mean:.1}) |", found[0], found[1]);
+            shares.push((kind, found));
+        }
+        let of = |wanted| {
+            let found = shares.iter().find(|(kind, _)| *kind == wanted);
+            found.map_or([0.0; PROMPTS.len()], |(_, found)| *found)
+        };
+        let (foresight, longest) = (of(PolicyKind::Foresight), of(PolicyKind::Longest));
+        if longest[0] > 0.0 {
+            println!(
+                " {:.3} / {:.3} |",
+                foresight[0] / longest[0],
+                foresight[1] / longest[1]
+            );
+        } else {
+            println!(" - |");
+        }
+    }
+    println!();
+}
+
+fn timed_replay(trace: &Trace, kind: PolicyKind, capacity: Capacity) -> (f64, Duration) {
+    let mut replay = Replay::new(kind, &PolicyOptions::default(), capacity);
+    let mut time = Duration::ZERO;
+    for request in trace {
+        let start = Instant::now();
+        let order = black_box(replay.decide(request));
+        time += start.elapsed();
+        replay.serve(request, &order);
+    }
+    (replay.reuse().share(), time)
+}
+
+/// Decision times with many contexts stored, and the memory of what is stored.
+fn decisions() {
+    println!("Decisions at {STORED} stored contexts\n");
+    println!("| k | documents | policy | p50 us | p99 us | max us | nodes | bytes per node |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    for (k, documents) in [(5, 100_000), (15, 100_000), (20, 100_000), (20, 5_000)] {
+        let trace = workload::zipf_topics(1, STORED + TIMED, documents, k);
+        let (stored, asked) = trace.split_at(STORED);
+        for kind in PolicyKind::ALL {
+            let before = resident_bytes();
+            let mut replay = Replay::new(kind, &PolicyOptions::default(), Capacity::UNBOUNDED);
+            for request in stored {
+                replay.decide(request);
+            }
+            let grown = resident_bytes()
+                .zip(before)
+                .map(|(after, before)| after.saturating_sub(before));
+            let nodes = replay.nodes();
+            let mut times: Vec<f64> = asked
+                .iter()
+                .map(|request| {
+                    let start = Instant::now();
+                    black_box(replay.decide(request));
+                    start.elapsed().as_secs_f64() * 1e6
+                })
+                .collect();
+            times.sort_by(f64::total_cmp);
+            let memory = grown.map_or("?".into(), |bytes| format!("{}", bytes / nodes as u64));
+            println!(
+                "| {k} | {documents} | {} | {:.1} | {:.1} | {:.0} | {nodes} | {memory} |",
+                kind.name(),
+                times[TIMED / 2],
+                times[TIMED * 99 / 100],
+                times[TIMED - 1],
+            );
+        }
+    }
+    println!();
+}
+
+/// Memory that this process holds, where the system says so (Linux).
+fn resident_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * 4096)
+}
+
+/// Clustering a context index.
+fn index() {
+    println!("Context index of contexts of 15 documents\n");
+    println!("| contexts | seconds |");
+    println!("| --- | --- |");
+    for contexts in [2_000, 12_000] {
+        let trace = workload::zipf_topics(1, contexts, 5_000, 15);
+        let lists: Vec<Vec<Fingerprint>> = trace
+            .iter()
+            .map(|request| request.documents.iter().map(|d| d.fingerprint).collect())
+            .collect();
+        let start = Instant::now();
+        let (index, _) = ContextIndex::build(&lists);
+        println!("| {} | {:.2} |", index.len(), start.elapsed().as_secs_f64());
+    }
+    println!();
+}

@@ -1,0 +1,327 @@
+//! Builds a context index at once: the nearest two clusters merge into one that holds what they share, until none
+//! share anything (RAGBoost section 4.1).
+//!
+//! Only clusters that share a document can be near, and an inverted index finds those. Every cluster stands in a
+//! heap with its nearest neighbour at the time; a neighbour that has merged since is looked up again when its turn
+//! comes. An entry's distance is never more than the true one to clusters of its time, and younger clusters have
+//! entries of their own: so the heap's least entry with both clusters left is the nearest pair of all.
+
+use super::{ContextIndex, NodeId, ROOT, count, distance};
+use crate::document::Fingerprint;
+use fxhash::FxHashMap;
+use smallvec::SmallVec;
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+struct Cluster {
+    /// What its contexts share, in the order of the first of them.
+    documents: Vec<Fingerprint>,
+    /// Clusters merged into it; none: it is a context.
+    parts: Vec<u32>,
+    is_merged: bool,
+}
+
+/// A cluster and its nearest neighbour.
+struct Pair {
+    distance: f64,
+    cluster: u32,
+    other: u32,
+}
+
+#[derive(Default)]
+struct Clusters {
+    all: Vec<Cluster>,
+    /// Clusters by document, with its position there; those that have merged leave when they are met.
+    postings: FxHashMap<Fingerprint, Vec<(u32, u32)>>,
+    /// Per cluster, documents shared with the one looked at and the sum of their gaps; zero between look-ups.
+    shares: Vec<(u32, u32)>,
+    heap: BinaryHeap<Reverse<Pair>>,
+}
+
+/// Fills the empty `index`; the leaf of each of `contexts`.
+pub(super) fn build(index: &mut ContextIndex, contexts: &[Vec<Fingerprint>]) -> Vec<NodeId> {
+    let mut clusters = Clusters::default();
+    for context in contexts {
+        clusters.add(context.clone(), Vec::new());
+    }
+    for cluster in 0..count(contexts.len()) {
+        clusters.pair(cluster);
+    }
+    while let Some(Reverse(pair)) = clusters.heap.pop() {
+        if !clusters.is_left(pair.cluster) {
+            continue;
+        }
+        if clusters.is_left(pair.other) {
+            clusters.merge(pair.cluster, pair.other);
+        } else {
+            clusters.pair(pair.cluster);
+        }
+    }
+    clusters.hang(index, contexts.len())
+}
+
+impl Clusters {
+    fn add(&mut self, documents: Vec<Fingerprint>, parts: Vec<u32>) -> u32 {
+        let id = count(self.all.len());
+        for (&document, position) in documents.iter().zip(0..) {
+            self.postings
+                .entry(document)
+                .or_default()
+                .push((id, position));
+        }
+        self.all.push(Cluster {
+            documents,
+            parts,
+            is_merged: false,
+        });
+        self.shares.push((0, 0));
+        id
+    }
+
+    fn is_left(&self, cluster: u32) -> bool {
+        self.all
+            .get(cluster as usize)
+            .is_some_and(|cluster| !cluster.is_merged)
+    }
+
+    /// Enters `cluster` and its nearest neighbour into the heap, if it has one.
+    fn pair(&mut self, cluster: u32) {
+        let Self {
+            all,
+            postings,
+            shares,
+            heap,
+        } = self;
+        let Some(own) = all.get(cluster as usize) else {
+            return;
+        };
+        let mut met = Vec::new();
+        for (document, position) in own.documents.iter().zip(0_u32..) {
+            let Some(posted) = postings.get_mut(document) else {
+                continue;
+            };
+            posted.retain(|&(other, other_position)| {
+                let is_left = all
+                    .get(other as usize)
+                    .is_some_and(|other| !other.is_merged);
+                if is_left
+                    && other != cluster
+                    && let Some((shared, gaps)) = shares.get_mut(other as usize)
+                {
+                    if *shared == 0 {
+                        met.push(other);
+                    }
+                    *shared += 1;
+                    *gaps += position.abs_diff(other_position);
+                }
+                is_left
+            });
+        }
+        let mut nearest: Option<Pair> = None;
+        for other in met {
+            let (shared, gaps) = shares
+                .get_mut(other as usize)
+                .map(std::mem::take)
+                .unwrap_or_default();
+            let held = all
+                .get(other as usize)
+                .map_or(0, |other| other.documents.len());
+            let pair = Pair {
+                distance: distance(shared, count(held.max(own.documents.len())), gaps),
+                cluster,
+                other,
+            };
+            if nearest.as_ref().is_none_or(|nearest| pair < *nearest) {
+                nearest = Some(pair);
+            }
+        }
+        heap.extend(nearest.map(Reverse));
+    }
+
+    fn merge(&mut self, a: u32, b: u32) {
+        // The older one gives the order.
+        let (a, b) = (a.min(b), a.max(b));
+        let (Some(first), Some(second)) = (self.all.get(a as usize), self.all.get(b as usize))
+        else {
+            return;
+        };
+        let shared: Vec<Fingerprint> = first
+            .documents
+            .iter()
+            .copied()
+            .filter(|document| second.documents.contains(document))
+            .collect();
+        // A cluster that adds nothing to what they share takes the other in, or its parts beside the other's.
+        let parts_of = |id: u32, cluster: &Cluster| {
+            if cluster.documents.len() == shared.len() && !cluster.parts.is_empty() {
+                cluster.parts.clone()
+            } else {
+                vec![id]
+            }
+        };
+        let mut parts = parts_of(a, first);
+        parts.extend(parts_of(b, second));
+        for merged in [a, b] {
+            if let Some(cluster) = self.all.get_mut(merged as usize) {
+                cluster.is_merged = true;
+            }
+        }
+        let cluster = self.add(shared, parts);
+        self.pair(cluster);
+    }
+
+    /// Hangs the clusters that are left below the root of `index`, and their parts below them.
+    fn hang(self, index: &mut ContextIndex, contexts: usize) -> Vec<NodeId> {
+        let mut leaves = vec![ROOT; contexts];
+        let mut stack: Vec<(u32, NodeId)> = (0..count(self.all.len()))
+            .rev()
+            .filter(|&cluster| self.is_left(cluster))
+            .map(|cluster| (cluster, ROOT))
+            .collect();
+        while let Some((id, parent)) = stack.pop() {
+            let Some(cluster) = self.all.get(id as usize) else {
+                continue;
+            };
+            let above = index.context(parent);
+            let added: SmallVec<[Fingerprint; 8]> = cluster
+                .documents
+                .iter()
+                .copied()
+                .filter(|document| !above.contains(document))
+                .collect();
+            let node = index.attach(parent, added, cluster.parts.is_empty());
+            stack.extend(cluster.parts.iter().rev().map(|&part| (part, node)));
+            if let Some(leaf) = leaves.get_mut(id as usize) {
+                *leaf = node;
+            }
+        }
+        index.leaves.extend(leaves.iter().copied());
+        leaves
+    }
+}
+
+impl Ord for Pair {
+    /// By distance, then the older clusters first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.distance
+            .total_cmp(&other.distance)
+            .then(self.cluster.cmp(&other.cluster))
+            .then(self.other.cmp(&other.other))
+    }
+}
+
+impl PartialOrd for Pair {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Pair {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Pair {}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::prints;
+    use super::*;
+    use crate::random::Random;
+
+    #[test]
+    fn the_papers_example() {
+        let contexts = [[2, 1, 3], [2, 6, 1], [4, 1, 0]].map(|c| prints(&c));
+        let (index, leaves) = ContextIndex::build(&contexts);
+        let orders: Vec<_> = leaves.iter().map(|&leaf| index.context(leaf)).collect();
+        assert_eq!(
+            orders,
+            [[1, 2, 3], [1, 2, 6], [1, 4, 0]].map(|c| prints(&c))
+        );
+        let paths: Vec<_> = leaves.iter().map(|&leaf| index.search_path(leaf)).collect();
+        assert_eq!(paths.iter().map(Vec::len).collect::<Vec<_>>(), [3, 3, 2]);
+        assert_eq!(paths[0][..2], paths[1][..2]);
+        // A new context inherits [1 2] from the inner node.
+        assert_eq!(index.find(&prints(&[2, 1, 4])).path[..], [1, 0]);
+    }
+
+    #[test]
+    fn contexts_that_share_nothing_stay_as_they_are() {
+        let contexts = [vec![1, 2], vec![3], vec![], vec![3]].map(|c| prints(&c));
+        let (index, leaves) = ContextIndex::build(&contexts);
+        assert_eq!(index.len(), 4);
+        for (leaf, context) in leaves.iter().zip(&contexts) {
+            assert_eq!(index.context(*leaf), *context);
+        }
+    }
+
+    /// The nearest pair of all, by trying every pair.
+    fn nearest(clusters: &[Vec<Fingerprint>]) -> Option<(f64, usize, usize)> {
+        let mut best: Option<(f64, usize, usize)> = None;
+        for b in 0..clusters.len() {
+            for a in 0..b {
+                let (x, y) = (&clusters[a], &clusters[b]);
+                let gaps: Vec<u32> = (0_u32..)
+                    .zip(x)
+                    .filter_map(|(p, d)| Some(p.abs_diff(y.iter().position(|e| e == d)? as u32)))
+                    .collect();
+                let apart = distance(
+                    gaps.len() as u32,
+                    x.len().max(y.len()) as u32,
+                    gaps.iter().sum(),
+                );
+                if !gaps.is_empty() && best.is_none_or(|best| apart < best.0) {
+                    best = Some((apart, a, b));
+                }
+            }
+        }
+        best
+    }
+
+    #[test]
+    fn merges_the_nearest_pair_as_a_search_of_all_pairs_would() {
+        let mut random = Random::new(5);
+        for _ in 0..200 {
+            let contexts: Vec<Vec<Fingerprint>> = (0..random.below(9))
+                .map(|_| {
+                    let mut documents: Vec<u64> = (0..9).collect();
+                    random.shuffle(&mut documents);
+                    documents.truncate(random.below(6) as usize);
+                    prints(&documents)
+                })
+                .collect();
+            let mut clusters = Clusters::default();
+            for context in &contexts {
+                clusters.add(context.clone(), Vec::new());
+            }
+            for cluster in 0..contexts.len() as u32 {
+                clusters.pair(cluster);
+            }
+            while let Some(Reverse(pair)) = clusters.heap.pop() {
+                if !clusters.is_left(pair.cluster) {
+                    continue;
+                }
+                if !clusters.is_left(pair.other) {
+                    clusters.pair(pair.cluster);
+                    continue;
+                }
+                let left: Vec<Vec<Fingerprint>> = clusters
+                    .all
+                    .iter()
+                    .filter(|cluster| !cluster.is_merged)
+                    .map(|cluster| cluster.documents.clone())
+                    .collect();
+                assert_eq!(nearest(&left).unwrap().0, pair.distance);
+                clusters.merge(pair.cluster, pair.other);
+            }
+            let left: Vec<Vec<Fingerprint>> = clusters
+                .all
+                .iter()
+                .filter(|cluster| !cluster.is_merged)
+                .map(|cluster| cluster.documents.clone())
+                .collect();
+            assert_eq!(nearest(&left), None);
+        }
+    }
+}

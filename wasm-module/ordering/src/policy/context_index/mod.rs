@@ -1,0 +1,463 @@
+//! RAGBoost's context index (sections 4 and 5.1): contexts, that is, requests' document sets, in a tree whose inner
+//! nodes hold what the contexts below them share.
+//!
+//! ```text
+//!   {2 1 3} {2 6 1} {4 1 0}  ──▶   {1} ─┬─ +{2} ─┬─ +{3}     a node holds what it adds to its parent;
+//!                                       │        └─ +{6}     a context's order is its path from the root,
+//!                                       └─ +{4 0}            a new one's is the path that it matches, then rank
+//! ```
+//!
+//! The tree is built at once by clustering ([`ContextIndex::build`]) or grows with every request. A request
+//! descends from the root to the child at the least distance (equation 1) as long as that holds nothing that the
+//! request has not; then it becomes a leaf there, or, if it shares something more with a child, a new inner node
+//! takes both. Children are found by document, so a step costs the postings of the request's documents at that
+//! node, not the number of children. The index does not look at the knowledge tree: it believes that what was sent
+//! is cached, and forgets the oldest contexts beyond its bound.
+//!
+//! Departures: inner nodes hold shared documents in the order in which the older context was sent, not sorted, so
+//! that what is cached of it stays usable; an inner node is split as a leaf is; contexts are bounded by number, not
+//! by tokens.
+
+mod cluster;
+
+use super::{Order, Policy, followed_by_rank};
+use crate::document::{Candidate, Fingerprint};
+use crate::tree::{KnowledgeTree, Scope};
+use fxhash::FxHashMap;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct ContextIndex {
+    nodes: Vec<Node>,
+    free: Vec<NodeId>,
+    /// A node's children by a document that they add.
+    by_document: FxHashMap<(NodeId, Fingerprint), SmallVec<[NodeId; 2]>>,
+    /// The leaves, oldest first.
+    leaves: VecDeque<NodeId>,
+    max_contexts: u32,
+}
+
+/// A node of the index; of a leaf, valid until its context is forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(u32);
+
+const ROOT: NodeId = NodeId(0);
+
+#[derive(Debug)]
+struct Node {
+    parent: NodeId,
+    /// In the order in which they were added; a removed child leaves its place to the last one.
+    children: Vec<NodeId>,
+    /// Documents that the node adds to its parent's.
+    added: SmallVec<[Fingerprint; 8]>,
+    /// Documents of the whole path.
+    documents: u32,
+    is_leaf: bool,
+}
+
+/// Equation 1: what share of the larger context is not common, and a little for common documents that stand at
+/// different positions. `gaps` is the sum of their differences in position.
+fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
+    if shared == 0 {
+        return 1.0;
+    }
+    1.0 - f64::from(shared) / f64::from(larger) + ALPHA * f64::from(gaps) / f64::from(shared)
+}
+
+/// The weight of positions; the paper gives 0.001 to 0.01.
+const ALPHA: f64 = 0.005;
+
+/// A child, the documents of it that a request shares, and the sum of their differences in position.
+type Share = (NodeId, (u32, u32));
+
+/// Where a request belongs.
+struct Place {
+    /// The deepest node that holds nothing but documents of the request.
+    node: NodeId,
+    /// A child of it that shares more, and holds more too.
+    split: Option<NodeId>,
+    /// Ranks of the documents on the path, and of those shared with `split`.
+    path: Order,
+}
+
+impl ContextIndex {
+    /// An empty index of at most `max_contexts` contexts (at least 1).
+    #[must_use]
+    pub fn new(max_contexts: u32) -> Self {
+        let root = Node {
+            parent: ROOT,
+            children: Vec::new(),
+            added: SmallVec::new(),
+            documents: 0,
+            is_leaf: false,
+        };
+        Self {
+            nodes: vec![root],
+            free: Vec::new(),
+            by_document: FxHashMap::default(),
+            leaves: VecDeque::new(),
+            max_contexts: max_contexts.max(1),
+        }
+    }
+
+    /// The index of `contexts` (each of distinct documents, in rank order), by hierarchical clustering; the leaf of
+    /// each. None is forgotten until more are added.
+    #[must_use]
+    pub fn build(contexts: &[Vec<Fingerprint>]) -> (Self, Vec<NodeId>) {
+        let mut index = Self::new(u32::try_from(contexts.len()).unwrap_or(u32::MAX));
+        let leaves = cluster::build(&mut index, contexts);
+        (index, leaves)
+    }
+
+    /// Contexts held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// Whether no context is held.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.leaves.is_empty()
+    }
+
+    /// The documents of `node`'s path, in the order in which they shall stand.
+    #[must_use]
+    pub fn context(&self, node: NodeId) -> Vec<Fingerprint> {
+        let mut path = vec![node];
+        let mut at = node;
+        while at != ROOT
+            && let Some(node) = self.node(at)
+        {
+            at = node.parent;
+            path.push(at);
+        }
+        path.iter()
+            .rev()
+            .filter_map(|&node| self.node(node))
+            .flat_map(|node| node.added.iter().copied())
+            .collect()
+    }
+
+    /// The positions of `node` and its ancestors among their siblings, from the root down.
+    #[must_use]
+    pub fn search_path(&self, node: NodeId) -> Vec<u32> {
+        let mut path = Vec::new();
+        let mut at = node;
+        while at != ROOT
+            && let Some(parent) = self.node(at).map(|node| node.parent)
+        {
+            let among = self.node(parent).map_or(&[][..], |node| &node.children);
+            path.extend(
+                (0_u32..)
+                    .zip(among)
+                    .find(|(_, child)| **child == at)
+                    .map(|(place, _)| place),
+            );
+            at = parent;
+        }
+        path.reverse();
+        path
+    }
+
+    /// Greedy search: descends to the child at the least distance; among equals to one that holds nothing but
+    /// documents of the request, then to the older one.
+    fn find(&self, request: &[Fingerprint]) -> Place {
+        let rank_of: FxHashMap<Fingerprint, u16> = request.iter().copied().zip(0..).collect();
+        let mut place = Place {
+            node: ROOT,
+            split: None,
+            path: Order::new(),
+        };
+        let mut gaps = 0_u32;
+        loop {
+            // Shared documents of each child that shares something more.
+            let mut shares: FxHashMap<NodeId, (u32, u32)> = FxHashMap::default();
+            for (&document, rank) in request.iter().zip(0_u32..) {
+                for &child in self
+                    .by_document
+                    .get(&(place.node, document))
+                    .into_iter()
+                    .flatten()
+                {
+                    let position = self
+                        .node(child)
+                        .and_then(|child| child.added.iter().position(|d| *d == document))
+                        .map_or(0, |position| count(position) + count(place.path.len()));
+                    let (shared, gaps) = shares.entry(child).or_default();
+                    *shared += 1;
+                    *gaps += position.abs_diff(rank);
+                }
+            }
+            let nearest = shares.into_iter().min_by(|a, b| {
+                let of = |&(child, (shared, more_gaps)): &Share| {
+                    let held = self.node(child).map_or(0, |node| node.documents);
+                    let shared = shared + count(place.path.len());
+                    distance(shared, held.max(count(request.len())), gaps + more_gaps)
+                };
+                of(a)
+                    .total_cmp(&of(b))
+                    .then(self.adds_more(a).cmp(&self.adds_more(b)))
+                    .then(a.0.cmp(&b.0))
+            });
+            let Some((child, (shared, more_gaps))) = nearest else {
+                return place;
+            };
+            let Some(node) = self.node(child) else {
+                return place;
+            };
+            place
+                .path
+                .extend(node.added.iter().filter_map(|d| rank_of.get(d).copied()));
+            if self.adds_more(&(child, (shared, more_gaps))) {
+                place.split = Some(child);
+                return place;
+            }
+            gaps += more_gaps;
+            place.node = child;
+        }
+    }
+
+    /// Whether the child holds more than is shared.
+    fn adds_more(&self, &(child, (shared, _)): &Share) -> bool {
+        self.node(child)
+            .is_some_and(|node| node.is_leaf || node.added.len() > shared as usize)
+    }
+
+    /// Adds the context of `request` where the search leads. O(documents).
+    fn add(&mut self, request: &[Fingerprint]) -> NodeId {
+        let place = self.find(request);
+        let parent = match place.split {
+            None => place.node,
+            Some(child) => self.split(place.node, child, request),
+        };
+        let mut placed: SmallVec<[u16; 16]> = place.path;
+        placed.sort_unstable();
+        let rest = (0..)
+            .zip(request)
+            .filter(|(rank, _)| placed.binary_search(rank).is_err())
+            .map(|(_, &document)| document)
+            .collect();
+        let leaf = self.attach(parent, rest, true);
+        self.leaves.push_back(leaf);
+        while self.leaves.len() > self.max_contexts as usize {
+            let Some(oldest) = self.leaves.pop_front() else {
+                break;
+            };
+            self.remove(oldest);
+        }
+        leaf
+    }
+
+    /// A new node between `parent` and `child`, of what `child` shares with `request`.
+    fn split(&mut self, parent: NodeId, child: NodeId, request: &[Fingerprint]) -> NodeId {
+        let Some(added) = self
+            .node_mut(child)
+            .map(|node| std::mem::take(&mut node.added))
+        else {
+            return parent;
+        };
+        let (shared, own): (SmallVec<[_; 8]>, SmallVec<[_; 8]>) =
+            added.iter().copied().partition(|d| request.contains(d));
+        self.detach(parent, child, &added);
+        let between = self.attach(parent, shared, false);
+        for &document in &own {
+            self.by_document
+                .entry((between, document))
+                .or_default()
+                .push(child);
+        }
+        if let Some(node) = self.node_mut(child) {
+            node.parent = between;
+            node.added = own;
+        }
+        if let Some(node) = self.node_mut(between) {
+            node.children.push(child);
+        }
+        between
+    }
+
+    /// A new child of `parent`.
+    fn attach(
+        &mut self,
+        parent: NodeId,
+        added: SmallVec<[Fingerprint; 8]>,
+        is_leaf: bool,
+    ) -> NodeId {
+        let documents = self.node(parent).map_or(0, |node| node.documents) + count(added.len());
+        let node = Node {
+            parent,
+            children: Vec::new(),
+            added: added.clone(),
+            documents,
+            is_leaf,
+        };
+        let id = if let Some(id) = self.free.pop() {
+            if let Some(slot) = self.node_mut(id) {
+                *slot = node;
+            }
+            id
+        } else {
+            let id = NodeId(count(self.nodes.len()));
+            self.nodes.push(node);
+            id
+        };
+        for document in added {
+            self.by_document
+                .entry((parent, document))
+                .or_default()
+                .push(id);
+        }
+        if let Some(parent) = self.node_mut(parent) {
+            parent.children.push(id);
+        }
+        id
+    }
+
+    /// Takes `child`, which adds `added`, from `parent`'s children.
+    fn detach(&mut self, parent: NodeId, child: NodeId, added: &[Fingerprint]) {
+        for &document in added {
+            let key = (parent, document);
+            if let Some(children) = self.by_document.get_mut(&key) {
+                children.retain(|other| *other != child);
+                if children.is_empty() {
+                    self.by_document.remove(&key);
+                }
+            }
+        }
+        if let Some(parent) = self.node_mut(parent)
+            && let Some(at) = parent.children.iter().position(|other| *other == child)
+        {
+            parent.children.swap_remove(at);
+        }
+    }
+
+    /// Removes a leaf, and every inner node that is left without children.
+    fn remove(&mut self, leaf: NodeId) {
+        let mut at = leaf;
+        while at != ROOT
+            && let Some(node) = self.node_mut(at)
+            && node.children.is_empty()
+        {
+            let (parent, added) = (node.parent, std::mem::take(&mut node.added));
+            self.detach(parent, at, &added);
+            self.free.push(at);
+            at = parent;
+        }
+    }
+
+    fn node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(id.0 as usize)
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
+        self.nodes.get_mut(id.0 as usize)
+    }
+}
+
+impl Policy for ContextIndex {
+    fn order(&mut self, candidates: &[Candidate<'_>], _: &KnowledgeTree, _: Scope) -> Order {
+        followed_by_rank(self.find(&documents(candidates)).path, candidates.len())
+    }
+
+    fn remember(&mut self, candidates: &[Candidate<'_>], _: &Order) {
+        self.add(&documents(candidates));
+    }
+}
+
+fn documents(candidates: &[Candidate<'_>]) -> SmallVec<[Fingerprint; 16]> {
+    candidates
+        .iter()
+        .map(|candidate| candidate.fingerprint)
+        .collect()
+}
+
+fn count(items: usize) -> u32 {
+    u32::try_from(items).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(super) fn prints(documents: &[u64]) -> Vec<Fingerprint> {
+        documents.iter().copied().map(Fingerprint).collect()
+    }
+
+    fn context(index: &ContextIndex, node: NodeId) -> Vec<u64> {
+        index.context(node).iter().map(|d| d.0).collect()
+    }
+
+    #[test]
+    fn positions_matter_less_than_the_overlap() {
+        // The paper's example: B-D share {2, 6} at the same positions, A-B share {3, 5} at others.
+        let [a_b, b_d, more] = [distance(2, 4, 4), distance(2, 4, 0), distance(3, 4, 9)];
+        assert!(b_d < a_b && more < b_d);
+        assert_eq!(distance(0, 4, 0), 1.0);
+    }
+
+    #[test]
+    fn new_contexts_inherit_what_they_share() {
+        let mut index = ContextIndex::new(10);
+        let mut add = |documents: &[u64]| {
+            let leaf = index.add(&prints(documents));
+            context(&index, leaf)
+        };
+        assert_eq!(add(&[2, 1, 3]), [2, 1, 3]);
+        assert_eq!(add(&[6, 1, 2]), [2, 1, 6]);
+        assert_eq!(add(&[4, 1, 2]), [2, 1, 4]);
+        assert_eq!(add(&[5, 7, 8]), [5, 7, 8]);
+        // An inner node that holds more than the request is split.
+        assert_eq!(add(&[9, 1]), [1, 9]);
+        assert_eq!(add(&[3, 1, 2]), [1, 2, 3]);
+    }
+
+    #[test]
+    fn the_oldest_context_goes_first_and_its_inner_nodes_with_it() {
+        let mut index = ContextIndex::new(2);
+        for documents in [[1, 2, 3], [1, 2, 4], [5, 6, 7], [5, 6, 8]] {
+            index.add(&prints(&documents));
+        }
+        assert_eq!(index.len(), 2);
+        assert!(index.find(&prints(&[1, 2])).path.is_empty());
+        assert_eq!(index.find(&prints(&[6, 5])).path.as_slice(), [1, 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_context_keeps_its_documents_and_nothing_leaks(
+            contexts in prop::collection::vec(prop::collection::vec(0_u64..12, 0..7), 1..60),
+            max in 1_u32..20,
+        ) {
+            let mut index = ContextIndex::new(max);
+            let mut kept: VecDeque<(NodeId, Vec<u64>)> = VecDeque::new();
+            for documents in contexts {
+                let mut seen = std::collections::HashSet::new();
+                let documents: Vec<u64> = documents.into_iter().filter(|d| seen.insert(*d)).collect();
+                let leaf = index.add(&prints(&documents));
+                kept.push_back((leaf, documents));
+                if kept.len() > max as usize {
+                    kept.pop_front();
+                }
+                for (leaf, documents) in &kept {
+                    let mut held = context(&index, *leaf);
+                    let mut documents = documents.clone();
+                    held.sort_unstable();
+                    documents.sort_unstable();
+                    prop_assert_eq!(held, documents);
+                }
+                let nodes = index.nodes.len() - index.free.len();
+                // The root, a leaf each, and inner nodes that each add a document to their parent.
+                prop_assert!(nodes <= 1 + kept.len() * 8);
+            }
+            while let Some(leaf) = index.leaves.pop_front() {
+                index.remove(leaf);
+            }
+            prop_assert!(index.by_document.is_empty());
+            prop_assert_eq!(index.nodes.len() - index.free.len(), 1);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The document sets of the most recent requests, indexed by document.
+//!
+//! ```text
+//!   slots    0: {a b c}   1: {b d}   2: {a b}        a ring: the next request takes the oldest one's slot
+//!   postings a: 0 2       b: 0 1 2   c: 0   d: 1     oldest first
+//! ```
+//!
+//! A question names some documents, and only requests that share one of them are looked at: the work is the sum of
+//! the documents' postings. It knows nothing of trees, scopes or orders.
+
+use crate::document::Fingerprint;
+use fxhash::FxHashMap;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+
+/// Documents of a request that are kept: the ones that stand first, and as many as a mask has bits.
+pub(super) const MAX_DOCUMENTS: usize = 64;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Window {
+    slots: Vec<SmallVec<[Fingerprint; 8]>>,
+    postings: FxHashMap<Fingerprint, VecDeque<u16>>,
+    /// The slot that the next request takes.
+    next: u16,
+    size: u16,
+    /// Per slot, what a question has found there so far; blank between questions.
+    marks: Vec<Mark>,
+    /// The slots whose marks are not blank.
+    marked: Vec<u16>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
+    required: u16,
+    shared: u64,
+}
+
+/// What a recent request shares with the documents asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shared {
+    /// Bit `i`: it held `optional[i]`. Not 0.
+    pub(super) mask: u64,
+    /// Requests since, that one included: 1 is the latest.
+    pub(super) age: u16,
+}
+
+impl Window {
+    /// Room for `size` requests, at least 1.
+    pub(super) fn new(size: u16) -> Self {
+        Self {
+            slots: Vec::new(),
+            postings: FxHashMap::default(),
+            next: 0,
+            size: size.max(1),
+            marks: Vec::new(),
+            marked: Vec::new(),
+        }
+    }
+
+    /// Adds a request of distinct `documents`, in place of the oldest one when the window is full.
+    pub(super) fn push(&mut self, documents: impl Iterator<Item = Fingerprint>) {
+        let documents: SmallVec<[Fingerprint; 8]> = documents.take(MAX_DOCUMENTS).collect();
+        for &document in &documents {
+            self.postings
+                .entry(document)
+                .or_default()
+                .push_back(self.next);
+        }
+        let slot = usize::from(self.next);
+        if let Some(old) = self.slots.get_mut(slot) {
+            for document in std::mem::replace(old, documents) {
+                // Its own slot is the oldest in each of its postings.
+                if let Some(slots) = self.postings.get_mut(&document) {
+                    slots.pop_front();
+                    if slots.is_empty() {
+                        self.postings.remove(&document);
+                    }
+                }
+            }
+        } else {
+            self.slots.push(documents);
+            self.marks.push(Mark::default());
+        }
+        self.next = (self.next + 1) % self.size;
+    }
+
+    /// Requests held.
+    pub(super) fn len(&self) -> u16 {
+        u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
+    }
+
+    /// The requests that held all of `required` and some of `optional` (its first [`MAX_DOCUMENTS`]), in no
+    /// particular order, but the same on every platform. All of them are distinct.
+    pub(super) fn sharing(
+        &mut self,
+        required: &[Fingerprint],
+        optional: &[Fingerprint],
+    ) -> Vec<Shared> {
+        // No request is kept with more documents than that.
+        if required.len() >= MAX_DOCUMENTS {
+            return Vec::new();
+        }
+        for document in required {
+            for &slot in self.postings.get(document).into_iter().flatten() {
+                if let Some(mark) = self.marks.get_mut(usize::from(slot)) {
+                    if mark.required == 0 {
+                        self.marked.push(slot);
+                    }
+                    mark.required += 1;
+                }
+            }
+        }
+        for (bit, document) in optional.iter().take(MAX_DOCUMENTS).enumerate() {
+            for &slot in self.postings.get(document).into_iter().flatten() {
+                if let Some(mark) = self.marks.get_mut(usize::from(slot)) {
+                    if mark.required == 0 && mark.shared == 0 {
+                        self.marked.push(slot);
+                    }
+                    mark.shared |= 1 << bit;
+                }
+            }
+        }
+        let mut found = Vec::with_capacity(self.marked.len());
+        for slot in self.marked.drain(..) {
+            if let Some(mark) = self.marks.get_mut(usize::from(slot)) {
+                let Mark {
+                    required: held,
+                    shared: mask,
+                } = std::mem::take(mark);
+                if mask != 0 && usize::from(held) == required.len() {
+                    let age = if slot < self.next {
+                        self.next - slot
+                    } else {
+                        self.size - slot + self.next
+                    };
+                    found.push(Shared { mask, age });
+                }
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn prints(documents: &[u64]) -> Vec<Fingerprint> {
+        documents.iter().copied().map(Fingerprint).collect()
+    }
+
+    fn distinct(documents: Vec<u64>) -> Vec<u64> {
+        let mut seen = std::collections::HashSet::new();
+        documents.into_iter().filter(|d| seen.insert(*d)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_scan_of_the_last_requests(
+            size in 1_u16..12,
+            requests in prop::collection::vec(prop::collection::vec(0_u64..12, 0..8), 0..40),
+            asked in prop::collection::vec(0_u64..12, 0..10),
+            required in 0_usize..4,
+        ) {
+            let requests: Vec<_> = requests.into_iter().map(distinct).collect();
+            let asked = distinct(asked);
+            let (required, optional) = asked.split_at(required.min(asked.len()));
+            let mut window = Window::new(size);
+            for request in &requests {
+                window.push(prints(request).into_iter());
+            }
+            let expected: Vec<Shared> = requests
+                .iter()
+                .rev()
+                .take(usize::from(size))
+                .zip(1..)
+                .filter(|(request, _)| required.iter().all(|d| request.contains(d)))
+                .map(|(request, age)| {
+                    let mask = (0..).zip(optional).map(|(bit, d)| u64::from(request.contains(d)) << bit).sum();
+                    Shared { mask, age }
+                })
+                .filter(|shared| shared.mask != 0)
+                .collect();
+            for _ in 0..2 {
+                let mut found = window.sharing(&prints(required), &prints(optional));
+                found.sort_by_key(|shared| shared.age);
+                prop_assert_eq!(&found, &expected);
+            }
+            let kept: usize = requests.iter().rev().take(usize::from(size)).map(Vec::len).sum();
+            prop_assert_eq!(window.postings.values().map(VecDeque::len).sum::<usize>(), kept);
+        }
+    }
+
+    #[test]
+    fn a_request_is_kept_by_its_first_documents() {
+        let mut window = Window::new(2);
+        window.push((0..100).map(Fingerprint));
+        assert_eq!(window.sharing(&prints(&[0]), &prints(&[63])).len(), 1);
+        assert_eq!(window.sharing(&prints(&[0]), &prints(&[64])), []);
+        assert_eq!(
+            window.sharing(&prints(&(0..64).collect::<Vec<_>>()), &prints(&[1])),
+            []
+        );
+    }
+}

@@ -1,0 +1,152 @@
+//! A model of an engine's prefix cache, at the granularity of documents: a tree with least-recently-used leaf
+//! eviction under a capacity in tokens, as vLLM's and SGLang's caches are.
+//!
+//! It answers two questions that the knowledge tree must not: how many tokens a prompt really finds, in whole pages,
+//! and what the engine forgets when it is full. A document is cached or it is not; a page that holds the end of one
+//! document and the beginning of the next belongs to the path that goes on, so a match is cut to whole pages.
+
+use super::Retrieved;
+use crate::tree::{Bounds, KnowledgeTree, Scope};
+
+/// How much an engine holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Tokens of documents; `None`: any number.
+    pub tokens: Option<u64>,
+    /// Tokens in a page; a match is cut to whole pages. 1: exact.
+    pub page_tokens: u32,
+}
+
+impl Capacity {
+    /// Holds everything, matches exactly.
+    pub const UNBOUNDED: Self = Self {
+        tokens: None,
+        page_tokens: 1,
+    };
+
+    /// Room for `prompts` average prompts of `trace`, matched exactly.
+    #[must_use]
+    pub fn of_prompts(prompts: u32, trace: &[super::Request]) -> Self {
+        let tokens = u128::from(super::document_tokens(trace)) * u128::from(prompts);
+        let tokens = tokens.checked_div(trace.len() as u128).unwrap_or(0);
+        Self {
+            tokens: Some(u64::try_from(tokens).unwrap_or(u64::MAX)),
+            page_tokens: 1,
+        }
+    }
+
+    /// The bounds of a knowledge tree that knows what an engine of this capacity holds.
+    #[must_use]
+    pub fn bounds(self) -> Bounds {
+        Bounds {
+            max_nodes: u32::MAX,
+            max_tokens: self.tokens,
+        }
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct EngineCache {
+    held: KnowledgeTree,
+    page_tokens: u64,
+}
+
+impl EngineCache {
+    /// An empty cache.
+    #[must_use]
+    pub fn new(capacity: Capacity) -> Self {
+        Self {
+            held: KnowledgeTree::new(capacity.bounds()),
+            page_tokens: capacity.page_tokens.max(1).into(),
+        }
+    }
+
+    /// Computes a prompt whose documents are `path`; the tokens that it found in the cache. Afterwards the path is
+    /// what was used last, and the least recently used leaves have made room for it.
+    pub fn serve<'a>(
+        &mut self,
+        scope: Scope,
+        path: impl Iterator<Item = &'a Retrieved> + Clone,
+    ) -> u64 {
+        let mut found = 0_u64;
+        let mut at = self.held.root(scope);
+        for document in path.clone() {
+            let id = self.held.intern(document.fingerprint);
+            at = at.and_then(|node| self.held.child(node, id));
+            if at.is_some() {
+                found += u64::from(document.tokens);
+            }
+        }
+        let path: Vec<_> = path
+            .map(|document| (self.held.intern(document.fingerprint), document.tokens))
+            .collect();
+        self.held.insert(scope, path);
+        found - found % self.page_tokens
+    }
+
+    /// Tokens held.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.held.tokens()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCOPE: Scope = Scope(3);
+
+    fn serve(cache: &mut EngineCache, path: &[u64]) -> u64 {
+        let path: Vec<_> = path.iter().map(|&d| Retrieved::numbered(d, 10)).collect();
+        cache.serve(SCOPE, path.iter())
+    }
+
+    #[test]
+    fn a_prompt_finds_its_longest_cached_prefix() {
+        let mut cache = EngineCache::new(Capacity::UNBOUNDED);
+        assert_eq!(serve(&mut cache, &[1, 2, 3]), 0);
+        assert_eq!(serve(&mut cache, &[1, 2, 4]), 20);
+        assert_eq!(serve(&mut cache, &[2, 1]), 0);
+        assert_eq!(cache.serve(Scope(4), [].into_iter()), 0);
+    }
+
+    #[test]
+    fn a_match_is_cut_to_whole_pages() {
+        let mut cache = EngineCache::new(Capacity {
+            tokens: None,
+            page_tokens: 16,
+        });
+        serve(&mut cache, &[1, 2, 3]);
+        assert_eq!(serve(&mut cache, &[1, 2, 3]), 16);
+        assert_eq!(serve(&mut cache, &[1, 9]), 0);
+    }
+
+    #[test]
+    fn the_least_recently_used_leaf_makes_room() {
+        let mut cache = EngineCache::new(Capacity {
+            tokens: Some(40),
+            page_tokens: 1,
+        });
+        serve(&mut cache, &[1, 2]);
+        serve(&mut cache, &[3, 4]);
+        serve(&mut cache, &[1, 5]);
+        assert_eq!(cache.tokens(), 40);
+        assert_eq!(serve(&mut cache, &[1, 2]), 10);
+    }
+
+    #[test]
+    fn capacity_counts_average_prompts() {
+        let request = |documents: &[u64]| super::super::Request {
+            scope: SCOPE,
+            documents: documents
+                .iter()
+                .map(|&d| Retrieved::numbered(d, 10))
+                .collect(),
+        };
+        let trace = [request(&[1]), request(&[1, 2, 3])];
+        assert_eq!(Capacity::of_prompts(4, &trace).tokens, Some(80));
+        assert_eq!(Capacity::of_prompts(4, &[]).tokens, Some(0));
+    }
+}

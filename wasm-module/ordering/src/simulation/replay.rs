@@ -1,0 +1,250 @@
+//! A trace under a policy: what share of the document tokens comes from the cache.
+
+use super::{Capacity, EngineCache, Request, Trace, document_tokens};
+use crate::document::{Candidate, Fingerprint};
+use crate::policy::{Order, Policy, PolicyKind, PolicyOptions};
+use crate::tree::KnowledgeTree;
+use fxhash::FxHashMap;
+use smallvec::SmallVec;
+
+/// What a replay found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reuse {
+    /// Tokens of the documents asked for.
+    pub document_tokens: u64,
+    /// Those of them that came from the cache.
+    pub reused_tokens: u64,
+}
+
+impl Reuse {
+    /// The share that came from the cache; 0 of nothing.
+    #[must_use]
+    pub fn share(self) -> f64 {
+        if self.document_tokens == 0 {
+            0.0
+        } else {
+            self.reused_tokens as f64 / self.document_tokens as f64
+        }
+    }
+}
+
+/// A replay, request by request, for callers that want to time or show it: [`Replay::decide`] is what a gateway
+/// does, [`Replay::serve`] what the engine does.
+pub struct Replay {
+    policy: Box<dyn Policy>,
+    /// Under the same bounds as the engine's cache, as an operator would set them.
+    tree: KnowledgeTree,
+    cache: EngineCache,
+    reuse: Reuse,
+}
+
+impl Replay {
+    /// Nothing cached, nothing learnt.
+    #[must_use]
+    pub fn new(kind: PolicyKind, options: &PolicyOptions, capacity: Capacity) -> Self {
+        Self {
+            policy: kind.build(options),
+            tree: KnowledgeTree::new(capacity.bounds()),
+            cache: EngineCache::new(capacity),
+            reuse: Reuse::default(),
+        }
+    }
+
+    /// Orders a request's documents and remembers the order.
+    pub fn decide(&mut self, request: &Request) -> Order {
+        let candidates: SmallVec<[Candidate<'_>; 16]> = request
+            .documents
+            .iter()
+            .map(|document| Candidate {
+                id: self.tree.intern(document.fingerprint),
+                fingerprint: document.fingerprint,
+                label: &document.label,
+                tokens: document.tokens,
+            })
+            .collect();
+        let order = self.policy.order(&candidates, &self.tree, request.scope);
+        self.policy.remember(&candidates, &order);
+        let path = order
+            .iter()
+            .filter_map(|&rank| candidates.get(usize::from(rank)))
+            .map(|candidate| (candidate.id, candidate.tokens));
+        self.tree.insert(request.scope, path);
+        order
+    }
+
+    /// Serves a request whose documents stand in `order`; the tokens that came from the cache.
+    pub fn serve(&mut self, request: &Request, order: &Order) -> u64 {
+        let path = order
+            .iter()
+            .filter_map(|&rank| request.documents.get(usize::from(rank)));
+        let reused = self.cache.serve(request.scope, path);
+        self.reuse.document_tokens += document_tokens(std::slice::from_ref(request));
+        self.reuse.reused_tokens += reused;
+        reused
+    }
+
+    /// Nodes of the knowledge tree.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.tree.len()
+    }
+
+    /// What was found so far.
+    #[must_use]
+    pub fn reuse(&self) -> Reuse {
+        self.reuse
+    }
+}
+
+/// Replays a whole trace.
+#[must_use]
+pub fn replay(
+    trace: &Trace,
+    kind: PolicyKind,
+    options: &PolicyOptions,
+    capacity: Capacity,
+) -> Reuse {
+    let mut replay = Replay::new(kind, options, capacity);
+    for request in trace {
+        let order = replay.decide(request);
+        replay.serve(request, &order);
+    }
+    replay.reuse()
+}
+
+/// The pairwise upper bound: each request is given its largest overlap, in tokens, with any one earlier request of
+/// its scope. No order reaches it on every trace (one request's best order is another's worst), and none exceeds it:
+/// a prefix is cached because one earlier request held all of it. O(requests x overlapping requests).
+#[must_use]
+pub fn upper_bound(trace: &Trace) -> Reuse {
+    let mut postings: FxHashMap<(u64, Fingerprint), Vec<usize>> = FxHashMap::default();
+    let mut shared: Vec<u64> = vec![0; trace.len()];
+    let mut reuse = Reuse::default();
+    for (at, request) in trace.iter().enumerate() {
+        let mut met = Vec::new();
+        for document in &request.documents {
+            let posted = postings
+                .entry((request.scope.0, document.fingerprint))
+                .or_default();
+            for &earlier in &*posted {
+                if let Some(shared) = shared.get_mut(earlier) {
+                    *shared += u64::from(document.tokens);
+                    met.push(earlier);
+                }
+            }
+            posted.push(at);
+        }
+        let most = met
+            .into_iter()
+            .filter_map(|earlier| shared.get_mut(earlier).map(std::mem::take))
+            .max();
+        reuse.reused_tokens += most.unwrap_or(0);
+        reuse.document_tokens += document_tokens(std::slice::from_ref(request));
+    }
+    reuse
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::workload;
+    use super::*;
+
+    fn share(trace: &Trace, kind: PolicyKind, capacity: Capacity) -> f64 {
+        replay(trace, kind, &PolicyOptions::default(), capacity).share()
+    }
+
+    /// Small versions of the generated traces that share documents.
+    fn traces(seed: u64) -> [(&'static str, Trace); 4] {
+        let bursty = workload::bursty(seed, 1_000, workload::Bursty::default());
+        [
+            ("bursty", bursty),
+            ("geospatial", workload::geospatial(seed, 1_000, 5)),
+            ("zipf", workload::zipf_topics(seed, 1_000, 5_000, 15)),
+            ("conversations", workload::conversations(seed, 1_000, 10)),
+        ]
+    }
+
+    #[test]
+    fn foresight_reuses_at_least_what_longest_does_and_longest_what_greedy_does() {
+        const KINDS: [PolicyKind; 3] = [
+            PolicyKind::Greedy,
+            PolicyKind::Longest,
+            PolicyKind::Foresight,
+        ];
+        const SEEDS: u64 = 4;
+        for (at, (name, _)) in traces(0).iter().enumerate() {
+            // One capacity after another; means, for a single trace is noisy by half a percent.
+            let mut means = [[0.0; KINDS.len()]; 2];
+            for seed in 0..SEEDS {
+                let trace = &traces(seed)[at].1;
+                let capacities = [Capacity::UNBOUNDED, Capacity::of_prompts(40, trace)];
+                for (means, capacity) in means.iter_mut().zip(capacities) {
+                    for (mean, kind) in means.iter_mut().zip(KINDS) {
+                        *mean += share(trace, kind, capacity) / SEEDS as f64;
+                    }
+                }
+            }
+            for [greedy, longest, foresight] in means {
+                assert!(
+                    greedy < longest && longest <= foresight,
+                    "{name}: {means:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn no_policy_exceeds_the_upper_bound_and_all_repeat_themselves() {
+        for (name, trace) in traces(1) {
+            let bound = upper_bound(&trace).share();
+            for kind in PolicyKind::ALL {
+                let first = share(&trace[..400].to_vec(), kind, Capacity::UNBOUNDED);
+                let second = share(&trace[..400].to_vec(), kind, Capacity::UNBOUNDED);
+                assert_eq!(first, second, "{name} {}", kind.name());
+                let all = share(&trace, kind, Capacity::UNBOUNDED);
+                assert!(all <= bound, "{name} {}: {all} of {bound}", kind.name());
+            }
+        }
+    }
+
+    #[test]
+    fn without_overlap_there_is_nothing_to_reuse() {
+        let trace = workload::disjoint(100, 5);
+        assert_eq!(upper_bound(&trace).share(), 0.0);
+        for kind in PolicyKind::ALL {
+            assert_eq!(share(&trace, kind, Capacity::UNBOUNDED), 0.0);
+        }
+    }
+
+    #[test]
+    fn a_knowledge_tree_under_the_engines_bounds_knows_what_the_engine_holds() {
+        let trace = workload::bursty(2, 300, workload::Bursty::default());
+        let capacity = Capacity::of_prompts(10, &trace);
+        let mut replay = Replay::new(PolicyKind::Longest, &PolicyOptions::default(), capacity);
+        for request in &trace {
+            let order = replay.decide(request);
+            replay.serve(request, &order);
+            assert_eq!(replay.tree.tokens(), replay.cache.tokens());
+        }
+        assert!(replay.reuse().share() > 0.0);
+        assert_eq!(
+            Reuse::default().share(),
+            0.0,
+            "nothing asked for is nothing reused"
+        );
+    }
+
+    #[test]
+    fn the_upper_bound_is_the_largest_overlap_with_one_earlier_request() {
+        let mut trace = workload::disjoint(3, 4);
+        let [first, second] = [0, 1].map(|at: usize| trace[at].documents.clone());
+        trace[2].documents = vec![
+            second[3].clone(),
+            first[0].clone(),
+            first[1].clone(),
+            trace[2].documents[0].clone(),
+        ];
+        let tokens = u64::from(first[0].tokens);
+        assert_eq!(upper_bound(&trace).reused_tokens, 2 * tokens);
+    }
+}

@@ -1,0 +1,276 @@
+//! Traces made up from a seed: the workloads of RAGCache++ (section 4) and three more.
+//!
+//! Documents have the paper's 200 tokens, and a request's documents stand in random order: what a retriever's ranking
+//! says of later requests is left out, so that no policy can lean on it.
+
+use super::{Request, Retrieved, Trace};
+use crate::random::Random;
+use crate::tree::Scope;
+
+/// Tokens of every generated document (RAGCache++ section 4.1).
+const TOKENS: u32 = 200;
+
+/// What a bursty trace is made of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bursty {
+    /// Documents in the corpus, in regions of 10.
+    pub documents: u64,
+    /// Documents in a request; at most 10.
+    pub k: usize,
+    /// Share of a request's documents that the next one of its burst keeps.
+    pub overlap: f64,
+}
+
+impl Default for Bursty {
+    /// The paper's larger set-up (RTX 4090).
+    fn default() -> Self {
+        Self {
+            documents: 500,
+            k: 5,
+            overlap: 0.6,
+        }
+    }
+}
+
+/// RAGCache++'s main workload: bursts of 10 requests for one region, each keeping `max(1, k * overlap)` documents of
+/// the one before (so that an overlap of 0 still keeps one, as section 4.4 says of their generator) and drawing the
+/// rest from the region. At an overlap of 0.6 the mean Jaccard index of neighbours is 0.55; the paper's is 0.52.
+#[must_use]
+pub fn bursty(seed: u64, requests: usize, shape: Bursty) -> Trace {
+    const REGION: u64 = 10;
+    const BURST: usize = 10;
+    let k = shape.k.min(REGION as usize);
+    let kept = ((k as f64 * shape.overlap) as usize).max(1);
+    let mut random = Random::new(seed);
+    let mut trace = Trace::with_capacity(requests);
+    let mut current: Vec<u64> = Vec::new();
+    let mut first = 0;
+    for at in 0..requests {
+        if at % BURST == 0 {
+            first = random.below(shape.documents / REGION) * REGION;
+            current.clear();
+        }
+        random.shuffle(&mut current);
+        current.truncate(kept);
+        let mut region: Vec<u64> = (first..first + REGION).collect();
+        random.shuffle(&mut region);
+        fill(&mut current, region, k);
+        random.shuffle(&mut current);
+        trace.push(request(&current));
+    }
+    trace
+}
+
+/// RAGCache++'s geospatial workload (section 4.7): 20 cities on a grid, each with 10 documents at places around it.
+/// With a probability of 0.7 a request comes from the last one's city, else from any; it retrieves the `k` documents
+/// nearest to where it comes from.
+#[must_use]
+pub fn geospatial(seed: u64, requests: usize, k: usize) -> Trace {
+    const COLUMNS: u64 = 5;
+    const ROWS: u64 = 4;
+    const PLACES: u64 = 10;
+    const STAY: f64 = 0.7;
+    let mut random = Random::new(seed);
+    // A place within half a grid step of its city.
+    let around = |random: &mut Random, city: u64| {
+        let (x, y) = ((city % COLUMNS) as f64, (city / COLUMNS) as f64);
+        (x + random.unit() - 0.5, y + random.unit() - 0.5)
+    };
+    let places: Vec<(f64, f64)> = (0..COLUMNS * ROWS * PLACES)
+        .map(|document| around(&mut random, document / PLACES))
+        .collect();
+    let mut city = 0;
+    (0..requests)
+        .map(|_| {
+            if random.unit() >= STAY {
+                city = random.below(COLUMNS * ROWS);
+            }
+            let here = around(&mut random, city);
+            let mut near: Vec<(f64, u64)> = places
+                .iter()
+                .map(|place| (place.0 - here.0).powi(2) + (place.1 - here.1).powi(2))
+                .zip(0..)
+                .collect();
+            near.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let mut nearest: Vec<u64> =
+                near.iter().take(k).map(|&(_, document)| document).collect();
+            random.shuffle(&mut nearest);
+            request(&nearest)
+        })
+        .collect()
+}
+
+/// Long-tailed topics: a request draws a topic of 100 documents, then `k` distinct ones of it, each by Zipf's law.
+#[must_use]
+pub fn zipf_topics(seed: u64, requests: usize, documents: u64, k: usize) -> Trace {
+    const TOPIC: u64 = 100;
+    let mut random = Random::new(seed);
+    let topics = (documents / TOPIC).max(1);
+    (0..requests)
+        .map(|_| {
+            let topic = zipf(&mut random, topics);
+            request(&popular(&mut random, topic * TOPIC, TOPIC, k))
+        })
+        .collect()
+}
+
+/// Interleaved conversations of 2 to 8 turns, 20 at a time, over topics of 40 documents. A turn keeps about half of
+/// what the turn before retrieved. Documents stand before the conversation, so turns share their beginnings.
+#[must_use]
+pub fn conversations(seed: u64, requests: usize, k: usize) -> Trace {
+    const AT_ONCE: u64 = 20;
+    const TOPICS: u64 = 50;
+    const TOPIC: u64 = 40;
+    struct Conversation {
+        topic: u64,
+        turns_left: u64,
+        last: Vec<u64>,
+    }
+    let mut random = Random::new(seed);
+    let start = |random: &mut Random| Conversation {
+        topic: zipf(random, TOPICS),
+        turns_left: 2 + random.below(7),
+        last: Vec::new(),
+    };
+    let mut open: Vec<Conversation> = (0..AT_ONCE).map(|_| start(&mut random)).collect();
+    let mut trace = Trace::with_capacity(requests);
+    while trace.len() < requests {
+        let at = random.below(AT_ONCE) as usize;
+        let Some(conversation) = open.get_mut(at) else {
+            break;
+        };
+        if conversation.turns_left == 0 {
+            *conversation = start(&mut random);
+        }
+        conversation.turns_left -= 1;
+        let mut current = std::mem::take(&mut conversation.last);
+        random.shuffle(&mut current);
+        current.truncate(k / 2);
+        let fresh = popular(&mut random, conversation.topic * TOPIC, TOPIC, k);
+        fill(&mut current, fresh, k);
+        random.shuffle(&mut current);
+        trace.push(request(&current));
+        conversation.last = current;
+    }
+    trace
+}
+
+/// No document is ever asked for twice: what a policy costs when there is nothing to gain.
+#[must_use]
+pub fn disjoint(requests: usize, k: usize) -> Trace {
+    (0..requests as u64)
+        .map(|at| {
+            let first = at * k as u64;
+            request(&(first..first + k as u64).collect::<Vec<_>>())
+        })
+        .collect()
+}
+
+fn request(documents: &[u64]) -> Request {
+    Request {
+        scope: Scope(0),
+        documents: documents
+            .iter()
+            .map(|&number| Retrieved::numbered(number, TOKENS))
+            .collect(),
+    }
+}
+
+/// Adds to `chosen` what it does not hold of `more`, up to `k`.
+fn fill(chosen: &mut Vec<u64>, more: Vec<u64>, k: usize) {
+    for document in more {
+        if chosen.len() >= k {
+            return;
+        }
+        if !chosen.contains(&document) {
+            chosen.push(document);
+        }
+    }
+}
+
+/// `k` distinct documents of the `count` from `first` on (all of them when there are fewer), by Zipf's law.
+fn popular(random: &mut Random, first: u64, count: u64, k: usize) -> Vec<u64> {
+    let k = k.min(usize::try_from(count).unwrap_or(usize::MAX));
+    let mut chosen: Vec<u64> = Vec::with_capacity(k);
+    while chosen.len() < k {
+        fill(&mut chosen, vec![first + zipf(random, count)], k);
+    }
+    chosen
+}
+
+/// A number below `count`, by Zipf's law with exponent 1: the inverse transform of the continuous 1/x law, which is
+/// close enough.
+fn zipf(random: &mut Random, count: u64) -> u64 {
+    let drawn = ((count as f64 + 1.0).powf(random.unit()) - 1.0) as u64;
+    drawn.min(count.saturating_sub(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn documents(request: &Request) -> HashSet<u64> {
+        request.documents.iter().map(|d| d.fingerprint.0).collect()
+    }
+
+    /// Mean Jaccard index of neighbouring requests.
+    fn jaccard(trace: &Trace) -> f64 {
+        let pairs = trace.windows(2).map(|pair| {
+            let (a, b) = (documents(&pair[0]), documents(&pair[1]));
+            a.intersection(&b).count() as f64 / a.union(&b).count() as f64
+        });
+        pairs.sum::<f64>() / (trace.len() - 1) as f64
+    }
+
+    #[test]
+    fn requests_have_k_distinct_documents_and_seeds_fix_traces() {
+        let of = |seed| {
+            [
+                (bursty(seed, 200, Bursty::default()), 5),
+                (geospatial(seed, 200, 5), 5),
+                (zipf_topics(seed, 200, 5_000, 15), 15),
+                (conversations(seed, 200, 10), 10),
+            ]
+        };
+        for ((trace, k), (other, _)) in of(1).into_iter().zip(of(2)) {
+            assert_eq!(trace.len(), 200);
+            assert!(trace.iter().all(|request| documents(request).len() == k));
+            assert_ne!(trace, other);
+        }
+        assert_eq!(of(1), of(1));
+    }
+
+    #[test]
+    fn overlaps_are_the_papers() {
+        // Section 4.1: 0.52. The paper does not say whether that counts the borders of bursts, where ours are lower.
+        let main = jaccard(&bursty(1, 5_000, Bursty::default()));
+        assert!((0.48..0.56).contains(&main), "{main}");
+        // Section 4.4: 0.36 at a nominal overlap of 0.
+        let none = jaccard(&bursty(
+            1,
+            5_000,
+            Bursty {
+                overlap: 0.0,
+                ..Bursty::default()
+            },
+        ));
+        assert!((0.28..0.40).contains(&none), "{none}");
+        // Section 4.7: 0.17.
+        let geospatial = jaccard(&geospatial(1, 5_000, 5));
+        assert!((0.08..0.22).contains(&geospatial), "{geospatial}");
+    }
+
+    #[test]
+    fn unusual_shapes_end() {
+        let shape = Bursty {
+            documents: 10,
+            k: 40,
+            overlap: 0.8,
+        };
+        assert_eq!(bursty(1, 20, shape)[19].documents.len(), 10);
+        assert_eq!(zipf_topics(1, 3, 10, 200)[0].documents.len(), 100);
+        assert_eq!(geospatial(1, 3, 0)[0].documents.len(), 0);
+        assert_eq!(disjoint(2, 3)[1].documents[0].fingerprint.0, 3);
+    }
+}
