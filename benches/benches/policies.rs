@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench policies
-//! cargo bench -p foreword-benches --bench policies -- reuse       only the first table
-//! cargo bench -p foreword-benches --bench policies -- decisions   only the second: decisions at 100,000 contexts
-//! cargo bench -p foreword-benches --bench policies -- index       only the third: building a context index
+//! cargo bench -p foreword-benches --bench policies -- memory      bytes per stored node
+//! cargo bench -p foreword-benches --bench policies -- reuse       every policy on every trace
+//! cargo bench -p foreword-benches --bench policies -- decisions   decision times at 100,000 contexts
+//! cargo bench -p foreword-benches --bench policies -- index       building a context index
 //! ```
 //!
 //! A decision is ordering and remembering: candidates interned, order chosen, policy and tree updated. The engine's
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 const REQUESTS: usize = 2_000;
 /// Seeds of a generated trace; figures are means, for one trace is noisy by half a percent.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=8;
-/// Capacities of the first table, in average prompts; 0: unbounded.
+/// Capacities, in average prompts; 0: unbounded.
 const PROMPTS: [u32; 2] = [0, 40];
 /// Contexts stored before decisions are timed.
 const STORED: usize = 100_000;
@@ -34,6 +35,9 @@ fn main() {
         .filter(|argument| !argument.starts_with('-'))
         .collect();
     let wanted = |name: &str| tables.is_empty() || tables.iter().any(|table| table == name);
+    if wanted("memory") {
+        memory();
+    }
     if wanted("reuse") {
         reuse();
     }
@@ -59,10 +63,15 @@ fn traces() -> Vec<(String, Vec<Trace>)> {
             seeded(&|seed| workload::bursty(seed, REQUESTS, shape)),
         ));
     }
-    traces.push((
-        "geospatial, k=5".into(),
-        seeded(&|seed| workload::geospatial(seed, REQUESTS, 5)),
-    ));
+    for (name, ranking) in [
+        ("geospatial, k=5", workload::Ranking::Random),
+        ("geospatial, nearest first", workload::Ranking::Telling),
+    ] {
+        traces.push((
+            name.into(),
+            seeded(&|seed| workload::geospatial(seed, REQUESTS, 5, ranking)),
+        ));
+    }
     traces.push((
         "Zipf topics, k=15".into(),
         seeded(&|seed| workload::zipf_topics(seed, REQUESTS, 5_000, 15)),
@@ -152,23 +161,19 @@ fn timed_replay(trace: &Trace, kind: PolicyKind, capacity: Capacity) -> (f64, Du
     (replay.reuse().share(), time)
 }
 
-/// Decision times with many contexts stored, and the memory of what is stored.
+/// Decision times with many contexts stored.
 fn decisions() {
     println!("Decisions at {STORED} stored contexts\n");
-    println!("| k | documents | policy | p50 us | p99 us | max us | nodes | bytes per node |");
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    println!("| k | documents | policy | p50 us | p99 us | max us | nodes |");
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
     for (k, documents) in [(5, 100_000), (15, 100_000), (20, 100_000), (20, 5_000)] {
         let trace = workload::zipf_topics(1, STORED + TIMED, documents, k);
         let (stored, asked) = trace.split_at(STORED);
         for kind in PolicyKind::ALL {
-            let before = resident_bytes();
             let mut replay = Replay::new(kind, &PolicyOptions::default(), Capacity::UNBOUNDED);
             for request in stored {
                 replay.decide(request);
             }
-            let grown = resident_bytes()
-                .zip(before)
-                .map(|(after, before)| after.saturating_sub(before));
             let nodes = replay.nodes();
             let mut times: Vec<f64> = asked
                 .iter()
@@ -179,9 +184,8 @@ fn decisions() {
                 })
                 .collect();
             times.sort_by(f64::total_cmp);
-            let memory = grown.map_or("?".into(), |bytes| format!("{}", bytes / nodes as u64));
             println!(
-                "| {k} | {documents} | {} | {:.1} | {:.1} | {:.0} | {nodes} | {memory} |",
+                "| {k} | {documents} | {} | {:.1} | {:.1} | {:.0} | {nodes} |",
                 kind.name(),
                 times[TIMED / 2],
                 times[TIMED * 99 / 100],
@@ -190,6 +194,29 @@ fn decisions() {
         }
     }
     println!();
+}
+
+/// Memory of a knowledge tree and of what `foresight` has learnt. It is the growth of the process, so it holds only
+/// for what runs first: later on, freed memory is used again and growth says too little.
+fn memory() {
+    let trace = workload::zipf_topics(1, STORED, 100_000, 5);
+    let before = resident_bytes();
+    let mut replay = Replay::new(
+        PolicyKind::Foresight,
+        &PolicyOptions::default(),
+        Capacity::UNBOUNDED,
+    );
+    for request in &trace {
+        replay.decide(request);
+    }
+    match resident_bytes().zip(before) {
+        Some((after, before)) => println!(
+            "Memory: {} bytes per node (foresight, k=5, {STORED} contexts, {} nodes)\n",
+            after.saturating_sub(before) / replay.nodes() as u64,
+            replay.nodes()
+        ),
+        None => println!("skipped: memory (this system has no /proc/self/statm)\n"),
+    }
 }
 
 /// Memory that this process holds, where the system says so (Linux).

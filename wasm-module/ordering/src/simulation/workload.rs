@@ -1,7 +1,7 @@
 //! Traces made up from a seed: the workloads of RAGCache++ (section 4) and three more.
 //!
-//! Documents have the paper's 200 tokens, and a request's documents stand in random order: what a retriever's ranking
-//! says of later requests is left out, so that no policy can lean on it.
+//! Documents have the paper's 200 tokens. A request's documents stand in random order, so that no policy can lean on
+//! what a ranking says of later requests; the geospatial trace comes with a telling ranking too.
 
 use super::{Request, Retrieved, Trace};
 use crate::random::Random;
@@ -61,11 +61,20 @@ pub fn bursty(seed: u64, requests: usize, shape: Bursty) -> Trace {
     trace
 }
 
+/// In which order a request's documents come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ranking {
+    /// The best first. A document that ranks well is then likely to be asked for again.
+    Telling,
+    /// At random.
+    Random,
+}
+
 /// RAGCache++'s geospatial workload (section 4.7): 20 cities on a grid, each with 10 documents at places around it.
 /// With a probability of 0.7 a request comes from the last one's city, else from any; it retrieves the `k` documents
 /// nearest to where it comes from.
 #[must_use]
-pub fn geospatial(seed: u64, requests: usize, k: usize) -> Trace {
+pub fn geospatial(seed: u64, requests: usize, k: usize, ranking: Ranking) -> Trace {
     const COLUMNS: u64 = 5;
     const ROWS: u64 = 4;
     const PLACES: u64 = 10;
@@ -94,7 +103,9 @@ pub fn geospatial(seed: u64, requests: usize, k: usize) -> Trace {
             near.sort_by(|a, b| a.0.total_cmp(&b.0));
             let mut nearest: Vec<u64> =
                 near.iter().take(k).map(|&(_, document)| document).collect();
-            random.shuffle(&mut nearest);
+            if ranking == Ranking::Random {
+                random.shuffle(&mut nearest);
+            }
             request(&nearest)
         })
         .collect()
@@ -228,7 +239,7 @@ mod tests {
         let of = |seed| {
             [
                 (bursty(seed, 200, Bursty::default()), 5),
-                (geospatial(seed, 200, 5), 5),
+                (geospatial(seed, 200, 5, Ranking::Telling), 5),
                 (zipf_topics(seed, 200, 5_000, 15), 15),
                 (conversations(seed, 200, 10), 10),
             ]
@@ -257,7 +268,7 @@ mod tests {
         ));
         assert!((0.28..0.40).contains(&none), "{none}");
         // Section 4.7: 0.17.
-        let geospatial = jaccard(&geospatial(1, 5_000, 5));
+        let geospatial = jaccard(&geospatial(1, 5_000, 5, Ranking::Random));
         assert!((0.08..0.22).contains(&geospatial), "{geospatial}");
     }
 
@@ -270,7 +281,7 @@ mod tests {
         };
         assert_eq!(bursty(1, 20, shape)[19].documents.len(), 10);
         assert_eq!(zipf_topics(1, 3, 10, 200)[0].documents.len(), 100);
-        assert_eq!(geospatial(1, 3, 0)[0].documents.len(), 0);
+        assert_eq!(geospatial(1, 3, 0, Ranking::Random)[0].documents.len(), 0);
         assert_eq!(disjoint(2, 3)[1].documents[0].fingerprint.0, 3);
     }
 }
