@@ -10,6 +10,8 @@
 //!  client ◀─JSON/SSE─ api ─┘ anything that went wrong -> status and wording: failure
 //! ```
 //!
+//! Beside the server stands [`replay`]: what ordering would save on a log of requests, computed without any engine.
+//!
 //! This package turns HTTP into engine requests and engine events into HTTP. How prompts are cached, scheduled and
 //! computed is the engine's; how documents are ordered is the gateway's.
 
@@ -20,5 +22,6 @@ pub mod gate;
 pub mod keys;
 pub mod metrics;
 pub mod model;
+pub mod replay;
 pub mod request;
 pub mod serve;

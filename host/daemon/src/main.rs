@@ -1,6 +1,6 @@
 //! The `foreword` binary: arguments, logging, signals and exit codes. Everything else is the library's.
 //!
-//! Exit codes: 0 after a graceful stop, 1 when something failed, 2 for bad arguments, 128 + n when a second signal n
+//! Exit codes: 0 after a graceful stop, 1 when something failed, 2 for bad arguments or an empty trace, 128 + n when a second signal n
 //! cut the stop short.
 
 use anyhow::{Context, bail};
@@ -10,9 +10,12 @@ use foreword::api::Limits;
 use foreword::gate::Phase;
 use foreword::keys::ApiKeys;
 use foreword::model::Model;
+use foreword::replay::{self, EmptyTrace};
 use foreword::serve::{Config, Server};
 use foreword_engine::backend::cpu::CpuConfig;
 use foreword_engine::engine::EngineConfig;
+use foreword_ordering::policy::PolicyKind;
+use foreword_ordering::simulation::Capacity;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -34,10 +37,54 @@ enum Command {
     /// Serve a model over HTTP
     #[command(after_help = LOG_HELP)]
     Serve(ServeArguments),
+    /// Tell what ordering documents would save on a log of requests, and write a report
+    #[command(after_help = REPLAY_HELP)]
+    Replay(ReplayArguments),
 }
 
 const LOG_HELP: &str = "Environment:
   FOREWORD_LOG  Level of the log: warn, say, or foreword=debug [default: info]";
+
+const REPLAY_HELP: &str = "Lines of a log, in JSON:
+  an OpenAI chat body with documents, in `documents` or in tags, as the gateway finds them; or
+  {\"query_id\": …, \"docs\": [ids, best first], \"tokens\": [of each document] or one number for each, or absent}
+
+Exit codes: 0 done, 1 a file cannot be read or written, or a bad line with --strict, 2 bad arguments or an empty trace.
+An unbounded cache takes up to 300 bytes of memory for every document of every request.";
+
+#[derive(clap::Args)]
+struct ReplayArguments {
+    /// Logs of requests, one JSON object per line; several make one trace, in the order given
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Document tokens that the engine's cache holds; 0: any number
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    cache_tokens: u64,
+    /// Tokens in a page of the cache: matches are cut to whole pages; 1: exact
+    #[arg(long, value_name = "TOKENS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    page_tokens: u32,
+    /// Policies to compare [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = policy)]
+    policies: Vec<PolicyKind>,
+    /// Tokens of a document whose line does not tell
+    #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    document_tokens: u32,
+    /// Seed of the random policy and of samples
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Stop at the first bad line instead of skipping it
+    #[arg(long)]
+    strict: bool,
+    /// Where the report goes, one HTML file
+    #[arg(long, value_name = "FILE", default_value = "replay-report.html")]
+    report: PathBuf,
+    /// Write no report
+    #[arg(long, conflicts_with = "report")]
+    no_report: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
 
 #[derive(clap::Args)]
 struct ServeArguments {
@@ -92,9 +139,50 @@ enum LogFormat {
 }
 
 fn main() -> ExitCode {
-    let Arguments {
-        command: Command::Serve(arguments),
-    } = Arguments::parse();
+    match Arguments::parse().command {
+        Command::Serve(arguments) => start(arguments),
+        Command::Replay(arguments) => replay(arguments),
+    }
+}
+
+/// A trace without requests is a wrong argument more than a failure.
+fn replay(arguments: ReplayArguments) -> ExitCode {
+    let mut policies = arguments.policies;
+    if policies.is_empty() {
+        policies = PolicyKind::ALL.to_vec();
+    }
+    let options = replay::Options {
+        files: arguments.files,
+        capacity: Capacity {
+            tokens: (arguments.cache_tokens > 0).then_some(arguments.cache_tokens),
+            page_tokens: arguments.page_tokens,
+        },
+        policies,
+        seed: arguments.seed,
+        document_tokens: arguments.document_tokens,
+        strict: arguments.strict,
+        report: (!arguments.no_report).then_some(arguments.report),
+        json: arguments.json,
+    };
+    match replay::run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            if error.is::<EmptyTrace>() {
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+fn policy(name: &str) -> Result<PolicyKind, String> {
+    let names = PolicyKind::ALL.map(PolicyKind::name).join(", ");
+    PolicyKind::by_name(name).ok_or(format!("it must be one of {names}"))
+}
+
+fn start(arguments: ServeArguments) -> ExitCode {
     if arguments.kv_tokens < arguments.page_tokens {
         let (kv, page) = (arguments.kv_tokens, arguments.page_tokens);
         let message = format!("--kv-tokens {kv} is less than one page: --page-tokens is {page}");

@@ -31,6 +31,7 @@ pub mod config;
 mod conversation;
 pub mod document;
 pub mod hint;
+mod listing;
 mod orderer;
 pub mod policy;
 pub mod random;
@@ -40,4 +41,5 @@ pub mod tree;
 
 pub use body::Skip;
 pub use config::{Config, ConfigError, RawConfig};
+pub use listing::documents_of;
 pub use orderer::{Orderer, Remembered, Report, Rewrite};

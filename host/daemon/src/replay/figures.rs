@@ -1,0 +1,208 @@
+//! What a replay found, and its forms as JSON and as a table.
+
+use super::bound::Bound;
+use super::simulate::Outcome;
+use foreword_ordering::policy::PolicyKind;
+use foreword_ordering::simulation::Capacity;
+use serde_json::json;
+use std::fmt::Write;
+
+/// Everything that is shown.
+#[derive(Debug)]
+pub(super) struct Figures {
+    /// The files' names.
+    pub(super) trace: String,
+    pub(super) requests: usize,
+    /// Distinct documents.
+    pub(super) documents: usize,
+    /// Bad lines.
+    pub(super) skipped: u64,
+    pub(super) capacity: Capacity,
+    pub(super) bound: Bound,
+    /// At least one.
+    pub(super) outcomes: Vec<Outcome>,
+}
+
+impl Figures {
+    /// The outcome without Foreword, if it was asked for.
+    pub(super) fn baseline(&self) -> Option<&Outcome> {
+        let name = PolicyKind::Retrieval.name();
+        self.outcomes.iter().find(|outcome| outcome.name == name)
+    }
+
+    /// The outcome that reused most; the first of equal ones.
+    pub(super) fn best(&self) -> Option<&Outcome> {
+        let reused = |outcome: &&Outcome| outcome.reuse.reused_tokens;
+        self.outcomes.iter().rev().max_by_key(reused)
+    }
+
+    /// One object.
+    pub(super) fn to_json(&self) -> String {
+        let policies: Vec<_> = self
+            .outcomes
+            .iter()
+            .map(|outcome| {
+                json!({
+                    "name": outcome.name,
+                    "reuse": rounded(outcome.reuse.share(), 1e6),
+                    "mean_us": rounded(outcome.mean_us, 1e3),
+                    "p99_us": rounded(outcome.p99_us, 1e3),
+                    "document_tokens": outcome.reuse.document_tokens,
+                    "reused_tokens": outcome.reuse.reused_tokens,
+                })
+            })
+            .collect();
+        json!({
+            "trace": self.trace,
+            "requests": self.requests,
+            "documents": self.documents,
+            "skipped": self.skipped,
+            "cache_tokens": self.capacity.tokens.unwrap_or(0),
+            "page_tokens": self.capacity.page_tokens,
+            "upper_bound": rounded(self.bound.share, 1e6),
+            "upper_bound_sampled": self.bound.sampled,
+            "policies": policies,
+        })
+        .to_string()
+    }
+
+    /// Lines for a terminal.
+    pub(super) fn to_table(&self) -> String {
+        let mut table = format!(
+            "{} requests, {} documents; {}\n\n{:<14}{:>8}{:>17}{:>17}{:>10}{:>10}\n",
+            grouped(self.requests as u64),
+            grouped(self.documents as u64),
+            self.cache(),
+            "policy",
+            "reused",
+            "tokens reused",
+            "tokens computed",
+            "mean",
+            "p99"
+        );
+        for outcome in &self.outcomes {
+            let reuse = outcome.reuse;
+            let _ = writeln!(
+                table,
+                "{:<14}{:>8}{:>17}{:>17}{:>10}{:>10}",
+                outcome.name,
+                percent(reuse.share()),
+                grouped(reuse.reused_tokens),
+                grouped(reuse.document_tokens - reuse.reused_tokens),
+                microseconds(outcome.mean_us),
+                microseconds(outcome.p99_us)
+            );
+        }
+        let _ = writeln!(
+            table,
+            "{:<14}{:>8}{}",
+            "upper bound",
+            percent(self.bound.share),
+            if self.bound.sampled {
+                "  (estimated from a sample of the requests)"
+            } else {
+                ""
+            }
+        );
+        table
+    }
+
+    /// The cache in words.
+    pub(super) fn cache(&self) -> String {
+        let size = match self.capacity.tokens {
+            Some(tokens) => format!("cache of {} tokens", grouped(tokens)),
+            None => "unbounded cache".to_owned(),
+        };
+        match self.capacity.page_tokens {
+            0 | 1 => size,
+            page => format!("{size} in pages of {page}"),
+        }
+    }
+}
+
+fn rounded(value: f64, parts: f64) -> f64 {
+    (value * parts).round() / parts
+}
+
+pub(super) fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+pub(super) fn microseconds(value: f64) -> String {
+    format!("{value:.1} µs")
+}
+
+/// `1234567` as `1,234,567`.
+pub(super) fn grouped(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::{bound, simulate, trace};
+    use super::*;
+    use foreword_ordering::policy::PolicyOptions;
+
+    /// A real replay of a generated trace.
+    pub(in crate::replay) fn example(requests: usize, policies: &[PolicyKind]) -> Figures {
+        let (trace, list) = trace::tests::generated(requests);
+        let capacity = Capacity::of_prompts(40, &list);
+        let options = PolicyOptions::default();
+        Figures {
+            trace: "some <log>.jsonl".into(),
+            requests: trace.requests(),
+            documents: trace.documents(),
+            skipped: 0,
+            capacity,
+            bound: bound::upper_bound(&trace, 0).unwrap(),
+            outcomes: policies
+                .iter()
+                .map(|&kind| simulate::replay(&trace, kind, &options, capacity).unwrap())
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn the_best_is_the_one_that_reused_most_and_the_first_of_equals() {
+        let figures = example(300, &PolicyKind::ALL);
+        let most = figures.outcomes.iter().map(|o| o.reuse.reused_tokens).max();
+        assert_eq!(figures.best().map(|o| o.reuse.reused_tokens), most);
+        assert_eq!(figures.baseline().unwrap().name, "retrieval");
+        let one = example(1, &[PolicyKind::Greedy, PolicyKind::Longest]);
+        assert_eq!(one.best().unwrap().name, "greedy");
+        assert!(one.baseline().is_none());
+    }
+
+    #[test]
+    fn the_table_names_every_policy_and_the_cache() {
+        let mut figures = example(30, &PolicyKind::ALL);
+        figures.capacity = Capacity {
+            tokens: Some(65_536),
+            page_tokens: 16,
+        };
+        figures.bound.sampled = true;
+        let table = figures.to_table();
+        assert!(table.starts_with("30 requests, "));
+        assert!(table.contains("cache of 65,536 tokens in pages of 16"));
+        assert!(table.contains("estimated from a sample"));
+        for kind in PolicyKind::ALL {
+            assert!(table.contains(&format!("\n{} ", kind.name())));
+        }
+    }
+
+    #[test]
+    fn long_numbers_are_grouped() {
+        assert_eq!(
+            [7, 999, 1000, 1_234_567].map(grouped),
+            ["7", "999", "1,000", "1,234,567"]
+        );
+    }
+}

@@ -1,0 +1,121 @@
+//! `foreword replay`: what ordering would save on a log of requests, before anything is deployed.
+//!
+//! ```text
+//!  FILE… ──lines──▶ read ──▶ trace ──┬─▶ bound                    ┌─▶ table or JSON
+//!              (line: one at a time) └─▶ simulate, per policy ────┴─▶ report (plots)
+//! ```
+//!
+//! Orders and the engine's cache are those of [`foreword_ordering::simulation`]: what is decided here is decided alike
+//! at the gateway. Texts are read and forgotten line by line; only documents' ids, fingerprints and token counts stay,
+//! and nothing that is printed holds a document's text. No model, engine or network is involved.
+
+mod bound;
+mod figures;
+mod line;
+mod plots;
+mod progress;
+mod read;
+mod report;
+mod simulate;
+mod trace;
+
+pub use line::BadLine;
+
+use anyhow::{Context, Result};
+use figures::Figures;
+use foreword_ordering::policy::{PolicyKind, PolicyOptions};
+use foreword_ordering::simulation::Capacity;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// What to replay, and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Logs, one behind the other.
+    pub files: Vec<PathBuf>,
+    /// The simulated engine's cache.
+    pub capacity: Capacity,
+    /// In the order in which the table shows them.
+    pub policies: Vec<PolicyKind>,
+    /// What `random` starts from, and what the upper bound's sample is drawn with.
+    pub seed: u64,
+    /// Tokens of a document whose line does not tell.
+    pub document_tokens: u32,
+    /// Whether the first bad line ends the replay.
+    pub strict: bool,
+    /// Where the report goes.
+    pub report: Option<PathBuf>,
+    /// Whether standard output gets JSON instead of a table.
+    pub json: bool,
+}
+
+/// The files hold no request with documents.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the trace is empty: no line of {files} has documents ({lines} lines read, {bad} of them bad)"
+)]
+pub struct EmptyTrace {
+    /// The files' names.
+    pub files: String,
+    /// Lines read.
+    pub lines: u64,
+    /// Lines that could not be understood.
+    pub bad: u64,
+}
+
+/// Replays, prints the figures to standard output and writes the report.
+///
+/// # Errors
+/// A file cannot be read or written; a bad line, when strict; [`EmptyTrace`].
+pub fn run(options: &Options) -> Result<()> {
+    let names: Vec<_> = options
+        .files
+        .iter()
+        .map(|file| file.display().to_string())
+        .collect();
+    let names = names.join(", ");
+    let read = read::read(options)?;
+    read.tell();
+    if read.trace.requests() == 0 {
+        return Err(EmptyTrace {
+            files: names,
+            lines: read.lines,
+            bad: read.bad,
+        }
+        .into());
+    }
+    let trace = read.trace;
+    let bound = bound::upper_bound(&trace, options.seed)?;
+    let policy_options = PolicyOptions {
+        seed: options.seed,
+        ..PolicyOptions::default()
+    };
+    let outcomes = options
+        .policies
+        .iter()
+        .map(|&kind| simulate::replay(&trace, kind, &policy_options, options.capacity))
+        .collect::<Result<Vec<_>>>()?;
+    let figures = Figures {
+        trace: names,
+        requests: trace.requests(),
+        documents: trace.documents(),
+        skipped: read.bad,
+        capacity: options.capacity,
+        bound,
+        outcomes,
+    };
+    let printed = if options.json {
+        figures.to_json() + "\n"
+    } else {
+        figures.to_table()
+    };
+    if let Some(path) = &options.report {
+        let page = report::page(&figures)?;
+        std::fs::write(path, page)
+            .with_context(|| format!("cannot write the report {}", path.display()))?;
+        eprintln!("report: {}", path.display());
+    }
+    std::io::stdout()
+        .write_all(printed.as_bytes())
+        .context("cannot write to standard output")
+}

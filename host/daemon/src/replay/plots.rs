@@ -1,0 +1,246 @@
+//! The report's plots as SVG text. Colours are those of the light page; the page's style sheet selects them by
+//! value and replaces them in dark mode, so each stands in `report.html` too.
+
+use super::figures::{Figures, percent};
+use super::simulate::Outcome;
+use anyhow::{Result, anyhow};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+/// Which sizes a plot is drawn in: text in a scaled-down SVG would be too small to read on a phone.
+#[derive(Clone, Copy)]
+pub(super) enum Width {
+    Desktop,
+    Phone,
+}
+
+impl Width {
+    fn pixels(self) -> u32 {
+        match self {
+            Self::Desktop => 760,
+            Self::Phone => 360,
+        }
+    }
+
+    fn height(self) -> u32 {
+        match self {
+            Self::Desktop => 320,
+            Self::Phone => 280,
+        }
+    }
+
+    fn x_labels(self) -> usize {
+        match self {
+            Self::Desktop => 9,
+            Self::Phone => 4,
+        }
+    }
+}
+
+/// The colour of what happens without Foreword.
+const BASELINE: RGBColor = RGBColor(0xC2, 0x6A, 0x0B);
+/// The colour of the policy that reused most.
+const BEST: RGBColor = RGBColor(0x1F, 0x5F, 0xD0);
+const OTHERS: RGBColor = RGBColor(0xA8, 0xB4, 0xC4);
+const INK: RGBColor = RGBColor(0x47, 0x55, 0x69);
+const GRID: RGBColor = RGBColor(0xE3, 0xE8, 0xEF);
+
+/// A bar for every policy: the share that it reused, under a line at the upper bound.
+pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
+    const ROW: i32 = 34;
+    const TOP: i32 = 30;
+    const NAMES: i32 = 116;
+    const VALUES: i32 = 64;
+    let rows = i32::try_from(figures.outcomes.len())?;
+    let pixels = width.pixels();
+    let height = TOP + rows * ROW + 8;
+    let room = f64::from(i32::try_from(pixels)? - NAMES - VALUES);
+    let greatest = figures
+        .outcomes
+        .iter()
+        .map(|outcome| outcome.reuse.share())
+        .fold(figures.bound.share, f64::max)
+        .max(f64::MIN_POSITIVE);
+    let x = |share: f64| NAMES + (room * share / greatest).round() as i32;
+    let words = |horizontal| {
+        let font = ("sans-serif", 15).into_font().color(&INK);
+        font.pos(Pos::new(horizontal, VPos::Center))
+    };
+    drawn("bars", |svg| {
+        let size = (pixels, u32::try_from(height)?);
+        let area = SVGBackend::with_string(svg, size).into_drawing_area();
+        for (row, outcome) in (0..).zip(&figures.outcomes) {
+            let top = TOP + row * ROW;
+            let (middle, share) = (top + ROW / 2, outcome.reuse.share());
+            let name = outcome.name;
+            area.draw(&Text::new(name, (NAMES - 10, middle), words(HPos::Right)))?;
+            area.draw(&Rectangle::new(
+                [(NAMES, top + 5), (x(share).max(NAMES + 1), top + ROW - 5)],
+                colour(figures, outcome).filled(),
+            ))?;
+            let beside = (x(share) + 8, middle);
+            area.draw(&Text::new(percent(share), beside, words(HPos::Left)))?;
+        }
+        let bound = x(figures.bound.share);
+        area.draw(&PathElement::new(
+            [(bound, TOP - 8), (bound, height - 4)],
+            INK.stroke_width(1),
+        ))?;
+        let label = format!("upper bound {}", percent(figures.bound.share));
+        // On the side where there is room for it.
+        let (at, side) = if bound > NAMES + 180 {
+            (bound + VALUES - 8, HPos::Right)
+        } else {
+            (bound, HPos::Left)
+        };
+        area.draw(&Text::new(label, (at, TOP - 18), words(side)))?;
+        area.present()?;
+        Ok(())
+    })
+}
+
+/// The share reused so far as requests go by, in percent, for every policy.
+pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
+    let line = |outcome: &Outcome| -> Points {
+        let points = outcome.curve.iter();
+        points
+            .map(|&(requests, reuse)| (requests as f64, 100.0 * reuse.share()))
+            .collect()
+    };
+    lines(
+        figures,
+        &figures.outcomes,
+        width,
+        "% of document tokens",
+        line,
+    )
+}
+
+/// Document tokens left to compute, summed up, in thousands: without Foreword and at best.
+pub(super) fn computed(figures: &Figures, width: Width) -> Result<String> {
+    let mut shown: Vec<Outcome> = figures.best().into_iter().cloned().collect();
+    shown.extend(figures.baseline().cloned());
+    let line = |outcome: &Outcome| -> Points {
+        let start = std::iter::once((0.0, 0.0));
+        let points = outcome.curve.iter().map(|&(requests, reuse)| {
+            let left = reuse.document_tokens - reuse.reused_tokens;
+            (requests as f64, left as f64 / 1000.0)
+        });
+        start.chain(points).collect()
+    };
+    lines(figures, &shown, width, "thousand tokens", line)
+}
+
+fn colour(figures: &Figures, outcome: &Outcome) -> RGBColor {
+    let is = |other: Option<&Outcome>| other.is_some_and(|other| other.name == outcome.name);
+    if is(figures.best()) {
+        BEST
+    } else if is(figures.baseline()) {
+        BASELINE
+    } else {
+        OTHERS
+    }
+}
+
+type Points = Vec<(f64, f64)>;
+
+fn lines(
+    figures: &Figures,
+    outcomes: &[Outcome],
+    width: Width,
+    y_words: &str,
+    line: impl Fn(&Outcome) -> Points,
+) -> Result<String> {
+    let mut lines: Vec<_> = outcomes
+        .iter()
+        .map(|outcome| (colour(figures, outcome), line(outcome)))
+        .collect();
+    // The highlighted ones on top.
+    lines.sort_by_key(|&(colour, _)| (colour != OTHERS, colour == BEST));
+    let greatest = |pick: fn(&(f64, f64)) -> f64| {
+        let points = lines.iter().flat_map(|(_, points)| points);
+        points.map(pick).fold(0.0, f64::max).max(f64::MIN_POSITIVE)
+    };
+    // A trace that reuses nothing still has an axis with numbers on it.
+    let (x_end, y_end) = (greatest(|p| p.0).max(1.0), greatest(|p| p.1).max(1.0));
+    drawn(y_words, |svg| {
+        let size = (width.pixels(), width.height());
+        let area = SVGBackend::with_string(svg, size).into_drawing_area();
+        let mut chart = ChartBuilder::on(&area)
+            .margin(8)
+            .margin_right(24)
+            .x_label_area_size(48)
+            .y_label_area_size(64)
+            .build_cartesian_2d(0.0..x_end, 0.0..y_end * 1.05)?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(GRID)
+            .axis_style(GRID)
+            .label_style(("sans-serif", 15).into_font().color(&INK))
+            .x_labels(width.x_labels())
+            .y_labels(6)
+            .x_label_formatter(&|value| format!("{value:.0}"))
+            .y_label_formatter(&|value| format!("{value:.0}"))
+            .x_desc("requests so far")
+            .y_desc(y_words)
+            .draw()?;
+        for (colour, points) in &lines {
+            let stroke = colour.stroke_width(if *colour == OTHERS { 1 } else { 2 });
+            chart.draw_series(LineSeries::new(points.iter().copied(), stroke))?;
+        }
+        area.present()?;
+        Ok(())
+    })
+}
+
+fn drawn(
+    what: &str,
+    paint: impl FnOnce(&mut String) -> Result<(), Box<dyn std::error::Error>>,
+) -> Result<String> {
+    let mut svg = String::new();
+    paint(&mut svg).map_err(|error| anyhow!("cannot draw {what}: {error}"))?;
+    Ok(svg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::figures::tests::example;
+    use super::*;
+    use foreword_ordering::policy::PolicyKind;
+
+    #[test]
+    fn every_plot_shows_the_best_and_the_baseline_at_both_widths() {
+        let figures = example(300, &PolicyKind::ALL);
+        for width in [Width::Desktop, Width::Phone] {
+            for plot in [bars, reuse, computed] {
+                let svg = plot(&figures, width).unwrap();
+                assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+                assert!(svg.contains("#C26A0B") && svg.contains("#1F5FD0"));
+            }
+            let svg = bars(&figures, width).unwrap();
+            assert!(PolicyKind::ALL.iter().all(|kind| svg.contains(kind.name())));
+        }
+    }
+
+    #[test]
+    fn one_request_and_one_policy_are_enough() {
+        let figures = example(1, &[PolicyKind::Sorted]);
+        for plot in [bars, reuse, computed] {
+            assert!(plot(&figures, Width::Phone).is_ok());
+        }
+    }
+
+    #[test]
+    fn the_page_replaces_the_colours_that_the_plots_use() {
+        let page = include_str!("report.html");
+        for RGBColor(red, green, blue) in [BASELINE, BEST, OTHERS, INK, GRID] {
+            let value = format!("#{red:02X}{green:02X}{blue:02X}");
+            assert!(
+                page.contains(&format!("=\"{value}\"")),
+                "no rule for {value}"
+            );
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The report: one HTML file that needs nothing else, filled from the figures. It looks like the demo's.
+
+use super::figures::{Figures, grouped, microseconds, percent};
+use super::plots::{self, Width};
+use anyhow::Result;
+use std::fmt::Write;
+
+/// The page.
+pub(super) fn page(figures: &Figures) -> Result<String> {
+    let values = [
+        ("trace", escaped(&figures.trace)),
+        ("requests", grouped(figures.requests as u64)),
+        ("documents", grouped(figures.documents as u64)),
+        ("skipped", grouped(figures.skipped)),
+        ("cache", escaped(&figures.cache())),
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("bound", percent(figures.bound.share)),
+        ("bound_kind", bound_kind(figures).to_owned()),
+        ("tiles", tiles(figures)),
+        ("legend", legend(figures)),
+        (
+            "bars",
+            both_widths("Reuse by policy", figures, plots::bars)?,
+        ),
+        (
+            "reuse",
+            both_widths("Reuse over requests", figures, plots::reuse)?,
+        ),
+        (
+            "computed",
+            both_widths("Tokens computed over requests", figures, plots::computed)?,
+        ),
+        ("rows", rows(figures)),
+    ];
+    Ok(filled(include_str!("report.html"), &values))
+}
+
+/// `template` with every `{{name}}` replaced by its value, in one pass: a value that looks like a place is none.
+fn filled(template: &str, values: &[(&str, String)]) -> String {
+    let mut pieces = template.split("{{");
+    let mut page = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let (name, rest) = piece.split_once("}}").unwrap_or(("", piece));
+        let value = values.iter().find(|(known, _)| *known == name);
+        debug_assert!(value.is_some(), "report.html asks for {name}");
+        page.push_str(value.map_or("", |(_, value)| value));
+        page.push_str(rest);
+    }
+    page
+}
+
+fn bound_kind(figures: &Figures) -> &'static str {
+    if figures.bound.sampled {
+        "estimated from a sample of the requests"
+    } else {
+        "exact"
+    }
+}
+
+fn tiles(figures: &Figures) -> String {
+    let Some(best) = figures.best() else {
+        return String::new();
+    };
+    let tile = |what: &str, value: String, was: String| {
+        format!(
+            "<div class=\"tile\"><span>{what}</span><b class=\"best\">{value}</b><span class=\"was\">{was}</span></div>\n"
+        )
+    };
+    let left = |reuse: foreword_ordering::simulation::Reuse| {
+        grouped(reuse.document_tokens - reuse.reused_tokens)
+    };
+    let was = |value: &dyn Fn() -> Option<String>| {
+        value().map_or_else(String::new, |value| format!("{value} in retrieval order"))
+    };
+    let baseline = figures.baseline();
+    [
+        tile(
+            "Document tokens reused",
+            percent(best.reuse.share()),
+            was(&|| baseline.map(|outcome| percent(outcome.reuse.share()))),
+        ),
+        tile(
+            "Document tokens computed",
+            left(best.reuse),
+            was(&|| baseline.map(|outcome| left(outcome.reuse))),
+        ),
+        tile(
+            "Time to decide, mean",
+            microseconds(best.mean_us),
+            format!("99th percentile {}", microseconds(best.p99_us)),
+        ),
+    ]
+    .concat()
+}
+
+fn legend(figures: &Figures) -> String {
+    let mut entries = String::new();
+    let (best, baseline) = (figures.best(), figures.baseline());
+    if let Some(best) = best {
+        let _ = write!(entries, "<span class=\"best\">{}</span>", best.name);
+    }
+    if let Some(baseline) = baseline
+        && best.is_none_or(|best| best.name != baseline.name)
+    {
+        let _ = write!(entries, "<span class=\"baseline\">{}</span>", baseline.name);
+    }
+    format!("<div class=\"legend\">{entries}</div>")
+}
+
+/// A plot drawn twice; the style sheet shows the one that fits the screen.
+fn both_widths(
+    words: &str,
+    figures: &Figures,
+    plot: impl Fn(&Figures, Width) -> Result<String>,
+) -> Result<String> {
+    let drawn = |class: &str, width| -> Result<String> {
+        let svg = plot(figures, width)?;
+        Ok(format!(
+            "<div class=\"{class}\" role=\"img\" aria-label=\"{words}\">{svg}</div>"
+        ))
+    };
+    Ok(format!(
+        "{}\n{}",
+        drawn("desktop", Width::Desktop)?,
+        drawn("phone", Width::Phone)?
+    ))
+}
+
+fn rows(figures: &Figures) -> String {
+    let best = figures.best().map(|outcome| outcome.name);
+    let baseline = figures.baseline().map(|outcome| outcome.name);
+    let mut rows = String::new();
+    for outcome in &figures.outcomes {
+        let class = if best == Some(outcome.name) {
+            " class=\"best\""
+        } else if baseline == Some(outcome.name) {
+            " class=\"baseline\""
+        } else {
+            ""
+        };
+        let reuse = outcome.reuse;
+        let _ = writeln!(
+            rows,
+            "<tr{class}><th>{}</th><td>{}</td><td class=\"wide\">{}</td><td class=\"wide\">{}</td><td>{}</td><td>{}</td></tr>",
+            outcome.name,
+            percent(reuse.share()),
+            grouped(reuse.reused_tokens),
+            grouped(reuse.document_tokens - reuse.reused_tokens),
+            microseconds(outcome.mean_us),
+            microseconds(outcome.p99_us)
+        );
+    }
+    rows
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::figures::tests::example;
+    use super::*;
+    use foreword_ordering::policy::PolicyKind;
+
+    #[test]
+    fn the_page_is_filled_escaped_and_needs_nothing_from_outside() {
+        let mut figures = example(200, &PolicyKind::ALL);
+        figures.trace.push_str(" {{rows}}");
+        let page = page(&figures).unwrap();
+        assert_eq!(page.matches("{{").count(), page.matches("{{rows}}").count());
+        assert!(page.contains("some &lt;log&gt;.jsonl"));
+        assert_eq!(page.matches("<svg").count(), 6);
+        let links = page.replace("http://www.w3.org/2000/svg", "");
+        for outside in ["http:", "https:", "src=", "@import", "url("] {
+            assert!(!links.contains(outside), "{outside}");
+        }
+    }
+
+    #[test]
+    fn elements_are_closed_in_order() {
+        let page = page(&example(50, &PolicyKind::ALL)).unwrap();
+        let body = page.split_once("<body>").unwrap().1;
+        let mut open = vec!["body"];
+        for tag in body.split('<').skip(1) {
+            let tag = &tag[..tag.find('>').expect("a tag ends")];
+            let name = tag.trim_start_matches('/');
+            let name = name.split([' ', '\n', '/']).next().unwrap();
+            if tag.starts_with('/') {
+                if name != "html" {
+                    assert_eq!(open.pop(), Some(name));
+                }
+            } else if !tag.ends_with('/') {
+                open.push(name);
+            }
+        }
+        assert!(open.is_empty(), "left open: {open:?}");
+    }
+
+    #[test]
+    fn one_policy_alone_makes_a_page() {
+        for kind in [PolicyKind::Retrieval, PolicyKind::Sorted] {
+            assert!(page(&example(1, &[kind])).unwrap().contains(kind.name()));
+        }
+    }
+}

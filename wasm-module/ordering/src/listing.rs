@@ -1,0 +1,74 @@
+//! A body's documents, listed for whoever studies requests instead of rewriting them.
+
+use crate::arrangement::Listed;
+use crate::body::{self, Group, Skip};
+use crate::config::Config;
+use crate::simulation::{Request, Retrieved};
+use crate::tree::Scope;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// The documents that an [`Orderer`](crate::Orderer) would find in `body`, without repeats: one simulated request
+/// for every group that it would order by itself, most bodies having one. Models share nothing: the model's name is
+/// part of the scope.
+///
+/// # Errors
+/// [`Skip`] says why the body would be sent as it came.
+pub fn documents_of(body: &[u8], config: &Config) -> Result<Vec<Request>, Skip> {
+    let parsed = body::parse(body, config)?;
+    if !parsed.has_documents() {
+        return Err(Skip::NoDocuments);
+    }
+    let rendered = parsed.rendered.iter().map(|(_, group)| group);
+    let groups = (parsed.front.iter().chain(rendered))
+        .chain(parsed.messages.iter().flat_map(|message| &message.groups));
+    Ok(groups.map(|group| listed(group, &parsed.model)).collect())
+}
+
+/// One group's documents, without repeats.
+fn listed(group: &Group<'_>, model: &str) -> Request {
+    let documents = Listed::of(group).distinct.into_iter();
+    let documents = documents.filter_map(|(index, fingerprint)| {
+        let found = group.found.get(usize::from(index))?;
+        Some(Retrieved {
+            label: found.label.to_owned(),
+            fingerprint,
+            tokens: found.tokens,
+        })
+    });
+    Request {
+        scope: Scope(xxh3_64_with_seed(model.as_bytes(), group.scope.0)),
+        documents: documents.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed_of(model: &str) -> Vec<Request> {
+        let body = format!(
+            r#"{{"model":"{model}","messages":[{{"role":"user","content":"Why?"}}],
+            "documents":[{{"id":"a","text":"one"}},{{"id":"b","text":"two"}},{{"id":"a","text":"one"}}]}}"#
+        );
+        documents_of(body.as_bytes(), &Config::default()).unwrap()
+    }
+
+    #[test]
+    fn repeats_are_left_out_and_models_share_nothing() {
+        let (m, other) = (listed_of("m"), listed_of("n"));
+        let labels: Vec<_> = m[0].documents.iter().map(|d| d.label.as_str()).collect();
+        assert_eq!((m.len(), labels), (1, vec!["a", "b"]));
+        assert_eq!(m, listed_of("m"));
+        assert_eq!(m[0].documents, other[0].documents);
+        assert_ne!(m[0].scope, other[0].scope);
+    }
+
+    #[test]
+    fn a_body_without_documents_says_so() {
+        let body = br#"{"messages":[{"role":"user","content":"Why?"}]}"#;
+        assert_eq!(
+            documents_of(body, &Config::default()),
+            Err(Skip::NoDocuments)
+        );
+    }
+}
