@@ -108,7 +108,7 @@ pub(super) mod tests {
         assert_eq!(trace.requests(), 51);
         for (at, request) in requests.iter().enumerate() {
             let parts: Vec<_> = trace.request(at).collect();
-            assert_eq!(parts, [request.clone()]);
+            assert_eq!(parts, std::slice::from_ref(request));
         }
         let last: Vec<_> = trace.request(50).collect();
         assert_eq!(last, requests[..2]);
