@@ -51,6 +51,7 @@ pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
     const TOP: i32 = 30;
     const NAMES: i32 = 116;
     const VALUES: i32 = 64;
+    const LABEL: i32 = 150;
     let rows = i32::try_from(figures.outcomes.len())?;
     let pixels = width.pixels();
     let height = TOP + rows * ROW + 8;
@@ -88,7 +89,7 @@ pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
         ))?;
         let label = format!("upper bound {}", percent(figures.bound.share));
         // On the side where there is room for it.
-        let (at, side) = if bound > NAMES + 180 {
+        let (at, side) = if bound + LABEL > i32::try_from(pixels)? {
             (bound + VALUES - 8, HPos::Right)
         } else {
             (bound, HPos::Left)
