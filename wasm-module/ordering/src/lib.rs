@@ -36,6 +36,7 @@ mod orderer;
 pub mod policy;
 pub mod random;
 mod request;
+pub mod schedule;
 pub mod simulation;
 pub mod tree;
 

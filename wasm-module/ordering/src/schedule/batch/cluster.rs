@@ -1,0 +1,212 @@
+//! Clusters of requests that share documents: the pair that shares most is joined, again and again.
+//!
+//! A join of two clusters keeps the documents that both hold, and saves their tokens once. Greedily taking the pair
+//! that saves most is what average-linkage clustering on a distance (RAGBoost, section 4.1) approximates. Compared by
+//! measurement and rejected: partition from the top by the most frequent document (splits similar requests over one
+//! popular document; 3 to 5 points of reuse less), Jaccard's index in place of shared tokens (2 points less with many
+//! documents in a request), and pruning and regrafting of subtrees afterwards (0.2 to 0.4 points more for more than
+//! the time of all the rest).
+
+use std::collections::BinaryHeap;
+
+/// A set of requests.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    /// What all of them hold, ascending.
+    pub(super) documents: Vec<u32>,
+    /// The two clusters that were joined; `None`: a leaf.
+    pub(super) children: Option<[u32; 2]>,
+    /// Whether it is part of no other.
+    pub(super) is_root: bool,
+    tokens: u64,
+}
+
+/// Joins the leaves `sets` (of ascending documents, which index `tokens`) until no two roots share a document. The
+/// leaves are the first clusters, in the order of the sets; children stand before their parents.
+///
+/// Among pairs that share equally, roughly, the one that gives up less goes first: see [`GIVEN_UP`]. A cluster looks
+/// for its partner among the nearest [`REACH`] holders of each of its documents, and again when its partner was
+/// joined to another: O(documents x REACH) a search, of which there are a few for every set. With no more than REACH
+/// holders of any document the search is exhaustive.
+pub(super) fn agglomerate(sets: Vec<Vec<u32>>, tokens: &[u64]) -> Vec<Cluster> {
+    let mut joining = Joining {
+        clusters: Vec::with_capacity(sets.len() * 2),
+        holders: tokens.iter().map(|_| Holders::default()).collect(),
+        tokens,
+        shared: Vec::with_capacity(sets.len() * 2),
+        met: Vec::new(),
+        pairs: BinaryHeap::new(),
+    };
+    for set in sets {
+        joining.add(set, None);
+    }
+    while let Some(pair) = joining.pairs.pop() {
+        if !joining.is_root(pair.younger) {
+            continue;
+        }
+        if joining.is_root(pair.older) {
+            joining.join(pair);
+        } else {
+            joining.find_partner(pair.younger);
+        }
+    }
+    joining.clusters
+}
+
+/// Shared tokens count this many times as much as the tokens that only one of a pair holds, which no join above can
+/// share any more. From 5 to 20 makes no difference beyond noise.
+const GIVEN_UP: u64 = 10;
+
+/// Holders of a document among which a partner is sought.
+const REACH: usize = 1024;
+
+struct Joining<'a> {
+    clusters: Vec<Cluster>,
+    /// By document.
+    holders: Vec<Holders>,
+    tokens: &'a [u64],
+    /// By cluster, the tokens that it shares with the one whose partner is sought; else 0.
+    shared: Vec<u64>,
+    /// The clusters of which `shared` is not 0.
+    met: Vec<u32>,
+    /// Every root's best pair with an older one, and pairs that have become void.
+    pairs: BinaryHeap<Pair>,
+}
+
+/// Clusters that hold a document.
+#[derive(Default)]
+struct Holders {
+    /// Ascending; some of them are no roots any more.
+    clusters: Vec<u32>,
+    /// How many are not.
+    joined: usize,
+}
+
+/// Two clusters to join. Each pair belongs to its younger member, which met the older one when it was made; so the
+/// best of all pairs is the best of every root's best.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Pair {
+    worth: i64,
+    younger: u32,
+    older: u32,
+}
+
+impl Joining<'_> {
+    fn is_root(&self, cluster: u32) -> bool {
+        self.clusters
+            .get(cluster as usize)
+            .is_some_and(|cluster| cluster.is_root)
+    }
+
+    fn add(&mut self, documents: Vec<u32>, children: Option<[u32; 2]>) {
+        let id = self.clusters.len() as u32;
+        let tokens = documents
+            .iter()
+            .filter_map(|&document| self.tokens.get(document as usize));
+        self.clusters.push(Cluster {
+            tokens: tokens.sum(),
+            documents,
+            children,
+            is_root: true,
+        });
+        self.shared.push(0);
+        self.find_partner(id);
+        let cluster = self.clusters.get(id as usize);
+        for &document in cluster.into_iter().flat_map(|cluster| &cluster.documents) {
+            if let Some(holders) = self.holders.get_mut(document as usize) {
+                holders.clusters.push(id);
+            }
+        }
+    }
+
+    /// Enters the best pair of `younger` and an older root, if it shares anything with one.
+    fn find_partner(&mut self, younger: u32) {
+        let Some(cluster) = self.clusters.get(younger as usize) else {
+            return;
+        };
+        for &document in &cluster.documents {
+            let at = document as usize;
+            let (Some(holders), Some(&tokens)) = (self.holders.get(at), self.tokens.get(at)) else {
+                continue;
+            };
+            let older = holders.clusters.partition_point(|&holder| holder < younger);
+            let near = older.saturating_sub(REACH)..older;
+            for &holder in holders.clusters.get(near).into_iter().flatten() {
+                if let Some(shared) = self.shared.get_mut(holder as usize) {
+                    if *shared == 0 {
+                        self.met.push(holder);
+                    }
+                    *shared += tokens;
+                }
+            }
+        }
+        let mut best: Option<Pair> = None;
+        for older in self.met.drain(..) {
+            let shared = self.shared.get_mut(older as usize).map(std::mem::take);
+            let (Some(shared), Some(other)) = (shared, self.clusters.get(older as usize)) else {
+                continue;
+            };
+            if !other.is_root {
+                continue;
+            }
+            let given_up = cluster.tokens + other.tokens - 2 * shared;
+            let pair = Pair {
+                worth: (shared * GIVEN_UP) as i64 - given_up as i64,
+                younger,
+                older,
+            };
+            best = best.max(Some(pair));
+        }
+        self.pairs.extend(best);
+    }
+
+    fn join(&mut self, pair: Pair) {
+        let children = [pair.older, pair.younger];
+        let mut both = Vec::new();
+        if let [Some(older), Some(younger)] = children.map(|id| self.clusters.get(id as usize)) {
+            both = common(&older.documents, &younger.documents);
+        }
+        for id in children {
+            self.retire(id);
+        }
+        self.add(both, Some(children));
+    }
+
+    /// Makes a root part of another cluster. Lists of which half are no roots are cleared of those, so that a list is
+    /// walked once for every cluster that leaves it.
+    fn retire(&mut self, id: u32) {
+        let Some(cluster) = self.clusters.get_mut(id as usize) else {
+            return;
+        };
+        cluster.is_root = false;
+        let clusters = &self.clusters;
+        let is_root = |id: u32| {
+            clusters
+                .get(id as usize)
+                .is_some_and(|cluster| cluster.is_root)
+        };
+        let documents = clusters.get(id as usize).map(|cluster| &cluster.documents);
+        for &document in documents.into_iter().flatten() {
+            let Some(holders) = self.holders.get_mut(document as usize) else {
+                continue;
+            };
+            holders.joined += 1;
+            if holders.joined * 2 > holders.clusters.len() {
+                holders.clusters.retain(|&holder| is_root(holder));
+                holders.joined = 0;
+            }
+        }
+    }
+}
+
+/// What two ascending lists have in common.
+fn common(a: &[u32], b: &[u32]) -> Vec<u32> {
+    let mut b = b.iter().peekable();
+    a.iter()
+        .copied()
+        .filter(|document| {
+            while b.next_if(|other| *other < document).is_some() {}
+            b.next_if_eq(&document).is_some()
+        })
+        .collect()
+}

@@ -1,0 +1,334 @@
+//! Rules for a queue in front of an engine: which of the waiting requests goes first, so that what is cached is used
+//! before it is evicted.
+
+use crate::document::Fingerprint;
+use fxhash::FxHashMap;
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+/// A waiting request whose documents have been ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queued<'a> {
+    /// The live path that its documents open with, from the root; empty: nothing of it is cached.
+    pub path: &'a [Fingerprint],
+    /// Tokens of its prompt that the engine holds.
+    pub cached_tokens: u64,
+    /// Tokens of its prompt that the engine has to compute.
+    pub computed_tokens: u64,
+    /// Later requests that went before it so far. Whoever serves a request adds one to each that came before it and
+    /// still waits; so an earlier request never has fewer than a later one. Where that does not hold, a request
+    /// counts as overtaken as often as any behind it.
+    pub overtaken: u32,
+}
+
+/// Who goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rule {
+    /// First come, first served.
+    Arrival,
+    /// RAGBoost, section 5.2: requests whose paths begin with the same document stand together, in a group the
+    /// longest path first, so that what shares a prefix runs before anything evicts it. The group of the request that
+    /// has waited longest goes first (the paper leaves this open; its code takes the largest, which starves the
+    /// others); among paths of one length those that share more stand together, then first come, first served. A
+    /// request with nothing cached is a group of its own. O(n log n) comparisons of paths.
+    PathGroups,
+    /// RAGCache, section 5.2: the largest ratio of cached to computed tokens first, among equals first come, first
+    /// served. No request is overtaken by more than `window` later ones. O(n log n).
+    CachedFirst {
+        /// See above; the paper's is [`Rule::WINDOW`], and 0 is first come, first served.
+        window: u32,
+    },
+}
+
+impl Rule {
+    /// RAGCache's starvation window (section 7.3).
+    pub const WINDOW: u32 = 32;
+}
+
+/// The positions of `queue`, which stands in order of arrival, in the order in which to serve them: a permutation of
+/// `0..queue.len()`.
+#[must_use]
+pub fn order(queue: &[Queued<'_>], rule: Rule) -> Vec<usize> {
+    match rule {
+        Rule::Arrival => (0..queue.len()).collect(),
+        Rule::PathGroups => by_path_groups(queue),
+        Rule::CachedFirst { window } => by_cached_share(queue, window),
+    }
+}
+
+fn by_path_groups(queue: &[Queued<'_>]) -> Vec<usize> {
+    // The group's oldest member stands for it.
+    let mut groups: FxHashMap<Fingerprint, usize> = FxHashMap::default();
+    let mut waiting: Vec<(usize, usize, &[Fingerprint])> = queue
+        .iter()
+        .enumerate()
+        .map(|(at, queued)| {
+            let group = queued.path.first().map_or(at, |first| {
+                // In order of arrival, so that the first to ask is the oldest.
+                *groups.entry(*first).or_insert(at)
+            });
+            (group, at, queued.path)
+        })
+        .collect();
+    let longest_first = |path: &[Fingerprint]| Reverse(path.len());
+    let documents = |document: &Fingerprint| document.0;
+    waiting.sort_unstable_by(|&(group_a, a, path_a), &(group_b, b, path_b)| {
+        (group_a, longest_first(path_a))
+            .cmp(&(group_b, longest_first(path_b)))
+            .then_with(|| {
+                path_a
+                    .iter()
+                    .map(documents)
+                    .cmp(path_b.iter().map(documents))
+            })
+            .then(a.cmp(&b))
+    });
+    waiting.into_iter().map(|(_, at, _)| at).collect()
+}
+
+/// What a request is worth serving now: the ratio of its cached to its computed tokens, then its age.
+#[derive(PartialEq, Eq)]
+struct Priority {
+    cached: u64,
+    /// At least 1: a request that is cached as a whole counts as one token computed.
+    computed: u64,
+    at: usize,
+}
+
+impl Ord for Priority {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let cross = |a: &Self, b: &Self| u128::from(a.cached) * u128::from(b.computed);
+        cross(self, other)
+            .cmp(&cross(other, self))
+            .then(other.at.cmp(&self.at))
+    }
+}
+
+impl PartialOrd for Priority {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+fn by_cached_share(queue: &[Queued<'_>], window: u32) -> Vec<usize> {
+    // An earlier request is overtaken by whatever overtakes a later one, so the oldest is always the first to have
+    // been overtaken enough: it alone need be watched.
+    let mut overtaken: Vec<u32> = queue.iter().map(|queued| queued.overtaken).collect();
+    let mut most = 0;
+    for overtaken in overtaken.iter_mut().rev() {
+        most = most.max(*overtaken);
+        *overtaken = most;
+    }
+    let mut best: BinaryHeap<Priority> = queue
+        .iter()
+        .enumerate()
+        .map(|(at, queued)| Priority {
+            cached: queued.cached_tokens,
+            computed: queued.computed_tokens.max(1),
+            at,
+        })
+        .collect();
+    let mut served = vec![false; queue.len()];
+    let mut order = Vec::with_capacity(queue.len());
+    // Everything before the oldest is served, so of what is served, all but `oldest` requests overtook it.
+    let mut oldest = 0;
+    while let Some(&overtaken) = overtaken.get(oldest) {
+        if served.get(oldest).is_some_and(|&served| served) {
+            oldest += 1;
+            continue;
+        }
+        let overtaken = u64::from(overtaken) + order.len().saturating_sub(oldest) as u64;
+        let next = if overtaken >= u64::from(window) {
+            oldest
+        } else {
+            match best.pop() {
+                Some(priority) => priority.at,
+                None => oldest,
+            }
+        };
+        if let Some(served) = served.get_mut(next)
+            && !std::mem::replace(served, true)
+        {
+            order.push(next);
+        }
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+    use proptest::prelude::*;
+
+    fn queued(path: &[Fingerprint], cached_tokens: u64, computed_tokens: u64) -> Queued<'_> {
+        Queued {
+            path,
+            cached_tokens,
+            computed_tokens,
+            overtaken: 0,
+        }
+    }
+
+    fn path(documents: &[u64]) -> Vec<Fingerprint> {
+        documents.iter().map(|&d| Fingerprint(d)).collect()
+    }
+
+    fn grouped(paths: &[&[u64]]) -> Vec<usize> {
+        let paths: Vec<_> = paths.iter().map(|documents| path(documents)).collect();
+        let queue: Vec<_> = paths.iter().map(|path| queued(path, 0, 1)).collect();
+        order(&queue, Rule::PathGroups)
+    }
+
+    #[test]
+    fn groups_run_one_after_another_longest_path_first() {
+        // RAGBoost's figure 6: C6, C3, C7, C8 run as C6, C8, C3, C7.
+        assert_eq!(
+            grouped(&[&[1, 2, 4], &[1], &[5, 7, 8], &[1, 2]]),
+            [0, 3, 1, 2]
+        );
+    }
+
+    #[test]
+    fn the_group_of_the_oldest_request_goes_first_and_strangers_keep_their_place() {
+        assert_eq!(grouped(&[&[9], &[], &[7], &[], &[7, 8]]), [0, 1, 4, 2, 3]);
+    }
+
+    #[test]
+    fn equally_long_paths_that_share_more_stand_together() {
+        assert_eq!(grouped(&[&[1, 2, 3], &[1, 4, 5], &[1, 2, 6]]), [0, 2, 1]);
+    }
+
+    #[test]
+    fn the_larger_cached_share_goes_first() {
+        // RAGCache's figure 12: more cached at the same cost first; less to compute at the same cached length first.
+        let rule = Rule::CachedFirst {
+            window: Rule::WINDOW,
+        };
+        let queue = [queued(&[], 1, 2), queued(&[], 2, 2), queued(&[], 2, 1)];
+        assert_eq!(order(&queue, rule), [2, 1, 0]);
+        let whole = [queued(&[], 9, 2), queued(&[], 5, 0), queued(&[], 0, 0)];
+        assert_eq!(order(&whole, rule), [1, 0, 2]);
+    }
+
+    #[test]
+    fn a_request_that_was_overtaken_enough_goes_next() {
+        let mut queue = vec![queued(&[], 0, 9)];
+        queue.extend((0..5).map(|_| queued(&[], 9, 1)));
+        assert_eq!(
+            order(&queue, Rule::CachedFirst { window: 3 }),
+            [1, 2, 3, 0, 4, 5]
+        );
+        queue[0].overtaken = 2;
+        assert_eq!(
+            order(&queue, Rule::CachedFirst { window: 3 }),
+            [1, 0, 2, 3, 4, 5]
+        );
+    }
+
+    /// What the rule says, without a thought for cost.
+    fn model(queue: &[Queued<'_>], window: u32) -> Vec<usize> {
+        let mut waiting: Vec<(usize, u32)> = (0..queue.len())
+            .map(|at| {
+                let behind = queue[at..].iter().map(|queued| queued.overtaken);
+                (at, behind.max().unwrap())
+            })
+            .collect();
+        let mut order = Vec::new();
+        while !waiting.is_empty() {
+            let full = waiting.iter().position(|&(_, count)| count >= window);
+            let allowed = full.map_or(waiting.len(), |full| full + 1);
+            let mut best = 0;
+            for other in 1..allowed {
+                let ratio = |at: usize| {
+                    let queued = queue[waiting[at].0];
+                    (
+                        queued.cached_tokens as f64,
+                        queued.computed_tokens.max(1) as f64,
+                    )
+                };
+                let ((a, b), (c, d)) = (ratio(other), ratio(best));
+                if a * d > c * b {
+                    best = other;
+                }
+            }
+            order.push(waiting.remove(best).0);
+            for (_, count) in &mut waiting[..best] {
+                *count += 1;
+            }
+        }
+        order
+    }
+
+    fn requests() -> impl Strategy<Value = Vec<(Vec<u64>, u64, u64, u32)>> {
+        let path = proptest::collection::vec(0..4_u64, 0..4);
+        proptest::collection::vec((path, 0..6_u64, 0..4_u64, 0..4_u32), 0..40)
+    }
+
+    proptest! {
+        #[test]
+        fn every_rule_gives_a_permutation(requests in requests(), window in 0..6_u32) {
+            let paths: Vec<_> = requests.iter().map(|(documents, ..)| path(documents)).collect();
+            let queue: Vec<_> = requests
+                .iter()
+                .zip(&paths)
+                .map(|(&(_, cached, computed, overtaken), path)| Queued {
+                    overtaken,
+                    ..queued(path, cached, computed)
+                })
+                .collect();
+            for rule in [Rule::Arrival, Rule::PathGroups, Rule::CachedFirst { window }] {
+                let mut order = order(&queue, rule);
+                order.sort_unstable();
+                prop_assert_eq!(order, (0..queue.len()).collect::<Vec<_>>());
+            }
+            prop_assert_eq!(order(&queue, Rule::CachedFirst { window }), model(&queue, window));
+        }
+
+        #[test]
+        fn groups_are_contiguous_and_longest_first(requests in requests()) {
+            let paths: Vec<_> = requests.iter().map(|(documents, ..)| path(documents)).collect();
+            let queue: Vec<_> = paths.iter().map(|path| queued(path, 0, 1)).collect();
+            let order = order(&queue, Rule::PathGroups);
+            let mut begun = Vec::new();
+            for (before, &at) in std::iter::once(None).chain(order.iter().map(Some)).zip(&order) {
+                let last = before.map(|&at| &paths[at]);
+                let Some(first) = paths[at].first() else { continue };
+                match last {
+                    Some(last) if last.first() == Some(first) => {
+                        prop_assert!(last.len() >= paths[at].len());
+                    }
+                    _ => {
+                        prop_assert!(!begun.contains(first));
+                        begun.push(*first);
+                    }
+                }
+            }
+        }
+
+        /// A queue that lives on: requests arrive while others are served, a few of each order at a time.
+        #[test]
+        fn nothing_is_overtaken_more_often_than_the_window_says(seed: u64, window in 0..5_u32) {
+            let mut random = Random::new(seed);
+            let mut queue: Vec<Queued<'_>> = Vec::new();
+            for _ in 0..60 {
+                for _ in 0..random.below(5) {
+                    queue.push(queued(&[], random.below(6), random.below(4)));
+                }
+                let order = order(&queue, Rule::CachedFirst { window });
+                let mut served: Vec<usize> =
+                    order.into_iter().take(random.below(5) as usize).collect();
+                for (done, &at) in served.iter().enumerate() {
+                    for before in (0..at).filter(|before| !served[..done].contains(before)) {
+                        queue[before].overtaken += 1;
+                        prop_assert!(queue[before].overtaken <= window);
+                    }
+                }
+                served.sort_unstable();
+                for at in served.into_iter().rev() {
+                    queue.remove(at);
+                }
+            }
+        }
+    }
+}
