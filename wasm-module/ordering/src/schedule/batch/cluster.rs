@@ -27,7 +27,7 @@ pub(super) struct Cluster {
 /// Among pairs that share equally, roughly, the one that gives up less goes first: see [`GIVEN_UP`]. A cluster looks
 /// for its partner among the nearest [`REACH`] holders of each of its documents, and again when its partner was
 /// joined to another: O(documents x REACH) a search, of which there are a few for every set. With no more than REACH
-/// holders of any document the search is exhaustive.
+/// holders of any document the search is exhaustive; with more, it still ends only when no two roots share.
 pub(super) fn agglomerate(sets: Vec<Vec<u32>>, tokens: &[u64]) -> Vec<Cluster> {
     let mut joining = Joining {
         clusters: Vec::with_capacity(sets.len() * 2),
@@ -57,7 +57,8 @@ pub(super) fn agglomerate(sets: Vec<Vec<u32>>, tokens: &[u64]) -> Vec<Cluster> {
 /// share any more. From 5 to 20 makes no difference beyond noise.
 const GIVEN_UP: u64 = 10;
 
-/// Holders of a document among which a partner is sought.
+/// Holders of a document among which a partner is sought. A quarter of it halves the time that 100,000 requests of 15
+/// documents take (5 s in place of 11) and costs a point of reuse there, nothing at 2,000.
 const REACH: usize = 1024;
 
 struct Joining<'a> {
@@ -130,8 +131,12 @@ impl Joining<'_> {
                 continue;
             };
             let older = holders.clusters.partition_point(|&holder| holder < younger);
-            let near = older.saturating_sub(REACH)..older;
-            for &holder in holders.clusters.get(near).into_iter().flatten() {
+            let is_root = |holder: &&u32| {
+                let holder = self.clusters.get(**holder as usize);
+                holder.is_some_and(|holder| holder.is_root)
+            };
+            let older = holders.clusters.get(..older).into_iter().flatten();
+            for &holder in older.rev().filter(is_root).take(REACH) {
                 if let Some(shared) = self.shared.get_mut(holder as usize) {
                     if *shared == 0 {
                         self.met.push(holder);
@@ -146,9 +151,6 @@ impl Joining<'_> {
             let (Some(shared), Some(other)) = (shared, self.clusters.get(older as usize)) else {
                 continue;
             };
-            if !other.is_root {
-                continue;
-            }
             let given_up = cluster.tokens + other.tokens - 2 * shared;
             let pair = Pair {
                 worth: (shared * GIVEN_UP) as i64 - given_up as i64,

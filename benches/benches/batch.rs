@@ -1,0 +1,264 @@
+//! A batch planned by us and by ContextPilot's offline mode: what share of document tokens comes from the cache, and
+//! what the plan costs.
+//!
+//! ```text
+//! python3 -m venv /tmp/peers && /tmp/peers/bin/pip install -r benches/peers/requirements.txt
+//! FOREWORD_PEERS_PYTHON=/tmp/peers/bin/python cargo bench -p foreword-benches --bench batch
+//! cargo bench -p foreword-benches --bench batch -- scale        only ours, on growing batches
+//! ```
+//!
+//! Both are given the same traces, checked to have planned every request once with the documents that it had, and
+//! evaluated by the same model of an engine's cache. Without a Python that has ContextPilot (`python3` unless
+//! `FOREWORD_PEERS_PYTHON` says another) its rows are skipped, and the table says so. Times are of one run, planning
+//! only; ContextPilot's excludes starting and importing.
+
+use foreword_ordering::policy::Order;
+use foreword_ordering::schedule::{Planned, batch};
+use foreword_ordering::simulation::{
+    Capacity, EngineCache, Request, Trace, document_tokens, workload,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::error::Error;
+use std::fs;
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const REQUESTS: usize = 2_000;
+/// The bounded cache, in average prompts.
+const PROMPTS: u32 = 100;
+/// Our time is the least of so many runs; a plan takes milliseconds.
+const RUNS: u32 = 5;
+
+fn main() {
+    let scale = std::env::args().skip(1).any(|argument| argument == "scale");
+    if scale {
+        growing();
+    } else {
+        compared();
+    }
+}
+
+fn traces(seed: u64, requests: usize) -> Vec<(&'static str, Trace)> {
+    let shape = workload::Bursty::default();
+    vec![
+        ("bursty, k=5", workload::bursty(seed, requests, shape)),
+        (
+            "Zipf topics, k=15",
+            workload::zipf_topics(seed, requests, 5_000, 15),
+        ),
+        ("geospatial, k=5", workload::geospatial(seed, requests, 5)),
+        (
+            "conversations, k=10",
+            workload::conversations(seed, requests, 10),
+        ),
+    ]
+}
+
+/// Ours and the peer's, side by side.
+fn compared() {
+    println!("Share of document tokens reused, batches of {REQUESTS} requests\n");
+    println!("| trace | seed | plan | unbounded | {PROMPTS} prompts | seconds |");
+    println!("| --- | --- | --- | --- | --- | --- |");
+    let mut skipped = None;
+    for seed in 1..=2 {
+        for (name, trace) in traces(seed, REQUESTS) {
+            let arrival: Vec<Planned> = (0..trace.len())
+                .zip(&trace)
+                .map(|(request, asked)| Planned {
+                    request,
+                    order: (0..asked.documents.len() as u16).collect(),
+                })
+                .collect();
+            row(&trace, name, seed, "none", &arrival, None);
+            let (plan, ours) = timed(&trace);
+            row(&trace, name, seed, "foreword", &plan, Some(ours));
+            if skipped.is_some() {
+                continue;
+            }
+            match contextpilot(&trace) {
+                Ok((version, plan, theirs)) => {
+                    let label = format!("contextpilot {version}");
+                    row(&trace, name, seed, &label, &plan, Some(theirs));
+                    let times = theirs.as_secs_f64() / ours.as_secs_f64();
+                    println!("| {name} | {seed} | times faster | | | {times:.0} |");
+                }
+                Err(reason) => skipped = Some(reason),
+            }
+        }
+    }
+    if let Some(reason) = skipped {
+        println!("\nskipped: ContextPilot ({reason})");
+    }
+}
+
+/// Ours alone, on batches that ContextPilot takes minutes or more for.
+fn growing() {
+    println!("Share of document tokens reused\n");
+    println!("| trace | requests | unbounded | {PROMPTS} prompts | seconds |");
+    println!("| --- | --- | --- | --- | --- |");
+    for requests in [2_000, 8_000, 32_000, 100_000] {
+        for (name, trace) in traces(1, requests) {
+            let (plan, time) = timed(&trace);
+            let [unbounded, bounded] = reuse(&trace, &plan);
+            let seconds = time.as_secs_f64();
+            println!("| {name} | {requests} | {unbounded:.3} | {bounded:.3} | {seconds:.3} |");
+        }
+    }
+}
+
+fn row(
+    trace: &Trace,
+    name: &str,
+    seed: u64,
+    plan: &str,
+    planned: &[Planned],
+    time: Option<Duration>,
+) {
+    let [unbounded, bounded] = reuse(trace, planned);
+    let seconds = time.map_or("-".into(), |time| format!("{:.4}", time.as_secs_f64()));
+    println!("| {name} | {seed} | {plan} | {unbounded:.3} | {bounded:.3} | {seconds} |");
+}
+
+fn timed(trace: &Trace) -> (Vec<Planned>, Duration) {
+    let mut least = Duration::MAX;
+    let mut plan = Vec::new();
+    for _ in 0..RUNS {
+        let start = Instant::now();
+        plan = black_box(batch(trace));
+        least = least.min(start.elapsed());
+        // What takes seconds is not timed again.
+        if least > Duration::from_secs(1) {
+            break;
+        }
+    }
+    (plan, least)
+}
+
+/// The shares that a cache without bounds and a small one reuse, after a check that the plan is one.
+fn reuse(trace: &Trace, plan: &[Planned]) -> [f64; 2] {
+    let mut requests: Vec<usize> = plan.iter().map(|planned| planned.request).collect();
+    requests.sort_unstable();
+    assert!(
+        requests.into_iter().eq(0..trace.len()),
+        "a request was lost or planned twice"
+    );
+    let capacities = [Capacity::UNBOUNDED, Capacity::of_prompts(PROMPTS, trace)];
+    capacities.map(|capacity| {
+        let mut cache = EngineCache::new(capacity);
+        let mut reused = 0;
+        for planned in plan {
+            let request = &trace[planned.request];
+            let mut ranks = planned.order.to_vec();
+            ranks.sort_unstable();
+            assert!(
+                ranks
+                    .into_iter()
+                    .map(usize::from)
+                    .eq(0..request.documents.len()),
+                "request {}: a document was lost or planned twice",
+                planned.request
+            );
+            let path = planned
+                .order
+                .iter()
+                .map(|&rank| &request.documents[usize::from(rank)]);
+            reused += cache.serve(request.scope, path);
+        }
+        reused as f64 / document_tokens(trace) as f64
+    })
+}
+
+#[derive(Serialize)]
+struct Asked {
+    documents: Vec<u64>,
+}
+
+#[derive(Deserialize)]
+struct Answered {
+    request: usize,
+    documents: Vec<u64>,
+}
+
+#[derive(Deserialize)]
+struct Ran {
+    version: String,
+    seconds: f64,
+}
+
+/// ContextPilot's version, plan and time.
+fn contextpilot(trace: &Trace) -> Result<(String, Vec<Planned>, Duration), Box<dyn Error>> {
+    let python = std::env::var("FOREWORD_PEERS_PYTHON").unwrap_or_else(|_| "python3".into());
+    let folder = Folder::new()?;
+    let (asked, answered) = (folder.0.join("trace.jsonl"), folder.0.join("plan.jsonl"));
+    let mut lines = String::new();
+    for request in trace {
+        let documents = request
+            .documents
+            .iter()
+            .map(|document| document.fingerprint.0);
+        let line = Asked {
+            documents: documents.collect(),
+        };
+        lines.push_str(&serde_json::to_string(&line)?);
+        lines.push('\n');
+    }
+    fs::write(&asked, lines)?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/contextpilot_offline.py");
+    let output = Command::new(&python)
+        .args([&script, &asked, &answered])
+        .output()
+        .map_err(|error| format!("{python}: {error}"))?;
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let last = errors.lines().last().unwrap_or("no reason given");
+        return Err(format!("{python}: {last}").into());
+    }
+    let printed = String::from_utf8(output.stdout)?;
+    let ran: Ran = serde_json::from_str(printed.lines().last().unwrap_or_default())?;
+    let plan = fs::read_to_string(&answered)?
+        .lines()
+        .map(|line| {
+            let Answered { request, documents } = serde_json::from_str(line)?;
+            let asked = trace
+                .get(request)
+                .ok_or("it names a request that there is not")?;
+            let order = ranks(asked, &documents).ok_or("it names a document that there is not")?;
+            Ok(Planned { request, order })
+        })
+        .collect::<Result<Vec<_>, Box<dyn Error>>>()?;
+    Ok((ran.version, plan, Duration::from_secs_f64(ran.seconds)))
+}
+
+fn ranks(request: &Request, documents: &[u64]) -> Option<Order> {
+    let ranks: HashMap<u64, u16> = request
+        .documents
+        .iter()
+        .map(|document| document.fingerprint.0)
+        .zip(0..)
+        .collect();
+    documents
+        .iter()
+        .map(|document| ranks.get(document).copied())
+        .collect()
+}
+
+/// A folder of this process's own, removed in the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> std::io::Result<Self> {
+        let path = std::env::temp_dir().join(format!("foreword-batch-{}", std::process::id()));
+        fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // A leftover in the system's temporary folder does no harm.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
