@@ -18,6 +18,7 @@ use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::simulation::Capacity;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -66,6 +67,9 @@ struct ReplayArguments {
     /// Policies to compare [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = policy)]
     policies: Vec<PolicyKind>,
+    /// Also plan every N requests together, as an offline batch: order of documents and of requests
+    #[arg(long, value_name = "N")]
+    batch: Option<NonZeroU32>,
     /// Tokens of a document whose line does not tell
     #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     document_tokens: u32,
@@ -158,6 +162,7 @@ fn replay(arguments: ReplayArguments) -> ExitCode {
             page_tokens: arguments.page_tokens,
         },
         policies,
+        batch: arguments.batch,
         seed: arguments.seed,
         document_tokens: arguments.document_tokens,
         strict: arguments.strict,

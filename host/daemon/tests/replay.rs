@@ -61,6 +61,25 @@ const RANKINGS: [&str; 3] = [
 ];
 
 #[test]
+fn a_batch_is_planned_as_a_whole() {
+    // Alone, the first request of each pair shares nothing with what came before it; planned together, `x` opens both
+    // of its requests and `y` both of the others: 20 tokens of 80.
+    let log = Log::new(&[
+        r#"{"query_id":1,"docs":["a","x"],"tokens":10}"#,
+        r#"{"query_id":2,"docs":["b","y"],"tokens":10}"#,
+        r#"{"query_id":3,"docs":["c","x"],"tokens":10}"#,
+        r#"{"query_id":4,"docs":["d","y"],"tokens":10}"#,
+    ]);
+    let json = log.json(&["log.jsonl", "--policies", "longest", "--batch", "4"]);
+    assert!((reuse(&json, "batch") - 0.25).abs() < 1e-6);
+    assert!(reuse(&json, "longest") < 1e-6);
+    let alone = log.json(&["log.jsonl", "--policies", "longest", "--batch", "1"]);
+    assert!(reuse(&alone, "batch") < 1e-6);
+    let refused = log.replay(&["log.jsonl", "--batch", "0"]);
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
 fn reuse_is_what_one_computes_by_hand() {
     let log = Log::new(&RANKINGS);
     let json = log.json(&["log.jsonl"]);

@@ -26,6 +26,7 @@ use figures::Figures;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
 use foreword_ordering::simulation::Capacity;
 use std::io::Write;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 /// What to replay, and how.
@@ -37,6 +38,8 @@ pub struct Options {
     pub capacity: Capacity,
     /// In the order in which the table shows them.
     pub policies: Vec<PolicyKind>,
+    /// Requests that are also planned together, as an offline batch.
+    pub batch: Option<NonZeroU32>,
     /// What `random` starts from, and what the upper bound's sample is drawn with.
     pub seed: u64,
     /// Tokens of a document whose line does not tell.
@@ -90,11 +93,15 @@ pub fn run(options: &Options) -> Result<()> {
         seed: options.seed,
         ..PolicyOptions::default()
     };
-    let outcomes = options
+    let mut outcomes = options
         .policies
         .iter()
         .map(|&kind| simulate::replay(&trace, kind, &policy_options, options.capacity))
         .collect::<Result<Vec<_>>>()?;
+    if let Some(window) = options.batch {
+        let window = usize::try_from(window.get())?;
+        outcomes.push(simulate::replay_batches(&trace, window, options.capacity)?);
+    }
     let figures = Figures {
         trace: names,
         requests: trace.requests(),

@@ -1,10 +1,11 @@
-//! A trace under one policy: tokens reused as requests go by, and how long decisions took.
+//! A trace under one policy, or planned in batches: tokens reused as requests go by, and how long decisions took.
 
 use super::progress;
 use super::trace::Trace;
 use anyhow::Result;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
-use foreword_ordering::simulation::{Capacity, Replay, Reuse};
+use foreword_ordering::schedule;
+use foreword_ordering::simulation::{Capacity, EngineCache, Replay, Reuse, document_tokens};
 use std::time::{Duration, Instant};
 
 /// What a policy came to.
@@ -34,8 +35,7 @@ pub(super) fn replay(
     let bar = progress::bar(kind.name(), requests)?;
     let mut replay = Replay::new(kind, options, capacity);
     let mut nanoseconds = Vec::with_capacity(requests);
-    let mut curve = Vec::with_capacity(POINTS.min(requests));
-    let mut next_point = 1;
+    let mut curve = Curve::new(requests);
     for at in 0..requests {
         let mut taken = Duration::ZERO;
         for part in trace.request(at) {
@@ -46,24 +46,85 @@ pub(super) fn replay(
         }
         nanoseconds.push(u32::try_from(taken.as_nanos()).unwrap_or(u32::MAX));
         let done = at + 1;
-        if done * POINTS >= next_point * requests {
-            curve.push((done, replay.reuse()));
-            next_point = done * POINTS / requests + 1;
-        }
+        curve.add(done, replay.reuse());
         if done % progress::STRIDE == 0 {
             bar.set_position(done as u64);
             bar.set_message(format!("{:.1} % reused", 100.0 * replay.reuse().share()));
         }
     }
     bar.finish_and_clear();
+    Ok(outcome(kind.name(), replay.reuse(), curve, nanoseconds))
+}
+
+/// Replays `trace` in windows of `window` requests, each planned as a whole before its first request is served: the
+/// order of documents and the order of requests are both ours ([`schedule::batch`]). A window's time is shared evenly
+/// by its requests.
+pub(super) fn replay_batches(trace: &Trace, window: usize, capacity: Capacity) -> Result<Outcome> {
+    let requests = trace.requests();
+    let bar = progress::bar(BATCH, requests)?;
+    let mut cache = EngineCache::new(capacity);
+    let mut reuse = Reuse::default();
+    let mut nanoseconds = Vec::with_capacity(requests);
+    let mut curve = Curve::new(requests);
+    for first in (0..requests).step_by(window.max(1)) {
+        let done = requests.min(first + window.max(1));
+        let parts: Vec<_> = (first..done).flat_map(|at| trace.request(at)).collect();
+        let began = Instant::now();
+        let plan = schedule::batch(&parts);
+        let taken = began.elapsed().as_nanos() / (done - first) as u128;
+        nanoseconds.resize(done, u32::try_from(taken).unwrap_or(u32::MAX));
+        reuse.document_tokens += document_tokens(&parts);
+        for planned in plan {
+            let part = &parts[planned.request];
+            let path = planned.order.iter();
+            let path = path.map(|&rank| &part.documents[usize::from(rank)]);
+            reuse.reused_tokens += cache.serve(part.scope, path);
+        }
+        curve.add(done, reuse);
+        bar.set_position(done as u64);
+        bar.set_message(format!("{:.1} % reused", 100.0 * reuse.share()));
+    }
+    bar.finish_and_clear();
+    Ok(outcome(BATCH, reuse, curve, nanoseconds))
+}
+
+/// What stands for a policy's name in tables and plots.
+pub(super) const BATCH: &str = "batch";
+
+fn outcome(name: &'static str, reuse: Reuse, curve: Curve, mut nanoseconds: Vec<u32>) -> Outcome {
     let sum: u64 = nanoseconds.iter().copied().map(u64::from).sum();
-    Ok(Outcome {
-        name: kind.name(),
-        reuse: replay.reuse(),
-        curve,
-        mean_us: sum as f64 / 1000.0 / requests.max(1) as f64,
+    Outcome {
+        name,
+        reuse,
+        curve: curve.points,
+        mean_us: sum as f64 / 1000.0 / nanoseconds.len().max(1) as f64,
         p99_us: f64::from(quantile(&mut nanoseconds, 0.99)) / 1000.0,
-    })
+    }
+}
+
+/// See [`Outcome::curve`].
+struct Curve {
+    requests: usize,
+    next_point: usize,
+    points: Vec<(usize, Reuse)>,
+}
+
+impl Curve {
+    fn new(requests: usize) -> Self {
+        Self {
+            requests,
+            next_point: 1,
+            points: Vec::with_capacity(POINTS.min(requests)),
+        }
+    }
+
+    /// `reuse` stands after `done` requests.
+    fn add(&mut self, done: usize, reuse: Reuse) {
+        if done * POINTS >= self.next_point * self.requests {
+            self.points.push((done, reuse));
+            self.next_point = done * POINTS / self.requests + 1;
+        }
+    }
 }
 
 /// The nearest-rank quantile; 0 of none.
@@ -97,6 +158,21 @@ mod tests {
                 assert!(outcome.mean_us > 0.0);
             }
         }
+    }
+
+    #[test]
+    fn a_batch_serves_every_request_once_whatever_the_window() {
+        let (trace, list) = generated(1_000);
+        let tokens = simulation::document_tokens(&list);
+        for window in [1, 7, 1_000, 5_000] {
+            let outcome = replay_batches(&trace, window, Capacity::UNBOUNDED).unwrap();
+            assert_eq!(outcome.reuse.document_tokens, tokens);
+            assert_eq!(outcome.curve.last(), Some(&(1_000, outcome.reuse)));
+        }
+        let options = PolicyOptions::default();
+        let whole = replay_batches(&trace, 1_000, Capacity::UNBOUNDED).unwrap();
+        let online = replay(&trace, PolicyKind::Longest, &options, Capacity::UNBOUNDED).unwrap();
+        assert!(whole.reuse.reused_tokens > online.reuse.reused_tokens);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //!
 //! A batch in a given order costs the engine one computation of every node of the prefix tree of its prompts. In a
 //! tree that joins two clusters of requests at a time, a join saves once over what all requests below it share; so
-//! the task is to find the tree whose joins share most ([`cluster`]). Walked depth first, that tree needs no large
+//! the task is to find the tree whose joins share most (`cluster`). Walked depth first, that tree needs no large
 //! cache: whatever a join saves, two neighbours share.
 
 mod cluster;
@@ -35,7 +35,7 @@ pub struct Planned {
 /// than [`crate::policy::MAX_CANDIDATES`]). Requests of different scopes share nothing. Where sharing leaves a
 /// choice, earlier requests go first and documents stand in rank order.
 ///
-/// Deterministic. Time is that of [`cluster::agglomerate`]; memory is linear in the batch's documents.
+/// Deterministic. Time grows with the pairs of requests that share documents (`agglomerate`); memory is linear in the batch's documents.
 #[must_use]
 pub fn batch(requests: &[Request]) -> Vec<Planned> {
     let corpus = Corpus::of(requests);
