@@ -49,7 +49,10 @@ fn traces(seed: u64, requests: usize) -> Vec<(&'static str, Trace)> {
             "Zipf topics, k=15",
             workload::zipf_topics(seed, requests, 5_000, 15),
         ),
-        ("geospatial, k=5", workload::geospatial(seed, requests, 5)),
+        (
+            "geospatial, k=5",
+            workload::geospatial(seed, requests, 5, workload::Ranking::Random),
+        ),
         (
             "conversations, k=10",
             workload::conversations(seed, requests, 10),
