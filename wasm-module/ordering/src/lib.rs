@@ -35,6 +35,7 @@ mod listing;
 mod orderer;
 pub mod policy;
 pub mod random;
+mod recency;
 mod request;
 pub mod schedule;
 pub mod simulation;

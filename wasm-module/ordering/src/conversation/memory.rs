@@ -19,6 +19,7 @@ use super::turn::Turn;
 use crate::arrangement::Arrangement;
 use crate::body::Chain;
 use crate::document::Fingerprint;
+use crate::recency::Recency;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -57,8 +58,7 @@ pub(crate) struct Memory {
     by_chain: FxHashMap<Chain, SmallVec<[TurnId; 2]>>,
     /// Sum of the turns' bytes.
     bytes: u64,
-    newest: Option<TurnId>,
-    oldest: Option<TurnId>,
+    recency: Recency,
 }
 
 #[derive(Debug)]
@@ -71,8 +71,6 @@ struct Node {
     /// Estimated tokens pinned in it and before it.
     pinned_tokens: u64,
     turn: Turn,
-    newer: Option<TurnId>,
-    older: Option<TurnId>,
 }
 
 impl Memory {
@@ -84,8 +82,7 @@ impl Memory {
             free: Vec::new(),
             by_chain: FxHashMap::default(),
             bytes: 0,
-            newest: None,
-            oldest: None,
+            recency: Recency::default(),
         }
     }
 
@@ -184,12 +181,13 @@ impl Memory {
         }
         let used: SmallVec<[TurnId; 16]> = self.ancestors(parent).map(|(id, _)| id).collect();
         for id in used {
-            self.unlink(id);
-            self.link_newest(id);
+            self.recency.touch(id.0);
         }
         while self.len() > self.bounds.max_entries as usize || self.bytes > self.bounds.max_bytes {
-            let Some(oldest) = self.oldest else { break };
-            self.forget(oldest);
+            let Some(oldest) = self.recency.oldest() else {
+                break;
+            };
+            self.forget(TurnId(oldest));
         }
     }
 
@@ -249,8 +247,6 @@ impl Memory {
             message: added.message,
             pinned_tokens: before.saturating_add(pinned),
             turn: added.turn,
-            newer: None,
-            older: None,
         };
         self.bytes += node.bytes();
         let id = if let Some(id) = self.free.pop() {
@@ -265,13 +261,13 @@ impl Memory {
             id
         };
         self.by_chain.entry(added.chain).or_default().push(id);
-        self.link_newest(id);
+        self.recency.add(id.0);
         id
     }
 
     /// Forgets a turn that has no children.
     fn forget(&mut self, id: TurnId) {
-        self.unlink(id);
+        self.recency.remove(id.0);
         let Some(node) = self.node_mut(id) else {
             return;
         };
@@ -285,33 +281,6 @@ impl Memory {
             }
         }
         self.free.push(id);
-    }
-
-    fn link_newest(&mut self, id: TurnId) {
-        let before = self.newest.replace(id);
-        if let Some(node) = self.node_mut(id) {
-            node.older = before;
-            node.newer = None;
-        }
-        match before.and_then(|before| self.node_mut(before)) {
-            Some(before) => before.newer = Some(id),
-            None => self.oldest = Some(id),
-        }
-    }
-
-    fn unlink(&mut self, id: TurnId) {
-        let Some(node) = self.node_mut(id) else {
-            return;
-        };
-        let (newer, older) = (node.newer.take(), node.older.take());
-        match newer.and_then(|newer| self.node_mut(newer)) {
-            Some(node) => node.older = older,
-            None => self.newest = older,
-        }
-        match older.and_then(|older| self.node_mut(older)) {
-            Some(node) => node.newer = newer,
-            None => self.oldest = newer,
-        }
     }
 
     fn node(&self, id: TurnId) -> Option<&Node> {
@@ -353,13 +322,8 @@ mod tests {
     impl Memory {
         /// The invariants that are too costly to check in use.
         fn check(&self) {
-            let mut listed = Vec::new();
-            let mut at = self.oldest;
-            while let Some(id) = at {
-                listed.push(id);
-                at = self.node(id).unwrap().newer;
-            }
-            assert_eq!(listed.last().copied(), self.newest);
+            let listed: Vec<_> = self.recency.iter().map(TurnId).collect();
+            assert_eq!(listed.last().copied(), self.recency.newest().map(TurnId));
             assert_eq!(listed.len(), self.len(), "every turn is in the list");
             let age = |id: TurnId| listed.iter().position(|listed| *listed == id);
             let mut bytes = 0;

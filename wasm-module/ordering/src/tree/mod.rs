@@ -17,6 +17,7 @@ mod residency;
 pub use residency::ResidencyEvent;
 
 use crate::document::{Catalog, DocumentId, Fingerprint};
+use crate::recency::Recency;
 use children::Children;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -48,9 +49,7 @@ pub struct KnowledgeTree {
     free: Vec<NodeId>,
     /// Sum of the nodes' tokens.
     tokens: u64,
-    /// Ends of the list by last use.
-    newest: Option<NodeId>,
-    oldest: Option<NodeId>,
+    recency: Recency,
     /// Insertions so far: the tree's own time.
     now: u64,
 }
@@ -61,8 +60,6 @@ struct Node {
     parent: Option<NodeId>,
     children: Children,
     tokens: u32,
-    newer: Option<NodeId>,
-    older: Option<NodeId>,
 }
 
 /// What leads to a node.
@@ -85,8 +82,7 @@ impl KnowledgeTree {
             nodes: Vec::new(),
             free: Vec::new(),
             tokens: 0,
-            newest: None,
-            oldest: None,
+            recency: Recency::default(),
             now: 0,
         }
     }
@@ -165,8 +161,7 @@ impl KnowledgeTree {
             nodes.push(at);
         }
         for &node in nodes.iter().rev() {
-            self.unlink(node);
-            self.link_newest(node);
+            self.recency.touch(node.0);
         }
         self.evict();
     }
@@ -188,8 +183,10 @@ impl KnowledgeTree {
                     .is_some_and(|limit| tree.tokens > limit)
         };
         while full(self) {
-            let Some(oldest) = self.oldest else { return };
-            self.remove_leaf(oldest);
+            let Some(oldest) = self.recency.oldest() else {
+                return;
+            };
+            self.remove_leaf(NodeId(oldest));
         }
     }
 
@@ -199,8 +196,6 @@ impl KnowledgeTree {
             parent,
             children: Children::default(),
             tokens,
-            newer: None,
-            older: None,
         };
         let id = if let Some(id) = self.free.pop() {
             if let Some(slot) = self.nodes.get_mut(id.index()) {
@@ -226,13 +221,13 @@ impl KnowledgeTree {
             (Edge::Document(_), None) => {}
         }
         self.tokens += u64::from(tokens);
-        self.link_newest(id);
+        self.recency.add(id.0);
         id
     }
 
     /// Removes a node that has no children.
     fn remove_leaf(&mut self, id: NodeId) {
-        self.unlink(id);
+        self.recency.remove(id.0);
         let Some(node) = self.node_mut(id) else {
             return;
         };
@@ -253,33 +248,6 @@ impl KnowledgeTree {
         self.free.push(id);
     }
 
-    fn link_newest(&mut self, id: NodeId) {
-        let before = self.newest.replace(id);
-        if let Some(node) = self.node_mut(id) {
-            node.older = before;
-            node.newer = None;
-        }
-        match before.and_then(|before| self.node_mut(before)) {
-            Some(before) => before.newer = Some(id),
-            None => self.oldest = Some(id),
-        }
-    }
-
-    fn unlink(&mut self, id: NodeId) {
-        let Some(node) = self.node_mut(id) else {
-            return;
-        };
-        let (newer, older) = (node.newer.take(), node.older.take());
-        match newer.and_then(|newer| self.node_mut(newer)) {
-            Some(node) => node.older = older,
-            None => self.newest = older,
-        }
-        match older.and_then(|older| self.node_mut(older)) {
-            Some(node) => node.newer = newer,
-            None => self.oldest = newer,
-        }
-    }
-
     fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(id.index())
     }
@@ -297,8 +265,7 @@ impl KnowledgeTree {
         let mut tokens = 0_u64;
         let mut holders: FxHashMap<DocumentId, u32> = FxHashMap::default();
         let mut age: FxHashMap<NodeId, usize> = FxHashMap::default();
-        let mut at = self.oldest;
-        while let Some(id) = at {
+        for id in self.recency.iter().map(NodeId) {
             let node = self.node(id).ok_or("list leads out of the arena")?;
             if age.insert(id, seen).is_some() {
                 return Err(format!("node {id:?} is twice in the list"));
@@ -322,7 +289,6 @@ impl KnowledgeTree {
             {
                 return Err(format!("node {id:?} is older than one of its children"));
             }
-            at = node.newer;
         }
         if seen != self.len() || tokens != self.tokens {
             return Err(format!(

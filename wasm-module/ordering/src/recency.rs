@@ -1,0 +1,103 @@
+//! A list ordered by last use, over the slots of an arena. Which slots exist, and what they hold, is the arena's matter.
+//!
+//! Whoever uses a path from the leaf up keeps parents more recent than their children: the oldest slot is a leaf then.
+
+/// Slots by last use. Every operation is O(1).
+#[derive(Debug, Default)]
+pub(crate) struct Recency {
+    /// By slot; a slot that is not listed has none.
+    links: Vec<Links>,
+    newest: Option<u32>,
+    oldest: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Links {
+    newer: Option<u32>,
+    older: Option<u32>,
+}
+
+impl Recency {
+    /// The slot that was used least recently.
+    pub(crate) fn oldest(&self) -> Option<u32> {
+        self.oldest
+    }
+
+    /// The slot that was used last.
+    #[cfg(test)]
+    pub(crate) fn newest(&self) -> Option<u32> {
+        self.newest
+    }
+
+    /// Lists `slot`, which is not listed, as the one used last.
+    pub(crate) fn add(&mut self, slot: u32) {
+        if self.links.len() <= slot as usize {
+            self.links.resize(slot as usize + 1, Links::default());
+        }
+        let before = self.newest.replace(slot);
+        if let Some(links) = self.links_mut(slot) {
+            links.older = before;
+            links.newer = None;
+        }
+        match before.and_then(|before| self.links_mut(before)) {
+            Some(before) => before.newer = Some(slot),
+            None => self.oldest = Some(slot),
+        }
+    }
+
+    /// `slot`, which is listed, was used.
+    pub(crate) fn touch(&mut self, slot: u32) {
+        self.remove(slot);
+        self.add(slot);
+    }
+
+    /// Takes `slot`, which is listed, off the list.
+    pub(crate) fn remove(&mut self, slot: u32) {
+        let Some(links) = self.links_mut(slot) else {
+            return;
+        };
+        let Links { newer, older } = std::mem::take(links);
+        match newer.and_then(|newer| self.links_mut(newer)) {
+            Some(links) => links.older = older,
+            None => self.newest = older,
+        }
+        match older.and_then(|older| self.links_mut(older)) {
+            Some(links) => links.newer = newer,
+            None => self.oldest = newer,
+        }
+    }
+
+    /// The listed slots, least recently used first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+        std::iter::successors(self.oldest, |&slot| {
+            self.links.get(slot as usize).and_then(|links| links.newer)
+        })
+    }
+
+    fn links_mut(&mut self, slot: u32) -> Option<&mut Links> {
+        self.links.get_mut(slot as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_stand_in_the_order_of_their_last_use() {
+        let mut recency = Recency::default();
+        for slot in [4, 0, 2] {
+            recency.add(slot);
+        }
+        recency.touch(4);
+        recency.touch(4);
+        assert_eq!(recency.iter().collect::<Vec<_>>(), [0, 2, 4]);
+        recency.remove(2);
+        assert_eq!(recency.iter().collect::<Vec<_>>(), [0, 4]);
+        recency.remove(0);
+        recency.remove(4);
+        assert_eq!((recency.oldest(), recency.iter().count()), (None, 0));
+        recency.add(2);
+        assert_eq!(recency.oldest(), Some(2));
+    }
+}
