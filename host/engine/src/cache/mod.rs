@@ -21,6 +21,7 @@
 //!
 //! Memory is bounded by the pool: a node is a page, a salt is stored only while it has pages.
 
+mod disk_tier;
 mod documents;
 mod events;
 mod hash;
@@ -30,6 +31,7 @@ mod pool;
 mod tests;
 mod tree;
 
+pub use disk_tier::DiskTier;
 pub use documents::{Document, DocumentPath, DocumentSpan};
 pub use events::{CacheEvent, Tier};
 pub use hash::PageHash;
