@@ -21,6 +21,7 @@
 //!
 //! Memory is bounded by the pool: a node is a page, a salt is stored only while it has pages.
 
+pub mod disk;
 mod disk_tier;
 mod documents;
 mod events;
