@@ -33,6 +33,7 @@
 
 mod check;
 mod config;
+pub mod disk;
 mod disk_tier;
 mod documents;
 mod events;

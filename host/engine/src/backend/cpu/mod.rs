@@ -180,19 +180,24 @@ impl Backend for CpuBackend {
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
         logits.clear();
         self.batch.plan(step, &self.limits)?;
-        for load in &step.loads {
-            self.pool.load(self.host.page(load.from), load.to);
-        }
-        if !self.batch.all.rows.is_empty() {
-            let Self {
-                model,
-                pool,
-                batch,
-                scratch,
-                ..
-            } = self;
+        let Self {
+            model,
+            pool,
+            host,
+            batch,
+            scratch,
+            ..
+        } = self;
+        let layers = pool.layers_mut();
+        if !batch.all.rows.is_empty() {
             self.threads
-                .install(|| model.forward(step, batch, pool, scratch, logits));
+                .install(|| model.forward(step, batch, host, layers, scratch, logits));
+        } else if !batch.loads.is_empty() {
+            self.threads.install(|| {
+                for layer in layers {
+                    layer.load(&batch.loads, host);
+                }
+            });
         }
         Ok(())
     }
