@@ -22,8 +22,8 @@ pub trait DiskTier: Send + Sync {
     /// The next answer that has come: the page's bytes, or `None` if it could not be read whole or is not there.
     fn completed(&self) -> Option<(PageHash, Option<Vec<u8>>)>;
 
-    /// Has `wake` called, by another thread, whenever an answer has come.
-    fn on_completion(&self, wake: Box<dyn Fn() + Send>);
+    /// Has `wake` called, by another thread, whenever answers have come. Only the first call counts.
+    fn on_completion(&self, wake: Box<dyn Fn() + Send + Sync>);
 
     /// Keeps a page, if there is room or something can make room. A page that is there already is only touched.
     /// `parent` is the page before it or the tenant's [root](PageHash::root): a page leaves before what it follows.

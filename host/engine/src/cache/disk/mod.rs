@@ -182,7 +182,7 @@ impl DiskTier for DiskStore {
         self.shared.completed()
     }
 
-    fn on_completion(&self, wake: Box<dyn Fn() + Send>) {
+    fn on_completion(&self, wake: Box<dyn Fn() + Send + Sync>) {
         self.shared.on_answer(wake);
     }
 
