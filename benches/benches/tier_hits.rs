@@ -1,7 +1,7 @@
 //! What a hit in each tier costs beside computing the tokens again, on the CPU backend.
 //!
 //! ```text
-//! cargo bench -p foreword-benches --bench tiers [-- --rounds N]
+//! cargo bench -p foreword-benches --bench tier_hits [-- --rounds N]
 //! ```
 //!
 //! A prompt of 2,048 cached tokens and 16 new ones, four times in every round:
