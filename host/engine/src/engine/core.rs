@@ -1,34 +1,31 @@
-//! What the engine does, step by step, without threads or locks: the state, and its two moves.
+//! What the engine decides, step by step, without threads, locks, clock or device: the state, and its two moves.
 //!
-//! [`Core::prepare`] drops what was cancelled, asks the [scheduler](crate::scheduler) for a plan and carries out all
-//! of it but the arithmetic; [`Core::compute`] runs the step and deals with what came of it. Events and counters
-//! gather inside until they are fetched.
+//! [`Core::prepare`] drops what was cancelled, asks the [scheduler](crate::scheduler) for a plan, carries out all of it
+//! but the device's part, and says what that is ([`Work`]). Whoever holds the core has it computed and comes back with
+//! what came of it ([`Core::complete`]). Meanwhile the core can be held by somebody else: it is all that is needed to
+//! go on on another device. Events and counters gather inside until they are fetched.
 
-use super::{Bounds, EngineConfig, Event, FinishReason, Stats};
-use crate::backend::{Backend, BackendError, Output, Segment, Step, TokenId};
-use crate::cache::{Lease, PrefixCache, SlotCopy};
+use super::work::Work;
+use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Stats};
+use crate::backend::{Backend, BackendError, Output, Segment, TokenId};
+use crate::cache::{Lease, PrefixCache};
 use crate::sampling::Sampling;
 use crate::scheduler::{Limits, Plan, Running, State, Waiting, plan};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
 pub(super) struct Core {
-    backend: Box<dyn Backend>,
     cache: PrefixCache,
     limits: Limits,
-    vocabulary: u32,
-    max_positions: u32,
+    bounds: Bounds,
+    /// See [`EngineConfig::max_retries`].
+    max_retries: u32,
     /// Oldest first; all younger than those running.
     waiting: VecDeque<Sequence>,
     /// Oldest first.
     running: Vec<Active>,
-    /// Prepared and not yet computed: a segment for each running sequence with a share, in order.
-    step: Step,
-    /// The backend's, kept for its allocation: `[rows, vocabulary]`.
-    logits: Vec<f32>,
     /// Events that nobody has seen yet.
     outbox: Vec<(mpsc::Sender<Event>, Event)>,
     totals: Stats,
@@ -47,6 +44,8 @@ pub(super) struct Sequence {
     pub(super) events: mpsc::Sender<Event>,
     /// Whether it has ever run.
     pub(super) started: bool,
+    /// Times that the device failed under it.
+    pub(super) faults: u32,
 }
 
 struct Active {
@@ -54,42 +53,33 @@ struct Active {
     lease: Lease,
     /// Tokens whose KV state stands in the lease's pages; fewer than the sequence has.
     computed: u32,
-    /// Tokens of the prepared step.
+    /// Tokens of the prepared work.
     share: u32,
+    /// Whether the prepared work writes to its pages.
+    touched: bool,
 }
 
 impl Core {
-    pub(super) fn new(backend: Box<dyn Backend>, config: &EngineConfig) -> Self {
-        let page_tokens = backend.page_tokens().max(1);
+    /// A core for a device like `backend`.
+    pub(super) fn new(backend: &dyn Backend, config: &EngineConfig) -> Self {
         Self {
-            cache: PrefixCache::new(backend.pages(), page_tokens),
+            cache: PrefixCache::new(backend.pages(), backend.page_tokens().max(1)),
             limits: Limits {
                 max_step_tokens: config.max_step_tokens.max(1),
                 max_running: config.max_running.max(1),
-                page_tokens,
+                page_tokens: backend.page_tokens().max(1),
             },
-            vocabulary: backend.vocabulary(),
-            max_positions: backend.max_positions(),
-            backend,
+            bounds: Bounds::of(backend),
+            max_retries: config.max_retries,
             waiting: VecDeque::new(),
             running: Vec::new(),
-            step: Step::default(),
-            logits: Vec::new(),
             outbox: Vec::new(),
             totals: Stats::default(),
         }
     }
 
     pub(super) fn bounds(&self) -> Bounds {
-        let slots = self
-            .cache
-            .stats()
-            .pages
-            .saturating_mul(self.limits.page_tokens);
-        Bounds {
-            vocabulary: self.vocabulary,
-            capacity: self.max_positions.min(slots),
-        }
+        self.bounds
     }
 
     pub(super) fn enqueue(&mut self, sequences: impl IntoIterator<Item = Sequence>) {
@@ -125,8 +115,9 @@ impl Core {
         }
     }
 
-    /// Decides the next step and makes it ready.
-    pub(super) fn prepare(&mut self) {
+    /// Decides what is computed next. The work is to be carried out and given back to [`Core::complete`] before the
+    /// next call.
+    pub(super) fn prepare(&mut self) -> Work {
         self.drop_cancelled();
         let (running, admitted) = loop {
             match plan(&self.state()) {
@@ -134,36 +125,37 @@ impl Core {
                 Plan::Compute { running, admitted } => break (running, admitted),
             }
         };
-        self.step.segments.clear();
+        let mut work = Work::default();
         for (index, share) in running.into_iter().enumerate() {
-            self.schedule(index, share);
+            self.schedule(index, share, &mut work);
         }
         for share in admitted {
             // A match may have shrunk since it was looked up, if admitting another request took its pages.
-            if !self.admit() {
+            if !self.admit(&mut work) {
                 break;
             }
-            self.schedule(self.running.len() - 1, share);
+            self.schedule(self.running.len() - 1, share, &mut work);
         }
+        work
     }
 
-    /// Computes the prepared step, if there is anything in it.
-    pub(super) fn compute(&mut self) {
-        if self.step.segments.is_empty() {
+    /// Deals with what came of the prepared `work`: its logits, `[rows, vocabulary] f32`, one row for each segment that
+    /// asks for one, or why there are none.
+    pub(super) fn complete(&mut self, work: &Work, outcome: Result<&[f32], BackendError>) {
+        if work.is_empty() {
             return;
         }
         self.totals.steps += 1;
-        let outcome = self.run_step();
-        let width = self.vocabulary.max(1) as usize;
-        let logits = std::mem::take(&mut self.logits);
-        let mut rows = logits.chunks_exact(width);
+        let logits = match outcome.and_then(|logits| work.checked(logits, self.bounds.vocabulary)) {
+            Ok(logits) => logits,
+            Err(error) => return self.suffer(&error),
+        };
+        let mut rows = logits.chunks_exact(self.bounds.vocabulary.max(1) as usize);
         for mut active in std::mem::take(&mut self.running) {
             let share = std::mem::take(&mut active.share);
+            active.touched = false;
             if share == 0 {
                 self.running.push(active);
-            } else if let Err(reason) = &outcome {
-                self.cache.abandon(active.lease);
-                self.end(&active.sequence, Event::Failed(reason.clone()));
             } else {
                 active.computed += share;
                 let finished = active.computed == active.sequence.length();
@@ -171,31 +163,32 @@ impl Core {
                 self.advance(active, row);
             }
         }
-        self.logits = logits;
     }
 
-    /// Runs the step; the logits are one row for each segment that asks for one.
-    fn run_step(&mut self) -> Result<(), String> {
-        let Self {
-            backend,
-            step,
-            logits,
-            vocabulary,
-            ..
-        } = self;
-        guard(|| backend.run(step, logits))?;
-        let rows = step
-            .segments
-            .iter()
-            .filter(|segment| segment.output == Output::Last)
-            .count();
-        if logits.len() != rows * *vocabulary as usize {
-            let found = logits.len();
-            return Err(format!(
-                "the backend computed {found} logits, not {rows} rows of {vocabulary}"
-            ));
+    /// Deals with a device that failed. What the work was to write is lost, and with it the requests that it was for:
+    /// they wait, ahead of all others, to be computed again from what the cache holds of them.
+    fn suffer(&mut self, error: &BackendError) {
+        let (hit, spared) = std::mem::take(&mut self.running)
+            .into_iter()
+            .partition(|active| active.touched);
+        self.running = spared;
+        let hit: Vec<Active> = hit;
+        for mut active in hit.into_iter().rev() {
+            self.cache.abandon(active.lease);
+            active.sequence.faults += 1;
+            // A malformed step would be as malformed again.
+            let retry = !matches!(error, BackendError::Malformed(_))
+                && active.sequence.faults <= self.max_retries;
+            if retry {
+                self.totals.retries += 1;
+                self.waiting.push_front(active.sequence);
+            } else {
+                self.end(
+                    &active.sequence,
+                    Event::Failed(Failure::Device(error.to_string())),
+                );
+            }
         }
-        Ok(())
     }
 
     /// What there is to plan with.
@@ -264,7 +257,7 @@ impl Core {
     }
 
     /// Lets the first waiting sequence run; `false` if there is no room for it.
-    fn admit(&mut self) -> bool {
+    fn admit(&mut self, work: &mut Work) -> bool {
         let Some(mut sequence) = self.waiting.pop_front() else {
             return false;
         };
@@ -273,11 +266,9 @@ impl Core {
             return false;
         };
         let mut computed = opening.shared_tokens;
-        if let Some(SlotCopy { from, to, tokens }) = opening.copy {
-            // A failure costs nothing but the computation of these tokens.
-            if guard(|| self.backend.copy_slots(from, to, tokens)).is_ok() {
-                computed += tokens;
-            }
+        if let Some(copy) = opening.copy {
+            computed += copy.tokens;
+            work.copies.push(copy);
         }
         if !sequence.started {
             sequence.started = true;
@@ -301,17 +292,19 @@ impl Core {
             lease: opening.lease,
             computed,
             share: 0,
+            touched: opening.copy.is_some(),
         });
         true
     }
 
     /// Puts `share` tokens of a running sequence into the step; without a page for them it sits this one out.
-    fn schedule(&mut self, index: usize, share: u32) {
+    fn schedule(&mut self, index: usize, share: u32, work: &mut Work) {
         let Active {
             sequence,
             lease,
             computed,
             share: planned,
+            touched,
         } = &mut self.running[index];
         let end = (*computed + share).min(sequence.length());
         let pages = end.div_ceil(self.limits.page_tokens) as usize;
@@ -322,7 +315,8 @@ impl Core {
         }
         *planned = end - *computed;
         if *planned > 0 {
-            self.step.segments.push(Segment {
+            *touched = true;
+            work.step.segments.push(Segment {
                 tokens: sequence.tokens[*computed as usize..end as usize].to_vec(),
                 start: *computed,
                 pages: lease.pages()[..pages].to_vec(),
@@ -346,7 +340,8 @@ impl Core {
             Err(error) => {
                 // What yields no numbers must not be served again.
                 self.cache.forget(active.lease);
-                self.end(&active.sequence, Event::Failed(error.to_string()));
+                let failure = Failure::Sampling(error.to_string());
+                self.end(&active.sequence, Event::Failed(failure));
             }
             Ok(token) if sequence.stop_tokens.contains(&token) => {
                 self.finish(active, FinishReason::Stop);
@@ -406,21 +401,5 @@ impl Core {
 impl Sequence {
     fn length(&self) -> u32 {
         self.tokens.len() as u32
-    }
-}
-
-/// Calls the backend; a panic in it is an error like any other. What it leaves behind is what a failed device leaves:
-/// the pages it was to write are undefined and go back to the pool.
-fn guard(call: impl FnOnce() -> Result<(), BackendError>) -> Result<(), String> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(outcome) => outcome.map_err(|error| error.to_string()),
-        Err(panic) => {
-            let message = panic.downcast_ref::<&str>().copied();
-            let message = message.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-            Err(format!(
-                "the backend panicked: {}",
-                message.unwrap_or("no message")
-            ))
-        }
     }
 }

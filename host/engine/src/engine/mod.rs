@@ -3,20 +3,26 @@
 //! Knows requests and their events; the arithmetic, the pages and the plan are the other rooms' business.
 //!
 //! ```text
-//!   Engine (clones)            worker                        core (no threads, no locks)
-//!   submit ──▶ inbox, bounded ──▶ wait, take ──▶ prepare: cancel, plan, preempt, admit
-//!   stats  ◀── Mutex<Inbox>   ◀── publish    ◀── compute: run the step, choose tokens
+//!   Engine (clones)            worker, owns the device        core (no threads, no locks, no device)
+//!   submit ──▶ inbox, bounded ──▶ wait, take ─────▶ prepare: cancel, plan, preempt, admit
+//!                                 run the work   ◀─┘
+//!   stats  ◀── Mutex<Inbox>   ◀── publish    ◀──── complete: choose tokens, keep pages
 //!   Generation ◀── its own channel, room for every event ◀── events, after the counters are published
 //! ```
 //!
 //! * A reader that never reads stalls nobody: its channel has room for all events that its request can cause.
 //! * When an event has been received, [`Engine::stats`] already counts what led to it.
-//! * A failing or panicking backend fails the requests of that step; the engine goes on.
+//! * When the device fails or panics, the requests of that step are computed again, a bounded number of times; the
+//!   engine goes on.
 
 mod core;
+mod failure;
 #[cfg(test)]
 mod tests;
+mod work;
 mod worker;
+
+pub use self::failure::Failure;
 
 use self::core::{Core, Sequence};
 use self::worker::Shared;
@@ -36,6 +42,19 @@ pub struct EngineConfig {
     /// Tokens computed in one step, over all its segments (long prompts are prefilled in chunks of this size).
     /// At least `max_running`, or the youngest answers wait for the others' tokens.
     pub max_step_tokens: u32,
+    /// Times that a request is computed again because the device failed under it; once more and it fails.
+    pub max_retries: u32,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_waiting: 256,
+            max_running: 8,
+            max_step_tokens: 512,
+            max_retries: 2,
+        }
+    }
 }
 
 /// One generation to run.
@@ -66,7 +85,7 @@ pub enum Event {
     /// The end.
     Finished(FinishReason),
     /// The engine could not go on with this request.
-    Failed(String),
+    Failed(Failure),
 }
 
 /// Why a generation ended.
@@ -137,6 +156,8 @@ pub struct Stats {
     pub steps: u64,
     /// Times that a running request gave its pages back to be computed again later, so far.
     pub preemptions: u64,
+    /// Times that a request waits to be computed again because the device failed under it, so far.
+    pub retries: u64,
 }
 
 /// Longest [`Request::cache_salt`].
@@ -164,18 +185,28 @@ struct Bounds {
     capacity: u32,
 }
 
+impl Bounds {
+    fn of(backend: &dyn Backend) -> Self {
+        let slots = backend.pages().saturating_mul(backend.page_tokens().max(1));
+        Self {
+            vocabulary: backend.vocabulary(),
+            capacity: backend.max_positions().min(slots),
+        }
+    }
+}
+
 impl Engine {
     /// Starts the engine's thread on `backend`. Should the system refuse a thread, every request is refused with
     /// [`SubmitError::Stopped`].
     pub fn start(backend: Box<dyn Backend>, config: EngineConfig) -> Self {
-        let core = Core::new(backend, &config);
+        let core = Core::new(&*backend, &config);
         let bounds = core.bounds();
         let shared = Arc::new(Shared::new(core.stats()));
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
             .spawn({
                 let shared = shared.clone();
-                move || worker::run(&shared, core)
+                move || worker::run(&shared, core, backend)
             });
         if thread.is_err() {
             shared.stop();
@@ -278,6 +309,7 @@ impl Request {
             salt: self.cache_salt.into(),
             events: sender,
             started: false,
+            faults: 0,
         };
         Ok((
             sequence,
@@ -317,9 +349,7 @@ impl Generation {
             Some(Event::Finished(_) | Event::Failed(_)) => self.ended = true,
             None if !self.ended => {
                 self.ended = true;
-                return Some(Event::Failed(
-                    "the engine ended before the answer did".to_owned(),
-                ));
+                return Some(Event::Failed(Failure::Stopped));
             }
             _ => {}
         }

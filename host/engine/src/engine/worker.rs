@@ -1,7 +1,8 @@
-//! The engine's thread: moves messages between handles and core, and decides nothing.
+//! The engine's thread: owns the device, moves messages between handles and core, and decides nothing.
 
 use super::core::{Core, Sequence};
 use super::{Stats, SubmitError};
+use crate::backend::Backend;
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -96,8 +97,10 @@ impl Inbox {
 }
 
 /// Runs until told to stop and nothing is left to do.
-pub(super) fn run(shared: &Shared, mut core: Core) {
+pub(super) fn run(shared: &Shared, mut core: Core, mut backend: Box<dyn Backend>) {
     let _guard = CloseOnExit(shared);
+    // Kept for its allocation.
+    let mut logits = Vec::new();
     loop {
         let clears = {
             let mut inbox = shared.lock();
@@ -127,9 +130,10 @@ pub(super) fn run(shared: &Shared, mut core: Core) {
             // Whoever asked may have gone.
             let _ = reply.send(freed);
         }
-        core.prepare();
+        let work = core.prepare();
         shared.publish(&mut core);
-        core.compute();
+        let outcome = work.run(&mut *backend, &mut logits);
+        core.complete(&work, outcome.map(|()| logits.as_slice()));
         shared.publish(&mut core);
     }
 }
