@@ -268,6 +268,7 @@ fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
         .unwrap_or_else(|| folder_name(folder));
     let cpu = CpuConfig {
         pages: arguments.kv_tokens / arguments.page_tokens,
+        host_pages: 0,
         page_tokens: arguments.page_tokens,
         threads: arguments.threads,
     };

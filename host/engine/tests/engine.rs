@@ -7,16 +7,20 @@ mod fake;
 use fake::{FakeBackend, Fault, VOCABULARY, expected};
 use foreword_engine::backend::TokenId;
 use foreword_engine::engine::{
-    Engine, EngineConfig, Event, FinishReason, Generation, Request, Stats, SubmitError,
+    Engine, EngineConfig, Event, FinishReason, Generation, Request, Rule, Stats, SubmitError,
 };
 use foreword_engine::sampling::Sampling;
 use std::sync::mpsc::{Sender, channel};
 
 const CONFIG: EngineConfig = EngineConfig {
     max_waiting: 64,
+    max_waiting_per_tenant: 64,
+    order: Rule::Arrival,
     max_running: 8,
     max_step_tokens: 32,
     max_retries: 0,
+    max_prefill_batch: 4,
+    watchdog: None,
 };
 
 fn start(backend: FakeBackend) -> Engine {
@@ -37,6 +41,7 @@ fn request(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
         sampling,
         stop_tokens: Vec::new(),
         cache_salt: String::new(),
+        ..Request::default()
     }
 }
 
@@ -253,7 +258,7 @@ fn the_queue_is_bounded() {
     let waiting = [1, 2].map(|length| engine.submit(request(prompt(length), 1)).unwrap());
     let error = engine.submit(request(prompt(4), 1)).err().unwrap();
     assert!(
-        matches!(error, SubmitError::QueueFull { limit: 2 }),
+        matches!(error, SubmitError::QueueFull { limit: 2, .. }),
         "{error}"
     );
     assert_eq!(engine.stats().waiting, 2);

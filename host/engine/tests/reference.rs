@@ -118,6 +118,7 @@ fn floats(text: &str) -> Vec<f32> {
 fn load(folder: &Path, threads: u32) -> CpuBackend {
     let config = CpuConfig {
         pages: POOL,
+        host_pages: 0,
         page_tokens: PAGE_TOKENS,
         threads: Some(threads),
     };
@@ -140,6 +141,7 @@ fn run(
     };
     let step = Step {
         segments: vec![segment],
+        ..Step::default()
     };
     backend.run(&step, &mut logits).unwrap();
     logits

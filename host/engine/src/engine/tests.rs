@@ -39,6 +39,7 @@ impl Seeded {
             sampling,
             stop_tokens: (0..self.below(2)).map(|_| self.below(VOCABULARY)).collect(),
             cache_salt: ["", "a"][self.below(2) as usize].to_owned(),
+            ..Request::default()
         }
     }
 }
@@ -47,6 +48,8 @@ impl Seeded {
 struct Load {
     core: Core,
     backend: FakeBackend,
+    bell: Arc<AtomicU64>,
+    now: Instant,
     callers: HashMap<u32, Caller>,
     accepted: u32,
     failed: u32,
@@ -72,9 +75,12 @@ impl Load {
     }
 
     fn with(backend: FakeBackend, config: &EngineConfig) -> Self {
+        let bell = Arc::new(AtomicU64::new(0));
         Self {
-            core: Core::new(&backend, config),
+            core: Core::new(&backend, config, bell.clone()),
             backend,
+            bell,
+            now: Instant::now(),
             callers: HashMap::new(),
             accepted: 0,
             failed: 0,
@@ -82,7 +88,10 @@ impl Load {
     }
 
     fn submit(&mut self, request: Request) {
-        let (sequence, generation) = request.clone().accept(self.core.bounds()).unwrap();
+        let (sequence, generation) = request
+            .clone()
+            .accept(self.core.bounds(), &self.bell)
+            .unwrap();
         self.core.enqueue([sequence]);
         let Request {
             prompt,
@@ -107,11 +116,11 @@ impl Load {
     }
 
     fn step(&mut self) {
-        let work = self.core.prepare();
+        let work = self.core.prepare(self.now);
         self.core.check();
         let mut logits = Vec::new();
         let outcome = work.run(&mut self.backend, &mut logits);
-        self.core.complete(&work, outcome.map(|()| &*logits));
+        self.core.complete(&work, outcome.map(|()| &mut *logits));
         self.core.check();
         self.core.send_events();
         let failed = &mut self.failed;
@@ -279,6 +288,7 @@ fn a_pool_of_one_sequence_serves_many_by_turns() {
             sampling,
             stop_tokens: vec![],
             cache_salt: String::new(),
+            ..Request::default()
         };
         load.submit(request);
     }
@@ -305,6 +315,7 @@ fn a_prompt_as_large_as_the_pool_allows_runs_to_the_end_of_it() {
             sampling,
             stop_tokens: vec![],
             cache_salt: String::new(),
+            ..Request::default()
         });
         assert_eq!(load.drain().pages, 5);
     }
@@ -320,6 +331,7 @@ fn a_long_prompt_does_not_stall_the_answers_beside_it() {
         sampling: Sampling::greedy(),
         stop_tokens: vec![],
         cache_salt: length.to_string(),
+        ..Request::default()
     };
     load.submit(request(4, 50));
     load.step();

@@ -51,9 +51,9 @@ impl Work {
     /// The logits, if there are as many as were asked for: `[rows, vocabulary]`.
     pub(super) fn checked<'l>(
         &self,
-        logits: &'l [f32],
+        logits: &'l mut [f32],
         vocabulary: u32,
-    ) -> Result<&'l [f32], BackendError> {
+    ) -> Result<&'l mut [f32], BackendError> {
         let segments = self.step.segments.iter();
         let rows = segments
             .filter(|segment| segment.output == Output::Last)

@@ -18,4 +18,4 @@ pub mod shares;
 
 pub use foreword_ordering::schedule::Rule;
 pub use plan::{Limits, Plan, Running, State, Waiting, plan};
-pub use queue::{Entry, Look, Queue, Ticket};
+pub use queue::{Entry, Queue, Ticket};

@@ -1,4 +1,4 @@
-//! Who computes what next.
+//! One step: what fits into it.
 //!
 //! Owns the rules of continuous batching (Orca, OSDI '22 §3.2) with chunked prefill (Sarathi-Serve, OSDI '24 §4.2) as
 //! one ordinary function, [`plan`]. It knows counts of tokens and pages, and neither tokens, prefixes nor arithmetic;
@@ -13,7 +13,7 @@
 //!    fails for want of pages. The last sequence left always has room, since a prompt that could not fit alone is
 //!    refused when it is submitted and an answer ends where the pool does.
 //! 3. **Prefill by chunks.** What remains of the step's tokens goes to prompts, oldest first.
-//! 4. **First come, first served.** Then waiting requests are admitted in order, as long as there are tokens left in
+//! 4. **In the queue's order.** Then waiting requests are admitted in order, as long as there are tokens left in
 //!    the step, a slot, pages for all their tokens, and a page for everybody's growth besides: without that margin
 //!    the newcomer would be preempted as soon as somebody's page is full. The first that does not fit ends admission:
 //!    letting smaller ones pass would starve it.
@@ -27,7 +27,7 @@ pub struct State {
     pub available_pages: u32,
     /// Oldest first.
     pub running: Vec<Running>,
-    /// The head of the queue, oldest first: at least as many as could be admitted in this step.
+    /// The head of the queue, next first: at least as many as could be admitted in this step.
     pub waiting: Vec<Waiting>,
 }
 
@@ -121,8 +121,7 @@ pub fn plan(state: &State) -> Plan {
     for sequence in &state.waiting {
         let beside = (state.running.len() + admitted.len()) as u32;
         let growth = if beside == 0 { 0 } else { beside + 1 };
-        let own =
-            sequence.tokens.div_ceil(page_tokens) - sequence.shared_pages + sequence.idle_pages;
+        let own = sequence.needed_pages(page_tokens);
         if left == 0 || beside >= max_running || own.saturating_add(growth) > available {
             break;
         }
@@ -132,6 +131,13 @@ pub fn plan(state: &State) -> Plan {
         available -= own;
     }
     Plan::Compute { running, admitted }
+}
+
+impl Waiting {
+    /// Available pages that it would take.
+    pub fn needed_pages(&self, page_tokens: u32) -> u32 {
+        self.tokens.div_ceil(page_tokens) - self.shared_pages + self.idle_pages
+    }
 }
 
 impl Running {

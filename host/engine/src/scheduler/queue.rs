@@ -21,6 +21,7 @@ use foreword_ordering::document::Fingerprint;
 use foreword_ordering::schedule::{self, Queued};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 
 /// The queue; `T` is whatever the caller wants back.
@@ -68,21 +69,12 @@ pub struct Ticket(Place);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
-    /// So many stand before it when the tickets are given out.
-    Returned(usize),
+    /// The first of them, once those before it have been taken.
+    Returned,
     Arrived {
         tenant: Arc<str>,
         arrival: u64,
     },
-}
-
-/// What a look at a request said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
-    /// Tokens of it that are cached.
-    pub cached: u32,
-    /// Whether to go on after it.
-    pub more: bool,
 }
 
 /// Times that [`Queue::head`] ranks a tenant's requests anew because the cache has lost what one was ranked by.
@@ -151,16 +143,26 @@ impl<T> Queue<T> {
         self.shares.charge(tenant, GENERATED_COST);
     }
 
-    /// The next requests to be admitted, first those that were put back. `look` is asked about each in turn, says what
-    /// is cached of it, and whether to go on; at most `most` tickets. Costs `O(waiting + most · log waiting)`, and one
-    /// look a ticket.
-    pub fn head(&mut self, most: usize, mut look: impl FnMut(&T) -> Look) -> Vec<Ticket> {
+    /// The next requests to be admitted, first those that were put back; at most `most`. `look` is asked what is cached
+    /// of each, with whatever else the caller wants to know of those that get a ticket; `more` is asked after each
+    /// ticket whether to go on. Costs `O(waiting + most · log waiting)`, and hardly more than one look a ticket.
+    pub fn head<D>(
+        &mut self,
+        most: usize,
+        mut look: impl FnMut(&T) -> (u32, D),
+        mut more: impl FnMut(&D) -> bool,
+    ) -> Vec<(Ticket, D)> {
         let mut tickets = Vec::new();
-        for (before, item) in self.returned.iter().enumerate().take(most) {
-            tickets.push(Ticket(Place::Returned(before)));
-            if !look(item).more {
+        for item in self.returned.iter().take(most) {
+            let (_, detail) = look(item);
+            let more = more(&detail);
+            tickets.push((Ticket(Place::Returned), detail));
+            if !more {
                 return tickets;
             }
+        }
+        if tickets.len() == most {
+            return tickets;
         }
         // The lane with the smallest counter on top; as it is served here, its counter grows here.
         let mut turns: BinaryHeap<Reverse<(u64, u64, usize)>> = BinaryHeap::new();
@@ -173,23 +175,22 @@ impl<T> Queue<T> {
                 waiting,
                 order: Vec::new(),
                 next: 0,
-                rankings: 0,
             });
         }
         while tickets.len() < most
             && let Some(Reverse((served, oldest, at))) = turns.pop()
         {
             let lane = &mut lanes[at];
-            let Some((arrival, seen)) = lane.next(self.rule, most, &mut look) else {
+            let Some((arrival, computed, detail)) = lane.next(self.rule, most, &mut look) else {
                 continue;
             };
+            let more = more(&detail);
             let tenant = lane.tenant.clone();
-            tickets.push(Ticket(Place::Arrived { tenant, arrival }));
-            if !seen.look.more {
+            tickets.push((Ticket(Place::Arrived { tenant, arrival }), detail));
+            if !more {
                 break;
             }
-            let cost = u64::from(seen.tokens.saturating_sub(seen.look.cached));
-            turns.push(Reverse((served + cost, oldest, at)));
+            turns.push(Reverse((served + u64::from(computed), oldest, at)));
         }
         tickets
     }
@@ -197,8 +198,7 @@ impl<T> Queue<T> {
     /// The request with this ticket.
     pub fn get(&self, Ticket(place): &Ticket) -> Option<&T> {
         match place {
-            // Those before it have been taken.
-            Place::Returned(_) => self.returned.front(),
+            Place::Returned => self.returned.front(),
             Place::Arrived { tenant, arrival } => {
                 let lane = self.lanes.get(tenant)?;
                 let at = position(lane, *arrival)?;
@@ -210,7 +210,7 @@ impl<T> Queue<T> {
     /// Takes the request with this ticket out, to be admitted: it overtakes those of its tenant that came before it.
     pub fn take(&mut self, Ticket(place): &Ticket) -> Option<T> {
         match place {
-            Place::Returned(_) => self.returned.pop_front(),
+            Place::Returned => self.returned.pop_front(),
             Place::Arrived { tenant, arrival } => {
                 let lane = self.lanes.get_mut(tenant)?;
                 let at = position(lane, *arrival)?;
@@ -224,47 +224,29 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Looks at the next `most` entries in turn, so that every one is looked at once in `len / most` sweeps: what
-    /// `look` finds cached is remembered; those for which it says `None` are taken out and returned.
-    pub fn sweep(&mut self, most: usize, mut look: impl FnMut(&T) -> Option<u32>) -> Vec<T> {
-        let mut gone = Vec::new();
+    /// Looks at the next `most` of those that were not put back, in turn, so that every one is looked at once in
+    /// `len / most` sweeps, and remembers what `look` finds cached.
+    pub fn sweep(&mut self, most: usize, mut look: impl FnMut(&T) -> u32) {
         for _ in 0..most.min(self.arrived) {
             let (tenant, after) = &self.swept;
             let here = self.lanes.get(tenant).and_then(|lane| {
                 let at = lane.partition_point(|waiter| waiter.arrival <= *after);
                 (at < lane.len()).then(|| (tenant.clone(), at))
             });
-            let later = (
-                std::ops::Bound::Excluded(tenant.clone()),
-                std::ops::Bound::Unbounded,
-            );
-            let Some((tenant, at)) = here
-                .or_else(|| {
-                    self.lanes
-                        .range(later)
-                        .next()
-                        .map(|(tenant, _)| (tenant.clone(), 0))
-                })
-                .or_else(|| self.lanes.keys().next().map(|tenant| (tenant.clone(), 0)))
-            else {
-                break;
+            let next = || {
+                let later = (Bound::Excluded(tenant.clone()), Bound::Unbounded);
+                let mut lanes = self.lanes.range(later).chain(&self.lanes);
+                lanes.next().map(|(tenant, _)| (tenant.clone(), 0))
             };
-            let Some(waiter) = self
-                .lanes
-                .get_mut(&tenant)
-                .and_then(|lane| lane.get_mut(at))
-            else {
-                break;
+            let Some((tenant, at)) = here.or_else(next) else {
+                return;
             };
-            self.swept = (tenant.clone(), waiter.arrival);
-            match look(&waiter.item) {
-                Some(cached) => waiter.cached = cached,
-                None => {
-                    gone.extend(self.remove(&tenant, at));
-                }
+            let lane = self.lanes.get_mut(&tenant);
+            if let Some(waiter) = lane.and_then(|lane| lane.get_mut(at)) {
+                waiter.cached = look(&waiter.item);
+                self.swept = (tenant, waiter.arrival);
             }
         }
-        gone
     }
 
     /// Takes out all that `gone` says, in no particular order. `O(waiting)`.
@@ -310,12 +292,6 @@ impl<T> Queue<T> {
             .find(|item| found(item))
     }
 
-    fn remove(&mut self, tenant: &Arc<str>, at: usize) -> Option<T> {
-        let waiter = self.lanes.get_mut(tenant)?.remove(at)?;
-        self.left(tenant, 1);
-        Some(waiter.item)
-    }
-
     /// So many have left this tenant's lane.
     fn left(&mut self, tenant: &Arc<str>, count: u32) {
         self.arrived -= count as usize;
@@ -336,43 +312,35 @@ struct Lane<'q, T> {
     order: Vec<usize>,
     /// How many of `order` have a ticket.
     next: usize,
-    rankings: u32,
-}
-
-struct Seen {
-    look: Look,
-    tokens: u32,
 }
 
 impl<T> Lane<'_, T> {
-    /// The next request of this lane, with what a look at it said. Where the cache has lost part of what a request was
-    /// ranked by, all that have no ticket yet are ranked once more, a bounded number of times.
-    fn next(
+    /// The next request of this lane: its arrival, the tokens to compute, and what a look at it said. Where the cache
+    /// has lost what the first one was ranked by, all are ranked once more, a bounded number of times; later ones, whose
+    /// ranks follow from those before, keep theirs until the next step.
+    fn next<D>(
         &mut self,
         rule: Rule,
         most: usize,
-        look: &mut impl FnMut(&T) -> Look,
-    ) -> Option<(u64, Seen)> {
-        if self.order.is_empty() {
-            self.order = ranked(self.waiting, rule, most);
-        }
+        look: &mut impl FnMut(&T) -> (u32, D),
+    ) -> Option<(u64, u32, D)> {
+        let mut rankings = 0;
         loop {
-            let waiter = self.waiting.get_mut(*self.order.get(self.next)?)?;
-            let look = look(&waiter.item);
-            let lost = look.cached < std::mem::replace(&mut waiter.cached, look.cached);
-            // The first tickets are given: whoever comes after them is ranked among the rest in the next step.
-            if lost && self.next == 0 && self.rankings < RANKINGS && rule != Rule::Arrival {
-                self.rankings += 1;
-                let first = self.order.first().copied();
+            if self.order.is_empty() {
                 self.order = ranked(self.waiting, rule, most);
-                if self.order.first().copied() != first {
-                    continue;
-                }
+                rankings += 1;
             }
-            let waiter = self.waiting.get(*self.order.get(self.next)?)?;
+            let at = *self.order.get(self.next)?;
+            let waiter = self.waiting.get_mut(at)?;
+            let (cached, detail) = look(&waiter.item);
+            let lost = cached < std::mem::replace(&mut waiter.cached, cached);
+            if lost && self.next == 0 && rankings < RANKINGS && rule != Rule::Arrival {
+                self.order.clear();
+                continue;
+            }
             self.next += 1;
-            let tokens = waiter.tokens;
-            return Some((waiter.arrival, Seen { look, tokens }));
+            let computed = waiter.tokens.saturating_sub(cached);
+            return Some((waiter.arrival, computed, detail));
         }
     }
 }

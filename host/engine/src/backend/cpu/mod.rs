@@ -16,15 +16,17 @@ mod aligned;
 mod attention;
 mod batch;
 mod heads;
+mod host;
 mod kernels;
 mod matrix;
 mod model;
 mod pages;
 mod rows;
 
-use super::{Backend, BackendError, PageId, Step};
+use super::{Backend, BackendError, HostPageId, PageId, Step, Store};
 use crate::models::{Checkpoint, CheckpointError, ModelConfig};
 use batch::{Batch, Limits};
+use host::HostPool;
 use kernels::{Kernels, LANES};
 use model::{Model, Scratch};
 use pages::{Layout, Pool};
@@ -36,6 +38,8 @@ use std::path::Path;
 pub struct CpuConfig {
     /// Pages in the pool.
     pub pages: u32,
+    /// Pages in the host pool, which nothing is computed on: 0 for none.
+    pub host_pages: u32,
     /// Tokens in a page: a multiple of 16.
     pub page_tokens: u32,
     /// Worker threads; `None`: one per core.
@@ -46,6 +50,7 @@ pub struct CpuConfig {
 pub struct CpuBackend {
     model: Model,
     pool: Pool,
+    host: HostPool,
     threads: ThreadPool,
     batch: Batch,
     scratch: Scratch,
@@ -82,7 +87,7 @@ impl CpuBackend {
     pub fn page_bytes(folder: &Path, page_tokens: u32) -> Result<u64, CheckpointError> {
         let model = ModelConfig::load(folder)?;
         check_page_tokens(page_tokens).map_err(|reason| CheckpointError::new(folder, reason))?;
-        Ok((Layout::new(&model, page_tokens).page_floats() * size_of::<f32>()) as u64)
+        Ok(Layout::new(&model, page_tokens).page_bytes() as u64)
     }
 
     /// The instruction set in use, for logs.
@@ -113,14 +118,14 @@ impl CpuBackend {
         }
         let model_positions = checkpoint.config().max_positions;
         let layout = Layout::new(checkpoint.config(), config.page_tokens);
-        let bytes = (layout.page_floats() as u64 * size_of::<f32>() as u64)
-            .checked_mul(u64::from(config.pages));
-        if bytes.is_none_or(|bytes| bytes > isize::MAX as u64 / 2) {
-            return Err(wrong(format!(
-                "pages is {}: they exceed the address space at {} floats a page",
-                config.pages,
-                layout.page_floats()
-            )));
+        for (name, pages) in [("pages", config.pages), ("host_pages", config.host_pages)] {
+            let bytes = (layout.page_bytes() as u64).checked_mul(u64::from(pages));
+            if bytes.is_none_or(|bytes| bytes > isize::MAX as u64 / 2) {
+                return Err(wrong(format!(
+                    "{name} is {pages}: they exceed the address space at {} bytes a page",
+                    layout.page_bytes()
+                )));
+            }
         }
         if config.threads == Some(0) {
             return Err(wrong("threads is 0, supported: at least 1".into()));
@@ -142,9 +147,11 @@ impl CpuBackend {
                 max_positions: model_positions,
                 page_tokens: config.page_tokens,
                 pages: config.pages,
+                host_pages: config.host_pages,
                 attention: model.cut(),
             },
             pool: Pool::new(layout, config.pages),
+            host: HostPool::new(layout, config.host_pages),
             model,
             threads,
             batch: Batch::default(),
@@ -173,6 +180,9 @@ impl Backend for CpuBackend {
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
         logits.clear();
         self.batch.plan(step, &self.limits)?;
+        for load in &step.loads {
+            self.pool.load(self.host.page(load.from), load.to);
+        }
         if !self.batch.all.rows.is_empty() {
             let Self {
                 model,
@@ -189,12 +199,8 @@ impl Backend for CpuBackend {
 
     fn copy_slots(&mut self, from: PageId, to: PageId, tokens: u32) -> Result<(), BackendError> {
         let limits = &self.limits;
-        if let Some(page) = [from, to].into_iter().find(|page| page.0 >= limits.pages) {
-            return Err(BackendError::Malformed(format!(
-                "page {} is not below the pool's {}",
-                page.0, limits.pages
-            )));
-        }
+        limits.check_page(from)?;
+        limits.check_page(to)?;
         if tokens > limits.page_tokens {
             return Err(BackendError::Malformed(format!(
                 "{tokens} slots are more than a page's {}",
@@ -209,6 +215,32 @@ impl Backend for CpuBackend {
         }
         self.pool.copy_slots(from, to, tokens as usize);
         Ok(())
+    }
+
+    fn host_pages(&self) -> u32 {
+        self.limits.host_pages
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.pool.layout.page_bytes()
+    }
+
+    fn store(&mut self, stores: &[Store]) -> Result<(), BackendError> {
+        self.limits.check_stores(stores)?;
+        for store in stores {
+            self.pool.store(store.from, self.host.page_mut(store.to));
+        }
+        Ok(())
+    }
+
+    fn host_page(&mut self, page: HostPageId) -> Result<&[u8], BackendError> {
+        self.limits.check_host_page(page)?;
+        Ok(self.host.page(page))
+    }
+
+    fn host_page_mut(&mut self, page: HostPageId) -> Result<&mut [u8], BackendError> {
+        self.limits.check_host_page(page)?;
+        Ok(self.host.page_mut(page))
     }
 }
 

@@ -49,6 +49,11 @@ impl Layout {
         self.layers * self.kv_heads * self.head_floats()
     }
 
+    /// Bytes of a page in the host pool.
+    pub(super) fn page_bytes(&self) -> usize {
+        self.page_floats() * size_of::<f32>()
+    }
+
     fn head_range(&self, layer: usize, head: usize) -> Range<usize> {
         let start = (layer * self.kv_heads + head) * self.head_floats();
         start..start + self.head_floats()
@@ -141,6 +146,22 @@ impl Pool {
         }
         let floats = self.layout.page_floats();
         halve(&mut self.data, 0, floats, writes, &page, &write);
+    }
+
+    /// Overwrites a page with what [`Pool::store`] wrote.
+    pub(super) fn load(&mut self, from: &[u8], to: PageId) {
+        let floats = self.layout.page_floats();
+        let page = &mut self.data[to.0 as usize * floats..][..floats];
+        for (to, from) in page.iter_mut().zip(from.as_chunks().0) {
+            *to = f32::from_le_bytes(*from);
+        }
+    }
+
+    /// Writes a page as it stands, in little-endian bytes.
+    pub(super) fn store(&self, from: PageId, to: &mut [u8]) {
+        for (to, from) in to.as_chunks_mut().0.iter_mut().zip(self.page(from)) {
+            *to = from.to_le_bytes();
+        }
     }
 
     /// Copies the first `tokens` slots of page `from` to page `to`; the pages differ and exist.

@@ -1,0 +1,33 @@
+//! The seam to the tier below host memory: pages by their hash, somewhere slow.
+//!
+//! The tree knows nothing of what lies there but what [`DiskTier::contains`] says: a page is found by the hash of all
+//! that precedes it, so a restarted engine finds its pages again without a tree.
+//!
+//! ```text
+//!   cache (engine's thread)   contains ─▶ index     request ─▶ queue ─▶ I/O thread ─▶ completed
+//!   whoever has the bytes                           write ───▶ queue ─▶ I/O thread
+//! ```
+
+use super::hash::PageHash;
+
+/// Pages on disk. No call waits for the disk.
+pub trait DiskTier: Send + Sync {
+    /// Whether a read would probably find the page.
+    fn contains(&self, page: PageHash) -> bool;
+
+    /// Asks for a page. [`DiskTier::completed`] answers each request once, those that follow each other in any order.
+    fn request(&self, page: PageHash);
+
+    /// The next answer that has come: the page's bytes, or `None` if it could not be read whole or is not there.
+    fn completed(&self) -> Option<(PageHash, Option<Vec<u8>>)>;
+
+    /// Keeps a page, if there is room or something can make room. A page that is there already is only touched.
+    /// When more is written than the disk can take, pages are dropped.
+    fn write(&self, page: PageHash, bytes: &[u8]);
+
+    /// Forgets a page.
+    fn remove(&self, page: PageHash);
+
+    /// Forgets all pages.
+    fn clear(&self);
+}
