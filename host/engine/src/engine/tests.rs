@@ -7,6 +7,7 @@ use std::collections::HashMap;
 #[allow(dead_code, unreachable_pub, missing_docs)]
 #[path = "../../tests/support/fake.rs"]
 mod fake;
+mod tiers;
 
 /// Numbers that look random and are the same each time.
 struct Seeded(u64);
