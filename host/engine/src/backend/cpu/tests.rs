@@ -489,3 +489,27 @@ fn unusable_sizes_are_refused() {
         );
     }
 }
+
+#[test]
+fn an_identity_changes_with_model_weights_and_page_size_and_with_nothing_else() {
+    let identity = |model: &ModelConfig, seed, page_tokens, threads| {
+        let config = CpuConfig {
+            pages: threads * 7,
+            host_pages: threads,
+            page_tokens,
+            threads: Some(threads),
+        };
+        let checkpoint = Checkpoint::random(model.clone(), Element::F32, seed);
+        let backend = CpuBackend::build(&checkpoint, &config, Kernels::detect());
+        backend.unwrap().identity()
+    };
+    let models = models();
+    let first = identity(&models[0], 1, 16, 1);
+    assert_eq!(first, identity(&models[0], 1, 16, 2));
+    let others = [
+        identity(&models[1], 1, 16, 1),
+        identity(&models[0], 2, 16, 1),
+        identity(&models[0], 1, 32, 1),
+    ];
+    assert!(others.iter().all(|other| *other != first));
+}

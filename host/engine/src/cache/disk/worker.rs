@@ -14,7 +14,7 @@ use super::index::Index;
 use crate::cache::PageHash;
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What the thread shares with the handle.
 pub(super) struct Shared {
@@ -23,6 +23,8 @@ pub(super) struct Shared {
     work: Condvar,
     /// Signalled when it has nothing left to do.
     idle: Condvar,
+    /// Called by the thread when answers have come, with no lock held.
+    wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 pub(super) struct State {
@@ -41,8 +43,8 @@ pub(super) struct State {
     limit: usize,
     busy: bool,
     stopping: bool,
-    /// Called when an answer has come.
-    wake: Option<Box<dyn Fn() + Send>>,
+    /// Answers have come since the last call of `wake`.
+    news: bool,
 }
 
 enum Change {
@@ -81,12 +83,13 @@ impl Shared {
             limit: (MAX_WAITING_BYTES / page_bytes.max(1)).clamp(1, 1 << 12),
             busy: false,
             stopping: false,
-            wake: None,
+            news: false,
         };
         Self {
             state: Mutex::new(state),
             work: Condvar::new(),
             idle: Condvar::new(),
+            wake: OnceLock::new(),
         }
     }
 
@@ -95,8 +98,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn on_answer(&self, wake: Box<dyn Fn() + Send>) {
-        self.lock().wake = Some(wake);
+    /// The first caller is the one who is woken.
+    pub(super) fn on_answer(&self, wake: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.wake.set(wake);
     }
 
     pub(super) fn request(&self, page: PageHash) {
@@ -215,9 +219,7 @@ impl State {
     fn answer(&mut self, page: PageHash, bytes: Option<Vec<u8>>) {
         self.full_answers += usize::from(bytes.is_some());
         self.answers.push_back((page, bytes));
-        if let Some(wake) = &self.wake {
-            wake();
-        }
+        self.news = true;
     }
 
     fn failed(&mut self, error: &io::Error) {
@@ -229,17 +231,19 @@ impl State {
 /// Serves the queues until told to stop and all changes are written.
 pub(super) fn run(shared: &Shared, mut file: PageFile) {
     loop {
-        let job = {
+        let (job, news) = {
             let mut state = shared.lock();
             state.busy = false;
             loop {
-                if let Some(job) = state.next() {
+                let job = state.next();
+                let news = std::mem::take(&mut state.news);
+                if job.is_some() || news {
                     state.busy = true;
-                    break Some(job);
+                    break (job, news);
                 }
                 shared.idle.notify_all();
                 if state.stopping {
-                    break None;
+                    break (None, false);
                 }
                 state = shared
                     .work
@@ -247,10 +251,14 @@ pub(super) fn run(shared: &Shared, mut file: PageFile) {
                     .unwrap_or_else(PoisonError::into_inner);
             }
         };
+        if news && let Some(wake) = shared.wake.get() {
+            wake();
+        }
         match job {
-            None => break,
             Some(Job::Read { page, slot }) => read(shared, &mut file, page, slot),
             Some(Job::Change(change)) => apply(shared, &mut file, change),
+            None if news => {}
+            None => break,
         }
     }
     if let Err(error) = file.sync() {

@@ -59,7 +59,7 @@ impl DiskTier for FakeDisk {
         Some((page, self.pages.lock().unwrap().get(&page).cloned()))
     }
 
-    fn on_completion(&self, _wake: Box<dyn Fn() + Send>) {}
+    fn on_completion(&self, _wake: Box<dyn Fn() + Send + Sync>) {}
 
     fn write(&self, page: PageHash, _parent: PageHash, bytes: &[u8]) {
         self.pages.lock().unwrap().insert(page, bytes.to_vec());
