@@ -30,6 +30,7 @@ mod body;
 pub mod config;
 mod conversation;
 pub mod document;
+pub mod embedding;
 pub mod hint;
 mod listing;
 mod orderer;
@@ -38,6 +39,7 @@ pub mod random;
 mod recency;
 mod request;
 pub mod schedule;
+pub mod similarity;
 pub mod simulation;
 pub mod tree;
 

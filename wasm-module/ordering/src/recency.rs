@@ -18,6 +18,9 @@ struct Links {
 }
 
 impl Recency {
+    /// Bytes that a slot takes, up to twice that while the list grows.
+    pub(crate) const SLOT_BYTES: usize = size_of::<Links>();
+
     /// The slot that was used least recently.
     pub(crate) fn oldest(&self) -> Option<u32> {
         self.oldest
