@@ -28,6 +28,9 @@ pub struct GatewayOptions {
     pub concurrency: u32,
     /// The filter's module; `None` builds it.
     pub module: Option<std::path::PathBuf>,
+    /// Whether Envoy lets the filter hold headers (`allow_on_headers_stop_iteration`), as Istio's and Envoy
+    /// Gateway's resources cannot say.
+    pub headers_may_wait: bool,
 }
 
 impl GatewayOptions {
@@ -38,6 +41,7 @@ impl GatewayOptions {
             plugin: Some(Value::Object(serde_json::Map::new())),
             concurrency: 1,
             module: None,
+            headers_may_wait: true,
         }
     }
 }
@@ -214,6 +218,9 @@ fn configuration(
         "target/wasm32-wasip1/wasm/foreword_filter.wasm",
         &module.to_string(),
     )?;
+    if !options.headers_may_wait {
+        text = replace_once(&text, "allow_on_headers_stop_iteration: true", "")?;
+    }
     let plugin = Value::from(plugin.to_string());
     replace_between(
         &text,
@@ -224,7 +231,7 @@ fn configuration(
 }
 
 fn replace_once(text: &str, from: &str, to: &str) -> Result<String> {
-    // The comments at the top mention addresses too, but without the YAML around them.
+    // Comments mention addresses too, but without the YAML around them.
     match text.matches(from).count() {
         1 => Ok(text.replacen(from, to, 1)),
         count => bail!("envoy.yaml has {from:?} {count} times, not once"),

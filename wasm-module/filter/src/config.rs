@@ -23,6 +23,20 @@ pub struct Config {
     pub on_failure: OnFailure,
     /// Lower-case name of the response header that says what was done.
     pub report_header: Option<String>,
+    /// Whether the request's headers wait for its body.
+    pub request_headers: RequestHeaders,
+}
+
+/// Whether a request's headers wait for its body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestHeaders {
+    /// They go on together with the new body, and state its length. The proxy must be told to allow it
+    /// (`allow_on_headers_stop_iteration`, Envoy 1.35 and later): without that it never delivers the body, and the
+    /// request hangs.
+    Hold,
+    /// They go on at once, without `content-length`: the body follows in chunks. For control planes that cannot set
+    /// that option.
+    Release,
 }
 
 /// What happens to a request that cannot be ordered through the client's own fault.
@@ -71,6 +85,7 @@ impl Config {
             tenant_header,
             on_failure: on_failure(raw.on_failure.as_ref())?,
             report_header,
+            request_headers: request_headers(raw.request_headers.as_ref())?,
         })
     }
 }
@@ -110,6 +125,7 @@ struct RawConfig {
     tenant_header: Option<Value>,
     on_failure: Option<Value>,
     report_header: Field,
+    request_headers: Option<Value>,
 }
 
 /// A field for which `null` differs from absence.
@@ -181,6 +197,14 @@ fn on_failure(value: Option<&Value>) -> Result<OnFailure, ConfigError> {
         None | Some((_, Some("pass"))) => Ok(OnFailure::Pass),
         Some((_, Some("refuse"))) => Ok(OnFailure::Refuse),
         Some((value, _)) => Err(invalid("on_failure", value, r#""pass" or "refuse""#)),
+    }
+}
+
+fn request_headers(value: Option<&Value>) -> Result<RequestHeaders, ConfigError> {
+    match value.map(|value| (value, value.as_str())) {
+        None | Some((_, Some("hold"))) => Ok(RequestHeaders::Hold),
+        Some((_, Some("release"))) => Ok(RequestHeaders::Release),
+        Some((value, _)) => Err(invalid("request_headers", value, r#""hold" or "release""#)),
     }
 }
 
@@ -262,19 +286,21 @@ mod tests {
             assert_eq!(config.tenant_header, None);
             assert_eq!(config.on_failure, OnFailure::Pass);
             assert_eq!(config.report_header.as_deref(), Some("x-foreword"));
+            assert_eq!(config.request_headers, RequestHeaders::Hold);
         }
     }
 
     #[test]
     fn every_field_is_read() {
         let json = r#"{"ordering": {}, "routes": ["/a", "/b"], "max_body_bytes": 7, "tenant_header": "X-Tenant",
-            "on_failure": "refuse", "report_header": null}"#;
+            "on_failure": "refuse", "report_header": null, "request_headers": "release"}"#;
         let config = Config::from_json(json.as_bytes()).unwrap();
         assert_eq!(config.routes, ["/a", "/b"]);
         assert_eq!(config.max_body_bytes, 7);
         assert_eq!(config.tenant_header.as_deref(), Some("x-tenant"));
         assert_eq!(config.on_failure, OnFailure::Refuse);
         assert_eq!(config.report_header, None);
+        assert_eq!(config.request_headers, RequestHeaders::Release);
     }
 
     #[test]
@@ -324,6 +350,10 @@ mod tests {
             (
                 r#"{"on_failure": "drop"}"#,
                 ["on_failure", "\"drop\"", "\"pass\" or \"refuse\""],
+            ),
+            (
+                r#"{"request_headers": true}"#,
+                ["request_headers", "true", "\"hold\" or \"release\""],
             ),
             (
                 r#"{"tenant_header": "X-Foreword"}"#,

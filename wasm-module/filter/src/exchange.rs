@@ -11,14 +11,14 @@
 //! ```
 //!
 //! The headers are held until the body is complete, because `content-length` must change with it: Envoy
-//! hangs on a stale one. Response headers get the report; response bodies are not looked at, so streams
-//! pass unbuffered.
+//! hangs on a stale one. Where the proxy cannot hold them ([`RequestHeaders::Release`]) they go on at once and
+//! without it. Response headers get the report; response bodies are not looked at, so streams pass unbuffered.
 
 use std::rc::Rc;
 
 use foreword_ordering::Rewrite;
 
-use crate::config::OnFailure;
+use crate::config::{OnFailure, RequestHeaders};
 use crate::host::{Host, HostError, LogLevel};
 use crate::outcome::{Fault, Outcome, error_body, reason};
 use crate::plugin::Plugin;
@@ -47,7 +47,7 @@ enum Phase {
 /// What is kept of the headers while the body arrives.
 struct Held {
     tenant: String,
-    /// There is a `content-length`, which must follow the body's size.
+    /// The headers wait here with a `content-length`, which must follow the body's size.
     sized: bool,
     /// Bytes buffered so far.
     received: usize,
@@ -90,7 +90,10 @@ impl Exchange {
         match held {
             Ok(held) => {
                 self.phase = Phase::Holding(held);
-                Flow::Hold
+                match self.plugin.config().request_headers {
+                    RequestHeaders::Hold => Flow::Hold,
+                    RequestHeaders::Release => Flow::Continue,
+                }
             }
             Err(decline) => self.decline(host, decline),
         }
@@ -172,9 +175,16 @@ impl Exchange {
         if found.is_some_and(|found| found > u64::from(limit)) {
             return Err(Decline::Fault(Fault::TooLarge { found, limit }));
         }
+        let tenant = self.tenant(host)?;
+        let mut sized = length.is_some();
+        if sized && self.plugin.config().request_headers == RequestHeaders::Release {
+            // Last of all: from here on the request is sent in chunks, whatever becomes of it.
+            host.remove_request_header("content-length")?;
+            sized = false;
+        }
         Ok(Held {
-            tenant: self.tenant(host)?,
-            sized: length.is_some(),
+            tenant,
+            sized,
             received: 0,
         })
     }
@@ -376,6 +386,48 @@ mod tests {
         assert_eq!(host.counter("foreword_requests_total"), 2);
         assert_eq!(host.counter("foreword_matched_documents_total"), 3);
         assert_eq!(host.samples("foreword_ordering_microseconds").len(), 2);
+    }
+
+    #[test]
+    fn released_headers_go_on_without_content_length_and_the_body_follows() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, r#"{"request_headers": "release"}"#);
+        for (ids, sent, report) in [
+            (["a", "b", "c"], ["a", "b", "c"], "matched=0"),
+            (["c", "b", "a"], ["a", "b", "c"], "matched=3"),
+        ] {
+            let body = body(&ids);
+            host.request("POST", PATH, &[("content-length", &body.len().to_string())]);
+            let mut exchange = Exchange::new(Rc::clone(&plugin));
+            assert_eq!(exchange.on_request_headers(&host, false), Flow::Continue);
+            assert_eq!(host.header("content-length"), None);
+            host.refuse("set_request_header");
+            host.receive(&body.as_bytes()[..10]);
+            assert_eq!(exchange.on_request_body(&host, 10, false), Flow::Hold);
+            host.receive(&body.as_bytes()[10..]);
+            assert_eq!(
+                exchange.on_request_body(&host, body.len(), true),
+                Flow::Continue
+            );
+            exchange.on_response_headers(&host);
+            assert_in_order(&host, &sent);
+            assert!(host.response_header("x-foreword").unwrap().contains(report));
+        }
+        assert_eq!(
+            host.refused_calls(),
+            0,
+            "headers that had gone on were changed"
+        );
+    }
+
+    #[test]
+    fn headers_that_decide_are_released_as_they_came() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, r#"{"request_headers": "release"}"#);
+        host.request("POST", PATH, &[("content-length", "4194305")]);
+        let mut exchange = Exchange::new(plugin);
+        assert_eq!(exchange.on_request_headers(&host, false), Flow::Continue);
+        assert_eq!(host.header("content-length").as_deref(), Some("4194305"));
     }
 
     #[test]

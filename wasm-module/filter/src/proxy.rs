@@ -6,7 +6,7 @@
 //!
 //! | call | Envoy's other answer | why it cannot come |
 //! | --- | --- | --- |
-//! | read or change request headers | BadArgument, headers let go | [`Exchange`] asks only from the request-headers callback on and until a request callback returns `Continue`; Envoy keeps them that long |
+//! | read or change request headers | BadArgument, headers let go | [`Exchange`] asks only from the request-headers callback on and until a request callback returns `Continue` (with released headers: within that first callback); Envoy keeps them that long |
 //! | change response headers | BadArgument, headers let go | only in the response-headers callback |
 //! | read the body | BadArgument, range overflows | the range is `0..size` as Envoy announced it; no buffer is `NotFound`, which is handled |
 //! | change the body | NotFound, no buffer | only after Envoy announced a body of more than zero bytes |
