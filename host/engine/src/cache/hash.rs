@@ -75,6 +75,9 @@ mod tests {
     fn hashes_are_the_same_in_every_run() {
         // Pages on disk are found by them.
         let hash = PageHash::root(7, "tenant").then(&[1, 2, 3]);
-        assert_eq!(format!("{hash:?}"), "PageHash(aeda744816f37eef89663e46c080105d)");
+        assert_eq!(
+            format!("{hash:?}"),
+            "PageHash(aeda744816f37eef89663e46c080105d)"
+        );
     }
 }
