@@ -143,9 +143,9 @@ fn every_request_is_counted_once_by_what_became_of_it() {
         assert_eq!(send(&gateway, body).status, 200);
     }
     let count = |name: &str| {
-        let name = format!("wasmcustom.foreword_{name}_total");
+        let name = format!("foreword_{name}_total");
         gateway
-            .stat(&name)
+            .metric(&name)
             .unwrap()
             .unwrap_or_else(|| panic!("{name} is not in /stats"))
     };
@@ -218,10 +218,7 @@ fn without_the_filter_the_same_envoy_passes_everything() {
     let response = send(&gateway, &body);
     assert_eq!(response.header("x-foreword"), None);
     assert_eq!(upstream.last().unwrap().text(), body);
-    assert_eq!(
-        gateway.stat("wasmcustom.foreword_requests_total").unwrap(),
-        None
-    );
+    assert_eq!(gateway.metric("foreword_requests_total").unwrap(), None);
 }
 
 #[test]

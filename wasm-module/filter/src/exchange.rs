@@ -14,7 +14,7 @@
 //! hangs on a stale one. Where the proxy cannot hold them ([`RequestHeaders::Release`]) they go on at once and
 //! without it. Response headers get the report; response bodies are not looked at, so streams pass unbuffered.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use foreword_ordering::Rewrite;
 
@@ -25,7 +25,7 @@ use crate::plugin::Plugin;
 
 /// One request and its response.
 pub struct Exchange {
-    plugin: Rc<Plugin>,
+    plugin: Arc<Plugin>,
     phase: Phase,
 }
 
@@ -69,7 +69,7 @@ impl From<HostError> for Decline {
 
 impl Exchange {
     /// An exchange of which nothing has arrived yet.
-    pub fn new(plugin: Rc<Plugin>) -> Self {
+    pub fn new(plugin: Arc<Plugin>) -> Self {
         Self {
             plugin,
             phase: Phase::Bystander,
@@ -269,10 +269,16 @@ impl Exchange {
     }
 
     fn refuse(&mut self, host: &impl Host, status: u16, fault: &Fault) -> Flow {
-        let headers = [("content-type", "application/json")];
+        let outcome = Outcome::Refused(fault.reason());
+        let report = outcome.to_string();
+        let mut headers = vec![("content-type", "application/json")];
+        // Not every proxy shows a filter the headers of its own answer.
+        if let Some(name) = &self.plugin.config().report_header {
+            headers.push((name, &report));
+        }
         match host.respond(status, &headers, &error_body(fault)) {
             Ok(()) => {
-                self.settle(host, Outcome::Refused(fault.reason()));
+                self.settle(host, outcome);
                 Flow::Hold
             }
             Err(error) => self.decline(host, Decline::Host(error)),
@@ -312,8 +318,8 @@ mod tests {
 
     const PATH: &str = "/v1/chat/completions";
 
-    fn plugin(host: &ScriptedHost, json: &str) -> Rc<Plugin> {
-        Rc::new(Plugin::load(host, json.as_bytes()).unwrap())
+    fn plugin(host: &ScriptedHost, json: &str) -> Arc<Plugin> {
+        Arc::new(Plugin::load(host, json.as_bytes()).unwrap())
     }
 
     fn body(ids: &[&str]) -> String {
@@ -338,9 +344,9 @@ mod tests {
     }
 
     /// Sends one request with a `content-length` and returns its report.
-    fn send(plugin: &Rc<Plugin>, host: &ScriptedHost, body: &str) -> String {
+    fn send(plugin: &Arc<Plugin>, host: &ScriptedHost, body: &str) -> String {
         host.request("POST", PATH, &[("content-length", &body.len().to_string())]);
-        let mut exchange = Exchange::new(Rc::clone(plugin));
+        let mut exchange = Exchange::new(Arc::clone(plugin));
         if exchange.on_request_headers(host, body.is_empty()) == Flow::Hold {
             host.receive(body.as_bytes());
             exchange.on_request_body(host, host.body().len(), true);
@@ -361,7 +367,7 @@ mod tests {
             PATH,
             &[("content-length", &second.len().to_string())],
         );
-        let mut exchange = Exchange::new(Rc::clone(&plugin));
+        let mut exchange = Exchange::new(Arc::clone(&plugin));
         assert_eq!(exchange.on_request_headers(&host, false), Flow::Hold);
         host.receive(&second.as_bytes()[..10]);
         assert_eq!(exchange.on_request_body(&host, 10, false), Flow::Hold);
@@ -398,7 +404,7 @@ mod tests {
         ] {
             let body = body(&ids);
             host.request("POST", PATH, &[("content-length", &body.len().to_string())]);
-            let mut exchange = Exchange::new(Rc::clone(&plugin));
+            let mut exchange = Exchange::new(Arc::clone(&plugin));
             assert_eq!(exchange.on_request_headers(&host, false), Flow::Continue);
             assert_eq!(host.header("content-length"), None);
             host.refuse("set_request_header");
@@ -474,7 +480,7 @@ mod tests {
             ("POST", "/v1/chat/completions/"),
         ] {
             host.request(method, path, &[("x-foreword", "ordered; forged")]);
-            let mut exchange = Exchange::new(Rc::clone(&plugin));
+            let mut exchange = Exchange::new(Arc::clone(&plugin));
             assert_eq!(exchange.on_request_headers(&host, false), Flow::Continue);
             assert_eq!(
                 exchange.on_request_body(&host, 9_000_000, true),
@@ -611,7 +617,7 @@ mod tests {
             let body = body(ids);
             let headers: Vec<_> = tenant.iter().map(|tenant| ("x-tenant", *tenant)).collect();
             host.request("POST", PATH, &headers);
-            let mut exchange = Exchange::new(Rc::clone(&plugin));
+            let mut exchange = Exchange::new(Arc::clone(&plugin));
             if exchange.on_request_headers(&host, false) == Flow::Hold {
                 host.receive(body.as_bytes());
                 exchange.on_request_body(&host, body.len(), true);
