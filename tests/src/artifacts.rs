@@ -48,14 +48,10 @@ pub fn filter_module() -> Result<PathBuf> {
     BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
 }
 
-/// The filter as a dynamic module, built once per process.
-pub fn dynamic_module() -> Result<PathBuf> {
-    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let build = || {
-        let arguments = ["-p", "foreword-dynamic", "--lib"];
-        build(&arguments, "so").map_err(|error| format!("{error:#}"))
-    };
-    BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
+/// The filter as a dynamic module in the given cargo profile (`dev`, `release`).
+pub fn dynamic_module(profile: &str) -> Result<PathBuf> {
+    let arguments = ["--profile", profile, "-p", "foreword-dynamic", "--lib"];
+    build(&arguments, "so")
 }
 
 /// The `foreword` binary in the given cargo profile (`dev`, `release`).

@@ -8,6 +8,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -51,7 +52,11 @@ impl Shell {
     fn module(self) -> Result<PathBuf> {
         match self {
             Self::Wasm => filter_module(),
-            Self::Dynamic => dynamic_module(),
+            Self::Dynamic => {
+                static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+                let build = || dynamic_module("dev").map_err(|error| format!("{error:#}"));
+                BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
+            }
         }
     }
 
