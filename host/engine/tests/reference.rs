@@ -4,7 +4,7 @@
 //! same stored weights and differ in the order of additions and in the rounding of rotary angles; the references' own
 //! change when their products are computed in f64 is 6e-5 to 1.7e-4 at a deviation near 4 (`fixtures/README.md`).
 
-use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
 use foreword_engine::models::ModelConfig;
 use serde_json::Value;
@@ -121,6 +121,7 @@ fn load(folder: &Path, threads: u32) -> CpuBackend {
         host_pages: 0,
         page_tokens: PAGE_TOKENS,
         threads: Some(threads),
+        precision: Precision::F32,
     };
     CpuBackend::load(folder, &config).unwrap()
 }

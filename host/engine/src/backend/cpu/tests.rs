@@ -34,6 +34,7 @@ fn backend(model: &ModelConfig, kernels: Kernels, page_tokens: u32, threads: u32
         host_pages: HOST_PAGES,
         page_tokens,
         threads: Some(threads),
+        precision: Precision::Auto,
     };
     let checkpoint = Checkpoint::random(model.clone(), Element::Bf16, 7);
     CpuBackend::build(&checkpoint, &config, kernels).unwrap()
@@ -204,8 +205,12 @@ fn logits_agree_with_a_plain_model_in_f64() {
                 .zip(&expected)
                 .map(|(a, b)| (f64::from(*a) - b).abs())
                 .fold(0.0, f64::max);
+            let tolerance = match kernels.pairs() {
+                None => 1e-4,
+                Some(_) => 2e-2,
+            };
             assert!(
-                worst < 1e-4 * deviation,
+                worst < tolerance * deviation,
                 "{kernels:?}: {worst} of a deviation of {deviation}"
             );
         }
@@ -288,7 +293,7 @@ fn chunks_pages_companions_and_threads_do_not_change_a_bit() {
 #[test]
 fn only_wanted_logits_are_returned_in_segment_order() {
     let model = &models()[0];
-    let mut machine = backend(model, Kernels::detect(), 16, 1);
+    let mut machine = backend(model, Kernels::available()[0], 16, 1);
     let row = VOCABULARY as usize;
     let (a, b, c) = (tokens(1, 5), tokens(2, 3), tokens(3, 4));
     let all = run(
@@ -420,7 +425,7 @@ fn malformed_loads_and_stores_move_nothing() {
 #[test]
 fn malformed_calls_compute_nothing() {
     let model = &models()[0];
-    let mut machine = backend(model, Kernels::detect(), 16, 1);
+    let mut machine = backend(model, Kernels::available()[0], 16, 1);
     let prompt = tokens(1, 20);
     let first = run(&mut machine, vec![segment(&prompt, 0, &[0, 1])]);
     let mut logits = vec![1.0];
@@ -464,6 +469,7 @@ fn unusable_sizes_are_refused() {
             host_pages,
             page_tokens,
             threads,
+            precision: Precision::Auto,
         };
         let error = CpuBackend::new(&checkpoint, &config)
             .err()
