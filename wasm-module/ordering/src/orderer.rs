@@ -4,6 +4,7 @@ use crate::arrangement::Listed;
 use crate::body::{self, Skip};
 use crate::config::Config;
 use crate::conversation::memory::Memory;
+use crate::path::SentPath;
 use crate::policy::Policy;
 use crate::request;
 use crate::tree::KnowledgeTree;
@@ -36,6 +37,8 @@ pub struct Rewrite {
     pub body: Option<Vec<u8>>,
     /// What was done.
     pub report: Report,
+    /// The documents that are sent, as the tree knows them.
+    pub path: SentPath,
 }
 
 /// What was done with a request's documents.
@@ -128,6 +131,7 @@ impl Orderer {
         Ok(Rewrite {
             body: sent.body,
             report: sent.report,
+            path: sent.path,
         })
     }
 
