@@ -187,6 +187,7 @@ impl Model {
                 self.eos_tokens.clone()
             },
             cache_salt: options.cache_salt.clone(),
+            documents: None,
         })
     }
 

@@ -36,6 +36,7 @@ fn request(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
         sampling,
         stop_tokens: Vec::new(),
         cache_salt: String::new(),
+        documents: None,
     }
 }
 

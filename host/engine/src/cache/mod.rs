@@ -21,12 +21,22 @@
 //!
 //! Memory is bounded by the pool: a node is a page, a salt is stored only while it has pages.
 
+mod documents;
+mod events;
+mod hash;
+mod policy;
 mod pool;
 #[cfg(test)]
 mod tests;
 mod tree;
 
+pub use documents::{Document, DocumentPath, DocumentSpan};
+pub use events::{CacheEvent, Tier};
+pub use hash::PageHash;
+pub use policy::EvictionPolicy;
+
 use crate::backend::{PageId, TokenId};
+use events::EventLog;
 use pool::Pool;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -42,6 +52,7 @@ pub struct PrefixCache {
     /// Counts operations; stands in for time. No page was used later than an idle one that it follows.
     clock: u64,
     evicted: u64,
+    events: EventLog,
 }
 
 /// A running sequence's pages. Give it back with [`PrefixCache::close`] or [`PrefixCache::abandon`]: dropping it
@@ -122,7 +133,13 @@ impl PrefixCache {
             evictable: BTreeSet::new(),
             clock: 0,
             evicted: 0,
+            events: EventLog::default(),
         }
+    }
+
+    /// What happened since the last call, the oldest first.
+    pub fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.events.take()
     }
 
     /// Pages that are free or could be made so: all that no lease holds.

@@ -6,7 +6,7 @@
 
 use super::{Bounds, EngineConfig, Event, FinishReason, Stats};
 use crate::backend::{Backend, BackendError, Output, Segment, Step, TokenId};
-use crate::cache::{Lease, PrefixCache, SlotCopy};
+use crate::cache::{DocumentPath, Lease, PrefixCache, SlotCopy};
 use crate::sampling::Sampling;
 use crate::scheduler::{Limits, Plan, Running, State, Waiting, plan};
 use smallvec::SmallVec;
@@ -43,6 +43,7 @@ pub(super) struct Sequence {
     pub(super) sampling: Sampling,
     pub(super) stop_tokens: SmallVec<[TokenId; 4]>,
     pub(super) salt: Arc<str>,
+    pub(super) documents: Option<Arc<DocumentPath>>,
     /// Has room for every event to come. Closed when the caller has gone.
     pub(super) events: mpsc::Sender<Event>,
     /// Whether it has ever run.

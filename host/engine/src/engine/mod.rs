@@ -21,6 +21,7 @@ mod worker;
 use self::core::{Core, Sequence};
 use self::worker::Shared;
 use crate::backend::{Backend, TokenId};
+use crate::cache::DocumentPath;
 use crate::sampling::Sampling;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -51,6 +52,8 @@ pub struct Request {
     pub stop_tokens: Vec<TokenId>,
     /// Requests with different salts share no KV state (tenant isolation). At most [`MAX_SALT_BYTES`].
     pub cache_salt: String,
+    /// Where the prompt's documents end, if the caller knows.
+    pub documents: Option<DocumentPath>,
 }
 
 /// What happens to a generation, in this order: `Started`, `Token`s, then `Finished` or `Failed`.
@@ -267,6 +270,9 @@ impl Request {
         if tokens > limit {
             return Err(SubmitError::TooLong { tokens, limit });
         }
+        if let Some(documents) = &self.documents {
+            documents.validate(tokens).map_err(SubmitError::Invalid)?;
+        }
         let end = tokens.saturating_add(self.max_tokens).min(bounds.capacity);
         // `Started`, the tokens, and the end.
         let (sender, receiver) = mpsc::channel((end - tokens) as usize + 2);
@@ -276,6 +282,7 @@ impl Request {
             sampling: self.sampling,
             stop_tokens: self.stop_tokens.into(),
             salt: self.cache_salt.into(),
+            documents: self.documents.map(Arc::new),
             events: sender,
             started: false,
         };

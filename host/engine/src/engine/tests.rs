@@ -39,6 +39,7 @@ impl Seeded {
             sampling,
             stop_tokens: (0..self.below(2)).map(|_| self.below(VOCABULARY)).collect(),
             cache_salt: ["", "a"][self.below(2) as usize].to_owned(),
+            documents: None,
         }
     }
 }
@@ -256,6 +257,7 @@ fn a_pool_of_one_sequence_serves_many_by_turns() {
             sampling,
             stop_tokens: vec![],
             cache_salt: String::new(),
+            documents: None,
         };
         load.submit(request);
     }
@@ -282,6 +284,7 @@ fn a_prompt_as_large_as_the_pool_allows_runs_to_the_end_of_it() {
             sampling,
             stop_tokens: vec![],
             cache_salt: String::new(),
+            documents: None,
         });
         assert_eq!(load.drain().pages, 5);
     }
@@ -297,6 +300,7 @@ fn a_long_prompt_does_not_stall_the_answers_beside_it() {
         sampling: Sampling::greedy(),
         stop_tokens: vec![],
         cache_salt: length.to_string(),
+        documents: None,
     };
     load.submit(request(4, 50));
     load.step();
