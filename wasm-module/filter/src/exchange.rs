@@ -10,9 +10,10 @@
 //!        └─ last byte or trailers ─► core ─► new body or none ► Settled     goes on
 //! ```
 //!
-//! The headers are held until the body is complete, because `content-length` must change with it: Envoy
-//! hangs on a stale one. Where the proxy cannot hold them ([`RequestHeaders::Release`]) they go on at once and
-//! without it. Response headers get the report; response bodies are not looked at, so streams pass unbuffered.
+//! The headers are held until the body is complete, because `content-length` must change with it (Envoy
+//! hangs on a stale one) and the chosen path becomes a header. Where the proxy cannot hold them
+//! ([`RequestHeaders::Release`]) they go on at once, without either. Response headers get the report; response bodies
+//! are not looked at, so streams pass unbuffered.
 
 use std::sync::Arc;
 
@@ -79,7 +80,7 @@ impl Exchange {
     /// The request's headers have arrived; with `end_of_stream` there is nothing more.
     pub fn on_request_headers(&mut self, host: &impl Host, end_of_stream: bool) -> Flow {
         let held = self
-            .strip_report_header(host)
+            .strip_own_headers(host)
             .and_then(|()| self.is_ours(host));
         let held = match held {
             Ok(false) => return Flow::Continue,
@@ -135,13 +136,15 @@ impl Exchange {
         }
     }
 
-    /// Only this filter says what it did: a header of that name from the client would mislead whoever reads
-    /// it behind us. Looked up first, since a change of headers makes Envoy choose its route anew.
-    fn strip_report_header(&self, host: &impl Host) -> Result<(), HostError> {
-        if let Some(name) = &self.plugin.config().report_header
-            && host.request_header(name)?.is_some()
-        {
-            host.remove_request_header(name)?;
+    /// Only this filter says what it did and which path it chose: a header of that name from the client would
+    /// mislead whoever reads it behind us. Looked up first, since a change of headers makes Envoy choose its route
+    /// anew.
+    fn strip_own_headers(&self, host: &impl Host) -> Result<(), HostError> {
+        let config = self.plugin.config();
+        for name in (config.report_header.iter()).chain([&config.path_header.name]) {
+            if host.request_header(name)?.is_some() {
+                host.remove_request_header(name)?;
+            }
         }
         Ok(())
     }
@@ -224,26 +227,30 @@ impl Exchange {
             return Err(Decline::Reason(reason::EMPTY_BODY));
         }
         let body = host.request_body(held.received)?;
-        let rewrite = self
+        let Rewrite {
+            body: new,
+            report,
+            path,
+        } = self
             .plugin
             .rewrite(host, &held.tenant, &body)
             .ok_or(Decline::Reason(reason::BUSY))?
             .map_err(|skip| Decline::Fault(Fault::Skip(skip)))?;
-        let Rewrite {
-            body: Some(new),
-            report,
-        } = rewrite
-        else {
-            return Ok(Outcome::Unchanged(rewrite.report));
+        let config = self.plugin.config();
+        let header = &config.path_header;
+        let told = header.enabled && config.request_headers == RequestHeaders::Hold;
+        let path = path.to_header().filter(|_| told);
+        if let Some(path) = &path {
+            host.set_request_header(&header.name, path)?;
+        }
+        let Some(new) = new else {
+            return Ok(Outcome::Unchanged(report));
         };
-        host.replace_request_body(held.received, &new)?;
-        // A change of headers makes Envoy choose its route anew, so none without need.
-        if held.sized
-            && new.len() != held.received
-            && let Err(error) = host.set_request_header("content-length", &new.len().to_string())
-        {
-            // The old length still stands, so the old body must too.
-            host.replace_request_body(new.len(), &body)?;
+        if let Err(error) = replace(host, held, &body, &new) {
+            // The path is not that of the old body. An engine that gets it all the same finds that out.
+            if path.is_some() {
+                host.remove_request_header(&header.name)?;
+            }
             return Err(error.into());
         }
         Ok(Outcome::Ordered(report))
@@ -298,6 +305,21 @@ impl Exchange {
     }
 }
 
+/// Puts `new` in the place of the body and lets `content-length` follow; on an error the old body stands.
+fn replace(host: &impl Host, held: &Held, old: &[u8], new: &[u8]) -> Result<(), HostError> {
+    host.replace_request_body(held.received, new)?;
+    // A change of headers makes Envoy choose its route anew, so none without need.
+    if held.sized
+        && new.len() != held.received
+        && let Err(error) = host.set_request_header("content-length", &new.len().to_string())
+    {
+        // The old length still stands, so the old body must too.
+        host.replace_request_body(new.len(), old)?;
+        return Err(error);
+    }
+    Ok(())
+}
+
 /// `application/json` or a type with the suffix `+json`, with or without parameters.
 fn is_json(content_type: &[u8]) -> bool {
     let essence = content_type
@@ -315,6 +337,7 @@ const MAX_TENANT_BYTES: usize = 256;
 mod tests {
     use super::*;
     use crate::scripted::ScriptedHost;
+    use foreword_ordering::path::SentPath;
 
     const PATH: &str = "/v1/chat/completions";
 
@@ -636,16 +659,53 @@ mod tests {
     }
 
     #[test]
+    fn the_engine_is_told_the_path_and_a_client_cannot_tell_one() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, "");
+        send(&plugin, &host, &body(&["a", "b"]));
+        let first = host.header("x-foreword-path").unwrap();
+        let path = SentPath::from_header(&first).unwrap();
+        assert_eq!(path.runs.len(), 1);
+        assert_eq!(path.runs[0].documents.len(), 2);
+
+        // The same two in the other order are sent as before, a third one behind them.
+        send(&plugin, &host, &body(&["c", "b", "a"]));
+        let second = host.header("x-foreword-path").unwrap();
+        assert!(second.starts_with(&first), "{second}");
+
+        for (json, method, sent) in [
+            ("", "GET", ""),
+            (
+                "",
+                "POST",
+                r#"{"messages": [{"role": "user", "content": "hello"}]}"#,
+            ),
+            (r#"{"path_header": null}"#, "POST", &body(&["a"])),
+        ] {
+            let plugin = self::plugin(&host, json);
+            host.request(method, PATH, &[("x-foreword-path", "1;forged")]);
+            let mut exchange = Exchange::new(plugin);
+            if exchange.on_request_headers(&host, sent.is_empty()) == Flow::Hold {
+                host.receive(sent.as_bytes());
+                exchange.on_request_body(&host, sent.len(), true);
+            }
+            assert_eq!(host.header("x-foreword-path"), None, "{method} {sent}");
+        }
+    }
+
+    #[test]
     fn a_proxy_that_refuses_a_call_lets_the_request_go_untouched() {
         let original = body(&["b", "a"]);
-        for call in [
-            "request_header",
-            "request_body",
-            "replace_request_body",
-            "set_request_header",
+        for (call, json) in [
+            ("request_header", ""),
+            ("request_body", ""),
+            ("replace_request_body", ""),
+            ("set_request_header", ""),
+            // The path is the first header that is written, `content-length` the second.
+            ("set_request_header", r#"{"path_header": null}"#),
         ] {
             let host = ScriptedHost::default();
-            let plugin = plugin(&host, "");
+            let plugin = plugin(&host, json);
             send(&plugin, &host, &body(&["a", "b"]));
             host.request(
                 "POST",
@@ -665,6 +725,7 @@ mod tests {
                     host.header("content-length"),
                     Some(original.len().to_string())
                 );
+                assert_eq!(host.header("x-foreword-path"), None, "{call}");
             }
             exchange.on_response_headers(&host);
             assert_eq!(

@@ -30,11 +30,19 @@ mod body;
 pub mod config;
 mod conversation;
 pub mod document;
+<<<<<<< HEAD
 pub mod embedding;
 pub mod hint;
 mod listing;
 mod orderer;
 mod plain;
+=======
+pub mod feed;
+pub mod hint;
+mod listing;
+mod orderer;
+pub mod path;
+>>>>>>> feed
 pub mod policy;
 pub mod random;
 mod recency;

@@ -4,7 +4,11 @@ use crate::arrangement::Listed;
 use crate::body::{self, Skip};
 use crate::config::Config;
 use crate::conversation::memory::Memory;
+<<<<<<< HEAD
 use crate::plain::{self, Ordered, Plain};
+=======
+use crate::path::SentPath;
+>>>>>>> feed
 use crate::policy::Policy;
 use crate::request;
 use crate::tree::{KnowledgeTree, ViewedNode};
@@ -37,6 +41,8 @@ pub struct Rewrite {
     pub body: Option<Vec<u8>>,
     /// What was done.
     pub report: Report,
+    /// The documents that are sent, as the tree knows them.
+    pub path: SentPath,
 }
 
 /// What was done with a request's documents.
@@ -129,6 +135,7 @@ impl Orderer {
         Ok(Rewrite {
             body: sent.body,
             report: sent.report,
+            path: sent.path,
         })
     }
 
