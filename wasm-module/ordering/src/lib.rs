@@ -30,19 +30,13 @@ mod body;
 pub mod config;
 mod conversation;
 pub mod document;
-<<<<<<< HEAD
 pub mod embedding;
-pub mod hint;
-mod listing;
-mod orderer;
-mod plain;
-=======
 pub mod feed;
 pub mod hint;
 mod listing;
 mod orderer;
 pub mod path;
->>>>>>> feed
+mod plain;
 pub mod policy;
 pub mod random;
 mod recency;

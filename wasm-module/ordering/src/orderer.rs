@@ -4,11 +4,8 @@ use crate::arrangement::Listed;
 use crate::body::{self, Skip};
 use crate::config::Config;
 use crate::conversation::memory::Memory;
-<<<<<<< HEAD
-use crate::plain::{self, Ordered, Plain};
-=======
 use crate::path::SentPath;
->>>>>>> feed
+use crate::plain::{self, Ordered, Plain};
 use crate::policy::Policy;
 use crate::request;
 use crate::tree::{KnowledgeTree, ViewedNode};
