@@ -47,6 +47,10 @@ impl Model {
             "loading"
         );
         let backend = CpuBackend::load(folder, cpu).with_context(context)?;
+        tracing::info!(instructions = backend.instruction_set(), "loaded");
+        if let Some(warning) = backend.warning() {
+            tracing::warn!("{warning}");
+        }
         Self::on_backend(folder, name, Box::new(backend), engine)
     }
 
