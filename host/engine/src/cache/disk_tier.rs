@@ -15,7 +15,7 @@ pub trait DiskTier: Send + Sync {
     /// Whether a read would probably find the page.
     fn contains(&self, page: PageHash) -> bool;
 
-    /// Asks for a page. [`DiskTier::completed`] answers each request once, those that follow each other in any order.
+    /// Asks for a page. [`DiskTier::completed`] answers each request once, in the order of the requests.
     fn request(&self, page: PageHash);
 
     /// The next answer that has come: the page's bytes, or `None` if it could not be read whole or is not there.
