@@ -6,7 +6,7 @@
 
 use super::{Bounds, EngineConfig, Event, FinishReason, Stats};
 use crate::backend::{Backend, BackendError, Output, Segment, Step, TokenId};
-use crate::cache::{CacheConfig, DocumentPath, Lease, Pages, PrefixCache, SlotCopy};
+use crate::cache::{CacheConfig, CacheEvent, DocumentPath, Lease, Pages, PrefixCache, SlotCopy};
 use crate::sampling::Sampling;
 use crate::scheduler::{Limits, Plan, Running, State, Waiting, plan};
 use smallvec::SmallVec;
@@ -121,6 +121,11 @@ impl Core {
 
     pub(super) fn clear_cache(&mut self) -> u32 {
         self.cache.clear()
+    }
+
+    /// What happened in the cache since the last call.
+    pub(super) fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.cache.take_events()
     }
 
     /// Hands out the events so far, in order.

@@ -14,11 +14,13 @@
 //! * A failing or panicking backend fails the requests of that step; the engine goes on.
 
 mod core;
+pub mod feed;
 #[cfg(test)]
 mod tests;
 mod worker;
 
 use self::core::{Core, Sequence};
+use self::feed::Feed;
 use self::worker::Shared;
 use crate::backend::{Backend, TokenId};
 use crate::cache::DocumentPath;
@@ -209,6 +211,12 @@ impl Engine {
     /// The engine's counters now.
     pub fn stats(&self) -> Stats {
         self.handle.shared.stats()
+    }
+
+    /// What happens in its cache. When an event of a generation has been received, the feed already tells what led to
+    /// it.
+    pub fn feed(&self) -> &Arc<Feed> {
+        self.handle.shared.feed()
     }
 
     /// Forgets every cached prefix that no running request uses; returns the number of pages freed. Waits for the

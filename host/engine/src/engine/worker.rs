@@ -1,16 +1,18 @@
 //! The engine's thread: moves messages between handles and core, and decides nothing.
 
 use super::core::{Core, Sequence};
+use super::feed::Feed;
 use super::{Stats, SubmitError};
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// What handles and thread share.
 pub(super) struct Shared {
     inbox: Mutex<Inbox>,
     /// Signalled when the inbox has something for the thread.
     wake: Condvar,
+    feed: Arc<Feed>,
 }
 
 struct Inbox {
@@ -35,6 +37,7 @@ impl Shared {
         Self {
             inbox: Mutex::new(inbox),
             wake: Condvar::new(),
+            feed: Arc::new(Feed::new()),
         }
     }
 
@@ -57,6 +60,10 @@ impl Shared {
             waiting: inbox.waiting(),
             ..inbox.stats
         }
+    }
+
+    pub(super) fn feed(&self) -> &Arc<Feed> {
+        &self.feed
     }
 
     pub(super) fn clear_cache(&self) -> u32 {
@@ -82,9 +89,10 @@ impl Shared {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the core's counters visible, then its events.
+    /// Makes the core's counters visible, then what happened in its cache, then its events.
     fn publish(&self, core: &mut Core) {
         self.lock().stats = core.stats();
+        self.feed.publish(core.take_cache_events());
         core.send_events();
     }
 }
