@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | `foreword_http_requests_total` | counter | `route` (the pattern, or `unmatched`), `status` |
 //! | `foreword_generations_total` | counter | `outcome` |
+//! | `foreword_document_paths_total` | counter | `outcome`: `placed`, `partial`, `not_found`, `malformed`, `absent` |
 //! | `foreword_queue_seconds` | histogram | from submission to the engine's start |
 //! | `foreword_time_to_first_token_seconds` | histogram | from the request's arrival |
 //! | `foreword_time_per_output_token_seconds` | histogram | mean gap between tokens, per answer |
@@ -16,6 +17,7 @@
 //!
 //! The engine's own numbers are read from [`Stats`] on each scrape; before the model is loaded they are absent.
 
+use crate::kv::place::Placement;
 use crate::model::Model;
 use axum::http::StatusCode;
 use foreword_engine::engine::Stats;
@@ -34,6 +36,7 @@ pub struct Metrics {
     registry: Registry,
     http: Family<HttpLabels, Counter>,
     generations: Family<GenerationLabels, Counter>,
+    paths: Family<PathLabels, Counter>,
     /// From submission to the engine's start.
     pub queue_seconds: Histogram,
     /// From the request's arrival to its first token.
@@ -86,6 +89,11 @@ struct GenerationLabels {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PathLabels {
+    outcome: &'static str,
+}
+
 impl Metrics {
     /// Metrics that read the engine's numbers from `model` once it is set.
     pub fn new(model: Arc<OnceLock<Arc<Model>>>) -> Self {
@@ -102,6 +110,12 @@ impl Metrics {
             "Generations by how they ended",
             generations.clone(),
         );
+        let paths = Family::default();
+        registry.register(
+            "document_paths",
+            "Chat requests by what became of the path that the gateway told",
+            paths.clone(),
+        );
         let mut seconds = |name, help| {
             // 1 ms to 131 s.
             let histogram = Histogram::new(exponential_buckets(0.001, 2.0, 18));
@@ -111,6 +125,7 @@ impl Metrics {
         let metrics = Self {
             http,
             generations,
+            paths,
             queue_seconds: seconds("queue_seconds", "From submission to the engine's start"),
             first_token_seconds: seconds(
                 "time_to_first_token_seconds",
@@ -144,6 +159,15 @@ impl Metrics {
     pub fn ended(&self, outcome: Outcome) {
         self.generations
             .get_or_create(&GenerationLabels {
+                outcome: outcome.name(),
+            })
+            .inc();
+    }
+
+    /// Counts a chat request by what became of its path.
+    pub fn placed(&self, outcome: Placement) {
+        self.paths
+            .get_or_create(&PathLabels {
                 outcome: outcome.name(),
             })
             .inc();

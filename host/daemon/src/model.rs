@@ -4,6 +4,7 @@
 //! prompt and answer fit its positions. What an answer looks like over HTTP is not known here.
 
 use crate::failure::Failure;
+use crate::kv::place::Placer;
 use crate::request::{Chat, Completion, Options, Prompt};
 use anyhow::Context;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
@@ -108,11 +109,11 @@ impl Model {
         &self.engine
     }
 
-    /// The engine's request for a chat. Costs what rendering and tokenising cost: not for an async worker.
+    /// The engine's request for a chat, whose documents `placer` knows to find. Costs what rendering and tokenising cost: not for an async worker.
     ///
     /// # Errors
     /// When the chat does not fit the model.
-    pub fn chat_request(&self, chat: &Chat) -> Result<Request, Failure> {
+    pub fn chat_request(&self, chat: &Chat, placer: &Placer<'_>) -> Result<Request, Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
                 "messages",
@@ -123,11 +124,24 @@ impl Model {
             .render(&chat.messages, chat.tools.as_ref(), chat.documents.as_ref())
             .map_err(|error| Failure::invalid("messages", error.to_string()))?;
         // The template has written the special tokens that open a prompt.
-        let prompt = self
-            .tokenizer
-            .encode(&prompt, false)
-            .map_err(Failure::internal)?;
-        self.request(prompt, "messages", &chat.options, None)
+        let (tokens, documents) = match placer.place(&prompt) {
+            Some(placed) => {
+                let encoded = self
+                    .tokenizer
+                    .encode_counting(&prompt, false, &placed.bytes());
+                let (tokens, counts) = encoded.map_err(Failure::internal)?;
+                (tokens, placed.in_tokens(&counts))
+            }
+            None => {
+                let tokens = self.tokenizer.encode(&prompt, false);
+                (tokens.map_err(Failure::internal)?, None)
+            }
+        };
+        let request = self.request(tokens, "messages", &chat.options, None)?;
+        Ok(Request {
+            documents,
+            ..request
+        })
     }
 
     /// The engine's request for a text completion. Costs as [`Model::chat_request`].

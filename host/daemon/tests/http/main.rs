@@ -5,6 +5,8 @@
 mod binary;
 mod chat;
 mod completions;
+mod kv;
+mod kv_zmq;
 mod lifecycle;
 mod limits;
 mod probes;
