@@ -6,7 +6,7 @@
 
 use super::{Bounds, EngineConfig, Event, FinishReason, Stats};
 use crate::backend::{Backend, BackendError, Output, Segment, Step, TokenId};
-use crate::cache::{DocumentPath, Lease, PrefixCache, SlotCopy};
+use crate::cache::{CacheConfig, DocumentPath, Lease, Pages, PrefixCache, SlotCopy};
 use crate::sampling::Sampling;
 use crate::scheduler::{Limits, Plan, Running, State, Waiting, plan};
 use smallvec::SmallVec;
@@ -62,8 +62,13 @@ struct Active {
 impl Core {
     pub(super) fn new(backend: Box<dyn Backend>, config: &EngineConfig) -> Self {
         let page_tokens = backend.page_tokens().max(1);
+        let pages = Pages {
+            device: backend.pages(),
+            host: 0,
+            tokens: page_tokens,
+        };
         Self {
-            cache: PrefixCache::new(backend.pages(), page_tokens),
+            cache: PrefixCache::new(pages, &CacheConfig::default()),
             limits: Limits {
                 max_step_tokens: config.max_step_tokens.max(1),
                 max_running: config.max_running.max(1),
@@ -269,11 +274,15 @@ impl Core {
         let Some(mut sequence) = self.waiting.pop_front() else {
             return false;
         };
-        let Some(opening) = self.cache.open(&sequence.salt, &sequence.tokens) else {
+        let Some(opening) = self.cache.open(
+            &sequence.salt,
+            &sequence.tokens,
+            sequence.documents.as_deref(),
+        ) else {
             self.waiting.push_front(sequence);
             return false;
         };
-        let mut computed = opening.shared_tokens;
+        let mut computed = opening.cached_tokens;
         if let Some(SlotCopy { from, to, tokens }) = opening.copy {
             // A failure costs nothing but the computation of these tokens.
             if guard(|| self.backend.copy_slots(from, to, tokens)).is_ok() {

@@ -14,6 +14,7 @@
 //! * A failing or panicking backend fails the requests of that step; the engine goes on.
 
 mod core;
+pub mod profile;
 #[cfg(test)]
 mod tests;
 mod worker;
