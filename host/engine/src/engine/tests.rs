@@ -38,6 +38,8 @@ impl Seeded {
             max_tokens: 1 + self.below(24),
             sampling,
             stop_tokens: (0..self.below(2)).map(|_| self.below(VOCABULARY)).collect(),
+            constraint: None,
+            top_logprobs: None,
             cache_salt: ["", "a"][self.below(2) as usize].to_owned(),
         }
     }
@@ -144,7 +146,7 @@ impl Caller {
                     );
                     self.started = true;
                 }
-                Event::Token(token) => {
+                Event::Token { id: token, .. } => {
                     assert!(self.started);
                     self.tokens.push(token);
                     assert!(
@@ -255,6 +257,8 @@ fn a_pool_of_one_sequence_serves_many_by_turns() {
             max_tokens: 20,
             sampling,
             stop_tokens: vec![],
+            constraint: None,
+            top_logprobs: None,
             cache_salt: String::new(),
         };
         load.submit(request);
@@ -281,6 +285,8 @@ fn a_prompt_as_large_as_the_pool_allows_runs_to_the_end_of_it() {
             max_tokens: 9,
             sampling,
             stop_tokens: vec![],
+            constraint: None,
+            top_logprobs: None,
             cache_salt: String::new(),
         });
         assert_eq!(load.drain().pages, 5);
@@ -296,6 +302,8 @@ fn a_long_prompt_does_not_stall_the_answers_beside_it() {
         max_tokens,
         sampling: Sampling::greedy(),
         stop_tokens: vec![],
+        constraint: None,
+        top_logprobs: None,
         cache_salt: length.to_string(),
     };
     load.submit(request(4, 50));

@@ -1,4 +1,4 @@
-//! Between strings and tokens: tokenizer, chat template, incremental decoding, stop strings.
+//! Between strings and tokens: tokenizer, chat template, incremental decoding, stop strings, grammars.
 //!
 //! ```text
 //!   messages ─ChatTemplate─▶ prompt ─Tokenizer─▶ tokens ─(engine)─▶ tokens ─Decoder─▶ text ─StopStrings─▶ answer
@@ -9,15 +9,21 @@
 
 mod clock;
 mod decoder;
+mod grammar;
 mod json;
+mod schema;
 mod stop;
 mod template;
 mod tokenizer;
+mod tool_calls;
 
 pub use decoder::Decoder;
+pub use grammar::{Grammars, MAX_SPACES};
+pub use schema::SchemaError;
 pub use stop::StopStrings;
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;
+pub use tool_calls::{OPEN as OPEN_TOOL_CALL, Part, ToolCall, ToolCalls};
 
 use std::path::Path;
 
@@ -38,6 +44,9 @@ pub enum TextError {
     /// The tokenizer refused the text.
     #[error("tokenizer: {0}")]
     Encode(String),
+    /// No grammar can be had over this vocabulary.
+    #[error("grammar: {0}")]
+    Grammar(String),
 }
 
 impl TextError {

@@ -81,6 +81,22 @@ impl Tokenizer {
         (!added.is_special_token(&piece)).then_some(piece)
     }
 
+    /// The bytes that `token` stands for within a text, maybe a part of a character; `None` for special tokens and for
+    /// ids that the vocabulary does not have.
+    pub fn bytes(&self, token: TokenId) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.spelling.spell(self.piece(token)?, false, &mut bytes);
+        Some(bytes)
+    }
+
+    /// The name of a special token, `<|im_end|>`, say.
+    pub fn special_name(&self, token: TokenId) -> Option<String> {
+        let added = self.inner.get_added_vocabulary();
+        added
+            .simple_id_to_token(token)
+            .filter(|name| added.is_special_token(name))
+    }
+
     #[cfg(test)]
     pub(super) fn decode_whole(&self, tokens: &[TokenId]) -> String {
         self.inner.decode(tokens, true).unwrap()
