@@ -7,16 +7,19 @@
 //! Reads the files of a Hugging Face checkpoint and yields what `transformers` yields, byte for byte where that is
 //! possible; each module names where it is not. Knows neither HTTP nor the engine.
 
+mod cache;
 mod clock;
 mod decoder;
 mod grammar;
 mod json;
+mod pieces;
 mod schema;
 mod stop;
 mod template;
 mod tokenizer;
 mod tool_calls;
 
+pub use cache::{TokenCache, TokenCacheStats};
 pub use decoder::Decoder;
 pub use grammar::{Grammars, MAX_SPACES};
 pub use schema::SchemaError;

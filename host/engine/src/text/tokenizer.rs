@@ -2,6 +2,7 @@
 
 use super::TextError;
 use super::decoder::{Decoder, Spelling};
+use super::pieces::Cuts;
 use crate::backend::TokenId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -11,6 +12,8 @@ use tokenizers::Model;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     spelling: Spelling,
+    /// Where texts can be cut; `None`: not known.
+    cuts: Option<Cuts>,
 }
 
 impl Tokenizer {
@@ -38,7 +41,11 @@ impl Tokenizer {
         let decoder =
             serde_json::to_value(inner.get_decoder()).map_err(|error| error.to_string())?;
         let spelling = Spelling::parse(decoder)?;
-        Ok(Self { inner, spelling })
+        Ok(Self {
+            inner,
+            spelling,
+            cuts: Cuts::recognise(bytes),
+        })
     }
 
     /// The tokens of `text`. `special`: whether the tokenizer adds what it adds to a raw prompt (a BOS token, say);
@@ -65,6 +72,10 @@ impl Tokenizer {
     /// stays.
     pub fn continuation(&self) -> Decoder<'_> {
         Decoder::new(self, false)
+    }
+
+    pub(super) fn cuts(&self) -> Option<Cuts> {
+        self.cuts
     }
 
     pub(super) fn spelling(&self) -> &Spelling {
