@@ -7,9 +7,8 @@
 use super::{Bounds, EngineConfig, Event, FinishReason, Stats};
 use crate::backend::{Backend, BackendError, Output, Segment, Step, TokenId};
 use crate::cache::{CacheConfig, DocumentPath, Lease, Pages, PrefixCache, SlotCopy};
-use crate::sampling::Sampling;
+use crate::sampling::{Choice, Sampler, SamplingError};
 use crate::scheduler::{Limits, Plan, Running, State, Waiting, plan};
-use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -40,8 +39,7 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<TokenId>,
     /// How many tokens end it; more than the prompt has.
     pub(super) end: u32,
-    pub(super) sampling: Sampling,
-    pub(super) stop_tokens: SmallVec<[TokenId; 4]>,
+    pub(super) sampler: Sampler,
     pub(super) salt: Arc<str>,
     pub(super) documents: Option<Arc<DocumentPath>>,
     /// Has room for every event to come. Closed when the caller has gone.
@@ -161,8 +159,8 @@ impl Core {
         self.totals.steps += 1;
         let outcome = self.run_step();
         let width = self.vocabulary.max(1) as usize;
-        let logits = std::mem::take(&mut self.logits);
-        let mut rows = logits.chunks_exact(width);
+        let mut logits = std::mem::take(&mut self.logits);
+        let mut rows = logits.chunks_exact_mut(width);
         for mut active in std::mem::take(&mut self.running) {
             let share = std::mem::take(&mut active.share);
             if share == 0 {
@@ -346,27 +344,33 @@ impl Core {
     }
 
     /// Deals with a sequence that was computed further; `logits` of its last token, if it has them all.
-    fn advance(&mut self, mut active: Active, logits: Option<&[f32]>) {
+    fn advance(&mut self, mut active: Active, logits: Option<&mut [f32]>) {
         let Some(logits) = logits else {
             self.keep(active);
             return;
         };
         let sequence = &mut active.sequence;
-        match sequence.sampling.choose(logits, sequence.length()) {
+        let position = sequence.length();
+        match sequence.sampler.next(logits, position) {
+            Err(error @ SamplingError::Constraint { .. }) => {
+                self.cache
+                    .close(active.lease, &active.sequence.tokens, active.computed);
+                self.end(&active.sequence, Event::Failed(error.to_string()));
+            }
             Err(error) => {
                 // What yields no numbers must not be served again.
                 self.cache.forget(active.lease);
                 self.end(&active.sequence, Event::Failed(error.to_string()));
             }
-            Ok(token) if sequence.stop_tokens.contains(&token) => {
-                self.finish(active, FinishReason::Stop);
-            }
-            Ok(token) => {
-                sequence.tokens.push(token);
+            Ok(Choice::Stop) => self.finish(active, FinishReason::Stop),
+            Ok(Choice::Token { id, logprobs, last }) => {
+                sequence.tokens.push(id);
                 self.totals.generated_tokens += 1;
                 self.outbox
-                    .push((sequence.events.clone(), Event::Token(token)));
-                if sequence.length() == sequence.end {
+                    .push((sequence.events.clone(), Event::Token { id, logprobs }));
+                if last {
+                    self.finish(active, FinishReason::Stop);
+                } else if sequence.length() == sequence.end {
                     self.finish(active, FinishReason::Length);
                 } else {
                     self.keep(active);
