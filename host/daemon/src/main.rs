@@ -294,6 +294,7 @@ fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
         max_waiting: arguments.max_waiting,
         max_running: arguments.max_running,
         max_step_tokens: arguments.max_step_tokens,
+        ..EngineConfig::default()
     };
     Model::load(folder, name, &cpu, engine)
 }

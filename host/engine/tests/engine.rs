@@ -7,15 +7,20 @@ mod fake;
 use fake::{FakeBackend, Fault, VOCABULARY, expected};
 use foreword_engine::backend::TokenId;
 use foreword_engine::engine::{
-    Engine, EngineConfig, Event, FinishReason, Generation, Request, Stats, SubmitError,
+    Engine, EngineConfig, Event, FinishReason, Generation, Request, Rule, Stats, SubmitError,
 };
 use foreword_engine::sampling::Sampling;
 use std::sync::mpsc::{Sender, channel};
 
 const CONFIG: EngineConfig = EngineConfig {
     max_waiting: 64,
+    max_waiting_per_tenant: 64,
+    order: Rule::Arrival,
     max_running: 8,
     max_step_tokens: 32,
+    max_retries: 0,
+    max_prefill_batch: 4,
+    watchdog: None,
 };
 
 fn start(backend: FakeBackend) -> Engine {
@@ -38,7 +43,7 @@ fn request(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
         constraint: None,
         top_logprobs: None,
         cache_salt: String::new(),
-        documents: None,
+        ..Request::default()
     }
 }
 
@@ -61,7 +66,7 @@ fn listen(mut generation: Generation) -> Outcome {
             Event::Started { cached_tokens } => outcome.cached_tokens = Some(cached_tokens),
             Event::Token { id: token, .. } => outcome.tokens.push(token),
             Event::Finished(reason) => outcome.end = Ok(reason),
-            Event::Failed(reason) => outcome.end = Err(reason),
+            Event::Failed(reason) => outcome.end = Err(reason.to_string()),
         }
     }
     outcome
@@ -255,7 +260,7 @@ fn the_queue_is_bounded() {
     let waiting = [1, 2].map(|length| engine.submit(request(prompt(length), 1)).unwrap());
     let error = engine.submit(request(prompt(4), 1)).err().unwrap();
     assert!(
-        matches!(error, SubmitError::QueueFull { limit: 2 }),
+        matches!(error, SubmitError::QueueFull { limit: 2, .. }),
         "{error}"
     );
     assert_eq!(engine.stats().waiting, 2);
@@ -340,6 +345,35 @@ fn a_failing_device_fails_the_step_and_no_more() {
             expected(&prompt(10), 20, u32::MAX, &Sampling::greedy(), &[]).0
         );
         assert!(outcome.cached_tokens <= Some(9));
+    }
+}
+
+#[test]
+fn a_failing_device_delays_answers_and_changes_none() {
+    for fault in [Fault::Device, Fault::Panic] {
+        let mut steps = 0;
+        let backend = FakeBackend::new(64, 4).faults(move |_| {
+            steps += 1;
+            // In the prompt, and among the answer's tokens.
+            if steps == 1 || steps == 5 {
+                fault
+            } else {
+                Fault::None
+            }
+        });
+        let config = EngineConfig {
+            max_retries: 2,
+            ..CONFIG
+        };
+        let engine = Engine::start(Box::new(backend), config);
+        let outcome = run(&engine, request(prompt(10), 20));
+        assert_eq!(
+            outcome.tokens,
+            expected(&prompt(10), 20, u32::MAX, &Sampling::greedy(), &[]).0
+        );
+        assert_eq!(outcome.end, Ok(FinishReason::Length));
+        let stats = engine.stats();
+        assert_eq!((stats.retries, stats.pages_in_use), (2, 0));
     }
 }
 

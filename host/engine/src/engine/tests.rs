@@ -41,7 +41,7 @@ impl Seeded {
             constraint: None,
             top_logprobs: None,
             cache_salt: ["", "a"][self.below(2) as usize].to_owned(),
-            documents: None,
+            ..Request::default()
         }
     }
 }
@@ -49,6 +49,9 @@ impl Seeded {
 /// A core with the callers of its requests.
 struct Load {
     core: Core,
+    backend: FakeBackend,
+    bell: Arc<AtomicU64>,
+    now: Instant,
     callers: HashMap<u32, Caller>,
     accepted: u32,
     failed: u32,
@@ -66,13 +69,20 @@ struct Caller {
 impl Load {
     fn new(backend: FakeBackend, max_running: u32, max_step_tokens: u32) -> Self {
         let config = EngineConfig {
-            max_waiting: 1,
             max_running,
             max_step_tokens,
+            ..EngineConfig::default()
         };
-        let core = Core::new(Box::new(backend), &config);
+        Self::with(backend, &config)
+    }
+
+    fn with(backend: FakeBackend, config: &EngineConfig) -> Self {
+        let bell = Arc::new(AtomicU64::new(0));
         Self {
-            core,
+            core: Core::new(&backend, config, bell.clone()),
+            backend,
+            bell,
+            now: Instant::now(),
             callers: HashMap::new(),
             accepted: 0,
             failed: 0,
@@ -80,7 +90,10 @@ impl Load {
     }
 
     fn submit(&mut self, request: Request) {
-        let (sequence, generation) = request.clone().accept(self.core.bounds()).unwrap();
+        let (sequence, generation) = request
+            .clone()
+            .accept(self.core.bounds(), &self.bell)
+            .unwrap();
         self.core.enqueue([sequence]);
         let Request {
             prompt,
@@ -105,9 +118,11 @@ impl Load {
     }
 
     fn step(&mut self) {
-        self.core.prepare();
+        let work = self.core.prepare(self.now);
         self.core.check();
-        self.core.compute();
+        let mut logits = Vec::new();
+        let outcome = work.run(&mut self.backend, &mut logits);
+        self.core.complete(&work, outcome.map(|()| &mut *logits));
         self.core.check();
         self.core.send_events();
         let failed = &mut self.failed;
@@ -163,7 +178,7 @@ impl Caller {
                 }
                 Event::Failed(reason) => {
                     assert!(
-                        reason.contains("out of") || reason.contains("not a number"),
+                        matches!(reason, Failure::Device(_) | Failure::Sampling(_)),
                         "{reason}"
                     );
                     *failed += 1;
@@ -177,21 +192,30 @@ impl Caller {
 
 #[test]
 fn tokens_depend_on_the_request_alone() {
-    let (mut preempted, mut evicted, mut cached) = (0, 0, 0);
+    let (mut preempted, mut retried, mut evicted, mut cached) = (0, 0, 0, 0);
     for seed in 0..120 {
         let mut random = Seeded(seed);
         let page_tokens = [1, 3, 4][random.below(3) as usize];
         let pages = 40 / page_tokens + random.below(12);
         let max_step_tokens = [1, 5, 64][random.below(3) as usize];
         let mut backend = FakeBackend::new(pages, page_tokens).max_positions(60);
-        if random.below(8) == 0 {
-            backend = backend.failing_copies();
+        if random.below(4) == 0 {
+            let (mut dice, mut copies) = (Seeded(3000 + seed), Seeded(4000 + seed));
+            backend = backend
+                .copy_faults(move || copies.below(6) == 0)
+                .faults(move |_| match dice.below(24) {
+                    0 => Fault::Device,
+                    1 => Fault::Panic,
+                    _ => Fault::None,
+                });
         }
-        let mut load = Load::new(
-            backend,
-            [1, 3, 8][random.below(3) as usize],
+        let config = EngineConfig {
+            max_running: [1, 3, 8][random.below(3) as usize],
             max_step_tokens,
-        );
+            max_retries: u32::MAX,
+            ..EngineConfig::default()
+        };
+        let mut load = Load::with(backend, &config);
         for _ in 0..150 {
             match random.below(10) {
                 0..=2 => load.submit(random.request(30)),
@@ -211,17 +235,18 @@ fn tokens_depend_on_the_request_alone() {
         let stats = load.drain();
         assert_eq!(load.failed, 0);
         preempted += stats.preemptions;
+        retried += stats.retries;
         evicted += stats.evicted_pages;
         cached += stats.cached_tokens;
     }
     assert!(
-        preempted > 100 && evicted > 1000 && cached > 1000,
-        "{preempted} {evicted} {cached}: too tame a load"
+        preempted > 100 && retried > 100 && evicted > 1000 && cached > 1000,
+        "{preempted} {retried} {evicted} {cached}: too tame a load"
     );
 }
 
 #[test]
-fn faults_end_the_requests_of_their_step_and_harm_no_other() {
+fn repeated_faults_end_the_requests_of_their_steps_and_harm_no_other() {
     let mut failed = 0;
     for seed in 0..60 {
         let mut random = Seeded(1000 + seed);
@@ -231,7 +256,13 @@ fn faults_end_the_requests_of_their_step_and_harm_no_other() {
             1 => Fault::NotNumbers,
             _ => Fault::None,
         });
-        let mut load = Load::new(backend, 4, 16);
+        let config = EngineConfig {
+            max_running: 4,
+            max_step_tokens: 16,
+            max_retries: 1,
+            ..EngineConfig::default()
+        };
+        let mut load = Load::with(backend, &config);
         for _ in 0..60 {
             if random.below(3) == 0 {
                 load.submit(random.request(30));
@@ -261,7 +292,7 @@ fn a_pool_of_one_sequence_serves_many_by_turns() {
             constraint: None,
             top_logprobs: None,
             cache_salt: String::new(),
-            documents: None,
+            ..Request::default()
         };
         load.submit(request);
     }
@@ -290,7 +321,7 @@ fn a_prompt_as_large_as_the_pool_allows_runs_to_the_end_of_it() {
             constraint: None,
             top_logprobs: None,
             cache_salt: String::new(),
-            documents: None,
+            ..Request::default()
         });
         assert_eq!(load.drain().pages, 5);
     }
@@ -308,7 +339,7 @@ fn a_long_prompt_does_not_stall_the_answers_beside_it() {
         constraint: None,
         top_logprobs: None,
         cache_salt: length.to_string(),
-        documents: None,
+        ..Request::default()
     };
     load.submit(request(4, 50));
     load.step();
