@@ -141,7 +141,7 @@ impl<'m> Answer<'m> {
 
     fn end(&mut self, text: String, reason: FinishReason) -> Piece {
         self.record.outcome = match reason {
-            FinishReason::Stop => Outcome::Stop,
+            FinishReason::Stop | FinishReason::Prefilled => Outcome::Stop,
             FinishReason::Length => Outcome::Length,
         };
         Piece {

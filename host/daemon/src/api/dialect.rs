@@ -111,7 +111,7 @@ impl Envelope {
 
 fn reason_name(reason: FinishReason) -> &'static str {
     match reason {
-        FinishReason::Stop => "stop",
+        FinishReason::Stop | FinishReason::Prefilled => "stop",
         FinishReason::Length => "length",
     }
 }

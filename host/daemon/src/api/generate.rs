@@ -93,12 +93,13 @@ async fn generate(
         body = body::read(request, app.limits.max_body_bytes, time) => body?,
         () = pass.cut() => return Err(Failure::Stopping),
     };
-    let (prompt, options) = tokio::select! {
+    let (mut prompt, options) = tokio::select! {
         prepared = prepare(app, Arc::clone(&model), dialect, body) => prepared?,
         () = tokio::time::sleep_until(time.deadline()) => return Err(Failure::Timeout { limit: time.limit }),
         () = pass.cut() => return Err(Failure::Stopping),
     };
     let prompt_tokens = u32::try_from(prompt.prompt.len()).unwrap_or(u32::MAX);
+    prompt.deadline = Some(time.deadline().into_std());
     let generation = model.submit(prompt).inspect_err(|failure| {
         // In a server that serves, an engine that has stopped has died: stop being ready.
         if matches!(failure, Failure::Stopping) {

@@ -101,6 +101,7 @@ impl Core {
         }
     }
 
+    #[cfg(test)]
     pub(super) fn bounds(&self) -> Bounds {
         self.bounds
     }

@@ -69,7 +69,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             max_waiting: 256,
-            max_waiting_per_tenant: 256,
+            max_waiting_per_tenant: u32::MAX,
             order: Rule::CachedFirst {
                 window: Rule::WINDOW,
             },
@@ -438,6 +438,14 @@ impl Generation {
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.events.recv().await;
         self.note(event)
+    }
+
+    /// The next event if it has come already; `None` also after the last.
+    pub fn try_next(&mut self) -> Option<Event> {
+        match self.events.try_recv() {
+            Err(mpsc::error::TryRecvError::Empty) => None,
+            event => self.note(event.ok()),
+        }
     }
 
     /// As [`Generation::next`], for callers outside an async runtime.
