@@ -56,7 +56,16 @@ impl Model {
         if let Some(warning) = backend.warning() {
             tracing::warn!("{warning}");
         }
-        Self::on_backend(folder, name, Box::new(backend), engine)
+        let factory = {
+            let (folder, cpu) = (folder.to_owned(), cpu.clone());
+            move || match CpuBackend::load(&folder, &cpu) {
+                Ok(backend) => Ok(Box::new(backend) as Box<dyn Backend>),
+                Err(error) => Err(error.to_string()),
+            }
+        };
+        Self::with_engine(folder, name, Box::new(backend), |backend| {
+            Engine::guarded(backend, Box::new(factory), engine)
+        })
     }
 
     /// Reads everything but the weights from `folder` and starts an engine on `backend`.
@@ -68,6 +77,17 @@ impl Model {
         name: String,
         backend: Box<dyn Backend>,
         engine: EngineConfig,
+    ) -> anyhow::Result<Self> {
+        Self::with_engine(folder, name, backend, |backend| {
+            Engine::start(backend, engine)
+        })
+    }
+
+    fn with_engine(
+        folder: &Path,
+        name: String,
+        backend: Box<dyn Backend>,
+        start: impl FnOnce(Box<dyn Backend>) -> Engine,
     ) -> anyhow::Result<Self> {
         let context = || format!("cannot load the model in {}", folder.display());
         let tokenizer = Tokenizer::load(folder).with_context(context)?;
@@ -85,7 +105,7 @@ impl Model {
             eos_tokens,
             vocabulary: backend.vocabulary(),
             max_positions: backend.max_positions(),
-            engine: Engine::start(backend, engine),
+            engine: start(backend),
         })
     }
 
@@ -223,7 +243,8 @@ impl Model {
             constraint: self.constraint(&options.format)?,
             top_logprobs: options.top_logprobs,
             cache_salt: options.cache_salt.clone(),
-            documents: None,
+            tenant: options.cache_salt.as_str().into(),
+            ..Request::default()
         })
     }
 

@@ -35,6 +35,7 @@ impl House {
             max_waiting: 64,
             max_running,
             max_step_tokens: 64,
+            ..EngineConfig::default()
         };
         let tokenizer = Tokenizer::load(&fixture()).unwrap();
         let grammars = Grammars::new(&tokenizer, vocabulary).unwrap();
@@ -49,14 +50,12 @@ impl House {
     fn ask(&self, constraint: &Constraint, seed: u64, max_tokens: u32) -> Generation {
         let prompt = format!("Answer number {seed} in JSON:\n");
         let request = Request {
-            documents: None,
             prompt: self.tokenizer.encode(&prompt, true).unwrap(),
             max_tokens,
             sampling: Sampling::new(1.0, 1.0, 0, seed).unwrap(),
             stop_tokens: self.stop_tokens.clone(),
             constraint: Some(constraint.clone()),
-            top_logprobs: None,
-            cache_salt: String::new(),
+            ..Request::default()
         };
         self.engine.submit(request).unwrap()
     }

@@ -96,7 +96,7 @@ async fn generate(
         () = pass.cut() => return Err(Failure::Stopping),
     };
     let Prepared {
-        request,
+        mut request,
         choices,
         reading,
         delivery,
@@ -105,6 +105,7 @@ async fn generate(
         () = tokio::time::sleep_until(time.deadline()) => return Err(Failure::Timeout { limit: time.limit }),
         () = pass.cut() => return Err(Failure::Stopping),
     };
+    request.deadline = Some(time.deadline().into_std());
     // Every choice takes a place: the bound on places is what keeps memory and queue bounded.
     let mut passes = vec![pass];
     for _ in 1..choices {

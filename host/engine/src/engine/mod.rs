@@ -71,7 +71,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             max_waiting: 256,
-            max_waiting_per_tenant: 256,
+            max_waiting_per_tenant: u32::MAX,
             order: Rule::CachedFirst {
                 window: Rule::WINDOW,
             },
@@ -460,6 +460,14 @@ impl Generation {
     /// As [`Generation::next`], for callers that wait for several at once.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         self.events.poll_recv(context).map(|event| self.note(event))
+    }
+
+    /// The next event if it has come already; `None` also after the last.
+    pub fn try_next(&mut self) -> Option<Event> {
+        match self.events.try_recv() {
+            Err(mpsc::error::TryRecvError::Empty) => None,
+            event => self.note(event.ok()),
+        }
     }
 
     /// As [`Generation::next`], for callers outside an async runtime.

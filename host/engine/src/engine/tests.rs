@@ -7,6 +7,8 @@ use std::collections::HashMap;
 #[allow(dead_code, unreachable_pub, missing_docs)]
 #[path = "../../tests/support/fake.rs"]
 mod fake;
+mod recovery;
+mod requests;
 
 /// Numbers that look random and are the same each time.
 struct Seeded(u64);
@@ -41,7 +43,25 @@ impl Seeded {
             constraint: None,
             top_logprobs: None,
             cache_salt: ["", "a"][self.below(2) as usize].to_owned(),
+            tenant: ["", "b", "c"][self.below(3) as usize].into(),
             ..Request::default()
+        }
+    }
+
+    /// As [`Seeded::request`], maybe a guess, or what other guesses are at, and in a hurry.
+    fn speculation(&mut self, longest_prompt: u32, now: Instant) -> Request {
+        let id = self.below(3);
+        let kind = [Kind::Answer, Kind::Prefill][self.below(2) as usize];
+        // One of two guesses, which begin alike.
+        let tail = self.below(2);
+        let prompt = (0..longest_prompt).map(|position| if position < 8 { id } else { tail });
+        Request {
+            kind,
+            speculation: Some(SpeculationId(id.into())),
+            prompt: prompt.collect(),
+            cache_salt: String::new(),
+            deadline: Some(now + Duration::from_secs(u64::from(self.below(60)))),
+            ..self.request(longest_prompt)
         }
     }
 }
@@ -103,7 +123,10 @@ impl Load {
             ..
         } = &request;
         let capacity = self.core.bounds().capacity;
-        let expected = expected(prompt, *max_tokens, capacity, sampling, stop_tokens);
+        let expected = match request.kind {
+            Kind::Answer => expected(prompt, *max_tokens, capacity, sampling, stop_tokens),
+            Kind::Prefill => Default::default(),
+        };
         self.callers.insert(
             self.accepted,
             Caller {
@@ -118,6 +141,7 @@ impl Load {
     }
 
     fn step(&mut self) {
+        self.now += Duration::from_secs(1);
         let work = self.core.prepare(self.now);
         self.core.check();
         let mut logits = Vec::new();
@@ -174,6 +198,16 @@ impl Caller {
                 Event::Finished(reason) => {
                     assert_eq!(&self.tokens, tokens);
                     assert_eq!(reason == FinishReason::Stop, *stopped);
+                    let prefill = self.request.kind == Kind::Prefill;
+                    assert_eq!(reason == FinishReason::Prefilled, prefill);
+                    return false;
+                }
+                Event::Failed(Failure::Superseded) => {
+                    assert!(self.request.speculation.is_some());
+                    return false;
+                }
+                Event::Failed(Failure::Expired) => {
+                    assert!(self.request.deadline.is_some());
                     return false;
                 }
                 Event::Failed(reason) => {
@@ -193,6 +227,7 @@ impl Caller {
 #[test]
 fn tokens_depend_on_the_request_alone() {
     let (mut preempted, mut retried, mut evicted, mut cached) = (0, 0, 0, 0);
+    let (mut joined, mut superseded, mut expired) = (0, 0, 0);
     for seed in 0..120 {
         let mut random = Seeded(seed);
         let page_tokens = [1, 3, 4][random.below(3) as usize];
@@ -205,7 +240,7 @@ fn tokens_depend_on_the_request_alone() {
                 .copy_faults(move || copies.below(6) == 0)
                 .faults(move |_| match dice.below(24) {
                     0 => Fault::Device,
-                    1 => Fault::Panic,
+                    1 => Fault::Lost,
                     _ => Fault::None,
                 });
         }
@@ -213,12 +248,18 @@ fn tokens_depend_on_the_request_alone() {
             max_running: [1, 3, 8][random.below(3) as usize],
             max_step_tokens,
             max_retries: u32::MAX,
+            order: [
+                Rule::Arrival,
+                Rule::PathGroups,
+                Rule::CachedFirst { window: 2 },
+            ][random.below(3) as usize],
             ..EngineConfig::default()
         };
         let mut load = Load::with(backend, &config);
         for _ in 0..150 {
             match random.below(10) {
-                0..=2 => load.submit(random.request(30)),
+                0..=1 => load.submit(random.request(30)),
+                2 => load.submit(random.speculation(30, load.now)),
                 3 if !load.callers.is_empty() => {
                     let mut keys: Vec<u32> = load.callers.keys().copied().collect();
                     keys.sort_unstable();
@@ -236,12 +277,19 @@ fn tokens_depend_on_the_request_alone() {
         assert_eq!(load.failed, 0);
         preempted += stats.preemptions;
         retried += stats.retries;
+        joined += stats.speculations_joined;
+        superseded += stats.speculations_superseded;
+        expired += stats.expired;
         evicted += stats.evicted_pages;
         cached += stats.cached_tokens;
     }
     assert!(
         preempted > 100 && retried > 100 && evicted > 1000 && cached > 1000,
         "{preempted} {retried} {evicted} {cached}: too tame a load"
+    );
+    assert!(
+        joined > 10 && superseded > 100 && expired > 100,
+        "{joined} {superseded} {expired}: too tame a load"
     );
 }
 

@@ -207,6 +207,13 @@ impl Shared {
         self.lock().parked.take().map(|parked| parked.core)
     }
 
+    /// Takes nothing in any more; returns what the thread has not seen yet.
+    pub(super) fn close(&self) -> VecDeque<Sequence> {
+        let mut inbox = self.lock();
+        inbox.stopping = true;
+        std::mem::take(&mut inbox.submitted)
+    }
+
     /// The engine ends: nobody is left waiting for it, be it by a panic. What was not taken in is dropped, which
     /// callers see as the end.
     pub(super) fn end(&self, reason: &str) {
