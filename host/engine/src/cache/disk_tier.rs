@@ -10,7 +10,7 @@
 
 use super::hash::PageHash;
 
-/// Pages on disk. No call waits for the disk.
+/// Pages on disk. No call but [`DiskTier::flush`] waits for the disk.
 pub trait DiskTier: Send + Sync {
     /// Whether a read would probably find the page.
     fn contains(&self, page: PageHash) -> bool;
@@ -29,6 +29,9 @@ pub trait DiskTier: Send + Sync {
     /// `parent` is the page before it or the tenant's [root](PageHash::root): a page leaves before what it follows.
     /// When more is written than the disk can take, pages are dropped.
     fn write(&self, page: PageHash, parent: PageHash, bytes: &[u8]);
+
+    /// Waits until everything that was asked for has been done: for an end in good order, not for a running engine.
+    fn flush(&self) {}
 
     /// Forgets a page.
     fn remove(&self, page: PageHash);

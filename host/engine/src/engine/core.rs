@@ -5,11 +5,12 @@
 //! what came of it ([`Core::complete`]). Meanwhile the core can be held by somebody else: it is all that is needed to
 //! go on on another device. Events and counters gather inside until they are fetched.
 
+use self::tiers::{Fetching, empty_cache};
 use super::room::Place;
 use super::work::Work;
 use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, SpeculationId, Stats};
 use crate::backend::{Backend, BackendError, Output, Segment, TokenId};
-use crate::cache::{CacheConfig, DocumentPath, Lease, Pages, PrefixCache};
+use crate::cache::{CacheConfig, DocumentPath, Lease, PrefixCache};
 use crate::sampling::{Choice, Sampler, SamplingError};
 use crate::scheduler::{Entry, Limits, Plan, Queue, Rule, Running, State, Ticket, Waiting, plan};
 use foreword_ordering::document::Fingerprint;
@@ -20,9 +21,13 @@ use tokio::sync::mpsc;
 
 mod faults;
 mod speculation;
+mod tiers;
 
 pub(super) struct Core {
     cache: PrefixCache,
+    cache_config: CacheConfig,
+    /// Requests whose pages are on their way from disk; they queue when those have come.
+    fetching: Vec<Fetching>,
     limits: Limits,
     bounds: Bounds,
     /// See [`EngineConfig::max_retries`].
@@ -72,7 +77,8 @@ struct Active {
     computed: u32,
     /// Tokens of the prepared work.
     share: u32,
-    /// Whether the prepared work writes to its pages.
+    /// Whether the prepared work writes to its pages, or it was admitted with that work: what it shares may be loaded
+    /// for another.
     touched: bool,
 }
 
@@ -80,7 +86,9 @@ impl Core {
     /// A core for a device like `backend`, which looks for cancelled requests when the bell has rung.
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, bell: Arc<AtomicU64>) -> Self {
         Self {
-            cache: empty_cache(backend),
+            cache: empty_cache(backend, &config.cache),
+            cache_config: config.cache.clone(),
+            fetching: Vec::new(),
             limits: Limits {
                 max_step_tokens: config.max_step_tokens.max(1),
                 max_running: config.max_running.max(1),
@@ -106,6 +114,9 @@ impl Core {
 
     pub(super) fn enqueue(&mut self, sequences: impl IntoIterator<Item = Sequence>) {
         for sequence in sequences {
+            if sequence.speculation.is_some() {
+                self.stop_fetching();
+            }
             if let Some(sequence) = self.meet(sequence) {
                 self.arrive(sequence);
             }
@@ -115,22 +126,28 @@ impl Core {
     fn arrive(&mut self, sequence: Sequence) {
         self.totals.speculations_started += u64::from(sequence.kind == Kind::Prefill);
         self.next_deadline = earlier(self.next_deadline, sequence.deadline);
-        self.waiting.push(sequence.entry(), sequence);
+        if let Some(sequence) = self.fetch(sequence) {
+            self.waiting.push(sequence.entry(), sequence);
+        }
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty()
+        self.waiting.is_empty() && self.running.is_empty() && self.fetching.is_empty()
     }
 
     pub(super) fn stats(&self) -> Stats {
         let cache = self.cache.stats();
         Stats {
-            waiting: self.waiting.len() as u32,
+            waiting: (self.waiting.len() + self.fetching.len()) as u32,
             running: self.running.len() as u32,
             evicted_pages: cache.evicted,
             pages: cache.pages,
             pages_in_use: cache.in_use,
             pages_cached: cache.cached,
+            host_pages: cache.host_pages,
+            host_pages_cached: cache.host_cached,
+            host_evicted_pages: cache.host_evicted,
+            fetched_pages: cache.fetched,
             ..self.totals
         }
     }
@@ -150,6 +167,7 @@ impl Core {
     /// Decides what is computed next. The work is to be carried out and given back to [`Core::complete`] before the
     /// next call.
     pub(super) fn prepare(&mut self, now: Instant) -> Work {
+        self.queue_fetched(now);
         self.drop_cancelled();
         self.drop_expired(now);
         self.refresh();
@@ -171,6 +189,7 @@ impl Core {
             }
             self.schedule(self.running.len() - 1, share, &mut work);
         }
+        self.add_transfers(&mut work);
         work
     }
 
@@ -180,11 +199,12 @@ impl Core {
         if work.is_empty() {
             return;
         }
-        self.totals.steps += 1;
+        self.totals.steps += u64::from(!work.step.segments.is_empty());
         let logits = match outcome.and_then(|logits| work.checked(logits, self.bounds.vocabulary)) {
             Ok(logits) => logits,
             Err(error) => return self.suffer(&error),
         };
+        self.cache.landed();
         let mut rows = logits.chunks_exact_mut(self.bounds.vocabulary.max(1) as usize);
         for mut active in std::mem::take(&mut self.running) {
             let share = std::mem::take(&mut active.share);
@@ -336,6 +356,8 @@ impl Core {
             return false;
         };
         let mut computed = opening.cached_tokens;
+        let from_host = opening.host_tokens;
+        work.step.loads.extend(opening.loads);
         if let Some(copy) = opening.copy {
             computed += copy.tokens;
             work.copies.push(copy);
@@ -346,13 +368,14 @@ impl Core {
         if !sequence.started {
             sequence.started = true;
             self.count_prompt(&sequence, computed);
+            self.totals.host_tokens += u64::from(from_host);
         }
         self.running.push(Active {
             sequence,
             lease: opening.lease,
             computed,
             share: 0,
-            touched: opening.copy.is_some(),
+            touched: true,
         });
         true
     }
@@ -483,16 +506,6 @@ impl Core {
         let planned: u32 = self.running.iter().map(|active| active.share).sum();
         assert!(planned <= self.limits.max_step_tokens);
     }
-}
-
-/// A cache for a device like `backend`.
-fn empty_cache(backend: &dyn Backend) -> PrefixCache {
-    let pages = Pages {
-        device: backend.pages(),
-        host: 0,
-        tokens: backend.page_tokens().max(1),
-    };
-    PrefixCache::new(pages, &CacheConfig::default())
 }
 
 impl Sequence {

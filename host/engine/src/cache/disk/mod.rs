@@ -162,11 +162,6 @@ impl DiskStore {
             ..state.stats.clone()
         }
     }
-
-    /// Waits until everything asked for so far has been done, and answers stand ready.
-    pub fn flush(&self) {
-        self.shared.flush();
-    }
 }
 
 impl DiskTier for DiskStore {
@@ -190,6 +185,10 @@ impl DiskTier for DiskStore {
         self.shared.write(page, parent, bytes);
     }
 
+    fn flush(&self) {
+        self.shared.flush();
+    }
+
     fn remove(&self, page: PageHash) {
         self.shared.remove(page);
     }
@@ -206,7 +205,12 @@ impl Drop for DiskStore {
             .thread
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = thread.take() {
+        // Whoever is woken by the thread may be the last to let go.
+        let current = std::thread::current().id();
+        if let Some(thread) = thread
+            .take()
+            .filter(|thread| thread.thread().id() != current)
+        {
             // Had it panicked, pages would be missing, which is all that its end can cost.
             let _ = thread.join();
         }

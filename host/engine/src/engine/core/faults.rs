@@ -11,7 +11,8 @@
 //! they depend on the sequence alone. A request under which the device fails again and again may be the reason: after
 //! [`EngineConfig::max_retries`](super::EngineConfig) it fails.
 
-use super::{Active, Core, Sequence, empty_cache};
+use super::tiers::empty_cache;
+use super::{Active, Core, Sequence};
 use crate::backend::{Backend, BackendError};
 use crate::engine::{Bounds, Event, Failure};
 
@@ -25,6 +26,7 @@ impl Core {
                     self.cache.abandon(active.lease);
                     self.end(&active.sequence, Event::Failed(failure.clone()));
                 }
+                self.cache.failed();
             }
             BackendError::Device(_) => {
                 let hit = self.take_running(|active| active.touched);
@@ -32,6 +34,7 @@ impl Core {
                     self.cache.abandon(active.lease);
                     self.retry(active.sequence, active.touched, &failure);
                 }
+                self.cache.failed();
             }
             BackendError::Lost(_) => {
                 self.cache.lose_device();
@@ -60,13 +63,14 @@ impl Core {
                 self.limits.page_tokens
             ));
         }
-        self.cache = empty_cache(backend);
+        self.cache = empty_cache(backend, &self.cache_config);
         self.lose_leases(failure);
         Ok(())
     }
 
     /// Ends everything that was taken in.
     pub(in crate::engine) fn fail_all(&mut self, failure: &Failure) {
+        self.stop_fetching();
         let running = self.take_running(|_| true);
         // The leases need no end: nothing is computed any more.
         let running = running.into_iter().map(|active| active.sequence);
