@@ -3,6 +3,8 @@
 //! Exit codes: 0 after a graceful stop, 1 when something failed, 2 for bad arguments or an empty trace, 128 + n when a second signal n
 //! cut the stop short.
 
+mod scheduling;
+
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
@@ -119,6 +121,8 @@ struct ServeArguments {
     /// Tokens computed in one step; longer prompts are computed in parts
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_step_tokens: u32,
+    #[command(flatten)]
+    scheduling: scheduling::Arguments,
     /// Bytes of a request's body; larger ones are refused with 413
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     max_body_bytes: u64,
@@ -353,6 +357,7 @@ fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
         max_waiting: arguments.max_waiting,
         max_running: arguments.max_running,
         max_step_tokens: arguments.max_step_tokens,
+        ..arguments.scheduling.config()
     };
     Model::load(folder, name, &cpu, engine)
 }

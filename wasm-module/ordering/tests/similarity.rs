@@ -1,5 +1,6 @@
 //! The similarity cache against a slow obvious model: a list, searched from end to end.
 
+use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;
 use foreword_ordering::similarity::{
     CacheName, SimilarityCache, SimilarityCaches, SimilarityConfig, SimilarityError,
@@ -133,9 +134,14 @@ fn a_cache_decides_like_a_list_that_is_searched_from_end_to_end() {
             entries: Vec::new(),
             uses: 0,
         };
+        // Three borders have eight sides: all entries are looked at, so nothing is missed.
+        let buckets = match seed % 4 {
+            1 if metric != "l2" => r#"{"tables": 1, "functions": 3, "probes": 8}"#,
+            _ => "null",
+        };
         let config = format!(
             r#"{{"dimensions": {dimensions}, "metric": "{metric}", "tolerance": {}, "capacity": {},
-                "eviction": "{}", "ttl_ms": {}}}"#,
+                "eviction": "{}", "ttl_ms": {}, "buckets": {buckets}}}"#,
             tolerances[0],
             model.capacity,
             if model.lru { "lru" } else { "fifo" },
@@ -214,6 +220,103 @@ fn a_cache_decides_like_a_list_that_is_searched_from_end_to_end() {
     ] {
         assert!(times > 300, "{what}: {times}");
     }
+}
+
+#[test]
+fn buckets_find_nearly_what_a_scan_finds_and_nothing_else() {
+    for (metric, tolerance) in [("cosine", 0.05), ("inner-product", 0.05), ("l2", 0.32)] {
+        let config = |buckets: &str| {
+            let text = format!(
+                r#"{{"dimensions": 64, "metric": "{metric}", "tolerance": {tolerance}, "capacity": 200,
+                    "buckets": {buckets}}}"#
+            );
+            SimilarityConfig::from_json(text.as_bytes()).unwrap()
+        };
+        let mut scan = SimilarityCache::new(&config("null"));
+        let mut buckets = SimilarityCache::new(&config("{}"));
+        let mut random = Random::new(9);
+        let mut unit = |around: Option<&[f32]>| -> Vec<f32> {
+            let noise = || random.unit() as f32 - 0.5;
+            let noise: Vec<f32> = std::iter::repeat_with(noise).take(64).collect();
+            let point = around.map_or(noise.clone(), |around| {
+                // At a distance of about 0.28 from it.
+                let pairs = around.iter().zip(&noise);
+                pairs.map(|(value, noise)| value + 0.12 * noise).collect()
+            });
+            let length = point.iter().map(|value| value * value).sum::<f32>().sqrt();
+            point.iter().map(|value| value / length).collect()
+        };
+        let keys: Vec<Vec<f32>> = (0..300).map(|_| unit(None)).collect();
+        for (number, key) in keys.iter().enumerate() {
+            for cache in [&mut scan, &mut buckets] {
+                cache.insert(key, &[number.to_string()], None, 0).unwrap();
+            }
+        }
+        assert_eq!((scan.len(), buckets.len()), (200, 200));
+        let (mut expected, mut found) = (0, 0);
+        for key in &keys {
+            let asked = unit(Some(key));
+            let by_scan = scan.lookup(&asked, 0).unwrap();
+            let by_buckets = buckets.lookup(&asked, 0).unwrap();
+            expected += usize::from(by_scan.is_some());
+            found += usize::from(by_buckets.is_some());
+            if let Some(hit) = by_buckets {
+                assert_eq!(
+                    hit.documents,
+                    by_scan.expect("an entry accepts it").documents
+                );
+            }
+        }
+        assert!(expected > 150, "{metric}: {expected} hits");
+        assert!(
+            found * 100 >= expected * 95,
+            "{metric}: {found} of {expected}"
+        );
+    }
+}
+
+/// Every distance and every answer of some thousand calls, in one number. `tests/wasi.mjs` says how to run this test as
+/// Wasm: it finds the same number there, with and without vectors.
+#[test]
+fn decisions_are_the_same_bit_for_bit_on_every_target() {
+    let mut seen = Fingerprint(0);
+    for (metric, tolerance) in [("cosine", 0.75), ("inner-product", 0.1), ("l2", 2.25)] {
+        for buckets in ["null", "{}"] {
+            let config = format!(
+                r#"{{"dimensions": 40, "metric": "{metric}", "tolerance": {tolerance}, "capacity": 40,
+                    "buckets": {buckets}, "sample_one_in": 3}}"#
+            );
+            let config = SimilarityConfig::from_json(config.as_bytes()).unwrap();
+            let mut cache = SimilarityCache::new(&config);
+            let mut random = Random::new(10);
+            for number in 0..300_u32 {
+                let asked: Vec<f32> = (0..40).map(|_| random.unit() as f32 - 0.5).collect();
+                if let Some(hit) = cache.lookup(&asked, number.into()).unwrap() {
+                    let distance = hit.distance.to_bits().to_le_bytes();
+                    let sampled = [u8::from(hit.sample.is_some())];
+                    let before = seen.0.to_le_bytes();
+                    seen = Fingerprint::of(&[
+                        &before,
+                        hit.documents[0].as_bytes(),
+                        &distance,
+                        &sampled,
+                    ]);
+                }
+                if number % 2 == 0 {
+                    cache
+                        .insert(&asked, &[number.to_string()], None, number.into())
+                        .unwrap();
+                }
+            }
+            let quality = cache.quality();
+            assert!(
+                (30..270).contains(&quality.hits),
+                "{metric}: {} hits",
+                quality.hits
+            );
+        }
+    }
+    assert_eq!(seen, Fingerprint(18_214_935_197_581_013_944));
 }
 
 fn caches(config: &str) -> SimilarityCaches {

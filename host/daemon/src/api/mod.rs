@@ -14,6 +14,7 @@
 pub(crate) mod body;
 mod dialect;
 mod generate;
+mod logprobs;
 mod models;
 mod probes;
 mod stream;

@@ -92,7 +92,8 @@ impl PrefixCache {
         if let (Some(page), Some(hash), None, Some(_)) =
             (node.host_page(), node.hash, node.device_page(), &self.disk)
         {
-            self.transfers.push(Transfer::Save { page, hash });
+            let parent = self.tree.hash_before(&node.salt, node.parent);
+            self.transfers.push(Transfer::Save { page, hash, parent });
         }
     }
 

@@ -107,6 +107,7 @@ impl PrefixCache {
         match self.tree.insert(&salt, parent, &tokens) {
             Insertion::Inserted { node, superseded } => {
                 self.bury(superseded);
+                self.recall(node);
                 self.transfers.push(Transfer::Fill { page, bytes });
                 self.enter_host(node, page, false);
                 self.counts.fetched += 1;
@@ -141,11 +142,16 @@ impl PrefixCache {
         nodes.reverse();
         for node in nodes.into_iter().map(|id| &self.tree[id]) {
             let Some(hash) = node.hash else { continue };
+            let parent = self.tree.hash_before(&node.salt, node.parent);
             if let Some(page) = node.host_page() {
-                self.transfers.push(Transfer::Save { page, hash });
+                self.transfers.push(Transfer::Save { page, hash, parent });
             } else if let (Some(from), Some(to)) = (node.device_page(), passage) {
                 self.transfers.push(Transfer::Store(Store { from, to }));
-                self.transfers.push(Transfer::Save { page: to, hash });
+                self.transfers.push(Transfer::Save {
+                    page: to,
+                    hash,
+                    parent,
+                });
             }
         }
         passage

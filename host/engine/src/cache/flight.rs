@@ -21,6 +21,8 @@ pub enum Transfer {
         page: HostPageId,
         /// What it holds.
         hash: PageHash,
+        /// What that follows: another page or a tenant's root.
+        parent: PageHash,
     },
     /// Fill a host page with what was read from disk.
     Fill {

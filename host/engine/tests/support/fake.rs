@@ -48,7 +48,8 @@ pub struct FakeBackend {
     /// By host page; a slot is eight bytes.
     host: Vec<Vec<u8>>,
     faults: Faults,
-    copies_fail: bool,
+    /// Whether the next copy fails.
+    copies: Box<dyn FnMut() -> bool + Send>,
     /// One message lets one step run.
     gate: Option<Receiver<()>>,
 }
@@ -61,7 +62,7 @@ impl FakeBackend {
             slots: vec![vec![None; page_tokens as usize]; pages as usize],
             host: Vec::new(),
             faults: Box::new(|_| Fault::None),
-            copies_fail: false,
+            copies: Box::new(|| false),
             gate: None,
         }
     }
@@ -89,9 +90,9 @@ impl FakeBackend {
         }
     }
 
-    pub fn failing_copies(self) -> Self {
+    pub fn copy_faults(self, fails: impl FnMut() -> bool + Send + 'static) -> Self {
         Self {
-            copies_fail: true,
+            copies: Box::new(fails),
             ..self
         }
     }
@@ -238,7 +239,7 @@ impl Backend for FakeBackend {
     }
 
     fn copy_slots(&mut self, from: PageId, to: PageId, tokens: u32) -> Result<(), BackendError> {
-        if self.copies_fail {
+        if (self.copies)() {
             return Err(BackendError::Device("no copies today".to_owned()));
         }
         assert!(from != to && tokens > 0 && tokens <= self.page_tokens);

@@ -3,14 +3,16 @@
 //! ```text
 //!   slot      0        1        2        3
 //!   rows    [key ]   [key ]   [key ]   [    ]      what is compared
+//!   buckets                                        which are compared, where there are many
 //!   limits   0.2      0.2      0.05     -inf       what each accepts; a free slot accepts nothing
 //!   entries  ids      ids      ids      none
 //!   by_age   1 ─▶ 0 ─▶ 2                           oldest first: expiry, and FIFO eviction
 //!   by_use   0 ─▶ 2 ─▶ 1                           LRU eviction
 //! ```
 
+use super::buckets::Buckets;
 use super::config::{Eviction, RawSimilarity, SimilarityConfig};
-use super::metric::SimilarityError;
+use super::metric::{Metric, SimilarityError};
 use super::quality::{Quality, Sample};
 use super::rows::Rows;
 use crate::random::Random;
@@ -25,6 +27,8 @@ use fxhash::FxHashSet;
 pub struct SimilarityCache {
     config: RawSimilarity,
     rows: Rows,
+    /// Without them every row is compared.
+    buckets: Option<Buckets>,
     /// By slot: the largest measure that the entry accepts; negative infinity where there is none.
     limits: Vec<f32>,
     /// By slot; as long as `limits`.
@@ -72,6 +76,15 @@ impl SimilarityCache {
         let config = config.raw.clone();
         Self {
             rows: Rows::new(config.dimensions),
+            buckets: config.buckets.map(|shape| {
+                Buckets::new(
+                    shape,
+                    config.metric,
+                    config.tolerance,
+                    config.dimensions,
+                    config.capacity,
+                )
+            }),
             limits: Vec::new(),
             entries: Vec::new(),
             free: Vec::new(),
@@ -245,34 +258,41 @@ impl SimilarityCache {
     }
 
     /// The nearest entry that accepts the query, and its measure.
-    fn nearest(&self) -> Option<(u32, f32)> {
-        let mut nearest: Option<(u32, f32)> = None;
-        let rows = self.rows.iter(self.limits.len());
-        for ((slot, row), &accepts) in (0..).zip(rows).zip(&self.limits) {
-            if accepts == NOTHING {
-                continue;
+    fn nearest(&mut self) -> Option<(u32, f32)> {
+        let mut nearest = Nearest {
+            metric: self.config.metric,
+            query: &self.query,
+            entries: &self.entries,
+            found: None,
+        };
+        match &mut self.buckets {
+            None => {
+                let rows = self.rows.iter(self.limits.len());
+                for ((slot, row), &limit) in (0..).zip(rows).zip(&self.limits) {
+                    nearest.consider(slot, row, limit);
+                }
             }
-            let limit = nearest.map_or(accepts, |(_, best)| accepts.min(best));
-            let Some(measure) = self.config.metric.measure(&self.query, row, limit) else {
-                continue;
-            };
-            let wins = nearest.is_none_or(|(other, best)| {
-                measure < best || self.number(slot) > self.number(other)
-            });
-            if wins {
-                nearest = Some((slot, measure));
-            }
+            Some(buckets) => buckets.candidates(&self.query, |slot| {
+                let limit = self.limits.get(slot as usize).copied().unwrap_or(NOTHING);
+                nearest.consider(slot, self.rows.get(slot), limit);
+            }),
         }
-        nearest
+        nearest.found
     }
 
-    /// The entry whose key is the query itself.
-    fn same(&self) -> Option<u32> {
-        let rows = self.rows.iter(self.limits.len());
-        (0..)
-            .zip(rows.zip(&self.limits))
-            .find(|(_, (row, limit))| **limit != NOTHING && *row == self.query)
-            .map(|(slot, _)| slot)
+    /// The entry whose key is the query itself. Buckets may overlook it in a crowd: then there are two of the same key,
+    /// and the newer one answers.
+    fn same(&mut self) -> Option<u32> {
+        match &mut self.buckets {
+            None => {
+                let rows = self.rows.iter(self.limits.len());
+                (0..)
+                    .zip(rows.zip(&self.limits))
+                    .find(|(_, (row, limit))| **limit != NOTHING && *row == self.query)
+                    .map(|(slot, _)| slot)
+            }
+            Some(buckets) => buckets.alike(&self.query, |slot| self.rows.get(slot) == self.query),
+        }
     }
 
     /// Puts an entry with the query as its key into a free slot.
@@ -284,6 +304,9 @@ impl SimilarityCache {
             u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
         });
         self.rows.set(slot, &self.query);
+        if let Some(buckets) = &mut self.buckets {
+            buckets.add(slot, &self.query);
+        }
         if let Some(place) = self.entries.get_mut(slot as usize) {
             *place = Some(entry);
         }
@@ -296,6 +319,9 @@ impl SimilarityCache {
 
     /// Frees `slot`, which holds an entry.
     fn remove(&mut self, slot: u32) {
+        if let Some(buckets) = &mut self.buckets {
+            buckets.remove(slot);
+        }
         if let Some(place) = self.entries.get_mut(slot as usize) {
             *place = None;
         }
@@ -306,11 +332,37 @@ impl SimilarityCache {
         self.by_use.remove(slot);
         self.free.push(slot);
     }
+}
 
-    /// Which insertion the entry in `slot` was.
-    fn number(&self, slot: u32) -> u64 {
-        let entry = self.entries.get(slot as usize).and_then(Option::as_ref);
-        entry.map_or(0, |entry| entry.number)
+/// The nearest entry so far of those that accept a query.
+struct Nearest<'c> {
+    metric: Metric,
+    query: &'c [f32],
+    entries: &'c [Option<Entry>],
+    /// Its slot and measure.
+    found: Option<(u32, f32)>,
+}
+
+impl Nearest<'_> {
+    /// Takes the entry in `slot` instead if it accepts the query, up to `limit`, and is nearer, or as near and newer.
+    fn consider(&mut self, slot: u32, row: &[f32], limit: f32) {
+        if limit == NOTHING {
+            return;
+        }
+        let limit = self.found.map_or(limit, |(_, best)| limit.min(best));
+        let Some(measure) = self.metric.measure(self.query, row, limit) else {
+            return;
+        };
+        let number = |slot: u32| {
+            let entry = self.entries.get(slot as usize).and_then(Option::as_ref);
+            entry.map(|entry| entry.number)
+        };
+        let wins = self
+            .found
+            .is_none_or(|(other, best)| measure < best || number(slot) > number(other));
+        if wins {
+            self.found = Some((slot, measure));
+        }
     }
 }
 
@@ -322,6 +374,10 @@ pub(super) fn max_bytes(config: &RawSimilarity) -> u64 {
     // by age and use.
     let slot =
         size_of::<Option<Entry>>() + size_of::<f32>() + size_of::<u32>() + 2 * Recency::SLOT_BYTES;
-    Rows::max_bytes(config.dimensions, config.capacity)
+    let buckets = config.buckets.map_or(0, |shape| {
+        Buckets::max_bytes(shape, config.dimensions, config.capacity)
+    });
+    buckets
+        + Rows::max_bytes(config.dimensions, config.capacity)
         + u64::from(config.capacity) * (documents + 2 * slot as u64)
 }

@@ -1,6 +1,7 @@
 //! What may be set of similarity caches: as written ([`RawSimilarity`]), as checked ([`SimilarityConfig`]), and what
 //! memory it amounts to.
 
+use super::buckets::RawBuckets;
 use super::cache;
 use super::metric::Metric;
 use crate::config::ConfigError;
@@ -21,6 +22,9 @@ pub struct RawSimilarity {
     pub capacity: u32,
     /// Which entry makes room for another.
     pub eviction: Eviction,
+    /// How entries are found: absent, all are compared, which is exact and fast up to some thousands; given, those in
+    /// likely buckets, which misses a few and is fast up to millions.
+    pub buckets: Option<RawBuckets>,
     /// Milliseconds after which an entry is forgotten; absent: never.
     pub ttl_ms: Option<u64>,
     /// Documents of one entry, at most.
@@ -58,6 +62,7 @@ impl Default for RawSimilarity {
             tolerance: 0.1,
             capacity: 300,
             eviction: Eviction::Lru,
+            buckets: None,
             ttl_ms: Some(600_000),
             max_documents: 64,
             max_id_bytes: 256,
@@ -104,9 +109,24 @@ impl TryFrom<RawSimilarity> for SimilarityConfig {
     type Error = ConfigError;
 
     fn try_from(raw: RawSimilarity) -> Result<Self, ConfigError> {
+        let buckets = raw.buckets.unwrap_or_default();
         for (field, value, low, high) in [
             ("similarity.dimensions", raw.dimensions.into(), 1, 16_384),
             ("similarity.capacity", raw.capacity.into(), 1, 10_000_000),
+            ("similarity.buckets.tables", buckets.tables.into(), 1, 64),
+            (
+                "similarity.buckets.functions",
+                buckets.functions.into(),
+                1,
+                32,
+            ),
+            ("similarity.buckets.probes", buckets.probes.into(), 1, 1_024),
+            (
+                "similarity.buckets.max_candidates",
+                buckets.max_candidates.into(),
+                1,
+                u32::MAX.into(),
+            ),
             (
                 "similarity.max_documents",
                 raw.max_documents.into(),
@@ -169,6 +189,10 @@ mod tests {
         );
         assert!(error(r#"{"metric": "dot"}"#).starts_with("unknown variant `dot`"));
         assert!(error(r#"{"sample_one_in": 0}"#).starts_with("similarity.sample_one_in: 0 is"));
+        assert_eq!(
+            error(r#"{"buckets": {"tables": 65}}"#),
+            "similarity.buckets.tables: 65 is out of range, it must be 1 to 64"
+        );
         assert!(error(r#"{"ttl": 5}"#).starts_with("unknown field `ttl`"));
     }
 }

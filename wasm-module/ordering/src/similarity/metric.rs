@@ -188,11 +188,12 @@ fn length(embedding: &[f32]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::distance::SEGMENT;
     use super::*;
 
     fn row(metric: Metric, embedding: &[f32]) -> Result<Vec<f32>, SimilarityError> {
         let mut row = Vec::new();
-        metric.row(embedding, 2, 32, &mut row)?;
+        metric.row(embedding, 2, SEGMENT, &mut row)?;
         Ok(row)
     }
 

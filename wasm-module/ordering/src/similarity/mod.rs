@@ -18,20 +18,25 @@
 //! | `metric` | which vectors may be compared, and what a tolerance means |
 //! | `distance` | the arithmetic: the same bits on every target |
 //! | `rows` | where keys are kept |
+//! | `buckets`, `rotation`, `crossings` | which keys of a large cache may be near (locality-sensitive hashing) |
 //! | `cache` | one cache: look up, insert, expire, evict, invalidate |
 //! | `caches` | the caches of all tenants and retriever versions |
 //! | `quality` | hit rate, false hits, recall |
 //!
 //! It knows no embedding model, no retriever and no text: vectors come in, document ids go out.
 
+mod buckets;
 mod cache;
 mod caches;
 mod config;
+mod crossings;
 mod distance;
 mod metric;
 mod quality;
+mod rotation;
 mod rows;
 
+pub use buckets::RawBuckets;
 pub use cache::{Hit, SimilarityCache};
 pub use caches::{CacheName, SimilarityCaches};
 pub use config::{Eviction, RawSimilarity, SimilarityConfig};

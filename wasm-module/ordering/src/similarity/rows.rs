@@ -1,6 +1,6 @@
 //! Where keys are kept: rows of equal length, in blocks, so that growing copies nothing and memory follows the entries.
 
-use super::distance::PANEL;
+use super::distance::SEGMENT;
 
 /// Rows of one block. A block is the unit of growth: 192 KiB at 768 dimensions.
 const ROWS_PER_BLOCK: usize = 64;
@@ -9,7 +9,7 @@ const ROWS_PER_BLOCK: usize = 64;
 #[derive(Debug)]
 pub(super) struct Rows {
     blocks: Vec<Box<[f32]>>,
-    /// Components of a row, padding included; at least one.
+    /// Components of a row, padding included; at least one segment.
     stride: usize,
 }
 
@@ -28,7 +28,6 @@ impl Rows {
     }
 
     /// The row in `slot`; empty when there is none.
-    #[cfg(test)]
     pub(super) fn get(&self, slot: u32) -> &[f32] {
         let (block, from) = self.place(slot);
         self.blocks
@@ -77,9 +76,9 @@ impl Rows {
     }
 }
 
-/// `dimensions` rounded up to whole panels.
+/// `dimensions` rounded up to whole segments.
 fn stride(dimensions: u32) -> usize {
-    (dimensions.max(1) as usize).next_multiple_of(PANEL)
+    (dimensions.max(1) as usize).next_multiple_of(SEGMENT)
 }
 
 #[cfg(test)]
@@ -89,8 +88,8 @@ mod tests {
     #[test]
     fn rows_are_padded_and_stay_where_they_are() {
         let mut rows = Rows::new(33);
-        assert_eq!(rows.stride(), 64);
-        let row = |value: f32| vec![value; 64];
+        assert_eq!(rows.stride(), 128);
+        let row = |value: f32| vec![value; 128];
         for slot in [0, 63, 64, 200] {
             rows.set(slot, &row(slot as f32));
         }
@@ -101,6 +100,6 @@ mod tests {
         assert!(rows.get(256).is_empty());
         assert_eq!(rows.iter(65).count(), 65);
         assert_eq!(rows.iter(65).last(), Some(row(64.0).as_slice()));
-        assert_eq!(Rows::max_bytes(33, 65), 2 * (64 * 64 * 4 + 32));
+        assert_eq!(Rows::max_bytes(33, 65), 2 * (64 * 128 * 4 + 32));
     }
 }

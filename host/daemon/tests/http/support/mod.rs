@@ -135,6 +135,7 @@ pub(crate) fn model(options: &Options, steps: Steps) -> Model {
         max_waiting: options.max_waiting,
         max_running: options.max_running,
         max_step_tokens: 512,
+        ..EngineConfig::default()
     };
     let backend = Box::new(Parrot::new(steps));
     Model::on_backend(folder.path(), options.name.clone(), backend, engine)

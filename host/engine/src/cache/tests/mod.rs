@@ -59,7 +59,9 @@ impl DiskTier for FakeDisk {
         Some((page, self.pages.lock().unwrap().get(&page).cloned()))
     }
 
-    fn write(&self, page: PageHash, bytes: &[u8]) {
+    fn on_completion(&self, _wake: Box<dyn Fn() + Send + Sync>) {}
+
+    fn write(&self, page: PageHash, _parent: PageHash, bytes: &[u8]) {
         self.pages.lock().unwrap().insert(page, bytes.to_vec());
     }
 
@@ -112,13 +114,13 @@ impl Device {
                     self.stores += 1;
                     self.host[to.0 as usize] = self.slots[from.0 as usize].clone();
                 }
-                Transfer::Save { page, hash } => {
+                Transfer::Save { page, hash, parent } => {
                     let slots = &self.host[page.0 as usize];
                     let bytes = slots
                         .iter()
                         .flat_map(|slot| encode(slot.as_ref()))
                         .collect::<Vec<_>>();
-                    self.disk.as_ref().unwrap().write(hash, &bytes);
+                    self.disk.as_ref().unwrap().write(hash, parent, &bytes);
                 }
                 Transfer::Fill { page, bytes } => self.host[page.0 as usize] = decode(&bytes),
             }
