@@ -12,19 +12,19 @@ use foreword_engine::engine::{
 use foreword_engine::sampling::Sampling;
 use std::sync::mpsc::{Sender, channel};
 
-const CONFIG: EngineConfig = EngineConfig {
-    max_waiting: 64,
-    max_waiting_per_tenant: 64,
-    order: Rule::Arrival,
-    max_running: 8,
-    max_step_tokens: 32,
-    max_retries: 0,
-    max_prefill_batch: 4,
-    watchdog: None,
-};
+fn config() -> EngineConfig {
+    EngineConfig {
+        max_waiting: 64,
+        max_waiting_per_tenant: 64,
+        order: Rule::Arrival,
+        max_step_tokens: 32,
+        max_retries: 0,
+        ..EngineConfig::default()
+    }
+}
 
 fn start(backend: FakeBackend) -> Engine {
-    Engine::start(Box::new(backend), CONFIG)
+    Engine::start(Box::new(backend), config())
 }
 
 fn prompt(length: u32) -> Vec<TokenId> {
@@ -250,7 +250,7 @@ fn the_queue_is_bounded() {
     let config = EngineConfig {
         max_waiting: 2,
         max_running: 1,
-        ..CONFIG
+        ..config()
     };
     let engine = Engine::start(Box::new(backend), config);
     let running = engine.submit(request(prompt(3), 1)).unwrap();
@@ -358,7 +358,7 @@ fn a_failing_device_delays_answers_and_changes_none() {
         });
         let config = EngineConfig {
             max_retries: 2,
-            ..CONFIG
+            ..config()
         };
         let engine = Engine::start(Box::new(backend), config);
         let outcome = run(&engine, request(prompt(10), 20));
@@ -385,7 +385,7 @@ fn a_failure_spares_what_was_not_in_the_step() {
         Box::new(backend),
         EngineConfig {
             max_step_tokens: 1,
-            ..CONFIG
+            ..config()
         },
     );
     let first = engine.submit(request(prompt(10), 20)).unwrap();
@@ -411,7 +411,7 @@ fn what_yields_no_numbers_is_not_served_again() {
     });
     let config = EngineConfig {
         max_step_tokens: 4,
-        ..CONFIG
+        ..config()
     };
     let engine = Engine::start(Box::new(backend), config);
     assert!(
@@ -474,7 +474,7 @@ fn shutdown_finishes_what_was_taken_in() {
         Box::new(backend),
         EngineConfig {
             max_running: 1,
-            ..CONFIG
+            ..config()
         },
     );
     let generations = [3, 4, 5].map(|length| engine.submit(request(prompt(length), 3)).unwrap());

@@ -1,4 +1,18 @@
 //! Which page goes first when room is needed.
+//!
+//! A page's priority is computed when it is used and stays until it is used again; the lowest goes first, among equals
+//! the one that was used least recently. With `clock` the tier's:
+//!
+//! | policy | priority |
+//! | --- | --- |
+//! | `lru` | when it was last used |
+//! | `lfu` | how often it was used |
+//! | `gdsf` | `clock + frequency · cost / size`, cost in proportion to size: `clock + frequency` |
+//! | `pgdsf` | `clock + frequency · (mean over uses that had to compute it of seconds / tokens computed)` |
+//!
+//! The last two are Greedy-Dual-Size-Frequency (Cherkasova 1998) and RAGCache's form of it (§5.1, equations 2 to 4,
+//! Algorithm 1). Whenever a page goes, the clock of its tier advances to its priority, so what was useful once and is
+//! used no more is overtaken.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,9 +26,36 @@ pub enum EvictionPolicy {
     Lfu,
     /// Greedy-Dual-Size-Frequency, at a cost in proportion to size.
     Gdsf,
-    /// Prefix-aware Greedy-Dual-Size-Frequency (RAGCache §5.1).
+    /// Prefix-aware Greedy-Dual-Size-Frequency.
     #[default]
     Pgdsf,
+}
+
+/// How a page was used so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Usage {
+    /// The last time, as the cache counts it.
+    pub(super) last: u64,
+    /// Requests that wanted it.
+    pub(super) frequency: u32,
+    /// Of those, the ones that had to compute it: what a token of theirs cost, on average.
+    computed: u32,
+    seconds_per_token: f64,
+}
+
+impl Usage {
+    /// A request wants the page and finds it.
+    pub(super) fn hit(&mut self) {
+        self.frequency = self.frequency.saturating_add(1);
+    }
+
+    /// A request wants the page and computes it, at `seconds_per_token` for all that it computes (equation 4).
+    pub(super) fn miss(&mut self, seconds_per_token: f64) {
+        self.hit();
+        self.computed = self.computed.saturating_add(1);
+        self.seconds_per_token +=
+            (seconds_per_token - self.seconds_per_token) / f64::from(self.computed);
+    }
 }
 
 impl EvictionPolicy {
@@ -30,6 +71,17 @@ impl EvictionPolicy {
             Self::Pgdsf => "pgdsf",
         }
     }
+
+    /// See the module's text; not negative.
+    pub(super) fn priority(self, clock: f64, usage: &Usage) -> f64 {
+        let frequency = f64::from(usage.frequency);
+        match self {
+            Self::Lru => usage.last as f64,
+            Self::Lfu => frequency,
+            Self::Gdsf => clock + frequency,
+            Self::Pgdsf => clock + frequency * usage.seconds_per_token,
+        }
+    }
 }
 
 impl fmt::Display for EvictionPolicy {
@@ -42,12 +94,36 @@ impl FromStr for EvictionPolicy {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
+        let names = || Self::ALL.map(Self::name).join(", ");
         let found = Self::ALL.into_iter().find(|policy| policy.name() == name);
-        found.ok_or_else(|| {
-            format!(
-                "{name:?} is none of {}",
-                Self::ALL.map(Self::name).join(", ")
-            )
-        })
+        found.ok_or_else(|| format!("{name:?} is none of {}", names()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_known_by_name() {
+        for policy in EvictionPolicy::ALL {
+            assert_eq!(policy.name().parse(), Ok(policy));
+        }
+        assert_eq!(
+            "LRU".parse::<EvictionPolicy>(),
+            Err("\"LRU\" is none of lru, lfu, gdsf, pgdsf".to_owned())
+        );
+    }
+
+    #[test]
+    fn cost_is_averaged_over_the_uses_that_computed() {
+        let mut usage = Usage::default();
+        usage.miss(3.0);
+        usage.hit();
+        usage.miss(5.0);
+        // Three uses at a mean of 4 seconds a token.
+        assert_eq!(EvictionPolicy::Pgdsf.priority(1.0, &usage), 13.0);
+        assert_eq!(EvictionPolicy::Gdsf.priority(1.0, &usage), 4.0);
+        assert_eq!(EvictionPolicy::Lfu.priority(1.0, &usage), 3.0);
     }
 }

@@ -5,11 +5,12 @@
 //! what came of it ([`Core::complete`]). Meanwhile the core can be held by somebody else: it is all that is needed to
 //! go on on another device. Events and counters gather inside until they are fetched.
 
+use self::tiers::{Fetching, empty_cache};
 use super::room::Place;
 use super::work::Work;
 use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, SpeculationId, Stats};
 use crate::backend::{Backend, BackendError, Output, Segment, TokenId};
-use crate::cache::{DocumentPath, Lease, PrefixCache};
+use crate::cache::{CacheConfig, DocumentPath, Lease, PrefixCache};
 use crate::sampling::Sampling;
 use crate::scheduler::{Entry, Limits, Plan, Queue, Rule, Running, State, Ticket, Waiting, plan};
 use foreword_ordering::document::Fingerprint;
@@ -21,9 +22,13 @@ use tokio::sync::mpsc;
 
 mod faults;
 mod speculation;
+mod tiers;
 
 pub(super) struct Core {
     cache: PrefixCache,
+    cache_config: CacheConfig,
+    /// Requests whose pages are on their way from disk; they queue when those have come.
+    fetching: Vec<Fetching>,
     limits: Limits,
     bounds: Bounds,
     /// See [`EngineConfig::max_retries`].
@@ -74,7 +79,8 @@ struct Active {
     computed: u32,
     /// Tokens of the prepared work.
     share: u32,
-    /// Whether the prepared work writes to its pages.
+    /// Whether the prepared work writes to its pages, or it was admitted with that work: what it shares may be loaded
+    /// for another.
     touched: bool,
 }
 
@@ -82,7 +88,9 @@ impl Core {
     /// A core for a device like `backend`, which looks for cancelled requests when the bell has rung.
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, bell: Arc<AtomicU64>) -> Self {
         Self {
-            cache: PrefixCache::new(backend.pages(), backend.page_tokens().max(1)),
+            cache: empty_cache(backend, &config.cache),
+            cache_config: config.cache.clone(),
+            fetching: Vec::new(),
             limits: Limits {
                 max_step_tokens: config.max_step_tokens.max(1),
                 max_running: config.max_running.max(1),
@@ -108,6 +116,9 @@ impl Core {
 
     pub(super) fn enqueue(&mut self, sequences: impl IntoIterator<Item = Sequence>) {
         for sequence in sequences {
+            if sequence.speculation.is_some() {
+                self.stop_fetching();
+            }
             if let Some(sequence) = self.meet(sequence) {
                 self.arrive(sequence);
             }
@@ -117,22 +128,28 @@ impl Core {
     fn arrive(&mut self, sequence: Sequence) {
         self.totals.speculations_started += u64::from(sequence.kind == Kind::Prefill);
         self.next_deadline = earlier(self.next_deadline, sequence.deadline);
-        self.waiting.push(sequence.entry(), sequence);
+        if let Some(sequence) = self.fetch(sequence) {
+            self.waiting.push(sequence.entry(), sequence);
+        }
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty()
+        self.waiting.is_empty() && self.running.is_empty() && self.fetching.is_empty()
     }
 
     pub(super) fn stats(&self) -> Stats {
         let cache = self.cache.stats();
         Stats {
-            waiting: self.waiting.len() as u32,
+            waiting: (self.waiting.len() + self.fetching.len()) as u32,
             running: self.running.len() as u32,
             evicted_pages: cache.evicted,
             pages: cache.pages,
             pages_in_use: cache.in_use,
             pages_cached: cache.cached,
+            host_pages: cache.host_pages,
+            host_pages_cached: cache.host_cached,
+            host_evicted_pages: cache.host_evicted,
+            fetched_pages: cache.fetched,
             ..self.totals
         }
     }
@@ -152,6 +169,7 @@ impl Core {
     /// Decides what is computed next. The work is to be carried out and given back to [`Core::complete`] before the
     /// next call.
     pub(super) fn prepare(&mut self, now: Instant) -> Work {
+        self.queue_fetched(now);
         self.drop_cancelled();
         self.drop_expired(now);
         self.refresh();
@@ -173,6 +191,7 @@ impl Core {
             }
             self.schedule(self.running.len() - 1, share, &mut work);
         }
+        self.add_transfers(&mut work);
         work
     }
 
@@ -182,11 +201,12 @@ impl Core {
         if work.is_empty() {
             return;
         }
-        self.totals.steps += 1;
+        self.totals.steps += u64::from(!work.step.segments.is_empty());
         let logits = match outcome.and_then(|logits| work.checked(logits, self.bounds.vocabulary)) {
             Ok(logits) => logits,
             Err(error) => return self.suffer(&error),
         };
+        self.cache.landed();
         let mut rows = logits.chunks_exact(self.bounds.vocabulary.max(1) as usize);
         for mut active in std::mem::take(&mut self.running) {
             let share = std::mem::take(&mut active.share);
@@ -326,14 +346,20 @@ impl Core {
         let Some(sequence) = self.waiting.get(ticket) else {
             return false;
         };
-        let Some(opening) = self.cache.open(&sequence.salt, &sequence.tokens) else {
+        let Some(opening) = self.cache.open(
+            &sequence.salt,
+            &sequence.tokens,
+            sequence.documents.as_deref(),
+        ) else {
             return false;
         };
         let Some(mut sequence) = self.waiting.take(ticket) else {
             self.cache.abandon(opening.lease);
             return false;
         };
-        let mut computed = opening.shared_tokens;
+        let mut computed = opening.cached_tokens;
+        let from_host = opening.host_tokens;
+        work.step.loads.extend(opening.loads);
         if let Some(copy) = opening.copy {
             computed += copy.tokens;
             work.copies.push(copy);
@@ -344,13 +370,14 @@ impl Core {
         if !sequence.started {
             sequence.started = true;
             self.count_prompt(&sequence, computed);
+            self.totals.host_tokens += u64::from(from_host);
         }
         self.running.push(Active {
             sequence,
             lease: opening.lease,
             computed,
             share: 0,
-            touched: opening.copy.is_some(),
+            touched: true,
         });
         true
     }

@@ -19,6 +19,7 @@
 
 mod core;
 mod failure;
+pub mod profile;
 mod room;
 mod stepper;
 #[cfg(test)]
@@ -35,7 +36,7 @@ pub use crate::scheduler::Rule;
 use self::core::{Core, Sequence};
 use self::worker::{Clock, Shared};
 use crate::backend::{Backend, TokenId};
-use crate::cache::DocumentPath;
+use crate::cache::{CacheConfig, DocumentPath};
 use crate::sampling::Sampling;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,6 +64,8 @@ pub struct EngineConfig {
     /// How long a step may take before the device counts as stuck; `None`: as long as it likes. Longer than the longest
     /// step of a device that works.
     pub watchdog: Option<Duration>,
+    /// How pages are kept beyond their use.
+    pub cache: CacheConfig,
 }
 
 impl Default for EngineConfig {
@@ -78,6 +81,7 @@ impl Default for EngineConfig {
             max_retries: 2,
             max_prefill_batch: 4,
             watchdog: None,
+            cache: CacheConfig::default(),
         }
     }
 }
@@ -205,6 +209,8 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Of those, served from the cache.
     pub cached_tokens: u64,
+    /// Of those, loaded from host memory, into which they may have come from disk.
+    pub host_tokens: u64,
     /// Tokens generated so far.
     pub generated_tokens: u64,
     /// Prefix lookups so far, one per request: those that matched some of the prompt and those that matched all but
@@ -222,6 +228,14 @@ pub struct Stats {
     pub pages_in_use: u32,
     /// Pages that hold cached prefixes now, in use or not.
     pub pages_cached: u32,
+    /// Pages in the host's pool.
+    pub host_pages: u32,
+    /// Pages of the host's that hold cached prefixes now.
+    pub host_pages_cached: u32,
+    /// Pages taken back to make room in host memory, so far.
+    pub host_evicted_pages: u64,
+    /// Pages read back from disk, so far.
+    pub fetched_pages: u64,
     /// Steps computed so far, failed ones included.
     pub steps: u64,
     /// Times that a running request gave its pages back to be computed again later, so far.
@@ -298,6 +312,14 @@ impl Engine {
     ) -> Self {
         let shared = Arc::new(Shared::new(&*backend, config, clock));
         let core = Core::new(&*backend, config, shared.bell());
+        if let Some(disk) = &config.cache.disk {
+            let shared = Arc::downgrade(&shared);
+            disk.on_completion(Box::new(move || {
+                if let Some(shared) = shared.upgrade() {
+                    shared.wake();
+                }
+            }));
+        }
         worker::start(&shared, Box::new(core), backend);
         if let Some(patience) = config.watchdog {
             watchdog::start(&shared, patience, factory);

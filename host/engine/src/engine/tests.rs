@@ -9,6 +9,7 @@ use std::collections::HashMap;
 mod fake;
 mod recovery;
 mod requests;
+mod tiers;
 
 /// Numbers that look random and are the same each time.
 struct Seeded(u64);

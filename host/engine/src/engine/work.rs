@@ -2,13 +2,18 @@
 //!
 //! Work is plain data: it can be computed by a thread that holds nothing but the device.
 
-use crate::backend::{Backend, BackendError, Output, Step};
-use crate::cache::SlotCopy;
+use crate::backend::{Backend, BackendError, Output, Step, Store};
+use crate::cache::{DiskTier, SlotCopy, Transfer};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
-/// In this order: the copies, one after another, then the step.
-#[derive(Debug, Default)]
+/// In this order: the transfers and then the copies, one after another, then the step.
+#[derive(Default)]
 pub(super) struct Work {
+    /// To and from host pages.
+    pub(super) transfers: Vec<Transfer>,
+    /// Where they save pages, if they do.
+    pub(super) disk: Option<Arc<dyn DiskTier>>,
     pub(super) copies: Vec<SlotCopy>,
     /// A segment for each running sequence with a share, in order.
     pub(super) step: Step,
@@ -16,7 +21,11 @@ pub(super) struct Work {
 
 impl Work {
     pub(super) fn is_empty(&self) -> bool {
-        self.copies.is_empty() && self.step.segments.is_empty()
+        self.transfers.is_empty() && self.copies.is_empty() && self.has_no_step()
+    }
+
+    fn has_no_step(&self) -> bool {
+        self.step.segments.is_empty() && self.step.loads.is_empty()
     }
 
     /// Has it computed; the logits are then as [`Backend::run`] says. A panic of the backend is an error like any
@@ -39,13 +48,49 @@ impl Work {
     }
 
     fn call(&self, backend: &mut dyn Backend, logits: &mut Vec<f32>) -> Result<(), BackendError> {
+        self.transfer(backend)?;
         for copy in &self.copies {
             backend.copy_slots(copy.from, copy.to, copy.tokens)?;
         }
-        if self.step.segments.is_empty() {
+        if self.has_no_step() {
             return Ok(());
         }
         backend.run(&self.step, logits)
+    }
+
+    /// Stores that follow each other go together.
+    fn transfer(&self, backend: &mut dyn Backend) -> Result<(), BackendError> {
+        let mut stores: Vec<Store> = Vec::new();
+        for transfer in &self.transfers {
+            if let Transfer::Store(store) = transfer {
+                // A host page that is stored to again was saved or given up in between.
+                if stores.iter().any(|earlier| earlier.to == store.to) {
+                    backend.store(&std::mem::take(&mut stores))?;
+                }
+                stores.push(*store);
+                continue;
+            }
+            backend.store(&std::mem::take(&mut stores))?;
+            match transfer {
+                Transfer::Store(_) => {}
+                Transfer::Save { page, hash, parent } => {
+                    if let Some(disk) = &self.disk {
+                        disk.write(*hash, *parent, backend.host_page(*page)?);
+                    }
+                }
+                Transfer::Fill { page, bytes } => {
+                    let to = backend.host_page_mut(*page)?;
+                    if to.len() != bytes.len() {
+                        let (found, wanted) = (bytes.len(), to.len());
+                        return Err(BackendError::Device(format!(
+                            "a page of {found} bytes came back from disk, not of {wanted}"
+                        )));
+                    }
+                    to.copy_from_slice(bytes);
+                }
+            }
+        }
+        backend.store(&stores)
     }
 
     /// The logits, if there are as many as were asked for: `[rows, vocabulary]`.

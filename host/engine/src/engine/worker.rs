@@ -137,6 +137,11 @@ impl Shared {
         receiver.recv().unwrap_or(0)
     }
 
+    /// Has the thread look again.
+    pub(super) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
     pub(super) fn stop(&self) {
         self.lock().stopping = true;
         self.wake.notify_one();
@@ -278,6 +283,7 @@ fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
         core.complete(&work, outcome.map(|()| &mut *logits));
         shared.publish(&mut core);
     }
+    core.save_all(&mut *backend);
 }
 
 /// Waits for something to do and takes in what has come; `None`: nothing will come any more.

@@ -43,19 +43,19 @@ impl Limits {
         Ok(())
     }
 
+    /// `loads` ascend by page.
     fn check_loads(&self, loads: &[Load]) -> Result<(), BackendError> {
-        let mut targets = FxHashSet::default();
         for load in loads {
             self.check_host_page(load.from)?;
             self.check_page(load.to)?;
-            if !targets.insert(load.to) {
-                return Err(BackendError::Malformed(format!(
-                    "page {} is loaded to twice",
-                    load.to.0
-                )));
-            }
         }
-        Ok(())
+        match loads.array_windows().find(|[a, b]| a.to == b.to) {
+            Some([load, _]) => Err(BackendError::Malformed(format!(
+                "page {} is loaded to twice",
+                load.to.0
+            ))),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn check_page(&self, page: PageId) -> Result<(), BackendError> {
@@ -151,6 +151,8 @@ pub(super) struct Batch {
     pub(super) wanted: Selection,
     /// Ascending by page.
     pub(super) writes: Vec<Write>,
+    /// The step's, ascending by the page that is overwritten.
+    pub(super) loads: Vec<Load>,
     /// Who writes a page: a segment's number, or [`NOBODY`].
     owners: Vec<u32>,
 }
@@ -163,7 +165,9 @@ impl Batch {
         self.all.clear();
         self.wanted.clear();
         self.writes.clear();
-        limits.check_loads(&step.loads)?;
+        self.loads.clone_from(&step.loads);
+        self.loads.sort_unstable_by_key(|load| load.to);
+        limits.check_loads(&self.loads)?;
         self.owners.resize(limits.pages as usize, NOBODY);
         let checked = self.check(step, limits);
         for write in &self.writes {

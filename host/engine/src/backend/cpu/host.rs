@@ -1,7 +1,6 @@
 //! The host pool: pages as bytes, which nothing computes on.
 //!
-//! A page is one contiguous piece, layer after layer as in the [pool](super::pages), its floats in little-endian order: what
-//! a disk holds is what stands here.
+//! A page is one contiguous piece, laid out as [pages](super::pages) says: what a disk holds is what stands here.
 
 use super::aligned::Aligned;
 use super::pages::Layout;

@@ -32,6 +32,7 @@ use model::{Model, Scratch};
 use pages::{Layout, Pool};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::path::Path;
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Sizes of a CPU backend.
 #[derive(Clone, Debug)]
@@ -55,6 +56,7 @@ pub struct CpuBackend {
     batch: Batch,
     scratch: Scratch,
     limits: Limits,
+    identity: u128,
 }
 
 impl CpuBackend {
@@ -93,6 +95,12 @@ impl CpuBackend {
     /// The instruction set in use, for logs.
     pub fn instruction_set(&self) -> &'static str {
         self.model.kernels().name()
+    }
+
+    /// Of all that a page's bytes depend on beside its tokens: the model, how a page is laid out, and the instructions,
+    /// whose results differ in the last bits. Pages of another identity must not be loaded.
+    pub fn identity(&self) -> u128 {
+        self.identity
     }
 
     /// Worker threads.
@@ -141,7 +149,15 @@ impl CpuBackend {
             .map_err(|error| wrong(format!("no worker threads: {error}")))?;
         let positions = (positions as u32).min(model_positions);
         let model = threads.install(|| Model::load(checkpoint, kernels, positions))?;
+        let identity = format!(
+            "{:032x} {PAGE_LAYOUT} {} {} {}",
+            checkpoint.fingerprint(),
+            kernels.name(),
+            config.page_tokens,
+            layout.page_bytes()
+        );
         Ok(Self {
+            identity: xxh3_128(identity.as_bytes()),
             limits: Limits {
                 vocabulary: model.config().vocabulary as u32,
                 max_positions: model_positions,
@@ -159,6 +175,9 @@ impl CpuBackend {
         })
     }
 }
+
+/// Changed whenever the bytes of a host page mean something else or come out differently.
+const PAGE_LAYOUT: &str = "cpu-1";
 
 impl Backend for CpuBackend {
     fn vocabulary(&self) -> u32 {
@@ -180,19 +199,24 @@ impl Backend for CpuBackend {
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
         logits.clear();
         self.batch.plan(step, &self.limits)?;
-        for load in &step.loads {
-            self.pool.load(self.host.page(load.from), load.to);
-        }
-        if !self.batch.all.rows.is_empty() {
-            let Self {
-                model,
-                pool,
-                batch,
-                scratch,
-                ..
-            } = self;
+        let Self {
+            model,
+            pool,
+            host,
+            batch,
+            scratch,
+            ..
+        } = self;
+        let layers = pool.layers_mut();
+        if !batch.all.rows.is_empty() {
             self.threads
-                .install(|| model.forward(step, batch, pool, scratch, logits));
+                .install(|| model.forward(step, batch, host, layers, scratch, logits));
+        } else if !batch.loads.is_empty() {
+            self.threads.install(|| {
+                for layer in layers {
+                    layer.load(&batch.loads, host);
+                }
+            });
         }
         Ok(())
     }

@@ -238,11 +238,13 @@ fn chunks_pages_companions_and_threads_do_not_change_a_bit() {
 
             // In chunks, on pages full of NaN, beside other sequences that are at other points.
             let mut machine = backend(&model, kernels, 16, 2);
-            machine.pool.write(
-                &(0..100).collect::<Vec<u32>>(),
-                |page| PageId(*page),
-                |_, memory| memory.fill(f32::NAN),
-            );
+            for layer in machine.pool.layers_mut() {
+                layer.write(
+                    &(0..100).collect::<Vec<u32>>(),
+                    |page| PageId(*page),
+                    |_, piece| piece.fill(f32::NAN),
+                );
+            }
             let other = tokens(8, 64);
             let other_pages = [40, 41, 42, 43];
             let mut pieces = Vec::new();
@@ -344,7 +346,6 @@ fn a_page_that_went_through_the_host_pool_and_through_bytes_is_the_page_it_was()
             let mut machine = backend(model, Kernels::detect(), 16, threads);
             let prompt = tokens(1, 60);
             let expected = run(&mut machine, vec![segment(&prompt, 0, &[0, 1, 2, 3])]);
-            let rest = &expected[48 * VOCABULARY as usize..];
             store(&mut machine, &[(0, 5), (1, 0), (2, 11)]).unwrap();
             // The device pages are needed for something else, a host page for another.
             run(
@@ -362,13 +363,26 @@ fn a_page_that_went_through_the_host_pool_and_through_bytes_is_the_page_it_was()
                 from: HostPageId(from),
                 to: PageId(to),
             });
-            let step = Step {
-                loads: loads.to_vec(),
-                segments: vec![segment(&prompt[48..], 48, &[9, 1, 40, 2])],
-            };
-            let mut logits = Vec::new();
-            machine.run(&step, &mut logits).unwrap();
-            assert!(same_bits(&logits, rest), "{threads} threads");
+            // Once behind the loaded pages and once from the midst of one.
+            for start in [48, 40] {
+                let step = Step {
+                    loads: loads.to_vec(),
+                    segments: vec![
+                        segment(&tokens(4, 20), 0, &[70, 71]),
+                        segment(&prompt[start..], start, &[9, 1, 40, 2]),
+                    ],
+                };
+                let mut logits = Vec::new();
+                machine.run(&step, &mut logits).unwrap();
+                let (expected, logits) = (
+                    &expected[start * VOCABULARY as usize..],
+                    &logits[20 * VOCABULARY as usize..],
+                );
+                assert!(
+                    same_bits(logits, expected),
+                    "{threads} threads, from {start}"
+                );
+            }
         }
     }
 }
@@ -474,4 +488,28 @@ fn unusable_sizes_are_refused() {
             "{error:?} does not say {expected:?}"
         );
     }
+}
+
+#[test]
+fn an_identity_changes_with_model_weights_and_page_size_and_with_nothing_else() {
+    let identity = |model: &ModelConfig, seed, page_tokens, threads| {
+        let config = CpuConfig {
+            pages: threads * 7,
+            host_pages: threads,
+            page_tokens,
+            threads: Some(threads),
+        };
+        let checkpoint = Checkpoint::random(model.clone(), Element::F32, seed);
+        let backend = CpuBackend::build(&checkpoint, &config, Kernels::detect());
+        backend.unwrap().identity()
+    };
+    let models = models();
+    let first = identity(&models[0], 1, 16, 1);
+    assert_eq!(first, identity(&models[0], 1, 16, 2));
+    let others = [
+        identity(&models[1], 1, 16, 1),
+        identity(&models[0], 2, 16, 1),
+        identity(&models[0], 1, 32, 1),
+    ];
+    assert!(others.iter().all(|other| *other != first));
 }

@@ -11,9 +11,9 @@
 //! they depend on the sequence alone. A request under which the device fails again and again may be the reason: after
 //! [`EngineConfig::max_retries`](super::EngineConfig) it fails.
 
+use super::tiers::empty_cache;
 use super::{Active, Core, Sequence};
 use crate::backend::{Backend, BackendError};
-use crate::cache::PrefixCache;
 use crate::engine::{Bounds, Event, Failure};
 
 impl Core {
@@ -26,6 +26,7 @@ impl Core {
                     self.cache.abandon(active.lease);
                     self.end(&active.sequence, Event::Failed(failure.clone()));
                 }
+                self.cache.failed();
             }
             BackendError::Device(_) => {
                 let hit = self.take_running(|active| active.touched);
@@ -33,10 +34,11 @@ impl Core {
                     self.cache.abandon(active.lease);
                     self.retry(active.sequence, active.touched, &failure);
                 }
+                self.cache.failed();
             }
             BackendError::Lost(_) => {
-                let pages = self.cache.stats().pages;
-                self.lose_device(pages, &failure);
+                self.cache.lose_device();
+                self.lose_leases(&failure);
             }
         }
         for active in &mut self.running {
@@ -61,12 +63,14 @@ impl Core {
                 self.limits.page_tokens
             ));
         }
-        self.lose_device(backend.pages(), failure);
+        self.cache = empty_cache(backend, &self.cache_config);
+        self.lose_leases(failure);
         Ok(())
     }
 
     /// Ends everything that was taken in.
     pub(in crate::engine) fn fail_all(&mut self, failure: &Failure) {
+        self.stop_fetching();
         let running = self.take_running(|_| true);
         // The leases need no end: nothing is computed any more.
         let running = running.into_iter().map(|active| active.sequence);
@@ -76,11 +80,10 @@ impl Core {
         }
     }
 
-    fn lose_device(&mut self, pages: u32, failure: &Failure) {
+    /// Lets whoever was being computed wait again. Their leases are void.
+    fn lose_leases(&mut self, failure: &Failure) {
         self.totals.devices_lost += 1;
         let running = self.take_running(|_| true);
-        // The leases go with the cache that gave them.
-        self.cache = PrefixCache::new(pages, self.limits.page_tokens);
         for active in running.into_iter().rev() {
             self.retry(active.sequence, active.touched, failure);
         }
