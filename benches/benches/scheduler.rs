@@ -321,6 +321,7 @@ fn real() {
 fn on_cpu(rule: Rule, requests: &[Request], cache: u32, rate: f64) -> (Vec<Served>, f64) {
     let config = ModelConfig::parse(SMALL).expect("the shape is valid");
     let sizes = CpuConfig {
+        precision: foreword_engine::backend::cpu::Precision::Auto,
         pages: cache / PAGE_TOKENS,
         host_pages: 0,
         page_tokens: PAGE_TOKENS,
@@ -345,7 +346,7 @@ fn on_cpu(rule: Rule, requests: &[Request], cache: u32, rate: f64) -> (Vec<Serve
                 let mut served = Served::default();
                 while let Some(event) = generation.blocking_next() {
                     match event {
-                        Event::Token(_) if served.first_token.is_zero() => {
+                        Event::Token { .. } if served.first_token.is_zero() => {
                             served.first_token = arrival.elapsed();
                         }
                         Event::Failed(failure) => panic!("{failure}"),

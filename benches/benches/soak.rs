@@ -197,7 +197,7 @@ fn listen(house: &House, callers: &mut Vec<Caller>, tally: &mut Tally) {
     callers.retain_mut(|caller| {
         while let Some(event) = caller.generation.try_next() {
             let end = match event {
-                Event::Started { .. } | Event::Token(_) => continue,
+                Event::Started { .. } | Event::Token { .. } => continue,
                 Event::Finished(reason) => format!("{reason:?}").to_lowercase(),
                 Event::Failed(Failure::Device(_)) => "the device failed again".to_owned(),
                 Event::Failed(failure @ (Failure::Expired | Failure::Superseded)) => {
@@ -284,7 +284,7 @@ fn finish(mut generation: Generation) {
     let mut tokens = 0;
     loop {
         match generation.blocking_next() {
-            Some(Event::Token(_)) => tokens += 1,
+            Some(Event::Token { .. }) => tokens += 1,
             Some(Event::Started { .. }) => {}
             Some(Event::Finished(_)) => break assert_eq!(tokens, 16),
             other => panic!("{other:?}"),

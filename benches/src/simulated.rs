@@ -233,10 +233,10 @@ pub fn serve(house: &mut House, arrivals: &[Arrival]) -> (Vec<Served>, Stats) {
                         started.push(*at);
                         *runs = true;
                     }
-                    Event::Token(_) if served[*at].first_token.is_zero() => {
+                    Event::Token { .. } if served[*at].first_token.is_zero() => {
                         served[*at].first_token = now - arrivals[*at].at;
                     }
-                    Event::Token(_) => {}
+                    Event::Token { .. } => {}
                     Event::Finished(_) => return false,
                     Event::Failed(failure) => panic!("{failure}"),
                 }

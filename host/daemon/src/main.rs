@@ -14,7 +14,7 @@ use foreword::keys::ApiKeys;
 use foreword::model::Model;
 use foreword::replay::{self, EmptyTrace};
 use foreword::serve::{Config, Server};
-use foreword_engine::backend::cpu::CpuConfig;
+use foreword_engine::backend::cpu::{CpuConfig, Precision};
 use foreword_engine::engine::EngineConfig;
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::simulation::Capacity;
@@ -126,6 +126,9 @@ struct ServeArguments {
     /// Worker threads for computing [default: one per core]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_024))]
     threads: Option<u32>,
+    /// How bf16 weights are multiplied
+    #[arg(long, value_enum, default_value_t = CpuPrecision::Auto)]
+    cpu_precision: CpuPrecision,
     /// Seconds that a request may take, from its arrival to the end of its answer
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     request_timeout_s: u64,
@@ -144,6 +147,16 @@ struct ServeArguments {
 enum LogFormat {
     Text,
     Json,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum CpuPrecision {
+    /// As bf16 where the CPU does that faster, else as f32
+    Auto,
+    /// Widened to f32: most accurate
+    F32,
+    /// Activations rounded to bf16; an error where the CPU has no instructions for it
+    Bf16,
 }
 
 fn main() -> ExitCode {
@@ -275,6 +288,11 @@ fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
         host_pages: 0,
         page_tokens: arguments.page_tokens,
         threads: arguments.threads,
+        precision: match arguments.cpu_precision {
+            CpuPrecision::Auto => Precision::Auto,
+            CpuPrecision::F32 => Precision::F32,
+            CpuPrecision::Bf16 => Precision::Bf16,
+        },
     };
     let engine = EngineConfig {
         max_waiting: arguments.max_waiting,

@@ -6,8 +6,9 @@
 //! | `foreword_generations_total` | counter | `outcome` |
 //! | `foreword_queue_seconds` | histogram | from submission to the engine's start |
 //! | `foreword_time_to_first_token_seconds` | histogram | from the request's arrival |
-//! | `foreword_time_per_output_token_seconds` | histogram | mean gap between tokens, per answer |
+//! | `foreword_time_between_tokens_seconds` | histogram | each gap between two tokens of a choice |
 //! | `foreword_request_seconds` | histogram | from arrival to the end of the answer |
+//! | `foreword_request_prompt_tokens`, `foreword_request_cached_tokens` | histogram | of each request's prompt |
 //! | `foreword_{prompt,cached,generated}_tokens_total` | counter | |
 //! | `foreword_prefix_lookups_total`, `foreword_prefix_{partial,full}_hits_total` | counter | |
 //! | `foreword_evicted_pages_total`, `foreword_preemptions_total`, `foreword_steps_total` | counter | |
@@ -38,10 +39,14 @@ pub struct Metrics {
     pub queue_seconds: Histogram,
     /// From the request's arrival to its first token.
     pub first_token_seconds: Histogram,
-    /// Mean gap between the tokens of one answer.
-    pub token_seconds: Histogram,
+    /// From one token of a choice to the next.
+    pub between_tokens_seconds: Histogram,
     /// From the request's arrival to the end of its answer.
     pub request_seconds: Histogram,
+    /// Tokens of a request's prompt.
+    pub prompt_tokens: Histogram,
+    /// Of those, served from the cache.
+    pub cached_tokens: Histogram,
 }
 
 /// How a generation ended.
@@ -102,6 +107,25 @@ impl Metrics {
             "Generations by how they ended",
             generations.clone(),
         );
+        let between_tokens_seconds = {
+            // 100 µs to 13 s.
+            let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
+            let help = "From one token of a choice to the next";
+            registry.register("time_between_tokens_seconds", help, histogram.clone());
+            histogram
+        };
+        let mut tokens = |name, help| {
+            // 16 to 524,288, and those of none.
+            let bounds = std::iter::once(0.0).chain(exponential_buckets(16.0, 2.0, 16));
+            let histogram = Histogram::new(bounds);
+            registry.register(name, help, histogram.clone());
+            histogram
+        };
+        let prompt_tokens = tokens("request_prompt_tokens", "Tokens of a request's prompt");
+        let cached_tokens = tokens(
+            "request_cached_tokens",
+            "Tokens of a request's prompt served from the cache",
+        );
         let mut seconds = |name, help| {
             // 1 ms to 131 s.
             let histogram = Histogram::new(exponential_buckets(0.001, 2.0, 18));
@@ -116,10 +140,9 @@ impl Metrics {
                 "time_to_first_token_seconds",
                 "From arrival to the first token",
             ),
-            token_seconds: seconds(
-                "time_per_output_token_seconds",
-                "Mean gap between an answer's tokens",
-            ),
+            between_tokens_seconds,
+            prompt_tokens,
+            cached_tokens,
             request_seconds: seconds("request_seconds", "From arrival to the end of the answer"),
             registry: Registry::default(),
         };

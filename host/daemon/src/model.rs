@@ -3,15 +3,18 @@
 //! Here a checked request meets what the model alone can judge: whether the messages fit its chat template and whether
 //! prompt and answer fit its positions. What an answer looks like over HTTP is not known here.
 
+use crate::answer::Calls;
 use crate::failure::Failure;
-use crate::request::{Chat, Completion, Options, Prompt};
+use crate::request::{Chat, Completion, Format, Options, Prompt, ToolChoice};
 use anyhow::Context;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
 use foreword_engine::backend::{Backend, TokenId};
 use foreword_engine::engine::{Engine, EngineConfig, Generation, Request};
 use foreword_engine::models::ModelConfig;
-use foreword_engine::text::{ChatTemplate, Tokenizer};
+use foreword_engine::sampling::Constraint;
+use foreword_engine::text::{ChatTemplate, Grammars, OPEN_TOOL_CALL, SchemaError, Tokenizer};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A loaded model.
@@ -20,6 +23,8 @@ pub struct Model {
     created_s: u64,
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
+    /// Made for the first answer that needs one: it takes some tenths of a second, and many servers never do.
+    grammars: OnceLock<Result<Grammars, String>>,
     /// Tokens that end an answer.
     eos_tokens: Vec<TokenId>,
     vocabulary: u32,
@@ -47,6 +52,10 @@ impl Model {
             "loading"
         );
         let backend = CpuBackend::load(folder, cpu).with_context(context)?;
+        tracing::info!(instructions = backend.instruction_set(), "loaded");
+        if let Some(warning) = backend.warning() {
+            tracing::warn!("{warning}");
+        }
         let factory = {
             let (folder, cpu) = (folder.to_owned(), cpu.clone());
             move || match CpuBackend::load(&folder, &cpu) {
@@ -92,6 +101,7 @@ impl Model {
             created_s: created.as_secs(),
             tokenizer,
             template,
+            grammars: OnceLock::new(),
             eos_tokens,
             vocabulary: backend.vocabulary(),
             max_positions: backend.max_positions(),
@@ -124,26 +134,50 @@ impl Model {
         &self.engine
     }
 
-    /// The engine's request for a chat. Costs what rendering and tokenising cost: not for an async worker.
+    /// The engine's request for a chat, and where calls of tools will stand in the answer. Costs what rendering,
+    /// tokenising and compiling a grammar cost: not for an async worker.
+    ///
+    /// A call that is forced is asked for in the model's own manner where its template shows one: the prompt ends with
+    /// the tag that opens a call, and the answer is the call.
     ///
     /// # Errors
     /// When the chat does not fit the model.
-    pub fn chat_request(&self, chat: &Chat) -> Result<Request, Failure> {
+    pub fn chat_request(&self, chat: &Chat) -> Result<(Request, Calls), Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
                 "messages",
                 "this model has no chat template; use /v1/completions",
             ));
         };
-        let prompt = template
-            .render(&chat.messages, chat.tools.as_ref(), chat.documents.as_ref())
+        let tools = chat.tools.as_ref();
+        let mut prompt = template
+            .render_with(
+                &chat.messages,
+                tools.map(|tools| &tools.shown),
+                chat.documents.as_ref(),
+                chat.template_variables.as_ref(),
+            )
             .map_err(|error| Failure::invalid("messages", error.to_string()))?;
+        let (calls, constraint) = match tools.map(|tools| &tools.choice) {
+            Some(ToolChoice::Forced(schema)) => {
+                if template.tags_tool_calls() {
+                    prompt.push_str(OPEN_TOOL_CALL);
+                    prompt.push('\n');
+                }
+                let constraint = self.schema("tools", schema)?;
+                (Calls::Bare, Some(constraint))
+            }
+            Some(ToolChoice::Auto) if template.tags_tool_calls() => (Calls::Tagged, None),
+            _ => (Calls::None, None),
+        };
         // The template has written the special tokens that open a prompt.
         let prompt = self
             .tokenizer
             .encode(&prompt, false)
             .map_err(Failure::internal)?;
-        self.request(prompt, "messages", &chat.options, None)
+        let mut request = self.request(prompt, "messages", &chat.options, None)?;
+        request.constraint = request.constraint.or(constraint);
+        Ok((request, calls))
     }
 
     /// The engine's request for a text completion. Costs as [`Model::chat_request`].
@@ -206,10 +240,38 @@ impl Model {
             } else {
                 self.eos_tokens.clone()
             },
+            constraint: self.constraint(&options.format)?,
+            top_logprobs: options.top_logprobs,
             cache_salt: options.cache_salt.clone(),
             tenant: options.cache_salt.as_str().into(),
             ..Request::default()
         })
+    }
+
+    fn constraint(&self, format: &Format) -> Result<Option<Constraint>, Failure> {
+        match format {
+            Format::Text => Ok(None),
+            Format::JsonObject => {
+                let constraint = self.grammars()?.json_object();
+                constraint.map(Some).map_err(Failure::internal)
+            }
+            Format::JsonSchema(schema) => self
+                .schema("response_format.json_schema.schema", schema)
+                .map(Some),
+        }
+    }
+
+    /// The grammar of a schema that came in `field`.
+    fn schema(&self, field: &str, schema: &serde_json::Value) -> Result<Constraint, Failure> {
+        let refuse = |error: SchemaError| Failure::invalid(field, format!("{field}: {error}"));
+        self.grammars()?.json_schema(schema).map_err(refuse)
+    }
+
+    fn grammars(&self) -> Result<&Grammars, Failure> {
+        let grammars = self.grammars.get_or_init(|| {
+            Grammars::new(&self.tokenizer, self.vocabulary).map_err(|error| error.to_string())
+        });
+        grammars.as_ref().map_err(Failure::internal)
     }
 
     /// Hands a request to the engine.

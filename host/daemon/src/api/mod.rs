@@ -13,6 +13,7 @@
 mod body;
 mod dialect;
 mod generate;
+mod logprobs;
 mod models;
 mod probes;
 mod stream;

@@ -4,10 +4,14 @@
 
 mod binary;
 mod chat;
+mod choices;
 mod completions;
+mod format;
 mod lifecycle;
 mod limits;
+mod logprobs;
 mod probes;
 mod refusals;
 mod streaming;
 mod support;
+mod tools;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 /// The documents of a prompt, in order. They follow each other; what stands between two counts as the latter's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DocumentPath {
     /// The gateway's hash of what precedes the documents.
     pub scope: u64,

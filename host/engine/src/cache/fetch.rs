@@ -107,6 +107,7 @@ impl PrefixCache {
         match self.tree.insert(&salt, parent, &tokens) {
             Insertion::Inserted { node, superseded } => {
                 self.bury(superseded);
+                self.recall(node);
                 self.transfers.push(Transfer::Fill { page, bytes });
                 self.enter_host(node, page, false);
                 self.counts.fetched += 1;

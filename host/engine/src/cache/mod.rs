@@ -41,6 +41,7 @@ mod evict;
 mod fetch;
 mod flight;
 mod hash;
+mod history;
 mod lease;
 mod marks;
 mod open;
@@ -68,6 +69,7 @@ use crate::backend::TokenId;
 use events::EventLog;
 use fetch::Fetching;
 use flight::InFlight;
+use history::History;
 use pool::{HostPool, Pool};
 use queue::Queue;
 use std::sync::Arc;
@@ -86,6 +88,7 @@ pub struct PrefixCache {
     /// Which replica is the least used.
     replicas: Queue,
     max_replicas: u32,
+    history: History,
     cost: Option<Arc<Cost>>,
     disk: Option<Arc<dyn DiskTier>>,
     fetching: Fetching,
@@ -131,11 +134,20 @@ pub struct CacheStats {
     pub fetched: u64,
 }
 
+/// Pages whose use is remembered after they went, for each page that there is room for. About 80 bytes each: beside
+/// tens of kilobytes of a small model's page, and megabytes of a large one's.
+const REMEMBERED: usize = 16;
+
 impl PrefixCache {
     /// An empty cache.
     pub fn new(pages: Pages, config: &CacheConfig) -> Self {
         let page_tokens = pages.tokens.max(1);
         let share = config.replicated_share.clamp(0.0, 1.0);
+        let remembered = if config.policy == EvictionPolicy::Pgdsf {
+            (pages.device as usize + pages.host as usize) * REMEMBERED
+        } else {
+            0
+        };
         Self {
             page_tokens,
             pool: Pool::new(pages.device),
@@ -145,6 +157,7 @@ impl PrefixCache {
             host: Queue::new(config.policy),
             replicas: Queue::new(EvictionPolicy::Lfu),
             max_replicas: (f64::from(pages.host) * share) as u32,
+            history: History::new(remembered),
             cost: config.cost.clone(),
             disk: config.disk.clone(),
             fetching: Fetching::default(),
@@ -205,6 +218,7 @@ impl PrefixCache {
             let node = match self.tree.insert(&lease.salt, parent, tokens) {
                 Insertion::Inserted { node, superseded } => {
                     self.bury(superseded);
+                    self.recall(node);
                     self.enter_device(node, own);
                     node
                 }
@@ -265,12 +279,8 @@ impl PrefixCache {
 
     /// Ends a lease whose pages are not to be trusted, those that it committed included: they leave the cache unless
     /// other leases or prefixes stand on them.
-    pub fn forget(&mut self, mut lease: Lease) {
-        let nodes = std::mem::take(&mut lease.nodes);
-        for (&node, page) in nodes.iter().zip(lease.pages.drain(..nodes.len())) {
-            self.pool.release(page);
-            self.refile(node);
-        }
+    pub fn forget(&mut self, lease: Lease) {
+        let nodes = lease.nodes.clone();
         self.abandon(lease);
         for node in nodes.into_iter().rev() {
             let at = &self.tree[node].at;
@@ -306,6 +316,7 @@ impl PrefixCache {
         if let Some(disk) = &self.disk {
             disk.clear();
         }
+        self.history.clear();
         before - self.counts.device
     }
 
@@ -326,6 +337,13 @@ impl PrefixCache {
         usage.miss(lease.seconds_per_token);
         usage.frequency = usage.frequency.max(before);
         self.touch(node);
+    }
+
+    /// Gives a new node the usage of its page before, if that is remembered.
+    fn recall(&mut self, node: NodeId) {
+        if let Some(hash) = self.tree[node].hash {
+            self.tree[node].at.usage = self.history.take(hash);
+        }
     }
 
     /// Marks the documents whose last pages the lease has come to.

@@ -167,6 +167,9 @@ impl PrefixCache {
         }
         debug_assert!(self.tree.is_leaf(id), "{id:?} goes before what follows it");
         if let Some(node) = self.tree.remove(id) {
+            if let Some(hash) = node.hash {
+                self.history.keep(hash, node.at.usage);
+            }
             node.at.marks.tell_removed(&node.salt, &mut self.events);
         }
     }

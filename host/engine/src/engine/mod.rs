@@ -37,9 +37,10 @@ use self::core::{Core, Sequence};
 use self::worker::{Clock, Shared};
 use crate::backend::{Backend, TokenId};
 use crate::cache::{CacheConfig, DocumentPath};
-use crate::sampling::Sampling;
+use crate::sampling::{Constraint, Logprobs, Sampler, Sampling};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -99,6 +100,10 @@ pub struct Request {
     pub sampling: Sampling,
     /// Tokens that end the generation (they are not reported).
     pub stop_tokens: Vec<TokenId>,
+    /// What the answer must look like; `None`: anything.
+    pub constraint: Option<Constraint>,
+    /// Whether each token comes with its log-probability, and with how many rivals'.
+    pub top_logprobs: Option<u32>,
     /// Requests with different salts share no KV state (tenant isolation). At most [`MAX_SALT_BYTES`].
     pub cache_salt: String,
     /// Where the prompt's documents end, if the caller knows.
@@ -137,7 +142,12 @@ pub enum Event {
         cached_tokens: u32,
     },
     /// The next token.
-    Token(TokenId),
+    Token {
+        /// The token.
+        id: TokenId,
+        /// If [`Request::top_logprobs`] asked for them.
+        logprobs: Option<Box<Logprobs>>,
+    },
     /// The end.
     Finished(FinishReason),
     /// The engine could not go on with this request.
@@ -147,7 +157,7 @@ pub enum Event {
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop token was chosen.
+    /// A stop token was chosen, or the constraint lets nothing follow.
     Stop,
     /// `max_tokens` were generated, or the sequence is as long as the model allows.
     Length,
@@ -411,6 +421,13 @@ impl Request {
         let end = tokens.saturating_add(answer).min(bounds.capacity);
         // `Started`, the tokens, and the end.
         let (sender, receiver) = mpsc::channel((end - tokens) as usize + 2);
+        let sampler = Sampler::new(
+            self.sampling,
+            &self.prompt,
+            &self.stop_tokens,
+            self.constraint,
+            self.top_logprobs,
+        );
         let sequence = Sequence {
             tokens: self.prompt,
             end,
@@ -418,14 +435,14 @@ impl Request {
             tenant: self.tenant,
             deadline: self.deadline,
             speculation: self.speculation,
-            sampling: self.sampling,
-            stop_tokens: self.stop_tokens.into(),
+            sampler,
             salt: self.cache_salt.into(),
             documents: self.documents.map(Arc::new),
             events: sender,
             started: false,
             faults: 0,
             place: None,
+            sighting: None,
         };
         Ok((
             sequence,
@@ -460,6 +477,11 @@ impl Generation {
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.events.recv().await;
         self.note(event)
+    }
+
+    /// As [`Generation::next`], for callers that wait for several at once.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.events.poll_recv(context).map(|event| self.note(event))
     }
 
     /// The next event if it has come already; `None` also after the last.

@@ -41,6 +41,8 @@ impl Seeded {
             max_tokens: 1 + self.below(24),
             sampling,
             stop_tokens: (0..self.below(2)).map(|_| self.below(VOCABULARY)).collect(),
+            constraint: None,
+            top_logprobs: None,
             cache_salt: ["", "a"][self.below(2) as usize].to_owned(),
             tenant: ["", "b", "c"][self.below(3) as usize].into(),
             ..Request::default()
@@ -185,7 +187,7 @@ impl Caller {
                     );
                     self.started = true;
                 }
-                Event::Token(token) => {
+                Event::Token { id: token, .. } => {
                     assert!(self.started);
                     self.tokens.push(token);
                     assert!(
@@ -336,6 +338,8 @@ fn a_pool_of_one_sequence_serves_many_by_turns() {
             max_tokens: 20,
             sampling,
             stop_tokens: vec![],
+            constraint: None,
+            top_logprobs: None,
             cache_salt: String::new(),
             ..Request::default()
         };
@@ -363,6 +367,8 @@ fn a_prompt_as_large_as_the_pool_allows_runs_to_the_end_of_it() {
             max_tokens: 9,
             sampling,
             stop_tokens: vec![],
+            constraint: None,
+            top_logprobs: None,
             cache_salt: String::new(),
             ..Request::default()
         });
@@ -379,6 +385,8 @@ fn a_long_prompt_does_not_stall_the_answers_beside_it() {
         max_tokens,
         sampling: Sampling::greedy(),
         stop_tokens: vec![],
+        constraint: None,
+        top_logprobs: None,
         cache_salt: length.to_string(),
         ..Request::default()
     };

@@ -2,6 +2,7 @@
 
 use super::TextError;
 use super::decoder::{Decoder, Spelling};
+use super::pieces::Cuts;
 use crate::backend::TokenId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -11,6 +12,8 @@ use tokenizers::Model;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     spelling: Spelling,
+    /// Where texts can be cut; `None`: not known.
+    cuts: Option<Cuts>,
 }
 
 impl Tokenizer {
@@ -38,7 +41,11 @@ impl Tokenizer {
         let decoder =
             serde_json::to_value(inner.get_decoder()).map_err(|error| error.to_string())?;
         let spelling = Spelling::parse(decoder)?;
-        Ok(Self { inner, spelling })
+        Ok(Self {
+            inner,
+            spelling,
+            cuts: Cuts::recognise(bytes),
+        })
     }
 
     /// The tokens of `text`. `special`: whether the tokenizer adds what it adds to a raw prompt (a BOS token, say);
@@ -67,6 +74,10 @@ impl Tokenizer {
         Decoder::new(self, false)
     }
 
+    pub(super) fn cuts(&self) -> Option<Cuts> {
+        self.cuts
+    }
+
     pub(super) fn spelling(&self) -> &Spelling {
         &self.spelling
     }
@@ -79,6 +90,22 @@ impl Tokenizer {
             .simple_id_to_token(token)
             .or_else(|| self.inner.get_model().id_to_token(token))?;
         (!added.is_special_token(&piece)).then_some(piece)
+    }
+
+    /// The bytes that `token` stands for within a text, maybe a part of a character; `None` for special tokens and for
+    /// ids that the vocabulary does not have.
+    pub fn bytes(&self, token: TokenId) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.spelling.spell(self.piece(token)?, false, &mut bytes);
+        Some(bytes)
+    }
+
+    /// The name of a special token, `<|im_end|>`, say.
+    pub fn special_name(&self, token: TokenId) -> Option<String> {
+        let added = self.inner.get_added_vocabulary();
+        added
+            .simple_id_to_token(token)
+            .filter(|name| added.is_special_token(name))
     }
 
     #[cfg(test)]

@@ -60,7 +60,7 @@ fn listen(mut generation: Generation) -> (Vec<TokenId>, Event) {
     loop {
         match generation.blocking_next().unwrap() {
             Event::Started { .. } => {}
-            Event::Token(token) => tokens.push(token),
+            Event::Token { id: token, .. } => tokens.push(token),
             end => return (tokens, end),
         }
     }

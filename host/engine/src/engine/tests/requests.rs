@@ -76,7 +76,7 @@ fn heard(generation: &mut Generation) -> (Option<u32>, Vec<TokenId>, Option<Even
     while let Ok(event) = generation.events.try_recv() {
         match event {
             Event::Started { cached_tokens } => cached = Some(cached_tokens),
-            Event::Token(token) => tokens.push(token),
+            Event::Token { id: token, .. } => tokens.push(token),
             end => return (cached, tokens, Some(end)),
         }
     }

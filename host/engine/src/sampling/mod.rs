@@ -1,10 +1,27 @@
 //! From a row of logits to a token.
 //!
+//! ```text
+//!   logits ─penalties─▶ ─constraint─▶ ─temperature, top-k, top-p, min-p─▶ token
+//!      └──────────────────── logprobs: of the model's own row ──────────────┘
+//! ```
+//!
 //! Owns the arithmetic of sampling; knows neither the model nor the request. The choice is a pure function of the
-//! logits, the [`Sampling`] and the token's position in its sequence: there is no generator with a state, so a
-//! sequence that was preempted and computed again, or batched otherwise, goes on as it would have.
+//! logits, the [`Sampling`], the token's position and the tokens before it: there is no generator with a state, so a
+//! sequence that was preempted and computed again, or batched otherwise, goes on as it would have. What a [`Sampler`]
+//! keeps from token to token (counts, the grammar's position) follows from those tokens and stays with its sequence
+//! while it waits.
+
+mod constraint;
+mod logprobs;
+mod penalties;
+mod sampler;
+
+pub use constraint::Constraint;
+pub use logprobs::Logprobs;
+pub use sampler::{Choice, Sampler};
 
 use crate::backend::TokenId;
+use penalties::Penalties;
 
 /// How tokens are chosen. Built valid by [`Sampling::new`].
 #[derive(Clone, Debug, PartialEq)]
@@ -17,11 +34,12 @@ pub struct Sampling {
     top_k: u32,
     /// 0 to 1; 0: no limit.
     min_p: f32,
+    penalties: Penalties,
     seed: u64,
 }
 
 /// Why no token could be chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SamplingError {
     /// The model overflowed, or its weights are damaged.
     #[error("the model's logit for token {token} is not a number or infinite")]
@@ -34,6 +52,12 @@ pub enum SamplingError {
     NothingLeft {
         /// The row's width.
         tokens: u32,
+    },
+    /// The grammar's machine gave up: the mask of this step costs more than a step may.
+    #[error("the answer's grammar failed: {reason}")]
+    Constraint {
+        /// Its own words; nothing of the answer is in them.
+        reason: String,
     },
 }
 
@@ -51,6 +75,7 @@ impl Sampling {
             top_p: 1.0,
             top_k: 0,
             min_p: 0.0,
+            penalties: Penalties::default(),
             seed: 0,
         }
     }
@@ -71,6 +96,7 @@ impl Sampling {
             top_p,
             top_k,
             min_p: 0.0,
+            penalties: Penalties::default(),
             seed,
         })
     }
@@ -86,7 +112,35 @@ impl Sampling {
         Ok(Self { min_p, ..self })
     }
 
-    /// Chooses the token at `position` of its sequence from `logits`, one per token of the vocabulary.
+    /// Also makes tokens less likely that stand there already. `frequency` (-2 to 2) is taken from a logit for each
+    /// time that the token was generated and `presence` (-2 to 2) once if it was, as OpenAI has it; `repetition`
+    /// (above 0 to 2; 1 changes nothing) divides positive logits and multiplies negative ones of all tokens that the
+    /// prompt or the answer holds, as Hugging Face and vLLM have it, before the others.
+    ///
+    /// # Errors
+    /// A sentence that names the value and its range.
+    pub fn with_penalties(
+        self,
+        frequency: f32,
+        presence: f32,
+        repetition: f32,
+    ) -> Result<Self, String> {
+        let penalties = Penalties::new(frequency, presence, repetition)?;
+        Ok(Self { penalties, ..self })
+    }
+
+    /// The same for the choice of this index among several for one prompt: another seed, but for index 0.
+    #[must_use]
+    pub fn for_choice(self, index: u32) -> Self {
+        let seed = match index {
+            0 => self.seed,
+            _ => mix(mix(self.seed) ^ u64::from(index)),
+        };
+        Self { seed, ..self }
+    }
+
+    /// Chooses the token at `position` of its sequence from `logits`, one per token of the vocabulary, which are
+    /// penalised and masked already where that was asked for.
     ///
     /// Top-k, then top-p over what is left, then min-p (the order of Hugging Face); among equals the lower
     /// id is the likelier. `O(vocabulary)`, plus sorting of as many tokens as top-k or top-p keep.
@@ -208,16 +262,18 @@ fn pick(weights: impl Iterator<Item = (TokenId, f64)>, point: f64) -> Option<Tok
     last
 }
 
-/// A number in `[0, 1)`, a hash of `seed` and `position`: two rounds of SplitMix64 (Steele et al., OOPSLA '14).
+/// A number in `[0, 1)`, a hash of `seed` and `position`.
 fn uniform(seed: u64, position: u32) -> f64 {
-    let mix = |mut z: u64| {
-        z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
     let bits = mix(mix(seed) ^ u64::from(position));
     (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// A round of SplitMix64 (Steele et al., OOPSLA '14).
+fn mix(mut z: u64) -> u64 {
+    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 #[cfg(test)]
@@ -385,6 +441,12 @@ mod tests {
         assert_eq!(choose(3, 5), choose(3, 5));
         assert_ne!(choose(3, 5), choose(3, 6));
         assert_ne!(choose(3, 5), choose(4, 5));
+        let choice = |index| {
+            let sampling = Sampling::new(1.0, 1.0, 0, 3).unwrap();
+            sampling.for_choice(index).choose(&row, 5).unwrap()
+        };
+        assert_eq!(choice(0), choose(3, 5));
+        assert!(choice(1) != choice(0) && choice(2) != choice(1));
         let distinct: std::collections::HashSet<_> = (0..200).map(|seed| choose(seed, 0)).collect();
         assert!(
             distinct.len() > 150,
