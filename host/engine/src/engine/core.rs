@@ -10,7 +10,7 @@ use super::room::Place;
 use super::work::Work;
 use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, SpeculationId, Stats};
 use crate::backend::{Backend, BackendError, Output, Segment, TokenId};
-use crate::cache::{CacheConfig, CacheEvent, DocumentPath, Lease, PrefixCache};
+use crate::cache::{CacheConfig, CacheEvent, DocumentPath, Lease, PrefixCache, Sighting};
 use crate::sampling::{Choice, Sampler, SamplingError};
 use crate::scheduler::{Entry, Limits, Plan, Queue, Rule, Running, State, Ticket, Waiting, plan};
 use foreword_ordering::document::Fingerprint;
@@ -68,6 +68,8 @@ pub(super) struct Sequence {
     pub(super) faults: u32,
     /// Its place in the waiting room, until it runs.
     pub(super) place: Option<Place>,
+    /// What the cache held of it when it was looked at last.
+    pub(super) sighting: Option<Sighting>,
 }
 
 struct Active {
@@ -273,14 +275,21 @@ impl Core {
         (state, tickets)
     }
 
-    /// Looks again at what the cache holds of some of those that wait.
+    /// Asks of some of those that wait whether what was found of them still holds, and looks again where it does not.
     fn refresh(&mut self) {
-        if self.rule != Rule::Arrival {
-            let cache = &self.cache;
-            self.waiting.sweep(SWEPT, |sequence| {
-                cache.lookup(&sequence.salt, &sequence.tokens).tokens
-            });
+        if self.rule == Rule::Arrival {
+            return;
         }
+        let cache = &self.cache;
+        let mut looks = LOOKS;
+        self.waiting.sweep(SWEPT, |sequence| {
+            let seen = sequence.sighting.as_ref();
+            if looks > 0 && seen.is_none_or(|seen| !cache.is_current(seen)) {
+                looks -= 1;
+                sequence.sighting = Some(cache.sight(&sequence.salt, &sequence.tokens));
+            }
+            sequence.sighting.as_ref().map(|seen| seen.tokens)
+        });
     }
 
     /// Ends the requests that nobody listens to any more; what was computed for them stays cached.
@@ -536,8 +545,11 @@ impl Sequence {
     }
 }
 
-/// Waiting requests whose match is looked up again in a step.
-const SWEPT: usize = 16;
+/// Waiting requests of which a step asks whether what was found of them still holds.
+const SWEPT: usize = 64;
+
+/// Those of them that a step looks at again: a look follows a prompt's pages through memory.
+const LOOKS: u32 = 8;
 
 fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     match (one, other) {

@@ -450,6 +450,7 @@ impl Request {
             started: false,
             faults: 0,
             place: None,
+            sighting: None,
         };
         Ok((
             sequence,
