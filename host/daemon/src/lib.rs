@@ -26,3 +26,4 @@ pub mod model;
 pub mod replay;
 pub mod request;
 pub mod serve;
+pub mod tiers;

@@ -3,6 +3,7 @@
 //! Exit codes: 0 after a graceful stop, 1 when something failed, 2 for bad arguments or an empty trace, 128 + n when a second signal n
 //! cut the stop short.
 
+mod caching;
 mod scheduling;
 
 use anyhow::{Context, bail};
@@ -123,6 +124,8 @@ struct ServeArguments {
     max_step_tokens: u32,
     #[command(flatten)]
     scheduling: scheduling::Arguments,
+    #[command(flatten)]
+    caching: caching::Arguments,
     /// Bytes of a request's body; larger ones are refused with 413
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     max_body_bytes: u64,
@@ -239,6 +242,11 @@ fn start(arguments: ServeArguments) -> ExitCode {
             .error(ErrorKind::ValueValidation, message)
             .exit();
     }
+    if let Some(message) = arguments.caching.conflict(arguments.page_tokens) {
+        Arguments::command()
+            .error(ErrorKind::ArgumentConflict, message)
+            .exit();
+    }
     if let Err(error) = start_log(arguments.log_format) {
         Arguments::command()
             .error(ErrorKind::ValueValidation, format!("FOREWORD_LOG: {error}"))
@@ -344,7 +352,7 @@ fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
         .unwrap_or_else(|| folder_name(folder));
     let cpu = CpuConfig {
         pages: arguments.kv_tokens / arguments.page_tokens,
-        host_pages: 0,
+        host_pages: arguments.caching.kv_host_tokens / arguments.page_tokens,
         page_tokens: arguments.page_tokens,
         threads: arguments.threads,
         precision: match arguments.cpu_precision {
@@ -359,7 +367,7 @@ fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
         max_step_tokens: arguments.max_step_tokens,
         ..arguments.scheduling.config()
     };
-    Model::load(folder, name, &cpu, engine)
+    Model::load(folder, name, &cpu, &arguments.caching.tiers(), engine)
 }
 
 /// The folder's own name, also where it was given as `.` or `models/..`.

@@ -7,6 +7,7 @@ use crate::answer::Calls;
 use crate::failure::Failure;
 use crate::kv::place::Placer;
 use crate::request::{Chat, Completion, Format, Options, Prompt, ToolChoice};
+use crate::tiers::Tiers;
 use anyhow::Context;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
 use foreword_engine::backend::{Backend, TokenId};
@@ -34,15 +35,18 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads the checkpoint in `folder` and starts an engine on the CPU. Slow: it reads the weights.
+    /// Loads the checkpoint in `folder` and starts an engine on the CPU, with the cache that `tiers` describes. Slow: it
+    /// reads the weights, and may measure the machine.
     ///
     /// # Errors
-    /// When a file of the checkpoint is missing, malformed or not supported; the chain names file and reason.
+    /// When a file of the checkpoint or of the tiers is missing, malformed or not supported; the chain names file and
+    /// reason.
     pub fn load(
         folder: &Path,
         name: String,
         cpu: &CpuConfig,
-        engine: EngineConfig,
+        tiers: &Tiers,
+        mut engine: EngineConfig,
     ) -> anyhow::Result<Self> {
         let context = || format!("cannot load the model in {}", folder.display());
         let page_bytes = CpuBackend::page_bytes(folder, cpu.page_tokens).with_context(context)?;
@@ -50,13 +54,15 @@ impl Model {
             pages = cpu.pages,
             page_tokens = cpu.page_tokens,
             pool_mib = (page_bytes.saturating_mul(u64::from(cpu.pages))) >> 20,
+            host_mib = (page_bytes.saturating_mul(u64::from(cpu.host_pages))) >> 20,
             "loading"
         );
-        let backend = CpuBackend::load(folder, cpu).with_context(context)?;
+        let mut backend = CpuBackend::load(folder, cpu).with_context(context)?;
         tracing::info!(instructions = backend.instruction_set(), "loaded");
         if let Some(warning) = backend.warning() {
             tracing::warn!("{warning}");
         }
+        engine.cache = tiers.open(&mut backend, engine.max_step_tokens)?;
         let factory = {
             let (folder, cpu) = (folder.to_owned(), cpu.clone());
             move || match CpuBackend::load(&folder, &cpu) {

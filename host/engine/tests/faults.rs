@@ -1,6 +1,6 @@
 //! Faults of a device around the real CPU backend: what they spoil, and what they leave.
 
-#[allow(unreachable_pub)]
+#[allow(dead_code, unreachable_pub)]
 #[path = "support/faulty.rs"]
 mod faulty;
 
