@@ -14,7 +14,7 @@
 //!
 //! The logits must be the same bits every time. Times are medians over rounds; ratios are to *none*, in the same round.
 
-use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store};
 use foreword_engine::cache::disk::{DiskConfig, DiskStore};
 use foreword_engine::cache::{DiskTier, PageHash};
@@ -85,6 +85,7 @@ impl Tiers {
     fn new(path: &std::path::Path) -> Self {
         let model = ModelConfig::parse(SHAPE).expect("the shape is supported");
         let sizes = CpuConfig {
+            precision: Precision::Auto,
             pages: CACHED_PAGES + NEW.div_ceil(PAGE_TOKENS),
             host_pages: CACHED_PAGES,
             page_tokens: PAGE_TOKENS,

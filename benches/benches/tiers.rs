@@ -84,7 +84,9 @@ fn policies() {
     for traces in traces() {
         println!("{}\n", traces[0].name);
         print!("| host memory, prompts |");
-        EvictionPolicy::ALL.map(|policy| print!(" {policy} |"));
+        for policy in EvictionPolicy::ALL {
+            print!(" {policy} |");
+        }
         println!(" pgdsf / best other |\n|{}", " --- |".repeat(6));
         for host_prompts in HOST_PROMPTS {
             print!("| {host_prompts} |");

@@ -40,6 +40,8 @@ fn request(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
         max_tokens,
         sampling,
         stop_tokens: Vec::new(),
+        constraint: None,
+        top_logprobs: None,
         cache_salt: String::new(),
         ..Request::default()
     }
@@ -62,7 +64,7 @@ fn listen(mut generation: Generation) -> Outcome {
     while let Some(event) = generation.blocking_next() {
         match event {
             Event::Started { cached_tokens } => outcome.cached_tokens = Some(cached_tokens),
-            Event::Token(token) => outcome.tokens.push(token),
+            Event::Token { id: token, .. } => outcome.tokens.push(token),
             Event::Finished(reason) => outcome.end = Ok(reason),
             Event::Failed(reason) => outcome.end = Err(reason.to_string()),
         }
@@ -289,7 +291,10 @@ fn a_dropped_generation_is_cancelled_and_its_pages_come_back() {
         generation.blocking_next(),
         Some(Event::Started { cached_tokens: 0 })
     ));
-    assert!(matches!(generation.blocking_next(), Some(Event::Token(_))));
+    assert!(matches!(
+        generation.blocking_next(),
+        Some(Event::Token { .. })
+    ));
     drop(generation);
     drop(gate);
     let stats = wait(&engine, |stats| stats.finished == 1);
@@ -521,8 +526,8 @@ async fn events_can_be_awaited() {
         generation.next().await,
         Some(Event::Started { .. })
     ));
-    assert!(matches!(generation.next().await, Some(Event::Token(_))));
-    assert!(matches!(generation.next().await, Some(Event::Token(_))));
+    assert!(matches!(generation.next().await, Some(Event::Token { .. })));
+    assert!(matches!(generation.next().await, Some(Event::Token { .. })));
     assert!(matches!(
         generation.next().await,
         Some(Event::Finished(FinishReason::Length))

@@ -1,11 +1,11 @@
 //! Faults of a device around the real CPU backend: what they spoil, and what they leave.
 
-#[allow(unreachable_pub)]
+#[allow(dead_code, unreachable_pub)]
 #[path = "support/faulty.rs"]
 mod faulty;
 
 use faulty::{Call, Fault, FaultyBackend};
-use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{
     Backend, BackendError, HostPageId, Load, Output, PageId, Segment, Step, Store,
 };
@@ -22,6 +22,7 @@ fn faulty(script: impl FnMut(Call<'_>) -> Option<Fault> + Send + 'static) -> imp
         host_pages: HOST_PAGES + 1,
         page_tokens: 16,
         threads: Some(2),
+        precision: Precision::Auto,
     };
     let model = ModelConfig::parse(SHAPE).unwrap();
     let checkpoint = Checkpoint::random(model, Element::F32, 3);

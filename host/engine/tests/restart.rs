@@ -27,6 +27,7 @@ struct Run {
 /// One life of an engine with a file at `path`: one greedy answer, and a shutdown.
 fn run(family: &str, path: &Path) -> Run {
     let sizes = CpuConfig {
+        precision: foreword_engine::backend::cpu::Precision::Auto,
         pages: 32,
         host_pages: 16,
         page_tokens: 16,
@@ -60,7 +61,7 @@ fn run(family: &str, path: &Path) -> Run {
     while let Some(event) = generation.blocking_next() {
         match event {
             Event::Started { cached_tokens } => cached = cached_tokens,
-            Event::Token(token) => answer.push(token),
+            Event::Token { id: token, .. } => answer.push(token),
             Event::Finished(_) => {}
             Event::Failed(failure) => panic!("{failure}"),
         }

@@ -10,11 +10,10 @@ use super::room::Place;
 use super::work::Work;
 use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, SpeculationId, Stats};
 use crate::backend::{Backend, BackendError, Output, Segment, TokenId};
-use crate::cache::{CacheConfig, DocumentPath, Lease, PrefixCache};
-use crate::sampling::Sampling;
+use crate::cache::{CacheConfig, CacheEvent, DocumentPath, Lease, PrefixCache, Sighting};
+use crate::sampling::{Choice, Sampler, SamplingError};
 use crate::scheduler::{Entry, Limits, Plan, Queue, Rule, Running, State, Ticket, Waiting, plan};
 use foreword_ordering::document::Fingerprint;
-use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -58,8 +57,7 @@ pub(super) struct Sequence {
     pub(super) tenant: Arc<str>,
     pub(super) deadline: Option<Instant>,
     pub(super) speculation: Option<SpeculationId>,
-    pub(super) sampling: Sampling,
-    pub(super) stop_tokens: SmallVec<[TokenId; 4]>,
+    pub(super) sampler: Sampler,
     pub(super) salt: Arc<str>,
     pub(super) documents: Option<Arc<DocumentPath>>,
     /// Has room for every event to come. Closed when the caller has gone.
@@ -70,6 +68,8 @@ pub(super) struct Sequence {
     pub(super) faults: u32,
     /// Its place in the waiting room, until it runs.
     pub(super) place: Option<Place>,
+    /// What the cache held of it when it was looked at last.
+    pub(super) sighting: Option<Sighting>,
 }
 
 struct Active {
@@ -109,6 +109,7 @@ impl Core {
         }
     }
 
+    #[cfg(test)]
     pub(super) fn bounds(&self) -> Bounds {
         self.bounds
     }
@@ -155,6 +156,11 @@ impl Core {
 
     pub(super) fn clear_cache(&mut self) -> u32 {
         self.cache.clear()
+    }
+
+    /// What happened in the cache since the last call.
+    pub(super) fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.cache.take_events()
     }
 
     /// Hands out the events so far, in order.
@@ -206,7 +212,7 @@ impl Core {
             Err(error) => return self.suffer(&error),
         };
         self.cache.landed();
-        let mut rows = logits.chunks_exact(self.bounds.vocabulary.max(1) as usize);
+        let mut rows = logits.chunks_exact_mut(self.bounds.vocabulary.max(1) as usize);
         for mut active in std::mem::take(&mut self.running) {
             let share = std::mem::take(&mut active.share);
             active.touched = false;
@@ -269,14 +275,21 @@ impl Core {
         (state, tickets)
     }
 
-    /// Looks again at what the cache holds of some of those that wait.
+    /// Asks of some of those that wait whether what was found of them still holds, and looks again where it does not.
     fn refresh(&mut self) {
-        if self.rule != Rule::Arrival {
-            let cache = &self.cache;
-            self.waiting.sweep(SWEPT, |sequence| {
-                cache.lookup(&sequence.salt, &sequence.tokens).tokens
-            });
+        if self.rule == Rule::Arrival {
+            return;
         }
+        let cache = &self.cache;
+        let mut looks = LOOKS;
+        self.waiting.sweep(SWEPT, |sequence| {
+            let seen = sequence.sighting.as_ref();
+            if looks > 0 && seen.is_none_or(|seen| !cache.is_current(seen)) {
+                looks -= 1;
+                sequence.sighting = Some(cache.sight(&sequence.salt, &sequence.tokens));
+            }
+            sequence.sighting.as_ref().map(|seen| seen.tokens)
+        });
     }
 
     /// Ends the requests that nobody listens to any more; what was computed for them stays cached.
@@ -434,27 +447,33 @@ impl Core {
     }
 
     /// Chooses the next token of a sequence by the logits of its last one.
-    fn advance(&mut self, mut active: Active, logits: Option<&[f32]>) {
+    fn advance(&mut self, mut active: Active, logits: Option<&mut [f32]>) {
         // There is a row for every segment that asked for one.
         let logits = logits.unwrap_or_default();
         let sequence = &mut active.sequence;
-        match sequence.sampling.choose(logits, sequence.length()) {
+        let position = sequence.length();
+        match sequence.sampler.next(logits, position) {
+            Err(error @ SamplingError::Constraint { .. }) => {
+                let failure = Failure::Sampling(error.to_string());
+                let sequence = self.close(active);
+                self.end(&sequence, Event::Failed(failure));
+            }
             Err(error) => {
                 // What yields no numbers must not be served again.
                 self.cache.forget(active.lease);
                 let failure = Failure::Sampling(error.to_string());
                 self.end(&active.sequence, Event::Failed(failure));
             }
-            Ok(token) if sequence.stop_tokens.contains(&token) => {
-                self.finish(active, FinishReason::Stop);
-            }
-            Ok(token) => {
-                sequence.tokens.push(token);
+            Ok(Choice::Stop) => self.finish(active, FinishReason::Stop),
+            Ok(Choice::Token { id, logprobs, last }) => {
+                sequence.tokens.push(id);
                 self.totals.generated_tokens += 1;
                 self.waiting.charge_token(&sequence.tenant);
                 self.outbox
-                    .push((sequence.events.clone(), Event::Token(token)));
-                if sequence.length() == sequence.end {
+                    .push((sequence.events.clone(), Event::Token { id, logprobs }));
+                if last {
+                    self.finish(active, FinishReason::Stop);
+                } else if sequence.length() == sequence.end {
                     self.finish(active, FinishReason::Length);
                 } else {
                     self.keep(active);
@@ -526,8 +545,11 @@ impl Sequence {
     }
 }
 
-/// Waiting requests whose match is looked up again in a step.
-const SWEPT: usize = 16;
+/// Waiting requests of which a step asks whether what was found of them still holds.
+const SWEPT: usize = 64;
+
+/// Those of them that a step looks at again: a look follows a prompt's pages through memory.
+const LOOKS: u32 = 8;
 
 fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     match (one, other) {

@@ -19,6 +19,7 @@
 
 mod core;
 mod failure;
+pub mod feed;
 pub mod profile;
 mod room;
 mod stepper;
@@ -34,12 +35,14 @@ pub use self::watchdog::{BackendFactory, Health};
 pub use crate::scheduler::Rule;
 
 use self::core::{Core, Sequence};
+use self::feed::Feed;
 use self::worker::{Clock, Shared};
 use crate::backend::{Backend, TokenId};
 use crate::cache::{CacheConfig, DocumentPath};
-use crate::sampling::Sampling;
+use crate::sampling::{Constraint, Logprobs, Sampler, Sampling};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -72,7 +75,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             max_waiting: 256,
-            max_waiting_per_tenant: 256,
+            max_waiting_per_tenant: u32::MAX,
             order: Rule::CachedFirst {
                 window: Rule::WINDOW,
             },
@@ -99,6 +102,10 @@ pub struct Request {
     pub sampling: Sampling,
     /// Tokens that end the generation (they are not reported).
     pub stop_tokens: Vec<TokenId>,
+    /// What the answer must look like; `None`: anything.
+    pub constraint: Option<Constraint>,
+    /// Whether each token comes with its log-probability, and with how many rivals'.
+    pub top_logprobs: Option<u32>,
     /// Requests with different salts share no KV state (tenant isolation). At most [`MAX_SALT_BYTES`].
     pub cache_salt: String,
     /// Where the prompt's documents end, if the caller knows.
@@ -137,7 +144,12 @@ pub enum Event {
         cached_tokens: u32,
     },
     /// The next token.
-    Token(TokenId),
+    Token {
+        /// The token.
+        id: TokenId,
+        /// If [`Request::top_logprobs`] asked for them.
+        logprobs: Option<Box<Logprobs>>,
+    },
     /// The end.
     Finished(FinishReason),
     /// The engine could not go on with this request.
@@ -147,7 +159,7 @@ pub enum Event {
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop token was chosen.
+    /// A stop token was chosen, or the constraint lets nothing follow.
     Stop,
     /// `max_tokens` were generated, or the sequence is as long as the model allows.
     Length,
@@ -347,6 +359,12 @@ impl Engine {
         self.handle.shared.stats()
     }
 
+    /// What happens in its cache. When an event of a generation has been received, the feed already tells what led to
+    /// it.
+    pub fn feed(&self) -> &Arc<Feed> {
+        self.handle.shared.feed()
+    }
+
     /// Forgets every cached prefix that no running request uses; returns the number of pages freed. Waits for the
     /// step that is being computed. 0 when the engine has stopped.
     pub fn clear_cache(&self) -> u32 {
@@ -411,6 +429,13 @@ impl Request {
         let end = tokens.saturating_add(answer).min(bounds.capacity);
         // `Started`, the tokens, and the end.
         let (sender, receiver) = mpsc::channel((end - tokens) as usize + 2);
+        let sampler = Sampler::new(
+            self.sampling,
+            &self.prompt,
+            &self.stop_tokens,
+            self.constraint,
+            self.top_logprobs,
+        );
         let sequence = Sequence {
             tokens: self.prompt,
             end,
@@ -418,14 +443,14 @@ impl Request {
             tenant: self.tenant,
             deadline: self.deadline,
             speculation: self.speculation,
-            sampling: self.sampling,
-            stop_tokens: self.stop_tokens.into(),
+            sampler,
             salt: self.cache_salt.into(),
             documents: self.documents.map(Arc::new),
             events: sender,
             started: false,
             faults: 0,
             place: None,
+            sighting: None,
         };
         Ok((
             sequence,
@@ -460,6 +485,19 @@ impl Generation {
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.events.recv().await;
         self.note(event)
+    }
+
+    /// As [`Generation::next`], for callers that wait for several at once.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.events.poll_recv(context).map(|event| self.note(event))
+    }
+
+    /// The next event if it has come already; `None` also after the last.
+    pub fn try_next(&mut self) -> Option<Event> {
+        match self.events.try_recv() {
+            Err(mpsc::error::TryRecvError::Empty) => None,
+            event => self.note(event.ok()),
+        }
     }
 
     /// As [`Generation::next`], for callers outside an async runtime.

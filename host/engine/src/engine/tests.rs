@@ -7,6 +7,8 @@ use std::collections::HashMap;
 #[allow(dead_code, unreachable_pub, missing_docs)]
 #[path = "../../tests/support/fake.rs"]
 mod fake;
+mod recovery;
+mod requests;
 mod tiers;
 
 /// Numbers that look random and are the same each time.
@@ -39,8 +41,28 @@ impl Seeded {
             max_tokens: 1 + self.below(24),
             sampling,
             stop_tokens: (0..self.below(2)).map(|_| self.below(VOCABULARY)).collect(),
+            constraint: None,
+            top_logprobs: None,
             cache_salt: ["", "a"][self.below(2) as usize].to_owned(),
+            tenant: ["", "b", "c"][self.below(3) as usize].into(),
             ..Request::default()
+        }
+    }
+
+    /// As [`Seeded::request`], maybe a guess, or what other guesses are at, and in a hurry.
+    fn speculation(&mut self, longest_prompt: u32, now: Instant) -> Request {
+        let id = self.below(3);
+        let kind = [Kind::Answer, Kind::Prefill][self.below(2) as usize];
+        // One of two guesses, which begin alike.
+        let tail = self.below(2);
+        let prompt = (0..longest_prompt).map(|position| if position < 8 { id } else { tail });
+        Request {
+            kind,
+            speculation: Some(SpeculationId(id.into())),
+            prompt: prompt.collect(),
+            cache_salt: String::new(),
+            deadline: Some(now + Duration::from_secs(u64::from(self.below(60)))),
+            ..self.request(longest_prompt)
         }
     }
 }
@@ -102,7 +124,10 @@ impl Load {
             ..
         } = &request;
         let capacity = self.core.bounds().capacity;
-        let expected = expected(prompt, *max_tokens, capacity, sampling, stop_tokens);
+        let expected = match request.kind {
+            Kind::Answer => expected(prompt, *max_tokens, capacity, sampling, stop_tokens),
+            Kind::Prefill => Default::default(),
+        };
         self.callers.insert(
             self.accepted,
             Caller {
@@ -117,6 +142,7 @@ impl Load {
     }
 
     fn step(&mut self) {
+        self.now += Duration::from_secs(1);
         let work = self.core.prepare(self.now);
         self.core.check();
         let mut logits = Vec::new();
@@ -161,7 +187,7 @@ impl Caller {
                     );
                     self.started = true;
                 }
-                Event::Token(token) => {
+                Event::Token { id: token, .. } => {
                     assert!(self.started);
                     self.tokens.push(token);
                     assert!(
@@ -173,6 +199,16 @@ impl Caller {
                 Event::Finished(reason) => {
                     assert_eq!(&self.tokens, tokens);
                     assert_eq!(reason == FinishReason::Stop, *stopped);
+                    let prefill = self.request.kind == Kind::Prefill;
+                    assert_eq!(reason == FinishReason::Prefilled, prefill);
+                    return false;
+                }
+                Event::Failed(Failure::Superseded) => {
+                    assert!(self.request.speculation.is_some());
+                    return false;
+                }
+                Event::Failed(Failure::Expired) => {
+                    assert!(self.request.deadline.is_some());
                     return false;
                 }
                 Event::Failed(reason) => {
@@ -192,6 +228,7 @@ impl Caller {
 #[test]
 fn tokens_depend_on_the_request_alone() {
     let (mut preempted, mut retried, mut evicted, mut cached) = (0, 0, 0, 0);
+    let (mut joined, mut superseded, mut expired) = (0, 0, 0);
     for seed in 0..120 {
         let mut random = Seeded(seed);
         let page_tokens = [1, 3, 4][random.below(3) as usize];
@@ -204,7 +241,7 @@ fn tokens_depend_on_the_request_alone() {
                 .copy_faults(move || copies.below(6) == 0)
                 .faults(move |_| match dice.below(24) {
                     0 => Fault::Device,
-                    1 => Fault::Panic,
+                    1 => Fault::Lost,
                     _ => Fault::None,
                 });
         }
@@ -212,12 +249,18 @@ fn tokens_depend_on_the_request_alone() {
             max_running: [1, 3, 8][random.below(3) as usize],
             max_step_tokens,
             max_retries: u32::MAX,
+            order: [
+                Rule::Arrival,
+                Rule::PathGroups,
+                Rule::CachedFirst { window: 2 },
+            ][random.below(3) as usize],
             ..EngineConfig::default()
         };
         let mut load = Load::with(backend, &config);
         for _ in 0..150 {
             match random.below(10) {
-                0..=2 => load.submit(random.request(30)),
+                0..=1 => load.submit(random.request(30)),
+                2 => load.submit(random.speculation(30, load.now)),
                 3 if !load.callers.is_empty() => {
                     let mut keys: Vec<u32> = load.callers.keys().copied().collect();
                     keys.sort_unstable();
@@ -235,12 +278,19 @@ fn tokens_depend_on_the_request_alone() {
         assert_eq!(load.failed, 0);
         preempted += stats.preemptions;
         retried += stats.retries;
+        joined += stats.speculations_joined;
+        superseded += stats.speculations_superseded;
+        expired += stats.expired;
         evicted += stats.evicted_pages;
         cached += stats.cached_tokens;
     }
     assert!(
         preempted > 100 && retried > 100 && evicted > 1000 && cached > 1000,
         "{preempted} {retried} {evicted} {cached}: too tame a load"
+    );
+    assert!(
+        joined > 10 && superseded > 100 && expired > 100,
+        "{joined} {superseded} {expired}: too tame a load"
     );
 }
 
@@ -288,6 +338,8 @@ fn a_pool_of_one_sequence_serves_many_by_turns() {
             max_tokens: 20,
             sampling,
             stop_tokens: vec![],
+            constraint: None,
+            top_logprobs: None,
             cache_salt: String::new(),
             ..Request::default()
         };
@@ -315,6 +367,8 @@ fn a_prompt_as_large_as_the_pool_allows_runs_to_the_end_of_it() {
             max_tokens: 9,
             sampling,
             stop_tokens: vec![],
+            constraint: None,
+            top_logprobs: None,
             cache_salt: String::new(),
             ..Request::default()
         });
@@ -331,6 +385,8 @@ fn a_long_prompt_does_not_stall_the_answers_beside_it() {
         max_tokens,
         sampling: Sampling::greedy(),
         stop_tokens: vec![],
+        constraint: None,
+        top_logprobs: None,
         cache_salt: length.to_string(),
         ..Request::default()
     };

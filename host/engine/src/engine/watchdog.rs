@@ -74,6 +74,7 @@ impl Watchdog {
                     worker::start(&self.shared, core, backend);
                 }
                 Err(reason) => {
+                    core.enqueue(self.shared.close());
                     core.fail_all(&failure);
                     self.shared.publish(&mut core);
                     self.shared.end(&format!("{failure}; {reason}"));

@@ -225,8 +225,8 @@ impl<T> Queue<T> {
     }
 
     /// Looks at the next `most` of those that were not put back, in turn, so that every one is looked at once in
-    /// `len / most` sweeps, and remembers what `look` finds cached.
-    pub fn sweep(&mut self, most: usize, mut look: impl FnMut(&T) -> u32) {
+    /// `len / most` sweeps, and remembers what `look` finds cached; `None`: what was remembered.
+    pub fn sweep(&mut self, most: usize, mut look: impl FnMut(&mut T) -> Option<u32>) {
         for _ in 0..most.min(self.arrived) {
             let (tenant, after) = &self.swept;
             let here = self.lanes.get(tenant).and_then(|lane| {
@@ -243,7 +243,7 @@ impl<T> Queue<T> {
             };
             let lane = self.lanes.get_mut(&tenant);
             if let Some(waiter) = lane.and_then(|lane| lane.get_mut(at)) {
-                waiter.cached = look(&waiter.item);
+                waiter.cached = look(&mut waiter.item).unwrap_or(waiter.cached);
                 self.swept = (tenant, waiter.arrival);
             }
         }

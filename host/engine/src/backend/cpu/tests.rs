@@ -34,6 +34,7 @@ fn backend(model: &ModelConfig, kernels: Kernels, page_tokens: u32, threads: u32
         host_pages: HOST_PAGES,
         page_tokens,
         threads: Some(threads),
+        precision: Precision::Auto,
     };
     let checkpoint = Checkpoint::random(model.clone(), Element::Bf16, 7);
     CpuBackend::build(&checkpoint, &config, kernels).unwrap()
@@ -204,8 +205,12 @@ fn logits_agree_with_a_plain_model_in_f64() {
                 .zip(&expected)
                 .map(|(a, b)| (f64::from(*a) - b).abs())
                 .fold(0.0, f64::max);
+            let tolerance = match kernels.pairs() {
+                None => 1e-4,
+                Some(_) => 2e-2,
+            };
             assert!(
-                worst < 1e-4 * deviation,
+                worst < tolerance * deviation,
                 "{kernels:?}: {worst} of a deviation of {deviation}"
             );
         }
@@ -290,7 +295,7 @@ fn chunks_pages_companions_and_threads_do_not_change_a_bit() {
 #[test]
 fn only_wanted_logits_are_returned_in_segment_order() {
     let model = &models()[0];
-    let mut machine = backend(model, Kernels::detect(), 16, 1);
+    let mut machine = backend(model, Kernels::available()[0], 16, 1);
     let row = VOCABULARY as usize;
     let (a, b, c) = (tokens(1, 5), tokens(2, 3), tokens(3, 4));
     let all = run(
@@ -343,7 +348,7 @@ fn store(backend: &mut CpuBackend, stores: &[(u32, u32)]) -> Result<(), BackendE
 fn a_page_that_went_through_the_host_pool_and_through_bytes_is_the_page_it_was() {
     for model in &models() {
         for threads in [1, 3] {
-            let mut machine = backend(model, Kernels::detect(), 16, threads);
+            let mut machine = backend(model, Kernels::available()[0], 16, threads);
             let prompt = tokens(1, 60);
             let expected = run(&mut machine, vec![segment(&prompt, 0, &[0, 1, 2, 3])]);
             store(&mut machine, &[(0, 5), (1, 0), (2, 11)]).unwrap();
@@ -390,7 +395,7 @@ fn a_page_that_went_through_the_host_pool_and_through_bytes_is_the_page_it_was()
 #[test]
 fn malformed_loads_and_stores_move_nothing() {
     let model = &models()[0];
-    let mut machine = backend(model, Kernels::detect(), 16, 1);
+    let mut machine = backend(model, Kernels::available()[0], 16, 1);
     let prompt = tokens(1, 20);
     let first = run(&mut machine, vec![segment(&prompt, 0, &[0, 1])]);
     let says = |outcome: Result<(), BackendError>, expected: &str| match outcome {
@@ -434,7 +439,7 @@ fn malformed_loads_and_stores_move_nothing() {
 #[test]
 fn malformed_calls_compute_nothing() {
     let model = &models()[0];
-    let mut machine = backend(model, Kernels::detect(), 16, 1);
+    let mut machine = backend(model, Kernels::available()[0], 16, 1);
     let prompt = tokens(1, 20);
     let first = run(&mut machine, vec![segment(&prompt, 0, &[0, 1])]);
     let mut logits = vec![1.0];
@@ -478,6 +483,7 @@ fn unusable_sizes_are_refused() {
             host_pages,
             page_tokens,
             threads,
+            precision: Precision::Auto,
         };
         let error = CpuBackend::new(&checkpoint, &config)
             .err()
@@ -498,9 +504,10 @@ fn an_identity_changes_with_model_weights_and_page_size_and_with_nothing_else() 
             host_pages: threads,
             page_tokens,
             threads: Some(threads),
+            precision: Precision::F32,
         };
         let checkpoint = Checkpoint::random(model.clone(), Element::F32, seed);
-        let backend = CpuBackend::build(&checkpoint, &config, Kernels::detect());
+        let backend = CpuBackend::build(&checkpoint, &config, Kernels::available()[0]);
         backend.unwrap().identity()
     };
     let models = models();

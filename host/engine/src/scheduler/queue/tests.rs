@@ -48,7 +48,7 @@ fn numbers(items: &[Item]) -> Vec<u64> {
 
 /// Refreshes every entry, as enough sweeps would.
 fn sweep_all(queue: &mut Queue<Item>) {
-    queue.sweep(usize::MAX, |item| item.cached);
+    queue.sweep(usize::MAX, |item| Some(item.cached));
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn sweeps_look_at_everyone_in_turn() {
         for _ in 0..5 {
             queue.sweep(4, |item| {
                 *seen.entry(item.number).or_insert(0) += 1;
-                0
+                None
             });
         }
         assert_eq!(seen.len(), 20);
@@ -164,7 +164,7 @@ fn nobody_is_overtaken_by_more_later_ones_than_the_window_says() {
                 overtaken.insert(arrivals, 0);
                 arrivals += 1;
             }
-            queue.sweep(8, |item| item.cached);
+            queue.sweep(8, |item| Some(item.cached));
             let most = 1 + random.below(3) as usize;
             for item in serve(&mut queue, most) {
                 overtaken.remove(&item.number);
