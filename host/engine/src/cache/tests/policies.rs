@@ -57,7 +57,7 @@ impl Model {
     }
 
     /// The lowest of what is in a tier, is followed by nothing there, and is not kept.
-    fn victim(&mut self, tier: usize, kept: &[Vec<TokenId>]) -> usize {
+    fn victim(&mut self, tier: usize, kept: &[Vec<TokenId>]) -> Option<usize> {
         let of_tier = |index: &usize| {
             let entry = &self.entries[*index];
             let followed = |other: &Entry| entry.is_parent_of(other) && other.is_in(tier);
@@ -71,11 +71,9 @@ impl Model {
             let entry = &self.entries[*index];
             (entry.priority[tier], entry.last)
         };
-        let victim = candidates
-            .min_by(|a, b| worth(a).partial_cmp(&worth(b)).unwrap())
-            .unwrap();
+        let victim = candidates.min_by(|a, b| worth(a).partial_cmp(&worth(b)).unwrap())?;
         self.clock[tier] = self.clock[tier].max(self.entries[victim].priority[tier]);
-        victim
+        Some(victim)
     }
 
     fn count(&self, tier: usize) -> usize {
@@ -93,18 +91,24 @@ impl Model {
     }
 
     fn evict(&mut self, kept: &[Vec<TokenId>]) {
-        let victim = self.victim(0, kept);
+        let victim = self.victim(0, kept).unwrap();
         let path = self.entries[victim].path.clone();
         let of = |model: &Self, path: &[TokenId]| {
             let mut entries = model.entries.iter();
             entries.position(|entry| entry.path == path).unwrap()
         };
-        if !self.entries[victim].in_host && self.capacity[1] > 0 {
-            if self.count(1) == self.capacity[1] {
-                let victim = self.victim(1, kept);
+        let mut has_place = !self.entries[victim].in_host;
+        if has_place {
+            let full = self.count(1) == self.capacity[1];
+            let victim = full.then(|| self.victim(1, kept)).flatten();
+            if let Some(victim) = victim {
                 self.entries[victim].in_host = false;
                 self.forget_gone();
             }
+            // Where every page is about to be loaded, none makes room.
+            has_place = !full || victim.is_some();
+        }
+        if has_place {
             let index = of(self, &path);
             let clock = self.clock[1];
             let entry = &mut self.entries[index];
