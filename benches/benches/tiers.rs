@@ -83,7 +83,11 @@ fn policies(picked: &[String]) {
         "Share of documents found / of their tokens found / mean seconds of prefill by the cost profile; device memory {DEVICE_PROMPTS} prompts\n"
     );
     for traces in traces() {
-        println!("{}\n", traces[0].name);
+        let name = &traces[0].name;
+        if !picked.is_empty() && !picked.iter().any(|word| name.contains(word)) {
+            continue;
+        }
+        println!("{name}\n");
         print!("| host memory, prompts |");
         for policy in EvictionPolicy::ALL {
             print!(" {policy} |");

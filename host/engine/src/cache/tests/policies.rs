@@ -23,7 +23,9 @@ struct Model {
     clock: [f64; 2],
     now: u64,
     entries: Vec<Entry>,
-    gone: Vec<Entry>,
+    /// Those that went, with the number of their departure.
+    gone: Vec<(usize, Entry)>,
+    departures: usize,
 }
 
 fn cost(cached: u32, new: u32) -> f64 {
@@ -87,7 +89,10 @@ impl Model {
         let gone = self
             .entries
             .extract_if(.., |entry| !entry.in_device && !entry.in_host);
-        self.gone.extend(gone);
+        for entry in gone {
+            self.departures += 1;
+            self.gone.push((self.departures, entry));
+        }
     }
 
     fn evict(&mut self, kept: &[Vec<TokenId>]) {
@@ -159,11 +164,14 @@ impl Model {
         let new = tokens.len() as u32 - cached;
         let seconds = cost(cached, new) / f64::from(new);
         for path in missing {
-            let before = self.gone.iter().rposition(|entry| entry.path == *path);
-            let remembered = before.map(|index| self.gone.remove(index));
-            let mut entry = remembered
-                .filter(|_| self.policy == EvictionPolicy::Pgdsf)
-                .unwrap_or_default();
+            let mut gone = self.gone.iter();
+            let before = gone.rposition(|(_, entry)| entry.path == *path);
+            let before = before.map(|index| self.gone.remove(index));
+            let window = (self.capacity[0] + self.capacity[1]) * REMEMBERED;
+            let remembered = before.filter(|(departure, _)| {
+                self.policy == EvictionPolicy::Pgdsf && departure + window > self.departures
+            });
+            let mut entry = remembered.map(|(_, entry)| entry).unwrap_or_default();
             entry.path.clone_from(path);
             entry.in_device = true;
             entry.frequency += 1.0;
@@ -195,6 +203,7 @@ fn every_policy_keeps_what_the_model_keeps() {
             now: 0,
             entries: Vec::new(),
             gone: Vec::new(),
+            departures: 0,
         };
         let config = CacheConfig {
             policy,
