@@ -266,6 +266,7 @@ impl Ours {
         let config = ModelConfig::parse(&json).expect("the shape is supported");
         let sizes = CpuConfig {
             pages: (BATCH * Self::PAGES) as u32,
+            host_pages: 0,
             page_tokens: PAGE_TOKENS,
             threads: Some(threads as u32),
             precision,
@@ -295,7 +296,10 @@ impl Ours {
     }
 
     fn run(&mut self, segments: Vec<Segment>) {
-        let step = Step { segments };
+        let step = Step {
+            segments,
+            ..Step::default()
+        };
         self.backend
             .run(&step, &mut self.logits)
             .expect("the step is well-formed");

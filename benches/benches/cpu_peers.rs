@@ -218,6 +218,7 @@ impl Ours {
     fn load(element: Element, threads: u32, precision: Precision) -> Self {
         let config = ModelConfig::parse(&shape().to_string()).expect("the shape is supported");
         let sizes = CpuConfig {
+            host_pages: 0,
             pages: (PROMPT + DECODED).div_ceil(PAGE_TOKENS),
             page_tokens: PAGE_TOKENS,
             threads: Some(threads),
@@ -229,6 +230,7 @@ impl Ours {
             name: format!("foreword, {}", backend.instruction_set()),
             backend,
             step: Step {
+                loads: Vec::new(),
                 segments: vec![Segment {
                     tokens: Vec::new(),
                     start: 0,

@@ -144,7 +144,9 @@ impl Failure {
     /// What the engine's refusal of a request with `max_tokens` tokens of answer means to its sender.
     pub fn from_submit(error: SubmitError, max_tokens: u32) -> Self {
         match error {
-            SubmitError::QueueFull { limit } => Self::QueueFull { limit },
+            SubmitError::QueueFull { limit, .. }
+            | SubmitError::TenantQueueFull { limit, .. }
+            | SubmitError::Busy { limit } => Self::QueueFull { limit },
             SubmitError::TooLong { tokens, limit } => Self::ContextLength {
                 prompt: tokens,
                 needed: u64::from(tokens) + u64::from(max_tokens),

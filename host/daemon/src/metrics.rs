@@ -4,10 +4,12 @@
 //! | --- | --- | --- |
 //! | `foreword_http_requests_total` | counter | `route` (the pattern, or `unmatched`), `status` |
 //! | `foreword_generations_total` | counter | `outcome` |
+//! | `foreword_document_paths_total` | counter | `outcome`: `placed`, `partial`, `not_found`, `malformed`, `absent` |
 //! | `foreword_queue_seconds` | histogram | from submission to the engine's start |
 //! | `foreword_time_to_first_token_seconds` | histogram | from the request's arrival |
-//! | `foreword_time_per_output_token_seconds` | histogram | mean gap between tokens, per answer |
+//! | `foreword_time_between_tokens_seconds` | histogram | each gap between two tokens of a choice |
 //! | `foreword_request_seconds` | histogram | from arrival to the end of the answer |
+//! | `foreword_request_prompt_tokens`, `foreword_request_cached_tokens` | histogram | of each request's prompt |
 //! | `foreword_{prompt,cached,generated}_tokens_total` | counter | |
 //! | `foreword_prefix_lookups_total`, `foreword_prefix_{partial,full}_hits_total` | counter | |
 //! | `foreword_evicted_pages_total`, `foreword_preemptions_total`, `foreword_steps_total` | counter | |
@@ -16,6 +18,7 @@
 //!
 //! The engine's own numbers are read from [`Stats`] on each scrape; before the model is loaded they are absent.
 
+use crate::kv::place::Placement;
 use crate::model::Model;
 use axum::http::StatusCode;
 use foreword_engine::engine::Stats;
@@ -34,14 +37,19 @@ pub struct Metrics {
     registry: Registry,
     http: Family<HttpLabels, Counter>,
     generations: Family<GenerationLabels, Counter>,
+    paths: Family<PathLabels, Counter>,
     /// From submission to the engine's start.
     pub queue_seconds: Histogram,
     /// From the request's arrival to its first token.
     pub first_token_seconds: Histogram,
-    /// Mean gap between the tokens of one answer.
-    pub token_seconds: Histogram,
+    /// From one token of a choice to the next.
+    pub between_tokens_seconds: Histogram,
     /// From the request's arrival to the end of its answer.
     pub request_seconds: Histogram,
+    /// Tokens of a request's prompt.
+    pub prompt_tokens: Histogram,
+    /// Of those, served from the cache.
+    pub cached_tokens: Histogram,
 }
 
 /// How a generation ended.
@@ -86,6 +94,11 @@ struct GenerationLabels {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PathLabels {
+    outcome: &'static str,
+}
+
 impl Metrics {
     /// Metrics that read the engine's numbers from `model` once it is set.
     pub fn new(model: Arc<OnceLock<Arc<Model>>>) -> Self {
@@ -102,6 +115,31 @@ impl Metrics {
             "Generations by how they ended",
             generations.clone(),
         );
+        let paths = Family::default();
+        registry.register(
+            "document_paths",
+            "Chat requests by what became of the path that the gateway told",
+            paths.clone(),
+        );
+        let between_tokens_seconds = {
+            // 100 µs to 13 s.
+            let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
+            let help = "From one token of a choice to the next";
+            registry.register("time_between_tokens_seconds", help, histogram.clone());
+            histogram
+        };
+        let mut tokens = |name, help| {
+            // 16 to 524,288, and those of none.
+            let bounds = std::iter::once(0.0).chain(exponential_buckets(16.0, 2.0, 16));
+            let histogram = Histogram::new(bounds);
+            registry.register(name, help, histogram.clone());
+            histogram
+        };
+        let prompt_tokens = tokens("request_prompt_tokens", "Tokens of a request's prompt");
+        let cached_tokens = tokens(
+            "request_cached_tokens",
+            "Tokens of a request's prompt served from the cache",
+        );
         let mut seconds = |name, help| {
             // 1 ms to 131 s.
             let histogram = Histogram::new(exponential_buckets(0.001, 2.0, 18));
@@ -111,15 +149,15 @@ impl Metrics {
         let metrics = Self {
             http,
             generations,
+            paths,
             queue_seconds: seconds("queue_seconds", "From submission to the engine's start"),
             first_token_seconds: seconds(
                 "time_to_first_token_seconds",
                 "From arrival to the first token",
             ),
-            token_seconds: seconds(
-                "time_per_output_token_seconds",
-                "Mean gap between an answer's tokens",
-            ),
+            between_tokens_seconds,
+            prompt_tokens,
+            cached_tokens,
             request_seconds: seconds("request_seconds", "From arrival to the end of the answer"),
             registry: Registry::default(),
         };
@@ -144,6 +182,15 @@ impl Metrics {
     pub fn ended(&self, outcome: Outcome) {
         self.generations
             .get_or_create(&GenerationLabels {
+                outcome: outcome.name(),
+            })
+            .inc();
+    }
+
+    /// Counts a chat request by what became of its path.
+    pub fn placed(&self, outcome: Placement) {
+        self.paths
+            .get_or_create(&PathLabels {
                 outcome: outcome.name(),
             })
             .inc();

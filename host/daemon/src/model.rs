@@ -3,15 +3,20 @@
 //! Here a checked request meets what the model alone can judge: whether the messages fit its chat template and whether
 //! prompt and answer fit its positions. What an answer looks like over HTTP is not known here.
 
+use crate::answer::Calls;
 use crate::failure::Failure;
-use crate::request::{Chat, Completion, Options, Prompt};
+use crate::kv::place::Placer;
+use crate::request::{Chat, Completion, Format, Options, Prompt, ToolChoice};
+use crate::tiers::Tiers;
 use anyhow::Context;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
 use foreword_engine::backend::{Backend, TokenId};
 use foreword_engine::engine::{Engine, EngineConfig, Generation, Request};
 use foreword_engine::models::ModelConfig;
-use foreword_engine::text::{ChatTemplate, Tokenizer};
+use foreword_engine::sampling::Constraint;
+use foreword_engine::text::{ChatTemplate, Grammars, OPEN_TOOL_CALL, SchemaError, Tokenizer};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A loaded model.
@@ -20,6 +25,8 @@ pub struct Model {
     created_s: u64,
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
+    /// Made for the first answer that needs one: it takes some tenths of a second, and many servers never do.
+    grammars: OnceLock<Result<Grammars, String>>,
     /// Tokens that end an answer.
     eos_tokens: Vec<TokenId>,
     vocabulary: u32,
@@ -28,15 +35,18 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads the checkpoint in `folder` and starts an engine on the CPU. Slow: it reads the weights.
+    /// Loads the checkpoint in `folder` and starts an engine on the CPU, with the cache that `tiers` describes. Slow: it
+    /// reads the weights, and may measure the machine.
     ///
     /// # Errors
-    /// When a file of the checkpoint is missing, malformed or not supported; the chain names file and reason.
+    /// When a file of the checkpoint or of the tiers is missing, malformed or not supported; the chain names file and
+    /// reason.
     pub fn load(
         folder: &Path,
         name: String,
         cpu: &CpuConfig,
-        engine: EngineConfig,
+        tiers: &Tiers,
+        mut engine: EngineConfig,
     ) -> anyhow::Result<Self> {
         let context = || format!("cannot load the model in {}", folder.display());
         let page_bytes = CpuBackend::page_bytes(folder, cpu.page_tokens).with_context(context)?;
@@ -44,14 +54,25 @@ impl Model {
             pages = cpu.pages,
             page_tokens = cpu.page_tokens,
             pool_mib = (page_bytes.saturating_mul(u64::from(cpu.pages))) >> 20,
+            host_mib = (page_bytes.saturating_mul(u64::from(cpu.host_pages))) >> 20,
             "loading"
         );
-        let backend = CpuBackend::load(folder, cpu).with_context(context)?;
+        let mut backend = CpuBackend::load(folder, cpu).with_context(context)?;
         tracing::info!(instructions = backend.instruction_set(), "loaded");
         if let Some(warning) = backend.warning() {
             tracing::warn!("{warning}");
         }
-        Self::on_backend(folder, name, Box::new(backend), engine)
+        engine.cache = tiers.open(&mut backend, engine.max_step_tokens)?;
+        let factory = {
+            let (folder, cpu) = (folder.to_owned(), cpu.clone());
+            move || match CpuBackend::load(&folder, &cpu) {
+                Ok(backend) => Ok(Box::new(backend) as Box<dyn Backend>),
+                Err(error) => Err(error.to_string()),
+            }
+        };
+        Self::with_engine(folder, name, Box::new(backend), |backend| {
+            Engine::guarded(backend, Box::new(factory), engine)
+        })
     }
 
     /// Reads everything but the weights from `folder` and starts an engine on `backend`.
@@ -63,6 +84,17 @@ impl Model {
         name: String,
         backend: Box<dyn Backend>,
         engine: EngineConfig,
+    ) -> anyhow::Result<Self> {
+        Self::with_engine(folder, name, backend, |backend| {
+            Engine::start(backend, engine)
+        })
+    }
+
+    fn with_engine(
+        folder: &Path,
+        name: String,
+        backend: Box<dyn Backend>,
+        start: impl FnOnce(Box<dyn Backend>) -> Engine,
     ) -> anyhow::Result<Self> {
         let context = || format!("cannot load the model in {}", folder.display());
         let tokenizer = Tokenizer::load(folder).with_context(context)?;
@@ -76,10 +108,11 @@ impl Model {
             created_s: created.as_secs(),
             tokenizer,
             template,
+            grammars: OnceLock::new(),
             eos_tokens,
             vocabulary: backend.vocabulary(),
             max_positions: backend.max_positions(),
-            engine: Engine::start(backend, engine),
+            engine: start(backend),
         })
     }
 
@@ -108,26 +141,64 @@ impl Model {
         &self.engine
     }
 
-    /// The engine's request for a chat. Costs what rendering and tokenising cost: not for an async worker.
+    /// The engine's request for a chat, whose documents `placer` knows to find, and where calls of tools will stand in the answer. Costs what rendering,
+    /// tokenising and compiling a grammar cost: not for an async worker.
+    ///
+    /// A call that is forced is asked for in the model's own manner where its template shows one: the prompt ends with
+    /// the tag that opens a call, and the answer is the call.
     ///
     /// # Errors
     /// When the chat does not fit the model.
-    pub fn chat_request(&self, chat: &Chat) -> Result<Request, Failure> {
+    pub fn chat_request(
+        &self,
+        chat: &Chat,
+        placer: &Placer<'_>,
+    ) -> Result<(Request, Calls), Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
                 "messages",
                 "this model has no chat template; use /v1/completions",
             ));
         };
-        let prompt = template
-            .render(&chat.messages, chat.tools.as_ref(), chat.documents.as_ref())
+        let tools = chat.tools.as_ref();
+        let mut prompt = template
+            .render_with(
+                &chat.messages,
+                tools.map(|tools| &tools.shown),
+                chat.documents.as_ref(),
+                chat.template_variables.as_ref(),
+            )
             .map_err(|error| Failure::invalid("messages", error.to_string()))?;
+        let (calls, constraint) = match tools.map(|tools| &tools.choice) {
+            Some(ToolChoice::Forced(schema)) => {
+                if template.tags_tool_calls() {
+                    prompt.push_str(OPEN_TOOL_CALL);
+                    prompt.push('\n');
+                }
+                let constraint = self.schema("tools", schema)?;
+                (Calls::Bare, Some(constraint))
+            }
+            Some(ToolChoice::Auto) if template.tags_tool_calls() => (Calls::Tagged, None),
+            _ => (Calls::None, None),
+        };
         // The template has written the special tokens that open a prompt.
-        let prompt = self
-            .tokenizer
-            .encode(&prompt, false)
-            .map_err(Failure::internal)?;
-        self.request(prompt, "messages", &chat.options, None)
+        let (tokens, documents) = match placer.place(&prompt) {
+            Some(placed) => {
+                let encoded = self
+                    .tokenizer
+                    .encode_counting(&prompt, false, &placed.bytes());
+                let (tokens, counts) = encoded.map_err(Failure::internal)?;
+                (tokens, placed.in_tokens(&counts))
+            }
+            None => {
+                let tokens = self.tokenizer.encode(&prompt, false);
+                (tokens.map_err(Failure::internal)?, None)
+            }
+        };
+        let mut request = self.request(tokens, "messages", &chat.options, None)?;
+        request.constraint = request.constraint.or(constraint);
+        request.documents = documents;
+        Ok((request, calls))
     }
 
     /// The engine's request for a text completion. Costs as [`Model::chat_request`].
@@ -190,8 +261,38 @@ impl Model {
             } else {
                 self.eos_tokens.clone()
             },
+            constraint: self.constraint(&options.format)?,
+            top_logprobs: options.top_logprobs,
             cache_salt: options.cache_salt.clone(),
+            tenant: options.cache_salt.as_str().into(),
+            ..Request::default()
         })
+    }
+
+    fn constraint(&self, format: &Format) -> Result<Option<Constraint>, Failure> {
+        match format {
+            Format::Text => Ok(None),
+            Format::JsonObject => {
+                let constraint = self.grammars()?.json_object();
+                constraint.map(Some).map_err(Failure::internal)
+            }
+            Format::JsonSchema(schema) => self
+                .schema("response_format.json_schema.schema", schema)
+                .map(Some),
+        }
+    }
+
+    /// The grammar of a schema that came in `field`.
+    fn schema(&self, field: &str, schema: &serde_json::Value) -> Result<Constraint, Failure> {
+        let refuse = |error: SchemaError| Failure::invalid(field, format!("{field}: {error}"));
+        self.grammars()?.json_schema(schema).map_err(refuse)
+    }
+
+    fn grammars(&self) -> Result<&Grammars, Failure> {
+        let grammars = self.grammars.get_or_init(|| {
+            Grammars::new(&self.tokenizer, self.vocabulary).map_err(|error| error.to_string())
+        });
+        grammars.as_ref().map_err(Failure::internal)
     }
 
     /// Hands a request to the engine.

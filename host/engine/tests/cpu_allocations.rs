@@ -36,6 +36,7 @@ fn decoding_allocates_nothing_per_token() {
     const STEPS: u32 = 128;
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen2");
     let config = CpuConfig {
+        host_pages: 0,
         pages: 20,
         page_tokens: 16,
         threads: Some(2),
@@ -51,6 +52,7 @@ fn decoding_allocates_nothing_per_token() {
         output: Output::Last,
     };
     let mut step = Step {
+        loads: Vec::new(),
         segments: vec![segment(0), segment(10)],
     };
     let mut decode = |position: u32| {

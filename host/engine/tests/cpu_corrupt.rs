@@ -59,6 +59,7 @@ impl Spoilt {
     fn load(&self) -> Result<CpuBackend, String> {
         let config = CpuConfig {
             pages: 2,
+            host_pages: 0,
             page_tokens: 16,
             threads: Some(1),
             precision: Precision::Auto,

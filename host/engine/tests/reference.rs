@@ -129,6 +129,7 @@ fn load_as(
 ) -> Result<CpuBackend, CheckpointError> {
     let config = CpuConfig {
         pages: POOL,
+        host_pages: 0,
         page_tokens: PAGE_TOKENS,
         threads: Some(threads),
         precision,
@@ -152,6 +153,7 @@ fn run(
     };
     let step = Step {
         segments: vec![segment],
+        ..Step::default()
     };
     backend.run(&step, &mut logits).unwrap();
     logits

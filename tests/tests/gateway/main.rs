@@ -8,6 +8,8 @@ mod bounds;
 mod configuration;
 mod failures;
 mod ordering;
+mod pages;
+mod released;
 mod streams;
 
 use foreword_tests::http::{Response, exchange, post};

@@ -117,7 +117,7 @@ fn once<'a>(text: &'a str, mark: &str) -> Option<(&'a str, &'a str)> {
 
 /// `text` as it stands between the quotes of a JSON string.
 fn escape(text: &str) -> String {
-    let quoted = serde_json::Value::from(text).to_string();
+    let quoted = serde_json::to_string(text).unwrap_or_default();
     quoted
         .get(1..quoted.len().saturating_sub(1))
         .unwrap_or_default()

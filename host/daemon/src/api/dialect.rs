@@ -1,8 +1,10 @@
 //! The two shapes of OpenAI's answers: chat completions and text completions, whole and in chunks.
 
-use crate::answer::Usage;
-use foreword_engine::engine::FinishReason;
+use super::logprobs;
+use crate::answer::{End, Scored, Usage};
+use foreword_engine::text::ToolCall;
 use serde_json::{Value, json};
+use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Which shape.
@@ -18,6 +20,17 @@ pub(super) struct Envelope {
     id: String,
     created_s: u64,
     model: String,
+}
+
+/// A choice, complete.
+#[derive(Default)]
+pub(super) struct Whole {
+    pub(super) text: String,
+    pub(super) calls: Vec<ToolCall>,
+    /// If they were asked for.
+    pub(super) logprobs: Option<Vec<Scored>>,
+    /// `None` only while it is being put together.
+    pub(super) end: Option<End>,
 }
 
 impl Envelope {
@@ -37,50 +50,84 @@ impl Envelope {
         }
     }
 
-    pub(super) fn dialect(&self) -> Dialect {
-        self.dialect
-    }
-
     /// The answer as one object.
-    pub(super) fn whole(&self, text: &str, reason: FinishReason, usage: Usage) -> Value {
-        let (object, mut choice) = match self.dialect {
-            Dialect::Chat => (
-                "chat.completion",
-                json!({"index": 0, "message": {"role": "assistant", "content": text}}),
-            ),
-            Dialect::Completion => ("text_completion", json!({"index": 0, "text": text})),
+    pub(super) fn whole(&self, choices: Vec<Whole>, usage: Usage) -> Value {
+        let choices = choices.into_iter().enumerate();
+        let choices: Vec<Value> = choices
+            .map(|(index, whole)| self.whole_choice(index, whole))
+            .collect();
+        let object = match self.dialect {
+            Dialect::Chat => "chat.completion",
+            Dialect::Completion => "text_completion",
         };
-        choice["logprobs"] = Value::Null;
-        choice["finish_reason"] = reason_name(reason).into();
-        let mut whole = self.object(object, json!([choice]));
+        let mut whole = self.object(object, json!(choices));
         whole["usage"] = usage_object(usage);
         whole
     }
 
-    /// What a stream sends before the first text, if anything.
-    pub(super) fn opening(&self) -> Option<Value> {
+    fn whole_choice(&self, index: usize, whole: Whole) -> Value {
+        let mut choice = match self.dialect {
+            Dialect::Completion => json!({"index": index, "text": whole.text}),
+            Dialect::Chat if whole.calls.is_empty() => {
+                json!({"index": index, "message": {"role": "assistant", "content": whole.text}})
+            }
+            Dialect::Chat => {
+                let content = Some(whole.text).filter(|text| !text.is_empty());
+                let calls: Vec<Value> = whole.calls.iter().map(call_object).collect();
+                let message = json!({"role": "assistant", "content": content, "tool_calls": calls});
+                json!({"index": index, "message": message})
+            }
+        };
+        choice["logprobs"] = self.logprobs(whole.logprobs.as_deref());
+        choice["finish_reason"] = whole.end.map(end_name).into();
+        choice
+    }
+
+    /// What a stream sends before the first piece of a choice, if anything.
+    pub(super) fn opening(&self, index: usize) -> Option<Value> {
         match self.dialect {
             Dialect::Chat => {
-                Some(self.chunk(json!({"delta": {"role": "assistant", "content": ""}}), None))
+                let delta = json!({"delta": {"role": "assistant", "content": ""}});
+                Some(self.chunk(index, delta, None, None))
             }
             Dialect::Completion => None,
         }
     }
 
-    /// More text.
-    pub(super) fn text(&self, text: &str) -> Value {
-        match self.dialect {
-            Dialect::Chat => self.chunk(json!({"delta": {"content": text}}), None),
-            Dialect::Completion => self.chunk(json!({"text": text}), None),
-        }
+    /// More text, with its tokens if they were asked for.
+    pub(super) fn text(&self, index: usize, text: &str, logprobs: Option<&[Scored]>) -> Value {
+        let choice = match self.dialect {
+            Dialect::Chat => json!({"delta": {"content": text}}),
+            Dialect::Completion => json!({"text": text}),
+        };
+        self.chunk(index, choice, logprobs, None)
     }
 
-    /// The end.
-    pub(super) fn end(&self, reason: FinishReason) -> Value {
-        match self.dialect {
-            Dialect::Chat => self.chunk(json!({"delta": {}}), Some(reason)),
-            Dialect::Completion => self.chunk(json!({"text": ""}), Some(reason)),
-        }
+    /// A call of a tool, the `number`th of its choice, in one piece.
+    pub(super) fn call(
+        &self,
+        index: usize,
+        number: usize,
+        call: &ToolCall,
+        logprobs: Option<&[Scored]>,
+    ) -> Value {
+        let mut call = call_object(call);
+        call["index"] = number.into();
+        self.chunk(
+            index,
+            json!({"delta": {"tool_calls": [call]}}),
+            logprobs,
+            None,
+        )
+    }
+
+    /// The end of a choice.
+    pub(super) fn end(&self, index: usize, end: End) -> Value {
+        let choice = match self.dialect {
+            Dialect::Chat => json!({"delta": {}}),
+            Dialect::Completion => json!({"text": ""}),
+        };
+        self.chunk(index, choice, None, Some(end))
     }
 
     /// The usage, where it was asked for: a chunk without choices.
@@ -90,11 +137,25 @@ impl Envelope {
         chunk
     }
 
-    fn chunk(&self, mut choice: Value, reason: Option<FinishReason>) -> Value {
-        choice["index"] = 0.into();
-        choice["logprobs"] = Value::Null;
-        choice["finish_reason"] = reason.map(reason_name).into();
+    fn chunk(
+        &self,
+        index: usize,
+        mut choice: Value,
+        logprobs: Option<&[Scored]>,
+        end: Option<End>,
+    ) -> Value {
+        choice["index"] = index.into();
+        choice["logprobs"] = self.logprobs(logprobs);
+        choice["finish_reason"] = end.map(end_name).into();
         self.object(self.chunk_object(), json!([choice]))
+    }
+
+    fn logprobs(&self, tokens: Option<&[Scored]>) -> Value {
+        match (self.dialect, tokens) {
+            (_, None) => Value::Null,
+            (Dialect::Chat, Some(tokens)) => logprobs::chat(tokens),
+            (Dialect::Completion, Some(tokens)) => logprobs::completion(tokens),
+        }
     }
 
     fn chunk_object(&self) -> &'static str {
@@ -109,10 +170,18 @@ impl Envelope {
     }
 }
 
-fn reason_name(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
+/// OpenAI's call of a tool, under an id of its own.
+fn call_object(call: &ToolCall) -> Value {
+    let id = format!("call_{:016x}", RandomState::new().hash_one(()));
+    let function = json!({"name": call.name, "arguments": call.arguments});
+    json!({"id": id, "type": "function", "function": function})
+}
+
+fn end_name(end: End) -> &'static str {
+    match end {
+        End::Stop => "stop",
+        End::Length => "length",
+        End::Calls => "tool_calls",
     }
 }
 

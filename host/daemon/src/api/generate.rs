@@ -7,18 +7,21 @@
 //! ```
 
 use super::body;
-use super::dialect::{Dialect, Envelope};
+use super::dialect::{Dialect, Envelope, Whole};
 use super::stream::stream;
 use super::{App, RequestId};
-use crate::answer::{Answer, Piece, Record, TimeLimit};
+use crate::answer::{Answer, Calls, Reading, Record, TimeLimit};
 use crate::failure::{Failure, clip};
 use crate::gate::{Pass, Phase};
+use crate::kv::place::{PATH_HEADER, Placer};
 use crate::model::Model;
 use crate::request::{Chat, Completion, Delivery, Options};
 use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
+use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
 use foreword_engine::engine::{self, Generation};
+use foreword_engine::text::Part;
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -42,25 +45,26 @@ pub(super) async fn completion(
 pub(super) struct Job {
     pub(super) model: Arc<Model>,
     pub(super) envelope: Envelope,
+    /// Whether log-probabilities were asked for.
+    pub(super) logprobs: bool,
     generation: Generation,
-    stop: Vec<String>,
-    pass: Pass,
+    /// The other choices.
+    waiting: Vec<engine::Request>,
+    reading: Reading,
+    passes: Vec<Pass>,
     time: TimeLimit,
     record: Record,
 }
 
 impl Job {
-    /// The answer, and the model and envelope that it goes with.
+    /// The answer, and the envelope that it goes in.
     pub(super) fn start(self, model: &Model) -> (Answer<'_>, Envelope) {
-        let decoder = match self.envelope.dialect() {
-            Dialect::Chat => model.tokenizer().decoder(),
-            Dialect::Completion => model.tokenizer().continuation(),
-        };
         let answer = Answer::new(
+            model,
             self.generation,
-            decoder,
-            self.stop,
-            self.pass,
+            self.waiting,
+            &self.reading,
+            self.passes,
             self.time,
             self.record,
         );
@@ -69,7 +73,7 @@ impl Job {
 }
 
 async fn generate(
-    app: &App,
+    app: &Arc<App>,
     dialect: Dialect,
     id: RequestId,
     request: Request,
@@ -89,17 +93,36 @@ async fn generate(
             return Err(failure);
         }
     };
+    let path = request.headers().get(PATH_HEADER).cloned();
     let body = tokio::select! {
         body = body::read(request, app.limits.max_body_bytes, time) => body?,
         () = pass.cut() => return Err(Failure::Stopping),
     };
-    let (prompt, options) = tokio::select! {
-        prepared = prepare(app, Arc::clone(&model), dialect, body) => prepared?,
+    let Prepared {
+        mut request,
+        choices,
+        reading,
+        delivery,
+    } = tokio::select! {
+        prepared = prepare(app, Arc::clone(&model), dialect, body, path) => prepared?,
         () = tokio::time::sleep_until(time.deadline()) => return Err(Failure::Timeout { limit: time.limit }),
         () = pass.cut() => return Err(Failure::Stopping),
     };
-    let prompt_tokens = u32::try_from(prompt.prompt.len()).unwrap_or(u32::MAX);
-    let generation = model.submit(prompt).inspect_err(|failure| {
+    request.deadline = Some(time.deadline().into_std());
+    // Every choice takes a place: the bound on places is what keeps memory and queue bounded.
+    let mut passes = vec![pass];
+    for _ in 1..choices {
+        passes.push(app.gate.enter()?);
+    }
+    let waiting: Vec<engine::Request> = (1..choices)
+        .map(|choice| engine::Request {
+            sampling: request.sampling.clone().for_choice(choice),
+            ..request.clone()
+        })
+        .collect();
+    let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
+    let logprobs = request.top_logprobs.is_some();
+    let generation = model.submit(request).inspect_err(|failure| {
         // In a server that serves, an engine that has stopped has died: stop being ready.
         if matches!(failure, Failure::Stopping) {
             app.gate.advance(Phase::Stopping);
@@ -107,45 +130,75 @@ async fn generate(
     })?;
     let job = Job {
         envelope: Envelope::new(dialect, &id.0, model.name()),
+        logprobs,
         generation,
-        stop: options.stop,
-        pass,
+        record: Record::new(
+            Arc::clone(&app.metrics),
+            time.arrival,
+            prompt_tokens,
+            1 + waiting.len(),
+        ),
+        waiting,
+        reading,
+        passes,
         time,
-        record: Record::new(Arc::clone(&app.metrics), time.arrival, prompt_tokens),
         model,
     };
-    match options.delivery {
+    match delivery {
         Delivery::Whole => whole(job).await,
         Delivery::Stream { include_usage } => Ok(stream(job, include_usage)),
     }
 }
 
+/// What a body asks for.
+struct Prepared {
+    request: engine::Request,
+    choices: u32,
+    reading: Reading,
+    delivery: Delivery,
+}
+
 /// Parses the body and makes the engine's request of it, on a thread that may block. The permit goes with the work:
 /// the number of such threads stays bounded even when clients leave meanwhile.
 async fn prepare(
-    app: &App,
+    app: &Arc<App>,
     model: Arc<Model>,
     dialect: Dialect,
     body: Bytes,
-) -> Result<(engine::Request, Options), Failure> {
+    path: Option<HeaderValue>,
+) -> Result<Prepared, Failure> {
     let permit = Arc::clone(&app.preparing)
         .acquire_owned()
         .await
         .map_err(Failure::internal)?;
+    let app = Arc::clone(app);
     let work = move || {
         let _permit = permit;
-        match dialect {
+        let (request, calls, options) = match dialect {
             Dialect::Chat => {
                 let chat = Chat::parse(&body)?;
                 check_model(&model, &chat.options)?;
-                Ok((model.chat_request(&chat)?, chat.options))
+                let placer = Placer::new(&app.locator, path.as_ref(), &body, &app.metrics);
+                let (request, calls) = model.chat_request(&chat, &placer)?;
+                (request, calls, chat.options)
             }
             Dialect::Completion => {
                 let completion = Completion::parse(&body)?;
                 check_model(&model, &completion.options)?;
-                Ok((model.completion_request(&completion)?, completion.options))
+                let request = model.completion_request(&completion)?;
+                (request, Calls::None, completion.options)
             }
-        }
+        };
+        Ok(Prepared {
+            request,
+            choices: options.choices,
+            reading: Reading {
+                stop: options.stop,
+                continues: dialect == Dialect::Completion,
+                calls,
+            },
+            delivery: options.delivery,
+        })
     };
     tokio::task::spawn_blocking(work)
         .await
@@ -164,13 +217,25 @@ fn check_model(model: &Model, options: &Options) -> Result<(), Failure> {
 
 async fn whole(job: Job) -> Result<Response, Failure> {
     let model = Arc::clone(&job.model);
+    let logprobs = job.logprobs;
     let (mut answer, envelope) = job.start(&model);
-    let mut text = String::new();
-    loop {
-        let Piece { text: more, end } = answer.next().await?;
-        text.push_str(&more);
-        if let Some(reason) = end {
-            return Ok(axum::Json(envelope.whole(&text, reason, answer.usage())).into_response());
+    let mut choices: Vec<Whole> = Vec::new();
+    choices.resize_with(answer.choices(), || Whole {
+        logprobs: logprobs.then(Vec::new),
+        ..Whole::default()
+    });
+    while let Some(piece) = answer.next().await? {
+        let choice = &mut choices[piece.choice];
+        for part in piece.parts {
+            match part {
+                Part::Text(text) => choice.text.push_str(&text),
+                Part::Call(call) => choice.calls.push(call),
+            }
         }
+        if let Some(logprobs) = &mut choice.logprobs {
+            logprobs.extend(piece.logprobs);
+        }
+        choice.end = piece.end;
     }
+    Ok(axum::Json(envelope.whole(choices, answer.usage())).into_response())
 }

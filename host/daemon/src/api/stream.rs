@@ -3,12 +3,13 @@
 //! ```text
 //!   data: {… "delta": {"role": "assistant", "content": ""} …}     with the first text (chat only)
 //!   data: {… "delta": {"content": "Hel"} …}                       one per piece of text, at once
-//!   data: {… "delta": {}, "finish_reason": "stop" …}
+//!   data: {… "delta": {"tool_calls": [{"index": 0, …}]} …}        one per call of a tool, when it is complete
+//!   data: {… "delta": {}, "finish_reason": "stop" …}              the end of a choice
 //!   data: {… "choices": [], "usage": {…}}                         if asked for
 //!   data: [DONE]
 //! ```
 //!
-//! A failure after the stream has begun is an event with OpenAI's error object, and no `[DONE]`.
+//! Several choices come interleaved, each under its `index`. A failure after the stream has begun is an event with OpenAI's error object, and no `[DONE]`.
 //!
 //! One task makes the events of one stream, so that its deadline holds even while the client does not read. It ends
 //! when the stream is dropped; it holds the request's [`Pass`](crate::gate::Pass), so whoever waits for the gate to be
@@ -20,6 +21,7 @@ use crate::failure::Failure;
 use axum::http::{HeaderValue, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use foreword_engine::text::Part;
 use futures_util::stream;
 use serde_json::Value;
 use std::convert::Infallible;
@@ -61,6 +63,7 @@ pub(super) fn stream(job: Job, include_usage: bool) -> Response {
 
 async fn send_answer(job: Job, include_usage: bool, sender: &mpsc::Sender<Event>) {
     let model = Arc::clone(&job.model);
+    let logprobs = job.logprobs;
     let (mut answer, envelope) = job.start(&model);
     // OpenAI's chunks carry an empty usage where the last one will carry a full one.
     let dress = |mut chunk: Value| {
@@ -70,22 +73,38 @@ async fn send_answer(job: Job, include_usage: bool, sender: &mpsc::Sender<Event>
         Event::default().data(chunk.to_string())
     };
     let outcome: Result<(), Failure> = async {
-        let mut opening = envelope.opening();
-        loop {
-            let piece = answer.next().await?;
-            if let Some(opening) = opening.take() {
-                send(sender, dress(opening), &mut answer).await?;
+        let mut opened = vec![false; answer.choices()];
+        let mut calls = vec![0; answer.choices()];
+        while let Some(piece) = answer.next().await? {
+            let index = piece.choice;
+            let mut chunks = Vec::new();
+            if !std::mem::replace(&mut opened[index], true) {
+                chunks.extend(envelope.opening(index));
             }
-            if !piece.text.is_empty() {
-                send(sender, dress(envelope.text(&piece.text)), &mut answer).await?;
+            // A piece's tokens go with the first chunk of it.
+            let mut tokens = Some(&*piece.logprobs).filter(|_| logprobs);
+            for part in &piece.parts {
+                chunks.push(match part {
+                    Part::Text(text) => envelope.text(index, text, tokens),
+                    Part::Call(call) => {
+                        calls[index] += 1;
+                        envelope.call(index, calls[index] - 1, call, tokens)
+                    }
+                });
+                tokens = tokens.map(|_| &[][..]);
             }
-            let Some(reason) = piece.end else { continue };
-            send(sender, dress(envelope.end(reason)), &mut answer).await?;
-            if include_usage {
-                send(sender, dress(envelope.usage(answer.usage())), &mut answer).await?;
+            if tokens.is_some_and(|tokens| !tokens.is_empty()) {
+                chunks.push(envelope.text(index, "", tokens));
             }
-            return send(sender, Event::default().data("[DONE]"), &mut answer).await;
+            chunks.extend(piece.end.map(|end| envelope.end(index, end)));
+            for chunk in chunks {
+                send(sender, dress(chunk), &mut answer).await?;
+            }
         }
+        if include_usage {
+            send(sender, dress(envelope.usage(answer.usage())), &mut answer).await?;
+        }
+        send(sender, Event::default().data("[DONE]"), &mut answer).await
     }
     .await;
     if let Err(failure) = outcome {

@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`: the fields that make a chat request.
 
-use super::Options;
-use super::fields::{Fields, show, wrong_type};
+use super::fields::{Fields, show, take_objects, wrong_type};
+use super::{Format, Options, ToolChoice, Tools};
 use crate::failure::Failure;
 use serde_json::{Map, Value};
 
@@ -11,11 +11,12 @@ pub struct Chat {
     /// OpenAI's messages, at least one: every `content` a string, an array of text parts or, where tools are called,
     /// absent; every tool call's `arguments` an object where the client sent one as a string.
     pub messages: Value,
-    /// The tools as the client sent them, in its order of keys. They are for the template only: a model's call of a
-    /// tool is delivered as the text that it is, not parsed into `tool_calls`.
-    pub tools: Option<Value>,
+    /// The tools that the model is shown.
+    pub tools: Option<Tools>,
     /// The documents as the client sent them: an array of objects.
     pub documents: Option<Value>,
+    /// More variables for the template, an object (`chat_template_kwargs`, vLLM's extension).
+    pub template_variables: Option<Value>,
     /// Everything else.
     pub options: Options,
 }
@@ -25,14 +26,53 @@ impl Chat {
     /// [`Failure::Invalid`].
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
-        Ok(Self {
+        let top_logprobs = take_logprobs(&mut fields)?;
+        let chat = Self {
             messages: take_messages(&mut fields)?,
-            tools: take_tools(&mut fields)?,
+            tools: Tools::take(&mut fields)?,
             documents: take_objects(&mut fields, "documents")?,
-            options: Options::take(&mut fields)?,
-        })
+            template_variables: take_variables(&mut fields)?,
+            options: Options::take(&mut fields, top_logprobs)?,
+        };
+        match &chat.tools {
+            Some(Tools {
+                choice: ToolChoice::Forced(_),
+                ..
+            }) if chat.options.format != Format::Text => Err(Failure::invalid(
+                "response_format",
+                "response_format and a tool_choice that demands a call exclude each other",
+            )),
+            _ => Ok(chat),
+        }
     }
 }
+
+/// `logprobs`, and with it `top_logprobs`: how many rivals of each token are told.
+fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, Failure> {
+    let wanted = fields.boolean("logprobs")?;
+    let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    match (wanted, top) {
+        (true, top) => Ok(Some(
+            top.and_then(|top| u32::try_from(top).ok()).unwrap_or(0),
+        )),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(Failure::invalid(
+            "top_logprobs",
+            "top_logprobs needs logprobs to be true",
+        )),
+    }
+}
+
+fn take_variables(fields: &mut Fields) -> Result<Option<Value>, Failure> {
+    match fields.take("chat_template_kwargs") {
+        None => Ok(None),
+        Some(variables @ Value::Object(_)) => Ok(Some(variables)),
+        Some(other) => Err(wrong_type("chat_template_kwargs", "an object", &other)),
+    }
+}
+
+/// OpenAI's bound.
+const MAX_TOP_LOGPROBS: i64 = 20;
 
 fn take_messages(fields: &mut Fields) -> Result<Value, Failure> {
     let mut messages = match fields.take("messages") {
@@ -120,40 +160,6 @@ fn open_tool_calls(message: &mut Map<String, Value>) -> bool {
     !calls.is_empty()
 }
 
-/// The tools, unless `tool_choice` forbids them. A choice that would force a call cannot be kept, so it is refused.
-fn take_tools(fields: &mut Fields) -> Result<Option<Value>, Failure> {
-    let tools = take_objects(fields, "tools")?;
-    match fields.take("tool_choice") {
-        None => Ok(tools),
-        Some(Value::String(choice)) if choice == "auto" => Ok(tools),
-        Some(Value::String(choice)) if choice == "none" => Ok(None),
-        Some(other) => Err(Failure::invalid(
-            "tool_choice",
-            format!(
-                "tool_choice must be \"auto\" or \"none\", got {}",
-                show(&other)
-            ),
-        )),
-    }
-}
-
-/// An array of objects, or nothing where it is absent or empty.
-fn take_objects(fields: &mut Fields, name: &str) -> Result<Option<Value>, Failure> {
-    match fields.take(name) {
-        None => Ok(None),
-        Some(Value::Array(items)) => match items.iter().position(|item| !item.is_object()) {
-            Some(index) => Err(wrong_type(
-                &format!("{name}[{index}]"),
-                "an object",
-                &items[index],
-            )),
-            None if items.is_empty() => Ok(None),
-            None => Ok(Some(Value::Array(items))),
-        },
-        Some(other) => Err(wrong_type(name, "an array", &other)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -226,11 +232,41 @@ mod tests {
         };
         let tools = parse(&body(json!("auto"))).unwrap().tools.unwrap();
         assert_eq!(
-            tools.to_string(),
+            tools.shown.to_string(),
             r#"[{"type":"function","function":{"name":"f","description":"d"}}]"#
         );
         assert!(parse(&body(json!("none"))).unwrap().tools.is_none());
-        assert_eq!(refusal(&body(json!("required"))).0, "tool_choice");
+    }
+
+    #[test]
+    fn a_forced_call_and_a_format_exclude_each_other() {
+        let body = json!({
+            "messages": [{"role": "user", "content": "hi"}],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": "required",
+            "response_format": {"type": "json_object"},
+        });
+        assert_eq!(refusal(&body).0, "response_format");
+    }
+
+    #[test]
+    fn top_logprobs_need_logprobs() {
+        let body = |logprobs: Value, top: Value| {
+            json!({
+                "messages": [{"role": "user", "content": "hi"}],
+                "logprobs": logprobs,
+                "top_logprobs": top,
+            })
+        };
+        let found = |logprobs, top| parse(&body(logprobs, top)).unwrap().options.top_logprobs;
+        assert_eq!(found(json!(true), json!(20)), Some(20));
+        assert_eq!(found(json!(true), Value::Null), Some(0));
+        assert_eq!(found(Value::Null, json!(0)), None);
+        assert_eq!(refusal(&body(json!(false), json!(3))).0, "top_logprobs");
+        assert_eq!(
+            refusal(&body(json!(true), json!(21))).1,
+            "top_logprobs must be an integer from 0 to 20, got 21"
+        );
     }
 
     #[test]

@@ -33,15 +33,20 @@ impl Completion {
             Some(value) => check_prompt(value)?,
             None => return Err(Failure::invalid("prompt", "prompt is missing")),
         };
+        let top_logprobs = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS)?;
+        let top_logprobs = top_logprobs.and_then(|top| u32::try_from(top).ok());
         Ok(Self {
             prompt,
-            options: Options::take(&mut fields)?,
+            options: Options::take(&mut fields, top_logprobs)?,
         })
     }
 }
 
-/// A string, an array of tokens, or an array with one of these: OpenAI's several prompts in one request would need
-/// several generations, and like `n` they are not supported.
+/// OpenAI's bound.
+const MAX_TOP_LOGPROBS: i64 = 5;
+
+/// A string, an array of tokens, or an array with one of these: OpenAI's several prompts in one request are not
+/// supported; they share nothing that several requests would not share.
 fn check_prompt(value: Value) -> Result<Prompt, Failure> {
     match value {
         Value::String(text) => Ok(Prompt::Text(text)),

@@ -91,6 +91,23 @@ impl Fields {
     }
 }
 
+/// An array of objects, or nothing where it is absent or empty.
+pub(super) fn take_objects(fields: &mut Fields, name: &str) -> Result<Option<Value>, Failure> {
+    match fields.take(name) {
+        None => Ok(None),
+        Some(Value::Array(items)) => match items.iter().position(|item| !item.is_object()) {
+            Some(index) => Err(wrong_type(
+                &format!("{name}[{index}]"),
+                "an object",
+                &items[index],
+            )),
+            None if items.is_empty() => Ok(None),
+            None => Ok(Some(Value::Array(items))),
+        },
+        Some(other) => Err(wrong_type(name, "an array", &other)),
+    }
+}
+
 /// The failure of a field of the wrong type.
 pub(super) fn wrong_type(param: &str, wanted: &str, got: &Value) -> Failure {
     Failure::invalid(

@@ -4,15 +4,19 @@
 //! [`crate::model`]. Three classes of field:
 //!
 //! - handled: listed in [`Chat`], [`Completion`] and [`Options`];
-//! - known and not supported (`logprobs`, `n` over 1, penalties, …): refused unless they carry the value that changes
+//! - known and not supported (`logit_bias`, `echo`, `best_of`, …): refused unless they carry the value that changes
 //!   nothing, because an answer that silently ignores them would be a wrong answer;
 //! - unknown: ignored, as every OpenAI-compatible server does (`user`, `metadata`, …).
 
 mod chat;
 mod completion;
 mod fields;
+mod format;
 mod options;
+mod tools;
 
 pub use chat::Chat;
 pub use completion::{Completion, Prompt};
+pub use format::Format;
 pub use options::{Delivery, Options};
+pub use tools::{ToolChoice, Tools};

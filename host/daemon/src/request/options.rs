@@ -1,5 +1,6 @@
 //! What chat and text completions have in common: how to sample, when to stop, how to deliver.
 
+use super::Format;
 use super::fields::{Fields, show, wrong_type};
 use crate::failure::Failure;
 use foreword_engine::sampling::Sampling;
@@ -15,6 +16,12 @@ pub struct Options {
     pub max_tokens: Option<u32>,
     /// How tokens are chosen.
     pub sampling: Sampling,
+    /// Answers wanted, at least one: they share the prompt and its computation.
+    pub choices: u32,
+    /// Whether tokens come with log-probabilities, and with how many rivals'.
+    pub top_logprobs: Option<u32>,
+    /// What each answer must look like.
+    pub format: Format,
     /// Texts that end the answer, none empty.
     pub stop: Vec<String>,
     /// Whether the model's end-of-answer tokens are taken for ordinary ones (vLLM's extension, for benches).
@@ -38,7 +45,7 @@ pub enum Delivery {
 }
 
 impl Options {
-    pub(super) fn take(fields: &mut Fields) -> Result<Self, Failure> {
+    pub(super) fn take(fields: &mut Fields, top_logprobs: Option<u32>) -> Result<Self, Failure> {
         refuse_unsupported(fields)?;
         let max_tokens = fields.integer("max_tokens", 1..=i64::from(u32::MAX))?;
         let max_completion_tokens =
@@ -50,6 +57,12 @@ impl Options {
                 .or(max_tokens)
                 .and_then(|tokens| u32::try_from(tokens).ok()),
             sampling: take_sampling(fields)?,
+            choices: fields
+                .integer("n", 1..=i64::from(MAX_CHOICES))?
+                .and_then(|n| u32::try_from(n).ok())
+                .unwrap_or(1),
+            top_logprobs,
+            format: Format::take(fields)?,
             stop: take_stop(fields)?,
             ignore_eos: fields.boolean("ignore_eos")?,
             cache_salt: take_cache_salt(fields)?,
@@ -58,7 +71,8 @@ impl Options {
     }
 }
 
-/// OpenAI's ranges for temperature and top_p; vLLM's min_p, and its top_k, where 0 and -1 mean no limit.
+/// OpenAI's ranges for temperature, top_p and the two penalties; vLLM's min_p, repetition_penalty, and top_k, where 0 and
+/// -1 mean no limit.
 fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
     let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
     let top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
@@ -69,15 +83,28 @@ fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
     let seed = fields
         .integer("seed", i64::MIN..=i64::MAX)?
         .map_or_else(random_seed, i64::cast_unsigned);
-    #[expect(clippy::cast_possible_truncation, reason = "all lie within 0 to 2")]
-    let (temperature, top_p, min_p) = (temperature as f32, top_p as f32, min_p as f32);
+    let frequency = fields
+        .number("frequency_penalty", -2.0..=2.0)?
+        .unwrap_or(0.0);
+    let presence = fields
+        .number("presence_penalty", -2.0..=2.0)?
+        .unwrap_or(0.0);
+    let repetition = fields
+        .number("repetition_penalty", 0.0..=2.0)?
+        .unwrap_or(1.0);
+    #[expect(clippy::cast_possible_truncation, reason = "all lie within -2 to 2")]
+    let [temperature, top_p, min_p, frequency, presence, repetition] =
+        [temperature, top_p, min_p, frequency, presence, repetition].map(|value| value as f32);
     // -1 is the only value in range that does not convert.
     let top_k = u32::try_from(top_k).unwrap_or(0);
     // Of what came this far, only a top_p of 0 is refused.
     Sampling::new(temperature, top_p, top_k, seed)
         .map_err(|reason| Failure::invalid("top_p", reason))?
         .with_min_p(min_p)
-        .map_err(|reason| Failure::invalid("min_p", reason))
+        .map_err(|reason| Failure::invalid("min_p", reason))?
+        .with_penalties(frequency, presence, repetition)
+        // Likewise.
+        .map_err(|reason| Failure::invalid("repetition_penalty", reason))
 }
 
 /// Different on every call: std keys its hasher at random.
@@ -186,21 +213,17 @@ fn is_neutral(value: &Value, neutral: &str) -> bool {
 
 /// Fields that are known and not supported, each with the JSON value that asks for nothing.
 const UNSUPPORTED: &[(&str, &str)] = &[
-    ("n", "1"),
     ("best_of", "1"),
-    ("logprobs", "false"),
     ("top_logprobs", "0"),
     ("prompt_logprobs", "0"),
     ("echo", "false"),
     ("suffix", "\"\""),
     ("logit_bias", "{}"),
-    ("frequency_penalty", "0"),
-    ("presence_penalty", "0"),
-    ("repetition_penalty", "1"),
     ("min_tokens", "0"),
-    ("response_format", "{\"type\":\"text\"}"),
 ];
 
+/// Of one request. Each takes a place in the queue.
+const MAX_CHOICES: u32 = 16;
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_SALT_BYTES: usize = 256;

@@ -114,9 +114,14 @@ const CHECKPOINT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/fixture
 impl Process {
     /// Returns when the line on its standard output says that it listens.
     fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    fn start_with(arguments: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_foreword"))
             .args(["serve", "--model", CHECKPOINT, "--listen", "127.0.0.1:0"])
             .args(["--log-format", "json"])
+            .args(arguments)
             .env("FOREWORD_LOG", "trace")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -249,4 +254,64 @@ async fn a_second_signal_ends_it_at_once() {
     while get(process.address, "/readyz").await.status == 200 {}
     process.signal("TERM");
     assert_eq!(process.exit().await.code(), Some(128 + 15));
+}
+
+#[tokio::test]
+async fn a_restarted_server_answers_alike_from_its_disk_tier() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("kv");
+    let arguments = [
+        "--kv-host-tokens",
+        "2048",
+        "--kv-disk",
+        file.to_str().unwrap(),
+        "--kv-disk-mib",
+        "64",
+        "--kv-profile-s",
+        "0",
+    ];
+    let body = json!({
+        "prompt": "The cellar holds a zeppelin, and the attic holds what nobody has looked for in years. ".repeat(4),
+        "temperature": 0,
+        "ignore_eos": true,
+        "max_tokens": 16,
+    });
+    let ask = async |process: &Process| {
+        let answer = post(process.address, "/v1/completions", &body).await.json();
+        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+        (cached.unwrap(), answer["choices"].clone())
+    };
+    let mut first = Process::start_with(&arguments);
+    let (cached, expected) = ask(&first).await;
+    assert_eq!(cached, 0);
+    first.signal("TERM");
+    assert_eq!(first.exit().await.code(), Some(0));
+    // After an end in good order, and after none.
+    for _ in 0..2 {
+        let mut process = Process::start_with(&arguments);
+        let (cached, answer) = ask(&process).await;
+        assert!(cached >= 16, "{cached} tokens came from disk");
+        assert_eq!(answer, expected);
+        process.signal("KILL");
+        process.exit().await;
+    }
+    // No text in any file.
+    for entry in std::fs::read_dir(folder.path()).unwrap() {
+        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+        assert!(!bytes.windows(8).any(|window| window == b"zeppelin"));
+    }
+}
+
+#[test]
+fn a_disk_tier_without_host_memory_is_refused() {
+    refused(
+        &["serve", "--model", "x", "--kv-disk", "kv"],
+        2,
+        &["--kv-disk needs --kv-host-tokens of at least one page, 16, not 0"],
+    );
+    refused(
+        &["serve", "--model", "x", "--kv-policy", "fifo"],
+        2,
+        &["fifo", "lru, lfu, gdsf, pgdsf"],
+    );
 }

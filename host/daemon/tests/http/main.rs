@@ -4,10 +4,16 @@
 
 mod binary;
 mod chat;
+mod choices;
 mod completions;
+mod format;
+mod kv;
+mod kv_zmq;
 mod lifecycle;
 mod limits;
+mod logprobs;
 mod probes;
 mod refusals;
 mod streaming;
 mod support;
+mod tools;

@@ -79,7 +79,10 @@ async fn metrics_follow_what_was_served() {
         "foreword_generations_total{outcome=\"stop\"} 2",
         "foreword_queue_seconds_count 2",
         "foreword_time_to_first_token_seconds_count 2",
-        "foreword_time_per_output_token_seconds_count 2",
+        // Three tokens each.
+        "foreword_time_between_tokens_seconds_count 4",
+        "foreword_request_prompt_tokens_sum 20.0",
+        "foreword_request_cached_tokens_sum 9.0",
         "foreword_request_seconds_count 2",
         // <|user|>say(abc)<|assistant|>, twice; the second time all but one token from the cache.
         "foreword_prompt_tokens_total 20",

@@ -86,15 +86,26 @@ async fn a_field_out_of_range_is_named_with_its_range() {
             json!({}),
             "documents must be an array, got an object",
         ),
-        (
-            "n",
-            json!(2),
-            "n is not supported: leave it out or send 1, got 2",
-        ),
+        ("n", json!(17), "n must be an integer from 1 to 16, got 17"),
         (
             "logprobs",
-            json!(true),
-            "logprobs is not supported: leave it out or send false, got true",
+            json!(3),
+            "logprobs must be a boolean, got a number",
+        ),
+        (
+            "presence_penalty",
+            json!(2.5),
+            "presence_penalty must be a number from -2 to 2, got 2.5",
+        ),
+        (
+            "repetition_penalty",
+            json!(0),
+            "repetition_penalty is 0, not above 0 and at most 2",
+        ),
+        (
+            "chat_template_kwargs",
+            json!([]),
+            "chat_template_kwargs must be an object, got an array",
         ),
         (
             "logit_bias",
@@ -103,8 +114,8 @@ async fn a_field_out_of_range_is_named_with_its_range() {
         ),
         (
             "tool_choice",
-            json!({"type": "function"}),
-            "tool_choice must be \"auto\" or \"none\", got an object",
+            json!("required"),
+            "tool_choice demands a call, and there are no tools",
         ),
     ] {
         let mut body = say("x");

@@ -207,7 +207,7 @@ impl Spelling {
     }
 
     /// Appends the bytes of a token that is spelt `piece`.
-    fn spell(&self, mut piece: String, first: bool, bytes: &mut Vec<u8>) {
+    pub(super) fn spell(&self, mut piece: String, first: bool, bytes: &mut Vec<u8>) {
         if self.byte_level {
             let known = bytes.len();
             for character in piece.chars() {

@@ -1,4 +1,4 @@
-//! Between strings and tokens: tokenizer, chat template, incremental decoding, stop strings.
+//! Between strings and tokens: tokenizer, chat template, incremental decoding, stop strings, grammars.
 //!
 //! ```text
 //!   messages ─ChatTemplate─▶ prompt ─Tokenizer─▶ tokens ─(engine)─▶ tokens ─Decoder─▶ text ─StopStrings─▶ answer
@@ -7,17 +7,26 @@
 //! Reads the files of a Hugging Face checkpoint and yields what `transformers` yields, byte for byte where that is
 //! possible; each module names where it is not. Knows neither HTTP nor the engine.
 
+mod cache;
 mod clock;
 mod decoder;
+mod grammar;
 mod json;
+mod pieces;
+mod schema;
 mod stop;
 mod template;
 mod tokenizer;
+mod tool_calls;
 
+pub use cache::{TokenCache, TokenCacheStats};
 pub use decoder::Decoder;
+pub use grammar::{Grammars, MAX_SPACES};
+pub use schema::SchemaError;
 pub use stop::StopStrings;
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;
+pub use tool_calls::{OPEN as OPEN_TOOL_CALL, Part, ToolCall, ToolCalls};
 
 use std::path::Path;
 
@@ -38,6 +47,9 @@ pub enum TextError {
     /// The tokenizer refused the text.
     #[error("tokenizer: {0}")]
     Encode(String),
+    /// No grammar can be had over this vocabulary.
+    #[error("grammar: {0}")]
+    Grammar(String),
 }
 
 impl TextError {

@@ -28,6 +28,8 @@ pub struct ChatTemplate {
     special_tokens: Vec<(&'static str, String)>,
     /// Whether the template itself reads a `content` that is a list of parts.
     reads_parts: bool,
+    /// Whether the template shows the model calls in the manner of [`super::ToolCalls`].
+    tags_tool_calls: bool,
 }
 
 /// Instructions that a rendering may take. Two million are a tenth of a second or so; a conversation of a thousand
@@ -102,13 +104,33 @@ impl ChatTemplate {
         tools: Option<&Json>,
         documents: Option<&Json>,
     ) -> Result<String, TextError> {
+        self.render_with(messages, tools, documents, None)
+    }
+
+    /// As [`ChatTemplate::render`], with more variables for the template to read (an object; `enable_thinking`, say).
+    /// They cannot stand in for those that it has anyway.
+    ///
+    /// # Errors
+    /// [`TextError::Template`].
+    pub fn render_with(
+        &self,
+        messages: &Json,
+        tools: Option<&Json>,
+        documents: Option<&Json>,
+        more: Option<&Json>,
+    ) -> Result<String, TextError> {
         let messages = self.messages(messages).map_err(TextError::Template)?;
         let name = match tools {
             Some(_) if self.environment.get_template(TOOL_USE).is_ok() => TOOL_USE,
             _ => DEFAULT,
         };
-        let rendered = self.run(name, &messages, tools, documents);
+        let rendered = self.run(name, &messages, tools, documents, more);
         rendered.map_err(|error| TextError::Template(reason(&error)))
+    }
+
+    /// Whether the model writes its calls of tools between tags, as [`super::ToolCalls`] reads them.
+    pub fn tags_tool_calls(&self) -> bool {
+        self.tags_tool_calls
     }
 
     fn new(templates: Vec<(&'static str, String)>, config: &Json) -> Result<Self, String> {
@@ -128,6 +150,9 @@ impl ChatTemplate {
             },
         );
         set_clock(&mut environment, SystemTime::now);
+        let tags_tool_calls = templates
+            .iter()
+            .any(|(_, source)| source.contains(super::OPEN_TOOL_CALL));
         for (name, source) in templates {
             let source = plain_blocks(&source).into_owned();
             environment
@@ -145,6 +170,7 @@ impl ChatTemplate {
             environment,
             special_tokens,
             reads_parts: false,
+            tags_tool_calls,
         };
         template.reads_parts = template.probe();
         Ok(template)
@@ -156,7 +182,7 @@ impl ChatTemplate {
         const TEXT: &str = "pinpoint";
         let messages =
             serde_json::json!([{"role": "user", "content": [{"type": "text", "text": TEXT}]}]);
-        let Ok(prompt) = self.run(DEFAULT, &messages, None, None) else {
+        let Ok(prompt) = self.run(DEFAULT, &messages, None, None, None) else {
             return false;
         };
         let quoted = |start: usize| prompt[..start].ends_with(['"', '\'']);
@@ -169,6 +195,7 @@ impl ChatTemplate {
         messages: &Json,
         tools: Option<&Json>,
         documents: Option<&Json>,
+        more: Option<&Json>,
     ) -> Result<String, Error> {
         let optional = |json: Option<&Json>| json.map_or_else(|| Value::from(()), to_value);
         let variables = [
@@ -181,7 +208,10 @@ impl ChatTemplate {
             .special_tokens
             .iter()
             .map(|(name, token)| (*name, Value::from(token.as_str())));
-        let variables = Value::from_pairs(variables.into_iter().chain(tokens));
+        // Of two of one name the later counts.
+        let more = more.and_then(Json::as_object).into_iter().flatten();
+        let more = more.map(|(name, value)| (name.as_str(), to_value(value)));
+        let variables = Value::from_pairs(more.chain(tokens).chain(variables));
         let mut prompt = Bounded(Vec::new());
         self.environment
             .get_template(name)?

@@ -7,16 +7,18 @@
 //! ```
 //!
 //! Past the last layer's keys and values only the rows whose logits are wanted go on: a chunk of a prompt that is not
-//! its last ends there. Scratch is kept from step to step. Rows work in parallel by tile, products by block and panel, attention by item,
+//! its last ends there. While a layer computes, the next one's pages come back from the host pool: only the first layer
+//! waits for its own. Scratch is kept from step to step. Rows work in parallel by tile, products by block and panel, attention by item,
 //! pages by page; none of these cuts reaches into a result.
 
 use super::attention::Attention;
 use super::batch::{Batch, Cut, ITEM_ROWS, Selection, Write};
 use super::heads::{Heads, MAX_HEAD, Rotary};
+use super::host::HostPool;
 use super::kernels::{Kernels, Loop, TILE_ROWS};
 use super::left::Tiles;
 use super::matrix::{Panels, Sums};
-use super::pages::{Layout, Pool};
+use super::pages::{LayerPool, Layout};
 use super::rows::{Gate, Norm};
 use crate::backend::Step;
 use crate::models::{Checkpoint, CheckpointError, LayerWeights, ModelConfig, Tensor};
@@ -108,12 +110,14 @@ impl Model {
         self.cut
     }
 
-    /// Computes `batch`, planned from `step`: writes the keys and values of its rows and appends the wanted logits.
+    /// Computes `batch`, planned from `step`: carries out its loads, writes the keys and values of its rows and appends
+    /// the wanted logits. `pool` has an element for each layer.
     pub(super) fn forward(
         &self,
         step: &Step,
         batch: &Batch,
-        pool: &mut Pool,
+        host: &HostPool,
+        mut pool: &mut [LayerPool],
         scratch: &mut Scratch,
         logits: &mut Vec<f32>,
     ) {
@@ -124,31 +128,65 @@ impl Model {
         rows.with_min_len(TILE_ROWS)
             .for_each(|(residual, row)| self.embedding.row(row.token as usize, residual));
 
+        if let Some(first) = pool.first_mut() {
+            first.load(&batch.loads, host);
+        }
         let mut bias = None;
         for (index, layer) in self.layers.iter().enumerate() {
-            self.norm(scratch, bias, &layer.input_norm, &layer.qkv);
-            self.multiply(&layer.qkv, scratch);
-            self.store(layer, index, batch, &scratch.sums, pool);
-            let mut selection = &batch.all;
-            if index + 1 == self.layers.len() {
-                selection = &batch.wanted;
-                keep(selection, hidden, &mut scratch.residual);
-            }
+            let Some((kv, later)) = pool.split_first_mut() else {
+                break;
+            };
+            let is_last = index + 1 == self.layers.len();
+            let selection = if is_last { &batch.wanted } else { &batch.all };
+            // Whichever thread is the first to find nothing else to do copies.
+            rayon::join(
+                || self.layer(layer, bias, step, batch, selection, kv, scratch),
+                || {
+                    if let Some(next) = later.first_mut() {
+                        next.load(&batch.loads, host);
+                    }
+                },
+            );
             if selection.rows.is_empty() {
                 return;
             }
-            self.attend(layer, index, step, selection, pool, scratch);
-            self.multiply(&layer.output, scratch);
-            let output_bias = Some(layer.output_bias.as_deref());
-            self.norm(scratch, output_bias, &layer.mlp_norm, &layer.gate_up);
-            self.multiply(&layer.gate_up, scratch);
-            self.gate(layer, selection.rows.len(), scratch);
-            self.multiply(&layer.down, scratch);
             bias = Some(layer.down_bias.as_deref());
+            pool = later;
         }
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         self.norm(scratch, bias, &self.norm, head);
         self.logits(head, scratch, logits);
+    }
+
+    /// One layer: keys and values of all rows of `batch`, and what follows for those of `selection`. `bias` as for
+    /// [`Model::norm`].
+    #[expect(clippy::too_many_arguments, reason = "what a layer needs, passed once")]
+    fn layer(
+        &self,
+        layer: &Layer,
+        bias: Option<Option<&[f32]>>,
+        step: &Step,
+        batch: &Batch,
+        selection: &Selection,
+        pool: &mut LayerPool,
+        scratch: &mut Scratch,
+    ) {
+        self.norm(scratch, bias, &layer.input_norm, &layer.qkv);
+        self.multiply(&layer.qkv, scratch);
+        self.store(layer, batch, &scratch.sums, pool);
+        if selection.rows.len() < batch.all.rows.len() {
+            keep(selection, self.config.hidden, &mut scratch.residual);
+        }
+        if selection.rows.is_empty() {
+            return;
+        }
+        self.attend(layer, step, selection, pool, scratch);
+        self.multiply(&layer.output, scratch);
+        let output_bias = Some(layer.output_bias.as_deref());
+        self.norm(scratch, output_bias, &layer.mlp_norm, &layer.gate_up);
+        self.multiply(&layer.gate_up, scratch);
+        self.gate(layer, selection.rows.len(), scratch);
+        self.multiply(&layer.down, scratch);
     }
 
     fn multiply(&self, weights: &Panels, scratch: &mut Scratch) {
@@ -193,22 +231,21 @@ impl Model {
     }
 
     /// Writes keys and values to their pages.
-    fn store(&self, layer: &Layer, index: usize, batch: &Batch, sums: &Sums, pool: &mut Pool) {
+    fn store(&self, layer: &Layer, batch: &Batch, sums: &Sums, pool: &mut LayerPool) {
         let layout = pool.layout;
         let (keys, values) = (self.heads(layer, sums, 1), self.heads(layer, sums, 2));
         pool.write(
             &batch.writes,
             |write| write.page,
-            |write, page| {
+            |write, piece| {
                 self.kernels.run(Store {
                     keys,
                     values,
                     rotary: &self.rotary,
                     layout,
-                    layer: index,
                     kv_heads: self.config.kv_heads,
                     write,
-                    page,
+                    piece,
                 });
             },
         );
@@ -218,10 +255,9 @@ impl Model {
     fn attend(
         &self,
         layer: &Layer,
-        index: usize,
         step: &Step,
         selection: &Selection,
-        pool: &Pool,
+        pool: &LayerPool,
         scratch: &mut Scratch,
     ) {
         let Scratch {
@@ -235,7 +271,6 @@ impl Model {
             queries: self.heads(layer, sums, 0),
             rotary: &self.rotary,
             pool,
-            layer: index,
             item_heads: self.cut.item_heads,
             group: self.cut.group,
         };
@@ -360,10 +395,9 @@ struct Store<'a> {
     values: Heads<'a>,
     rotary: &'a Rotary,
     layout: Layout,
-    layer: usize,
     kv_heads: usize,
     write: &'a Write,
-    page: &'a mut [f32],
+    piece: &'a mut [f32],
 }
 
 impl Loop for Store<'_> {
@@ -384,8 +418,7 @@ impl Loop for Store<'_> {
                 self.keys.read::<FMA>(row, head, key);
                 self.rotary.rotate(position, key);
                 self.values.read::<FMA>(row, head, value);
-                self.layout
-                    .store(self.page, self.layer, head, slot, key, value);
+                self.layout.store(self.piece, head, slot, key, value);
             }
         }
     }

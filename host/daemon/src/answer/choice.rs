@@ -1,0 +1,211 @@
+//! One of the choices of an answer: from its tokens to pieces.
+
+use foreword_engine::backend::TokenId;
+use foreword_engine::engine::{FinishReason, Generation};
+use foreword_engine::sampling::Logprobs;
+use foreword_engine::text::{Decoder, Part, StopStrings, Tokenizer, ToolCalls};
+use std::collections::VecDeque;
+
+/// What may be shown now, and the end if this is the last of its choice.
+#[derive(Debug)]
+pub struct Piece {
+    /// The choice.
+    pub choice: usize,
+    /// Texts and calls, in their order.
+    pub parts: Vec<Part>,
+    /// The tokens of the text that was settled, if log-probabilities were asked for.
+    pub logprobs: Vec<Scored>,
+    /// Why the choice ended; `None` while it goes on.
+    pub end: Option<End>,
+}
+
+/// Why a choice ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By the model's will, at a stop string, or where its format was complete.
+    Stop,
+    /// At its longest.
+    Length,
+    /// As `Stop`, with calls of tools.
+    Calls,
+}
+
+/// A token with its log-probability and its likeliest rivals'.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scored {
+    /// What it stands for, maybe a part of a character; the name of a special token.
+    pub bytes: Vec<u8>,
+    /// Of the token itself.
+    pub logprob: f32,
+    /// The likeliest tokens and theirs.
+    pub top: Vec<(Vec<u8>, f32)>,
+    /// Characters of the choice's text before it.
+    pub offset: u32,
+}
+
+/// A choice in the making.
+pub(super) struct Choice<'m> {
+    tokenizer: &'m Tokenizer,
+    /// `None` before it is submitted and after its end.
+    generation: Option<Generation>,
+    decoder: Decoder<'m>,
+    stops: StopStrings,
+    calls: Option<ToolCalls>,
+    called: bool,
+    ended: bool,
+    /// Tokens whose text has not passed the stop strings, each with the byte at which its text begins.
+    unsettled: VecDeque<(usize, Scored)>,
+    decoded_bytes: usize,
+    decoded_characters: u32,
+    settled_bytes: usize,
+}
+
+impl<'m> Choice<'m> {
+    pub(super) fn new(
+        tokenizer: &'m Tokenizer,
+        generation: Option<Generation>,
+        decoder: Decoder<'m>,
+        stop: Vec<String>,
+        calls: Option<ToolCalls>,
+    ) -> Self {
+        Self {
+            tokenizer,
+            generation,
+            decoder,
+            stops: StopStrings::new(stop),
+            calls,
+            called: false,
+            ended: false,
+            unsettled: VecDeque::new(),
+            decoded_bytes: 0,
+            decoded_characters: 0,
+            settled_bytes: 0,
+        }
+    }
+
+    pub(super) fn begin(&mut self, generation: Generation) {
+        self.generation = Some(generation);
+    }
+
+    pub(super) fn generation(&mut self) -> Option<&mut Generation> {
+        self.generation.as_mut()
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Takes a token; a piece if that settles something to show.
+    pub(super) fn push(
+        &mut self,
+        index: usize,
+        token: TokenId,
+        logprobs: Option<Box<Logprobs>>,
+    ) -> Option<Piece> {
+        if let Some(logprobs) = logprobs {
+            let scored = self.score(token, *logprobs);
+            self.unsettled.push_back((self.decoded_bytes, scored));
+        }
+        let text = self.decoder.push(token);
+        self.decoded_bytes += text.len();
+        self.decoded_characters += text.chars().count() as u32;
+        let (text, met) = self.stops.push(&text);
+        self.settled_bytes += text.len();
+        let settled = self.settled_bytes;
+        let logprobs = self.settle(|start| start < settled);
+        if met {
+            return Some(self.end(index, &text, logprobs, FinishReason::Stop));
+        }
+        let parts = self.parts(&text);
+        (!parts.is_empty() || !logprobs.is_empty()).then_some(Piece {
+            choice: index,
+            parts,
+            logprobs,
+            end: None,
+        })
+    }
+
+    /// The last piece, after the generation's end.
+    pub(super) fn finish(&mut self, index: usize, reason: FinishReason) -> Piece {
+        let (mut text, met) = self.stops.push(&self.decoder.finish());
+        if met {
+            self.settled_bytes += text.len();
+            let settled = self.settled_bytes;
+            let logprobs = self.settle(|start| start < settled);
+            return self.end(index, &text, logprobs, FinishReason::Stop);
+        }
+        text.push_str(&self.stops.finish());
+        let logprobs = self.settle(|_| true);
+        self.end(index, &text, logprobs, reason)
+    }
+
+    fn end(
+        &mut self,
+        index: usize,
+        text: &str,
+        logprobs: Vec<Scored>,
+        reason: FinishReason,
+    ) -> Piece {
+        self.ended = true;
+        // After a stop string it still runs: this cancels it.
+        self.generation = None;
+        let mut parts = self.parts(text);
+        if let Some(calls) = &mut self.calls {
+            let rest = calls.finish();
+            self.called |= rest.iter().any(|part| matches!(part, Part::Call(_)));
+            parts.extend(rest);
+        }
+        let end = match reason {
+            FinishReason::Length => End::Length,
+            FinishReason::Stop if self.called => End::Calls,
+            FinishReason::Stop | FinishReason::Prefilled => End::Stop,
+        };
+        Piece {
+            choice: index,
+            parts,
+            logprobs,
+            end: Some(end),
+        }
+    }
+
+    fn parts(&mut self, text: &str) -> Vec<Part> {
+        match &mut self.calls {
+            Some(calls) => {
+                let parts = calls.push(text);
+                self.called |= parts.iter().any(|part| matches!(part, Part::Call(_)));
+                parts
+            }
+            None if text.is_empty() => Vec::new(),
+            None => vec![Part::Text(text.to_owned())],
+        }
+    }
+
+    /// Takes the tokens, from the oldest, whose beginnings are settled.
+    fn settle(&mut self, settled: impl Fn(usize) -> bool) -> Vec<Scored> {
+        let mut tokens = Vec::new();
+        while let Some((_, scored)) = self.unsettled.pop_front_if(|(start, _)| settled(*start)) {
+            tokens.push(scored);
+        }
+        tokens
+    }
+
+    fn score(&self, token: TokenId, logprobs: Logprobs) -> Scored {
+        let bytes = |token| {
+            let special = || self.tokenizer.special_name(token).map(String::into_bytes);
+            self.tokenizer
+                .bytes(token)
+                .or_else(special)
+                .unwrap_or_default()
+        };
+        Scored {
+            bytes: bytes(token),
+            logprob: logprobs.chosen,
+            top: logprobs
+                .top
+                .into_iter()
+                .map(|(token, logprob)| (bytes(token), logprob))
+                .collect(),
+            offset: self.decoded_characters,
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! From the events of one request's generations to pieces of its answer, an end, and a record of how it went.
+//!
+//! ```text
+//!   generation 0 ─┐             Choice (one for each of `n`)
+//!   generation 1 ─┼─ Event ──▶ decoder ─▶ stop strings ─▶ tool calls ─▶ Piece { choice, parts, logprobs, end }
+//!   …             ┘               └─ log-probabilities wait for their text ─┘
+//!   deadline, cut ───▶ Failure
+//! ```
+//!
+//! The first choice computes the prompt; the others are submitted when its first token is there and find the prompt in
+//! the cache. Dropping an [`Answer`] cancels its generations, whatever their state: a client that goes away costs no
+//! more steps.
+
+mod choice;
+mod record;
+
+pub use choice::{End, Piece, Scored};
+pub use record::{Record, Usage};
+
+use crate::failure::Failure;
+use crate::gate::Pass;
+use crate::model::Model;
+use choice::Choice;
+use foreword_engine::engine::{Event, Generation, Request};
+use foreword_engine::text::{Decoder, ToolCalls};
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// An answer in the making. Holds its request's places inside until it is dropped.
+pub struct Answer<'m> {
+    model: &'m Model,
+    choices: Vec<Choice<'m>>,
+    /// The other choices' requests, until the first has computed the prompt.
+    waiting: Vec<Request>,
+    /// Where the last piece came from: the next is looked for behind it, so that none waits for another's flood.
+    last: usize,
+    passes: Vec<Pass>,
+    time: TimeLimit,
+    record: Record,
+}
+
+/// When a request came and how long it may take.
+#[derive(Clone, Copy, Debug)]
+pub struct TimeLimit {
+    /// When its head was read.
+    pub arrival: Instant,
+    /// How long it may take from there.
+    pub limit: Duration,
+}
+
+impl TimeLimit {
+    /// When it must be over.
+    pub fn deadline(&self) -> Instant {
+        self.arrival + self.limit
+    }
+}
+
+/// What makes text of a choice's tokens.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// Texts that end a choice.
+    pub stop: Vec<String>,
+    /// Whether a choice continues its prompt's text or is a text of its own.
+    pub continues: bool,
+    /// How calls of tools are written.
+    pub calls: Calls,
+}
+
+/// Where calls of tools stand in an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calls {
+    /// Nowhere: all is text.
+    None,
+    /// Between tags, within text.
+    Tagged,
+    /// The answer is one.
+    Bare,
+}
+
+impl Reading {
+    fn decoder<'m>(&self, model: &'m Model) -> Decoder<'m> {
+        if self.continues {
+            model.tokenizer().continuation()
+        } else {
+            model.tokenizer().decoder()
+        }
+    }
+
+    fn calls(&self) -> Option<ToolCalls> {
+        match self.calls {
+            Calls::None => None,
+            Calls::Tagged => Some(ToolCalls::within_text()),
+            Calls::Bare => Some(ToolCalls::bare()),
+        }
+    }
+}
+
+impl<'m> Answer<'m> {
+    /// Follows `first`, which was just submitted, and then as many more as `waiting` has; a pass for each.
+    pub fn new(
+        model: &'m Model,
+        first: Generation,
+        waiting: Vec<Request>,
+        reading: &Reading,
+        passes: Vec<Pass>,
+        time: TimeLimit,
+        record: Record,
+    ) -> Self {
+        let choice = |generation| {
+            Choice::new(
+                model.tokenizer(),
+                generation,
+                reading.decoder(model),
+                reading.stop.clone(),
+                reading.calls(),
+            )
+        };
+        let mut choices = vec![choice(Some(first))];
+        choices.extend(waiting.iter().map(|_| choice(None)));
+        Self {
+            model,
+            choices,
+            waiting,
+            last: 0,
+            passes,
+            time,
+            record,
+        }
+    }
+
+    /// The next piece of any choice; `None` when all have ended. Not to be called after a failure. May be cancelled and
+    /// called again.
+    ///
+    /// # Errors
+    /// When the engine failed, the time is over, or the server cuts its requests off.
+    pub async fn next(&mut self) -> Result<Option<Piece>, Failure> {
+        while !self.choices.iter().all(Choice::has_ended) {
+            let (index, event) = tokio::select! {
+                biased;
+                event = next_event(&mut self.choices, self.last) => event,
+                failure = expired(&mut self.passes, self.time) => return Err(self.record.fail(failure)),
+            };
+            self.last = index;
+            match event {
+                Some(Event::Started { cached_tokens }) if index == 0 => {
+                    self.record.start(cached_tokens);
+                }
+                Some(Event::Started { .. }) => {}
+                Some(Event::Token { id, logprobs }) => {
+                    self.record.token(index);
+                    self.submit_others()?;
+                    if let Some(piece) = self.choices[index].push(index, id, logprobs) {
+                        return Ok(Some(self.note(piece)));
+                    }
+                }
+                Some(Event::Finished(reason)) => {
+                    self.submit_others()?;
+                    let piece = self.choices[index].finish(index, reason);
+                    return Ok(Some(self.note(piece)));
+                }
+                Some(Event::Failed(cause)) => {
+                    return Err(self.record.fail(Failure::internal(cause)));
+                }
+                None => {
+                    return Err(self
+                        .record
+                        .fail(Failure::internal("the engine ended within an answer")));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns, with the reason, when the answer must not go on.
+    pub async fn expired(&mut self) -> Failure {
+        let failure = expired(&mut self.passes, self.time).await;
+        self.record.fail(failure)
+    }
+
+    /// The tokens so far, of all choices together; the prompt counts once.
+    pub fn usage(&self) -> Usage {
+        self.record.usage()
+    }
+
+    /// How many choices there are.
+    pub fn choices(&self) -> usize {
+        self.choices.len()
+    }
+
+    /// Submits the choices that waited for the prompt.
+    fn submit_others(&mut self) -> Result<(), Failure> {
+        for (request, choice) in self.waiting.drain(..).zip(&mut self.choices[1..]) {
+            match self.model.submit(request) {
+                Ok(generation) => choice.begin(generation),
+                Err(failure) => return Err(self.record.fail(failure)),
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, piece: Piece) -> Piece {
+        if let Some(end) = piece.end {
+            self.record.end(end);
+        }
+        piece
+    }
+}
+
+/// The next event of any choice that runs, the one behind `last` first.
+async fn next_event(choices: &mut [Choice<'_>], last: usize) -> (usize, Option<Event>) {
+    poll_fn(|context| {
+        let count = choices.len();
+        for index in (last + 1..=last + count).map(|index| index % count) {
+            if let Some(generation) = choices[index].generation()
+                && let Poll::Ready(event) = generation.poll_next(context)
+            {
+                return Poll::Ready((index, event));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+async fn expired(passes: &mut [Pass], time: TimeLimit) -> Failure {
+    let cut = async {
+        match passes.first_mut() {
+            Some(pass) => pass.cut().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = tokio::time::sleep_until(time.deadline()) => Failure::Timeout { limit: time.limit },
+        () = cut => Failure::Stopping,
+    }
+}

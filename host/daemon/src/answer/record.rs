@@ -1,0 +1,133 @@
+//! How one answer went: written to metrics, log and trace when dropped. Holds counts and times, no text.
+
+use super::End;
+use crate::failure::Failure;
+use crate::metrics::{Metrics, Outcome};
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Tokens counted, as far as the answer has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Tokens of the prompt, once however many choices there are.
+    pub prompt: u32,
+    /// Of those, served from the cache to the first choice.
+    pub cached: u32,
+    /// Tokens of the answer, all choices together; tokens that ended them do not count.
+    pub completion: u32,
+}
+
+/// See the module. The log's line gets its request id from the span that the record is dropped in.
+pub struct Record {
+    metrics: Arc<Metrics>,
+    arrival: Instant,
+    submitted: Instant,
+    usage: Usage,
+    first_token: Option<Instant>,
+    /// Of each choice, when its last token came.
+    last_tokens: Vec<Option<Instant>>,
+    /// Choices that have ended.
+    ended: usize,
+    /// Whether one of them was cut at its longest.
+    cut: bool,
+    outcome: Outcome,
+}
+
+impl Record {
+    /// Of a request that came at `arrival` and is being submitted now, with a prompt of `prompt_tokens`.
+    pub fn new(
+        metrics: Arc<Metrics>,
+        arrival: Instant,
+        prompt_tokens: u32,
+        choices: usize,
+    ) -> Self {
+        Self {
+            metrics,
+            arrival,
+            submitted: Instant::now(),
+            usage: Usage {
+                prompt: prompt_tokens,
+                ..Usage::default()
+            },
+            first_token: None,
+            last_tokens: vec![None; choices],
+            ended: 0,
+            cut: false,
+            outcome: Outcome::Cancelled,
+        }
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    pub(super) fn start(&mut self, cached_tokens: u32) {
+        self.usage.cached = cached_tokens;
+        self.metrics
+            .queue_seconds
+            .observe(self.submitted.elapsed().as_secs_f64());
+        self.metrics
+            .prompt_tokens
+            .observe(f64::from(self.usage.prompt));
+        self.metrics.cached_tokens.observe(f64::from(cached_tokens));
+    }
+
+    pub(super) fn token(&mut self, choice: usize) {
+        self.usage.completion += 1;
+        let now = Instant::now();
+        if let Some(last) = self.last_tokens[choice].replace(now) {
+            self.metrics
+                .between_tokens_seconds
+                .observe((now - last).as_secs_f64());
+        }
+        if self.first_token.is_none() {
+            self.first_token = Some(now);
+            self.metrics
+                .first_token_seconds
+                .observe((now - self.arrival).as_secs_f64());
+        }
+    }
+
+    /// A choice has ended; with the last of them the answer has.
+    pub(super) fn end(&mut self, end: End) {
+        self.ended += 1;
+        self.cut |= end == End::Length;
+        if self.ended == self.last_tokens.len() {
+            self.outcome = if self.cut {
+                Outcome::Length
+            } else {
+                Outcome::Stop
+            };
+        }
+    }
+
+    pub(super) fn fail(&mut self, failure: Failure) -> Failure {
+        self.outcome = match failure {
+            Failure::Timeout { .. } => Outcome::TimedOut,
+            Failure::Stopping => Outcome::Cut,
+            _ => Outcome::Failed,
+        };
+        failure
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let total = self.arrival.elapsed();
+        self.metrics.ended(self.outcome);
+        self.metrics.request_seconds.observe(total.as_secs_f64());
+        let first_token_us = self
+            .first_token
+            .map(|first| (first - self.arrival).as_micros());
+        tracing::info!(
+            outcome = self.outcome.name(),
+            prompt_tokens = self.usage.prompt,
+            cached_tokens = self.usage.cached,
+            completion_tokens = self.usage.completion,
+            choices = self.last_tokens.len(),
+            first_token_us,
+            total_us = total.as_micros(),
+            "generation"
+        );
+    }
+}

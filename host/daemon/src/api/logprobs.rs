@@ -1,0 +1,91 @@
+//! OpenAI's two shapes of log-probabilities.
+//!
+//! | | chat | text completions |
+//! | --- | --- | --- |
+//! | tokens | `content[i].token`, and `bytes`, since a token may be a part of a character | `tokens[i]` |
+//! | how likely | `content[i].logprob` | `token_logprobs[i]` |
+//! | rivals | `content[i].top_logprobs`, likeliest first | `top_logprobs[i]`, an object by token, the chosen one included |
+//! | place | | `text_offset[i]`, in characters of the choice's text |
+//!
+//! All are of the model itself: natural logarithms, before temperature, penalties and constraints. Tokens that were cut
+//! off with a stop string are left out.
+
+use crate::answer::Scored;
+use serde_json::{Map, Value, json};
+
+pub(super) fn chat(tokens: &[Scored]) -> Value {
+    let entry = |bytes: &[u8], logprob| json!({"token": text(bytes), "logprob": finite(logprob), "bytes": bytes});
+    let token = |scored: &Scored| {
+        let top = scored.top.iter();
+        let top: Vec<Value> = top.map(|(bytes, logprob)| entry(bytes, *logprob)).collect();
+        let mut token = entry(&scored.bytes, scored.logprob);
+        token["top_logprobs"] = top.into();
+        token
+    };
+    let content: Vec<Value> = tokens.iter().map(token).collect();
+    json!({"content": content, "refusal": null})
+}
+
+pub(super) fn completion(tokens: &[Scored]) -> Value {
+    let top = |scored: &Scored| {
+        let mut top = Map::new();
+        for (bytes, logprob) in &scored.top {
+            // Two tokens may look alike; the likelier stays.
+            top.entry(text(bytes)).or_insert_with(|| finite(*logprob));
+        }
+        top.entry(text(&scored.bytes))
+            .or_insert_with(|| finite(scored.logprob));
+        Value::Object(top)
+    };
+    let list = |of: &dyn Fn(&Scored) -> Value| tokens.iter().map(of).collect::<Vec<_>>();
+    json!({
+        "tokens": list(&|scored| text(&scored.bytes).into()),
+        "token_logprobs": list(&|scored| finite(scored.logprob)),
+        "top_logprobs": list(&top),
+        "text_offset": list(&|scored| scored.offset.into()),
+    })
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// JSON has no infinity; OpenAI's lowest is -9999.
+fn finite(logprob: f32) -> Value {
+    json!(logprob.max(-9999.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scored() -> Scored {
+        Scored {
+            bytes: vec![0xc3],
+            logprob: -2.0,
+            top: vec![(b"a".to_vec(), -0.5), (b"b".to_vec(), f32::NEG_INFINITY)],
+            offset: 3,
+        }
+    }
+
+    #[test]
+    fn chats_tell_bytes() {
+        let expected = json!({"content": [{
+            "token": "\u{fffd}", "logprob": -2.0, "bytes": [195],
+            "top_logprobs": [
+                {"token": "a", "logprob": -0.5, "bytes": [97]},
+                {"token": "b", "logprob": -9999.0, "bytes": [98]},
+            ],
+        }], "refusal": null});
+        assert_eq!(chat(&[scored()]), expected);
+    }
+
+    #[test]
+    fn completions_tell_offsets() {
+        let expected = json!({
+            "tokens": ["\u{fffd}"], "token_logprobs": [-2.0], "text_offset": [3],
+            "top_logprobs": [{"a": -0.5, "b": -9999.0, "\u{fffd}": -2.0}],
+        });
+        assert_eq!(completion(&[scored()]), expected);
+    }
+}

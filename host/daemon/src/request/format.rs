@@ -1,0 +1,115 @@
+//! The field `response_format`: what the whole answer must look like.
+
+use super::fields::{Fields, show, wrong_type};
+use crate::failure::Failure;
+use serde_json::Value;
+
+/// What an answer must look like.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Format {
+    /// Anything.
+    Text,
+    /// Any JSON object.
+    JsonObject,
+    /// What this schema describes, whether or not `strict` was asked for.
+    JsonSchema(Value),
+}
+
+impl Format {
+    pub(super) fn take(fields: &mut Fields) -> Result<Self, Failure> {
+        let format = match fields.take("response_format") {
+            None => return Ok(Self::Text),
+            Some(Value::Object(format)) => format,
+            Some(other) => return Err(wrong_type("response_format", "an object", &other)),
+        };
+        match format.get("type").and_then(Value::as_str) {
+            Some("text") => Ok(Self::Text),
+            Some("json_object") => Ok(Self::JsonObject),
+            Some("json_schema") => Self::schema(format.get("json_schema")),
+            _ => Err(Failure::invalid(
+                "response_format.type",
+                format!(
+                    "response_format.type must be \"text\", \"json_object\" or \"json_schema\", got {}",
+                    show(format.get("type").unwrap_or(&Value::Null))
+                ),
+            )),
+        }
+    }
+
+    fn schema(found: Option<&Value>) -> Result<Self, Failure> {
+        let at = "response_format.json_schema";
+        let found = match found {
+            Some(Value::Object(found)) => found,
+            other => return Err(wrong_type(at, "an object", other.unwrap_or(&Value::Null))),
+        };
+        if !found.get("name").is_some_and(Value::is_string) {
+            let got = found.get("name").unwrap_or(&Value::Null);
+            return Err(wrong_type(&format!("{at}.name"), "a string", got));
+        }
+        match found.get("strict") {
+            None | Some(Value::Null | Value::Bool(_)) => {}
+            Some(other) => return Err(wrong_type(&format!("{at}.strict"), "a boolean", other)),
+        }
+        match found.get("schema") {
+            Some(schema @ Value::Object(_)) => Ok(Self::JsonSchema(schema.clone())),
+            other => Err(wrong_type(
+                &format!("{at}.schema"),
+                "an object",
+                other.unwrap_or(&Value::Null),
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn take(format: Value) -> Result<Format, String> {
+        let body = json!({"response_format": format});
+        Format::take(&mut Fields::parse(body.to_string().as_bytes()).unwrap())
+            .map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn a_format_is_text_any_object_or_a_schema() {
+        assert_eq!(take(Value::Null), Ok(Format::Text));
+        assert_eq!(take(json!({"type": "text"})), Ok(Format::Text));
+        assert_eq!(take(json!({"type": "json_object"})), Ok(Format::JsonObject));
+        let schema = json!({"type": "boolean"});
+        let format = json!({"name": "flag", "schema": schema, "strict": true});
+        assert_eq!(
+            take(json!({"type": "json_schema", "json_schema": format})),
+            Ok(Format::JsonSchema(schema))
+        );
+    }
+
+    #[test]
+    fn anything_else_is_named() {
+        for (format, message) in [
+            (
+                json!("json"),
+                "response_format must be an object, got a string",
+            ),
+            (
+                json!({"type": "xml"}),
+                "response_format.type must be \"text\", \"json_object\" or \"json_schema\", got \"xml\"",
+            ),
+            (
+                json!({"type": "json_schema"}),
+                "response_format.json_schema must be an object, got null",
+            ),
+            (
+                json!({"type": "json_schema", "json_schema": {"schema": {}}}),
+                "response_format.json_schema.name must be a string, got null",
+            ),
+            (
+                json!({"type": "json_schema", "json_schema": {"name": "x", "schema": true}}),
+                "response_format.json_schema.schema must be an object, got a boolean",
+            ),
+        ] {
+            assert_eq!(take(format).unwrap_err(), message);
+        }
+    }
+}

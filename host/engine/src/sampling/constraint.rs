@@ -1,0 +1,61 @@
+//! A grammar that an answer must follow, and where in it the answer stands.
+//!
+//! The grammar's machine is `llguidance`'s Earley parser over a trie of the vocabulary's bytes; it is built by
+//! [`crate::text::Grammars`], off the engine's thread. Here it is asked for a mask before each choice and told each
+//! choice. Its cost in a step is bounded by its fuel; beyond that the sequence fails, not the engine.
+
+use super::SamplingError;
+use crate::backend::TokenId;
+use llguidance::Matcher;
+use std::fmt;
+
+/// A grammar and a position in it. A clone goes on from the same position by itself.
+#[derive(Clone)]
+pub struct Constraint(Matcher);
+
+impl Constraint {
+    pub(crate) fn new(matcher: Matcher) -> Self {
+        Self(matcher)
+    }
+
+    /// Excludes every token that cannot come next. The answer may end (`stop_tokens`) only where it is complete.
+    pub(super) fn mask(
+        &mut self,
+        logits: &mut [f32],
+        stop_tokens: &[TokenId],
+    ) -> Result<(), SamplingError> {
+        let mut allowed = self.0.compute_mask().map_err(failed)?;
+        let complete = self.0.is_accepting().map_err(failed)?;
+        for token in stop_tokens
+            .iter()
+            .filter(|token| (**token as usize) < logits.len())
+        {
+            allowed.set(*token as usize, complete);
+        }
+        // The mask is one wider than the row: its last place is the grammar's own end.
+        allowed.iter_unset_entries(|token| {
+            if let Some(logit) = logits.get_mut(token) {
+                *logit = f32::NEG_INFINITY;
+            }
+        });
+        Ok(())
+    }
+
+    /// Goes on by `token`; whether the answer is complete and nothing can follow.
+    pub(super) fn push(&mut self, token: TokenId) -> Result<bool, SamplingError> {
+        self.0.consume_token(token).map_err(failed)?;
+        Ok(self.0.is_stopped())
+    }
+}
+
+impl fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Constraint")
+    }
+}
+
+fn failed(error: impl fmt::Display) -> SamplingError {
+    SamplingError::Constraint {
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,78 @@
+//! Log-probabilities of a row, for clients that ask how sure the model was.
+
+use crate::backend::TokenId;
+
+/// How likely the model itself found a token and its rivals: natural logarithms of the softmax of its row, at
+/// temperature 1, before penalties, masks and cuts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logprobs {
+    /// The chosen token's.
+    pub chosen: f32,
+    /// As many as were asked for, likeliest first, the lower id among equals. The chosen token need not be there.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+impl Logprobs {
+    /// Of `token` in `logits`, which hold no NaN. `O(vocabulary)`.
+    pub(super) fn of(logits: &[f32], token: TokenId, count: u32) -> Self {
+        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        // Relative to the largest, so that nothing overflows.
+        let total: f64 = logits.iter().map(|l| f64::from(l - most).exp()).sum();
+        let log_total = f64::from(most) + total.ln();
+        #[expect(clippy::cast_possible_truncation, reason = "a logprob needs no f64")]
+        let logprob = |logit: f32| (f64::from(logit) - log_total) as f32;
+
+        let mut ranked: Vec<TokenId> = (0..logits.len() as TokenId).collect();
+        let by_rank = |a: &TokenId, b: &TokenId| {
+            let logit = |id: &TokenId| logits[*id as usize];
+            logit(b).total_cmp(&logit(a)).then(a.cmp(b))
+        };
+        let count = ranked.len().min(count as usize);
+        if (1..ranked.len()).contains(&count) {
+            ranked.select_nth_unstable_by(count - 1, by_rank);
+        }
+        ranked.truncate(count);
+        ranked.sort_unstable_by(by_rank);
+        Self {
+            chosen: logits
+                .get(token as usize)
+                .map_or(f32::NEG_INFINITY, |&l| logprob(l)),
+            top: ranked
+                .into_iter()
+                .map(|id| (id, logprob(logits[id as usize])))
+                .collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_are_those_of_the_softmax() {
+        let row: Vec<f32> = [0.5_f32, 0.125, 0.25, 0.125]
+            .map(|p| p.ln() + 300.0)
+            .to_vec();
+        let logprobs = Logprobs::of(&row, 2, 3);
+        let near = |logprob: f32, p: f32| (logprob.exp() - p).abs() < 1e-4;
+        assert!(near(logprobs.chosen, 0.25), "{logprobs:?}");
+        let ids: Vec<TokenId> = logprobs.top.iter().map(|(id, _)| *id).collect();
+        assert_eq!(ids, [0, 2, 1], "the lower id among equals");
+        assert!(
+            near(logprobs.top[0].1, 0.5) && near(logprobs.top[2].1, 0.125),
+            "{logprobs:?}"
+        );
+    }
+
+    #[test]
+    fn none_or_all_may_be_asked_for() {
+        let row = [0.0, 1.0];
+        assert_eq!(Logprobs::of(&row, 0, 0).top, []);
+        assert_eq!(Logprobs::of(&row, 0, 9).top.len(), 2);
+        assert_eq!(
+            Logprobs::of(&[f32::NEG_INFINITY, 0.0], 0, 1).chosen,
+            f32::NEG_INFINITY
+        );
+    }
+}

@@ -1,0 +1,457 @@
+//! From a row of logits to a token.
+//!
+//! ```text
+//!   logits ─penalties─▶ ─constraint─▶ ─temperature, top-k, top-p, min-p─▶ token
+//!      └──────────────────── logprobs: of the model's own row ──────────────┘
+//! ```
+//!
+//! Owns the arithmetic of sampling; knows neither the model nor the request. The choice is a pure function of the
+//! logits, the [`Sampling`], the token's position and the tokens before it: there is no generator with a state, so a
+//! sequence that was preempted and computed again, or batched otherwise, goes on as it would have. What a [`Sampler`]
+//! keeps from token to token (counts, the grammar's position) follows from those tokens and stays with its sequence
+//! while it waits.
+
+mod constraint;
+mod logprobs;
+mod penalties;
+mod sampler;
+
+pub use constraint::Constraint;
+pub use logprobs::Logprobs;
+pub use sampler::{Choice, Sampler};
+
+use crate::backend::TokenId;
+use penalties::Penalties;
+
+/// How tokens are chosen. Built valid by [`Sampling::new`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0: greedy.
+    temperature: f32,
+    /// Above 0, at most 1.
+    top_p: f32,
+    /// 0: no limit.
+    top_k: u32,
+    /// 0 to 1; 0: no limit.
+    min_p: f32,
+    penalties: Penalties,
+    seed: u64,
+}
+
+/// Why no token could be chosen.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SamplingError {
+    /// The model overflowed, or its weights are damaged.
+    #[error("the model's logit for token {token} is not a number or infinite")]
+    NotFinite {
+        /// The first such token.
+        token: TokenId,
+    },
+    /// Every logit is minus infinity, or there is none.
+    #[error("the model's logits exclude all {tokens} tokens")]
+    NothingLeft {
+        /// The row's width.
+        tokens: u32,
+    },
+    /// The grammar's machine gave up: the mask of this step costs more than a step may.
+    #[error("the answer's grammar failed: {reason}")]
+    Constraint {
+        /// Its own words; nothing of the answer is in them.
+        reason: String,
+    },
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self::greedy()
+    }
+}
+
+impl Sampling {
+    /// The most likely token; ties go to the lower id.
+    pub fn greedy() -> Self {
+        Self {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            penalties: Penalties::default(),
+            seed: 0,
+        }
+    }
+
+    /// Samples with OpenAI's meaning of the values; temperature 0 is greedy. `top_k` 0 means no limit.
+    ///
+    /// # Errors
+    /// A sentence that names the value and its range.
+    pub fn new(temperature: f32, top_p: f32, top_k: u32, seed: u64) -> Result<Self, String> {
+        if !(0.0..=2.0).contains(&temperature) {
+            return Err(format!("temperature is {temperature}, not within 0 to 2"));
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return Err(format!("top_p is {top_p}, not above 0 and at most 1"));
+        }
+        Ok(Self {
+            temperature,
+            top_p,
+            top_k,
+            min_p: 0.0,
+            penalties: Penalties::default(),
+            seed,
+        })
+    }
+
+    /// Also leaves out tokens less likely than `min_p` times the likeliest; 0 leaves out none.
+    ///
+    /// # Errors
+    /// A sentence that names the value and its range.
+    pub fn with_min_p(self, min_p: f32) -> Result<Self, String> {
+        if !(0.0..=1.0).contains(&min_p) {
+            return Err(format!("min_p is {min_p}, not within 0 to 1"));
+        }
+        Ok(Self { min_p, ..self })
+    }
+
+    /// Also makes tokens less likely that stand there already. `frequency` (-2 to 2) is taken from a logit for each
+    /// time that the token was generated and `presence` (-2 to 2) once if it was, as OpenAI has it; `repetition`
+    /// (above 0 to 2; 1 changes nothing) divides positive logits and multiplies negative ones of all tokens that the
+    /// prompt or the answer holds, as Hugging Face and vLLM have it, before the others.
+    ///
+    /// # Errors
+    /// A sentence that names the value and its range.
+    pub fn with_penalties(
+        self,
+        frequency: f32,
+        presence: f32,
+        repetition: f32,
+    ) -> Result<Self, String> {
+        let penalties = Penalties::new(frequency, presence, repetition)?;
+        Ok(Self { penalties, ..self })
+    }
+
+    /// The same for the choice of this index among several for one prompt: another seed, but for index 0.
+    #[must_use]
+    pub fn for_choice(self, index: u32) -> Self {
+        let seed = match index {
+            0 => self.seed,
+            _ => mix(mix(self.seed) ^ u64::from(index)),
+        };
+        Self { seed, ..self }
+    }
+
+    /// Chooses the token at `position` of its sequence from `logits`, one per token of the vocabulary, which are
+    /// penalised and masked already where that was asked for.
+    ///
+    /// Top-k, then top-p over what is left, then min-p (the order of Hugging Face); among equals the lower
+    /// id is the likelier. `O(vocabulary)`, plus sorting of as many tokens as top-k or top-p keep.
+    ///
+    /// # Errors
+    /// [`SamplingError`].
+    pub fn choose(&self, logits: &[f32], position: u32) -> Result<TokenId, SamplingError> {
+        let best = most_likely(logits)?;
+        if self.temperature == 0.0 || self.top_k == 1 {
+            return Ok(best);
+        }
+        // Relative to the best, so that a low temperature cannot overflow.
+        let top = logits[best as usize];
+        let temperature = f64::from(self.temperature);
+        let weight = |logit: f32| (f64::from(logit - top) / temperature).exp();
+        let point = uniform(self.seed, position);
+        if self.top_k == 0 && self.top_p == 1.0 && self.min_p == 0.0 {
+            let total = logits.iter().map(|&logit| weight(logit)).sum::<f64>();
+            return Ok(pick(
+                logits
+                    .iter()
+                    .enumerate()
+                    .map(|(id, &l)| (id as TokenId, weight(l))),
+                point * total,
+            )
+            .unwrap_or(best));
+        }
+        let kept = self.keep(logits, weight);
+        let total = kept.iter().map(|&(_, weight)| weight).sum::<f64>();
+        Ok(pick(kept.into_iter(), point * total).unwrap_or(best))
+    }
+
+    /// The tokens that top-k, top-p and min-p leave, with their weights, likeliest first.
+    fn keep(&self, logits: &[f32], weight: impl Fn(f32) -> f64) -> Vec<(TokenId, f64)> {
+        let mut ranked: Vec<(TokenId, f32)> = logits
+            .iter()
+            .enumerate()
+            .map(|(id, &l)| (id as TokenId, l))
+            .collect();
+        let order =
+            |a: &(TokenId, f32), b: &(TokenId, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        let k = if self.top_k == 0 {
+            ranked.len()
+        } else {
+            ranked.len().min(self.top_k as usize)
+        };
+        if k < ranked.len() {
+            ranked.select_nth_unstable_by(k - 1, order);
+            ranked.truncate(k);
+        }
+        // Top-p keeps few tokens of many as a rule: sort a growing head instead of the whole vocabulary. The sum is
+        // taken in the order of ids, so it does not depend on the partial sorting.
+        ranked.sort_unstable_by_key(|&(id, _)| id);
+        let needed =
+            f64::from(self.top_p) * ranked.iter().map(|&(_, logit)| weight(logit)).sum::<f64>();
+        let mut head = SORTED_HEAD.min(k);
+        loop {
+            if head < ranked.len() {
+                ranked.select_nth_unstable_by(head - 1, order);
+            }
+            ranked[..head].sort_unstable_by(order);
+            let mut kept = Vec::with_capacity(head);
+            let mut sum = 0.0;
+            for &(id, logit) in &ranked[..head] {
+                let weight = weight(logit);
+                // The best token's weight is 1.
+                if weight < f64::from(self.min_p) {
+                    return kept;
+                }
+                kept.push((id, weight));
+                sum += weight;
+                if sum >= needed && self.top_p < 1.0 {
+                    return kept;
+                }
+            }
+            if head == k {
+                return kept;
+            }
+            head = head.saturating_mul(8).min(k);
+        }
+    }
+}
+
+/// Tokens sorted at first when top-p looks for its cut.
+const SORTED_HEAD: usize = 128;
+
+/// The token with the highest logit, the lowest id among equals.
+fn most_likely(logits: &[f32]) -> Result<TokenId, SamplingError> {
+    let mut best = (f32::NEG_INFINITY, None);
+    for (id, &logit) in logits.iter().enumerate() {
+        // False for NaN too.
+        let usable = logit < f32::INFINITY;
+        if !usable {
+            return Err(SamplingError::NotFinite {
+                token: id as TokenId,
+            });
+        }
+        if logit > best.0 {
+            best = (logit, Some(id as TokenId));
+        }
+    }
+    best.1.ok_or(SamplingError::NothingLeft {
+        tokens: logits.len() as u32,
+    })
+}
+
+/// The token in whose share of the summed weights `point` falls; the last of non-zero weight if rounding carries
+/// `point` past the end.
+fn pick(weights: impl Iterator<Item = (TokenId, f64)>, point: f64) -> Option<TokenId> {
+    let mut sum = 0.0;
+    let mut last = None;
+    for (id, weight) in weights.filter(|&(_, weight)| weight > 0.0) {
+        sum += weight;
+        last = Some(id);
+        if point < sum {
+            break;
+        }
+    }
+    last
+}
+
+/// A number in `[0, 1)`, a hash of `seed` and `position`.
+fn uniform(seed: u64, position: u32) -> f64 {
+    let bits = mix(mix(seed) ^ u64::from(position));
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// A round of SplitMix64 (Steele et al., OOPSLA '14).
+fn mix(mut z: u64) -> u64 {
+    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampling(temperature: f32, top_p: f32, top_k: u32) -> Sampling {
+        Sampling::new(temperature, top_p, top_k, 7).unwrap()
+    }
+
+    /// How often each token is chosen over many positions.
+    fn shares(sampling: &Sampling, logits: &[f32]) -> Vec<f64> {
+        let rounds = 20_000;
+        let mut shares = vec![0.0; logits.len()];
+        for position in 0..rounds {
+            shares[sampling.choose(logits, position).unwrap() as usize] += 1.0 / f64::from(rounds);
+        }
+        shares
+    }
+
+    fn assert_near(shares: &[f64], expected: &[f64]) {
+        assert_eq!(shares.len(), expected.len());
+        for (share, expected) in shares.iter().zip(expected) {
+            assert!(
+                (share - expected).abs() < 0.015 && (*expected > 0.0 || *share == 0.0),
+                "{shares:?} {expected}"
+            );
+        }
+    }
+
+    /// Logits whose probabilities are these.
+    fn logits(probabilities: &[f32]) -> Vec<f32> {
+        probabilities.iter().map(|p| p.ln() + 3.0).collect()
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        for (temperature, top_p, word) in [
+            (-0.1, 1.0, "temperature is -0.1"),
+            (2.5, 1.0, "temperature is 2.5"),
+            (f32::NAN, 1.0, "temperature is NaN"),
+            (1.0, 0.0, "top_p is 0"),
+            (1.0, 1.5, "top_p is 1.5"),
+            (1.0, f32::NAN, "top_p is NaN"),
+        ] {
+            let error = Sampling::new(temperature, top_p, 0, 0).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+        assert!(
+            Sampling::greedy()
+                .with_min_p(1.5)
+                .unwrap_err()
+                .contains("min_p is 1.5")
+        );
+        assert!(
+            Sampling::new(0.0, 1.0, 0, 0).is_ok()
+                && Sampling::new(2.0, 1e-9, u32::MAX, u64::MAX).is_ok()
+        );
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_id_among_equals() {
+        assert_eq!(Sampling::greedy().choose(&[1.0, 5.0, 5.0, -2.0], 0), Ok(1));
+        assert_eq!(
+            sampling(0.0, 0.5, 3).choose(&[1.0, 5.0, 5.0, -2.0], 9),
+            Ok(1)
+        );
+        assert_eq!(
+            sampling(2.0, 1.0, 1).choose(&[1.0, 5.0, 5.0, -2.0], 9),
+            Ok(1)
+        );
+    }
+
+    #[test]
+    fn rows_that_are_no_distribution_are_errors() {
+        for sampling in [
+            Sampling::greedy(),
+            sampling(1.0, 0.9, 0),
+            sampling(1.0, 1.0, 0),
+        ] {
+            let not_finite = |token| Err(SamplingError::NotFinite { token });
+            assert_eq!(sampling.choose(&[0.0, f32::NAN, 1.0], 0), not_finite(1));
+            assert_eq!(
+                sampling.choose(&[0.0, 1.0, f32::INFINITY], 0),
+                not_finite(2)
+            );
+            assert_eq!(
+                sampling.choose(&[f32::NEG_INFINITY; 3], 0),
+                Err(SamplingError::NothingLeft { tokens: 3 })
+            );
+            assert_eq!(
+                sampling.choose(&[], 0),
+                Err(SamplingError::NothingLeft { tokens: 0 })
+            );
+            assert_eq!(
+                sampling.choose(&[f32::NEG_INFINITY, 0.5], 0),
+                Ok(1),
+                "a masked token"
+            );
+        }
+    }
+
+    #[test]
+    fn shares_follow_the_temperature() {
+        let row = logits(&[0.5, 0.3, 0.2]);
+        assert_near(&shares(&sampling(1.0, 1.0, 0), &row), &[0.5, 0.3, 0.2]);
+        let square = 0.25 + 0.09 + 0.04;
+        assert_near(
+            &shares(&sampling(0.5, 1.0, 0), &row),
+            &[0.25 / square, 0.09 / square, 0.04 / square],
+        );
+        assert_near(&shares(&sampling(1e-30, 1.0, 0), &row), &[1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn top_k_top_p_and_min_p_cut_the_tail() {
+        let row = logits(&[0.1, 0.4, 0.2, 0.3]);
+        assert_near(
+            &shares(&sampling(1.0, 1.0, 2), &row),
+            &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0],
+        );
+        assert_near(
+            &shares(&sampling(1.0, 0.69, 0), &row),
+            &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0],
+        );
+        assert_near(
+            &shares(&sampling(1.0, 0.71, 0), &row),
+            &[0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0],
+        );
+        assert_near(
+            &shares(&sampling(1.0, 1e-6, 0), &row),
+            &[0.0, 1.0, 0.0, 0.0],
+        );
+        // Top-p counts over what top-k left: 4/7 is below 0.6, so both stay.
+        assert_near(
+            &shares(&sampling(1.0, 0.6, 2), &row),
+            &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0],
+        );
+        let min_p = sampling(1.0, 1.0, 0).with_min_p(0.6).unwrap();
+        assert_near(&shares(&min_p, &row), &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+        assert_near(
+            &shares(&sampling(1.0, 1.0, 2), &[0.0; 4]),
+            &[0.5, 0.5, 0.0, 0.0],
+        );
+    }
+
+    #[test]
+    fn a_cut_beyond_the_first_sorted_head_is_found() {
+        // A flat row: 90 % of the weight are 90 % of the tokens, the lowest ids among equals.
+        let row = vec![0.0; 20 * SORTED_HEAD];
+        let kept = sampling(1.0, 0.9, 0).keep(&row, |_| 1.0);
+        let ids: Vec<TokenId> = kept.iter().map(|&(id, _)| id).collect();
+        assert_eq!(ids, (0..18 * SORTED_HEAD as TokenId).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn seed_and_position_alone_decide() {
+        let row = vec![0.0; 1000];
+        let choose = |seed, position| {
+            Sampling::new(1.0, 1.0, 0, seed)
+                .unwrap()
+                .choose(&row, position)
+                .unwrap()
+        };
+        assert_eq!(choose(3, 5), choose(3, 5));
+        assert_ne!(choose(3, 5), choose(3, 6));
+        assert_ne!(choose(3, 5), choose(4, 5));
+        let choice = |index| {
+            let sampling = Sampling::new(1.0, 1.0, 0, 3).unwrap();
+            sampling.for_choice(index).choose(&row, 5).unwrap()
+        };
+        assert_eq!(choice(0), choose(3, 5));
+        assert!(choice(1) != choice(0) && choice(2) != choice(1));
+        let distinct: std::collections::HashSet<_> = (0..200).map(|seed| choose(seed, 0)).collect();
+        assert!(
+            distinct.len() > 150,
+            "neighbouring seeds are independent: {}",
+            distinct.len()
+        );
+    }
+}

@@ -1,0 +1,129 @@
+//! One sequence's choices, from its first token to its last.
+
+use super::penalties::History;
+use super::{Constraint, Logprobs, Sampling, SamplingError};
+use crate::backend::TokenId;
+use smallvec::SmallVec;
+
+/// Chooses the tokens of one sequence.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    history: History,
+    constraint: Option<Constraint>,
+    stop_tokens: SmallVec<[TokenId; 4]>,
+    /// How many rivals' log-probabilities are wanted; `None`: no log-probabilities at all.
+    top_logprobs: Option<u32>,
+}
+
+/// What comes next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Choice {
+    /// A token of the answer.
+    Token {
+        /// The token.
+        id: TokenId,
+        /// If they were asked for.
+        logprobs: Option<Box<Logprobs>>,
+        /// Whether the constraint lets nothing follow.
+        last: bool,
+    },
+    /// The answer has ended before this place, with a stop token.
+    Stop,
+}
+
+impl Sampler {
+    /// For a sequence that has its prompt only.
+    pub fn new(
+        sampling: Sampling,
+        prompt: &[TokenId],
+        stop_tokens: &[TokenId],
+        constraint: Option<Constraint>,
+        top_logprobs: Option<u32>,
+    ) -> Self {
+        Self {
+            history: History::new(sampling.penalties.clone(), prompt),
+            sampling,
+            constraint,
+            stop_tokens: stop_tokens.into(),
+            top_logprobs,
+        }
+    }
+
+    /// Chooses the token at `position` from its row of logits, which is scratch afterwards. To be called once for each
+    /// position, in order.
+    ///
+    /// # Errors
+    /// [`SamplingError`]; the sequence cannot go on.
+    pub fn next(&mut self, logits: &mut [f32], position: u32) -> Result<Choice, SamplingError> {
+        let changes = self.history.is_active() || self.constraint.is_some();
+        // Log-probabilities are the model's own, so they need the row as it was.
+        let original = (changes && self.top_logprobs.is_some()).then(|| logits.to_vec());
+        if self.history.is_active() {
+            self.history.penalise(logits);
+        }
+        if let Some(constraint) = &mut self.constraint {
+            constraint.mask(logits, &self.stop_tokens)?;
+        }
+        let id = self.sampling.choose(logits, position)?;
+        if self.stop_tokens.contains(&id) {
+            return Ok(Choice::Stop);
+        }
+        let logprobs = self.top_logprobs.map(|count| {
+            let row = original.as_deref().unwrap_or(logits);
+            Box::new(Logprobs::of(row, id, count))
+        });
+        self.history.push(id);
+        let last = match &mut self.constraint {
+            Some(constraint) => constraint.push(id)?,
+            None => false,
+        };
+        Ok(Choice::Token { id, logprobs, last })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(choice: Choice) -> (TokenId, Option<Box<Logprobs>>) {
+        match choice {
+            Choice::Token { id, logprobs, .. } => (id, logprobs),
+            Choice::Stop => panic!("a token was expected"),
+        }
+    }
+
+    #[test]
+    fn a_penalty_sees_what_was_chosen_before() {
+        let sampling = Sampling::greedy().with_penalties(0.0, 1.0, 1.0).unwrap();
+        let mut sampler = Sampler::new(sampling, &[], &[], None, None);
+        let ids: Vec<TokenId> = (0..3)
+            .map(|position| token(sampler.next(&mut [2.0, 1.6, 1.3, 0.0], position).unwrap()).0)
+            .collect();
+        assert_eq!(ids, [0, 1, 2]);
+    }
+
+    #[test]
+    fn logprobs_are_those_of_the_row_before_penalties() {
+        let row = [2.0, 1.9, 0.0];
+        let with = |presence| {
+            let sampling = Sampling::greedy()
+                .with_penalties(0.0, presence, 1.0)
+                .unwrap();
+            let mut sampler = Sampler::new(sampling, &[], &[], None, Some(2));
+            sampler.next(&mut row.clone(), 0).unwrap();
+            token(sampler.next(&mut row.clone(), 1).unwrap())
+        };
+        let ((plain, expected), (penalised, found)) = (with(0.0), with(1.5));
+        assert_eq!((plain, penalised), (0, 1));
+        assert_eq!(found.as_ref().unwrap().top, expected.as_ref().unwrap().top);
+        assert_eq!(found.unwrap().chosen, expected.unwrap().top[1].1);
+    }
+
+    #[test]
+    fn a_stop_token_ends_the_answer() {
+        let mut sampler = Sampler::new(Sampling::greedy(), &[], &[1, 2], None, Some(1));
+        assert_eq!(sampler.next(&mut [0.0, 0.5, 1.0], 0), Ok(Choice::Stop));
+        assert_eq!(token(sampler.next(&mut [3.0, 0.5, 1.0], 0).unwrap()).0, 0);
+    }
+}

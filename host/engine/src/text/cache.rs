@@ -1,0 +1,425 @@
+//! Tokens of texts that were tokenised before, piece by piece.
+//!
+//! A prompt consists mostly of what other prompts consisted of: instructions, documents, earlier turns. Its pieces
+//! ([`super::pieces`], lines as a rule) are looked up, and only those that are new are tokenised. The result is that
+//! of tokenising the whole: a piece is found by a hash and then compared, byte for byte.
+//!
+//! A tenant finds only what it brought itself, or the time that an answer takes would tell what others asked.
+
+use super::pieces::{Cuts, PROBES};
+use super::{TextError, Tokenizer};
+use crate::backend::TokenId;
+use fxhash::FxBuildHasher;
+use lru::LruCache;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// See the module. One for each tokenizer.
+pub struct TokenCache {
+    /// `None`: this tokenizer's texts cannot be cut.
+    cuts: Option<Cuts>,
+    /// What the tokenizer puts before a raw prompt; `None`: it does something else.
+    opening: Option<Vec<TokenId>>,
+    /// Chooses other hashes in every process: nobody can prepare pieces that share a place.
+    keys: RandomState,
+    limit_bytes: usize,
+    pieces: Mutex<Pieces>,
+}
+
+/// How the cache was used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCacheStats {
+    /// Bytes of text asked for so far.
+    pub text_bytes: u64,
+    /// Of those, found.
+    pub found_bytes: u64,
+    /// Bytes of memory held now, near enough.
+    pub held_bytes: u64,
+}
+
+struct Pieces {
+    /// Least recently used go first.
+    entries: LruCache<u64, Entry, FxBuildHasher>,
+    stats: TokenCacheStats,
+}
+
+struct Entry {
+    salt: Arc<str>,
+    text: Box<str>,
+    tokens: Arc<[TokenId]>,
+}
+
+impl TokenCache {
+    /// A cache of at most `limit_bytes` for `tokenizer`. It is off (everything is tokenised) where the tokenizer's
+    /// texts cannot be cut, or cutting the probes showed in their tokens.
+    pub fn new(tokenizer: &Tokenizer, limit_bytes: usize) -> Self {
+        let cuts = tokenizer.cuts().filter(|cuts| holds(tokenizer, *cuts));
+        Self {
+            cuts: cuts.filter(|_| limit_bytes > 0),
+            opening: opening(tokenizer),
+            keys: RandomState::new(),
+            limit_bytes,
+            pieces: Mutex::new(Pieces {
+                entries: LruCache::unbounded_with_hasher(FxBuildHasher),
+                stats: TokenCacheStats::default(),
+            }),
+        }
+    }
+
+    /// Whether texts are looked up at all.
+    pub fn is_on(&self) -> bool {
+        self.cuts.is_some()
+    }
+
+    /// As [`Tokenizer::encode`]; `salt` names the tenant.
+    ///
+    /// # Errors
+    /// [`TextError::Encode`].
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        special: bool,
+        salt: &str,
+    ) -> Result<Vec<TokenId>, TextError> {
+        let opening = match (special, &self.opening) {
+            (false, _) => Some(&[][..]),
+            (true, opening) => opening.as_deref(),
+        };
+        let (Some(cuts), Some(opening)) = (self.cuts, opening) else {
+            return tokenizer.encode(text, special);
+        };
+        let pieces: Vec<(u64, &str)> = cuts
+            .pieces(text)
+            .map(|piece| (self.keys.hash_one((salt, piece)), piece))
+            .collect();
+        let found = self.lock().find(&pieces, salt);
+        let mut tokens = opening.to_vec();
+        let mut new = Vec::new();
+        for ((key, piece), found) in pieces.into_iter().zip(found) {
+            match found {
+                Some(found) => tokens.extend_from_slice(&found),
+                None => {
+                    let encoded = tokenizer.encode(piece, false)?;
+                    tokens.extend_from_slice(&encoded);
+                    new.push((key, piece, encoded));
+                }
+            }
+        }
+        if !new.is_empty() {
+            self.remember(salt, new);
+        }
+        Ok(tokens)
+    }
+
+    /// How it was used.
+    pub fn stats(&self) -> TokenCacheStats {
+        self.lock().stats
+    }
+
+    fn remember(&self, salt: &str, new: Vec<(u64, &str, Vec<TokenId>)>) {
+        let salt: Arc<str> = salt.into();
+        let new: Vec<(u64, Entry)> = new
+            .into_iter()
+            .map(|(key, piece, tokens)| {
+                let entry = Entry {
+                    salt: Arc::clone(&salt),
+                    text: piece.into(),
+                    tokens: tokens.into(),
+                };
+                (key, entry)
+            })
+            // One text must not drive out all others.
+            .filter(|(_, entry)| entry.bytes() <= self.limit_bytes / 8)
+            .collect();
+        let mut dropped = Vec::new();
+        {
+            let mut pieces = self.lock();
+            for (key, entry) in new {
+                pieces.stats.held_bytes += entry.bytes() as u64;
+                let before = pieces.entries.put(key, entry);
+                pieces.drop_entry(before, &mut dropped);
+            }
+            while pieces.stats.held_bytes > self.limit_bytes as u64 {
+                let Some((_, oldest)) = pieces.entries.pop_lru() else {
+                    break;
+                };
+                pieces.drop_entry(Some(oldest), &mut dropped);
+            }
+        }
+        // Their memory is given back here, while nobody waits for the lock.
+        drop(dropped);
+    }
+
+    /// A panic while the lock was held would have been in one of the few lines here; the pieces are valid after each.
+    fn lock(&self) -> std::sync::MutexGuard<'_, Pieces> {
+        self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pieces {
+    fn find(&mut self, pieces: &[(u64, &str)], salt: &str) -> Vec<Option<Arc<[TokenId]>>> {
+        let find = |(key, piece): &(u64, &str)| {
+            self.stats.text_bytes += piece.len() as u64;
+            let entry = self.entries.get(key)?;
+            if *entry.text != **piece || *entry.salt != *salt {
+                return None;
+            }
+            self.stats.found_bytes += piece.len() as u64;
+            Some(Arc::clone(&entry.tokens))
+        };
+        pieces.iter().map(find).collect()
+    }
+
+    fn drop_entry(&mut self, entry: Option<Entry>, dropped: &mut Vec<Entry>) {
+        if let Some(entry) = entry {
+            self.stats.held_bytes -= entry.bytes() as u64;
+            dropped.push(entry);
+        }
+    }
+}
+
+impl Entry {
+    fn bytes(&self) -> usize {
+        // The entry, its place in table and list, and what three allocations cost beside their content.
+        const OVERHEAD: usize = 192;
+        self.text.len() + size_of_val(&*self.tokens) + OVERHEAD
+    }
+}
+
+/// Whether the probes' pieces have the probes' tokens.
+fn holds(tokenizer: &Tokenizer, cuts: Cuts) -> bool {
+    PROBES.iter().all(|probe| {
+        let whole = tokenizer.encode(probe, false);
+        let pieces = cuts
+            .pieces(probe)
+            .map(|piece| tokenizer.encode(piece, false));
+        let pieces: Result<Vec<_>, _> = pieces.collect();
+        matches!((whole, pieces), (Ok(whole), Ok(pieces)) if whole == pieces.concat())
+    })
+}
+
+/// The tokens that stand before every raw prompt, if that is all that distinguishes one.
+fn opening(tokenizer: &Tokenizer) -> Option<Vec<TokenId>> {
+    let opening = tokenizer.encode("", true).ok()?;
+    let only = |probe: &&str| {
+        let (special, plain) = (
+            tokenizer.encode(probe, true),
+            tokenizer.encode(probe, false),
+        );
+        matches!((special, plain), (Ok(special), Ok(plain)) if special == [&opening[..], &plain].concat())
+    };
+    PROBES.iter().all(only).then_some(opening)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value as Json, json};
+    use std::path::Path;
+
+    /// The fixtures' tokenizer, whose file was changed.
+    fn tokenizer(change: impl FnOnce(&mut Json)) -> Tokenizer {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen2/tokenizer.json");
+        let mut file: Json = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        // Tokens over newlines, as large vocabularies have them: without them a wrong cut would not show.
+        let model = file["model"].as_object_mut().unwrap();
+        for (left, right) in [("Ċ", "Ċ"), ("/", "Ċ"), ("/Ċ", "/"), ("/Ċ", "Ċ"), ("Ċ", "Ġ")]
+        {
+            let id = model["vocab"].as_object().unwrap().len();
+            model["vocab"][format!("{left}{right}")] = id.into();
+            model["merges"]
+                .as_array_mut()
+                .unwrap()
+                .push(json!([left, right]));
+        }
+        change(&mut file);
+        Tokenizer::parse(file.to_string().as_bytes()).unwrap()
+    }
+
+    fn gpt2(file: &mut Json) {
+        file["pre_tokenizer"] = json!({
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true,
+        });
+    }
+
+    fn llama3(file: &mut Json) {
+        let expression = file
+            .pointer_mut("/pre_tokenizer/pretokenizers/0/pattern/Regex")
+            .unwrap();
+        *expression = expression
+            .as_str()
+            .unwrap()
+            .replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+            .into();
+    }
+
+    /// As Llama's: a token before every raw prompt.
+    fn with_opening(file: &mut Json) {
+        let special = |id: &str| json!({"SpecialToken": {"id": id, "type_id": 0}});
+        file["post_processor"] = json!({
+            "type": "TemplateProcessing",
+            "single": [special("<|im_start|>"), {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}},
+        });
+    }
+
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, limit: usize) -> usize {
+            self.0 = self
+                .0
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) as usize % limit
+        }
+
+        /// Text in which newlines meet everything.
+        fn text(&mut self) -> String {
+            const WORDS: [&str; 32] = [
+                "\n",
+                "\n",
+                "\n",
+                "\n\n",
+                "\r\n",
+                "\r",
+                " ",
+                "  ",
+                "\t",
+                "\u{a0}",
+                "\u{85}",
+                "\u{2028}",
+                "\u{3000}",
+                "a",
+                "The",
+                "cellar",
+                "'s",
+                "'",
+                "12",
+                "3456",
+                ".",
+                "/",
+                "!?",
+                "(",
+                "é",
+                "e\u{301}",
+                "\u{301}",
+                "東京",
+                "🦜🏽",
+                "\u{200d}",
+                "<|im_end|>",
+                "<|im_start|>",
+            ];
+            (0..self.below(40))
+                .map(|_| WORDS[self.below(WORDS.len())])
+                .collect()
+        }
+    }
+
+    #[test]
+    fn the_tokens_are_those_of_the_whole_text() {
+        let changes: [(&str, fn(&mut Json)); 4] = [
+            ("qwen2", |_| {}),
+            ("llama3", llama3),
+            ("gpt2", gpt2),
+            ("opening", with_opening),
+        ];
+        for (name, change) in changes {
+            let tokenizer = tokenizer(change);
+            let cache = TokenCache::new(&tokenizer, 16 << 20);
+            assert!(cache.is_on(), "{name}");
+            let mut random = Random(17);
+            for _ in 0..3000 {
+                let text = random.text();
+                let special = random.below(4) == 0;
+                let salt = ["a", "b"][random.below(2)];
+                assert_eq!(
+                    cache.encode(&tokenizer, &text, special, salt).unwrap(),
+                    tokenizer.encode(&text, special).unwrap(),
+                    "{name}: {text:?}"
+                );
+            }
+            let stats = cache.stats();
+            assert!(
+                stats.found_bytes > 1000 && stats.found_bytes < stats.text_bytes,
+                "{stats:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn cuts_that_show_are_seen_at_load() {
+        let gpt2 = tokenizer(gpt2);
+        assert!(holds(&gpt2, Cuts::LoneNewlines));
+        assert!(!holds(&gpt2, Cuts::EveryNewline));
+        let slashes = tokenizer(|file| {
+            let expression = file
+                .pointer_mut("/pre_tokenizer/pretokenizers/0/pattern/Regex")
+                .unwrap();
+            *expression = expression
+                .as_str()
+                .unwrap()
+                .replace(r"+[\r\n]*", r"+[\r\n/]*")
+                .into();
+        });
+        assert!(!TokenCache::new(&slashes, 1 << 20).is_on());
+        assert!(!holds(&slashes, Cuts::EveryNewline));
+    }
+
+    #[test]
+    fn a_tenant_finds_only_what_it_brought() {
+        let tokenizer = tokenizer(|_| {});
+        let cache = TokenCache::new(&tokenizer, 1 << 20);
+        let text = "one line\nand another\n";
+        let found = |salt| {
+            let before = cache.stats().found_bytes;
+            cache.encode(&tokenizer, text, false, salt).unwrap();
+            cache.stats().found_bytes - before
+        };
+        assert_eq!((found("a"), found("a")), (0, text.len() as u64));
+        assert_eq!((found("b"), found("b")), (0, text.len() as u64));
+    }
+
+    #[test]
+    fn memory_is_bounded_and_what_was_used_last_stays() {
+        let tokenizer = tokenizer(|_| {});
+        let limit = 20_000;
+        let cache = TokenCache::new(&tokenizer, limit);
+        let kept = "what is asked for again and again\n";
+        for index in 0..2000 {
+            let text = format!("{kept}line number {index} of many\n");
+            cache.encode(&tokenizer, &text, false, "").unwrap();
+            assert!(cache.stats().held_bytes <= limit as u64);
+        }
+        let before = cache.stats();
+        cache
+            .encode(
+                &tokenizer,
+                &format!("{kept}line number 0 of many\n"),
+                false,
+                "",
+            )
+            .unwrap();
+        let found = cache.stats().found_bytes - before.found_bytes;
+        assert_eq!(found, kept.len() as u64);
+        // A text that would fill it is not kept at all.
+        let long = "x ".repeat(4000);
+        for _ in 0..2 {
+            cache.encode(&tokenizer, &long, false, "").unwrap();
+        }
+        assert_eq!(cache.stats().found_bytes, before.found_bytes + found);
+    }
+
+    #[test]
+    fn a_cache_of_no_size_is_off() {
+        let tokenizer = tokenizer(|_| {});
+        let cache = TokenCache::new(&tokenizer, 0);
+        assert!(!cache.is_on());
+        assert_eq!(
+            cache.encode(&tokenizer, "a\nb", true, "").unwrap(),
+            tokenizer.encode("a\nb", true).unwrap()
+        );
+    }
+}

@@ -1,0 +1,329 @@
+//! Calls of tools within an answer, as models of the Hermes manner write them (Qwen, Hermes and many others):
+//! `<tool_call>{"name": …, "arguments": …}</tool_call>`.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// Watches a stream of text for calls of tools.
+///
+/// Text outside calls passes byte for byte, but for white space that only separates calls or stands between them and
+/// an end of the answer. What looks like a call and is none (no JSON, no name) passes as the text that it is.
+pub struct ToolCalls {
+    held: String,
+    place: Place,
+    /// Whether a call was found, so that white space alone means nothing any more.
+    found: bool,
+    /// Whether other text than white space was shown since the last call or the beginning.
+    shown: bool,
+}
+
+/// A piece of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Text to show.
+    Text(String),
+    /// A call, complete.
+    Call(ToolCall),
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolCall {
+    /// The tool's name.
+    pub name: String,
+    /// Its arguments as the model wrote them, JSON as a rule.
+    pub arguments: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Outside,
+    /// `held` begins behind [`OPEN`]; closing tags before this offset are part of a string.
+    Inside {
+        seen: usize,
+    },
+    /// The whole answer is one call without tags.
+    Bare,
+}
+
+/// What opens a call; text of the prompt where a call is forced.
+pub const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+
+impl ToolCalls {
+    /// For an answer that may call tools.
+    pub fn within_text() -> Self {
+        Self::new(Place::Outside)
+    }
+
+    /// For an answer that is one call and nothing else, without tags.
+    pub fn bare() -> Self {
+        Self::new(Place::Bare)
+    }
+
+    fn new(place: Place) -> Self {
+        Self {
+            held: String::new(),
+            place,
+            found: false,
+            shown: false,
+        }
+    }
+
+    /// Takes the next piece of text; returns what is settled by it.
+    pub fn push(&mut self, text: &str) -> Vec<Part> {
+        self.held.push_str(text);
+        let mut parts = Vec::new();
+        loop {
+            match self.place {
+                Place::Bare => return parts,
+                Place::Outside => {
+                    let Some(start) = self.held.find(OPEN) else {
+                        let settled = self.held.len() - overlap(&self.held, OPEN);
+                        self.show(settled, &mut parts);
+                        return parts;
+                    };
+                    self.show(start, &mut parts);
+                    // White space that was not shown until here only led to the call.
+                    let begin = self.held.find(OPEN).unwrap_or(0) + OPEN.len();
+                    self.held.drain(..begin);
+                    self.place = Place::Inside { seen: 0 };
+                }
+                Place::Inside { seen } => {
+                    let Some(end) = self.held[seen..].find(CLOSE).map(|end| seen + end) else {
+                        // The closing tag may have begun.
+                        let seen = self.held.len().saturating_sub(CLOSE.len() - 1).max(seen);
+                        let seen = (0..=seen).rev().find(|at| self.held.is_char_boundary(*at));
+                        self.place = Place::Inside {
+                            seen: seen.unwrap_or(0),
+                        };
+                        return parts;
+                    };
+                    match parse(&self.held[..end]) {
+                        Ok(call) => {
+                            self.held.drain(..end + CLOSE.len());
+                            self.place = Place::Outside;
+                            self.found = true;
+                            self.shown = false;
+                            parts.push(Part::Call(call));
+                        }
+                        // Within a string: the call goes on.
+                        Err(Flaw::Unfinished) => {
+                            self.place = Place::Inside {
+                                seen: end + CLOSE.len(),
+                            };
+                        }
+                        Err(Flaw::NoCall) => {
+                            let rest = self.held.split_off(end + CLOSE.len());
+                            let text = OPEN.to_owned() + &std::mem::replace(&mut self.held, rest);
+                            self.place = Place::Outside;
+                            self.shown = true;
+                            parts.push(Part::Text(text));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// What was held back, at the end of the answer.
+    pub fn finish(&mut self) -> Vec<Part> {
+        let held = std::mem::take(&mut self.held);
+        let place = std::mem::replace(&mut self.place, Place::Outside);
+        let part = match place {
+            Place::Outside => Part::Text(held),
+            Place::Inside { .. } => match parse(&held) {
+                Ok(call) => Part::Call(call),
+                Err(_) => Part::Text(OPEN.to_owned() + &held),
+            },
+            Place::Bare => match parse(&held) {
+                Ok(call) => Part::Call(call),
+                Err(_) => Part::Text(held),
+            },
+        };
+        match part {
+            Part::Text(text) if text.is_empty() => Vec::new(),
+            Part::Text(text) if self.found && !self.shown && text.trim().is_empty() => Vec::new(),
+            part => vec![part],
+        }
+    }
+
+    /// Shows the held text up to `end`, unless it is white space that may turn out to mean nothing.
+    fn show(&mut self, end: usize, parts: &mut Vec<Part>) {
+        if end == 0 || (!self.shown && self.held[..end].trim().is_empty()) {
+            return;
+        }
+        self.shown = true;
+        let rest = self.held.split_off(end);
+        parts.push(Part::Text(std::mem::replace(&mut self.held, rest)));
+    }
+}
+
+enum Flaw {
+    /// It may become a call.
+    Unfinished,
+    NoCall,
+}
+
+fn parse(text: &str) -> Result<ToolCall, Flaw> {
+    #[derive(Deserialize)]
+    struct Call<'a> {
+        name: String,
+        #[serde(borrow)]
+        arguments: Option<&'a RawValue>,
+    }
+    let call: Call<'_> = serde_json::from_str(text).map_err(|error| {
+        if error.is_eof() {
+            Flaw::Unfinished
+        } else {
+            Flaw::NoCall
+        }
+    })?;
+    let arguments = call.arguments.map_or("{}", RawValue::get);
+    // Some models write the arguments as OpenAI does, as a string of JSON.
+    let arguments = serde_json::from_str(arguments).unwrap_or_else(|_| arguments.to_owned());
+    Ok(ToolCall {
+        name: call.name,
+        arguments,
+    })
+}
+
+/// Length of the longest suffix of `text` that begins `tag`.
+fn overlap(text: &str, tag: &str) -> usize {
+    (1..tag.len().min(text.len() + 1))
+        .rev()
+        .find(|length| text.ends_with(&tag[..*length]))
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Part {
+        Part::Text(text.to_owned())
+    }
+
+    fn call(name: &str, arguments: &str) -> Part {
+        Part::Call(ToolCall {
+            name: name.to_owned(),
+            arguments: arguments.to_owned(),
+        })
+    }
+
+    /// The parts of a whole answer, neighbouring texts joined.
+    fn parts(mut calls: ToolCalls, pieces: &[&str]) -> Vec<Part> {
+        let found = pieces
+            .iter()
+            .flat_map(|piece| calls.push(piece))
+            .collect::<Vec<_>>();
+        let mut joined: Vec<Part> = Vec::new();
+        for part in found.into_iter().chain(calls.finish()) {
+            match (joined.last_mut(), part) {
+                (Some(Part::Text(before)), Part::Text(more)) => before.push_str(&more),
+                (_, part) => joined.push(part),
+            }
+        }
+        joined
+    }
+
+    const ANSWERS: &[(&str, &[(&str, &str)])] = &[
+        ("", &[]),
+        (" \n", &[("", " \n")]),
+        (
+            "no call <tool_cal> at all\n",
+            &[("", "no call <tool_cal> at all\n")],
+        ),
+        (
+            "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"b\": 1.0,  \"a\": []}}\n</tool_call>",
+            &[("f", "{\"b\": 1.0,  \"a\": []}")],
+        ),
+        (
+            "I look.\n\n<tool_call>{\"name\": \"f\"}</tool_call>\n<tool_call>{\"arguments\": \"{}\", \"name\": \"g\"}</tool_call>\n",
+            &[("", "I look.\n\n"), ("f", "{}"), ("g", "{}")],
+        ),
+        (
+            "\n<tool_call>{\"name\": \"é\", \"arguments\": {\"t\": \"</tool_call> é\"}}</tool_call> done",
+            &[("é", "{\"t\": \"</tool_call> é\"}"), ("", " done")],
+        ),
+        (
+            "<tool_call>[1]</tool_call> <tool_call>{\"name\": \"f\"}</tool_call>",
+            &[("", "<tool_call>[1]</tool_call> "), ("f", "{}")],
+        ),
+        ("<tool_call>{\"name\": \"f\"}", &[("f", "{}")]),
+        (
+            "x<tool_call>{\"name\": ",
+            &[("", "x<tool_call>{\"name\": ")],
+        ),
+    ];
+
+    fn expected(list: &[(&str, &str)]) -> Vec<Part> {
+        list.iter()
+            .map(|(name, rest)| {
+                if name.is_empty() {
+                    text(rest)
+                } else {
+                    call(name, rest)
+                }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn calls_are_taken_out_and_all_else_stays() {
+        for (answer, list) in ANSWERS {
+            assert_eq!(
+                parts(ToolCalls::within_text(), &[answer]),
+                expected(list),
+                "{answer:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_cut_into_pieces_does_not_matter() {
+        let mut seed = 11_u64;
+        for _ in 0..3000 {
+            let mut below = |limit: usize| {
+                seed = seed
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                (seed >> 33) as usize % limit
+            };
+            let (answer, list) = ANSWERS[below(ANSWERS.len())];
+            let mut pieces = Vec::new();
+            let mut rest = answer;
+            while !rest.is_empty() {
+                let end =
+                    (1 + below(12)..).find(|end| rest.is_char_boundary((*end).min(rest.len())));
+                let (piece, more) = rest.split_at(end.unwrap_or(rest.len()).min(rest.len()));
+                pieces.push(piece);
+                rest = more;
+            }
+            assert_eq!(
+                parts(ToolCalls::within_text(), &pieces),
+                expected(list),
+                "{pieces:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn text_is_shown_as_soon_as_it_is_settled() {
+        let mut calls = ToolCalls::within_text();
+        assert_eq!(calls.push("a <tool"), [text("a ")]);
+        assert_eq!(calls.push("s"), [text("<tools")]);
+        assert_eq!(calls.push("<tool_call>{\"name\": \"f\"}"), []);
+        assert_eq!(calls.push("</tool_call>"), [call("f", "{}")]);
+    }
+
+    #[test]
+    fn a_bare_answer_is_one_call_or_text() {
+        let answer = ["{\"name\": \"f\", ", "\"arguments\": {\"a\": 1}}"];
+        assert_eq!(parts(ToolCalls::bare(), &answer), [call("f", "{\"a\": 1}")]);
+        assert_eq!(
+            parts(ToolCalls::bare(), &["{\"name\": "]),
+            [text("{\"name\": ")]
+        );
+    }
+}

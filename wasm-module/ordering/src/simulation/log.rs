@@ -1,0 +1,258 @@
+//! Logs of requests, a line at a time: a chat body, or a ranking. Errors name places and limits, never a value of the
+//! line. Where lines come from (a file, a page) is the caller's matter.
+
+use super::{Request, Retrieved};
+use crate::body::Skip;
+use crate::config::Config;
+use crate::document::Fingerprint;
+use crate::listing::documents_of;
+use crate::policy::MAX_CANDIDATES;
+use crate::tree::Scope;
+use fxhash::FxHashSet;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// Why a line is not a request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadLine {
+    /// It is longer than what is read of a line.
+    #[error("the line has more than {limit} bytes")]
+    TooLong {
+        /// Bytes of a line.
+        limit: u64,
+    },
+    /// It is not a JSON object.
+    #[error("not a JSON object: error at column {column}")]
+    NotAnObject {
+        /// Where reading failed, from 1.
+        column: usize,
+    },
+    /// It has the shape of neither.
+    #[error("neither a chat body (no `messages`) nor a ranking (no `docs`)")]
+    Neither,
+    /// `docs` is not a list.
+    #[error("`docs` is not a list")]
+    DocsNotAList,
+    /// An element of `docs` cannot be an id.
+    #[error("docs[{index}] is neither a string nor a number")]
+    Id {
+        /// Of the element.
+        index: usize,
+    },
+    /// More documents than are ordered at once.
+    #[error("`docs` has {found} documents, more than the limit of {limit}")]
+    TooManyDocuments {
+        /// In the line.
+        found: usize,
+        /// At once.
+        limit: u32,
+    },
+    /// `tokens` is not what it should be.
+    #[error(
+        "`tokens` is neither a number from 0 to {} nor a list of such",
+        u32::MAX
+    )]
+    Tokens,
+    /// `tokens` does not fit `docs`.
+    #[error("`tokens` has {tokens} elements, `docs` has {docs}")]
+    TokensOfOthers {
+        /// Elements of `tokens`.
+        tokens: usize,
+        /// Elements of `docs`.
+        docs: usize,
+    },
+    /// The core does not take the body.
+    #[error("{0}")]
+    Body(Skip),
+}
+
+#[derive(Deserialize)]
+struct Raw<'a> {
+    #[serde(borrow)]
+    messages: Option<&'a RawValue>,
+    #[serde(borrow)]
+    docs: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tokens: Option<&'a RawValue>,
+}
+
+/// Reads lines of a log.
+#[derive(Clone)]
+pub struct LogReader {
+    config: Config,
+    document_tokens: u32,
+}
+
+impl LogReader {
+    /// Weighs a document whose line does not tell as `document_tokens`. Bodies are read under the default
+    /// configuration, but for the number of documents: as many as can be ordered.
+    #[must_use]
+    pub fn new(document_tokens: u32) -> Self {
+        Self {
+            config: Config {
+                max_documents: MAX_CANDIDATES,
+                ..Config::default()
+            },
+            document_tokens,
+        }
+    }
+
+    /// The request of a line, a part for every group of documents that is ordered by itself; no part where it has no
+    /// documents.
+    ///
+    /// # Errors
+    /// [`BadLine`].
+    pub fn requests(&self, line: &[u8]) -> Result<Vec<Request>, BadLine> {
+        parse(line, &self.config, self.document_tokens)
+    }
+}
+
+fn parse(line: &[u8], config: &Config, document_tokens: u32) -> Result<Vec<Request>, BadLine> {
+    let text = std::str::from_utf8(line).map_err(|error| BadLine::NotAnObject {
+        column: error.valid_up_to() + 1,
+    })?;
+    let raw: Raw<'_> = serde_json::from_str(text).map_err(|error| BadLine::NotAnObject {
+        column: error.column(),
+    })?;
+    match (raw.messages, raw.docs) {
+        (Some(_), _) => match documents_of(line, config) {
+            Err(Skip::NoDocuments) => Ok(Vec::new()),
+            found => found.map_err(BadLine::Body),
+        },
+        (None, Some(docs)) => ranking(docs.get(), raw.tokens, document_tokens),
+        (None, None) => Err(BadLine::Neither),
+    }
+}
+
+fn ranking(
+    docs: &str,
+    tokens: Option<&RawValue>,
+    document_tokens: u32,
+) -> Result<Vec<Request>, BadLine> {
+    let docs: Vec<&RawValue> = serde_json::from_str(docs).map_err(|_| BadLine::DocsNotAList)?;
+    if docs.len() > MAX_CANDIDATES as usize {
+        return Err(BadLine::TooManyDocuments {
+            found: docs.len(),
+            limit: MAX_CANDIDATES,
+        });
+    }
+    let tokens = match tokens.map(RawValue::get) {
+        None => vec![document_tokens; docs.len()],
+        Some(list) if list.starts_with('[') => {
+            serde_json::from_str::<Vec<u32>>(list).map_err(|_| BadLine::Tokens)?
+        }
+        Some(number) => {
+            let number = serde_json::from_str(number).map_err(|_| BadLine::Tokens)?;
+            vec![number; docs.len()]
+        }
+    };
+    if tokens.len() != docs.len() {
+        return Err(BadLine::TokensOfOthers {
+            tokens: tokens.len(),
+            docs: docs.len(),
+        });
+    }
+    let mut seen = FxHashSet::default();
+    let mut documents = Vec::with_capacity(docs.len());
+    for (index, (id, tokens)) in docs.into_iter().zip(tokens).enumerate() {
+        let label = match id.get().as_bytes().first() {
+            Some(b'"') => {
+                serde_json::from_str::<String>(id.get()).map_err(|_| BadLine::Id { index })?
+            }
+            Some(b'-' | b'0'..=b'9') => id.get().to_owned(),
+            _ => return Err(BadLine::Id { index }),
+        };
+        let fingerprint = Fingerprint::of(&[label.as_bytes()]);
+        if seen.insert(fingerprint) {
+            documents.push(Retrieved {
+                label,
+                fingerprint,
+                tokens,
+            });
+        }
+    }
+    if documents.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(vec![Request {
+        // A ranking does not tell what stands before its documents: nothing, for all alike.
+        scope: Scope(0),
+        documents,
+    }])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Vec<Request>, BadLine> {
+        LogReader::new(256).requests(line.as_bytes())
+    }
+
+    fn documents(line: &str) -> Vec<(String, u32)> {
+        let [request] = parsed(line).unwrap().try_into().unwrap();
+        let documents = request.documents.into_iter();
+        documents.map(|d| (d.label, d.tokens)).collect()
+    }
+
+    #[test]
+    fn a_ranking_weighs_its_documents_each_all_alike_or_by_default() {
+        let weighed = |a, b| vec![("a".to_owned(), a), ("7".to_owned(), b)];
+        let line = |tokens: &str| format!(r#"{{"query_id":1,"docs":["a",7,"a"]{tokens}}}"#);
+        assert_eq!(documents(&line(r#","tokens":[1,2,3]"#)), weighed(1, 2));
+        assert_eq!(documents(&line(r#","tokens":9"#)), weighed(9, 9));
+        assert_eq!(documents(&line("")), weighed(256, 256));
+        assert_eq!(documents(&line(r#","tokens":null"#)), weighed(256, 256));
+    }
+
+    #[test]
+    fn a_chat_body_is_read_by_the_core() {
+        let line = r#"{"messages":[{"role":"user","content":"Why?"}],"documents":[{"id":"a","text":"12345678"}]}"#;
+        assert_eq!(documents(line), [("a".to_owned(), 3)]);
+    }
+
+    #[test]
+    fn nothing_to_order_is_no_error() {
+        for line in [
+            r#"{"docs":[]}"#,
+            r#"{"messages":[{"role":"user","content":"Why?"}]}"#,
+        ] {
+            assert_eq!(parsed(line), Ok(Vec::new()));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_without_the_lines_words() {
+        let told = |line: &str| parsed(line).unwrap_err().to_string();
+        for (line, words) in [
+            ("{\"secret\"", "error at column 9"),
+            ("[\"secret\"]", "not a JSON object"),
+            (r#"{"secret":1}"#, "neither a chat body"),
+            (r#"{"docs":"secret"}"#, "`docs` is not a list"),
+            (r#"{"docs":["a",{"secret":1}]}"#, "docs[1] is neither"),
+            (r#"{"docs":[null]}"#, "docs[0] is neither"),
+            (
+                r#"{"docs":[1,2],"tokens":[1]}"#,
+                "`tokens` has 1 elements, `docs` has 2",
+            ),
+            (
+                r#"{"docs":[1],"tokens":-1}"#,
+                "`tokens` is neither a number",
+            ),
+            (
+                r#"{"docs":[1],"tokens":["secret"]}"#,
+                "`tokens` is neither a number",
+            ),
+            (
+                r#"{"messages":[],"documents":[{"secret":1}]}"#,
+                "user message",
+            ),
+        ] {
+            let told = told(line);
+            assert!(told.contains(words), "{told}");
+            assert!(!told.contains("secret"), "{told}");
+        }
+        let many = format!(r#"{{"docs":[{}0]}}"#, "0,".repeat(MAX_CANDIDATES as usize));
+        assert!(told(&many).contains("4097 documents, more than the limit of 4096"));
+    }
+}
