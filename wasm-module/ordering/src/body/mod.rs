@@ -13,6 +13,7 @@
 //!                                        └──── slot 0 ───────┘  └──── slot 1 ───────┘
 //! ```
 
+mod array;
 mod chat;
 mod content;
 pub(crate) mod edit;
