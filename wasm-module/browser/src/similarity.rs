@@ -3,7 +3,7 @@
 use crate::values::{self, refused};
 use foreword_ordering::embedding::{HashingEmbedder, MAX_DIMENSIONS};
 use foreword_ordering::similarity::{Quality, RawSimilarity, Sample, SimilarityConfig};
-use js_sys::Float32Array;
+use js_sys::{Array, Float32Array, JsString, RegExp};
 use serde::Serialize;
 use wasm_bindgen::{JsCast, prelude::*};
 
@@ -161,13 +161,24 @@ pub fn embed(
     #[wasm_bindgen(unchecked_param_type = "string")] text: &JsValue,
     #[wasm_bindgen(unchecked_param_type = "number")] dimensions: &JsValue,
 ) -> Result<Float32Array, JsValue> {
-    let text = values::text("text", text)?;
+    let text = values::string("text", text)?;
     let dimensions = values::whole("dimensions", dimensions, None, (1, MAX_DIMENSIONS.into()))?;
     let dimensions = u32::try_from(dimensions).unwrap_or(MAX_DIMENSIONS);
     let embedder = HashingEmbedder::new(dimensions).map_err(refused)?;
-    let vector = embedder.embed(&text);
+    let words = words(&text);
+    let vector = embedder.embed_words(words.split(' '));
     let vector = vector.unwrap_or_else(|| vec![0.0; dimensions as usize]);
     Ok(Float32Array::from(vector.as_slice()))
+}
+
+/// A text's words in lower case, with spaces between: what the embedder makes of a text itself, but by the engine's
+/// tables of letters, which the module then need not bring.
+fn words(text: &JsString) -> String {
+    let words = RegExp::new(r"[\p{Alphabetic}\p{N}]+", "gu");
+    let found = text.to_lower_case().match_(&words);
+    found.map_or_else(String::new, |found| {
+        found.unchecked_into::<Array>().join(" ").into()
+    })
 }
 
 /// Components of an embedding.

@@ -1,7 +1,7 @@
 //! What JavaScript passes, checked; what it gets, as plain objects. Every refusal names the argument, what was given
 //! and what is allowed.
 
-use js_sys::{Error, JSON, RangeError, TypeError};
+use js_sys::{Error, JSON, JsString, RangeError, TypeError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Display;
@@ -21,6 +21,13 @@ pub(crate) fn refused_argument(name: &str, reason: impl Display) -> JsValue {
 pub(crate) fn text(name: &str, value: &JsValue) -> Result<String, JsValue> {
     value
         .as_string()
+        .ok_or_else(|| wrong_type(name, value, "a string"))
+}
+
+/// A string, left where it is.
+pub(crate) fn string<'v>(name: &str, value: &'v JsValue) -> Result<&'v JsString, JsValue> {
+    value
+        .dyn_ref::<JsString>()
         .ok_or_else(|| wrong_type(name, value, "a string"))
 }
 
