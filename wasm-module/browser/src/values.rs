@@ -8,8 +8,11 @@ use std::fmt::Display;
 use wasm_bindgen::{JsCast, JsValue};
 
 /// An `Error` with the words of `reason`.
-pub(crate) fn refused(reason: impl Display) -> JsValue {
-    Error::new(&reason.to_string()).into()
+pub(crate) fn refused<R: Display>(reason: R) -> JsValue {
+    fn told(reason: &dyn Display) -> JsValue {
+        Error::new(&reason.to_string()).into()
+    }
+    told(&reason)
 }
 
 /// An `Error` with the words of `reason`, for an argument.
@@ -121,7 +124,7 @@ pub(crate) fn is_absent(value: &JsValue) -> bool {
 /// serde's words without the line and column of a text that the caller never saw.
 fn without_place(error: &impl Display) -> String {
     let words = error.to_string();
-    match words.rsplit_once(" at line ") {
+    match words.split_once(" at line ") {
         Some((words, _)) => words.to_owned(),
         None => words,
     }

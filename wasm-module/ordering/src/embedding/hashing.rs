@@ -12,6 +12,7 @@
 //! It knows words, not meanings: texts are near when they share words or parts of them. The same vector, bit for bit,
 //! on every target: additions in a fixed order, square roots, and nothing transcendental.
 
+use crate::sort::sort_by_key;
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -121,7 +122,7 @@ fn features<'w>(words: impl Iterator<Item = &'w str>) -> Vec<(u64, f32)> {
         }
     }
     let mut features: Vec<(u64, f32)> = weights.into_iter().collect();
-    features.sort_unstable_by_key(|&(hash, _)| hash);
+    sort_by_key(&mut features, |&(hash, _)| hash);
     features
 }
 
