@@ -16,7 +16,7 @@ pub enum Tier {
     Device,
     /// Memory beside it.
     Host,
-    /// A file.
+    /// A file. The cache tells nothing of it: what is written there may be dropped unseen.
     Disk,
 }
 
