@@ -25,3 +25,4 @@ pub mod model;
 pub mod replay;
 pub mod request;
 pub mod serve;
+pub mod spans;

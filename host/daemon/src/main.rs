@@ -131,6 +131,12 @@ struct ServeArguments {
     /// File with accepted API keys, one per line; without it nobody is asked for a key
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Collector of OpenTelemetry spans, http://localhost:4318, say; without it none are made
+    #[arg(long, value_name = "URL")]
+    otlp_endpoint: Option<String>,
+    /// Memory for the tokens of texts that were tokenised before, in MiB; 0: none
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65_536))]
+    token_cache_mib: u32,
     /// Form of the log on standard error
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
@@ -251,6 +257,7 @@ fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
             .as_deref()
             .map(ApiKeys::load)
             .transpose()?,
+        otlp_endpoint: arguments.otlp_endpoint.clone(),
         limits: Limits {
             max_body_bytes: arguments.max_body_bytes,
             request_timeout: Duration::from_secs(arguments.request_timeout_s),
@@ -276,7 +283,8 @@ fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
         max_running: arguments.max_running,
         max_step_tokens: arguments.max_step_tokens,
     };
-    Model::load(folder, name, &cpu, engine)
+    let model = Model::load(folder, name, &cpu, engine)?;
+    Ok(model.with_token_cache((arguments.token_cache_mib as usize) << 20))
 }
 
 /// The folder's own name, also where it was given as `.` or `models/..`.

@@ -11,7 +11,11 @@
 //! | `foreword_request_prompt_tokens`, `foreword_request_cached_tokens` | histogram | of each request's prompt |
 //! | `foreword_{prompt,cached,generated}_tokens_total` | counter | |
 //! | `foreword_prefix_lookups_total`, `foreword_prefix_{partial,full}_hits_total` | counter | |
-//! | `foreword_evicted_pages_total`, `foreword_preemptions_total`, `foreword_steps_total` | counter | |
+//! | `foreword_hit_tokens_total` | counter | `tier`: where cached tokens were found |
+//! | `foreword_evicted_pages_total` | counter | `cause` |
+//! | `foreword_preemptions_total`, `foreword_steps_total` | counter | |
+//! | `foreword_step_sequences` | histogram | sequences computed side by side in a step |
+//! | `foreword_tokenised_bytes_total`, `foreword_tokenised_before_bytes_total` | counter | text of prompts, and how much of it had its tokens remembered |
 //! | `foreword_requests_waiting`, `foreword_requests_running` | gauge | |
 //! | `foreword_pages`, `foreword_pages_in_use`, `foreword_pages_cached` | gauge | |
 //!
@@ -19,9 +23,12 @@
 
 use crate::model::Model;
 use axum::http::StatusCode;
-use foreword_engine::engine::Stats;
+use foreword_engine::engine::{Stats, StepSizes};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeLabelSet, EncodeMetric, NoLabelSet, text,
+};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -198,6 +205,26 @@ impl Collector for EngineNumbers {
             return Ok(());
         };
         let stats = model.engine().stats();
+        let tokens = model.token_cache_stats();
+        for (name, help, value) in [
+            ("tokenised_bytes", "Text of prompts", tokens.text_bytes),
+            (
+                "tokenised_before_bytes",
+                "Text of prompts whose tokens were remembered",
+                tokens.found_bytes,
+            ),
+        ] {
+            let metric = ConstCounter::new(value);
+            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+        }
+        for (name, help, label, rows) in LABELLED {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (value, read) in *rows {
+                let metric = ConstCounter::new(read(&stats));
+                metric.encode(family.encode_family(&[(*label, *value)])?)?;
+            }
+        }
+        encode_step_sizes(&mut encoder, &stats.step_sizes)?;
         for (name, help, read) in COUNTERS {
             let metric = ConstCounter::new(read(&stats));
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
@@ -209,6 +236,53 @@ impl Collector for EngineNumbers {
         Ok(())
     }
 }
+
+fn encode_step_sizes(encoder: &mut DescriptorEncoder<'_>, sizes: &StepSizes) -> fmt::Result {
+    let last = sizes.counts.len() - 1;
+    let bound = |place: usize| match place {
+        place if place == last => f64::MAX, // stands for +Inf
+        place => (1_u64 << place) as f64,
+    };
+    let buckets: Vec<(f64, u64)> = sizes
+        .counts
+        .iter()
+        .enumerate()
+        .map(|(place, count)| (bound(place), *count))
+        .collect();
+    let help = "Sequences computed side by side in a step";
+    encoder
+        .encode_descriptor("step_sequences", help, None, MetricType::Histogram)?
+        .encode_histogram::<NoLabelSet>(
+            sizes.sequences as f64,
+            sizes.counts.iter().sum(),
+            &buckets,
+            None,
+        )
+}
+
+/// Name, help, and the label that tells the rows apart.
+type Labelled = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static [(&'static str, fn(&Stats) -> u64)],
+);
+
+/// What is told by kind. Here a new tier or cause gets its row.
+const LABELLED: &[Labelled] = &[
+    (
+        "hit_tokens",
+        "Prompt tokens served from the cache, by where they were found",
+        "tier",
+        &[("device", |stats| stats.cached_tokens)],
+    ),
+    (
+        "evicted_pages",
+        "Pages taken back from the cache, by cause",
+        "cause",
+        &[("room", |stats| stats.evicted_pages)],
+    ),
+];
 
 type Row<T> = (&'static str, &'static str, fn(&Stats) -> T);
 
@@ -239,11 +313,6 @@ const COUNTERS: &[Row<u64>] = &[
         "prefix_full_hits",
         "Prefix lookups that matched all but the last token",
         |stats| stats.full_hits,
-    ),
-    (
-        "evicted_pages",
-        "Pages taken back from the cache",
-        |stats| stats.evicted_pages,
     ),
     (
         "preemptions",

@@ -12,7 +12,9 @@ use foreword_engine::backend::{Backend, TokenId};
 use foreword_engine::engine::{Engine, EngineConfig, Generation, Request};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::sampling::Constraint;
-use foreword_engine::text::{ChatTemplate, Grammars, OPEN_TOOL_CALL, SchemaError, Tokenizer};
+use foreword_engine::text::{
+    ChatTemplate, Grammars, OPEN_TOOL_CALL, SchemaError, TokenCache, TokenCacheStats, Tokenizer,
+};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -22,6 +24,7 @@ pub struct Model {
     name: String,
     created_s: u64,
     tokenizer: Tokenizer,
+    token_cache: TokenCache,
     template: Option<ChatTemplate>,
     /// Made for the first answer that needs one: it takes some tenths of a second, and many servers never do.
     grammars: OnceLock<Result<Grammars, String>>,
@@ -75,6 +78,7 @@ impl Model {
         Ok(Self {
             name,
             created_s: created.as_secs(),
+            token_cache: TokenCache::new(&tokenizer, TOKEN_CACHE_BYTES),
             tokenizer,
             template,
             grammars: OnceLock::new(),
@@ -83,6 +87,15 @@ impl Model {
             max_positions: backend.max_positions(),
             engine: Engine::start(backend, engine),
         })
+    }
+
+    /// With a cache of this many bytes for the tokens of texts that were tokenised before.
+    #[must_use]
+    pub fn with_token_cache(self, bytes: usize) -> Self {
+        Self {
+            token_cache: TokenCache::new(&self.tokenizer, bytes),
+            ..self
+        }
     }
 
     /// The name under which it is served.
@@ -103,6 +116,11 @@ impl Model {
     /// Its tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    /// How much of the prompts' text was tokenised before.
+    pub fn token_cache_stats(&self) -> TokenCacheStats {
+        self.token_cache.stats()
     }
 
     /// Its engine.
@@ -147,10 +165,7 @@ impl Model {
             _ => (Calls::None, None),
         };
         // The template has written the special tokens that open a prompt.
-        let prompt = self
-            .tokenizer
-            .encode(&prompt, false)
-            .map_err(Failure::internal)?;
+        let prompt = self.encode(&prompt, false, &chat.options)?;
         let mut request = self.request(prompt, "messages", &chat.options, None)?;
         request.constraint = request.constraint.or(constraint);
         Ok((request, calls))
@@ -162,10 +177,7 @@ impl Model {
     /// When the prompt does not fit the model.
     pub fn completion_request(&self, completion: &Completion) -> Result<Request, Failure> {
         let prompt = match &completion.prompt {
-            Prompt::Text(text) => self
-                .tokenizer
-                .encode(text, true)
-                .map_err(Failure::internal)?,
+            Prompt::Text(text) => self.encode(text, true, &completion.options)?,
             Prompt::Tokens(tokens) => tokens.clone(),
         };
         if let Some(index) = prompt.iter().position(|token| *token >= self.vocabulary) {
@@ -179,6 +191,17 @@ impl Model {
             &completion.options,
             Some(COMPLETION_TOKENS),
         )
+    }
+
+    fn encode(
+        &self,
+        text: &str,
+        special: bool,
+        options: &Options,
+    ) -> Result<Vec<TokenId>, Failure> {
+        self.token_cache
+            .encode(&self.tokenizer, text, special, &options.cache_salt)
+            .map_err(Failure::internal)
     }
 
     /// `default`: the length of an answer for which none was asked; `None`: as long as it gets.
@@ -259,6 +282,9 @@ impl Model {
             .map_err(|error| Failure::from_submit(error, max_tokens))
     }
 }
+
+/// Unless told otherwise: the tokens of ten megabytes of text or so.
+const TOKEN_CACHE_BYTES: usize = 64 << 20;
 
 /// OpenAI's default for the length of a text completion.
 const COMPLETION_TOKENS: u32 = 16;

@@ -5,6 +5,7 @@ use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::spans::Spans;
 use anyhow::Context;
 use axum::serve::ListenerExt;
 use std::future::IntoFuture;
@@ -23,6 +24,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The keys to ask for under `/v1`; `None`: nobody is asked.
     pub keys: Option<ApiKeys>,
+    /// Where spans go, see [`crate::spans`]; `None`: nowhere.
+    pub otlp_endpoint: Option<String>,
     /// Bounds of a request.
     pub limits: Limits,
     /// Requests inside at once, from the reading of their bodies to the end of their answers.
@@ -54,6 +57,7 @@ impl Server {
             gate: Gate::new(config.max_inside),
             metrics: Arc::new(Metrics::new(Arc::clone(&model))),
             model,
+            spans: config.otlp_endpoint.as_deref().map(Spans::to).transpose()?,
             keys: config.keys,
             limits: config.limits,
             preparing: Arc::new(Semaphore::new(
@@ -126,6 +130,10 @@ impl Server {
         if let Some(model) = app.model.get().cloned() {
             // It blocks until the engine's thread has ended; with nobody inside, that is at once.
             let _ = tokio::task::spawn_blocking(move || model.engine().shutdown()).await;
+        }
+        if app.spans.is_some() {
+            let flush = move || app.spans.as_ref().map(Spans::shutdown);
+            let _ = tokio::task::spawn_blocking(flush).await;
         }
         tracing::info!("stopped");
     }

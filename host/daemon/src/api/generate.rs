@@ -15,6 +15,7 @@ use crate::failure::{Failure, clip};
 use crate::gate::{Pass, Phase};
 use crate::model::Model;
 use crate::request::{Chat, Completion, Delivery, Options};
+use crate::spans::RequestSpan;
 use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse, Response};
@@ -91,6 +92,7 @@ async fn generate(
             return Err(failure);
         }
     };
+    let traced = request.extensions().get::<RequestSpan>().cloned();
     let body = tokio::select! {
         body = body::read(request, app.limits.max_body_bytes, time) => body?,
         () = pass.cut() => return Err(Failure::Stopping),
@@ -133,7 +135,8 @@ async fn generate(
             time.arrival,
             prompt_tokens,
             1 + waiting.len(),
-        ),
+        )
+        .traced_by(traced),
         waiting,
         reading,
         passes,

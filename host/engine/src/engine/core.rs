@@ -151,6 +151,7 @@ impl Core {
             return;
         }
         self.totals.steps += 1;
+        self.totals.step_sizes.add(self.step.segments.len());
         let outcome = self.run_step();
         let width = self.vocabulary.max(1) as usize;
         let mut logits = std::mem::take(&mut self.logits);

@@ -145,8 +145,27 @@ pub struct Stats {
     pub pages_cached: u32,
     /// Steps computed so far, failed ones included.
     pub steps: u64,
+    /// How many sequences they computed side by side.
+    pub step_sizes: StepSizes,
     /// Times that a running request gave its pages back to be computed again later, so far.
     pub preemptions: u64,
+}
+
+/// How large steps were: a histogram over powers of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepSizes {
+    /// Steps of one sequence, of 2, of 3 and 4, of 5 to 8, and so on; the last counts all above.
+    pub counts: [u64; 14],
+    /// Sequences of all steps together.
+    pub sequences: u64,
+}
+
+impl StepSizes {
+    fn add(&mut self, sequences: usize) {
+        let place = sequences.max(1).next_power_of_two().trailing_zeros() as usize;
+        self.counts[place.min(self.counts.len() - 1)] += 1;
+        self.sequences += sequences as u64;
+    }
 }
 
 /// Longest [`Request::cache_salt`].
