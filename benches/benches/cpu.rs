@@ -10,8 +10,11 @@
 //!
 //! - *time / gemm*: the whole prompt against the products alone, as a clock sees it;
 //! - *per FLOP*: the same, each side's time divided by the multiply-adds it really does; at most 2 must hold.
+//!
+//! Weights of bf16 are measured twice: as the backend multiplies them by itself, which may be by bf16, and widened to f32,
+//! which is what `gemm`'s figures are comparable with. Beside other engines: `cpu_peers`.
 
-use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
 use foreword_engine::models::{Checkpoint, Element, ModelConfig};
 use std::time::Instant;
@@ -46,8 +49,12 @@ fn main() {
     let mut cases: Vec<Case> = Vec::new();
     let mut names = Vec::new();
     for &threads in &threads {
-        for (element, name) in [(Element::Bf16, "bf16"), (Element::F32, "f32")] {
-            let ours = Ours::new(element, threads);
+        for (element, precision, name) in [
+            (Element::Bf16, Precision::Auto, "bf16"),
+            (Element::Bf16, Precision::F32, "bf16 widened"),
+            (Element::F32, Precision::F32, "f32"),
+        ] {
+            let ours = Ours::new(element, precision, threads);
             names.push(ours.backend.instruction_set());
             cases.push(Case::ours(name, threads, ours));
         }
@@ -250,7 +257,7 @@ struct Ours {
 }
 
 impl Ours {
-    fn new(element: Element, threads: usize) -> Self {
+    fn new(element: Element, precision: Precision, threads: usize) -> Self {
         let json = format!(
             r#"{{"model_type": "llama", "hidden_size": {HIDDEN}, "num_hidden_layers": {LAYERS}, "num_attention_heads": {HEADS},
             "num_key_value_heads": {KV_HEADS}, "intermediate_size": {INTERMEDIATE}, "vocab_size": {VOCABULARY},
@@ -259,8 +266,10 @@ impl Ours {
         let config = ModelConfig::parse(&json).expect("the shape is supported");
         let sizes = CpuConfig {
             pages: (BATCH * Self::PAGES) as u32,
+            host_pages: 0,
             page_tokens: PAGE_TOKENS,
             threads: Some(threads as u32),
+            precision,
         };
         Self {
             backend: CpuBackend::new(&Checkpoint::random(config, element, 1), &sizes)
@@ -287,7 +296,10 @@ impl Ours {
     }
 
     fn run(&mut self, segments: Vec<Segment>) {
-        let step = Step { segments };
+        let step = Step {
+            segments,
+            ..Step::default()
+        };
         self.backend
             .run(&step, &mut self.logits)
             .expect("the step is well-formed");

@@ -1,9 +1,10 @@
-//! What the filter costs in real Envoy: requests per second with and without it, side by side in one run.
+//! What the filter costs in real Envoy: requests per second without it, with it as a Wasm module, and with it as a
+//! dynamic module, side by side in one run.
 //!
 //! `cargo bench -p foreword-benches --bench gateway`
 //!
-//! Four keep-alive clients send chat requests of about 16 KB with 15 tagged documents, Zipf-distributed, to two
-//! Envoys of one worker each, in turns; both forward to the same scripted upstream. Clients, upstream and Envoy
+//! Four keep-alive clients send chat requests of about 16 KB with 15 tagged documents, Zipf-distributed, to
+//! three Envoys of one worker each, in turns; all forward to the same scripted upstream. Clients, upstream and Envoy
 //! share the machine, so the ratio counts, and Envoy's own processor time per request.
 
 use std::fmt::Write as _;
@@ -13,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use foreword_benches::zipf_topics;
+use foreword_tests::artifacts::dynamic_module;
 use foreword_tests::http::{Client, post};
-use foreword_tests::{Gateway, GatewayOptions, Upstream};
+use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
 
 const CLIENTS: usize = 4;
 const BODIES: usize = 1_000;
@@ -40,11 +42,21 @@ fn main() -> Result<ExitCode> {
         plugin: None,
         ..GatewayOptions::new(upstream.address())
     };
+    let wasm = GatewayOptions {
+        shell: Shell::Wasm,
+        ..GatewayOptions::new(upstream.address())
+    };
+    let dynamic = GatewayOptions {
+        shell: Shell::Dynamic,
+        module: Some(dynamic_module("release")?),
+        ..GatewayOptions::new(upstream.address())
+    };
     let mut variants = [
         Variant::new("no filter", Gateway::start(&without)?, ""),
+        Variant::new("foreword, Wasm", Gateway::start(&wasm)?, "documents=15"),
         Variant::new(
-            "foreword",
-            Gateway::start(&GatewayOptions::new(upstream.address()))?,
+            "foreword, dynamic",
+            Gateway::start(&dynamic)?,
             "documents=15",
         ),
     ];
@@ -53,9 +65,9 @@ fn main() -> Result<ExitCode> {
         variant.rounds.clear();
     }
     for round in 0..rounds {
-        // Who begins alternates, so that neither always meets the warmer machine.
-        let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
-        for index in order {
+        // Who begins changes, so that none always meets the warmer machine.
+        for turn in 0..variants.len() {
+            let index = (round + turn) % variants.len();
             variants[index].round(&bodies, requests)?;
         }
     }
@@ -65,9 +77,13 @@ fn main() -> Result<ExitCode> {
     for variant in &variants {
         println!("{}", variant.line());
     }
-    let [without, with] = &variants;
-    let ratio = with.median_rate() / without.median_rate();
-    println!("ratio {ratio:.2} (must hold: at least {MUST_HOLD})");
+    let [without, wasm, dynamic] = &variants;
+    let ratio = wasm.median_rate() / without.median_rate();
+    println!("ratio, Wasm {ratio:.2} (must hold: at least {MUST_HOLD})");
+    println!(
+        "ratio, dynamic {:.2}",
+        dynamic.median_rate() / without.median_rate()
+    );
     Ok(if ratio >= MUST_HOLD || !benching {
         ExitCode::SUCCESS
     } else {

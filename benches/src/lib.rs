@@ -1,5 +1,6 @@
 //! What the benches share.
 
+pub mod simulated;
 pub mod xquad;
 
 use foreword_ordering::simulation::workload;

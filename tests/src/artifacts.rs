@@ -48,6 +48,12 @@ pub fn filter_module() -> Result<PathBuf> {
     BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
 }
 
+/// The filter as a dynamic module in the given cargo profile (`dev`, `release`).
+pub fn dynamic_module(profile: &str) -> Result<PathBuf> {
+    let arguments = ["--profile", profile, "-p", "foreword-dynamic", "--lib"];
+    build(&arguments, "so")
+}
+
 /// The `foreword` binary in the given cargo profile (`dev`, `release`).
 pub fn host_binary(profile: &str) -> Result<PathBuf> {
     build(

@@ -1,21 +1,81 @@
 //! Real Envoy, with or without the filter.
 //!
-//! Its configuration is `gateway-config/envoy/envoy.yaml`, the file that users start, with ports, paths and the
-//! plugin's JSON put in. Each replacement must fit exactly once, so a change of that file cannot go unnoticed.
+//! Its configuration is `gateway-config/envoy/envoy.yaml`, or `dynamic-module.yaml` beside it, the files that users
+//! start, with ports, paths and the plugin's JSON put in. Each replacement must fit exactly once, so a change of the
+//! files cannot go unnoticed.
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::artifacts::{envoy_binary, filter_module, repository};
+use crate::artifacts::{dynamic_module, envoy_binary, filter_module, repository};
 use crate::http::{self, Client};
 use crate::process::{Process, Watch};
+
+/// How the filter runs in Envoy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shell {
+    /// As a Wasm module, in a VM for each worker.
+    Wasm,
+    /// As a dynamic module, in Envoy's process.
+    Dynamic,
+}
+
+impl Shell {
+    /// The one that the environment variable `FOREWORD_SHELL` names (`wasm`, `dynamic`); without it, Wasm. So one
+    /// suite of tests runs against both.
+    ///
+    /// # Panics
+    /// When it names another.
+    pub fn chosen() -> Self {
+        match std::env::var("FOREWORD_SHELL").as_deref() {
+            Err(_) | Ok("wasm") => Self::Wasm,
+            Ok("dynamic") => Self::Dynamic,
+            Ok(other) => panic!("FOREWORD_SHELL is {other:?}, not \"wasm\" or \"dynamic\""),
+        }
+    }
+
+    fn template(self) -> &'static str {
+        match self {
+            Self::Wasm => "gateway-config/envoy/envoy.yaml",
+            Self::Dynamic => "gateway-config/envoy/dynamic-module.yaml",
+        }
+    }
+
+    fn module(self) -> Result<PathBuf> {
+        match self {
+            Self::Wasm => filter_module(),
+            Self::Dynamic => {
+                static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+                let build = || dynamic_module("dev").map_err(|error| format!("{error:#}"));
+                BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
+            }
+        }
+    }
+
+    /// Where the module stands in the template.
+    fn module_path(self) -> &'static str {
+        match self {
+            Self::Wasm => "target/wasm32-wasip1/wasm/foreword_filter.wasm",
+            Self::Dynamic => "target/release/libforeword_dynamic.so",
+        }
+    }
+
+    /// What Envoy puts before the names of the filter's metrics.
+    fn metric_prefix(self) -> &'static str {
+        match self {
+            Self::Wasm => "wasmcustom.",
+            Self::Dynamic => "dynamicmodulescustom.",
+        }
+    }
+}
 
 /// How to start a gateway.
 #[derive(Debug, Clone)]
@@ -26,8 +86,13 @@ pub struct GatewayOptions {
     pub plugin: Option<Value>,
     /// Worker threads, each with a VM and trees of its own.
     pub concurrency: u32,
+    /// How the filter runs.
+    pub shell: Shell,
     /// The filter's module; `None` builds it.
-    pub module: Option<std::path::PathBuf>,
+    pub module: Option<PathBuf>,
+    /// Whether Envoy lets the filter hold headers (`allow_on_headers_stop_iteration`), as Istio's and Envoy
+    /// Gateway's resources cannot say.
+    pub headers_may_wait: bool,
 }
 
 impl GatewayOptions {
@@ -37,7 +102,9 @@ impl GatewayOptions {
             upstream,
             plugin: Some(Value::Object(serde_json::Map::new())),
             concurrency: 1,
+            shell: Shell::chosen(),
             module: None,
+            headers_may_wait: true,
         }
     }
 }
@@ -49,6 +116,7 @@ pub struct Gateway {
     address: SocketAddr,
     admin: SocketAddr,
     folder: TempDir,
+    shell: Shell,
 }
 
 impl Gateway {
@@ -58,9 +126,9 @@ impl Gateway {
         let module = match (&options.plugin, &options.module) {
             (None, _) => None,
             (Some(_), Some(module)) => Some(module.clone()),
-            (Some(_), None) => Some(filter_module()?),
+            (Some(_), None) => Some(options.shell.module()?),
         };
-        let template = repository().join("gateway-config/envoy/envoy.yaml");
+        let template = repository().join(options.shell.template());
         let template = fs::read_to_string(&template)
             .with_context(|| format!("cannot read {}", template.display()))?;
         let folder = tempfile::Builder::new()
@@ -99,6 +167,7 @@ impl Gateway {
             address: SocketAddr::new(admin.ip(), port),
             admin,
             folder,
+            shell: options.shell,
         })
     }
 
@@ -112,8 +181,13 @@ impl Gateway {
         self.admin
     }
 
-    /// A counter or gauge of `/stats` by its full name, e.g. `wasmcustom.foreword_requests_total`; `None` if
-    /// Envoy does not know it (counters by reason appear with their first request).
+    /// A counter of the filter's own, e.g. `foreword_requests_total`, as [`Gateway::stat`].
+    pub fn metric(&self, name: &str) -> Result<Option<u64>> {
+        self.stat(&format!("{}{name}", self.shell.metric_prefix()))
+    }
+
+    /// A counter or gauge of `/stats` by its full name; `None` if Envoy does not know it (counters by reason appear
+    /// with their first request).
     pub fn stat(&self, name: &str) -> Result<Option<u64>> {
         let stats = admin_get(self.admin, "/stats")?;
         let value = stats
@@ -126,6 +200,16 @@ impl Gateway {
                     .with_context(|| format!("{name} is {value:?}"))
             })
             .transpose()
+    }
+
+    /// How often the filter has failed as a whole: VMs lost, or panics caught.
+    pub fn failures(&self) -> Result<u64> {
+        match self.shell {
+            Shell::Wasm => self
+                .stat("wasm.foreword.vm_reload")?
+                .context("Envoy knows no vm_reload"),
+            Shell::Dynamic => Ok(self.log()?.matches("foreword panicked").count() as u64),
+        }
     }
 
     /// A page of the admin endpoint.
@@ -209,11 +293,11 @@ fn configuration(
     };
     // JSON strings are YAML strings.
     let module = Value::from(module.to_str().context("the module's path is not UTF-8")?);
-    text = replace_once(
-        &text,
-        "target/wasm32-wasip1/wasm/foreword_filter.wasm",
-        &module.to_string(),
-    )?;
+    text = replace_once(&text, options.shell.module_path(), &module.to_string())?;
+    // A dynamic module may always hold headers.
+    if !options.headers_may_wait && options.shell == Shell::Wasm {
+        text = replace_once(&text, "allow_on_headers_stop_iteration: true", "")?;
+    }
     let plugin = Value::from(plugin.to_string());
     replace_between(
         &text,
@@ -224,7 +308,7 @@ fn configuration(
 }
 
 fn replace_once(text: &str, from: &str, to: &str) -> Result<String> {
-    // The comments at the top mention addresses too, but without the YAML around them.
+    // Comments mention addresses too, but without the YAML around them.
     match text.matches(from).count() {
         1 => Ok(text.replacen(from, to, 1)),
         count => bail!("envoy.yaml has {from:?} {count} times, not once"),

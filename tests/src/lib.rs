@@ -1,5 +1,5 @@
-//! The end-to-end harness: starts real Envoy with the built filter, the host, and upstreams that follow a
-//! script. Used by the tests beside it, by the load bench and by `cargo xtask demo`.
+//! The end-to-end harness: starts real Envoy with the built filter (as a Wasm or a dynamic module), the host, and
+//! upstreams that follow a script. Used by the tests beside it, by the load bench and by `cargo xtask demo`.
 //!
 //! ```text
 //!   http::Client ──► Gateway (Envoy + foreword_filter.wasm) ──► Upstream (scripted), or Host (`foreword`)
@@ -15,6 +15,6 @@ pub mod http;
 mod process;
 mod upstream;
 
-pub use gateway::{Gateway, GatewayOptions};
+pub use gateway::{Gateway, GatewayOptions, Shell};
 pub use host::Host;
 pub use upstream::{Received, Reply, Upstream};

@@ -1,4 +1,4 @@
-//! `cargo xtask build`: the Wasm filter, as Envoy loads it, and the host.
+//! `cargo xtask build`: the filter, as a Wasm module and as a dynamic module, and the host.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ pub(crate) const FILTER_TARGET: &str = "wasm32-wasip1";
 /// How to build.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Cargo profile of the host
+    /// Cargo profile of the host and of the dynamic module
     #[arg(long, default_value = "release")]
     profile: String,
 }
@@ -23,6 +23,7 @@ pub(crate) struct Options {
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     setup::for_demo(workspace)?;
     println!("{}", filter(workspace)?.display());
+    println!("{}", dynamic(workspace, &options.profile)?.display());
     println!("{}", host(workspace, &options.profile)?.display());
     Ok(())
 }
@@ -45,6 +46,21 @@ pub(crate) fn filter(workspace: &Workspace) -> Result<PathBuf> {
             .artifacts_for(FILTER_TARGET, "wasm")
             .join("foreword_filter.wasm"),
     )
+}
+
+/// Builds the filter as a dynamic module and returns its path.
+fn dynamic(workspace: &Workspace, profile: &str) -> Result<PathBuf> {
+    let arguments = [
+        "build",
+        "--locked",
+        "--profile",
+        profile,
+        "--package",
+        "foreword-dynamic",
+        "--lib",
+    ];
+    Step::cargo("dynamic module", workspace.root(), &arguments).run()?;
+    built(workspace.artifacts(profile).join("libforeword_dynamic.so"))
 }
 
 /// Builds the host and returns its path.

@@ -3,6 +3,7 @@
 //! ```text
 //! setup    targets, Envoy, cargo-deny      ← test, demo call what they need of it
 //! build    the Wasm filter and the host
+//! image    the Wasm filter as an OCI image, for Istio and Envoy Gateway
 //! test     everything CI needs, step by step
 //! demo     host + Envoy, the handbook's questions twice, figures and a report
 //! corpus   rank the handbook's documents for its questions
@@ -14,6 +15,7 @@ mod build;
 mod corpus;
 mod demo;
 mod handbook;
+mod image;
 mod setup;
 mod step;
 mod test;
@@ -42,6 +44,8 @@ enum Task {
     Setup,
     /// Build the Wasm filter and the host
     Build(build::Options),
+    /// Build the Wasm filter and pack it as an OCI image, without Docker
+    Image(image::Options),
     /// Run every check and every test, as CI does
     Test,
     /// Replay the handbook's questions through Envoy, in retrieval order and then ordered
@@ -65,6 +69,7 @@ fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Setup => setup::everything(&workspace),
         Task::Build(options) => build::run(&workspace, &options),
+        Task::Image(options) => image::run(&workspace, &options),
         Task::Test => test::run(&workspace),
         Task::Demo(options) => demo::run(&workspace, &options),
         Task::Corpus(options) => corpus::run(&workspace, &options),

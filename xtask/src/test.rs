@@ -27,6 +27,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 
     plan.task("filter", || build::filter(workspace).map(drop))?;
     plan.cargo("tests", "test --locked --workspace")?;
+    plan.step(gateway_as_dynamic_module(workspace))?;
     plan.task("corpus is as ranked", || corpus::check(workspace))?;
 
     plan.step(deny(
@@ -51,6 +52,20 @@ const CLIPPY_BROWSER: &str =
 fn rustdoc(workspace: &Workspace) -> Step {
     let arguments = ["doc", "--locked", "--workspace", "--no-deps"];
     Step::cargo("rustdoc", workspace.root(), &arguments).env("RUSTDOCFLAGS", "-D warnings")
+}
+
+/// The tests have run with the Wasm filter; those of the gateway hold for its other shell too.
+fn gateway_as_dynamic_module(workspace: &Workspace) -> Step {
+    let arguments = [
+        "test",
+        "--locked",
+        "-p",
+        "foreword-tests",
+        "--test",
+        "gateway",
+    ];
+    Step::cargo("gateway, dynamic module", workspace.root(), &arguments)
+        .env("FOREWORD_SHELL", "dynamic")
 }
 
 fn deny(workspace: &Workspace, arguments: &[&str]) -> Step {

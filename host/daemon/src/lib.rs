@@ -20,6 +20,7 @@ pub mod api;
 pub mod failure;
 pub mod gate;
 pub mod keys;
+pub mod kv;
 pub mod metrics;
 pub mod model;
 pub mod replay;

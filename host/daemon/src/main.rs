@@ -3,17 +3,22 @@
 //! Exit codes: 0 after a graceful stop, 1 when something failed, 2 for bad arguments or an empty trace, 128 + n when a second signal n
 //! cut the stop short.
 
+mod scheduling;
+
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use foreword::api::Limits;
 use foreword::gate::Phase;
 use foreword::keys::ApiKeys;
+use foreword::kv::publisher;
+use foreword::kv::vllm::Encoding;
 use foreword::model::Model;
 use foreword::replay::{self, EmptyTrace};
 use foreword::serve::{Config, Server};
-use foreword_engine::backend::cpu::CpuConfig;
+use foreword_engine::backend::cpu::{CpuConfig, Precision};
 use foreword_engine::engine::EngineConfig;
+use foreword_ordering::Config as OrderingConfig;
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::simulation::Capacity;
 use std::io::Write;
@@ -37,7 +42,7 @@ struct Arguments {
 enum Command {
     /// Serve a model over HTTP
     #[command(after_help = LOG_HELP)]
-    Serve(ServeArguments),
+    Serve(Box<ServeArguments>),
     /// Tell what ordering documents would save on a log of requests, and write a report
     #[command(after_help = REPLAY_HELP)]
     Replay(ReplayArguments),
@@ -116,12 +121,17 @@ struct ServeArguments {
     /// Tokens computed in one step; longer prompts are computed in parts
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_step_tokens: u32,
+    #[command(flatten)]
+    scheduling: scheduling::Arguments,
     /// Bytes of a request's body; larger ones are refused with 413
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     max_body_bytes: u64,
     /// Worker threads for computing [default: one per core]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_024))]
     threads: Option<u32>,
+    /// How bf16 weights are multiplied
+    #[arg(long, value_enum, default_value_t = CpuPrecision::Auto)]
+    cpu_precision: CpuPrecision,
     /// Seconds that a request may take, from its arrival to the end of its answer
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     request_timeout_s: u64,
@@ -137,9 +147,33 @@ struct ServeArguments {
     /// Memory for the tokens of texts that were tokenised before, in MiB; 0: none
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     token_cache_mib: u32,
+    /// File with keys for /v1/kv, one per line: it tells what all tenants' caches hold [default: the API keys]
+    #[arg(long, value_name = "FILE")]
+    kv_key_file: Option<PathBuf>,
+    /// Address for vLLM's KV events over ZeroMQ, tcp://*:5557, say; whoever connects reads prompts as token ids
+    #[arg(long, value_name = "ENDPOINT", value_parser = endpoint)]
+    kv_events_endpoint: Option<SocketAddr>,
+    /// Address where KV events that a subscriber missed are repeated
+    #[arg(long, value_name = "ENDPOINT", value_parser = endpoint, requires = "kv_events_endpoint")]
+    kv_events_replay_endpoint: Option<SocketAddr>,
+    /// First frame of every message of KV events
+    #[arg(long, value_name = "TOPIC", default_value = "kv-events")]
+    kv_events_topic: String,
+    /// How KV events are written: as vLLM does since 2026, or as it did before
+    #[arg(long, value_enum, default_value_t = KvEncoding::Map)]
+    kv_events_encoding: KvEncoding,
+    /// The gateway's configuration of documents, if it has one: its plugin configuration's `ordering`, in JSON
+    #[arg(long, value_name = "FILE")]
+    ordering: Option<PathBuf>,
     /// Form of the log on standard error
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum KvEncoding {
+    Map,
+    Array,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -148,9 +182,19 @@ enum LogFormat {
     Json,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum CpuPrecision {
+    /// As bf16 where the CPU does that faster, else as f32
+    Auto,
+    /// Widened to f32: most accurate
+    F32,
+    /// Activations rounded to bf16; an error where the CPU has no instructions for it
+    Bf16,
+}
+
 fn main() -> ExitCode {
     match Arguments::parse().command {
-        Command::Serve(arguments) => start(arguments),
+        Command::Serve(arguments) => start(*arguments),
         Command::Replay(arguments) => replay(arguments),
     }
 }
@@ -262,9 +306,41 @@ fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
             max_body_bytes: arguments.max_body_bytes,
             request_timeout: Duration::from_secs(arguments.request_timeout_s),
         },
+        kv_keys: arguments
+            .kv_key_file
+            .as_deref()
+            .map(ApiKeys::load)
+            .transpose()?,
+        ordering: ordering(arguments.ordering.as_deref())?,
+        kv_events: arguments
+            .kv_events_endpoint
+            .map(|listen| publisher::Config {
+                listen,
+                replay: arguments.kv_events_replay_endpoint,
+                topic: arguments.kv_events_topic.clone(),
+                encoding: match arguments.kv_events_encoding {
+                    KvEncoding::Map => Encoding::Map,
+                    KvEncoding::Array => Encoding::Array,
+                },
+            }),
         max_inside: arguments.max_waiting + arguments.max_running,
         grace: Duration::from_secs(arguments.grace_s),
     })
+}
+
+/// How the gateway finds documents.
+fn ordering(file: Option<&Path>) -> anyhow::Result<OrderingConfig> {
+    let Some(file) = file else {
+        return Ok(OrderingConfig::default());
+    };
+    let context = || {
+        format!(
+            "cannot read the gateway's configuration in {}",
+            file.display()
+        )
+    };
+    let json = std::fs::read(file).with_context(context)?;
+    OrderingConfig::from_json(&json).with_context(context)
 }
 
 fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
@@ -275,13 +351,20 @@ fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
         .unwrap_or_else(|| folder_name(folder));
     let cpu = CpuConfig {
         pages: arguments.kv_tokens / arguments.page_tokens,
+        host_pages: 0,
         page_tokens: arguments.page_tokens,
         threads: arguments.threads,
+        precision: match arguments.cpu_precision {
+            CpuPrecision::Auto => Precision::Auto,
+            CpuPrecision::F32 => Precision::F32,
+            CpuPrecision::Bf16 => Precision::Bf16,
+        },
     };
     let engine = EngineConfig {
         max_waiting: arguments.max_waiting,
         max_running: arguments.max_running,
         max_step_tokens: arguments.max_step_tokens,
+        ..arguments.scheduling.config()
     };
     let model = Model::load(folder, name, &cpu, engine)?;
     Ok(model.with_token_cache((arguments.token_cache_mib as usize) << 20))
@@ -315,6 +398,18 @@ fn start_log(format: LogFormat) -> anyhow::Result<()> {
         LogFormat::Json => log.json().init(),
     }
     Ok(())
+}
+
+/// `tcp://HOST:PORT`, as ZeroMQ writes addresses to listen on; `*` is every interface.
+fn endpoint(text: &str) -> Result<SocketAddr, String> {
+    let address = text.strip_prefix("tcp://").unwrap_or(text);
+    let address = match address.strip_prefix("*:") {
+        Some(port) => format!("0.0.0.0:{port}"),
+        None => address.to_owned(),
+    };
+    address.parse().map_err(|_| {
+        "it must be tcp://ADDRESS:PORT with an IP address or * for every interface".to_owned()
+    })
 }
 
 fn page_tokens(text: &str) -> Result<u32, String> {

@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | `foreword_http_requests_total` | counter | `route` (the pattern, or `unmatched`), `status` |
 //! | `foreword_generations_total` | counter | `outcome` |
+//! | `foreword_document_paths_total` | counter | `outcome`: `placed`, `partial`, `not_found`, `malformed`, `absent` |
 //! | `foreword_queue_seconds` | histogram | from submission to the engine's start |
 //! | `foreword_time_to_first_token_seconds` | histogram | from the request's arrival |
 //! | `foreword_time_between_tokens_seconds` | histogram | each gap between two tokens of a choice |
@@ -13,14 +14,17 @@
 //! | `foreword_prefix_lookups_total`, `foreword_prefix_{partial,full}_hits_total` | counter | |
 //! | `foreword_hit_tokens_total` | counter | `tier`: where cached tokens were found |
 //! | `foreword_evicted_pages_total` | counter | `cause` |
-//! | `foreword_preemptions_total`, `foreword_steps_total` | counter | |
+//! | `foreword_preemptions_total`, `foreword_steps_total`, `foreword_fetched_pages_total` | counter | |
+//! | `foreword_{retries,devices_lost,expired}_total` | counter | |
 //! | `foreword_step_sequences` | histogram | sequences computed side by side in a step |
 //! | `foreword_tokenised_bytes_total`, `foreword_tokenised_before_bytes_total` | counter | text of prompts, and how much of it had its tokens remembered |
 //! | `foreword_requests_waiting`, `foreword_requests_running` | gauge | |
 //! | `foreword_pages`, `foreword_pages_in_use`, `foreword_pages_cached` | gauge | |
+//! | `foreword_host_pages`, `foreword_host_pages_cached` | gauge | |
 //!
 //! The engine's own numbers are read from [`Stats`] on each scrape; before the model is loaded they are absent.
 
+use crate::kv::place::Placement;
 use crate::model::Model;
 use axum::http::StatusCode;
 use foreword_engine::engine::{Stats, StepSizes};
@@ -42,6 +46,7 @@ pub struct Metrics {
     registry: Registry,
     http: Family<HttpLabels, Counter>,
     generations: Family<GenerationLabels, Counter>,
+    paths: Family<PathLabels, Counter>,
     /// From submission to the engine's start.
     pub queue_seconds: Histogram,
     /// From the request's arrival to its first token.
@@ -98,6 +103,11 @@ struct GenerationLabels {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PathLabels {
+    outcome: &'static str,
+}
+
 impl Metrics {
     /// Metrics that read the engine's numbers from `model` once it is set.
     pub fn new(model: Arc<OnceLock<Arc<Model>>>) -> Self {
@@ -113,6 +123,12 @@ impl Metrics {
             "generations",
             "Generations by how they ended",
             generations.clone(),
+        );
+        let paths = Family::default();
+        registry.register(
+            "document_paths",
+            "Chat requests by what became of the path that the gateway told",
+            paths.clone(),
         );
         let between_tokens_seconds = {
             // 100 µs to 13 s.
@@ -142,6 +158,7 @@ impl Metrics {
         let metrics = Self {
             http,
             generations,
+            paths,
             queue_seconds: seconds("queue_seconds", "From submission to the engine's start"),
             first_token_seconds: seconds(
                 "time_to_first_token_seconds",
@@ -174,6 +191,15 @@ impl Metrics {
     pub fn ended(&self, outcome: Outcome) {
         self.generations
             .get_or_create(&GenerationLabels {
+                outcome: outcome.name(),
+            })
+            .inc();
+    }
+
+    /// Counts a chat request by what became of its path.
+    pub fn placed(&self, outcome: Placement) {
+        self.paths
+            .get_or_create(&PathLabels {
                 outcome: outcome.name(),
             })
             .inc();
@@ -274,13 +300,20 @@ const LABELLED: &[Labelled] = &[
         "hit_tokens",
         "Prompt tokens served from the cache, by where they were found",
         "tier",
-        &[("device", |stats| stats.cached_tokens)],
+        // From disk they come by way of host memory.
+        &[
+            ("device", |stats| stats.cached_tokens - stats.host_tokens),
+            ("host", |stats| stats.host_tokens),
+        ],
     ),
     (
         "evicted_pages",
         "Pages taken back from the cache, by cause",
         "cause",
-        &[("room", |stats| stats.evicted_pages)],
+        &[
+            ("device_full", |stats| stats.evicted_pages),
+            ("host_full", |stats| stats.host_evicted_pages),
+        ],
     ),
 ];
 
@@ -320,6 +353,26 @@ const COUNTERS: &[Row<u64>] = &[
         |stats| stats.preemptions,
     ),
     ("steps", "Steps computed", |stats| stats.steps),
+    (
+        "fetched_pages",
+        "Pages read back from disk into host memory",
+        |stats| stats.fetched_pages,
+    ),
+    (
+        "retries",
+        "Times a request was computed again because the device failed under it",
+        |stats| stats.retries,
+    ),
+    (
+        "devices_lost",
+        "Times everything on the device was lost",
+        |stats| stats.devices_lost,
+    ),
+    (
+        "expired",
+        "Requests whose deadline passed before they were complete",
+        |stats| stats.expired,
+    ),
 ];
 
 const GAUGES: &[Row<u32>] = &[
@@ -340,4 +393,12 @@ const GAUGES: &[Row<u32>] = &[
     ("pages_cached", "Pages that hold cached prefixes", |stats| {
         stats.pages_cached
     }),
+    ("host_pages", "Pages in the host's pool", |stats| {
+        stats.host_pages
+    }),
+    (
+        "host_pages_cached",
+        "Pages of the host's pool that hold cached prefixes",
+        |stats| stats.host_pages_cached,
+    ),
 ];

@@ -5,6 +5,7 @@
 
 use crate::answer::Calls;
 use crate::failure::Failure;
+use crate::kv::place::{Placed, Placer};
 use crate::request::{Chat, Completion, Format, Options, Prompt, ToolChoice};
 use anyhow::Context;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
@@ -55,7 +56,20 @@ impl Model {
             "loading"
         );
         let backend = CpuBackend::load(folder, cpu).with_context(context)?;
-        Self::on_backend(folder, name, Box::new(backend), engine)
+        tracing::info!(instructions = backend.instruction_set(), "loaded");
+        if let Some(warning) = backend.warning() {
+            tracing::warn!("{warning}");
+        }
+        let factory = {
+            let (folder, cpu) = (folder.to_owned(), cpu.clone());
+            move || match CpuBackend::load(&folder, &cpu) {
+                Ok(backend) => Ok(Box::new(backend) as Box<dyn Backend>),
+                Err(error) => Err(error.to_string()),
+            }
+        };
+        Self::with_engine(folder, name, Box::new(backend), |backend| {
+            Engine::guarded(backend, Box::new(factory), engine)
+        })
     }
 
     /// Reads everything but the weights from `folder` and starts an engine on `backend`.
@@ -67,6 +81,17 @@ impl Model {
         name: String,
         backend: Box<dyn Backend>,
         engine: EngineConfig,
+    ) -> anyhow::Result<Self> {
+        Self::with_engine(folder, name, backend, |backend| {
+            Engine::start(backend, engine)
+        })
+    }
+
+    fn with_engine(
+        folder: &Path,
+        name: String,
+        backend: Box<dyn Backend>,
+        start: impl FnOnce(Box<dyn Backend>) -> Engine,
     ) -> anyhow::Result<Self> {
         let context = || format!("cannot load the model in {}", folder.display());
         let tokenizer = Tokenizer::load(folder).with_context(context)?;
@@ -85,7 +110,7 @@ impl Model {
             eos_tokens,
             vocabulary: backend.vocabulary(),
             max_positions: backend.max_positions(),
-            engine: Engine::start(backend, engine),
+            engine: start(backend),
         })
     }
 
@@ -128,7 +153,7 @@ impl Model {
         &self.engine
     }
 
-    /// The engine's request for a chat, and where calls of tools will stand in the answer. Costs what rendering,
+    /// The engine's request for a chat, whose documents `placer` knows to find, and where calls of tools will stand in the answer. Costs what rendering,
     /// tokenising and compiling a grammar cost: not for an async worker.
     ///
     /// A call that is forced is asked for in the model's own manner where its template shows one: the prompt ends with
@@ -136,7 +161,11 @@ impl Model {
     ///
     /// # Errors
     /// When the chat does not fit the model.
-    pub fn chat_request(&self, chat: &Chat) -> Result<(Request, Calls), Failure> {
+    pub fn chat_request(
+        &self,
+        chat: &Chat,
+        placer: &Placer<'_>,
+    ) -> Result<(Request, Calls), Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
                 "messages",
@@ -165,9 +194,13 @@ impl Model {
             _ => (Calls::None, None),
         };
         // The template has written the special tokens that open a prompt.
-        let prompt = self.encode(&prompt, false, &chat.options)?;
-        let mut request = self.request(prompt, "messages", &chat.options, None)?;
+        let placed = placer.place(&prompt);
+        let bytes = placed.as_ref().map(Placed::bytes).unwrap_or_default();
+        let (tokens, counts) = self.encode(&prompt, false, &chat.options, &bytes)?;
+        let documents = placed.and_then(|placed| placed.in_tokens(&counts));
+        let mut request = self.request(tokens, "messages", &chat.options, None)?;
         request.constraint = request.constraint.or(constraint);
+        request.documents = documents;
         Ok((request, calls))
     }
 
@@ -177,7 +210,7 @@ impl Model {
     /// When the prompt does not fit the model.
     pub fn completion_request(&self, completion: &Completion) -> Result<Request, Failure> {
         let prompt = match &completion.prompt {
-            Prompt::Text(text) => self.encode(text, true, &completion.options)?,
+            Prompt::Text(text) => self.encode(text, true, &completion.options, &[])?.0,
             Prompt::Tokens(tokens) => tokens.clone(),
         };
         if let Some(index) = prompt.iter().position(|token| *token >= self.vocabulary) {
@@ -193,14 +226,17 @@ impl Model {
         )
     }
 
+    /// The tokens of `text`, and how many stand before each of `bytes`.
     fn encode(
         &self,
         text: &str,
         special: bool,
         options: &Options,
-    ) -> Result<Vec<TokenId>, Failure> {
+        bytes: &[usize],
+    ) -> Result<(Vec<TokenId>, Vec<u32>), Failure> {
+        let salt = &options.cache_salt;
         self.token_cache
-            .encode(&self.tokenizer, text, special, &options.cache_salt)
+            .encode_counting(&self.tokenizer, text, special, salt, bytes)
             .map_err(Failure::internal)
     }
 
@@ -242,6 +278,8 @@ impl Model {
             constraint: self.constraint(&options.format)?,
             top_logprobs: options.top_logprobs,
             cache_salt: options.cache_salt.clone(),
+            tenant: options.cache_salt.as_str().into(),
+            ..Request::default()
         })
     }
 

@@ -18,6 +18,7 @@ extern crate self as foreword_engine;
 
 pub mod backend;
 pub mod cache;
+pub mod cost;
 pub mod engine;
 pub mod models;
 pub mod sampling;

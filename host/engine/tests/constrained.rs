@@ -1,7 +1,7 @@
 //! Answers under a grammar, from a model that knows no language: whatever it is forced to write must be what was asked
 //! for, whole and byte for byte.
 
-use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::engine::{Engine, EngineConfig, Event, FinishReason, Generation, Request};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::sampling::{Constraint, Sampling};
@@ -23,6 +23,8 @@ struct House {
 impl House {
     fn open(pages: u32, max_running: u32) -> Self {
         let cpu = CpuConfig {
+            host_pages: 0,
+            precision: Precision::Auto,
             pages,
             page_tokens: 16,
             threads: Some(1),
@@ -33,6 +35,7 @@ impl House {
             max_waiting: 64,
             max_running,
             max_step_tokens: 64,
+            ..EngineConfig::default()
         };
         let tokenizer = Tokenizer::load(&fixture()).unwrap();
         let grammars = Grammars::new(&tokenizer, vocabulary).unwrap();
@@ -52,8 +55,7 @@ impl House {
             sampling: Sampling::new(1.0, 1.0, 0, seed).unwrap(),
             stop_tokens: self.stop_tokens.clone(),
             constraint: Some(constraint.clone()),
-            top_logprobs: None,
-            cache_salt: String::new(),
+            ..Request::default()
         };
         self.engine.submit(request).unwrap()
     }

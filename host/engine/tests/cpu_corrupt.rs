@@ -1,6 +1,6 @@
 //! Checkpoints that are incomplete, contradictory or hostile: each gives an error that names what is wrong.
 
-use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
@@ -59,8 +59,10 @@ impl Spoilt {
     fn load(&self) -> Result<CpuBackend, String> {
         let config = CpuConfig {
             pages: 2,
+            host_pages: 0,
             page_tokens: 16,
             threads: Some(1),
+            precision: Precision::Auto,
         };
         CpuBackend::load(self.0.path(), &config).map_err(|error| error.to_string())
     }

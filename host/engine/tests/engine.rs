@@ -7,19 +7,24 @@ mod fake;
 use fake::{FakeBackend, Fault, VOCABULARY, expected};
 use foreword_engine::backend::TokenId;
 use foreword_engine::engine::{
-    Engine, EngineConfig, Event, FinishReason, Generation, Request, Stats, SubmitError,
+    Engine, EngineConfig, Event, FinishReason, Generation, Request, Rule, Stats, SubmitError,
 };
 use foreword_engine::sampling::Sampling;
 use std::sync::mpsc::{Sender, channel};
 
-const CONFIG: EngineConfig = EngineConfig {
-    max_waiting: 64,
-    max_running: 8,
-    max_step_tokens: 32,
-};
+fn config() -> EngineConfig {
+    EngineConfig {
+        max_waiting: 64,
+        max_waiting_per_tenant: 64,
+        order: Rule::Arrival,
+        max_step_tokens: 32,
+        max_retries: 0,
+        ..EngineConfig::default()
+    }
+}
 
 fn start(backend: FakeBackend) -> Engine {
-    Engine::start(Box::new(backend), CONFIG)
+    Engine::start(Box::new(backend), config())
 }
 
 fn prompt(length: u32) -> Vec<TokenId> {
@@ -38,6 +43,7 @@ fn request(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
         constraint: None,
         top_logprobs: None,
         cache_salt: String::new(),
+        ..Request::default()
     }
 }
 
@@ -60,7 +66,7 @@ fn listen(mut generation: Generation) -> Outcome {
             Event::Started { cached_tokens } => outcome.cached_tokens = Some(cached_tokens),
             Event::Token { id: token, .. } => outcome.tokens.push(token),
             Event::Finished(reason) => outcome.end = Ok(reason),
-            Event::Failed(reason) => outcome.end = Err(reason),
+            Event::Failed(reason) => outcome.end = Err(reason.to_string()),
         }
     }
     outcome
@@ -246,7 +252,7 @@ fn the_queue_is_bounded() {
     let config = EngineConfig {
         max_waiting: 2,
         max_running: 1,
-        ..CONFIG
+        ..config()
     };
     let engine = Engine::start(Box::new(backend), config);
     let running = engine.submit(request(prompt(3), 1)).unwrap();
@@ -254,7 +260,7 @@ fn the_queue_is_bounded() {
     let waiting = [1, 2].map(|length| engine.submit(request(prompt(length), 1)).unwrap());
     let error = engine.submit(request(prompt(4), 1)).err().unwrap();
     assert!(
-        matches!(error, SubmitError::QueueFull { limit: 2 }),
+        matches!(error, SubmitError::QueueFull { limit: 2, .. }),
         "{error}"
     );
     assert_eq!(engine.stats().waiting, 2);
@@ -343,6 +349,35 @@ fn a_failing_device_fails_the_step_and_no_more() {
 }
 
 #[test]
+fn a_failing_device_delays_answers_and_changes_none() {
+    for fault in [Fault::Device, Fault::Panic] {
+        let mut steps = 0;
+        let backend = FakeBackend::new(64, 4).faults(move |_| {
+            steps += 1;
+            // In the prompt, and among the answer's tokens.
+            if steps == 1 || steps == 5 {
+                fault
+            } else {
+                Fault::None
+            }
+        });
+        let config = EngineConfig {
+            max_retries: 2,
+            ..config()
+        };
+        let engine = Engine::start(Box::new(backend), config);
+        let outcome = run(&engine, request(prompt(10), 20));
+        assert_eq!(
+            outcome.tokens,
+            expected(&prompt(10), 20, u32::MAX, &Sampling::greedy(), &[]).0
+        );
+        assert_eq!(outcome.end, Ok(FinishReason::Length));
+        let stats = engine.stats();
+        assert_eq!((stats.retries, stats.pages_in_use), (2, 0));
+    }
+}
+
+#[test]
 fn a_failure_spares_what_was_not_in_the_step() {
     // A step of one token: of two sequences only the older is in it.
     let mut armed = true;
@@ -355,7 +390,7 @@ fn a_failure_spares_what_was_not_in_the_step() {
         Box::new(backend),
         EngineConfig {
             max_step_tokens: 1,
-            ..CONFIG
+            ..config()
         },
     );
     let first = engine.submit(request(prompt(10), 20)).unwrap();
@@ -381,7 +416,7 @@ fn what_yields_no_numbers_is_not_served_again() {
     });
     let config = EngineConfig {
         max_step_tokens: 4,
-        ..CONFIG
+        ..config()
     };
     let engine = Engine::start(Box::new(backend), config);
     assert!(
@@ -444,7 +479,7 @@ fn shutdown_finishes_what_was_taken_in() {
         Box::new(backend),
         EngineConfig {
             max_running: 1,
-            ..CONFIG
+            ..config()
         },
     );
     let generations = [3, 4, 5].map(|length| engine.submit(request(prompt(length), 3)).unwrap());

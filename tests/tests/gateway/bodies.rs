@@ -192,11 +192,8 @@ fn what_is_not_a_readable_body_passes_to_the_byte() {
         assert_eq!(response.status, 200, "{reason}");
         assert_eq!(response.report(), format!("passed; reason={reason}"));
         assert_eq!(upstream.last().unwrap().body, body, "{reason}");
-        let counter = format!(
-            "wasmcustom.foreword_passed_{}_total",
-            reason.replace('-', "_")
-        );
-        assert!(gateway.stat(&counter).unwrap().unwrap() >= 1, "{counter}");
+        let counter = format!("foreword_passed_{}_total", reason.replace('-', "_"));
+        assert!(gateway.metric(&counter).unwrap().unwrap() >= 1, "{counter}");
     }
 }
 
@@ -244,8 +241,5 @@ fn other_methods_and_paths_are_left_alone() {
         assert_eq!(response.header("x-foreword"), None, "{line}");
         assert_eq!(upstream.last().unwrap().text(), body);
     }
-    assert_eq!(
-        gateway.stat("wasmcustom.foreword_requests_total").unwrap(),
-        Some(0)
-    );
+    assert_eq!(gateway.metric("foreword_requests_total").unwrap(), Some(0));
 }

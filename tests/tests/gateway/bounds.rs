@@ -27,9 +27,7 @@ fn a_body_over_the_bound_passes_to_the_byte_with_a_length_and_in_chunks() {
         }
     }
     assert_eq!(
-        gateway
-            .stat("wasmcustom.foreword_passed_too_large_total")
-            .unwrap(),
+        gateway.metric("foreword_passed_too_large_total").unwrap(),
         Some(4)
     );
 }
@@ -159,7 +157,7 @@ fn headers_that_are_not_utf_8_do_not_trap() {
         exchange(gateway.address(), &bad).unwrap().report(),
         "passed; reason=not-json"
     );
-    assert_eq!(gateway.stat("wasm.foreword.vm_reload").unwrap(), Some(0));
+    assert_eq!(gateway.failures().unwrap(), 0);
 }
 
 /// `text` with every `from` replaced.
@@ -227,10 +225,7 @@ fn where_faults_are_refused_the_error_names_value_and_limit() {
         upstream.received().is_empty(),
         "a refused request reached the upstream"
     );
-    assert_eq!(
-        gateway.stat("wasmcustom.foreword_refused_total").unwrap(),
-        Some(5)
-    );
+    assert_eq!(gateway.metric("foreword_refused_total").unwrap(), Some(5));
 
     let plain = r#"{"messages": [{"role": "user", "content": "hello"}]}"#;
     assert_eq!(
@@ -285,7 +280,7 @@ fn assert_alive(gateway: &Gateway) {
             .report()
             .contains("documents=2")
     );
-    assert_eq!(gateway.stat("wasm.foreword.vm_reload").unwrap(), Some(0));
+    assert_eq!(gateway.failures().unwrap(), 0);
     let log = gateway.log().unwrap();
     assert!(
         !log.contains("panicked") && !log.contains("Uncaught"),

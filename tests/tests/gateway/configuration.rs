@@ -1,5 +1,6 @@
 //! The plugin's configuration, headers, counters and log, as an operator meets them.
 
+use foreword_ordering::path::SentPath;
 use foreword_tests::http::{exchange, post, post_with};
 use foreword_tests::{Gateway, GatewayOptions, Upstream};
 use serde_json::{Value, json};
@@ -109,6 +110,48 @@ fn a_report_forged_by_client_or_upstream_is_replaced() {
 }
 
 #[test]
+fn the_path_goes_to_the_engine_and_can_be_renamed_and_switched_off() {
+    let forged = |ids: &[&str]| {
+        let headers = ["x-foreword-path: 1;forged", "x-path: 1;forged"];
+        post_with(&headers, tagged(ids).as_bytes())
+    };
+    for (plugin, name) in [
+        (json!({}), Some("x-foreword-path")),
+        (json!({"path_header": "X-Path"}), Some("x-path")),
+        (json!({"path_header": null}), None),
+    ] {
+        let upstream = Upstream::start().unwrap();
+        let gateway = configured(&upstream, plugin);
+        for ids in [&["a", "b"][..], &["b", "a"]] {
+            let response = exchange(gateway.address(), &forged(ids)).unwrap();
+            assert_eq!(response.status, 200);
+        }
+        let received = upstream.received();
+        let paths = received
+            .iter()
+            .map(|request| name.and_then(|name| request.header(name)));
+        match paths.collect::<Vec<_>>()[..] {
+            [Some(first), Some(second)] => {
+                assert_eq!(
+                    first, second,
+                    "the second request was sent in the first one's order"
+                );
+                assert_eq!(
+                    SentPath::from_header(first).unwrap().runs[0]
+                        .documents
+                        .len(),
+                    2
+                );
+            }
+            [None, None] if name.is_none() => {
+                assert_eq!(received[0].header("x-foreword-path"), None);
+            }
+            ref other => panic!("{name:?}: {other:?}"),
+        }
+    }
+}
+
+#[test]
 fn the_report_header_can_be_renamed_and_switched_off() {
     let upstream = Upstream::start().unwrap();
     let renamed = configured(&upstream, json!({"report_header": "X-Prompt-Order"}));
@@ -143,9 +186,9 @@ fn every_request_is_counted_once_by_what_became_of_it() {
         assert_eq!(send(&gateway, body).status, 200);
     }
     let count = |name: &str| {
-        let name = format!("wasmcustom.foreword_{name}_total");
+        let name = format!("foreword_{name}_total");
         gateway
-            .stat(&name)
+            .metric(&name)
             .unwrap()
             .unwrap_or_else(|| panic!("{name} is not in /stats"))
     };
@@ -218,10 +261,7 @@ fn without_the_filter_the_same_envoy_passes_everything() {
     let response = send(&gateway, &body);
     assert_eq!(response.header("x-foreword"), None);
     assert_eq!(upstream.last().unwrap().text(), body);
-    assert_eq!(
-        gateway.stat("wasmcustom.foreword_requests_total").unwrap(),
-        None
-    );
+    assert_eq!(gateway.metric("foreword_requests_total").unwrap(), None);
 }
 
 #[test]

@@ -83,10 +83,7 @@ fn a_client_that_leaves_in_mid_body_reaches_nobody() {
     until(|| gateway.stat("http.clients.downstream_rq_active").unwrap() == Some(0));
 
     assert!(upstream.received().is_empty());
-    assert_eq!(
-        gateway.stat("wasmcustom.foreword_requests_total").unwrap(),
-        Some(0)
-    );
+    assert_eq!(gateway.metric("foreword_requests_total").unwrap(), Some(0));
     // The half request taught the tree nothing.
     assert!(
         send(&gateway, &tagged(&["b", "a"]))

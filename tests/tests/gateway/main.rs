@@ -8,6 +8,7 @@ mod bounds;
 mod configuration;
 mod failures;
 mod ordering;
+mod released;
 mod streams;
 
 use foreword_tests::http::{Response, exchange, post};

@@ -3,7 +3,7 @@
 use std::thread;
 
 use foreword_tests::http::{Client, exchange, post, post_with};
-use foreword_tests::{Gateway, GatewayOptions, Upstream};
+use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
 use serde_json::{Value, json};
 
 use crate::{configured, gateway, send, tagged, with_array, without_hint};
@@ -202,9 +202,7 @@ fn an_exact_repeat_within_a_request_is_dropped_and_counted() {
         1
     );
     assert_eq!(
-        gateway
-            .stat("wasmcustom.foreword_dropped_documents_total")
-            .unwrap(),
+        gateway.metric("foreword_dropped_documents_total").unwrap(),
         Some(1)
     );
 }
@@ -254,7 +252,7 @@ fn one_connection_carries_many_requests() {
         assert_eq!(client.response().unwrap().body, marker.as_bytes());
     }
     assert_eq!(
-        gateway.stat("wasmcustom.foreword_requests_total").unwrap(),
+        gateway.metric("foreword_requests_total").unwrap(),
         Some(200)
     );
 }
@@ -288,13 +286,34 @@ fn two_workers_serve_many_clients_without_mixing_them_up() {
         }
     });
     assert_eq!(
-        gateway.stat("wasmcustom.foreword_requests_total").unwrap(),
+        gateway.metric("foreword_requests_total").unwrap(),
         Some(400)
     );
     assert_eq!(
-        gateway.stat("wasmcustom.foreword_documents_total").unwrap(),
+        gateway.metric("foreword_documents_total").unwrap(),
         Some(1_600)
     );
+}
+
+#[test]
+fn workers_of_a_dynamic_module_share_their_trees() {
+    let upstream = Upstream::start().unwrap();
+    let options = GatewayOptions {
+        concurrency: 4,
+        // Each Wasm VM has trees of its own: there, what a request meets depends on its connection.
+        shell: Shell::Dynamic,
+        ..GatewayOptions::new(upstream.address())
+    };
+    let gateway = Gateway::start(&options).unwrap();
+    send(&gateway, &tagged(&["a", "b", "c"]));
+    for _ in 0..32 {
+        let response = send(&gateway, &tagged(&["c", "b", "a"]));
+        assert!(
+            response.report().contains("matched=3"),
+            "{}",
+            response.report()
+        );
+    }
 }
 
 /// An upstream that answers with the id, beginning with `marker-`, of one of the request's documents.

@@ -23,6 +23,31 @@ pub struct Config {
     pub on_failure: OnFailure,
     /// Lower-case name of the response header that says what was done.
     pub report_header: Option<String>,
+    /// Whether the request's headers wait for its body.
+    pub request_headers: RequestHeaders,
+    /// Where the chosen path is told to the engine.
+    pub path_header: PathHeader,
+}
+
+/// Whether a request's headers wait for its body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestHeaders {
+    /// They go on together with the new body, and state its length. The proxy must be told to allow it
+    /// (`allow_on_headers_stop_iteration`, Envoy 1.35 and later): without that it never delivers the body, and the
+    /// request hangs.
+    Hold,
+    /// They go on at once, without `content-length`: the body follows in chunks. For control planes that cannot set
+    /// that option.
+    Release,
+}
+
+/// The request header that holds the chosen path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathHeader {
+    /// In lower case. One from the client is always removed.
+    pub name: String,
+    /// Whether it is written.
+    pub enabled: bool,
 }
 
 /// What happens to a request that cannot be ordered through the client's own fault.
@@ -55,8 +80,21 @@ impl Config {
         let report_header = match &raw.report_header {
             Field::Absent => Some(DEFAULT_REPORT_HEADER.to_owned()),
             Field::Given(Value::Null) => None,
-            Field::Given(value) => Some(report_header(value)?),
+            Field::Given(value) => Some(own_header("report_header", value)?),
         };
+        let path_header = path_header(&raw.path_header)?;
+        for (field, name) in [
+            ("report_header", &report_header),
+            ("tenant_header", &tenant_header),
+        ] {
+            if name.as_ref() == Some(&path_header.name) {
+                return Err(invalid(
+                    field,
+                    name,
+                    "a header other than path_header, which is removed from requests",
+                ));
+            }
+        }
         if report_header.is_some() && report_header == tenant_header {
             return Err(invalid(
                 "tenant_header",
@@ -71,6 +109,8 @@ impl Config {
             tenant_header,
             on_failure: on_failure(raw.on_failure.as_ref())?,
             report_header,
+            request_headers: request_headers(raw.request_headers.as_ref())?,
+            path_header,
         })
     }
 }
@@ -110,6 +150,8 @@ struct RawConfig {
     tenant_header: Option<Value>,
     on_failure: Option<Value>,
     report_header: Field,
+    request_headers: Option<Value>,
+    path_header: Field,
 }
 
 /// A field for which `null` differs from absence.
@@ -184,18 +226,31 @@ fn on_failure(value: Option<&Value>) -> Result<OnFailure, ConfigError> {
     }
 }
 
-fn report_header(value: &Value) -> Result<String, ConfigError> {
-    // The filter removes this header from requests and overwrites it in responses, so it must not be one
-    // that HTTP itself needs.
-    let name = header_name("report_header", value)?;
+fn request_headers(value: Option<&Value>) -> Result<RequestHeaders, ConfigError> {
+    match value.map(|value| (value, value.as_str())) {
+        None | Some((_, Some("hold"))) => Ok(RequestHeaders::Hold),
+        Some((_, Some("release"))) => Ok(RequestHeaders::Release),
+        Some((value, _)) => Err(invalid("request_headers", value, r#""hold" or "release""#)),
+    }
+}
+
+/// `null` switches the header off; the usual one is still removed where a client sends it.
+fn path_header(field: &Field) -> Result<PathHeader, ConfigError> {
+    let (name, enabled) = match field {
+        Field::Absent => (DEFAULT_PATH_HEADER.to_owned(), true),
+        Field::Given(Value::Null) => (DEFAULT_PATH_HEADER.to_owned(), false),
+        Field::Given(value) => (own_header("path_header", value)?, true),
+    };
+    Ok(PathHeader { name, enabled })
+}
+
+/// The filter removes such a header from requests and writes its own, so it must not be one that HTTP itself needs.
+fn own_header(field: &'static str, value: &Value) -> Result<String, ConfigError> {
+    let name = header_name(field, value)?;
     if name.starts_with("x-") {
         Ok(name)
     } else {
-        Err(invalid(
-            "report_header",
-            value,
-            r#"a name that begins with "x-""#,
-        ))
+        Err(invalid(field, value, r#"a name that begins with "x-""#))
     }
 }
 
@@ -234,6 +289,7 @@ fn invalid(
 
 const DEFAULT_ROUTE: &str = "/v1/chat/completions";
 const DEFAULT_REPORT_HEADER: &str = "x-foreword";
+const DEFAULT_PATH_HEADER: &str = "x-foreword-path";
 const DEFAULT_MAX_BODY_BYTES: u32 = 4 << 20;
 /// A worker's Wasm memory never shrinks and aborts near 1 GiB; a body needs a few times its own size there.
 const LIMIT_MAX_BODY_BYTES: u32 = 32 << 20;
@@ -262,19 +318,27 @@ mod tests {
             assert_eq!(config.tenant_header, None);
             assert_eq!(config.on_failure, OnFailure::Pass);
             assert_eq!(config.report_header.as_deref(), Some("x-foreword"));
+            assert_eq!(config.request_headers, RequestHeaders::Hold);
+            assert_eq!(config.path_header.name, "x-foreword-path");
+            assert!(config.path_header.enabled);
         }
     }
 
     #[test]
     fn every_field_is_read() {
         let json = r#"{"ordering": {}, "routes": ["/a", "/b"], "max_body_bytes": 7, "tenant_header": "X-Tenant",
-            "on_failure": "refuse", "report_header": null}"#;
+            "on_failure": "refuse", "report_header": null, "path_header": "X-Path",
+            "request_headers": "release"}"#;
         let config = Config::from_json(json.as_bytes()).unwrap();
         assert_eq!(config.routes, ["/a", "/b"]);
         assert_eq!(config.max_body_bytes, 7);
         assert_eq!(config.tenant_header.as_deref(), Some("x-tenant"));
         assert_eq!(config.on_failure, OnFailure::Refuse);
         assert_eq!(config.report_header, None);
+        assert_eq!(config.request_headers, RequestHeaders::Release);
+        assert_eq!(config.path_header.name, "x-path");
+        let config = Config::from_json(br#"{"path_header": null}"#).unwrap();
+        assert!(!config.path_header.enabled);
     }
 
     #[test]
@@ -326,8 +390,20 @@ mod tests {
                 ["on_failure", "\"drop\"", "\"pass\" or \"refuse\""],
             ),
             (
+                r#"{"request_headers": true}"#,
+                ["request_headers", "true", "\"hold\" or \"release\""],
+            ),
+            (
                 r#"{"tenant_header": "X-Foreword"}"#,
                 ["tenant_header", "x-foreword", "report_header"],
+            ),
+            (
+                r#"{"path_header": "host"}"#,
+                ["path_header", "\"host\"", "begins with \"x-\""],
+            ),
+            (
+                r#"{"path_header": "X-Foreword"}"#,
+                ["report_header", "x-foreword", "path_header"],
             ),
         ] {
             let message = error(json);

@@ -10,22 +10,23 @@
 //!        └─ last byte or trailers ─► core ─► new body or none ► Settled     goes on
 //! ```
 //!
-//! The headers are held until the body is complete, because `content-length` must change with it: Envoy
-//! hangs on a stale one. Response headers get the report; response bodies are not looked at, so streams
-//! pass unbuffered.
+//! The headers are held until the body is complete, because `content-length` must change with it (Envoy
+//! hangs on a stale one) and the chosen path becomes a header. Where the proxy cannot hold them
+//! ([`RequestHeaders::Release`]) they go on at once, without either. Response headers get the report; response bodies
+//! are not looked at, so streams pass unbuffered.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use foreword_ordering::Rewrite;
 
-use crate::config::OnFailure;
+use crate::config::{OnFailure, RequestHeaders};
 use crate::host::{Host, HostError, LogLevel};
 use crate::outcome::{Fault, Outcome, error_body, reason};
 use crate::plugin::Plugin;
 
 /// One request and its response.
 pub struct Exchange {
-    plugin: Rc<Plugin>,
+    plugin: Arc<Plugin>,
     phase: Phase,
 }
 
@@ -47,7 +48,7 @@ enum Phase {
 /// What is kept of the headers while the body arrives.
 struct Held {
     tenant: String,
-    /// There is a `content-length`, which must follow the body's size.
+    /// The headers wait here with a `content-length`, which must follow the body's size.
     sized: bool,
     /// Bytes buffered so far.
     received: usize,
@@ -69,7 +70,7 @@ impl From<HostError> for Decline {
 
 impl Exchange {
     /// An exchange of which nothing has arrived yet.
-    pub fn new(plugin: Rc<Plugin>) -> Self {
+    pub fn new(plugin: Arc<Plugin>) -> Self {
         Self {
             plugin,
             phase: Phase::Bystander,
@@ -79,7 +80,7 @@ impl Exchange {
     /// The request's headers have arrived; with `end_of_stream` there is nothing more.
     pub fn on_request_headers(&mut self, host: &impl Host, end_of_stream: bool) -> Flow {
         let held = self
-            .strip_report_header(host)
+            .strip_own_headers(host)
             .and_then(|()| self.is_ours(host));
         let held = match held {
             Ok(false) => return Flow::Continue,
@@ -90,7 +91,10 @@ impl Exchange {
         match held {
             Ok(held) => {
                 self.phase = Phase::Holding(held);
-                Flow::Hold
+                match self.plugin.config().request_headers {
+                    RequestHeaders::Hold => Flow::Hold,
+                    RequestHeaders::Release => Flow::Continue,
+                }
             }
             Err(decline) => self.decline(host, decline),
         }
@@ -132,13 +136,15 @@ impl Exchange {
         }
     }
 
-    /// Only this filter says what it did: a header of that name from the client would mislead whoever reads
-    /// it behind us. Looked up first, since a change of headers makes Envoy choose its route anew.
-    fn strip_report_header(&self, host: &impl Host) -> Result<(), HostError> {
-        if let Some(name) = &self.plugin.config().report_header
-            && host.request_header(name)?.is_some()
-        {
-            host.remove_request_header(name)?;
+    /// Only this filter says what it did and which path it chose: a header of that name from the client would
+    /// mislead whoever reads it behind us. Looked up first, since a change of headers makes Envoy choose its route
+    /// anew.
+    fn strip_own_headers(&self, host: &impl Host) -> Result<(), HostError> {
+        let config = self.plugin.config();
+        for name in (config.report_header.iter()).chain([&config.path_header.name]) {
+            if host.request_header(name)?.is_some() {
+                host.remove_request_header(name)?;
+            }
         }
         Ok(())
     }
@@ -172,9 +178,16 @@ impl Exchange {
         if found.is_some_and(|found| found > u64::from(limit)) {
             return Err(Decline::Fault(Fault::TooLarge { found, limit }));
         }
+        let tenant = self.tenant(host)?;
+        let mut sized = length.is_some();
+        if sized && self.plugin.config().request_headers == RequestHeaders::Release {
+            // Last of all: from here on the request is sent in chunks, whatever becomes of it.
+            host.remove_request_header("content-length")?;
+            sized = false;
+        }
         Ok(Held {
-            tenant: self.tenant(host)?,
-            sized: length.is_some(),
+            tenant,
+            sized,
             received: 0,
         })
     }
@@ -214,26 +227,30 @@ impl Exchange {
             return Err(Decline::Reason(reason::EMPTY_BODY));
         }
         let body = host.request_body(held.received)?;
-        let rewrite = self
+        let Rewrite {
+            body: new,
+            report,
+            path,
+        } = self
             .plugin
             .rewrite(host, &held.tenant, &body)
             .ok_or(Decline::Reason(reason::BUSY))?
             .map_err(|skip| Decline::Fault(Fault::Skip(skip)))?;
-        let Rewrite {
-            body: Some(new),
-            report,
-        } = rewrite
-        else {
-            return Ok(Outcome::Unchanged(rewrite.report));
+        let config = self.plugin.config();
+        let header = &config.path_header;
+        let told = header.enabled && config.request_headers == RequestHeaders::Hold;
+        let path = path.to_header().filter(|_| told);
+        if let Some(path) = &path {
+            host.set_request_header(&header.name, path)?;
+        }
+        let Some(new) = new else {
+            return Ok(Outcome::Unchanged(report));
         };
-        host.replace_request_body(held.received, &new)?;
-        // A change of headers makes Envoy choose its route anew, so none without need.
-        if held.sized
-            && new.len() != held.received
-            && let Err(error) = host.set_request_header("content-length", &new.len().to_string())
-        {
-            // The old length still stands, so the old body must too.
-            host.replace_request_body(new.len(), &body)?;
+        if let Err(error) = replace(host, held, &body, &new) {
+            // The path is not that of the old body. An engine that gets it all the same finds that out.
+            if path.is_some() {
+                host.remove_request_header(&header.name)?;
+            }
             return Err(error.into());
         }
         Ok(Outcome::Ordered(report))
@@ -259,10 +276,16 @@ impl Exchange {
     }
 
     fn refuse(&mut self, host: &impl Host, status: u16, fault: &Fault) -> Flow {
-        let headers = [("content-type", "application/json")];
+        let outcome = Outcome::Refused(fault.reason());
+        let report = outcome.to_string();
+        let mut headers = vec![("content-type", "application/json")];
+        // Not every proxy shows a filter the headers of its own answer.
+        if let Some(name) = &self.plugin.config().report_header {
+            headers.push((name, &report));
+        }
         match host.respond(status, &headers, &error_body(fault)) {
             Ok(()) => {
-                self.settle(host, Outcome::Refused(fault.reason()));
+                self.settle(host, outcome);
                 Flow::Hold
             }
             Err(error) => self.decline(host, Decline::Host(error)),
@@ -282,6 +305,21 @@ impl Exchange {
     }
 }
 
+/// Puts `new` in the place of the body and lets `content-length` follow; on an error the old body stands.
+fn replace(host: &impl Host, held: &Held, old: &[u8], new: &[u8]) -> Result<(), HostError> {
+    host.replace_request_body(held.received, new)?;
+    // A change of headers makes Envoy choose its route anew, so none without need.
+    if held.sized
+        && new.len() != held.received
+        && let Err(error) = host.set_request_header("content-length", &new.len().to_string())
+    {
+        // The old length still stands, so the old body must too.
+        host.replace_request_body(new.len(), old)?;
+        return Err(error);
+    }
+    Ok(())
+}
+
 /// `application/json` or a type with the suffix `+json`, with or without parameters.
 fn is_json(content_type: &[u8]) -> bool {
     let essence = content_type
@@ -299,11 +337,12 @@ const MAX_TENANT_BYTES: usize = 256;
 mod tests {
     use super::*;
     use crate::scripted::ScriptedHost;
+    use foreword_ordering::path::SentPath;
 
     const PATH: &str = "/v1/chat/completions";
 
-    fn plugin(host: &ScriptedHost, json: &str) -> Rc<Plugin> {
-        Rc::new(Plugin::load(host, json.as_bytes()).unwrap())
+    fn plugin(host: &ScriptedHost, json: &str) -> Arc<Plugin> {
+        Arc::new(Plugin::load(host, json.as_bytes()).unwrap())
     }
 
     fn body(ids: &[&str]) -> String {
@@ -328,9 +367,9 @@ mod tests {
     }
 
     /// Sends one request with a `content-length` and returns its report.
-    fn send(plugin: &Rc<Plugin>, host: &ScriptedHost, body: &str) -> String {
+    fn send(plugin: &Arc<Plugin>, host: &ScriptedHost, body: &str) -> String {
         host.request("POST", PATH, &[("content-length", &body.len().to_string())]);
-        let mut exchange = Exchange::new(Rc::clone(plugin));
+        let mut exchange = Exchange::new(Arc::clone(plugin));
         if exchange.on_request_headers(host, body.is_empty()) == Flow::Hold {
             host.receive(body.as_bytes());
             exchange.on_request_body(host, host.body().len(), true);
@@ -351,7 +390,7 @@ mod tests {
             PATH,
             &[("content-length", &second.len().to_string())],
         );
-        let mut exchange = Exchange::new(Rc::clone(&plugin));
+        let mut exchange = Exchange::new(Arc::clone(&plugin));
         assert_eq!(exchange.on_request_headers(&host, false), Flow::Hold);
         host.receive(&second.as_bytes()[..10]);
         assert_eq!(exchange.on_request_body(&host, 10, false), Flow::Hold);
@@ -376,6 +415,48 @@ mod tests {
         assert_eq!(host.counter("foreword_requests_total"), 2);
         assert_eq!(host.counter("foreword_matched_documents_total"), 3);
         assert_eq!(host.samples("foreword_ordering_microseconds").len(), 2);
+    }
+
+    #[test]
+    fn released_headers_go_on_without_content_length_and_the_body_follows() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, r#"{"request_headers": "release"}"#);
+        for (ids, sent, report) in [
+            (["a", "b", "c"], ["a", "b", "c"], "matched=0"),
+            (["c", "b", "a"], ["a", "b", "c"], "matched=3"),
+        ] {
+            let body = body(&ids);
+            host.request("POST", PATH, &[("content-length", &body.len().to_string())]);
+            let mut exchange = Exchange::new(Arc::clone(&plugin));
+            assert_eq!(exchange.on_request_headers(&host, false), Flow::Continue);
+            assert_eq!(host.header("content-length"), None);
+            host.refuse("set_request_header");
+            host.receive(&body.as_bytes()[..10]);
+            assert_eq!(exchange.on_request_body(&host, 10, false), Flow::Hold);
+            host.receive(&body.as_bytes()[10..]);
+            assert_eq!(
+                exchange.on_request_body(&host, body.len(), true),
+                Flow::Continue
+            );
+            exchange.on_response_headers(&host);
+            assert_in_order(&host, &sent);
+            assert!(host.response_header("x-foreword").unwrap().contains(report));
+        }
+        assert_eq!(
+            host.refused_calls(),
+            0,
+            "headers that had gone on were changed"
+        );
+    }
+
+    #[test]
+    fn headers_that_decide_are_released_as_they_came() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, r#"{"request_headers": "release"}"#);
+        host.request("POST", PATH, &[("content-length", "4194305")]);
+        let mut exchange = Exchange::new(plugin);
+        assert_eq!(exchange.on_request_headers(&host, false), Flow::Continue);
+        assert_eq!(host.header("content-length").as_deref(), Some("4194305"));
     }
 
     #[test]
@@ -422,7 +503,7 @@ mod tests {
             ("POST", "/v1/chat/completions/"),
         ] {
             host.request(method, path, &[("x-foreword", "ordered; forged")]);
-            let mut exchange = Exchange::new(Rc::clone(&plugin));
+            let mut exchange = Exchange::new(Arc::clone(&plugin));
             assert_eq!(exchange.on_request_headers(&host, false), Flow::Continue);
             assert_eq!(
                 exchange.on_request_body(&host, 9_000_000, true),
@@ -559,7 +640,7 @@ mod tests {
             let body = body(ids);
             let headers: Vec<_> = tenant.iter().map(|tenant| ("x-tenant", *tenant)).collect();
             host.request("POST", PATH, &headers);
-            let mut exchange = Exchange::new(Rc::clone(&plugin));
+            let mut exchange = Exchange::new(Arc::clone(&plugin));
             if exchange.on_request_headers(&host, false) == Flow::Hold {
                 host.receive(body.as_bytes());
                 exchange.on_request_body(&host, body.len(), true);
@@ -578,16 +659,53 @@ mod tests {
     }
 
     #[test]
+    fn the_engine_is_told_the_path_and_a_client_cannot_tell_one() {
+        let host = ScriptedHost::default();
+        let plugin = plugin(&host, "");
+        send(&plugin, &host, &body(&["a", "b"]));
+        let first = host.header("x-foreword-path").unwrap();
+        let path = SentPath::from_header(&first).unwrap();
+        assert_eq!(path.runs.len(), 1);
+        assert_eq!(path.runs[0].documents.len(), 2);
+
+        // The same two in the other order are sent as before, a third one behind them.
+        send(&plugin, &host, &body(&["c", "b", "a"]));
+        let second = host.header("x-foreword-path").unwrap();
+        assert!(second.starts_with(&first), "{second}");
+
+        for (json, method, sent) in [
+            ("", "GET", ""),
+            (
+                "",
+                "POST",
+                r#"{"messages": [{"role": "user", "content": "hello"}]}"#,
+            ),
+            (r#"{"path_header": null}"#, "POST", &body(&["a"])),
+        ] {
+            let plugin = self::plugin(&host, json);
+            host.request(method, PATH, &[("x-foreword-path", "1;forged")]);
+            let mut exchange = Exchange::new(plugin);
+            if exchange.on_request_headers(&host, sent.is_empty()) == Flow::Hold {
+                host.receive(sent.as_bytes());
+                exchange.on_request_body(&host, sent.len(), true);
+            }
+            assert_eq!(host.header("x-foreword-path"), None, "{method} {sent}");
+        }
+    }
+
+    #[test]
     fn a_proxy_that_refuses_a_call_lets_the_request_go_untouched() {
         let original = body(&["b", "a"]);
-        for call in [
-            "request_header",
-            "request_body",
-            "replace_request_body",
-            "set_request_header",
+        for (call, json) in [
+            ("request_header", ""),
+            ("request_body", ""),
+            ("replace_request_body", ""),
+            ("set_request_header", ""),
+            // The path is the first header that is written, `content-length` the second.
+            ("set_request_header", r#"{"path_header": null}"#),
         ] {
             let host = ScriptedHost::default();
-            let plugin = plugin(&host, "");
+            let plugin = plugin(&host, json);
             send(&plugin, &host, &body(&["a", "b"]));
             host.request(
                 "POST",
@@ -607,6 +725,7 @@ mod tests {
                     host.header("content-length"),
                     Some(original.len().to_string())
                 );
+                assert_eq!(host.header("x-foreword-path"), None, "{call}");
             }
             exchange.on_response_headers(&host);
             assert_eq!(

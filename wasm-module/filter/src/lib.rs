@@ -47,7 +47,7 @@ mod proxy;
 #[cfg(test)]
 mod scripted;
 
-pub use config::{Config, ConfigError, OnFailure};
+pub use config::{Config, ConfigError, OnFailure, RequestHeaders};
 pub use exchange::{Exchange, Flow};
 pub use host::{Host, HostError, LogLevel, MetricId};
 pub use outcome::Outcome;

@@ -1,10 +1,10 @@
 //! What the requests of one configuration share: the checked configuration, the orderer, the metrics.
 //!
-//! One VM runs on one worker thread and its callbacks do not nest, so the orderer sits in a `RefCell`. It is
-//! borrowed with `try_borrow_mut` all the same: should a host ever nest callbacks, the request passes instead
-//! of trapping the worker.
+//! The orderer sits in a mutex. A Wasm VM runs on one worker thread, so there it is always free, unless a host nested
+//! callbacks: then the request passes instead of trapping the worker. In a dynamic module all workers share the
+//! plugin and wait for each other, for the microseconds that an order takes.
 
-use std::cell::RefCell;
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use foreword_ordering::{Orderer, Rewrite, Skip};
 
@@ -16,7 +16,7 @@ use crate::outcome::Outcome;
 /// One loaded configuration.
 pub struct Plugin {
     config: Config,
-    orderer: RefCell<Orderer>,
+    orderer: Mutex<Orderer>,
     metrics: Metrics,
 }
 
@@ -34,7 +34,7 @@ impl Plugin {
             ),
         );
         Ok(Self {
-            orderer: RefCell::new(Orderer::new(config.ordering.clone())),
+            orderer: Mutex::new(Orderer::new(config.ordering.clone())),
             metrics: Metrics::define(host),
             config,
         })
@@ -44,20 +44,39 @@ impl Plugin {
         &self.config
     }
 
-    /// Asks the core, and times it. `None` if the orderer is in use, which no known proxy can bring about.
+    /// Asks the core, and times it. `None` if this very thread is using the orderer, which no known proxy can bring
+    /// about.
     pub(crate) fn rewrite(
         &self,
         host: &impl Host,
         tenant: &str,
         body: &[u8],
     ) -> Option<Result<Rewrite, Skip>> {
-        let mut orderer = self.orderer.try_borrow_mut().ok()?;
+        let mut orderer = self.orderer()?;
         let start = host.now_ns();
         let answer = orderer.rewrite(tenant, body);
         // Saturating: Envoy's clock is the wall clock, which may step back.
         let elapsed = host.now_ns().saturating_sub(start);
         self.metrics.time(host, elapsed);
         Some(answer)
+    }
+
+    fn orderer(&self) -> Option<MutexGuard<'_, Orderer>> {
+        let poisoned = match self.orderer.try_lock() {
+            Ok(orderer) => return Some(orderer),
+            // Waiting for itself, the only thread would trap.
+            Err(TryLockError::WouldBlock) if cfg!(target_arch = "wasm32") => return None,
+            Err(TryLockError::WouldBlock) => match self.orderer.lock() {
+                Ok(orderer) => return Some(orderer),
+                Err(poisoned) => poisoned,
+            },
+            Err(TryLockError::Poisoned(poisoned)) => poisoned,
+        };
+        // A panic left it half changed: it starts anew.
+        let mut orderer = poisoned.into_inner();
+        *orderer = Orderer::new(self.config.ordering.clone());
+        self.orderer.clear_poison();
+        Some(orderer)
     }
 
     pub(crate) fn count(&self, host: &impl Host, outcome: &Outcome) {

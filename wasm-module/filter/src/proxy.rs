@@ -6,7 +6,7 @@
 //!
 //! | call | Envoy's other answer | why it cannot come |
 //! | --- | --- | --- |
-//! | read or change request headers | BadArgument, headers let go | [`Exchange`] asks only from the request-headers callback on and until a request callback returns `Continue`; Envoy keeps them that long |
+//! | read or change request headers | BadArgument, headers let go | [`Exchange`] asks only from the request-headers callback on and until a request callback returns `Continue` (with released headers: within that first callback); Envoy keeps them that long |
 //! | change response headers | BadArgument, headers let go | only in the response-headers callback |
 //! | read the body | BadArgument, range overflows | the range is `0..size` as Envoy announced it; no buffer is `NotFound`, which is handled |
 //! | change the body | NotFound, no buffer | only after Envoy announced a body of more than zero bytes |
@@ -15,7 +15,7 @@
 //!
 //! The SDK exports the response-body callback whether used or not; its default lets every chunk pass.
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use proxy_wasm::hostcalls;
@@ -33,7 +33,7 @@ proxy_wasm::main! {{
 }}
 
 /// One per configuration and worker.
-struct Root(Option<Rc<Plugin>>);
+struct Root(Option<Arc<Plugin>>);
 
 impl Context for Root {}
 
@@ -44,7 +44,7 @@ impl RootContext for Root {
         let configuration = configuration.ok().flatten().unwrap_or_default();
         match Plugin::load(&Proxy, &configuration) {
             Ok(plugin) => {
-                self.0 = Some(Rc::new(plugin));
+                self.0 = Some(Arc::new(plugin));
                 true
             }
             Err(error) => {
@@ -57,7 +57,7 @@ impl RootContext for Root {
     fn create_http_context(&self, _context_id: u32) -> Option<Box<dyn HttpContext>> {
         // The SDK panics on `None`, so a request before a configuration gets a context that does nothing.
         Some(match &self.0 {
-            Some(plugin) => Box::new(Stream(Exchange::new(Rc::clone(plugin)))),
+            Some(plugin) => Box::new(Stream(Exchange::new(Arc::clone(plugin)))),
             None => Box::new(Unconfigured),
         })
     }

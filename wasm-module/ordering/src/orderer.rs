@@ -4,9 +4,11 @@ use crate::arrangement::Listed;
 use crate::body::{self, Skip};
 use crate::config::Config;
 use crate::conversation::memory::Memory;
+use crate::path::SentPath;
+use crate::plain::{self, Ordered, Plain};
 use crate::policy::Policy;
 use crate::request;
-use crate::tree::KnowledgeTree;
+use crate::tree::{KnowledgeTree, ViewedNode};
 use fxhash::FxHashMap;
 
 /// Orders requests; holds a knowledge tree, a policy and a memory of chats for every tenant and model.
@@ -36,6 +38,8 @@ pub struct Rewrite {
     pub body: Option<Vec<u8>>,
     /// What was done.
     pub report: Report,
+    /// The documents that are sent, as the tree knows them.
+    pub path: SentPath,
 }
 
 /// What was done with a request's documents.
@@ -128,7 +132,40 @@ impl Orderer {
         Ok(Rewrite {
             body: sent.body,
             report: sent.report,
+            path: sent.path,
         })
+    }
+
+    /// Orders documents that stand in no body, for a caller that writes its prompts itself, and expects them to be sent
+    /// in that order behind `before`. Chats, location hints and bodies are [`Orderer::rewrite`]'s.
+    ///
+    /// # Errors
+    /// [`Skip::TooManyDocuments`], [`Skip::LongModelName`], [`Skip::NoDocuments`]; nothing was remembered then.
+    pub fn order(
+        &mut self,
+        tenant: &str,
+        model: &str,
+        before: &str,
+        documents: &[Plain<'_>],
+    ) -> Result<Ordered, Skip> {
+        plain::check(&self.config, model, documents)?;
+        self.now += 1;
+        let key = tree_key(tenant, model);
+        let kept = kept_of(&mut self.trees, &self.config, key, self.now);
+        Ok(plain::order(
+            &self.config,
+            &mut kept.tree,
+            kept.policy.as_mut(),
+            before,
+            documents,
+        ))
+    }
+
+    /// The `limit` most recently used nodes of a tenant's tree for a model: see [`KnowledgeTree::view`].
+    #[must_use]
+    pub fn view(&self, tenant: &str, model: &str, limit: usize) -> Vec<ViewedNode> {
+        let kept = self.trees.get(&tree_key(tenant, model));
+        kept.map_or_else(Vec::new, |kept| kept.tree.view(limit))
     }
 
     /// Forgets everything, as after the engine was restarted.

@@ -18,6 +18,9 @@ struct Links {
 }
 
 impl Recency {
+    /// Bytes that a slot takes, up to twice that while the list grows.
+    pub(crate) const SLOT_BYTES: usize = size_of::<Links>();
+
     /// The slot that was used least recently.
     pub(crate) fn oldest(&self) -> Option<u32> {
         self.oldest
@@ -74,6 +77,13 @@ impl Recency {
         })
     }
 
+    /// The listed slots, most recently used first.
+    pub(crate) fn iter_newest(&self) -> impl Iterator<Item = u32> {
+        std::iter::successors(self.newest, |&slot| {
+            self.links.get(slot as usize).and_then(|links| links.older)
+        })
+    }
+
     fn links_mut(&mut self, slot: u32) -> Option<&mut Links> {
         self.links.get_mut(slot as usize)
     }
@@ -92,6 +102,7 @@ mod tests {
         recency.touch(4);
         recency.touch(4);
         assert_eq!(recency.iter().collect::<Vec<_>>(), [0, 2, 4]);
+        assert_eq!(recency.iter_newest().collect::<Vec<_>>(), [4, 2, 0]);
         recency.remove(2);
         assert_eq!(recency.iter().collect::<Vec<_>>(), [0, 4]);
         recency.remove(0);

@@ -6,6 +6,7 @@
 mod deny;
 mod envoy;
 mod python;
+mod zmq;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,6 +21,7 @@ use crate::workspace::{Workspace, cargo};
 pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     for_demo(workspace)?;
+    zmq::install(workspace)?;
     deny::install(workspace)
 }
 

@@ -158,7 +158,7 @@ impl<'m> Choice<'m> {
         let end = match reason {
             FinishReason::Length => End::Length,
             FinishReason::Stop if self.called => End::Calls,
-            FinishReason::Stop => End::Stop,
+            FinishReason::Stop | FinishReason::Prefilled => End::Stop,
         };
         Piece {
             choice: index,

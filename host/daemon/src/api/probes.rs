@@ -7,12 +7,20 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
+use foreword_engine::engine::Health;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// The process is up.
-pub(super) async fn healthz() -> Json<Value> {
-    Json(json!({"status": "ok"}))
+/// The process is up, and its engine has not ended by itself: whoever asks may restart what is not.
+pub(super) async fn healthz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
+    let serving = app.gate.phase() <= Phase::Open;
+    let health = app.model.get().map(|model| model.engine().health());
+    let (status, word) = match health {
+        Some(Health::Ended { .. }) if serving => (StatusCode::SERVICE_UNAVAILABLE, "failed"),
+        Some(Health::Recovering) => (StatusCode::OK, "recovering"),
+        _ => (StatusCode::OK, "ok"),
+    };
+    (status, Json(json!({"status": word})))
 }
 
 /// Requests are served: 503 while the model loads and from the first signal to stop.

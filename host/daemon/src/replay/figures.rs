@@ -1,9 +1,8 @@
 //! What a replay found, and its forms as JSON and as a table.
 
-use super::bound::Bound;
 use super::simulate::Outcome;
 use foreword_ordering::policy::PolicyKind;
-use foreword_ordering::simulation::Capacity;
+use foreword_ordering::simulation::{Bound, Capacity};
 use serde_json::json;
 use std::fmt::Write;
 
@@ -147,13 +146,13 @@ pub(super) fn grouped(value: u64) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::{bound, simulate, trace};
+    use super::super::simulate;
     use super::*;
     use foreword_ordering::policy::PolicyOptions;
 
     /// A real replay of a generated trace.
     pub(in crate::replay) fn example(requests: usize, policies: &[PolicyKind]) -> Figures {
-        let (trace, list) = trace::tests::generated(requests);
+        let (trace, list) = simulate::tests::generated(requests);
         let capacity = Capacity::of_prompts(40, &list);
         let options = PolicyOptions::default();
         Figures {
@@ -162,7 +161,7 @@ pub(super) mod tests {
             documents: trace.documents(),
             skipped: 0,
             capacity,
-            bound: bound::upper_bound(&trace, 0).unwrap(),
+            bound: Bound::of(&trace, 0, |_| ()),
             outcomes: policies
                 .iter()
                 .map(|&kind| simulate::replay(&trace, kind, &options, capacity).unwrap())

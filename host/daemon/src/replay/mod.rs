@@ -2,29 +2,24 @@
 //!
 //! ```text
 //!  FILE… ──lines──▶ read ──▶ trace ──┬─▶ bound                    ┌─▶ table or JSON
-//!              (line: one at a time) └─▶ simulate, per policy ────┴─▶ report (plots)
+//!                                    └─▶ simulate, per policy ────┴─▶ report (plots)
 //! ```
 //!
-//! Orders and the engine's cache are those of [`foreword_ordering::simulation`]: what is decided here is decided alike
-//! at the gateway. Texts are read and forgotten line by line; only documents' ids, fingerprints and token counts stay,
+//! Lines' meaning, orders and the engine's cache are those of [`foreword_ordering::simulation`]: what is decided here
+//! is decided alike at the gateway. Texts are read and forgotten line by line; only documents' ids, fingerprints and token counts stay,
 //! and nothing that is printed holds a document's text. No model, engine or network is involved.
 
-mod bound;
 mod figures;
-mod line;
 mod plots;
 mod progress;
 mod read;
 mod report;
 mod simulate;
-mod trace;
-
-pub use line::BadLine;
 
 use anyhow::{Context, Result};
 use figures::Figures;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
-use foreword_ordering::simulation::Capacity;
+use foreword_ordering::simulation::{Bound, Capacity};
 use std::io::Write;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -88,7 +83,13 @@ pub fn run(options: &Options) -> Result<()> {
         .into());
     }
     let trace = read.trace;
-    let bound = bound::upper_bound(&trace, options.seed)?;
+    let bar = progress::bar("upper bound", trace.parts().count())?;
+    let bound = Bound::of(&trace, options.seed, |done| {
+        if done % progress::STRIDE == 0 {
+            bar.set_position(done as u64);
+        }
+    });
+    bar.finish_and_clear();
     let policy_options = PolicyOptions {
         seed: options.seed,
         ..PolicyOptions::default()

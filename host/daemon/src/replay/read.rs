@@ -1,11 +1,8 @@
 //! Files to trace, a line at a time. Bad lines are named by file, number and reason, and counted.
 
-use super::trace::Trace;
-use super::{BadLine, Options, line, progress};
+use super::{Options, progress};
 use anyhow::{Context, Result};
-use foreword_ordering::Config;
-use foreword_ordering::config::{RawConfig, RawDocuments};
-use foreword_ordering::policy::MAX_CANDIDATES;
+use foreword_ordering::simulation::{BadLine, CompactTrace, LogReader};
 use indicatif::ProgressBar;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -20,7 +17,7 @@ const NAMED: u64 = 20;
 /// What the files hold.
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    pub(super) trace: Trace,
+    pub(super) trace: CompactTrace,
     /// Lines that are not blank.
     pub(super) lines: u64,
     /// Of these, requests without documents.
@@ -44,13 +41,7 @@ struct Named {
 /// # Errors
 /// A file cannot be read; a bad line, when strict.
 pub(super) fn read(options: &Options) -> Result<Log> {
-    let config = Config::try_from(RawConfig {
-        documents: RawDocuments {
-            max: MAX_CANDIDATES,
-            ..RawDocuments::default()
-        },
-        ..RawConfig::default()
-    })?;
+    let reader = LogReader::new(options.document_tokens);
     let mut log = Log::default();
     for path in &options.files {
         let opened = || -> Result<(BufReader<File>, ProgressBar)> {
@@ -64,7 +55,7 @@ pub(super) fn read(options: &Options) -> Result<Log> {
         while let Some(bytes) = lines.next().with_context(failed)? {
             let parsed = match bytes {
                 Ok(bytes) if bytes.trim_ascii().is_empty() => continue,
-                Ok(bytes) => line::parse(bytes, &config, options.document_tokens),
+                Ok(bytes) => reader.requests(bytes),
                 Err(reason) => Err(reason),
             };
             log.lines += 1;

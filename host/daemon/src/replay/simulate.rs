@@ -1,11 +1,12 @@
 //! A trace under one policy, or planned in batches: tokens reused as requests go by, and how long decisions took.
 
 use super::progress;
-use super::trace::Trace;
 use anyhow::Result;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
 use foreword_ordering::schedule;
-use foreword_ordering::simulation::{Capacity, EngineCache, Replay, Reuse, document_tokens};
+use foreword_ordering::simulation::{
+    Capacity, CompactTrace, EngineCache, Replay, Reuse, document_tokens,
+};
 use std::time::{Duration, Instant};
 
 /// What a policy came to.
@@ -26,7 +27,7 @@ const POINTS: usize = 240;
 
 /// Replays `trace` under `kind`.
 pub(super) fn replay(
-    trace: &Trace,
+    trace: &CompactTrace,
     kind: PolicyKind,
     options: &PolicyOptions,
     capacity: Capacity,
@@ -59,7 +60,11 @@ pub(super) fn replay(
 /// Replays `trace` in windows of `window` requests, each planned as a whole before its first request is served: the
 /// order of documents and the order of requests are both ours ([`schedule::batch`]). A window's time is shared evenly
 /// by its requests.
-pub(super) fn replay_batches(trace: &Trace, window: usize, capacity: Capacity) -> Result<Outcome> {
+pub(super) fn replay_batches(
+    trace: &CompactTrace,
+    window: usize,
+    capacity: Capacity,
+) -> Result<Outcome> {
     let requests = trace.requests();
     let bar = progress::bar(BATCH, requests)?;
     let mut cache = EngineCache::new(capacity);
@@ -138,10 +143,21 @@ fn quantile(values: &mut [u32], share: f64) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::trace::tests::generated;
+pub(super) mod tests {
     use super::*;
-    use foreword_ordering::simulation;
+    use foreword_ordering::simulation::{
+        self, Trace,
+        workload::{Bursty, bursty},
+    };
+
+    pub(in crate::replay) fn generated(requests: usize) -> (CompactTrace, Trace) {
+        let list = bursty(7, requests, Bursty::default());
+        let mut trace = CompactTrace::default();
+        for request in &list {
+            trace.push(vec![request.clone()]);
+        }
+        (trace, list)
+    }
 
     #[test]
     fn it_reuses_what_the_cores_replay_does_and_the_curve_ends_there() {

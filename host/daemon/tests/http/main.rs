@@ -8,6 +8,8 @@ mod choices;
 mod completions;
 mod dashboard;
 mod format;
+mod kv;
+mod kv_zmq;
 mod lifecycle;
 mod limits;
 mod logprobs;

@@ -6,6 +6,16 @@
 //! Results are *batch-invariant*: a token's logits depend on its sequence alone, bit for bit, never on which other
 //! segments share the step nor on how its prefix was cut into steps. That is what makes an answer independent of
 //! whether the cache was warm.
+//!
+//! A backend may have a second, larger pool in the host's memory, whose pages nothing computes on. Whole pages move
+//! between the two, and the host's can be read and written as bytes, which is how a disk comes in:
+//!
+//! ```text
+//!              Step.loads                    host_page, host_page_mut
+//!   pool  ◀──────────────────  host pool  ◀──────────────────────────▶  bytes
+//!         ──────────────────▶
+//!                store
+//! ```
 
 pub mod cpu;
 
@@ -15,6 +25,29 @@ pub type TokenId = u32;
 /// A page of the backend's pool: room for the KV state of [`Backend::page_tokens`] consecutive tokens, all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(pub u32);
+
+/// A page of the backend's host pool: the same KV state, where nothing is computed on it. Pinned memory beside a device,
+/// a plain second pool on the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostPageId(pub u32);
+
+/// Copy a whole page from the host pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Read only; several loads may share it.
+    pub from: HostPageId,
+    /// Overwritten, all of it.
+    pub to: PageId,
+}
+
+/// Copy a whole page to the host pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Store {
+    /// Read only; several stores may share it.
+    pub from: PageId,
+    /// Overwritten, all of it.
+    pub to: HostPageId,
+}
 
 /// Contiguous tokens of one sequence, to be computed in one step.
 #[derive(Clone, Debug)]
@@ -44,6 +77,9 @@ pub enum Output {
 /// What one call of [`Backend::run`] computes.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
+    /// Pages that come back from the host pool, each `to` once. They stand there before any segment reads or writes
+    /// them; how much of the copying a backend hides behind the arithmetic of earlier layers is its own affair.
+    pub loads: Vec<Load>,
     /// Segments of different sequences, in the order in which their logits are returned.
     pub segments: Vec<Segment>,
 }
@@ -62,12 +98,22 @@ pub trait Backend: Send {
     /// Pages in the pool; ids are `0..pages()`.
     fn pages(&self) -> u32;
 
-    /// Computes `step`, writes the KV state of its tokens into their pages and the wanted logits into `logits`
+    /// Pages in the host pool; ids are `0..host_pages()`. 0: there is none, and what is said of it below is an error.
+    fn host_pages(&self) -> u32 {
+        0
+    }
+
+    /// Bytes of a page, all layers of it; what they mean is the backend's own affair. 0 without a host pool.
+    fn page_bytes(&self) -> usize {
+        0
+    }
+
+    /// Carries out the loads of `step`, computes its segments, writes the KV state of its tokens into their pages and the wanted logits into `logits`
     /// (cleared first): `[rows, vocabulary] f32`, row-major, rows in segment order.
     ///
     /// # Errors
-    /// [`BackendError`] when the step is malformed (nothing was computed) or the device failed (pages written by
-    /// this step are undefined, others untouched).
+    /// [`BackendError`] when the step is malformed (nothing was loaded or computed), the device failed (pages written by
+    /// this step are undefined, others untouched) or was lost (all pages are undefined).
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError>;
 
     /// Copies the KV state of the first `tokens` slots of page `from` to page `to` (copy-on-write).
@@ -75,15 +121,57 @@ pub trait Backend: Send {
     /// # Errors
     /// [`BackendError::Malformed`] when a page or the count is out of range, or `from == to`.
     fn copy_slots(&mut self, from: PageId, to: PageId, tokens: u32) -> Result<(), BackendError>;
+
+    /// Copies pages to the host pool, each `to` once, as earlier calls left them: later ones may overwrite them at once.
+    /// May return before the copies have landed.
+    ///
+    /// # Errors
+    /// [`BackendError`] as for [`Backend::run`]; the host pages `to` are undefined if the device failed or was lost.
+    fn store(&mut self, stores: &[Store]) -> Result<(), BackendError> {
+        match stores.first() {
+            Some(store) => Err(BackendError::no_host_page(store.to, 0)),
+            None => Ok(()),
+        }
+    }
+
+    /// The bytes of a host page, [`Backend::page_bytes`] of them. Waits until a store to it has landed.
+    ///
+    /// # Errors
+    /// [`BackendError::Malformed`] when there is no such page; `Device` or `Lost` when a store to it did not land.
+    fn host_page(&mut self, page: HostPageId) -> Result<&[u8], BackendError> {
+        Err(BackendError::no_host_page(page, 0))
+    }
+
+    /// As [`Backend::host_page`], to be overwritten. Also waits until loads from it have been carried out.
+    ///
+    /// # Errors
+    /// As [`Backend::host_page`].
+    fn host_page_mut(&mut self, page: HostPageId) -> Result<&mut [u8], BackendError> {
+        Err(BackendError::no_host_page(page, 0))
+    }
 }
 
 /// Why a backend did not compute.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The caller's mistake: a token, position or page out of range. Names the value and the limit.
-    #[error("malformed step: {0}")]
+    #[error("malformed call: {0}")]
     Malformed(String),
     /// The device's: it may work again later, or not.
     #[error("device failed: {0}")]
     Device(String),
+    /// The device's memory with it: every page is undefined, host pages are as they were. The next call finds a device
+    /// that works again, or fails as this one did.
+    #[error("device lost: {0}")]
+    Lost(String),
+}
+
+impl BackendError {
+    /// `page` is not below `pages`.
+    pub fn no_host_page(page: HostPageId, pages: u32) -> Self {
+        Self::Malformed(format!(
+            "host page {} is not below the host pool's {pages}",
+            page.0
+        ))
+    }
 }

@@ -11,7 +11,7 @@
 //!
 //! Idle pages are those whose KV state is worth keeping; whoever owns the pool decides when to give them back.
 
-use crate::backend::PageId;
+use crate::backend::{HostPageId, PageId};
 
 pub(super) struct Pool {
     /// Free pages, used from the end. Disjoint from held and idle pages.
@@ -72,6 +72,11 @@ impl Pool {
         self.free.push(page);
     }
 
+    /// Makes all pages free, whoever held them.
+    pub(super) fn reset(&mut self) {
+        *self = Self::new(self.pages());
+    }
+
     pub(super) fn holders(&self, page: PageId) -> u32 {
         self.holders[page.0 as usize]
     }
@@ -101,6 +106,37 @@ impl Pool {
             );
             assert_eq!(self.holders(*page), 0, "page {} is free and held", page.0);
         }
+    }
+}
+
+/// The free pages of the host's pool. Nobody holds one: its node does, for as long as it is there.
+pub(super) struct HostPool {
+    free: Vec<HostPageId>,
+    pages: u32,
+}
+
+impl HostPool {
+    pub(super) fn new(pages: u32) -> Self {
+        Self {
+            free: (0..pages).rev().map(HostPageId).collect(),
+            pages,
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Option<HostPageId> {
+        self.free.pop()
+    }
+
+    pub(super) fn give_back(&mut self, page: HostPageId) {
+        self.free.push(page);
+    }
+
+    pub(super) fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    pub(super) fn free(&self) -> &[HostPageId] {
+        &self.free
     }
 }
 

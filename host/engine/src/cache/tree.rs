@@ -1,9 +1,9 @@
-//! The radix tree over pages: which page holds the KV state of which tokens, after which other pages.
+//! The radix tree over pages: which tokens follow which, a page at a time.
 //!
-//! Knows tokens and page ids, but neither holders nor eviction. An edge of a radix tree carries a run of tokens and
-//! is split when sequences part inside it (ADR-011; SGLang's RadixAttention, arXiv:2312.07104 §3). Here a node is
-//! exactly one page, so an edge never needs splitting: sequences that part inside a page have a page each, and the
-//! slots that they share are copied (copy-on-write). That costs at most one page per fork and spares every page
+//! Knows tokens and links; what a node's [`Residence`] says is not its business. An edge of a radix tree carries a run
+//! of tokens and is split when sequences part inside it (ADR-011; SGLang's RadixAttention, arXiv:2312.07104 §3). Here a
+//! node is exactly one page, so an edge never needs splitting: sequences that part inside a page have a page each, and
+//! the slots that they share are copied (copy-on-write). That costs at most one page per fork and spares every page
 //! table the indirection.
 //!
 //! ```text
@@ -20,84 +20,102 @@
 //! Siblings are prefix-free: no node's tokens begin another's. A partial page is dropped when a longer one that
 //! begins alike arrives, and is not stored when one is there.
 
-use crate::backend::{PageId, TokenId};
+use super::hash::PageHash;
+use super::residence::Residence;
+use crate::backend::TokenId;
+use fxhash::FxHashMap;
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Bound;
+use std::ops::{Bound, Index, IndexMut};
 use std::sync::Arc;
 
-/// What a page of tokens follows: the start of a tenant's sequences, or a full page.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    Root(Arc<str>),
-    After(PageId),
+/// A node. Free to mean another one once it has left the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct NodeId(u32);
+
+type Children = BTreeMap<Arc<[TokenId]>, NodeId>;
+
+pub(super) struct Node {
+    /// Whose it is.
+    pub(super) salt: Arc<str>,
+    /// What the page holds: 1 to `page_tokens` tokens. Fewer than `page_tokens`: no children.
+    pub(super) tokens: Arc<[TokenId]>,
+    /// What a full page is found by; a partial one has none.
+    pub(super) hash: Option<PageHash>,
+    /// The full page that it follows; `None`: it is a sequence's first.
+    pub(super) parent: Option<NodeId>,
+    children: Children,
+    pub(super) at: Residence,
 }
 
-type Children = BTreeMap<Arc<[TokenId]>, PageId>;
+struct Slot {
+    node: Option<Node>,
+    /// The last change of the node: its coming, its going, its children's, and any move of either.
+    changed: u64,
+}
 
-struct Node {
-    /// What the page holds: 1 to `page_tokens` tokens. Fewer than `page_tokens`: no children.
-    tokens: Arc<[TokenId]>,
-    parent: Place,
+struct Root {
+    hash: PageHash,
     children: Children,
-    /// When it was last used.
-    used: u64,
+    changed: u64,
 }
 
 pub(super) struct Tree {
     page_tokens: usize,
-    /// The node that each page is, if it is one.
-    nodes: Vec<Option<Node>>,
+    /// See [`PageHash::root`].
+    identity: u64,
+    slots: Vec<Slot>,
+    free: Vec<NodeId>,
     /// First pages by salt; only salts that have some. Salts come from callers, hence the keyed default hasher.
-    roots: HashMap<Arc<str>, Children>,
-    len: u32,
+    roots: HashMap<Arc<str>, Root>,
+    by_hash: FxHashMap<PageHash, NodeId>,
+    /// Counts changes.
+    changes: u64,
 }
 
 /// The longest cached prefix of a sequence.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Walk {
     /// The full pages, in order.
-    pub(super) full: Vec<PageId>,
+    pub(super) full: Vec<NodeId>,
     /// A page that begins with the tokens that follow, and how many of them (at least one).
-    pub(super) tail: Option<(PageId, u32)>,
+    pub(super) tail: Option<(NodeId, u32)>,
 }
 
 /// What became of an insertion.
-#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Insertion {
-    /// The page is a node now. A partial page that it makes superfluous has left the tree; when that was last used.
-    Inserted { superseded: Option<(PageId, u64)> },
+    /// There is a node now. A partial page that it makes superfluous has left the tree.
+    Inserted {
+        node: NodeId,
+        superseded: Option<Node>,
+    },
     /// This node holds these tokens already, and maybe more; the tree is unchanged.
-    Covered(PageId),
+    Covered(NodeId),
 }
 
 impl Tree {
-    pub(super) fn new(pages: u32, page_tokens: u32) -> Self {
+    pub(super) fn new(page_tokens: u32, identity: u64) -> Self {
         Self {
             page_tokens: page_tokens as usize,
-            nodes: std::iter::repeat_with(|| None)
-                .take(pages as usize)
-                .collect(),
+            identity,
+            slots: Vec::new(),
+            free: Vec::new(),
             roots: HashMap::new(),
-            len: 0,
+            by_hash: FxHashMap::default(),
+            changes: 0,
         }
-    }
-
-    /// Nodes, that is pages that hold cached tokens.
-    pub(super) fn len(&self) -> u32 {
-        self.len
     }
 
     /// The longest prefix of `tokens` in the tree.
     pub(super) fn walk(&self, salt: &str, tokens: &[TokenId]) -> Walk {
         let mut walk = Walk::default();
-        let mut children = self.roots.get(salt);
+        let mut children = self.roots.get(salt).map(|root| &root.children);
         for chunk in tokens.chunks(self.page_tokens) {
             let Some(siblings) = children else { break };
-            if let Some(&page) = siblings.get(chunk)
+            if let Some(&node) = siblings.get(chunk)
                 && chunk.len() == self.page_tokens
             {
-                walk.full.push(page);
-                children = self.node(page).map(|node| &node.children);
+                walk.full.push(node);
+                children = Some(&self[node].children);
             } else {
                 walk.tail = longest_common(siblings, chunk);
                 break;
@@ -106,184 +124,271 @@ impl Tree {
         walk
     }
 
-    /// Makes `page`, which holds `tokens` (1 to `page_tokens` of them), a node at `place` (a full node).
-    pub(super) fn insert(&mut self, place: &Place, tokens: &[TokenId], page: PageId) -> Insertion {
+    /// Makes `tokens` (1 to `page_tokens` of them) a node after `parent`, a full page of the same salt.
+    pub(super) fn insert(
+        &mut self,
+        salt: &Arc<str>,
+        parent: Option<NodeId>,
+        tokens: &[TokenId],
+    ) -> Insertion {
         debug_assert!((1..=self.page_tokens).contains(&tokens.len()));
-        debug_assert!(!self.contains(page));
-        let siblings = match place {
-            Place::Root(salt) => self.roots.entry(salt.clone()).or_default(),
-            Place::After(parent) => match &mut self.nodes[parent.0 as usize] {
-                Some(node) => &mut node.children,
-                None => unreachable!(
-                    "page {} follows page {}, which is no node",
-                    page.0, parent.0
-                ),
-            },
+        let siblings = match parent {
+            Some(parent) => Some(&self[parent].children),
+            None => self.roots.get(salt).map(|root| &root.children),
         };
+        let mut shorter = None;
         // In sorted order whatever begins with `tokens` comes right after it, and what it begins with right before:
         // anything between a prefix and its extension has that prefix as well, and siblings are prefix-free.
-        if let Some((key, &covering)) = at_or_after(siblings, tokens)
-            && key.starts_with(tokens)
-        {
-            return Insertion::Covered(covering);
+        if let Some(siblings) = siblings {
+            if let Some((key, &covering)) = at_or_after(siblings, tokens)
+                && key.starts_with(tokens)
+            {
+                return Insertion::Covered(covering);
+            }
+            shorter = before(siblings, tokens)
+                .filter(|(key, _)| tokens.starts_with(key))
+                .map(|(_, &node)| node);
         }
-        let shorter = before(siblings, tokens)
-            .filter(|(key, _)| tokens.starts_with(key))
-            .map(|(key, &page)| (key.clone(), page));
-        if let Some((key, _)) = &shorter {
-            siblings.remove(key);
-        }
+        let superseded = shorter.and_then(|node| self.remove(node));
         let tokens: Arc<[TokenId]> = tokens.into();
-        siblings.insert(tokens.clone(), page);
-        let superseded = shorter.and_then(|(_, old)| {
-            let node = self.nodes[old.0 as usize].take()?;
-            self.len -= 1;
-            Some((old, node.used))
+        let above = self.hash_before(salt, parent);
+        let hash = (tokens.len() == self.page_tokens).then(|| above.then(&tokens));
+        let node = self.free.pop().unwrap_or_else(|| {
+            let slot = Slot {
+                node: None,
+                changed: 0,
+            };
+            self.slots.push(slot);
+            NodeId(self.slots.len() as u32 - 1)
         });
-        self.nodes[page.0 as usize] = Some(Node {
-            tokens,
-            parent: place.clone(),
+        if let Some(hash) = hash {
+            self.by_hash.insert(hash, node);
+        }
+        self.slots[node.0 as usize].node = Some(Node {
+            salt: salt.clone(),
+            tokens: tokens.clone(),
+            hash,
+            parent,
             children: Children::new(),
-            used: 0,
+            at: Residence::default(),
         });
-        self.len += 1;
-        Insertion::Inserted { superseded }
+        match parent {
+            Some(parent) => {
+                self[parent].children.insert(tokens, node);
+            }
+            None => {
+                let root = self.roots.entry(salt.clone()).or_insert_with(|| Root {
+                    hash: above,
+                    children: Children::new(),
+                    changed: 0,
+                });
+                root.children.insert(tokens, node);
+            }
+        }
+        self.note_change(node);
+        self.note_change_above(salt, parent);
+        Insertion::Inserted { node, superseded }
     }
 
-    /// Takes a leaf out; returns the page that it followed, if it was not a first one.
-    pub(super) fn remove(&mut self, page: PageId) -> Option<PageId> {
-        let node = self.nodes[page.0 as usize].take()?;
+    /// Takes a leaf out.
+    pub(super) fn remove(&mut self, node: NodeId) -> Option<Node> {
+        let removed = self.slots[node.0 as usize].node.take()?;
         debug_assert!(
-            node.children.is_empty(),
-            "page {} has followers and cannot leave the tree",
-            page.0
+            removed.children.is_empty(),
+            "{node:?} has followers and cannot leave the tree"
         );
-        self.len -= 1;
-        match node.parent {
-            Place::Root(salt) => {
-                if let Some(siblings) = self.roots.get_mut(&salt) {
-                    siblings.remove(&node.tokens);
-                    if siblings.is_empty() {
-                        self.roots.remove(&salt);
+        if let Some(hash) = removed.hash {
+            self.by_hash.remove(&hash);
+        }
+        match removed.parent {
+            Some(parent) => {
+                self[parent].children.remove(&removed.tokens);
+            }
+            None => {
+                if let Some(root) = self.roots.get_mut(&removed.salt) {
+                    root.children.remove(&removed.tokens);
+                    if root.children.is_empty() {
+                        self.roots.remove(&removed.salt);
                     }
                 }
-                None
             }
-            Place::After(parent) => {
-                if let Some(parent) = &mut self.nodes[parent.0 as usize] {
-                    parent.children.remove(&node.tokens);
+        }
+        self.free.push(node);
+        self.note_change(node);
+        self.note_change_above(&removed.salt, removed.parent);
+        Some(removed)
+    }
+
+    /// The node of a full page.
+    pub(super) fn find(&self, hash: PageHash) -> Option<NodeId> {
+        self.by_hash.get(&hash).copied()
+    }
+
+    /// The hash of all that precedes a page after `parent`.
+    pub(super) fn hash_before(&self, salt: &str, parent: Option<NodeId>) -> PageHash {
+        let root = || match self.roots.get(salt) {
+            Some(root) => root.hash,
+            None => PageHash::root(self.identity, salt),
+        };
+        match parent {
+            // Only full pages are followed.
+            Some(parent) => self[parent].hash.unwrap_or_else(root),
+            None => root(),
+        }
+    }
+
+    /// Whether `node` is followed by none.
+    pub(super) fn is_leaf(&self, node: NodeId) -> bool {
+        self[node].children.is_empty()
+    }
+
+    /// What follows `node`.
+    pub(super) fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> {
+        self[node].children.values().copied()
+    }
+
+    /// Every node, in no particular order.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+        let slots = (0..).map(NodeId).zip(&self.slots);
+        slots.filter_map(|(id, slot)| Some((id, slot.node.as_ref()?)))
+    }
+
+    /// Every node, those that follow it before it.
+    pub(super) fn leaves_first(&self) -> Vec<NodeId> {
+        let roots = self.roots.values();
+        let mut order: Vec<NodeId> = roots
+            .flat_map(|root| root.children.values().copied())
+            .collect();
+        let mut next = 0;
+        while let Some(&node) = order.get(next) {
+            order.extend(self.children(node));
+            next += 1;
+        }
+        order.reverse();
+        order
+    }
+
+    /// Counts everything that can change what a walk finds or where.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    fn note_change(&mut self, node: NodeId) {
+        self.changes += 1;
+        self.slots[node.0 as usize].changed = self.changes;
+    }
+
+    /// Notes that `node` is elsewhere now, which shows from above as well.
+    pub(super) fn note_move(&mut self, node: NodeId) {
+        let (salt, parent) = (self[node].salt.clone(), self[node].parent);
+        self.note_change(node);
+        self.note_change_above(&salt, parent);
+    }
+
+    fn note_change_above(&mut self, salt: &str, parent: Option<NodeId>) {
+        match parent {
+            Some(parent) => self.note_change(parent),
+            None => {
+                self.changes += 1;
+                if let Some(root) = self.roots.get_mut(salt) {
+                    root.changed = self.changes;
                 }
-                Some(parent)
             }
         }
     }
 
-    pub(super) fn contains(&self, page: PageId) -> bool {
-        self.node(page).is_some()
-    }
-
-    /// Whether `page` is a node that none follows.
-    pub(super) fn is_leaf(&self, page: PageId) -> bool {
-        self.node(page).is_some_and(|node| node.children.is_empty())
-    }
-
-    /// When `page` was last used; 0 if it is no node.
-    pub(super) fn used(&self, page: PageId) -> u64 {
-        self.node(page).map_or(0, |node| node.used)
-    }
-
-    /// Notes that `page` was used at `now`.
-    pub(super) fn set_used(&mut self, page: PageId, now: u64) {
-        if let Some(node) = &mut self.nodes[page.0 as usize] {
-            node.used = now;
+    /// Whether `node`, `None` for the root, is as it was when [`Tree::changes`] was `then`. Not where there is none.
+    pub(super) fn unchanged_since(&self, then: u64, salt: &str, node: Option<NodeId>) -> bool {
+        match node {
+            Some(node) => self.slots[node.0 as usize].changed <= then,
+            None => self
+                .roots
+                .get(salt)
+                .is_some_and(|root| root.changed <= then),
         }
-    }
-
-    /// Every node.
-    pub(super) fn pages(&self) -> impl Iterator<Item = PageId> {
-        (0..self.nodes.len() as u32)
-            .map(PageId)
-            .filter(|&page| self.contains(page))
-    }
-
-    /// The page that `page` follows, if it is a node and not a first one.
-    pub(super) fn parent(&self, page: PageId) -> Option<PageId> {
-        match self.node(page)?.parent {
-            Place::Root(_) => None,
-            Place::After(parent) => Some(parent),
-        }
-    }
-
-    fn node(&self, page: PageId) -> Option<&Node> {
-        self.nodes[page.0 as usize].as_ref()
     }
 
     /// Asserts the links, the order and the prefix-freeness.
     pub(super) fn check(&self) {
         let mut linked = 0;
-        for (salt, siblings) in &self.roots {
+        for (salt, root) in &self.roots {
             assert!(
-                !siblings.is_empty(),
+                !root.children.is_empty(),
                 "salt {salt:?} has a root without pages"
             );
-            linked += self.check_siblings(&Place::Root(salt.clone()), siblings);
+            assert_eq!(root.hash, PageHash::root(self.identity, salt));
+            linked += self.check_siblings(salt, None, &root.children);
         }
-        for page in self.pages() {
-            if let Some(node) = self.node(page) {
-                let full = node.tokens.len() == self.page_tokens;
-                assert!(
-                    full || node.children.is_empty(),
-                    "partial page {} has followers",
-                    page.0
-                );
-                linked += self.check_siblings(&Place::After(page), &node.children);
-            }
+        for (id, node) in self.nodes() {
+            let full = node.tokens.len() == self.page_tokens;
+            assert!(
+                full || node.children.is_empty(),
+                "partial page {id:?} has followers"
+            );
+            let before = self.hash_before(&node.salt, node.parent);
+            assert_eq!(node.hash, full.then(|| before.then(&node.tokens)));
+            linked += self.check_siblings(&node.salt, Some(id), &node.children);
         }
-        assert_eq!(linked, self.len, "nodes are miscounted or cut off");
-        assert_eq!(
-            self.pages().count() as u32,
-            self.len,
-            "nodes are miscounted"
-        );
+        let nodes = self.nodes().count();
+        assert_eq!(linked, nodes, "nodes are cut off");
+        assert_eq!(nodes + self.free.len(), self.slots.len(), "slots are lost");
+        let hashes = self.nodes().filter_map(|(id, node)| Some((node.hash?, id)));
+        assert_eq!(self.by_hash, hashes.collect(), "hashes are misfiled");
     }
 
-    fn check_siblings(&self, place: &Place, siblings: &Children) -> u32 {
+    fn check_siblings(&self, salt: &str, parent: Option<NodeId>, siblings: &Children) -> usize {
         let mut previous: Option<&[TokenId]> = None;
-        for (tokens, &page) in siblings {
-            let Some(node) = self.node(page) else {
-                panic!("page {} is a child and no node", page.0)
-            };
+        for (tokens, &id) in siblings {
+            let node = &self[id];
             assert!(
                 Arc::ptr_eq(&node.tokens, tokens),
-                "page {} is filed under other tokens",
-                page.0
+                "{id:?} is filed under other tokens"
             );
             assert_eq!(
-                &node.parent, place,
-                "page {} is filed under another parent",
-                page.0
+                (node.parent, &*node.salt),
+                (parent, salt),
+                "{id:?} is filed under another parent"
             );
             assert!(
                 (1..=self.page_tokens).contains(&tokens.len()),
-                "page {} has no tokens or too many",
-                page.0
+                "{id:?} has no tokens or too many"
             );
             let alike = previous.is_some_and(|previous| tokens.starts_with(previous));
-            assert!(!alike, "page {}'s tokens continue a sibling's", page.0);
+            assert!(!alike, "{id:?}'s tokens continue a sibling's");
             previous = Some(tokens);
         }
-        siblings.len() as u32
+        siblings.len()
+    }
+}
+
+impl Index<NodeId> for Tree {
+    type Output = Node;
+
+    fn index(&self, node: NodeId) -> &Node {
+        match &self.slots[node.0 as usize].node {
+            Some(node) => node,
+            None => unreachable!("{node:?} has left the tree"),
+        }
+    }
+}
+
+impl IndexMut<NodeId> for Tree {
+    fn index_mut(&mut self, node: NodeId) -> &mut Node {
+        match &mut self.slots[node.0 as usize].node {
+            Some(node) => node,
+            None => unreachable!("{node:?} has left the tree"),
+        }
     }
 }
 
 /// The sibling that has the longest prefix in common with `tokens`, and its length, if not zero.
-fn longest_common(siblings: &Children, tokens: &[TokenId]) -> Option<(PageId, u32)> {
+fn longest_common(siblings: &Children, tokens: &[TokenId]) -> Option<(NodeId, u32)> {
     [before(siblings, tokens), at_or_after(siblings, tokens)]
         .into_iter()
         .flatten()
-        .map(|(key, &page)| {
+        .map(|(key, &node)| {
             let common = key.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-            (page, common as u32)
+            (node, common as u32)
         })
         .filter(|&(_, common)| common > 0)
         .max_by_key(|&(_, common)| common)
@@ -293,7 +398,7 @@ fn longest_common(siblings: &Children, tokens: &[TokenId]) -> Option<(PageId, u3
 fn before<'a>(
     siblings: &'a Children,
     tokens: &[TokenId],
-) -> Option<(&'a Arc<[TokenId]>, &'a PageId)> {
+) -> Option<(&'a Arc<[TokenId]>, &'a NodeId)> {
     siblings
         .range::<[TokenId], _>((Bound::Unbounded, Bound::Excluded(tokens)))
         .next_back()
@@ -303,7 +408,7 @@ fn before<'a>(
 fn at_or_after<'a>(
     siblings: &'a Children,
     tokens: &[TokenId],
-) -> Option<(&'a Arc<[TokenId]>, &'a PageId)> {
+) -> Option<(&'a Arc<[TokenId]>, &'a NodeId)> {
     siblings
         .range::<[TokenId], _>((Bound::Included(tokens), Bound::Unbounded))
         .next()
@@ -313,89 +418,90 @@ fn at_or_after<'a>(
 mod tests {
     use super::*;
 
-    fn root() -> Place {
-        Place::Root("".into())
-    }
+    /// A tree that is spoken to in words.
+    struct Words(Tree);
 
-    fn inserted(superseded: Option<u32>) -> Insertion {
-        Insertion::Inserted {
-            superseded: superseded.map(|page| (PageId(page), 0)),
+    impl Words {
+        fn new(page_tokens: u32) -> Self {
+            Self(Tree::new(page_tokens, 0))
         }
-    }
 
-    fn walk(tree: &Tree, salt: &str, tokens: &[TokenId]) -> (Vec<u32>, Option<(u32, u32)>) {
-        let walk = tree.walk(salt, tokens);
-        (
-            walk.full.iter().map(|page| page.0).collect(),
-            walk.tail.map(|(page, common)| (page.0, common)),
-        )
+        /// The new node and the tokens of the one that it superseded; or the one that covers it.
+        fn insert(
+            &mut self,
+            salt: &str,
+            parent: Option<NodeId>,
+            tokens: &[TokenId],
+        ) -> Result<(NodeId, Option<Vec<TokenId>>), NodeId> {
+            let inserted = self.0.insert(&salt.into(), parent, tokens);
+            self.0.check();
+            match inserted {
+                Insertion::Inserted { node, superseded } => {
+                    Ok((node, superseded.map(|node| node.tokens.to_vec())))
+                }
+                Insertion::Covered(node) => Err(node),
+            }
+        }
+
+        fn new_node(&mut self, parent: Option<NodeId>, tokens: &[TokenId]) -> NodeId {
+            self.insert("", parent, tokens).unwrap().0
+        }
+
+        fn walk(&self, salt: &str, tokens: &[TokenId]) -> (Vec<NodeId>, Option<(NodeId, u32)>) {
+            let walk = self.0.walk(salt, tokens);
+            (walk.full, walk.tail)
+        }
     }
 
     #[test]
     fn a_walk_follows_full_pages_and_ends_in_the_best_partial_one() {
-        let mut tree = Tree::new(8, 4);
-        assert_eq!(
-            tree.insert(&root(), &[1, 2, 3, 4], PageId(0)),
-            inserted(None)
-        );
-        assert_eq!(
-            tree.insert(&Place::After(PageId(0)), &[5, 6, 7, 8], PageId(1)),
-            inserted(None)
-        );
-        assert_eq!(
-            tree.insert(&Place::After(PageId(0)), &[5, 6, 9], PageId(2)),
-            inserted(None)
-        );
-        assert_eq!(
-            tree.insert(&root(), &[1, 2, 9, 9], PageId(3)),
-            inserted(None)
-        );
-        tree.check();
-        for (tokens, expected) in [
-            (&[][..], (vec![], None)),
-            (&[9], (vec![], None)),
-            (&[1], (vec![], Some((0, 1)))),
-            (&[1, 2, 8, 4], (vec![], Some((0, 2)))),
-            (&[1, 2, 9], (vec![], Some((3, 3)))),
-            (&[1, 2, 3, 4], (vec![0], None)),
-            (&[1, 2, 3, 4, 5, 6, 9, 1], (vec![0], Some((2, 3)))),
-            (&[1, 2, 3, 4, 5, 6, 7, 8], (vec![0, 1], None)),
-            (&[1, 2, 3, 4, 5, 6, 7, 8, 9], (vec![0, 1], None)),
+        let mut tree = Words::new(4);
+        let first = tree.new_node(None, &[1, 2, 3, 4]);
+        let second = tree.new_node(Some(first), &[5, 6, 7, 8]);
+        let partial = tree.new_node(Some(first), &[5, 6, 9]);
+        let other = tree.new_node(None, &[1, 2, 9, 9]);
+        for (tokens, full, tail) in [
+            (&[][..], vec![], None),
+            (&[9], vec![], None),
+            (&[1, 2, 9], vec![], Some((other, 3))),
+            (&[1, 2, 3, 4], vec![first], None),
+            (&[1, 2, 3, 4, 5, 6, 9, 1], vec![first], Some((partial, 3))),
+            (&[1, 2, 3, 4, 5, 6, 7, 8], vec![first, second], None),
+            (&[1, 2, 3, 4, 5, 6, 7, 8, 9], vec![first, second], None),
         ] {
-            let (full, tail) = walk(&tree, "", tokens);
-            let common = |tail: Option<(u32, u32)>| tail.map(|(_, common)| common);
+            assert_eq!(tree.walk("", tokens), (full, tail), "{tokens:?}");
+        }
+        // Either of two does where they are alike.
+        for (tokens, common) in [(&[1][..], 1), (&[1, 2, 8, 4], 2)] {
+            let (full, tail) = tree.walk("", tokens);
             assert_eq!(
-                (full, common(tail)),
-                (expected.0, common(expected.1)),
-                "{tokens:?}"
+                (full, tail.map(|(_, common)| common)),
+                (vec![], Some(common))
             );
         }
     }
 
     #[test]
     fn the_longest_common_prefix_is_found_among_any_siblings() {
-        let mut tree = Tree::new(64, 3);
+        let mut tree = Words::new(3);
         let mut seed = 1u32;
         let mut stored: Vec<[TokenId; 3]> = Vec::new();
         while stored.len() < 40 {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let page = [seed >> 30, (seed >> 28) & 3, (seed >> 26) & 3];
             if !stored.contains(&page) {
-                tree.insert(&root(), &page, PageId(stored.len() as u32));
+                tree.new_node(None, &page);
                 stored.push(page);
             }
         }
-        tree.check();
         for a in 0..5 {
             for b in 0..5 {
                 let query = [a, b];
                 let best = stored
                     .iter()
                     .map(|page| page.iter().zip(&query).take_while(|(a, b)| a == b).count());
-                let found = tree
-                    .walk("", &query)
-                    .tail
-                    .map_or(0, |(_, common)| common as usize);
+                let (_, tail) = tree.walk("", &query);
+                let found = tail.map_or(0, |(_, common)| common as usize);
                 assert_eq!(Some(found), best.max(), "{query:?}");
             }
         }
@@ -403,44 +509,54 @@ mod tests {
 
     #[test]
     fn a_longer_page_supersedes_a_partial_one_and_covers_a_shorter_one() {
-        let mut tree = Tree::new(8, 4);
-        assert_eq!(tree.insert(&root(), &[1, 2], PageId(0)), inserted(None));
-        assert_eq!(
-            tree.insert(&root(), &[1, 2, 3], PageId(1)),
-            inserted(Some(0))
-        );
-        assert_eq!(
-            tree.insert(&root(), &[1], PageId(2)),
-            Insertion::Covered(PageId(1))
-        );
-        assert_eq!(
-            tree.insert(&root(), &[1, 2, 3], PageId(2)),
-            Insertion::Covered(PageId(1))
-        );
-        assert_eq!(
-            tree.insert(&root(), &[1, 2, 3, 4], PageId(2)),
-            inserted(Some(1))
-        );
-        assert_eq!(
-            tree.insert(&root(), &[1, 2, 3, 4], PageId(3)),
-            Insertion::Covered(PageId(2))
-        );
-        tree.check();
-        assert_eq!(tree.len(), 1);
+        let mut tree = Words::new(4);
+        tree.new_node(None, &[1, 2]);
+        let (longer, superseded) = tree.insert("", None, &[1, 2, 3]).unwrap();
+        assert_eq!(superseded, Some(vec![1, 2]));
+        assert_eq!(tree.insert("", None, &[1]), Err(longer));
+        assert_eq!(tree.insert("", None, &[1, 2, 3]), Err(longer));
+        let (full, superseded) = tree.insert("", None, &[1, 2, 3, 4]).unwrap();
+        assert_eq!(superseded, Some(vec![1, 2, 3]));
+        assert_eq!(tree.insert("", None, &[1, 2, 3, 4]), Err(full));
+        assert_eq!(tree.0.nodes().count(), 1);
     }
 
     #[test]
     fn salts_share_nothing_and_leave_no_trace() {
-        let mut tree = Tree::new(8, 2);
-        tree.insert(&Place::Root("a".into()), &[1, 2], PageId(0));
-        tree.insert(&Place::Root("b".into()), &[1, 2], PageId(1));
-        tree.check();
-        assert_eq!(walk(&tree, "a", &[1, 2, 3]), (vec![0], None));
-        assert_eq!(walk(&tree, "b", &[1, 2, 3]), (vec![1], None));
-        assert_eq!(walk(&tree, "", &[1, 2, 3]), (vec![], None));
-        assert_eq!(tree.remove(PageId(0)), None);
-        tree.check();
-        assert_eq!((tree.roots.len(), tree.len()), (1, 1));
-        assert_eq!(walk(&tree, "b", &[1, 2, 3]), (vec![1], None));
+        let mut tree = Words::new(2);
+        let (a, _) = tree.insert("a", None, &[1, 2]).unwrap();
+        let (b, _) = tree.insert("b", None, &[1, 2]).unwrap();
+        assert_eq!(tree.walk("a", &[1, 2, 3]), (vec![a], None));
+        assert_eq!(tree.walk("b", &[1, 2, 3]), (vec![b], None));
+        assert_eq!(tree.walk("", &[1, 2, 3]), (vec![], None));
+        assert!(tree.0.remove(a).is_some());
+        tree.0.check();
+        assert_eq!((tree.0.roots.len(), tree.0.nodes().count()), (1, 1));
+        assert_eq!(tree.walk("b", &[1, 2, 3]), (vec![b], None));
+    }
+
+    #[test]
+    fn a_change_is_seen_at_the_node_and_above_it_and_nowhere_else() {
+        let mut tree = Words::new(2);
+        let first = tree.new_node(None, &[1, 2]);
+        let other = tree.new_node(None, &[3, 4]);
+        let same = |tree: &Words, then, node| tree.0.unchanged_since(then, "", node);
+        let then = tree.0.changes();
+        let second = tree.new_node(Some(first), &[5]);
+        assert_eq!(
+            [first, other].map(|node| same(&tree, then, Some(node))),
+            [false, true]
+        );
+        assert!(same(&tree, then, None));
+        let then = tree.0.changes();
+        tree.0.remove(second);
+        assert_eq!(
+            [first, other].map(|node| same(&tree, then, Some(node))),
+            [false, true]
+        );
+        assert!(!same(&tree, then, Some(second)));
+        tree.0.remove(other);
+        assert!(!same(&tree, then, None));
+        assert!(!tree.0.unchanged_since(then, "never seen", None));
     }
 }

@@ -1,33 +1,47 @@
-//! What the engine does, step by step, without threads or locks: the state, and its two moves.
+//! What the engine decides, step by step, without threads, locks, clock or device: the state, and its two moves.
 //!
-//! [`Core::prepare`] drops what was cancelled, asks the [scheduler](crate::scheduler) for a plan and carries out all
-//! of it but the arithmetic; [`Core::compute`] runs the step and deals with what came of it. Events and counters
-//! gather inside until they are fetched.
+//! [`Core::prepare`] drops what was cancelled, asks the [scheduler](crate::scheduler) for a plan, carries out all of it
+//! but the device's part, and says what that is ([`Work`]). Whoever holds the core has it computed and comes back with
+//! what came of it ([`Core::complete`]). Meanwhile the core can be held by somebody else: it is all that is needed to
+//! go on on another device. Events and counters gather inside until they are fetched.
 
-use super::{Bounds, EngineConfig, Event, FinishReason, Stats};
-use crate::backend::{Backend, BackendError, Output, Segment, Step, TokenId};
-use crate::cache::{Lease, PrefixCache, SlotCopy};
+use self::tiers::{Fetching, empty_cache};
+use super::room::Place;
+use super::work::Work;
+use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, SpeculationId, Stats};
+use crate::backend::{Backend, BackendError, Output, Segment, TokenId};
+use crate::cache::{CacheConfig, CacheEvent, DocumentPath, Lease, PrefixCache};
 use crate::sampling::{Choice, Sampler, SamplingError};
-use crate::scheduler::{Limits, Plan, Running, State, Waiting, plan};
-use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use crate::scheduler::{Entry, Limits, Plan, Queue, Rule, Running, State, Ticket, Waiting, plan};
+use foreword_ordering::document::Fingerprint;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 use tokio::sync::mpsc;
 
+mod faults;
+mod speculation;
+mod tiers;
+
 pub(super) struct Core {
-    backend: Box<dyn Backend>,
     cache: PrefixCache,
+    cache_config: CacheConfig,
+    /// Requests whose pages are on their way from disk; they queue when those have come.
+    fetching: Vec<Fetching>,
     limits: Limits,
-    vocabulary: u32,
-    max_positions: u32,
-    /// Oldest first; all younger than those running.
-    waiting: VecDeque<Sequence>,
-    /// Oldest first.
+    bounds: Bounds,
+    /// See [`EngineConfig::max_retries`].
+    max_retries: u32,
+    rule: Rule,
+    waiting: Queue<Sequence>,
+    /// No waiting request's deadline is earlier.
+    next_deadline: Option<Instant>,
+    /// In the order of their admission.
     running: Vec<Active>,
-    /// Prepared and not yet computed: a segment for each running sequence with a share, in order.
-    step: Step,
-    /// The backend's, kept for its allocation: `[rows, vocabulary]`.
-    logits: Vec<f32>,
+    /// Rung whenever a caller lets go of a generation.
+    bell: Arc<AtomicU64>,
+    /// What the bell had counted when cancelled requests were looked for last.
+    rung: u64,
     /// Events that nobody has seen yet.
     outbox: Vec<(mpsc::Sender<Event>, Event)>,
     totals: Stats,
@@ -37,14 +51,23 @@ pub(super) struct Core {
 pub(super) struct Sequence {
     /// The prompt and what was generated.
     pub(super) tokens: Vec<TokenId>,
-    /// How many tokens end it; more than the prompt has.
+    /// How many tokens end it; more than the prompt has, unless that is all there is to compute.
     pub(super) end: u32,
+    pub(super) kind: Kind,
+    pub(super) tenant: Arc<str>,
+    pub(super) deadline: Option<Instant>,
+    pub(super) speculation: Option<SpeculationId>,
     pub(super) sampler: Sampler,
     pub(super) salt: Arc<str>,
+    pub(super) documents: Option<Arc<DocumentPath>>,
     /// Has room for every event to come. Closed when the caller has gone.
     pub(super) events: mpsc::Sender<Event>,
     /// Whether it has ever run.
     pub(super) started: bool,
+    /// Times that the device failed under it.
+    pub(super) faults: u32,
+    /// Its place in the waiting room, until it runs.
+    pub(super) place: Option<Place>,
 }
 
 struct Active {
@@ -52,67 +75,90 @@ struct Active {
     lease: Lease,
     /// Tokens whose KV state stands in the lease's pages; fewer than the sequence has.
     computed: u32,
-    /// Tokens of the prepared step.
+    /// Tokens of the prepared work.
     share: u32,
+    /// Whether the prepared work writes to its pages, or it was admitted with that work: what it shares may be loaded
+    /// for another.
+    touched: bool,
 }
 
 impl Core {
-    pub(super) fn new(backend: Box<dyn Backend>, config: &EngineConfig) -> Self {
-        let page_tokens = backend.page_tokens().max(1);
+    /// A core for a device like `backend`, which looks for cancelled requests when the bell has rung.
+    pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, bell: Arc<AtomicU64>) -> Self {
         Self {
-            cache: PrefixCache::new(backend.pages(), page_tokens),
+            cache: empty_cache(backend, &config.cache),
+            cache_config: config.cache.clone(),
+            fetching: Vec::new(),
             limits: Limits {
                 max_step_tokens: config.max_step_tokens.max(1),
                 max_running: config.max_running.max(1),
-                page_tokens,
+                page_tokens: backend.page_tokens().max(1),
             },
-            vocabulary: backend.vocabulary(),
-            max_positions: backend.max_positions(),
-            backend,
-            waiting: VecDeque::new(),
+            bounds: Bounds::of(backend),
+            max_retries: config.max_retries,
+            rule: config.order,
+            waiting: Queue::new(config.order),
+            next_deadline: None,
             running: Vec::new(),
-            step: Step::default(),
-            logits: Vec::new(),
+            bell,
+            rung: 0,
             outbox: Vec::new(),
             totals: Stats::default(),
         }
     }
 
+    #[cfg(test)]
     pub(super) fn bounds(&self) -> Bounds {
-        let slots = self
-            .cache
-            .stats()
-            .pages
-            .saturating_mul(self.limits.page_tokens);
-        Bounds {
-            vocabulary: self.vocabulary,
-            capacity: self.max_positions.min(slots),
-        }
+        self.bounds
     }
 
     pub(super) fn enqueue(&mut self, sequences: impl IntoIterator<Item = Sequence>) {
-        self.waiting.extend(sequences);
+        for sequence in sequences {
+            if sequence.speculation.is_some() {
+                self.stop_fetching();
+            }
+            if let Some(sequence) = self.meet(sequence) {
+                self.arrive(sequence);
+            }
+        }
+    }
+
+    fn arrive(&mut self, sequence: Sequence) {
+        self.totals.speculations_started += u64::from(sequence.kind == Kind::Prefill);
+        self.next_deadline = earlier(self.next_deadline, sequence.deadline);
+        if let Some(sequence) = self.fetch(sequence) {
+            self.waiting.push(sequence.entry(), sequence);
+        }
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty()
+        self.waiting.is_empty() && self.running.is_empty() && self.fetching.is_empty()
     }
 
     pub(super) fn stats(&self) -> Stats {
         let cache = self.cache.stats();
         Stats {
-            waiting: self.waiting.len() as u32,
+            waiting: (self.waiting.len() + self.fetching.len()) as u32,
             running: self.running.len() as u32,
             evicted_pages: cache.evicted,
             pages: cache.pages,
             pages_in_use: cache.in_use,
             pages_cached: cache.cached,
+            host_pages: cache.host_pages,
+            host_pages_cached: cache.host_cached,
+            host_evicted_pages: cache.host_evicted,
+            fetched_pages: cache.fetched,
             ..self.totals
         }
     }
 
     pub(super) fn clear_cache(&mut self) -> u32 {
         self.cache.clear()
+    }
+
+    /// What happened in the cache since the last call.
+    pub(super) fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.cache.take_events()
     }
 
     /// Hands out the events so far, in order.
@@ -123,194 +169,253 @@ impl Core {
         }
     }
 
-    /// Decides the next step and makes it ready.
-    pub(super) fn prepare(&mut self) {
+    /// Decides what is computed next. The work is to be carried out and given back to [`Core::complete`] before the
+    /// next call.
+    pub(super) fn prepare(&mut self, now: Instant) -> Work {
+        self.queue_fetched(now);
         self.drop_cancelled();
-        let (running, admitted) = loop {
-            match plan(&self.state()) {
+        self.drop_expired(now);
+        self.refresh();
+        let (running, tickets, admitted) = loop {
+            let (state, tickets) = self.state();
+            match plan(&state) {
                 Plan::Preempt(index) => self.preempt(index),
-                Plan::Compute { running, admitted } => break (running, admitted),
+                Plan::Compute { running, admitted } => break (running, tickets, admitted),
             }
         };
-        self.step.segments.clear();
+        let mut work = Work::default();
         for (index, share) in running.into_iter().enumerate() {
-            self.schedule(index, share);
+            self.schedule(index, share, &mut work);
         }
-        for share in admitted {
+        for (ticket, share) in tickets.iter().zip(admitted) {
             // A match may have shrunk since it was looked up, if admitting another request took its pages.
-            if !self.admit() {
+            if !self.admit(ticket, &mut work, now) {
                 break;
             }
-            self.schedule(self.running.len() - 1, share);
+            self.schedule(self.running.len() - 1, share, &mut work);
         }
+        self.add_transfers(&mut work);
+        work
     }
 
-    /// Computes the prepared step, if there is anything in it.
-    pub(super) fn compute(&mut self) {
-        if self.step.segments.is_empty() {
+    /// Deals with what came of the prepared `work`: its logits, `[rows, vocabulary] f32`, one row for each segment that
+    /// asks for one, or why there are none.
+    pub(super) fn complete(&mut self, work: &Work, outcome: Result<&mut [f32], BackendError>) {
+        if work.is_empty() {
             return;
         }
-        self.totals.steps += 1;
-        self.totals.step_sizes.add(self.step.segments.len());
-        let outcome = self.run_step();
-        let width = self.vocabulary.max(1) as usize;
-        let mut logits = std::mem::take(&mut self.logits);
-        let mut rows = logits.chunks_exact_mut(width);
+        if !work.step.segments.is_empty() {
+            self.totals.steps += 1;
+            self.totals.step_sizes.add(work.step.segments.len());
+        }
+        let logits = match outcome.and_then(|logits| work.checked(logits, self.bounds.vocabulary)) {
+            Ok(logits) => logits,
+            Err(error) => return self.suffer(&error),
+        };
+        self.cache.landed();
+        let mut rows = logits.chunks_exact_mut(self.bounds.vocabulary.max(1) as usize);
         for mut active in std::mem::take(&mut self.running) {
             let share = std::mem::take(&mut active.share);
+            active.touched = false;
             if share == 0 {
                 self.running.push(active);
-            } else if let Err(reason) = &outcome {
-                self.cache.abandon(active.lease);
-                self.end(&active.sequence, Event::Failed(reason.clone()));
             } else {
                 active.computed += share;
-                let finished = active.computed == active.sequence.length();
-                let row = if finished { rows.next() } else { None };
-                self.advance(active, row);
+                let complete = active.computed == active.sequence.length();
+                match active.sequence.kind {
+                    Kind::Answer if complete => self.advance(active, rows.next()),
+                    Kind::Prefill if complete => self.finish(active, FinishReason::Prefilled),
+                    Kind::Answer | Kind::Prefill => self.keep(active),
+                }
             }
         }
-        self.logits = logits;
     }
 
-    /// Runs the step; the logits are one row for each segment that asks for one.
-    fn run_step(&mut self) -> Result<(), String> {
-        let Self {
-            backend,
-            step,
-            logits,
-            vocabulary,
-            ..
-        } = self;
-        guard(|| backend.run(step, logits))?;
-        let rows = step
-            .segments
-            .iter()
-            .filter(|segment| segment.output == Output::Last)
-            .count();
-        if logits.len() != rows * *vocabulary as usize {
-            let found = logits.len();
-            return Err(format!(
-                "the backend computed {found} logits, not {rows} rows of {vocabulary}"
-            ));
-        }
-        Ok(())
-    }
-
-    /// What there is to plan with.
-    fn state(&self) -> State {
+    /// What there is to plan with, and the tickets of those in it that wait.
+    fn state(&mut self) -> (State, Vec<Ticket>) {
         let running = self.running.iter().map(|active| Running {
             tokens: active.sequence.length(),
             computed: active.computed,
             pages: active.lease.pages().len() as u32,
         });
-        // As many as could be admitted: there is a bound of slots, and one of tokens.
-        let slots = (self.limits.max_running as usize).saturating_sub(self.running.len());
-        let mut tokens = self.limits.max_step_tokens;
-        let mut waiting = Vec::new();
-        for sequence in self.waiting.iter().take(slots) {
-            if tokens == 0 {
-                break;
-            }
-            let found = self.cache.lookup(&sequence.salt, &sequence.tokens);
-            tokens = tokens.saturating_sub(sequence.length() - found.tokens);
-            waiting.push(Waiting {
+        let running: Vec<Running> = running.collect();
+        let available_pages = self.cache.available();
+        // As many as could be admitted: there is a bound of slots, one of tokens, and one of pages.
+        let slots = (self.limits.max_running as usize).saturating_sub(running.len());
+        let busy: u32 = running.iter().map(|one| one.tokens - one.computed).sum();
+        let mut tokens = self.limits.max_step_tokens.saturating_sub(busy);
+        let mut pages = available_pages;
+        let most = if tokens == 0 { 0 } else { slots };
+        let page_tokens = self.limits.page_tokens;
+        let cache = &self.cache;
+        let look = |sequence: &Sequence| {
+            let found = cache.lookup(&sequence.salt, &sequence.tokens);
+            let waiting = Waiting {
                 tokens: sequence.length(),
                 cached: found.tokens,
                 shared_pages: found.pages,
                 idle_pages: found.idle_pages,
-            });
-        }
-        State {
+            };
+            (found.tokens, waiting)
+        };
+        let more = |waiting: &Waiting| {
+            tokens = tokens.saturating_sub(waiting.tokens - waiting.cached);
+            let needed = waiting.needed_pages(page_tokens);
+            let fits = needed <= pages;
+            pages = pages.saturating_sub(needed);
+            fits && tokens > 0
+        };
+        let head = self.waiting.head(most, look, more);
+        let (tickets, waiting) = head.into_iter().unzip();
+        let state = State {
             limits: self.limits,
-            available_pages: self.cache.available(),
-            running: running.collect(),
+            available_pages,
+            running,
             waiting,
+        };
+        (state, tickets)
+    }
+
+    /// Looks again at what the cache holds of some of those that wait.
+    fn refresh(&mut self) {
+        if self.rule != Rule::Arrival {
+            let cache = &self.cache;
+            self.waiting.sweep(SWEPT, |sequence| {
+                cache.lookup(&sequence.salt, &sequence.tokens).tokens
+            });
         }
     }
 
     /// Ends the requests that nobody listens to any more; what was computed for them stays cached.
     fn drop_cancelled(&mut self) {
-        let before = self.waiting.len();
-        self.waiting.retain(|sequence| !sequence.events.is_closed());
-        self.totals.finished += (before - self.waiting.len()) as u64;
-        let cancelled = self
+        let rung = self.bell.load(Ordering::Acquire);
+        if std::mem::replace(&mut self.rung, rung) == rung {
+            return;
+        }
+        let waiting = self.waiting.extract(|sequence| sequence.events.is_closed());
+        self.totals.finished += waiting.len() as u64;
+        let cancelled: Vec<Active> = self
             .running
-            .extract_if(.., |active| active.sequence.events.is_closed());
-        for Active {
-            sequence,
-            lease,
-            computed,
-            ..
-        } in cancelled
-        {
-            self.cache.close(lease, &sequence.tokens, computed);
+            .extract_if(.., |active| active.sequence.events.is_closed())
+            .collect();
+        for active in cancelled {
+            self.close(active);
             self.totals.finished += 1;
+        }
+    }
+
+    /// Ends the requests whose time is over.
+    fn drop_expired(&mut self, now: Instant) {
+        let expired = |deadline: Option<Instant>| deadline.is_some_and(|deadline| deadline <= now);
+        if expired(self.next_deadline) {
+            for sequence in self.waiting.extract(|sequence| expired(sequence.deadline)) {
+                self.totals.expired += 1;
+                self.end(&sequence, Event::Failed(Failure::Expired));
+            }
+            let deadlines = self.waiting.iter().map(|sequence| sequence.deadline);
+            self.next_deadline = deadlines.fold(None, earlier);
+        }
+        let late: Vec<Active> = self
+            .running
+            .extract_if(.., |active| expired(active.sequence.deadline))
+            .collect();
+        for active in late {
+            self.totals.expired += 1;
+            let sequence = self.close(active);
+            self.end(&sequence, Event::Failed(Failure::Expired));
         }
     }
 
     /// Takes a running sequence's pages and lets it wait, ahead of all others.
     fn preempt(&mut self, index: usize) {
-        let Active {
-            sequence,
-            lease,
-            computed,
-            ..
-        } = self.running.remove(index);
-        self.cache.close(lease, &sequence.tokens, computed);
-        self.waiting.push_front(sequence);
+        let active = self.running.remove(index);
+        let sequence = self.close(active);
+        self.put_back(sequence);
         self.totals.preemptions += 1;
     }
 
-    /// Lets the first waiting sequence run; `false` if there is no room for it.
-    fn admit(&mut self) -> bool {
-        let Some(mut sequence) = self.waiting.pop_front() else {
+    /// Lets a sequence that ran before wait, ahead of all others.
+    fn put_back(&mut self, sequence: Sequence) {
+        self.next_deadline = earlier(self.next_deadline, sequence.deadline);
+        self.waiting.put_back(sequence);
+    }
+
+    /// Gives a running sequence's pages back; what was computed stays cached.
+    fn close(&mut self, active: Active) -> Sequence {
+        self.cache
+            .close(active.lease, &active.sequence.tokens, active.computed);
+        active.sequence
+    }
+
+    /// Lets a waiting sequence run; `false` if there is no room for it.
+    fn admit(&mut self, ticket: &Ticket, work: &mut Work, now: Instant) -> bool {
+        let Some(sequence) = self.waiting.get(ticket) else {
             return false;
         };
-        let Some(opening) = self.cache.open(&sequence.salt, &sequence.tokens) else {
-            self.waiting.push_front(sequence);
+        let Some(opening) = self.cache.open(
+            &sequence.salt,
+            &sequence.tokens,
+            sequence.documents.as_deref(),
+        ) else {
             return false;
         };
-        let mut computed = opening.shared_tokens;
-        if let Some(SlotCopy { from, to, tokens }) = opening.copy {
-            // A failure costs nothing but the computation of these tokens.
-            if guard(|| self.backend.copy_slots(from, to, tokens)).is_ok() {
-                computed += tokens;
-            }
+        let Some(mut sequence) = self.waiting.take(ticket) else {
+            self.cache.abandon(opening.lease);
+            return false;
+        };
+        let mut computed = opening.cached_tokens;
+        let from_host = opening.host_tokens;
+        work.step.loads.extend(opening.loads);
+        if let Some(copy) = opening.copy {
+            computed += copy.tokens;
+            work.copies.push(copy);
+        }
+        if let Some(place) = sequence.place.take() {
+            place.leave(now);
         }
         if !sequence.started {
             sequence.started = true;
-            self.totals.prompt_tokens += sequence.tokens.len() as u64;
-            self.totals.cached_tokens += u64::from(computed);
-            self.totals.lookups += 1;
-            if computed > 0 && computed + 1 == sequence.length() {
-                self.totals.full_hits += 1;
-            } else if computed > 0 {
-                self.totals.partial_hits += 1;
-            }
-            self.outbox.push((
-                sequence.events.clone(),
-                Event::Started {
-                    cached_tokens: computed,
-                },
-            ));
+            self.count_prompt(&sequence, computed);
+            self.totals.host_tokens += u64::from(from_host);
         }
         self.running.push(Active {
             sequence,
             lease: opening.lease,
             computed,
             share: 0,
+            touched: true,
         });
         true
     }
 
+    /// A prompt was taken in, `cached` tokens of it served from the cache.
+    fn count_prompt(&mut self, sequence: &Sequence, cached: u32) {
+        self.totals.prompt_tokens += u64::from(sequence.length());
+        self.totals.cached_tokens += u64::from(cached);
+        self.totals.lookups += 1;
+        if cached > 0 && cached + 1 == sequence.length() {
+            self.totals.full_hits += 1;
+        } else if cached > 0 {
+            self.totals.partial_hits += 1;
+        }
+        self.waiting
+            .charge_prompt(&sequence.tenant, sequence.length() - cached);
+        self.tell(
+            sequence,
+            Event::Started {
+                cached_tokens: cached,
+            },
+        );
+    }
+
     /// Puts `share` tokens of a running sequence into the step; without a page for them it sits this one out.
-    fn schedule(&mut self, index: usize, share: u32) {
+    fn schedule(&mut self, index: usize, share: u32, work: &mut Work) {
         let Active {
             sequence,
             lease,
             computed,
             share: planned,
+            touched,
         } = &mut self.running[index];
         let end = (*computed + share).min(sequence.length());
         let pages = end.div_ceil(self.limits.page_tokens) as usize;
@@ -321,11 +426,12 @@ impl Core {
         }
         *planned = end - *computed;
         if *planned > 0 {
-            self.step.segments.push(Segment {
+            *touched = true;
+            work.step.segments.push(Segment {
                 tokens: sequence.tokens[*computed as usize..end as usize].to_vec(),
                 start: *computed,
                 pages: lease.pages()[..pages].to_vec(),
-                output: if end == sequence.length() {
+                output: if end == sequence.length() && sequence.kind == Kind::Answer {
                     Output::Last
                 } else {
                     Output::None
@@ -334,29 +440,29 @@ impl Core {
         }
     }
 
-    /// Deals with a sequence that was computed further; `logits` of its last token, if it has them all.
+    /// Chooses the next token of a sequence by the logits of its last one.
     fn advance(&mut self, mut active: Active, logits: Option<&mut [f32]>) {
-        let Some(logits) = logits else {
-            self.keep(active);
-            return;
-        };
+        // There is a row for every segment that asked for one.
+        let logits = logits.unwrap_or_default();
         let sequence = &mut active.sequence;
         let position = sequence.length();
         match sequence.sampler.next(logits, position) {
             Err(error @ SamplingError::Constraint { .. }) => {
-                self.cache
-                    .close(active.lease, &active.sequence.tokens, active.computed);
-                self.end(&active.sequence, Event::Failed(error.to_string()));
+                let failure = Failure::Sampling(error.to_string());
+                let sequence = self.close(active);
+                self.end(&sequence, Event::Failed(failure));
             }
             Err(error) => {
                 // What yields no numbers must not be served again.
                 self.cache.forget(active.lease);
-                self.end(&active.sequence, Event::Failed(error.to_string()));
+                let failure = Failure::Sampling(error.to_string());
+                self.end(&active.sequence, Event::Failed(failure));
             }
             Ok(Choice::Stop) => self.finish(active, FinishReason::Stop),
             Ok(Choice::Token { id, logprobs, last }) => {
                 sequence.tokens.push(id);
                 self.totals.generated_tokens += 1;
+                self.waiting.charge_token(&sequence.tenant);
                 self.outbox
                     .push((sequence.events.clone(), Event::Token { id, logprobs }));
                 if last {
@@ -379,27 +485,29 @@ impl Core {
 
     /// Ends a sequence; its KV state, all but that of the newest token, stays cached.
     fn finish(&mut self, active: Active, reason: FinishReason) {
-        self.cache
-            .close(active.lease, &active.sequence.tokens, active.computed);
-        self.end(&active.sequence, Event::Finished(reason));
+        let sequence = self.close(active);
+        self.end(&sequence, Event::Finished(reason));
     }
 
     fn end(&mut self, sequence: &Sequence, event: Event) {
         self.totals.finished += 1;
+        self.tell(sequence, event);
+    }
+
+    fn tell(&mut self, sequence: &Sequence, event: Event) {
         self.outbox.push((sequence.events.clone(), event));
     }
 
     /// Asserts every invariant.
-    #[cfg(test)]
     pub(super) fn check(&self) {
         self.cache
             .check(self.running.iter().map(|active| &active.lease));
         assert!(self.running.len() <= self.limits.max_running as usize);
         for active in &self.running {
-            assert!(
-                active.computed < active.sequence.length()
-                    && active.sequence.length() < active.sequence.end
-            );
+            let Sequence { kind, end, .. } = active.sequence;
+            let length = active.sequence.length();
+            assert!(active.computed < length);
+            assert!(length < end || (kind == Kind::Prefill && length == end));
             let pages = active.lease.pages().len() as u32;
             assert!(active.computed + active.share <= pages * self.limits.page_tokens);
         }
@@ -412,20 +520,31 @@ impl Sequence {
     fn length(&self) -> u32 {
         self.tokens.len() as u32
     }
+
+    /// What the queue is told of it.
+    fn entry(&self) -> Entry {
+        let documents = self.documents.iter().flat_map(|path| {
+            // The same documents after another beginning share nothing: the first one's name tells them apart.
+            let mut salt = path.scope.rotate_left(32);
+            path.documents.iter().map(move |document| {
+                let name = document.fingerprint ^ std::mem::take(&mut salt);
+                (Fingerprint(name), document.end)
+            })
+        });
+        Entry {
+            tenant: self.tenant.clone(),
+            tokens: self.length(),
+            documents: documents.collect(),
+        }
+    }
 }
 
-/// Calls the backend; a panic in it is an error like any other. What it leaves behind is what a failed device leaves:
-/// the pages it was to write are undefined and go back to the pool.
-fn guard(call: impl FnOnce() -> Result<(), BackendError>) -> Result<(), String> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(outcome) => outcome.map_err(|error| error.to_string()),
-        Err(panic) => {
-            let message = panic.downcast_ref::<&str>().copied();
-            let message = message.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-            Err(format!(
-                "the backend panicked: {}",
-                message.unwrap_or("no message")
-            ))
-        }
+/// Waiting requests whose match is looked up again in a step.
+const SWEPT: usize = 16;
+
+fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
     }
 }

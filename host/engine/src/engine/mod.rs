@@ -3,28 +3,47 @@
 //! Knows requests and their events; the arithmetic, the pages and the plan are the other rooms' business.
 //!
 //! ```text
-//!   Engine (clones)            worker                        core (no threads, no locks)
-//!   submit ──▶ inbox, bounded ──▶ wait, take ──▶ prepare: cancel, plan, preempt, admit
-//!   stats  ◀── Mutex<Inbox>   ◀── publish    ◀── compute: run the step, choose tokens
+//!   Engine (clones)            worker, owns the device        core (no threads, no locks, no device)
+//!   submit ──▶ inbox, bounded ──▶ wait, take ─────▶ prepare: cancel, plan, preempt, admit
+//!                                 run the work   ◀─┘
+//!   stats  ◀── Mutex<Inbox>   ◀── publish    ◀──── complete: choose tokens, keep pages
 //!   Generation ◀── its own channel, room for every event ◀── events, after the counters are published
 //! ```
 //!
 //! * A reader that never reads stalls nobody: its channel has room for all events that its request can cause.
 //! * When an event has been received, [`Engine::stats`] already counts what led to it.
-//! * A failing or panicking backend fails the requests of that step; the engine goes on.
+//! * Waiting requests are ordered by fair shares between tenants, then by what is cached ([`crate::scheduler`]).
+//! * When the device fails or panics, the requests of that step are computed again, a bounded number of times; the
+//!   engine goes on. When it does not come back at all, a watchdog takes the core from the thread that waits for it, and
+//!   goes on on another device ([`Engine::guarded`]).
 
 mod core;
+mod failure;
+pub mod feed;
+pub mod profile;
+mod room;
+mod stepper;
 #[cfg(test)]
 mod tests;
+mod watchdog;
+mod work;
 mod worker;
 
+pub use self::failure::Failure;
+pub use self::stepper::Stepper;
+pub use self::watchdog::{BackendFactory, Health};
+pub use crate::scheduler::Rule;
+
 use self::core::{Core, Sequence};
-use self::worker::Shared;
+use self::feed::Feed;
+use self::worker::{Clock, Shared};
 use crate::backend::{Backend, TokenId};
+use crate::cache::{CacheConfig, DocumentPath};
 use crate::sampling::{Constraint, Logprobs, Sampler, Sampling};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
-use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// Bounds of a running engine; a bound of 0 is taken as 1.
@@ -32,19 +51,52 @@ use tokio::sync::mpsc;
 pub struct EngineConfig {
     /// Requests that may wait; one more is refused with [`SubmitError::QueueFull`].
     pub max_waiting: u32,
+    /// Requests of one tenant that may wait; one more is refused with [`SubmitError::TenantQueueFull`].
+    pub max_waiting_per_tenant: u32,
+    /// In what order a tenant's waiting requests are admitted.
+    pub order: Rule,
     /// Requests computed side by side.
     pub max_running: u32,
     /// Tokens computed in one step, over all its segments (long prompts are prefilled in chunks of this size).
     /// At least `max_running`, or the youngest answers wait for the others' tokens.
     pub max_step_tokens: u32,
+    /// Times that a request is computed again because the device failed under it; once more and it fails.
+    pub max_retries: u32,
+    /// Speculative work is taken only while fewer requests than this wait (RAGCache, algorithm 2). May be 0: none is.
+    pub max_prefill_batch: u32,
+    /// How long a step may take before the device counts as stuck; `None`: as long as it likes. Longer than the longest
+    /// step of a device that works.
+    pub watchdog: Option<Duration>,
+    /// How pages are kept beyond their use.
+    pub cache: CacheConfig,
 }
 
-/// One generation to run.
-#[derive(Clone, Debug)]
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_waiting: 256,
+            max_waiting_per_tenant: u32::MAX,
+            order: Rule::CachedFirst {
+                window: Rule::WINDOW,
+            },
+            max_running: 8,
+            max_step_tokens: 512,
+            max_retries: 2,
+            max_prefill_batch: 4,
+            watchdog: None,
+            cache: CacheConfig::default(),
+        }
+    }
+}
+
+/// One generation to run. The default is an answer to an empty prompt, which is refused.
+#[derive(Clone, Debug, Default)]
 pub struct Request {
+    /// What it is for.
+    pub kind: Kind,
     /// The prompt, at least one token.
     pub prompt: Vec<TokenId>,
-    /// Tokens to generate at most, at least one.
+    /// Tokens to generate at most, at least one in an answer.
     pub max_tokens: u32,
     /// How tokens are chosen.
     pub sampling: Sampling,
@@ -56,7 +108,32 @@ pub struct Request {
     pub top_logprobs: Option<u32>,
     /// Requests with different salts share no KV state (tenant isolation). At most [`MAX_SALT_BYTES`].
     pub cache_salt: String,
+    /// Where the prompt's documents end, if the caller knows.
+    pub documents: Option<DocumentPath>,
+    /// Who gets a fair share of the device: requests with different tenants get equal ones.
+    pub tenant: Arc<str>,
+    /// When nobody wants the answer any more: it then ends with [`Failure::Expired`], waiting or running.
+    pub deadline: Option<Instant>,
+    /// Which request this is a guess at, or is itself. Of all requests with one id and one salt only the last is
+    /// computed: a later one supersedes an earlier one once the current step is done, or joins it if its prompt is the
+    /// same.
+    pub speculation: Option<SpeculationId>,
 }
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// Tokens.
+    #[default]
+    Answer,
+    /// Warming up: the prompt is computed, to be found in the cache, and ends with [`FinishReason::Prefilled`]. Taken
+    /// only while few requests wait, see [`EngineConfig::max_prefill_batch`].
+    Prefill,
+}
+
+/// Names a request to come, chosen by whoever sends guesses at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpeculationId(pub u64);
 
 /// What happens to a generation, in this order: `Started`, `Token`s, then `Finished` or `Failed`.
 #[derive(Clone, Debug)]
@@ -76,7 +153,7 @@ pub enum Event {
     /// The end.
     Finished(FinishReason),
     /// The engine could not go on with this request.
-    Failed(String),
+    Failed(Failure),
 }
 
 /// Why a generation ended.
@@ -86,6 +163,8 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` were generated, or the sequence is as long as the model allows.
     Length,
+    /// The prompt is computed, and no more was asked for.
+    Prefilled,
 }
 
 /// Why a request was not taken.
@@ -95,6 +174,22 @@ pub enum SubmitError {
     #[error("the queue is full: {limit} requests are waiting")]
     QueueFull {
         /// [`EngineConfig::max_waiting`].
+        limit: u32,
+        /// When there will be room, by the recent pace.
+        retry_after: Duration,
+    },
+    /// As `QueueFull`, for this tenant.
+    #[error("the tenant's share of the queue is full: {limit} of its requests are waiting")]
+    TenantQueueFull {
+        /// [`EngineConfig::max_waiting_per_tenant`].
+        limit: u32,
+        /// When there will be room, by the recent pace.
+        retry_after: Duration,
+    },
+    /// No time for speculative work. The request that it was a guess at can be sent all the same.
+    #[error("too busy for speculative work: {limit} requests or more are waiting")]
+    Busy {
+        /// [`EngineConfig::max_prefill_batch`].
         limit: u32,
     },
     /// The prompt can never be served.
@@ -126,6 +221,8 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Of those, served from the cache.
     pub cached_tokens: u64,
+    /// Of those, loaded from host memory, into which they may have come from disk.
+    pub host_tokens: u64,
     /// Tokens generated so far.
     pub generated_tokens: u64,
     /// Prefix lookups so far, one per request: those that matched some of the prompt and those that matched all but
@@ -143,12 +240,32 @@ pub struct Stats {
     pub pages_in_use: u32,
     /// Pages that hold cached prefixes now, in use or not.
     pub pages_cached: u32,
+    /// Pages in the host's pool.
+    pub host_pages: u32,
+    /// Pages of the host's that hold cached prefixes now.
+    pub host_pages_cached: u32,
+    /// Pages taken back to make room in host memory, so far.
+    pub host_evicted_pages: u64,
+    /// Pages read back from disk, so far.
+    pub fetched_pages: u64,
     /// Steps computed so far, failed ones included.
     pub steps: u64,
     /// How many sequences they computed side by side.
     pub step_sizes: StepSizes,
     /// Times that a running request gave its pages back to be computed again later, so far.
     pub preemptions: u64,
+    /// Times that a request waits to be computed again because the device failed under it, so far.
+    pub retries: u64,
+    /// Times that everything on the device was lost, be it that the device was replaced, so far.
+    pub devices_lost: u64,
+    /// Requests whose deadline passed before they were complete, so far.
+    pub expired: u64,
+    /// Speculative prefills taken in so far.
+    pub speculations_started: u64,
+    /// Requests that took an earlier one's place and progress, so far.
+    pub speculations_joined: u64,
+    /// Requests that were ended for a later one with another prompt, so far.
+    pub speculations_superseded: u64,
 }
 
 /// How large steps were: a histogram over powers of two.
@@ -180,43 +297,66 @@ pub struct Engine {
 
 struct Handle {
     shared: Arc<Shared>,
-    bounds: Bounds,
-    max_waiting: u32,
-    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What a request is held against.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bounds {
     vocabulary: u32,
     /// Tokens in the longest sequence: the smaller of the model's positions and the pool's slots.
     capacity: u32,
 }
 
+impl Bounds {
+    fn of(backend: &dyn Backend) -> Self {
+        let slots = backend.pages().saturating_mul(backend.page_tokens().max(1));
+        Self {
+            vocabulary: backend.vocabulary(),
+            capacity: backend.max_positions().min(slots),
+        }
+    }
+}
+
 impl Engine {
     /// Starts the engine's thread on `backend`. Should the system refuse a thread, every request is refused with
     /// [`SubmitError::Stopped`].
     pub fn start(backend: Box<dyn Backend>, config: EngineConfig) -> Self {
-        let core = Core::new(backend, &config);
-        let bounds = core.bounds();
-        let shared = Arc::new(Shared::new(core.stats()));
-        let thread = std::thread::Builder::new()
-            .name("engine".to_owned())
-            .spawn({
-                let shared = shared.clone();
-                move || worker::run(&shared, core)
-            });
-        if thread.is_err() {
-            shared.stop();
+        Self::launch(backend, None, &config, Arc::new(Instant::now))
+    }
+
+    /// As [`Engine::start`], with more devices where the first comes from: when the watchdog of `config` finds a step
+    /// stuck, the engine goes on on a fresh one. Whoever waits keeps waiting, whoever ran goes on from its tokens; the
+    /// thread that is stuck keeps its device and is left alone.
+    pub fn guarded(
+        backend: Box<dyn Backend>,
+        factory: BackendFactory,
+        config: EngineConfig,
+    ) -> Self {
+        Self::launch(backend, Some(factory), &config, Arc::new(Instant::now))
+    }
+
+    fn launch(
+        backend: Box<dyn Backend>,
+        factory: Option<BackendFactory>,
+        config: &EngineConfig,
+        clock: Clock,
+    ) -> Self {
+        let shared = Arc::new(Shared::new(&*backend, config, clock));
+        let core = Core::new(&*backend, config, shared.bell());
+        if let Some(disk) = &config.cache.disk {
+            let shared = Arc::downgrade(&shared);
+            disk.on_completion(Box::new(move || {
+                if let Some(shared) = shared.upgrade() {
+                    shared.wake();
+                }
+            }));
         }
-        let thread = Mutex::new(thread.ok());
+        worker::start(&shared, Box::new(core), backend);
+        if let Some(patience) = config.watchdog {
+            watchdog::start(&shared, patience, factory);
+        }
         Self {
-            handle: Arc::new(Handle {
-                shared,
-                bounds,
-                max_waiting: config.max_waiting.max(1),
-                thread,
-            }),
+            handle: Arc::new(Handle { shared }),
         }
     }
 
@@ -225,16 +365,23 @@ impl Engine {
     /// # Errors
     /// See [`SubmitError`]; nothing is queued then.
     pub fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
-        let (sequence, generation) = request.accept(self.handle.bounds)?;
-        self.handle
-            .shared
-            .submit(sequence, self.handle.max_waiting)?;
-        Ok(generation)
+        self.handle.shared.submit(request)
+    }
+
+    /// Whether requests are being served.
+    pub fn health(&self) -> Health {
+        self.handle.shared.health()
     }
 
     /// The engine's counters now.
     pub fn stats(&self) -> Stats {
         self.handle.shared.stats()
+    }
+
+    /// What happens in its cache. When an event of a generation has been received, the feed already tells what led to
+    /// it.
+    pub fn feed(&self) -> &Arc<Feed> {
+        self.handle.shared.feed()
     }
 
     /// Forgets every cached prefix that no running request uses; returns the number of pages freed. Waits for the
@@ -246,16 +393,7 @@ impl Engine {
     /// Takes no more requests, finishes the queued and running ones, and ends the thread; returns when it has ended.
     pub fn shutdown(&self) {
         self.handle.shared.stop();
-        // Held while joining, so that a second caller waits for the end as well.
-        let mut thread = self
-            .handle
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = thread.take() {
-            // A panic of the thread has been told to everybody who waits for an event.
-            let _ = thread.join();
-        }
+        self.handle.shared.join();
     }
 }
 
@@ -267,14 +405,18 @@ impl Drop for Handle {
 
 impl Request {
     /// Checks the request and splits it into what the engine works on and what its caller listens to.
-    fn accept(self, bounds: Bounds) -> Result<(Sequence, Generation), SubmitError> {
+    fn accept(
+        self,
+        bounds: Bounds,
+        bell: &Arc<AtomicU64>,
+    ) -> Result<(Sequence, Generation), SubmitError> {
         let invalid = |reason: String| Err(SubmitError::Invalid(reason));
         let tokens = u32::try_from(self.prompt.len()).unwrap_or(u32::MAX);
         let limit = bounds.capacity.saturating_sub(1);
         if tokens == 0 {
             return invalid("the prompt is empty".to_owned());
         }
-        if self.max_tokens == 0 {
+        if self.max_tokens == 0 && self.kind == Kind::Answer {
             return invalid("max_tokens is 0, not at least 1".to_owned());
         }
         if self.cache_salt.len() > MAX_SALT_BYTES {
@@ -296,7 +438,14 @@ impl Request {
         if tokens > limit {
             return Err(SubmitError::TooLong { tokens, limit });
         }
-        let end = tokens.saturating_add(self.max_tokens).min(bounds.capacity);
+        if let Some(documents) = &self.documents {
+            documents.validate(tokens).map_err(SubmitError::Invalid)?;
+        }
+        let answer = match self.kind {
+            Kind::Answer => self.max_tokens,
+            Kind::Prefill => 0,
+        };
+        let end = tokens.saturating_add(answer).min(bounds.capacity);
         // `Started`, the tokens, and the end.
         let (sender, receiver) = mpsc::channel((end - tokens) as usize + 2);
         let sampler = Sampler::new(
@@ -309,16 +458,24 @@ impl Request {
         let sequence = Sequence {
             tokens: self.prompt,
             end,
+            kind: self.kind,
+            tenant: self.tenant,
+            deadline: self.deadline,
+            speculation: self.speculation,
             sampler,
             salt: self.cache_salt.into(),
+            documents: self.documents.map(Arc::new),
             events: sender,
             started: false,
+            faults: 0,
+            place: None,
         };
         Ok((
             sequence,
             Generation {
                 events: receiver,
                 ended: false,
+                _bell: Bell(bell.clone()),
             },
         ))
     }
@@ -328,6 +485,17 @@ impl Request {
 pub struct Generation {
     events: mpsc::Receiver<Event>,
     ended: bool,
+    /// Dropped after `events`: whoever hears it finds them closed.
+    _bell: Bell,
+}
+
+/// Rings when dropped.
+struct Bell(Arc<AtomicU64>);
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Release);
+    }
 }
 
 impl Generation {
@@ -340,6 +508,14 @@ impl Generation {
     /// As [`Generation::next`], for callers that wait for several at once.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         self.events.poll_recv(context).map(|event| self.note(event))
+    }
+
+    /// The next event if it has come already; `None` also after the last.
+    pub fn try_next(&mut self) -> Option<Event> {
+        match self.events.try_recv() {
+            Err(mpsc::error::TryRecvError::Empty) => None,
+            event => self.note(event.ok()),
+        }
     }
 
     /// As [`Generation::next`], for callers outside an async runtime.
@@ -357,9 +533,7 @@ impl Generation {
             Some(Event::Finished(_) | Event::Failed(_)) => self.ended = true,
             None if !self.ended => {
                 self.ended = true;
-                return Some(Event::Failed(
-                    "the engine ended before the answer did".to_owned(),
-                ));
+                return Some(Event::Failed(Failure::Stopped));
             }
             _ => {}
         }

@@ -7,6 +7,7 @@ use super::{CheckpointError, ModelConfig};
 use half::{bf16, f16};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::Xxh3;
 
 /// Type of a stored number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +112,19 @@ impl Checkpoint {
     /// The architecture.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Tells this model from others: its architecture, and its weights by samples of each tensor.
+    pub fn fingerprint(&self) -> u128 {
+        let mut hash = Xxh3::new();
+        hash.update(format!("{:?}", self.config).as_bytes());
+        match &self.source {
+            Source::Files(_, files) => files.sample(&mut hash),
+            Source::Random(element, seed) => {
+                hash.update(format!("random {element:?} {seed}").as_bytes());
+            }
+        }
+        hash.digest128()
     }
 
     /// The tensors of decoder layer `index`.

@@ -61,6 +61,12 @@ pub enum SamplingError {
     },
 }
 
+impl Default for Sampling {
+    fn default() -> Self {
+        Self::greedy()
+    }
+}
+
 impl Sampling {
     /// The most likely token; ties go to the lower id.
     pub fn greedy() -> Self {

@@ -7,7 +7,9 @@
 //!
 //! Included by path in the unit tests and the integration tests alike, hence `pub`.
 
-use foreword_engine::backend::{Backend, BackendError, Output, PageId, Step, TokenId};
+use foreword_engine::backend::{
+    Backend, BackendError, HostPageId, Load, Output, PageId, Step, Store, TokenId,
+};
 use foreword_engine::sampling::Sampling;
 use std::sync::mpsc::Receiver;
 
@@ -16,12 +18,20 @@ pub const VOCABULARY: u32 = 24;
 /// The state that spoils all later ones.
 const NOT_A_NUMBER: u64 = u64::MAX;
 
+/// What a failed device leaves behind.
+const GARBAGE: u64 = 0xdead;
+
+/// What a slot without state is on a host page.
+const NEVER_WRITTEN: u64 = 0;
+
 /// What goes wrong in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
     /// The device fails and leaves garbage in the pages that it was to write.
     Device,
+    /// The device is lost: garbage in every page, host pages excepted.
+    Lost,
     /// As `Device`, by a panic.
     Panic,
     /// The step computes no numbers, and whatever reads its KV state does not either.
@@ -35,8 +45,11 @@ pub struct FakeBackend {
     max_positions: u32,
     /// By page and slot; `None`: never written.
     slots: Vec<Vec<Option<u64>>>,
+    /// By host page; a slot is eight bytes.
+    host: Vec<Vec<u8>>,
     faults: Faults,
-    copies_fail: bool,
+    /// Whether the next copy fails.
+    copies: Box<dyn FnMut() -> bool + Send>,
     /// One message lets one step run.
     gate: Option<Receiver<()>>,
 }
@@ -47,8 +60,9 @@ impl FakeBackend {
             page_tokens,
             max_positions: u32::MAX,
             slots: vec![vec![None; page_tokens as usize]; pages as usize],
+            host: Vec::new(),
             faults: Box::new(|_| Fault::None),
-            copies_fail: false,
+            copies: Box::new(|| false),
             gate: None,
         }
     }
@@ -60,6 +74,15 @@ impl FakeBackend {
         }
     }
 
+    /// With a host pool.
+    pub fn host_pages(self, host_pages: u32) -> Self {
+        let page = vec![0; self.page_bytes()];
+        Self {
+            host: vec![page; host_pages as usize],
+            ..self
+        }
+    }
+
     pub fn faults(self, faults: impl FnMut(&Step) -> Fault + Send + 'static) -> Self {
         Self {
             faults: Box::new(faults),
@@ -67,9 +90,9 @@ impl FakeBackend {
         }
     }
 
-    pub fn failing_copies(self) -> Self {
+    pub fn copy_faults(self, fails: impl FnMut() -> bool + Send + 'static) -> Self {
         Self {
-            copies_fail: true,
+            copies: Box::new(fails),
             ..self
         }
     }
@@ -79,6 +102,26 @@ impl FakeBackend {
             gate: Some(gate),
             ..self
         }
+    }
+
+    fn check_host_page(&self, page: HostPageId) -> Result<(), BackendError> {
+        if page.0 < self.host_pages() {
+            Ok(())
+        } else {
+            Err(BackendError::no_host_page(page, self.host_pages()))
+        }
+    }
+
+    fn load(&mut self, loads: &[Load]) -> Result<(), BackendError> {
+        for load in loads {
+            self.check_host_page(load.from)?;
+            for slot in 0..self.page_tokens {
+                let bytes = self.host[load.from.0 as usize].as_chunks().0;
+                let state = u64::from_le_bytes(bytes[slot as usize]);
+                *self.slot(load.to, slot)? = (state != NEVER_WRITTEN).then_some(state);
+            }
+        }
+        Ok(())
     }
 
     fn slot(&mut self, page: PageId, slot: u32) -> Result<&mut Option<u64>, BackendError> {
@@ -116,6 +159,14 @@ impl Backend for FakeBackend {
         }
         logits.clear();
         let fault = (self.faults)(step);
+        if fault == Fault::Lost {
+            self.slots
+                .iter_mut()
+                .flatten()
+                .for_each(|slot| *slot = Some(GARBAGE));
+            return Err(BackendError::Lost("out of this world".to_owned()));
+        }
+        self.load(&step.loads)?;
         let mut written: Vec<PageId> = Vec::new();
         for segment in &step.segments {
             let end = segment.start + segment.tokens.len() as u32;
@@ -154,7 +205,7 @@ impl Backend for FakeBackend {
                         Fault::None if state == NOT_A_NUMBER => NOT_A_NUMBER,
                         Fault::None => kv(state, token),
                         Fault::NotNumbers => NOT_A_NUMBER,
-                        Fault::Device | Fault::Panic => 0xdead,
+                        Fault::Device | Fault::Lost | Fault::Panic => GARBAGE,
                     });
                 }
                 let kv = slot.ok_or_else(|| {
@@ -183,12 +234,12 @@ impl Backend for FakeBackend {
         match fault {
             Fault::Device => Err(BackendError::Device("out of luck".to_owned())),
             Fault::Panic => panic!("out of patience"),
-            Fault::None | Fault::NotNumbers => Ok(()),
+            Fault::None | Fault::NotNumbers | Fault::Lost => Ok(()),
         }
     }
 
     fn copy_slots(&mut self, from: PageId, to: PageId, tokens: u32) -> Result<(), BackendError> {
-        if self.copies_fail {
+        if (self.copies)() {
             return Err(BackendError::Device("no copies today".to_owned()));
         }
         assert!(from != to && tokens > 0 && tokens <= self.page_tokens);
@@ -196,6 +247,36 @@ impl Backend for FakeBackend {
             *self.slot(to, slot)? = *self.slot(from, slot)?;
         }
         Ok(())
+    }
+
+    fn host_pages(&self) -> u32 {
+        self.host.len() as u32
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.page_tokens as usize * size_of::<u64>()
+    }
+
+    fn store(&mut self, stores: &[Store]) -> Result<(), BackendError> {
+        for store in stores {
+            self.check_host_page(store.to)?;
+            for slot in 0..self.page_tokens {
+                let state = self.slot(store.from, slot)?.unwrap_or(NEVER_WRITTEN);
+                let bytes = self.host[store.to.0 as usize].as_chunks_mut().0;
+                bytes[slot as usize] = state.to_le_bytes();
+            }
+        }
+        Ok(())
+    }
+
+    fn host_page(&mut self, page: HostPageId) -> Result<&[u8], BackendError> {
+        self.check_host_page(page)?;
+        Ok(&self.host[page.0 as usize])
+    }
+
+    fn host_page_mut(&mut self, page: HostPageId) -> Result<&mut [u8], BackendError> {
+        self.check_host_page(page)?;
+        Ok(&mut self.host[page.0 as usize])
     }
 }
 

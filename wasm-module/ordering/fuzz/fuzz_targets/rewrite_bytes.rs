@@ -1,8 +1,9 @@
-//! Arbitrary bytes as bodies, one after another (a 0 byte between two), to one orderer: nothing panics, and a body that
-//! is JSON stays JSON.
+//! Arbitrary bytes as bodies, one after another (a 0 byte between two), to one orderer: nothing panics, a body that is
+//! JSON stays JSON, and its documents are looked for in any prompt.
 
 #![no_main]
 
+use foreword_ordering::path::Locator;
 use foreword_ordering::{Config, Orderer};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
@@ -13,8 +14,13 @@ fuzz_target!(|bodies: &[u8]| {
             .expect("a valid configuration"),
     );
     for body in bodies.split(|byte| *byte == 0).take(8) {
-        if let Ok(rewrite) = orderer.rewrite("", body)
-            && let Some(sent) = rewrite.body
+        let Ok(rewrite) = orderer.rewrite("", body) else {
+            continue;
+        };
+        let sent = rewrite.body.as_deref().unwrap_or(body);
+        let prompt = String::from_utf8_lossy(body);
+        let _ = Locator::new(Config::default()).locate(&rewrite.path, sent, &prompt);
+        if let Some(sent) = rewrite.body
             && serde_json::from_slice::<Value>(body).is_ok()
         {
             assert!(

@@ -157,6 +157,27 @@ fn write_block(text: &mut String, source: &Source<'_>) -> (Range<usize>, Range<u
     (start..text.len(), label)
 }
 
+/// The id, title and text that [`write_block`] may have written `block` from, the blank line behind it left out: without
+/// a title, and with one. None for a block that it did not write.
+pub(crate) fn parts_of_block(block: &str) -> [Option<[&str; 3]>; 2] {
+    let read = || {
+        let rest = block.strip_prefix("<document")?;
+        let (id, rest) = match rest.strip_prefix(r#" id=\""#) {
+            Some(rest) => rest.split_once(r#"\">\n"#)?,
+            None => ("", rest.strip_prefix(r">\n")?),
+        };
+        Some((id, rest.strip_suffix(r"\n</document>")?))
+    };
+    let Some((id, words)) = read() else {
+        return [None, None];
+    };
+    let titled = words.split_once(r"\n\n");
+    [
+        Some([id, "", words]),
+        titled.map(|(title, text)| [id, title, text]),
+    ]
+}
+
 /// `body` with `edits` made, which must not overlap.
 pub(crate) fn apply(body: &str, mut edits: Vec<Edit<'_>>) -> Vec<u8> {
     edits.sort_by_key(|edit| (edit.range.start, edit.range.end));

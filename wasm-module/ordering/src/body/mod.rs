@@ -16,8 +16,15 @@ mod parse;
 mod tags;
 mod text;
 
+use std::borrow::Cow;
+
 pub(crate) use chat::{Chain, Entry, Wrap};
-pub(crate) use parse::{Found, Group, Message, Parsed, Place, parse};
+pub(crate) use parse::{Found, Group, Message, Parsed, Place, Source, element_text, parse};
+
+/// A piece of a JSON string without its escapes.
+pub(crate) fn unescaped(piece: &str) -> Cow<'_, str> {
+    text::Text::new(piece).plain
+}
 
 /// Why a request is left as it came. Displayed with the value and the limit; never with the body's text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -125,6 +125,17 @@ struct RawDocument<'a> {
     content: Option<&'a RawValue>,
 }
 
+/// The text of an element of a `documents` array, without escapes; `None` if it has none.
+pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
+    let text = if element.starts_with('"') {
+        inner(element)
+    } else {
+        let raw: RawDocument<'_> = serde_json::from_str(element).ok()?;
+        raw.text.or(raw.content).and_then(|text| inner(text.get()))
+    };
+    Some(Text::new(text?).plain)
+}
+
 impl Parsed<'_> {
     /// Whether the body holds a document.
     pub(crate) fn has_documents(&self) -> bool {

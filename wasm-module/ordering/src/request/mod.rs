@@ -16,6 +16,7 @@ use crate::conversation::shown::Shown;
 use crate::conversation::turn::{Pin, Pinned, Turn, Written};
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::orderer::Report;
+use crate::path::{Run, SentPath};
 use crate::policy::{Order, Policy, match_of};
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
@@ -25,6 +26,8 @@ pub(crate) struct Outcome {
     /// The body to send; `None`: the one that came.
     pub(crate) body: Option<Vec<u8>>,
     pub(crate) report: Report,
+    /// The documents sent, as the tree knows them.
+    pub(crate) path: SentPath,
     /// The messages behind the known ones; without pinning, only those that documents stand in, and the last one.
     pub(crate) added: Vec<Added>,
 }
@@ -48,6 +51,7 @@ pub(crate) fn send<'a>(
         sent: 0,
         edits: Vec::new(),
         report: Report::new(config.policy.name()),
+        path: SentPath::default(),
     };
     if let Some(front) = &parsed.front {
         request.group(front, None, 0);
@@ -77,6 +81,7 @@ pub(crate) fn send<'a>(
     Outcome {
         body: (!request.edits.is_empty()).then(|| edit::apply(parsed.text, request.edits)),
         report: request.report,
+        path: request.path,
         added,
     }
 }
@@ -94,6 +99,8 @@ struct Request<'r, 'a> {
     sent: u64,
     edits: Vec<Edit<'a>>,
     report: Report,
+    /// The documents walked so far.
+    path: SentPath,
 }
 
 impl<'a> Request<'_, 'a> {
@@ -278,6 +285,10 @@ impl<'a> Request<'_, 'a> {
             scope,
             path.iter().map(|document| (document.id, document.tokens)),
         );
+        self.path.runs.push(Run {
+            scope,
+            documents: path.iter().map(|document| document.fingerprint).collect(),
+        });
         self.report.matched += matched.documents;
         self.report.matched_tokens += matched.tokens;
         self.report.document_tokens += path

@@ -2,7 +2,7 @@
 //!
 //! | known | decided | function |
 //! | --- | --- | --- |
-//! | a queue, its documents already ordered | which waiting request goes first | [`order`] |
+//! | a queue, its documents already ordered | which waiting requests go first | [`order`], [`first`] |
 //! | a whole batch, before any of it is sent | documents' order inside each, and the order of requests | [`batch()`] |
 //!
 //! Both are plain functions from a state to a plan. Nothing here waits, serves, or knows how long anything takes:
@@ -12,4 +12,4 @@ mod batch;
 mod queue;
 
 pub use batch::{Planned, batch};
-pub use queue::{Queued, Rule, order};
+pub use queue::{Queued, Rule, first, order};

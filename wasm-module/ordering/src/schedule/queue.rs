@@ -49,14 +49,21 @@ impl Rule {
 /// `0..queue.len()`.
 #[must_use]
 pub fn order(queue: &[Queued<'_>], rule: Rule) -> Vec<usize> {
+    first(queue, rule, queue.len())
+}
+
+/// The first `most` positions of [`order`]: whoever admits a few requests at a time needs no more. O(n + most log n).
+#[must_use]
+pub fn first(queue: &[Queued<'_>], rule: Rule, most: usize) -> Vec<usize> {
+    let most = most.min(queue.len());
     match rule {
-        Rule::Arrival => (0..queue.len()).collect(),
-        Rule::PathGroups => by_path_groups(queue),
-        Rule::CachedFirst { window } => by_cached_share(queue, window),
+        Rule::Arrival => (0..most).collect(),
+        Rule::PathGroups => by_path_groups(queue, most),
+        Rule::CachedFirst { window } => by_cached_share(queue, window, most),
     }
 }
 
-fn by_path_groups(queue: &[Queued<'_>]) -> Vec<usize> {
+fn by_path_groups(queue: &[Queued<'_>], most: usize) -> Vec<usize> {
     // The group's oldest member stands for it.
     let mut groups: FxHashMap<Fingerprint, usize> = FxHashMap::default();
     let mut waiting: Vec<(usize, usize, &[Fingerprint])> = queue
@@ -72,7 +79,8 @@ fn by_path_groups(queue: &[Queued<'_>]) -> Vec<usize> {
         .collect();
     let longest_first = |path: &[Fingerprint]| Reverse(path.len());
     let documents = |document: &Fingerprint| document.0;
-    waiting.sort_unstable_by(|&(group_a, a, path_a), &(group_b, b, path_b)| {
+    let by_rule = |&(group_a, a, path_a): &(usize, usize, &[Fingerprint]),
+                   &(group_b, b, path_b): &(usize, usize, &[Fingerprint])| {
         (group_a, longest_first(path_a))
             .cmp(&(group_b, longest_first(path_b)))
             .then_with(|| {
@@ -82,7 +90,12 @@ fn by_path_groups(queue: &[Queued<'_>]) -> Vec<usize> {
                     .cmp(path_b.iter().map(documents))
             })
             .then(a.cmp(&b))
-    });
+    };
+    if most < waiting.len() {
+        waiting.select_nth_unstable_by(most, by_rule);
+        waiting.truncate(most);
+    }
+    waiting.sort_unstable_by(by_rule);
     waiting.into_iter().map(|(_, at, _)| at).collect()
 }
 
@@ -110,14 +123,14 @@ impl PartialOrd for Priority {
     }
 }
 
-fn by_cached_share(queue: &[Queued<'_>], window: u32) -> Vec<usize> {
+fn by_cached_share(queue: &[Queued<'_>], window: u32, most: usize) -> Vec<usize> {
     // An earlier request is overtaken by whatever overtakes a later one, so the oldest is always the first to have
     // been overtaken enough: it alone need be watched.
     let mut overtaken: Vec<u32> = queue.iter().map(|queued| queued.overtaken).collect();
-    let mut most = 0;
+    let mut behind = 0;
     for overtaken in overtaken.iter_mut().rev() {
-        most = most.max(*overtaken);
-        *overtaken = most;
+        behind = behind.max(*overtaken);
+        *overtaken = behind;
     }
     let mut best: BinaryHeap<Priority> = queue
         .iter()
@@ -129,10 +142,12 @@ fn by_cached_share(queue: &[Queued<'_>], window: u32) -> Vec<usize> {
         })
         .collect();
     let mut served = vec![false; queue.len()];
-    let mut order = Vec::with_capacity(queue.len());
+    let mut order = Vec::with_capacity(most);
     // Everything before the oldest is served, so of what is served, all but `oldest` requests overtook it.
     let mut oldest = 0;
-    while let Some(&overtaken) = overtaken.get(oldest) {
+    while order.len() < most
+        && let Some(&overtaken) = overtaken.get(oldest)
+    {
         if served.get(oldest).is_some_and(|&served| served) {
             oldest += 1;
             continue;
@@ -279,6 +294,9 @@ mod tests {
                 .collect();
             for rule in [Rule::Arrival, Rule::PathGroups, Rule::CachedFirst { window }] {
                 let mut order = order(&queue, rule);
+                for most in [0, 1, 5, queue.len()] {
+                    prop_assert_eq!(&first(&queue, rule, most)[..], &order[..most.min(queue.len())]);
+                }
                 order.sort_unstable();
                 prop_assert_eq!(order, (0..queue.len()).collect::<Vec<_>>());
             }

@@ -7,11 +7,17 @@
 //! The policy decides as it would in front of a real engine; the engine is modelled, document by document: what
 //! counts is how many document tokens a prefix match would have saved. Generation, batching and time are not here.
 
+mod bound;
 mod cache;
+mod compact;
+mod log;
 mod replay;
 pub mod workload;
 
+pub use bound::Bound;
 pub use cache::{Capacity, EngineCache};
+pub use compact::CompactTrace;
+pub use log::{BadLine, LogReader};
 pub use replay::{Replay, Reuse, replay, upper_bound};
 
 use crate::document::Fingerprint;

@@ -13,8 +13,10 @@
 
 mod children;
 mod residency;
+mod view;
 
 pub use residency::ResidencyEvent;
+pub use view::{ViewedEdge, ViewedNode};
 
 use crate::document::{Catalog, DocumentId, Fingerprint};
 use crate::recency::Recency;

@@ -20,8 +20,8 @@ use super::heads::{Heads, MAX_HEAD, Rotary};
 use super::kernels::{
     BLOCK, Kernels, LANES, Loop, PANEL, Product, STRIDE, Start, TILE_BLOCK, TILE_ROWS, lanes,
 };
-use super::matrix::write_row;
-use super::pages::Pool;
+use super::left::write_row;
+use super::pages::LayerPool;
 use crate::backend::PageId;
 
 /// Positions between two corrections of the running maximum: a block of the microkernel's left operand.
@@ -33,8 +33,7 @@ pub(super) struct Attention<'a> {
     pub(super) kernels: Kernels,
     pub(super) queries: Heads<'a>,
     pub(super) rotary: &'a Rotary,
-    pub(super) pool: &'a Pool,
-    pub(super) layer: usize,
+    pub(super) pool: &'a LayerPool,
     /// Query heads of an item.
     pub(super) item_heads: usize,
     /// Query heads that share a key and value head.
@@ -106,9 +105,7 @@ impl Attention<'_> {
         for position in (span..(span + SPAN).min(first + tokens)).step_by(LANES) {
             let rows = position.saturating_sub(first) * heads..tokens * heads;
             let (page, slot) = (pages[position / page_tokens], position % page_tokens);
-            let keys = self
-                .pool
-                .keys(page, self.layer, item.head as usize / self.group, slot);
+            let keys = self.pool.keys(page, item.head as usize / self.group, slot);
             for (block, keys) in keys.chunks(BLOCK * LANES).enumerate() {
                 self.kernels.multiply(Product {
                     a: &queries[block * TILE_BLOCK..],
@@ -143,7 +140,7 @@ impl Attention<'_> {
             let page = pages[position / page_tokens];
             let values = self
                 .pool
-                .values(page, self.layer, item.head as usize / self.group, slot);
+                .values(page, item.head as usize / self.group, slot);
             let mut add = |rows: std::ops::Range<usize>, terms: usize| {
                 let mut column = 0;
                 while column < stride {

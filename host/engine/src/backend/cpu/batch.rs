@@ -5,8 +5,9 @@
 //! writes is seen by another segment or through a second position.
 
 use super::kernels::TILE_ROWS;
-use crate::backend::{BackendError, Output, PageId, Step, TokenId};
+use crate::backend::{BackendError, HostPageId, Load, Output, PageId, Step, Store, TokenId};
 use crate::models::ModelConfig;
+use fxhash::FxHashSet;
 
 /// What a step is checked against and cut by.
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +16,57 @@ pub(super) struct Limits {
     pub(super) max_positions: u32,
     pub(super) page_tokens: u32,
     pub(super) pages: u32,
+    pub(super) host_pages: u32,
     pub(super) attention: Cut,
+}
+
+impl Limits {
+    pub(super) fn check_host_page(&self, page: HostPageId) -> Result<(), BackendError> {
+        if page.0 >= self.host_pages {
+            return Err(BackendError::no_host_page(page, self.host_pages));
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_stores(&self, stores: &[Store]) -> Result<(), BackendError> {
+        let mut targets = FxHashSet::default();
+        for store in stores {
+            self.check_page(store.from)?;
+            self.check_host_page(store.to)?;
+            if !targets.insert(store.to) {
+                return Err(BackendError::Malformed(format!(
+                    "host page {} is stored to twice",
+                    store.to.0
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// `loads` ascend by page.
+    fn check_loads(&self, loads: &[Load]) -> Result<(), BackendError> {
+        for load in loads {
+            self.check_host_page(load.from)?;
+            self.check_page(load.to)?;
+        }
+        match loads.array_windows().find(|[a, b]| a.to == b.to) {
+            Some([load, _]) => Err(BackendError::Malformed(format!(
+                "page {} is loaded to twice",
+                load.to.0
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn check_page(&self, page: PageId) -> Result<(), BackendError> {
+        if page.0 >= self.pages {
+            return Err(BackendError::Malformed(format!(
+                "page {} is not below the pool's {}",
+                page.0, self.pages
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// How attention is cut into items: some tokens of a segment with some query heads that share a key and value head.
@@ -100,6 +151,8 @@ pub(super) struct Batch {
     pub(super) wanted: Selection,
     /// Ascending by page.
     pub(super) writes: Vec<Write>,
+    /// The step's, ascending by the page that is overwritten.
+    pub(super) loads: Vec<Load>,
     /// Who writes a page: a segment's number, or [`NOBODY`].
     owners: Vec<u32>,
 }
@@ -112,6 +165,9 @@ impl Batch {
         self.all.clear();
         self.wanted.clear();
         self.writes.clear();
+        self.loads.clone_from(&step.loads);
+        self.loads.sort_unstable_by_key(|load| load.to);
+        limits.check_loads(&self.loads)?;
         self.owners.resize(limits.pages as usize, NOBODY);
         let checked = self.check(step, limits);
         for write in &self.writes {
@@ -263,6 +319,7 @@ mod tests {
         max_positions: 64,
         page_tokens: 16,
         pages: 8,
+        host_pages: 4,
         attention: Cut {
             heads: 6,
             group: 3,
@@ -282,7 +339,13 @@ mod tests {
 
     fn plan(segments: Vec<Segment>) -> Result<Batch, String> {
         let mut batch = Batch::default();
-        match batch.plan(&Step { segments }, &LIMITS) {
+        match batch.plan(
+            &Step {
+                segments,
+                ..Step::default()
+            },
+            &LIMITS,
+        ) {
             Ok(()) => Ok(batch),
             Err(error) => Err(error.to_string()),
         }
@@ -420,9 +483,11 @@ mod tests {
         let mut batch = Batch::default();
         let bad = Step {
             segments: vec![segment(1, 0, &[4]), segment(1, 0, &[4])],
+            ..Step::default()
         };
         let good = Step {
             segments: vec![segment(1, 0, &[4])],
+            ..Step::default()
         };
         assert!(batch.plan(&bad, &LIMITS).is_err());
         assert!(batch.plan(&good, &LIMITS).is_ok());

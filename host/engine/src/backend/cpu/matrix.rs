@@ -1,81 +1,35 @@
 //! Matrix products over whole layers: weights in panels, activations in tiles, sums in blocks.
 //!
 //! ```text
-//!  Tiles  (left)   [row / 12][column / 128][row % 12][144]         what the microkernel reads row by row
-//!  Panels (right)  [output / 32][input][32]                        one stream per panel, in the checkpoint's type
+//!  Tiles  (left)   see `left`                                      what a kernel reads row by row
+//!  Panels (right)  [output / 32][input][32]                        one stream per panel, in the checkpoint's type;
+//!                  [output / 32][input / 2][32][2]                 bf16 that is multiplied by bf16
 //!  Sums   (out)    [row / block][output / 32][row % block][32]     a task writes one contiguous piece
 //! ```
 //!
 //! A task is one block of rows against one panel. Its share of the tiles stays in the second-level cache from panel to
-//! panel, 128 inputs of its panel stay in the first-level cache from tile to tile. Since a task owns its piece of the
+//! panel, a block of its panel's inputs stays in the first-level cache from tile to tile. Since a task owns its piece of the
 //! sums and every output is computed whole by one task, neither threads nor their number touch a result.
 
 use super::aligned::Aligned;
-use super::kernels::{
-    BLOCK, Kernels, PANEL, Product, STRIDE, Scalar, Start, TILE_BLOCK, TILE_ROWS,
-};
+use super::kernels::{BLOCK, Kernels, PANEL, Product, Scalar, Start, TILE_BLOCK, TILE_ROWS, pairs};
+use super::left::{Form, Tiles};
 use crate::models::{Element, Tensor};
 use half::{bf16, f16};
+use pairs::{Machine, Pair, PairProduct};
 use rayon::prelude::*;
+use std::ops::Range;
 
-/// Rows of a block at most. A larger block reads the weights less often, and loses its tiles from the cache.
-const MAX_BLOCK_ROWS: usize = 44 * TILE_ROWS;
+/// Tiles of a block at most. A larger block reads the weights less often, and loses its tiles from the cache.
+const MAX_BLOCK_TILES: usize = 44;
+/// Tiles of a block at least, where there are blocks enough without.
+const MIN_BLOCK_TILES: usize = 3;
 /// Tasks per thread that blocks are cut for, where there are rows enough.
 const TASKS_PER_THREAD: usize = 4;
 /// From this many rows on, a block of weights is widened once instead of by every tile.
-const WIDEN_ROWS: usize = 3 * TILE_ROWS;
+const WIDEN_ROWS: usize = MIN_BLOCK_TILES * TILE_ROWS;
 /// Multiply-adds below which a task is not worth handing to another thread.
 const MIN_TASK: usize = 1 << 16;
-
-/// Activations `[rows, columns]` f32, as left operands.
-pub(super) struct Tiles {
-    data: Aligned<f32>,
-    rows: usize,
-    columns: usize,
-}
-
-impl Tiles {
-    pub(super) fn new() -> Self {
-        Self {
-            data: Aligned::new(0),
-            rows: 0,
-            columns: 0,
-        }
-    }
-
-    /// Sets the shape; the values are whatever was there.
-    pub(super) fn resize(&mut self, rows: usize, columns: usize) {
-        (self.rows, self.columns) = (rows, columns);
-        self.data
-            .resize(rows.div_ceil(TILE_ROWS) * self.tile_length());
-    }
-
-    pub(super) fn rows(&self) -> usize {
-        self.rows
-    }
-
-    pub(super) fn tile_length(&self) -> usize {
-        self.columns.div_ceil(BLOCK) * TILE_BLOCK
-    }
-
-    /// The tiles in order, in parallel, each [`Tiles::tile_length`] long.
-    pub(super) fn par_tiles(&mut self) -> rayon::slice::ChunksMut<'_, f32> {
-        let length = self.tile_length();
-        self.data.par_chunks_mut(length)
-    }
-}
-
-/// Writes `values` to columns `column..` of row `row` of a tile.
-#[inline(always)]
-pub(super) fn write_row(tile: &mut [f32], row: usize, mut column: usize, mut values: &[f32]) {
-    while !values.is_empty() {
-        let (part, rest) = values.split_at(values.len().min(BLOCK - column % BLOCK));
-        tile[column / BLOCK * TILE_BLOCK + row * STRIDE + column % BLOCK..][..part.len()]
-            .copy_from_slice(part);
-        column += part.len();
-        values = rest;
-    }
-}
 
 /// Products `[rows, outputs]` f32, in panels as their weights are.
 pub(super) struct Sums {
@@ -93,20 +47,42 @@ impl Sums {
         }
     }
 
-    /// Sets the shape for `rows` rows; the values are whatever was there.
-    fn resize(&mut self, rows: usize, panels: usize) {
+    /// Sets the shape for `rows` rows in tiles of `tile_rows`; the values are whatever was there.
+    fn resize(&mut self, rows: usize, tile_rows: usize, panels: usize) {
         // Blocks of equal size, cut between tiles; more of them where panels alone would leave threads idle.
         let wanted = (TASKS_PER_THREAD * rayon::current_num_threads()).div_ceil(panels);
         let blocks = rows
-            .div_ceil(MAX_BLOCK_ROWS)
-            .max(wanted.min(rows / WIDEN_ROWS));
+            .div_ceil(MAX_BLOCK_TILES * tile_rows)
+            .max(wanted.min(rows / (MIN_BLOCK_TILES * tile_rows)));
         self.block_rows = match blocks {
             0 | 1 => rows,
-            _ => rows.div_ceil(blocks).next_multiple_of(TILE_ROWS),
+            _ => rows.div_ceil(blocks).next_multiple_of(tile_rows),
         };
         let blocks = rows.div_ceil(self.block_rows);
         self.panels = panels;
         self.data.resize(blocks * panels * self.block_rows * PANEL);
+    }
+
+    /// Sets the shape for the product of `tiles` with `panels` panels, and calls `task` in parallel for each block of
+    /// rows and each panel, with the piece of the sums that is theirs.
+    fn fill(
+        &mut self,
+        tiles: &Tiles,
+        panels: usize,
+        task: impl Fn(Range<usize>, usize, &mut [f32]) + Sync,
+    ) {
+        self.resize(tiles.rows(), tiles.tile_rows(), panels);
+        let block_rows = self.block_rows;
+        let worth = (MIN_TASK / (tiles.columns() * block_rows).max(1)).max(1);
+        let tasks = self
+            .data
+            .par_chunks_mut(block_rows * PANEL)
+            .with_min_len(worth);
+        tasks.enumerate().for_each(|(number, sums)| {
+            let (block, panel) = (number / panels, number % panels);
+            let rows = block * block_rows..(block * block_rows + block_rows).min(tiles.rows());
+            task(rows, panel, sums);
+        });
     }
 
     /// Row `row` of panel `panel`.
@@ -145,11 +121,14 @@ enum Data {
     F32(Aligned<f32>),
     Bf16(Aligned<bf16>),
     F16(Aligned<f16>),
+    /// Bf16 that is multiplied by bf16; inputs are padded with zeroes.
+    Pairs(Machine, Aligned<Pair>),
 }
 
 impl Panels {
-    /// Lays out matrices `[outputs, inputs]` with the same inputs, in their type if they share it, in f32 otherwise.
-    pub(super) fn pack(parts: &[&Tensor<'_>]) -> Self {
+    /// Lays out matrices `[outputs, inputs]` with the same inputs, in their type if they share it, in f32 otherwise, for
+    /// products by `kernels`.
+    pub(super) fn pack(parts: &[&Tensor<'_>], kernels: Kernels) -> Self {
         let inputs = parts[0].columns;
         assert!(
             parts.iter().all(|part| part.columns == inputs),
@@ -162,7 +141,10 @@ impl Panels {
         let element = parts[0].element;
         let shared = parts.iter().all(|part| part.element == element);
         let data = match element {
-            Element::Bf16 if shared => Data::Bf16(pack(parts, &starts, bf16::from_le_bytes)),
+            Element::Bf16 if shared => match kernels.pairs() {
+                Some(machine) => Data::Pairs(machine, pack_pairs(parts, &starts)),
+                None => Data::Bf16(pack(parts, &starts, bf16::from_le_bytes)),
+            },
             Element::F16 if shared => Data::F16(pack(parts, &starts, f16::from_le_bytes)),
             Element::F32 if shared => Data::F32(pack(parts, &starts, f32::from_le_bytes)),
             _ => {
@@ -195,16 +177,28 @@ impl Panels {
         self.starts[part]
     }
 
-    /// `sums = tiles · weights`.
+    /// Form of the left operand.
+    pub(super) fn form(&self) -> Form {
+        match self.data {
+            Data::Pairs(..) => Form::Pairs,
+            _ => Form::Wide,
+        }
+    }
+
+    /// `sums = tiles · weights`. The tiles have the weights' inputs and form.
     pub(super) fn multiply(&self, kernels: Kernels, tiles: &Tiles, sums: &mut Sums) {
         assert_eq!(
-            tiles.columns, self.inputs,
+            tiles.columns(),
+            self.inputs,
             "the activations' width is the weights' inputs"
         );
         match &self.data {
             Data::F32(data) => multiply(kernels, data, self.panels(), tiles, sums),
             Data::Bf16(data) => multiply(kernels, data, self.panels(), tiles, sums),
             Data::F16(data) => multiply(kernels, data, self.panels(), tiles, sums),
+            Data::Pairs(machine, data) => {
+                multiply_pairs(*machine, data, self.panels(), tiles, sums);
+            }
         }
     }
 
@@ -220,6 +214,14 @@ impl Panels {
             Data::F32(data) => gather(data, self.inputs, output, to),
             Data::Bf16(data) => gather(data, self.inputs, output, to),
             Data::F16(data) => gather(data, self.inputs, output, to),
+            Data::Pairs(_, data) => {
+                let panel = &data[output / PANEL * panel_pairs(self.inputs)..];
+                for (to, weights) in to.chunks_mut(2).zip(panel.as_chunks::<PANEL>().0) {
+                    for (to, weight) in to.iter_mut().zip(weights[output % PANEL]) {
+                        *to = weight.widen();
+                    }
+                }
+            }
         }
     }
 
@@ -239,17 +241,49 @@ fn pack<E: Scalar, const N: usize>(
     data.par_chunks_mut(inputs * PANEL)
         .enumerate()
         .for_each(|(panel, to)| {
-            let number = starts.partition_point(|&start| start <= panel) - 1;
-            let part = parts[number];
-            let first = (panel - starts[number]) * PANEL;
-            let rows = part.data.as_chunks::<N>().0.chunks_exact(inputs);
-            for (lane, row) in rows.skip(first).take(PANEL).enumerate() {
+            for (lane, row) in panel_rows::<N>(parts, starts, panel) {
                 for (to, bytes) in to.iter_mut().skip(lane).step_by(PANEL).zip(row) {
                     *to = read(*bytes);
                 }
             }
         });
     data
+}
+
+/// Pairs of a panel with `inputs` inputs.
+fn panel_pairs(inputs: usize) -> usize {
+    inputs.next_multiple_of(pairs::DEPTH) / 2 * PANEL
+}
+
+/// Transposes `parts` of bf16 into panels of pairs; what lies beyond a part's last column or input is zero.
+fn pack_pairs(parts: &[&Tensor<'_>], starts: &[usize]) -> Aligned<Pair> {
+    let inputs = parts[0].columns;
+    let mut data = Aligned::<Pair>::new(starts[starts.len() - 1] * panel_pairs(inputs));
+    data.par_chunks_mut(panel_pairs(inputs))
+        .enumerate()
+        .for_each(|(panel, to)| {
+            for (lane, row) in panel_rows::<2>(parts, starts, panel) {
+                for (to, pair) in to.iter_mut().skip(lane).step_by(PANEL).zip(row.chunks(2)) {
+                    for (to, bytes) in to.iter_mut().zip(pair) {
+                        *to = bf16::from_le_bytes(*bytes);
+                    }
+                }
+            }
+        });
+    data
+}
+
+/// The matrix rows that make panel `panel`, each with its column in the panel.
+fn panel_rows<'a, const N: usize>(
+    parts: &'a [&Tensor<'_>],
+    starts: &[usize],
+    panel: usize,
+) -> impl Iterator<Item = (usize, &'a [[u8; N]])> {
+    let number = starts.partition_point(|&start| start <= panel) - 1;
+    let part = parts[number];
+    let first = (panel - starts[number]) * PANEL;
+    let rows = part.data.as_chunks::<N>().0.chunks_exact(part.columns);
+    rows.skip(first).take(PANEL).enumerate()
 }
 
 fn multiply<E: Scalar>(
@@ -259,23 +293,14 @@ fn multiply<E: Scalar>(
     tiles: &Tiles,
     sums: &mut Sums,
 ) {
-    sums.resize(tiles.rows, panels);
-    let block_rows = sums.block_rows;
-    let blocks_of_k = tiles.columns.div_ceil(BLOCK);
-    let worth = (MIN_TASK / (tiles.columns * block_rows).max(1)).max(1);
-    let tasks = sums
-        .data
-        .par_chunks_mut(block_rows * PANEL)
-        .with_min_len(worth);
-    tasks.enumerate().for_each(|(task, c)| {
-        let (block, panel) = (task / panels, task % panels);
-        let rows = block * block_rows..(block * block_rows + block_rows).min(tiles.rows);
-        let panel = &weights[panel * tiles.columns * PANEL..][..tiles.columns * PANEL];
+    let panel_length = tiles.columns() * PANEL;
+    sums.fill(tiles, panels, |rows, panel, c| {
+        let panel = &weights[panel * panel_length..][..panel_length];
         let widen = rows.len() >= WIDEN_ROWS && E::ELEMENT != Element::F32;
         for (number, b) in panel.chunks(BLOCK * PANEL).enumerate() {
             let product = Product {
-                a: &tiles.data[number * TILE_BLOCK..],
-                a_tile: blocks_of_k * TILE_BLOCK,
+                a: &tiles.wide()[number * TILE_BLOCK..],
+                a_tile: tiles.tile_length(),
                 rows: rows.clone(),
                 k: b.len() / PANEL,
                 b,
@@ -283,13 +308,36 @@ fn multiply<E: Scalar>(
                 c,
                 c_stride: PANEL,
                 columns: PANEL,
-                start: if number == 0 { Start::Zero } else { Start::Sum },
+                start: Start::of_block(number),
             };
             if widen {
                 multiply_widened(kernels, product);
             } else {
                 kernels.multiply(product);
             }
+        }
+    });
+}
+
+fn multiply_pairs(
+    machine: Machine,
+    weights: &[Pair],
+    panels: usize,
+    tiles: &Tiles,
+    sums: &mut Sums,
+) {
+    let panel_length = panel_pairs(tiles.columns());
+    sums.fill(tiles, panels, |rows, panel, c| {
+        let panel = &weights[panel * panel_length..][..panel_length];
+        for (number, b) in panel.chunks(pairs::BLOCK / 2 * PANEL).enumerate() {
+            machine.multiply(PairProduct {
+                a: &tiles.pairs()[number * pairs::TILE_BLOCK / 2..],
+                a_tile: tiles.tile_length(),
+                rows: rows.clone(),
+                b,
+                c,
+                start: Start::of_block(number),
+            });
         }
     });
 }
@@ -344,17 +392,21 @@ mod tests {
         }
     }
 
-    fn tiles(rows: usize, columns: usize) -> Tiles {
+    fn tiles(rows: usize, weights: &Panels) -> Tiles {
         let mut tiles = Tiles::new();
-        tiles.resize(rows, columns);
-        let length = tiles.tile_length();
-        for row in 0..rows {
-            let values: Vec<f32> = (0..columns)
-                .map(|column| value(row * 31 + column * 17))
-                .collect();
-            let tile = &mut tiles.data[row / TILE_ROWS * length..][..length];
-            write_row(tile, row % TILE_ROWS, 0, &values);
-        }
+        tiles.shape(rows, weights.inputs, weights.form());
+        let tile_rows = tiles.tile_rows();
+        tiles
+            .par_tiles()
+            .enumerate()
+            .for_each(|(number, mut tile)| {
+                for row in 0..tile_rows.min(rows - number * tile_rows) {
+                    let values: Vec<f32> = (0..weights.inputs)
+                        .map(|column| value((number * tile_rows + row) * 31 + column * 17))
+                        .collect();
+                    tile.write(row, 0, &values);
+                }
+            });
         tiles
     }
 
@@ -371,11 +423,15 @@ mod tests {
                     tensor(elements[0], outputs, inputs, 3),
                     tensor(elements[1], outputs + 5, inputs, 77),
                 ];
-                let weights = Panels::pack(&[&parts[0], &parts[1]]);
-                let tiles = tiles(rows, inputs);
                 let mut sums = Sums::new();
                 for kernels in Kernels::available() {
-                    weights.multiply(kernels, &tiles, &mut sums);
+                    let weights = Panels::pack(&[&parts[0], &parts[1]], kernels);
+                    let form = weights.form();
+                    let input = |row: usize, i: usize| match form {
+                        Form::Wide => value(row * 31 + i * 17),
+                        Form::Pairs => bf16::from_f32(value(row * 31 + i * 17)).to_f32(),
+                    };
+                    weights.multiply(kernels, &tiles(rows, &weights), &mut sums);
                     for (number, part) in parts.iter().enumerate() {
                         let wide = part.to_f32();
                         for row in (0..rows).step_by(7) {
@@ -384,7 +440,7 @@ mod tests {
                             for (output, got) in got.iter().enumerate() {
                                 let expected: f64 = (0..inputs)
                                     .map(|i| {
-                                        f64::from(value(row * 31 + i * 17))
+                                        f64::from(input(row, i))
                                             * f64::from(wide[output * inputs + i])
                                     })
                                     .sum();
@@ -404,11 +460,14 @@ mod tests {
     #[test]
     fn a_row_of_packed_weights_is_the_matrix_row() {
         let matrix = tensor(Element::Bf16, 70, 45, 0);
-        let (weights, wide) = (Panels::pack(&[&matrix]), matrix.to_f32());
-        let mut row = vec![0.0; 45];
-        for output in [0, 31, 32, 69] {
-            weights.row(output, &mut row);
-            assert_eq!(row, wide[output * 45..][..45]);
+        let wide = matrix.to_f32();
+        for kernels in Kernels::available() {
+            let weights = Panels::pack(&[&matrix], kernels);
+            let mut row = vec![0.0; 45];
+            for output in [0, 31, 32, 69] {
+                weights.row(output, &mut row);
+                assert_eq!(row, wide[output * 45..][..45]);
+            }
         }
     }
 }

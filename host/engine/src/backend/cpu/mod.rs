@@ -1,14 +1,16 @@
-//! The CPU backend: our own kernels on packed weights, in f32 arithmetic throughout.
+//! The CPU backend: our own kernels on packed weights.
 //!
 //! ```text
 //!  Step ─▶ batch    checks it, lists the work          model     the layers, in order
 //!          pages    where keys and values stand        matrix    weights in panels, products in parallel
-//!          heads, attention, rows                      kernels   the instructions
+//!          heads, attention, rows, left                kernels   the instructions
 //! ```
 //!
-//! Weights keep the checkpoint's type in memory (bf16 and f16 are widened in registers), so that decode streams half the
-//! bytes of f32; sums, activations and the KV state are f32. Results do not depend on batch, chunks, page size or number
-//! of threads, bit for bit; they may differ in the last bits between instruction sets.
+//! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32; sums, activations and the
+//! KV state are f32. Products with bf16 weights are computed in one of two ways, chosen once ([`Precision`]): the weights
+//! are widened in registers and everything is f32, or the activations are rounded to bf16 for the CPU's bf16
+//! instructions. Results do not depend on batch, chunks, page size or number of threads, bit for bit; they do depend on
+//! that choice, and may differ in the last bits between instruction sets.
 //!
 //! Owned here: layout of weights and pages, threads, arithmetic. Not known here: requests, prefixes, sampling.
 
@@ -16,40 +18,66 @@ mod aligned;
 mod attention;
 mod batch;
 mod heads;
+mod host;
 mod kernels;
+mod left;
 mod matrix;
 mod model;
 mod pages;
 mod rows;
 
-use super::{Backend, BackendError, PageId, Step};
+use super::{Backend, BackendError, HostPageId, PageId, Step, Store};
 use crate::models::{Checkpoint, CheckpointError, ModelConfig};
 use batch::{Batch, Limits};
-use kernels::{Kernels, LANES};
+use host::HostPool;
+use kernels::{Kernels, LANES, Narrow};
 use model::{Model, Scratch};
 use pages::{Layout, Pool};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::path::Path;
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Sizes of a CPU backend.
 #[derive(Clone, Debug)]
 pub struct CpuConfig {
     /// Pages in the pool.
     pub pages: u32,
+    /// Pages in the host pool, which nothing is computed on: 0 for none.
+    pub host_pages: u32,
     /// Tokens in a page: a multiple of 16.
     pub page_tokens: u32,
     /// Worker threads; `None`: one per core.
     pub threads: Option<u32>,
+    /// How bf16 weights are multiplied.
+    pub precision: Precision,
+}
+
+/// How bf16 weights are multiplied. Weights of other types, attention and everything between products are f32 always.
+///
+/// Rounding activations to bf16 costs accuracy: logits stray by up to about one percent of their standard deviation,
+/// where f32 strays by a few millionths. It is what the model was trained with, and what GPUs do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// [`Precision::Bf16`] where the CPU has instructions that make it faster than f32: AMX, or AVX512-BF16 on AMD.
+    #[default]
+    Auto,
+    /// Weights are widened to f32.
+    F32,
+    /// Activations are rounded to bf16, sums are f32.
+    Bf16,
 }
 
 /// Computes on the CPU.
 pub struct CpuBackend {
     model: Model,
     pool: Pool,
+    host: HostPool,
     threads: ThreadPool,
     batch: Batch,
     scratch: Scratch,
     limits: Limits,
+    warning: Option<String>,
+    identity: u128,
 }
 
 impl CpuBackend {
@@ -59,11 +87,9 @@ impl CpuBackend {
     /// [`CheckpointError`] when the checkpoint is incomplete or unsupported.
     pub fn load(folder: &Path, config: &CpuConfig) -> Result<Self, CheckpointError> {
         let checkpoint = Checkpoint::open(folder)?;
-        Self::build(&checkpoint, config, Kernels::detect()).map_err(|error| {
-            match error.file.as_str() {
-                "" => CheckpointError::new(folder, error.reason),
-                _ => error,
-            }
+        Self::new(&checkpoint, config).map_err(|error| match error.file.as_str() {
+            "" => CheckpointError::new(folder, error.reason),
+            _ => error,
         })
     }
 
@@ -72,7 +98,18 @@ impl CpuBackend {
     /// # Errors
     /// [`CheckpointError`] when the checkpoint is incomplete or `config` unusable.
     pub fn new(checkpoint: &Checkpoint, config: &CpuConfig) -> Result<Self, CheckpointError> {
-        Self::build(checkpoint, config, Kernels::detect())
+        let narrow = match config.precision {
+            Precision::Auto => Narrow::WhereFaster,
+            Precision::F32 => Narrow::Never,
+            Precision::Bf16 => Narrow::Always,
+        };
+        let (kernels, warning) = Kernels::detect(narrow).ok_or_else(|| {
+            let reason = "precision is bf16, this CPU has neither AMX-BF16 nor AVX512-BF16";
+            CheckpointError::new(Path::new(""), reason)
+        })?;
+        let mut backend = Self::build(checkpoint, config, kernels)?;
+        backend.warning = warning;
+        Ok(backend)
     }
 
     /// Bytes of KV state in a page, for sizing a pool before loading.
@@ -82,12 +119,23 @@ impl CpuBackend {
     pub fn page_bytes(folder: &Path, page_tokens: u32) -> Result<u64, CheckpointError> {
         let model = ModelConfig::load(folder)?;
         check_page_tokens(page_tokens).map_err(|reason| CheckpointError::new(folder, reason))?;
-        Ok((Layout::new(&model, page_tokens).page_floats() * size_of::<f32>()) as u64)
+        Ok(Layout::new(&model, page_tokens).page_bytes() as u64)
     }
 
-    /// The instruction set in use, for logs.
+    /// The instructions in use, for logs and to tell apart states that were computed otherwise.
     pub fn instruction_set(&self) -> &'static str {
         self.model.kernels().name()
+    }
+
+    /// What whoever runs the machine should know: that it has AMX, and why that is not used.
+    pub fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
+    }
+
+    /// Of all that a page's bytes depend on beside its tokens: the model, how a page is laid out, and the instructions,
+    /// whose results differ in the last bits. Pages of another identity must not be loaded.
+    pub fn identity(&self) -> u128 {
+        self.identity
     }
 
     /// Worker threads.
@@ -113,14 +161,14 @@ impl CpuBackend {
         }
         let model_positions = checkpoint.config().max_positions;
         let layout = Layout::new(checkpoint.config(), config.page_tokens);
-        let bytes = (layout.page_floats() as u64 * size_of::<f32>() as u64)
-            .checked_mul(u64::from(config.pages));
-        if bytes.is_none_or(|bytes| bytes > isize::MAX as u64 / 2) {
-            return Err(wrong(format!(
-                "pages is {}: they exceed the address space at {} floats a page",
-                config.pages,
-                layout.page_floats()
-            )));
+        for (name, pages) in [("pages", config.pages), ("host_pages", config.host_pages)] {
+            let bytes = (layout.page_bytes() as u64).checked_mul(u64::from(pages));
+            if bytes.is_none_or(|bytes| bytes > isize::MAX as u64 / 2) {
+                return Err(wrong(format!(
+                    "{name} is {pages}: they exceed the address space at {} bytes a page",
+                    layout.page_bytes()
+                )));
+            }
         }
         if config.threads == Some(0) {
             return Err(wrong("threads is 0, supported: at least 1".into()));
@@ -136,22 +184,36 @@ impl CpuBackend {
             .map_err(|error| wrong(format!("no worker threads: {error}")))?;
         let positions = (positions as u32).min(model_positions);
         let model = threads.install(|| Model::load(checkpoint, kernels, positions))?;
+        let identity = format!(
+            "{:032x} {PAGE_LAYOUT} {} {} {}",
+            checkpoint.fingerprint(),
+            kernels.name(),
+            config.page_tokens,
+            layout.page_bytes()
+        );
         Ok(Self {
+            identity: xxh3_128(identity.as_bytes()),
             limits: Limits {
                 vocabulary: model.config().vocabulary as u32,
                 max_positions: model_positions,
                 page_tokens: config.page_tokens,
                 pages: config.pages,
+                host_pages: config.host_pages,
                 attention: model.cut(),
             },
             pool: Pool::new(layout, config.pages),
+            host: HostPool::new(layout, config.host_pages),
             model,
             threads,
             batch: Batch::default(),
             scratch: Scratch::new(),
+            warning: None,
         })
     }
 }
+
+/// Changed whenever the bytes of a host page mean something else or come out differently.
+const PAGE_LAYOUT: &str = "cpu-1";
 
 impl Backend for CpuBackend {
     fn vocabulary(&self) -> u32 {
@@ -173,28 +235,32 @@ impl Backend for CpuBackend {
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
         logits.clear();
         self.batch.plan(step, &self.limits)?;
-        if !self.batch.all.rows.is_empty() {
-            let Self {
-                model,
-                pool,
-                batch,
-                scratch,
-                ..
-            } = self;
+        let Self {
+            model,
+            pool,
+            host,
+            batch,
+            scratch,
+            ..
+        } = self;
+        let layers = pool.layers_mut();
+        if !batch.all.rows.is_empty() {
             self.threads
-                .install(|| model.forward(step, batch, pool, scratch, logits));
+                .install(|| model.forward(step, batch, host, layers, scratch, logits));
+        } else if !batch.loads.is_empty() {
+            self.threads.install(|| {
+                for layer in layers {
+                    layer.load(&batch.loads, host);
+                }
+            });
         }
         Ok(())
     }
 
     fn copy_slots(&mut self, from: PageId, to: PageId, tokens: u32) -> Result<(), BackendError> {
         let limits = &self.limits;
-        if let Some(page) = [from, to].into_iter().find(|page| page.0 >= limits.pages) {
-            return Err(BackendError::Malformed(format!(
-                "page {} is not below the pool's {}",
-                page.0, limits.pages
-            )));
-        }
+        limits.check_page(from)?;
+        limits.check_page(to)?;
         if tokens > limits.page_tokens {
             return Err(BackendError::Malformed(format!(
                 "{tokens} slots are more than a page's {}",
@@ -209,6 +275,32 @@ impl Backend for CpuBackend {
         }
         self.pool.copy_slots(from, to, tokens as usize);
         Ok(())
+    }
+
+    fn host_pages(&self) -> u32 {
+        self.limits.host_pages
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.pool.layout.page_bytes()
+    }
+
+    fn store(&mut self, stores: &[Store]) -> Result<(), BackendError> {
+        self.limits.check_stores(stores)?;
+        for store in stores {
+            self.pool.store(store.from, self.host.page_mut(store.to));
+        }
+        Ok(())
+    }
+
+    fn host_page(&mut self, page: HostPageId) -> Result<&[u8], BackendError> {
+        self.limits.check_host_page(page)?;
+        Ok(self.host.page(page))
+    }
+
+    fn host_page_mut(&mut self, page: HostPageId) -> Result<&mut [u8], BackendError> {
+        self.limits.check_host_page(page)?;
+        Ok(self.host.page_mut(page))
     }
 }
 

@@ -7,15 +7,18 @@
 //! ```
 //!
 //! Past the last layer's keys and values only the rows whose logits are wanted go on: a chunk of a prompt that is not
-//! its last ends there. Scratch is kept from step to step. Rows work in parallel by tile, products by block and panel, attention by item,
+//! its last ends there. While a layer computes, the next one's pages come back from the host pool: only the first layer
+//! waits for its own. Scratch is kept from step to step. Rows work in parallel by tile, products by block and panel, attention by item,
 //! pages by page; none of these cuts reaches into a result.
 
 use super::attention::Attention;
 use super::batch::{Batch, Cut, ITEM_ROWS, Selection, Write};
 use super::heads::{Heads, MAX_HEAD, Rotary};
+use super::host::HostPool;
 use super::kernels::{Kernels, Loop, TILE_ROWS};
-use super::matrix::{Panels, Sums, Tiles, write_row};
-use super::pages::{Layout, Pool};
+use super::left::Tiles;
+use super::matrix::{Panels, Sums};
+use super::pages::{LayerPool, Layout};
 use super::rows::{Gate, Norm};
 use crate::backend::Step;
 use crate::models::{Checkpoint, CheckpointError, LayerWeights, ModelConfig, Tensor};
@@ -80,16 +83,16 @@ impl Model {
     ) -> Result<Self, CheckpointError> {
         let config = checkpoint.config().clone();
         let layers = (0..config.layers)
-            .map(|index| Ok(Layer::new(&checkpoint.layer(index)?)))
+            .map(|index| Ok(Layer::new(&checkpoint.layer(index)?, kernels)))
             .collect::<Result<_, CheckpointError>>()?;
         let head = checkpoint.head()?;
         Ok(Self {
             cut: Cut::new(&config),
             rotary: Rotary::new(&config.rope, positions),
-            embedding: Panels::pack(&[&checkpoint.embedding()?]),
+            embedding: Panels::pack(&[&checkpoint.embedding()?], kernels),
             layers,
             norm: checkpoint.final_norm()?.to_f32(),
-            head: head.map(|head| Panels::pack(&[&head])),
+            head: head.map(|head| Panels::pack(&[&head], kernels)),
             config,
             kernels,
         })
@@ -107,12 +110,14 @@ impl Model {
         self.cut
     }
 
-    /// Computes `batch`, planned from `step`: writes the keys and values of its rows and appends the wanted logits.
+    /// Computes `batch`, planned from `step`: carries out its loads, writes the keys and values of its rows and appends
+    /// the wanted logits. `pool` has an element for each layer.
     pub(super) fn forward(
         &self,
         step: &Step,
         batch: &Batch,
-        pool: &mut Pool,
+        host: &HostPool,
+        mut pool: &mut [LayerPool],
         scratch: &mut Scratch,
         logits: &mut Vec<f32>,
     ) {
@@ -123,38 +128,80 @@ impl Model {
         rows.with_min_len(TILE_ROWS)
             .for_each(|(residual, row)| self.embedding.row(row.token as usize, residual));
 
+        if let Some(first) = pool.first_mut() {
+            first.load(&batch.loads, host);
+        }
         let mut bias = None;
         for (index, layer) in self.layers.iter().enumerate() {
-            self.norm(scratch, bias, &layer.input_norm);
-            self.multiply(&layer.qkv, scratch);
-            self.store(layer, index, batch, &scratch.sums, pool);
-            let mut selection = &batch.all;
-            if index + 1 == self.layers.len() {
-                selection = &batch.wanted;
-                keep(selection, hidden, &mut scratch.residual);
-            }
+            let Some((kv, later)) = pool.split_first_mut() else {
+                break;
+            };
+            let is_last = index + 1 == self.layers.len();
+            let selection = if is_last { &batch.wanted } else { &batch.all };
+            // Whichever thread is the first to find nothing else to do copies.
+            rayon::join(
+                || self.layer(layer, bias, step, batch, selection, kv, scratch),
+                || {
+                    if let Some(next) = later.first_mut() {
+                        next.load(&batch.loads, host);
+                    }
+                },
+            );
             if selection.rows.is_empty() {
                 return;
             }
-            self.attend(layer, index, step, selection, pool, scratch);
-            self.multiply(&layer.output, scratch);
-            self.norm(scratch, Some(layer.output_bias.as_deref()), &layer.mlp_norm);
-            self.multiply(&layer.gate_up, scratch);
-            self.gate(layer, selection.rows.len(), scratch);
-            self.multiply(&layer.down, scratch);
             bias = Some(layer.down_bias.as_deref());
+            pool = later;
         }
-        self.norm(scratch, bias, &self.norm);
-        self.logits(scratch, logits);
+        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        self.norm(scratch, bias, &self.norm, head);
+        self.logits(head, scratch, logits);
+    }
+
+    /// One layer: keys and values of all rows of `batch`, and what follows for those of `selection`. `bias` as for
+    /// [`Model::norm`].
+    #[expect(clippy::too_many_arguments, reason = "what a layer needs, passed once")]
+    fn layer(
+        &self,
+        layer: &Layer,
+        bias: Option<Option<&[f32]>>,
+        step: &Step,
+        batch: &Batch,
+        selection: &Selection,
+        pool: &mut LayerPool,
+        scratch: &mut Scratch,
+    ) {
+        self.norm(scratch, bias, &layer.input_norm, &layer.qkv);
+        self.multiply(&layer.qkv, scratch);
+        self.store(layer, batch, &scratch.sums, pool);
+        if selection.rows.len() < batch.all.rows.len() {
+            keep(selection, self.config.hidden, &mut scratch.residual);
+        }
+        if selection.rows.is_empty() {
+            return;
+        }
+        self.attend(layer, step, selection, pool, scratch);
+        self.multiply(&layer.output, scratch);
+        let output_bias = Some(layer.output_bias.as_deref());
+        self.norm(scratch, output_bias, &layer.mlp_norm, &layer.gate_up);
+        self.multiply(&layer.gate_up, scratch);
+        self.gate(layer, selection.rows.len(), scratch);
+        self.multiply(&layer.down, scratch);
     }
 
     fn multiply(&self, weights: &Panels, scratch: &mut Scratch) {
         weights.multiply(self.kernels, &scratch.tiles, &mut scratch.sums);
     }
 
-    /// Adds the last product to the residual stream and norms it into the tiles. `addend` is `None` where there is no
-    /// product yet, else its bias.
-    fn norm(&self, scratch: &mut Scratch, addend: Option<Option<&[f32]>>, weights: &[f32]) {
+    /// Adds the last product to the residual stream and norms it into the tiles, for a product with `next`. `addend` is
+    /// `None` where there is no product yet, else its bias.
+    fn norm(
+        &self,
+        scratch: &mut Scratch,
+        addend: Option<Option<&[f32]>>,
+        weights: &[f32],
+        next: &Panels,
+    ) {
         let hidden = self.config.hidden;
         let Scratch {
             residual,
@@ -162,20 +209,21 @@ impl Model {
             sums,
             ..
         } = scratch;
-        tiles.resize(residual.len() / hidden, hidden);
-        let residual = residual.par_chunks_mut(TILE_ROWS * hidden);
+        tiles.shape(residual.len() / hidden, hidden, next.form());
+        let tile_rows = tiles.tile_rows();
+        let residual = residual.par_chunks_mut(tile_rows * hidden);
         tiles
             .par_tiles()
             .zip(residual)
             .enumerate()
-            .for_each(|(number, (tile, residual))| {
+            .for_each(|(number, (mut tile, residual))| {
                 for (row, residual) in residual.chunks_exact_mut(hidden).enumerate() {
                     self.kernels.run(Norm {
                         residual,
-                        addend: addend.map(|bias| (&*sums, number * TILE_ROWS + row, bias)),
+                        addend: addend.map(|bias| (&*sums, number * tile_rows + row, bias)),
                         weights,
                         eps: self.config.norm_eps,
-                        tile,
+                        tile: &mut tile,
                         row,
                     });
                 }
@@ -183,22 +231,21 @@ impl Model {
     }
 
     /// Writes keys and values to their pages.
-    fn store(&self, layer: &Layer, index: usize, batch: &Batch, sums: &Sums, pool: &mut Pool) {
+    fn store(&self, layer: &Layer, batch: &Batch, sums: &Sums, pool: &mut LayerPool) {
         let layout = pool.layout;
         let (keys, values) = (self.heads(layer, sums, 1), self.heads(layer, sums, 2));
         pool.write(
             &batch.writes,
             |write| write.page,
-            |write, page| {
+            |write, piece| {
                 self.kernels.run(Store {
                     keys,
                     values,
                     rotary: &self.rotary,
                     layout,
-                    layer: index,
                     kv_heads: self.config.kv_heads,
                     write,
-                    page,
+                    piece,
                 });
             },
         );
@@ -208,10 +255,9 @@ impl Model {
     fn attend(
         &self,
         layer: &Layer,
-        index: usize,
         step: &Step,
         selection: &Selection,
-        pool: &Pool,
+        pool: &LayerPool,
         scratch: &mut Scratch,
     ) {
         let Scratch {
@@ -225,7 +271,6 @@ impl Model {
             queries: self.heads(layer, sums, 0),
             rotary: &self.rotary,
             pool,
-            layer: index,
             item_heads: self.cut.item_heads,
             group: self.cut.group,
         };
@@ -239,15 +284,16 @@ impl Model {
         });
 
         let (head_dim, item_heads) = (self.config.head_dim, self.cut.item_heads);
-        tiles.resize(selection.rows.len(), self.config.heads * head_dim);
-        let rows = selection.rows.par_chunks(TILE_ROWS);
-        tiles.par_tiles().zip(rows).for_each(|(tile, rows)| {
+        let next = layer.output.form();
+        tiles.shape(selection.rows.len(), self.config.heads * head_dim, next);
+        let rows = selection.rows.par_chunks(tiles.tile_rows());
+        tiles.par_tiles().zip(rows).for_each(|(mut tile, rows)| {
             for (number, row) in rows.iter().enumerate() {
                 for head in 0..self.config.heads {
                     let item = row.item as usize + head / item_heads;
                     let within = row.within as usize * item_heads + head % item_heads;
                     let from = &attended[(item * ITEM_ROWS + within) * stride..][..head_dim];
-                    write_row(tile, number, head * head_dim, from);
+                    tile.write(number, head * head_dim, from);
                 }
             }
         });
@@ -255,27 +301,30 @@ impl Model {
 
     fn gate(&self, layer: &Layer, rows: usize, scratch: &mut Scratch) {
         let Scratch { tiles, sums, .. } = scratch;
-        tiles.resize(rows, self.config.intermediate);
-        tiles.par_tiles().enumerate().for_each(|(number, tile)| {
-            let first = number * TILE_ROWS;
-            for row in 0..TILE_ROWS.min(rows - first) {
-                self.kernels.run(Gate {
-                    sums,
-                    source: first + row,
-                    up: layer.gate_up.start(1),
-                    bias: layer.gate_up_bias.as_ref(),
-                    intermediate: self.config.intermediate,
-                    tile,
-                    row,
-                });
-            }
-        });
+        tiles.shape(rows, self.config.intermediate, layer.down.form());
+        let tile_rows = tiles.tile_rows();
+        tiles
+            .par_tiles()
+            .enumerate()
+            .for_each(|(number, mut tile)| {
+                let first = number * tile_rows;
+                for row in 0..tile_rows.min(rows - first) {
+                    self.kernels.run(Gate {
+                        sums,
+                        source: first + row,
+                        up: layer.gate_up.start(1),
+                        bias: layer.gate_up_bias.as_ref(),
+                        intermediate: self.config.intermediate,
+                        tile: &mut tile,
+                        row,
+                    });
+                }
+            });
     }
 
     /// Appends the logits of the rows in the tiles.
-    fn logits(&self, scratch: &mut Scratch, logits: &mut Vec<f32>) {
+    fn logits(&self, head: &Panels, scratch: &mut Scratch, logits: &mut Vec<f32>) {
         let vocabulary = self.config.vocabulary;
-        let head = self.head.as_ref().unwrap_or(&self.embedding);
         self.multiply(head, scratch);
         let start = logits.len();
         logits.resize(start + scratch.tiles.rows() * vocabulary, 0.0);
@@ -301,13 +350,14 @@ impl Model {
 }
 
 impl Layer {
-    fn new(weights: &LayerWeights<'_>) -> Self {
+    fn new(weights: &LayerWeights<'_>, kernels: Kernels) -> Self {
+        let pack = |parts: &[&Tensor<'_>]| Panels::pack(parts, kernels);
         let wide = Tensor::to_f32;
         let [q, k, v] = &weights.qkv;
         let [gate, up] = &weights.gate_up;
         Self {
             input_norm: wide(&weights.input_norm),
-            qkv: Panels::pack(&[q, k, v]),
+            qkv: pack(&[q, k, v]),
             qkv_bias: weights
                 .qkv_bias
                 .as_ref()
@@ -316,15 +366,15 @@ impl Layer {
                 .qk_norm
                 .as_ref()
                 .map(|norm| norm.each_ref().map(wide)),
-            output: Panels::pack(&[&weights.output]),
+            output: pack(&[&weights.output]),
             output_bias: weights.output_bias.as_ref().map(wide),
             mlp_norm: wide(&weights.mlp_norm),
-            gate_up: Panels::pack(&[gate, up]),
+            gate_up: pack(&[gate, up]),
             gate_up_bias: weights
                 .gate_up_bias
                 .as_ref()
                 .map(|bias| bias.each_ref().map(wide)),
-            down: Panels::pack(&[&weights.down]),
+            down: pack(&[&weights.down]),
             down_bias: weights.down_bias.as_ref().map(wide),
         }
     }
@@ -345,10 +395,9 @@ struct Store<'a> {
     values: Heads<'a>,
     rotary: &'a Rotary,
     layout: Layout,
-    layer: usize,
     kv_heads: usize,
     write: &'a Write,
-    page: &'a mut [f32],
+    piece: &'a mut [f32],
 }
 
 impl Loop for Store<'_> {
@@ -369,8 +418,7 @@ impl Loop for Store<'_> {
                 self.keys.read::<FMA>(row, head, key);
                 self.rotary.rotate(position, key);
                 self.values.read::<FMA>(row, head, value);
-                self.layout
-                    .store(self.page, self.layer, head, slot, key, value);
+                self.layout.store(self.piece, head, slot, key, value);
             }
         }
     }

@@ -1,17 +1,21 @@
 //! The pool of KV pages: where the keys and values of a token stand.
 //!
-//! A page holds all layers of [`Layout::page_tokens`] tokens, so that a page is one contiguous piece to copy or move:
+//! The pool is cut by layer first, so that one layer's pages can be loaded while another's are computed on; a page is a
+//! piece of each:
 //!
 //! ```text
-//! page: [layer][kv_head] { keys   [page_tokens / 16][head_dim][16 tokens]   a strip of the microkernel per 16 tokens
-//!                          values [page_tokens][head_dim, padded to 16]     a strip of the microkernel per 16 columns }
+//! pool: [layer] [page][kv_head] { keys   [page_tokens / 16][head_dim][16 tokens]   a strip of the microkernel per 16 tokens
+//!                                 values [page_tokens][head_dim, padded to 16] }   a strip of the microkernel per 16 columns
+//!
+//! host page: [layer][kv_head] { the same }, little-endian, one piece to move to a disk and back
 //! ```
 //!
 //! Both halves are right operands as they stand: scores are `queries · keys`, outputs are `weights · values`. f32.
 
 use super::aligned::Aligned;
+use super::host::HostPool;
 use super::kernels::LANES;
-use crate::backend::PageId;
+use crate::backend::{Load, PageId};
 use crate::models::ModelConfig;
 use std::ops::Range;
 
@@ -45,26 +49,36 @@ impl Layout {
         self.page_tokens * (self.head_dim + self.value_stride())
     }
 
-    pub(super) fn page_floats(&self) -> usize {
-        self.layers * self.kv_heads * self.head_floats()
+    /// Floats of a layer's piece of a page.
+    fn piece_floats(&self) -> usize {
+        self.kv_heads * self.head_floats()
     }
 
-    fn head_range(&self, layer: usize, head: usize) -> Range<usize> {
-        let start = (layer * self.kv_heads + head) * self.head_floats();
+    /// Bytes of a layer's piece of a host page.
+    pub(super) fn piece_bytes(&self) -> usize {
+        self.piece_floats() * size_of::<f32>()
+    }
+
+    /// Bytes of a host page, or of a page with all its pieces.
+    pub(super) fn page_bytes(&self) -> usize {
+        self.layers * self.piece_bytes()
+    }
+
+    fn head_range(&self, head: usize) -> Range<usize> {
+        let start = head * self.head_floats();
         start..start + self.head_floats()
     }
 
-    /// Writes a token's key and value, each `[head_dim]`, to slot `slot` of `page`.
+    /// Writes a token's key and value, each `[head_dim]`, to slot `slot` of `piece`, a layer's of a page.
     pub(super) fn store(
         &self,
-        page: &mut [f32],
-        layer: usize,
+        piece: &mut [f32],
         head: usize,
         slot: usize,
         key: &[f32],
         value: &[f32],
     ) {
-        let place = &mut page[self.head_range(layer, head)];
+        let place = &mut piece[self.head_range(head)];
         let (keys, values) = place.split_at_mut(self.page_tokens * self.head_dim);
         let strip = &mut keys[slot / LANES * self.head_dim * LANES..][..self.head_dim * LANES];
         for (to, key) in strip.iter_mut().skip(slot % LANES).step_by(LANES).zip(key) {
@@ -74,40 +88,91 @@ impl Layout {
     }
 }
 
-/// All pages.
+/// All pages, cut by layer.
 pub(super) struct Pool {
     pub(super) layout: Layout,
+    layers: Vec<LayerPool>,
+}
+
+/// One layer's pieces of all pages.
+pub(super) struct LayerPool {
+    pub(super) layout: Layout,
+    layer: usize,
     data: Aligned<f32>,
 }
 
 impl Pool {
     pub(super) fn new(layout: Layout, pages: u32) -> Self {
+        let layer = |layer| LayerPool {
+            layout,
+            layer,
+            data: Aligned::new(layout.piece_floats() * pages as usize),
+        };
         Self {
             layout,
-            data: Aligned::new(layout.page_floats() * pages as usize),
+            layers: (0..layout.layers).map(layer).collect(),
         }
     }
 
+    /// Every layer, in order.
+    pub(super) fn layers_mut(&mut self) -> &mut [LayerPool] {
+        &mut self.layers
+    }
+
+    /// Writes a page as it stands.
+    pub(super) fn store(&self, from: PageId, to: &mut [u8]) {
+        let pieces = to.chunks_exact_mut(self.layout.piece_bytes());
+        for (layer, piece) in self.layers.iter().zip(pieces) {
+            let floats = layer.piece(from);
+            for (to, from) in piece.as_chunks_mut().0.iter_mut().zip(floats) {
+                *to = from.to_le_bytes();
+            }
+        }
+    }
+
+    /// Copies the first `tokens` slots of page `from` to page `to`; the pages differ and exist.
+    pub(super) fn copy_slots(&mut self, from: PageId, to: PageId, tokens: usize) {
+        for layer in &mut self.layers {
+            layer.copy_slots(from, to, tokens);
+        }
+    }
+}
+
+impl LayerPool {
     /// The keys of 16 tokens from slot `slot` (a multiple of 16) on: `[head_dim][16]`.
-    pub(super) fn keys(&self, page: PageId, layer: usize, head: usize, slot: usize) -> &[f32] {
-        let layout = &self.layout;
-        let strip = layout.head_dim * LANES;
-        &self.page(page)[layout.head_range(layer, head)][slot / LANES * strip..][..strip]
+    pub(super) fn keys(&self, page: PageId, head: usize, slot: usize) -> &[f32] {
+        let strip = self.layout.head_dim * LANES;
+        &self.piece(page)[self.layout.head_range(head)][slot / LANES * strip..][..strip]
     }
 
     /// The values from slot `slot` to the page's end: `[slots][value_stride]`.
-    pub(super) fn values(&self, page: PageId, layer: usize, head: usize, slot: usize) -> &[f32] {
+    pub(super) fn values(&self, page: PageId, head: usize, slot: usize) -> &[f32] {
         let layout = &self.layout;
         let values = layout.page_tokens * layout.head_dim + slot * layout.value_stride();
-        &self.page(page)[layout.head_range(layer, head)][values..]
+        &self.piece(page)[layout.head_range(head)][values..]
     }
 
-    fn page(&self, page: PageId) -> &[f32] {
-        let floats = self.layout.page_floats();
+    fn piece(&self, page: PageId) -> &[f32] {
+        let floats = self.layout.piece_floats();
         &self.data[page.0 as usize * floats..][..floats]
     }
 
-    /// Calls `write` in parallel with each of `pages`, which ascend, and its memory.
+    /// Overwrites this layer's pieces of pages with what [`Pool::store`] wrote; `loads` ascend by page.
+    pub(super) fn load(&mut self, loads: &[Load], host: &HostPool) {
+        let piece = self.layer * self.layout.piece_bytes()..;
+        self.write(
+            loads,
+            |load| load.to,
+            |load, to| {
+                let from = host.page(load.from)[piece.clone()].as_chunks().0;
+                for (to, from) in to.iter_mut().zip(from) {
+                    *to = f32::from_le_bytes(*from);
+                }
+            },
+        );
+    }
+
+    /// Calls `write` in parallel with each of `writes`, whose pages ascend, and its page's piece.
     pub(super) fn write<T: Sync>(
         &mut self,
         writes: &[T],
@@ -139,14 +204,13 @@ impl Pool {
                 }
             }
         }
-        let floats = self.layout.page_floats();
+        let floats = self.layout.piece_floats();
         halve(&mut self.data, 0, floats, writes, &page, &write);
     }
 
-    /// Copies the first `tokens` slots of page `from` to page `to`; the pages differ and exist.
-    pub(super) fn copy_slots(&mut self, from: PageId, to: PageId, tokens: usize) {
+    fn copy_slots(&mut self, from: PageId, to: PageId, tokens: usize) {
         let layout = self.layout;
-        let floats = layout.page_floats();
+        let floats = layout.piece_floats();
         let (from, to) = (from.0 as usize * floats, to.0 as usize * floats);
         let (source, target) = if from < to {
             let (low, high) = self.data.split_at_mut(to);
@@ -157,8 +221,8 @@ impl Pool {
         };
         let strip = layout.head_dim * LANES;
         let whole = tokens / LANES * strip;
-        for head in 0..layout.layers * layout.kv_heads {
-            let range = layout.head_range(0, head);
+        for head in 0..layout.kv_heads {
+            let range = layout.head_range(head);
             let (source, target) = (&source[range.clone()], &mut target[range]);
             target[..whole].copy_from_slice(&source[..whole]);
             if !tokens.is_multiple_of(LANES) {
@@ -177,6 +241,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::HostPageId;
 
     const LAYOUT: Layout = Layout {
         layers: 2,
@@ -192,26 +257,30 @@ mod tests {
 
     fn filled() -> Pool {
         let mut pool = Pool::new(LAYOUT, 3);
-        pool.write(
-            &[0u32, 2],
-            |page| PageId(*page),
-            |page, memory| {
-                for (layer, head, slot) in
-                    (0..2).flat_map(|l| (0..3).flat_map(move |h| (0..32).map(move |s| (l, h, s))))
-                {
-                    let key: Vec<f32> = (0..6)
-                        .map(|d| mark(*page as usize, layer, head, slot, d))
-                        .collect();
-                    let value: Vec<f32> = key.iter().map(|v| -v).collect();
-                    LAYOUT.store(memory, layer, head, slot, &key, &value);
-                }
-            },
-        );
+        for (layer, pieces) in pool.layers_mut().iter_mut().enumerate() {
+            pieces.write(
+                &[0u32, 2],
+                |page| PageId(*page),
+                |page, piece| {
+                    for (head, slot) in (0..3).flat_map(|h| (0..32).map(move |s| (h, s))) {
+                        let key: Vec<f32> = (0..6)
+                            .map(|d| mark(*page as usize, layer, head, slot, d))
+                            .collect();
+                        let value: Vec<f32> = key.iter().map(|v| -v).collect();
+                        LAYOUT.store(piece, head, slot, &key, &value);
+                    }
+                },
+            );
+        }
         pool
     }
 
     fn key(pool: &Pool, page: u32, layer: usize, head: usize, slot: usize, d: usize) -> f32 {
-        pool.keys(PageId(page), layer, head, slot / 16 * 16)[d * 16 + slot % 16]
+        pool.layers[layer].keys(PageId(page), head, slot / 16 * 16)[d * 16 + slot % 16]
+    }
+
+    fn value(pool: &Pool, page: u32, layer: usize, head: usize, slot: usize, d: usize) -> f32 {
+        pool.layers[layer].values(PageId(page), head, slot)[d]
     }
 
     #[test]
@@ -222,10 +291,36 @@ mod tests {
             {
                 let expected = mark(page as usize, layer, head, slot, d);
                 assert_eq!(key(&pool, page, layer, head, slot, d), expected);
-                assert_eq!(pool.values(PageId(page), layer, head, slot)[d], -expected);
+                assert_eq!(value(&pool, page, layer, head, slot, d), -expected);
             }
         }
-        assert!(pool.page(PageId(1)).iter().all(|v| *v == 0.0));
+        let mut untouched = pool.layers.iter().flat_map(|layer| layer.piece(PageId(1)));
+        assert!(untouched.all(|v| *v == 0.0));
+    }
+
+    #[test]
+    fn a_page_goes_to_the_host_pool_and_to_another_place_as_it_was() {
+        let (mut pool, mut host) = (filled(), HostPool::new(LAYOUT, 4));
+        for (page, host_page) in [(0, 3), (2, 1)] {
+            pool.store(PageId(page), host.page_mut(HostPageId(host_page)));
+        }
+        // To places that are known to hold something else.
+        let loads = [(3, 1), (3, 2), (1, 0)].map(|(from, to)| Load {
+            from: HostPageId(from),
+            to: PageId(to),
+        });
+        let ascending = [loads[2], loads[0], loads[1]];
+        for layer in pool.layers_mut() {
+            layer.load(&ascending, &host);
+        }
+        for (page, source) in [(0, 2), (1, 0), (2, 0)] {
+            for (layer, head, slot, d) in [(0, 0, 0, 0), (1, 2, 31, 5), (0, 1, 16, 3), (1, 0, 7, 4)]
+            {
+                let expected = mark(source, layer, head, slot, d);
+                assert_eq!(key(&pool, page, layer, head, slot, d), expected);
+                assert_eq!(value(&pool, page, layer, head, slot, d), -expected);
+            }
+        }
     }
 
     #[test]
@@ -245,10 +340,7 @@ mod tests {
                         0.0
                     };
                     assert_eq!(key(&pool, to, layer, head, slot, d), expected);
-                    assert_eq!(
-                        pool.values(PageId(to), layer, head, slot)[d].abs(),
-                        expected
-                    );
+                    assert_eq!(value(&pool, to, layer, head, slot, d).abs(), expected);
                     assert_eq!(
                         key(&pool, from, layer, head, slot, d),
                         mark(from as usize, layer, head, slot, d)

@@ -1,11 +1,12 @@
 //! The work on rows between two matrix products: residual sums, norms, the gate.
 
 use super::heads::inverse_rms;
-use super::kernels::{BLOCK, Loop, PANEL, STRIDE, TILE_BLOCK, lanes};
+use super::kernels::{BLOCK, Loop, PANEL, lanes};
+use super::left::Tile;
 use super::matrix::Sums;
 
 /// Adds a product to a row of the residual stream, norms the row and writes it as a left operand.
-pub(super) struct Norm<'a> {
+pub(super) struct Norm<'a, 'b> {
     /// `[hidden]`.
     pub(super) residual: &'a mut [f32],
     /// A product, which of its rows, and its bias: what is added. `None` in the first layer.
@@ -13,12 +14,12 @@ pub(super) struct Norm<'a> {
     /// `[hidden]`.
     pub(super) weights: &'a [f32],
     pub(super) eps: f32,
-    pub(super) tile: &'a mut [f32],
+    pub(super) tile: &'a mut Tile<'b>,
     /// Row of the tile.
     pub(super) row: usize,
 }
 
-impl Loop for Norm<'_> {
+impl Loop for Norm<'_, '_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
         if let Some((sums, row, bias)) = self.addend {
@@ -33,17 +34,19 @@ impl Loop for Norm<'_> {
         }
         let scale = inverse_rms::<FMA>(self.residual, self.eps);
         let blocks = self.residual.chunks(BLOCK).zip(self.weights.chunks(BLOCK));
+        let mut buffer = [0.0; BLOCK];
         for (block, (values, weights)) in blocks.enumerate() {
-            let to = &mut self.tile[block * TILE_BLOCK + self.row * STRIDE..][..values.len()];
-            for ((to, value), weight) in to.iter_mut().zip(values).zip(weights) {
+            let normed = &mut buffer[..values.len()];
+            for ((to, value), weight) in normed.iter_mut().zip(values).zip(weights) {
                 *to = value * scale * weight;
             }
+            self.tile.write(self.row, block * BLOCK, normed);
         }
     }
 }
 
 /// `silu(gate) * up` of a row, written as a left operand.
-pub(super) struct Gate<'a> {
+pub(super) struct Gate<'a, 'b> {
     pub(super) sums: &'a Sums,
     /// Row of `sums`.
     pub(super) source: usize,
@@ -52,12 +55,12 @@ pub(super) struct Gate<'a> {
     /// Biases of gate and up.
     pub(super) bias: Option<&'a [Vec<f32>; 2]>,
     pub(super) intermediate: usize,
-    pub(super) tile: &'a mut [f32],
+    pub(super) tile: &'a mut Tile<'b>,
     /// Row of the tile.
     pub(super) row: usize,
 }
 
-impl Loop for Gate<'_> {
+impl Loop for Gate<'_, '_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
         for (panel, column) in (0..self.intermediate).step_by(PANEL).enumerate() {
@@ -74,8 +77,7 @@ impl Loop for Gate<'_> {
                 *gate = lanes::silu::<FMA>(*gate) * up;
             }
             let width = PANEL.min(self.intermediate - column);
-            let start = column / BLOCK * TILE_BLOCK + self.row * STRIDE + column % BLOCK;
-            self.tile[start..][..width].copy_from_slice(&gate[..width]);
+            self.tile.write(self.row, column, &gate[..width]);
         }
     }
 }

@@ -2,10 +2,11 @@
 //! cut into steps, shared between pages, batched or spread over threads.
 
 use super::*;
-use crate::backend::{Output, Segment, TokenId};
+use crate::backend::{Load, Output, Segment, TokenId};
 use crate::models::{Element, Rope, Tensor};
 
 const VOCABULARY: u32 = 90;
+const HOST_PAGES: u32 = 12;
 
 /// Shapes chosen to be awkward: widths that are no multiples of anything, groups of one, two and seven.
 fn models() -> Vec<ModelConfig> {
@@ -30,8 +31,10 @@ fn models() -> Vec<ModelConfig> {
 fn backend(model: &ModelConfig, kernels: Kernels, page_tokens: u32, threads: u32) -> CpuBackend {
     let config = CpuConfig {
         pages: 1600 / page_tokens,
+        host_pages: HOST_PAGES,
         page_tokens,
         threads: Some(threads),
+        precision: Precision::Auto,
     };
     let checkpoint = Checkpoint::random(model.clone(), Element::Bf16, 7);
     CpuBackend::build(&checkpoint, &config, kernels).unwrap()
@@ -59,7 +62,11 @@ fn segment(tokens: &[TokenId], start: usize, pages: &[u32]) -> Segment {
 
 fn run(backend: &mut CpuBackend, segments: Vec<Segment>) -> Vec<f32> {
     let mut logits = vec![1.0];
-    backend.run(&Step { segments }, &mut logits).unwrap();
+    let step = Step {
+        segments,
+        ..Step::default()
+    };
+    backend.run(&step, &mut logits).unwrap();
     logits
 }
 
@@ -198,8 +205,12 @@ fn logits_agree_with_a_plain_model_in_f64() {
                 .zip(&expected)
                 .map(|(a, b)| (f64::from(*a) - b).abs())
                 .fold(0.0, f64::max);
+            let tolerance = match kernels.pairs() {
+                None => 1e-4,
+                Some(_) => 2e-2,
+            };
             assert!(
-                worst < 1e-4 * deviation,
+                worst < tolerance * deviation,
                 "{kernels:?}: {worst} of a deviation of {deviation}"
             );
         }
@@ -232,11 +243,13 @@ fn chunks_pages_companions_and_threads_do_not_change_a_bit() {
 
             // In chunks, on pages full of NaN, beside other sequences that are at other points.
             let mut machine = backend(&model, kernels, 16, 2);
-            machine.pool.write(
-                &(0..100).collect::<Vec<u32>>(),
-                |page| PageId(*page),
-                |_, memory| memory.fill(f32::NAN),
-            );
+            for layer in machine.pool.layers_mut() {
+                layer.write(
+                    &(0..100).collect::<Vec<u32>>(),
+                    |page| PageId(*page),
+                    |_, piece| piece.fill(f32::NAN),
+                );
+            }
             let other = tokens(8, 64);
             let other_pages = [40, 41, 42, 43];
             let mut pieces = Vec::new();
@@ -282,7 +295,7 @@ fn chunks_pages_companions_and_threads_do_not_change_a_bit() {
 #[test]
 fn only_wanted_logits_are_returned_in_segment_order() {
     let model = &models()[0];
-    let mut machine = backend(model, Kernels::detect(), 16, 1);
+    let mut machine = backend(model, Kernels::available()[0], 16, 1);
     let row = VOCABULARY as usize;
     let (a, b, c) = (tokens(1, 5), tokens(2, 3), tokens(3, 4));
     let all = run(
@@ -307,10 +320,126 @@ fn only_wanted_logits_are_returned_in_segment_order() {
     assert!(run(&mut machine, Vec::new()).is_empty());
 }
 
+/// Loads that stand at the head of a step without segments.
+fn load(backend: &mut CpuBackend, loads: &[(u32, u32)]) -> Result<(), BackendError> {
+    let loads = loads.iter().map(|&(from, to)| Load {
+        from: HostPageId(from),
+        to: PageId(to),
+    });
+    let step = Step {
+        loads: loads.collect(),
+        ..Step::default()
+    };
+    backend.run(&step, &mut Vec::new())
+}
+
+fn store(backend: &mut CpuBackend, stores: &[(u32, u32)]) -> Result<(), BackendError> {
+    let stores: Vec<_> = stores
+        .iter()
+        .map(|&(from, to)| Store {
+            from: PageId(from),
+            to: HostPageId(to),
+        })
+        .collect();
+    backend.store(&stores)
+}
+
+#[test]
+fn a_page_that_went_through_the_host_pool_and_through_bytes_is_the_page_it_was() {
+    for model in &models() {
+        for threads in [1, 3] {
+            let mut machine = backend(model, Kernels::available()[0], 16, threads);
+            let prompt = tokens(1, 60);
+            let expected = run(&mut machine, vec![segment(&prompt, 0, &[0, 1, 2, 3])]);
+            store(&mut machine, &[(0, 5), (1, 0), (2, 11)]).unwrap();
+            // The device pages are needed for something else, a host page for another.
+            run(
+                &mut machine,
+                vec![segment(&tokens(2, 60), 0, &[2, 0, 3, 1])],
+            );
+            let bytes = machine.host_page(HostPageId(5)).unwrap().to_vec();
+            assert_eq!(bytes.len(), machine.page_bytes());
+            machine.host_page_mut(HostPageId(5)).unwrap().fill(0xff);
+            machine
+                .host_page_mut(HostPageId(7))
+                .unwrap()
+                .copy_from_slice(&bytes);
+            let loads = [(7, 9), (0, 1), (11, 40)].map(|(from, to)| Load {
+                from: HostPageId(from),
+                to: PageId(to),
+            });
+            // Once behind the loaded pages and once from the midst of one.
+            for start in [48, 40] {
+                let step = Step {
+                    loads: loads.to_vec(),
+                    segments: vec![
+                        segment(&tokens(4, 20), 0, &[70, 71]),
+                        segment(&prompt[start..], start, &[9, 1, 40, 2]),
+                    ],
+                };
+                let mut logits = Vec::new();
+                machine.run(&step, &mut logits).unwrap();
+                let (expected, logits) = (
+                    &expected[start * VOCABULARY as usize..],
+                    &logits[20 * VOCABULARY as usize..],
+                );
+                assert!(
+                    same_bits(logits, expected),
+                    "{threads} threads, from {start}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn malformed_loads_and_stores_move_nothing() {
+    let model = &models()[0];
+    let mut machine = backend(model, Kernels::available()[0], 16, 1);
+    let prompt = tokens(1, 20);
+    let first = run(&mut machine, vec![segment(&prompt, 0, &[0, 1])]);
+    let says = |outcome: Result<(), BackendError>, expected: &str| match outcome {
+        Err(BackendError::Malformed(reason)) => {
+            assert!(
+                reason.contains(expected),
+                "{reason:?} does not say {expected:?}"
+            );
+        }
+        other => panic!("{other:?} instead of {expected:?}"),
+    };
+    for (loads, expected) in [
+        (
+            [(1, 0), (12, 2)],
+            "host page 12 is not below the host pool's 12",
+        ),
+        ([(1, 0), (2, 100)], "page 100 is not below the pool's 100"),
+        ([(1, 0), (2, 0)], "page 0 is loaded to twice"),
+    ] {
+        says(load(&mut machine, &loads), expected);
+    }
+    for (stores, expected) in [
+        (
+            [(0, 1), (0, 12)],
+            "host page 12 is not below the host pool's 12",
+        ),
+        ([(0, 1), (100, 2)], "page 100 is not below the pool's 100"),
+        ([(0, 1), (1, 1)], "host page 1 is stored to twice"),
+    ] {
+        says(store(&mut machine, &stores), expected);
+    }
+    let page = HostPageId(12);
+    says(machine.host_page(page).map(|_| ()), "host page 12");
+    says(machine.host_page_mut(page).map(|_| ()), "host page 12");
+    let untouched = machine.host_page(HostPageId(1)).unwrap();
+    assert!(untouched.iter().all(|byte| *byte == 0));
+    let last = run(&mut machine, vec![segment(&prompt[19..], 19, &[0, 1])]);
+    assert!(same_bits(&first[19 * VOCABULARY as usize..], &last));
+}
+
 #[test]
 fn malformed_calls_compute_nothing() {
     let model = &models()[0];
-    let mut machine = backend(model, Kernels::detect(), 16, 1);
+    let mut machine = backend(model, Kernels::available()[0], 16, 1);
     let prompt = tokens(1, 20);
     let first = run(&mut machine, vec![segment(&prompt, 0, &[0, 1])]);
     let mut logits = vec![1.0];
@@ -319,6 +448,7 @@ fn malformed_calls_compute_nothing() {
             segment(&prompt, 0, &[0, 1]),
             segment(&[VOCABULARY], 0, &[2]),
         ],
+        ..Step::default()
     };
     assert!(matches!(
         machine.run(&bad, &mut logits),
@@ -341,17 +471,19 @@ fn malformed_calls_compute_nothing() {
 #[test]
 fn unusable_sizes_are_refused() {
     let checkpoint = Checkpoint::random(models().remove(0), Element::F32, 1);
-    for (pages, page_tokens, threads, expected) in [
-        (4, 8, Some(1), "page_tokens is 8"),
-        (4, 0, Some(1), "page_tokens is 0"),
-        (0, 16, Some(1), "pages is 0"),
-        (u32::MAX, 16, Some(1), "pages is 4294967295"),
-        (4, 16, Some(0), "threads is 0"),
+    for (pages, host_pages, page_tokens, threads, expected) in [
+        (4, 0, 8, Some(1), "page_tokens is 8"),
+        (4, 0, 0, Some(1), "page_tokens is 0"),
+        (0, 0, 16, Some(1), "pages is 0"),
+        (u32::MAX, 0, 16, Some(1), "pages is 4294967295"),
+        (4, 0, 16, Some(0), "threads is 0"),
     ] {
         let config = CpuConfig {
             pages,
+            host_pages,
             page_tokens,
             threads,
+            precision: Precision::Auto,
         };
         let error = CpuBackend::new(&checkpoint, &config)
             .err()
@@ -362,4 +494,29 @@ fn unusable_sizes_are_refused() {
             "{error:?} does not say {expected:?}"
         );
     }
+}
+
+#[test]
+fn an_identity_changes_with_model_weights_and_page_size_and_with_nothing_else() {
+    let identity = |model: &ModelConfig, seed, page_tokens, threads| {
+        let config = CpuConfig {
+            pages: threads * 7,
+            host_pages: threads,
+            page_tokens,
+            threads: Some(threads),
+            precision: Precision::F32,
+        };
+        let checkpoint = Checkpoint::random(model.clone(), Element::F32, seed);
+        let backend = CpuBackend::build(&checkpoint, &config, Kernels::available()[0]);
+        backend.unwrap().identity()
+    };
+    let models = models();
+    let first = identity(&models[0], 1, 16, 1);
+    assert_eq!(first, identity(&models[0], 1, 16, 2));
+    let others = [
+        identity(&models[1], 1, 16, 1),
+        identity(&models[0], 2, 16, 1),
+        identity(&models[0], 1, 32, 1),
+    ];
+    assert!(others.iter().all(|other| *other != first));
 }

@@ -4,11 +4,21 @@
 //! alone. `FMA` says that the instruction set has fused multiply-adds; see [`super::Loop`].
 
 use super::LANES;
+use half::bf16;
 
 /// `a * b + c`, rounded once with `FMA`, twice without.
 #[inline(always)]
 pub(in super::super) fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// The nearest bf16, ties to even; a NaN stays one.
+#[inline(always)]
+pub(in super::super) fn narrow(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    let quiet = bits >> 16 | 0x40;
+    bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
 }
 
 /// Sum of squares.
@@ -105,6 +115,17 @@ mod tests {
         assert!(worst_error::<false>() < 2e-7, "{}", worst_error::<false>());
         assert_eq!(exp::<true>(0.0), 1.0);
         assert_eq!(exp::<false>(0.0), 1.0);
+    }
+
+    #[test]
+    fn narrowing_is_that_of_half_for_all_upper_halves() {
+        for high in 0..=u16::MAX {
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(high) << 16 | low);
+                let (got, expected) = (narrow(x), bf16::from_f32(x));
+                assert_eq!(got.to_bits(), expected.to_bits(), "{x:e}");
+            }
+        }
     }
 
     #[test]

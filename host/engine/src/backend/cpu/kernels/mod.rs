@@ -19,7 +19,9 @@
 //! stride is a constant (addresses are immediates, one pointer serves twelve rows) and an odd number of cache lines
 //! (rows do not meet in one set of the first-level cache); the 16 columns of padding are never read.
 //!
-//! Nothing here knows what is multiplied. Unsafe code stays in the two files of intrinsics and the calls into them.
+//! Where weights are bf16 and so may activations be, [`pairs`] takes the place of this kernel.
+//!
+//! Nothing here knows what is multiplied. Unsafe code stays in the files of intrinsics and the calls into them.
 
 #![allow(
     unsafe_code,
@@ -27,6 +29,7 @@
 )]
 
 pub(super) mod lanes;
+pub(super) mod pairs;
 mod portable;
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -90,6 +93,13 @@ pub(super) enum Start {
     Zero,
     /// Earlier products along `k`.
     Sum,
+}
+
+impl Start {
+    /// For block `number` of a sum that is cut into blocks.
+    pub(super) fn of_block(number: usize) -> Self {
+        if number == 0 { Self::Zero } else { Self::Sum }
+    }
 }
 
 /// `c[row - rows.start][0..columns] (+)= Σ a[row][0..k] · b[0..k][0..columns]`.
@@ -181,9 +191,12 @@ pub(super) trait Loop {
     fn run<const FMA: bool>(self);
 }
 
-/// The instruction set in use.
+/// The instructions in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kernels(Isa);
+pub(super) struct Kernels {
+    isa: Isa,
+    pairs: Option<pairs::Machine>,
+}
 
 /// A value of `Avx512` or `Avx2` exists only where the CPU has the instructions: it proves so to the calls below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,36 +206,69 @@ enum Isa {
     Portable,
 }
 
+/// How bf16 weights are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Narrow {
+    /// Widened, by f32.
+    Never,
+    /// By bf16, where this CPU does that faster.
+    WhereFaster,
+    /// By bf16.
+    Always,
+}
+
 impl Kernels {
-    /// The best that this CPU has.
-    pub(super) fn detect() -> Self {
-        x86::Avx512::detect()
+    /// The best that this CPU has, and what to warn of. `None`: it has no instruction for what `narrow` demands.
+    pub(super) fn detect(narrow: Narrow) -> Option<(Self, Option<String>)> {
+        let isa = x86::Avx512::detect()
             .map(Isa::Avx512)
             .or_else(|| x86::Avx2::detect().map(Isa::Avx2))
-            .map_or(Self(Isa::Portable), Self)
+            .unwrap_or(Isa::Portable);
+        if narrow == Narrow::Never {
+            return Some((Self { isa, pairs: None }, None));
+        }
+        let found = pairs::Machine::detect();
+        let pairs = match (found.machine, narrow) {
+            (None, Narrow::Always) => return None,
+            (Some(machine), Narrow::Always) => Some(machine),
+            (machine, _) => machine.filter(|machine| machine.is_faster_than_f32()),
+        };
+        Some((Self { isa, pairs }, found.warning))
     }
 
-    /// All that this CPU has, best first.
+    /// All that this CPU has: vectors, best first, and machines for pairs with the best of them.
     #[cfg(test)]
     pub(super) fn available() -> Vec<Self> {
         let vectors = [
             x86::Avx512::detect().map(Isa::Avx512),
             x86::Avx2::detect().map(Isa::Avx2),
+            Some(Isa::Portable),
         ];
-        vectors
+        let mut all: Vec<Self> = vectors
             .into_iter()
             .flatten()
-            .chain([Isa::Portable])
-            .map(Self)
-            .collect()
+            .map(|isa| Self { isa, pairs: None })
+            .collect();
+        let best = all[0];
+        all.extend(pairs::Machine::available().into_iter().map(|pairs| Self {
+            pairs: Some(pairs),
+            ..best
+        }));
+        all
+    }
+
+    /// What multiplies bf16 by bf16, if anything is to.
+    pub(super) fn pairs(self) -> Option<pairs::Machine> {
+        self.pairs
     }
 
     /// A name for people.
     pub(super) fn name(self) -> &'static str {
-        match self.0 {
-            Isa::Avx512(_) => "AVX-512",
-            Isa::Avx2(_) => "AVX2 with FMA and F16C",
-            Isa::Portable => "portable",
+        match (self.isa, self.pairs) {
+            (Isa::Avx512(_), None) => "AVX-512",
+            (Isa::Avx2(_), None) => "AVX2 with FMA and F16C",
+            (Isa::Portable, None) => "portable",
+            (_, Some(machine)) => machine.name(),
         }
     }
 
@@ -233,7 +279,7 @@ impl Kernels {
     #[inline]
     pub(super) fn multiply<E: Scalar>(self, product: Product<'_, E>) {
         let product = product.check();
-        match self.0 {
+        match self.isa {
             // SAFETY: the product stays within its slices, and the CPU has the instructions.
             Isa::Avx512(_) => unsafe { x86::multiply_avx512(product) },
             // SAFETY: as above.
@@ -254,7 +300,7 @@ impl Kernels {
             from.len(),
             to.len()
         );
-        match self.0 {
+        match self.isa {
             // SAFETY: the lengths agree and are whole vectors, and the CPU has the instructions.
             Isa::Avx512(_) => unsafe { x86::widen_avx512(from, to) },
             // SAFETY: as above.
@@ -269,7 +315,7 @@ impl Kernels {
     /// Runs `body` with this instruction set.
     #[inline]
     pub(super) fn run(self, body: impl Loop) {
-        match self.0 {
+        match self.isa {
             // SAFETY: the CPU has the instructions; `body` is safe code.
             Isa::Avx512(_) => unsafe { x86::run_avx512(body) },
             // SAFETY: as above.
@@ -458,7 +504,7 @@ mod tests {
                        b_stride: usize| {
             let (a, b, mut c) = (&a[..a_length], &b[..b_length], vec![0f32; c_length]);
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                Kernels::detect().multiply(Product {
+                Kernels::available()[0].multiply(Product {
                     a,
                     a_tile: TILE_BLOCK,
                     rows: 0..rows,

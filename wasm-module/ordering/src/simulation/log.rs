@@ -1,10 +1,13 @@
-//! One line of a log: a chat body, or a ranking. Errors name places and limits, never a value of the line.
+//! Logs of requests, a line at a time: a chat body, or a ranking. Errors name places and limits, never a value of the
+//! line. Where lines come from (a file, a page) is the caller's matter.
 
-use foreword_ordering::document::Fingerprint;
-use foreword_ordering::policy::MAX_CANDIDATES;
-use foreword_ordering::simulation::{Request, Retrieved};
-use foreword_ordering::tree::Scope;
-use foreword_ordering::{Config, Skip, documents_of};
+use super::{Request, Retrieved};
+use crate::body::Skip;
+use crate::config::Config;
+use crate::document::Fingerprint;
+use crate::listing::documents_of;
+use crate::policy::MAX_CANDIDATES;
+use crate::tree::Scope;
 use fxhash::FxHashSet;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -73,13 +76,38 @@ struct Raw<'a> {
     tokens: Option<&'a RawValue>,
 }
 
-/// The request of a line, a part for every group of documents that is ordered by itself; no part where it has no
-/// documents. `document_tokens` is the weight of a document whose line does not tell.
-pub(super) fn parse(
-    line: &[u8],
-    config: &Config,
+/// Reads lines of a log.
+#[derive(Clone)]
+pub struct LogReader {
+    config: Config,
     document_tokens: u32,
-) -> Result<Vec<Request>, BadLine> {
+}
+
+impl LogReader {
+    /// Weighs a document whose line does not tell as `document_tokens`. Bodies are read under the default
+    /// configuration, but for the number of documents: as many as can be ordered.
+    #[must_use]
+    pub fn new(document_tokens: u32) -> Self {
+        Self {
+            config: Config {
+                max_documents: MAX_CANDIDATES,
+                ..Config::default()
+            },
+            document_tokens,
+        }
+    }
+
+    /// The request of a line, a part for every group of documents that is ordered by itself; no part where it has no
+    /// documents.
+    ///
+    /// # Errors
+    /// [`BadLine`].
+    pub fn requests(&self, line: &[u8]) -> Result<Vec<Request>, BadLine> {
+        parse(line, &self.config, self.document_tokens)
+    }
+}
+
+fn parse(line: &[u8], config: &Config, document_tokens: u32) -> Result<Vec<Request>, BadLine> {
     let raw: Raw<'_> = serde_json::from_slice(line).map_err(|error| BadLine::NotAnObject {
         column: error.column(),
     })?;
@@ -155,7 +183,7 @@ mod tests {
     use super::*;
 
     fn parsed(line: &str) -> Result<Vec<Request>, BadLine> {
-        parse(line.as_bytes(), &Config::default(), 256)
+        LogReader::new(256).requests(line.as_bytes())
     }
 
     fn documents(line: &str) -> Vec<(String, u32)> {

@@ -1,16 +1,16 @@
 //! A trace in little memory: each document once, and requests as lists of 4-byte numbers. A million requests of ten
 //! documents take about 60 MB, the documents themselves aside.
 
-use foreword_ordering::document::Fingerprint;
-use foreword_ordering::simulation::{Request, Retrieved};
-use foreword_ordering::tree::Scope;
+use super::{Request, Retrieved};
+use crate::document::Fingerprint;
+use crate::tree::Scope;
 use fxhash::{FxHashMap, FxHashSet};
 
 /// Requests in the order of their arrival.
 ///
 /// A request has parts, one for each group of documents that is ordered by itself; at least one.
-#[derive(Debug, Default)]
-pub(super) struct Trace {
+#[derive(Clone, Debug, Default)]
+pub struct CompactTrace {
     documents: Vec<Retrieved>,
     /// By identity and weight: a log may weigh a document now this way, now that.
     numbers: FxHashMap<(Fingerprint, u32), u32>,
@@ -21,16 +21,16 @@ pub(super) struct Trace {
     ends: Vec<usize>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Part {
     scope: Scope,
     /// Where its documents end in `places`.
     end: usize,
 }
 
-impl Trace {
+impl CompactTrace {
     /// Adds a request; one without parts is none.
-    pub(super) fn push(&mut self, parts: Vec<Request>) {
+    pub fn push(&mut self, parts: Vec<Request>) {
         if parts.is_empty() {
             return;
         }
@@ -53,47 +53,57 @@ impl Trace {
     }
 
     /// Requests.
-    pub(super) fn requests(&self) -> usize {
+    pub fn requests(&self) -> usize {
         self.ends.len()
     }
 
     /// Distinct documents.
-    pub(super) fn documents(&self) -> usize {
+    pub fn documents(&self) -> usize {
         let distinct: FxHashSet<_> = self.documents.iter().map(|d| d.fingerprint).collect();
         distinct.len()
     }
 
-    /// The parts of request `at`.
-    pub(super) fn request(&self, at: usize) -> impl Iterator<Item = Request> + '_ {
-        let start = at.checked_sub(1).map_or(0, |before| self.ends[before]);
-        (start..self.ends[at]).map(|part| Request {
-            scope: self.parts[part].scope,
-            documents: self.part(part).cloned().collect(),
+    /// The parts of request `at`; none beyond the last one.
+    pub fn request(&self, at: usize) -> impl Iterator<Item = Request> + '_ {
+        let start = at
+            .checked_sub(1)
+            .map_or(0, |before| end(&self.ends, before));
+        (start..end(&self.ends, at)).filter_map(|part| {
+            Some(Request {
+                scope: self.parts.get(part)?.scope,
+                documents: self.part(part).cloned().collect(),
+            })
         })
     }
 
     /// Every part's scope and documents, in order.
-    pub(super) fn parts(&self) -> impl Iterator<Item = (Scope, impl Iterator<Item = &Retrieved>)> {
+    pub fn parts(&self) -> impl Iterator<Item = (Scope, impl Iterator<Item = &Retrieved>)> {
         let parts = self.parts.iter().enumerate();
         parts.map(|(at, part)| (part.scope, self.part(at)))
     }
 
     fn part(&self, at: usize) -> impl Iterator<Item = &Retrieved> {
-        let start = at.checked_sub(1).map_or(0, |before| self.parts[before].end);
-        self.places[start..self.parts[at].end]
+        let part_end = |at: usize| self.parts.get(at).map_or(0, |part| part.end);
+        let start = at.checked_sub(1).map_or(0, part_end);
+        let places = self.places.get(start..part_end(at)).unwrap_or_default();
+        places
             .iter()
-            .map(|&number| &self.documents[number as usize])
+            .filter_map(|&number| self.documents.get(number as usize))
     }
 }
 
-#[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-    use foreword_ordering::simulation::workload::{Bursty, bursty};
+fn end(ends: &[usize], at: usize) -> usize {
+    ends.get(at).copied().unwrap_or(0)
+}
 
-    pub(in crate::replay) fn generated(requests: usize) -> (Trace, Vec<Request>) {
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::simulation::workload::{Bursty, bursty};
+
+    pub(crate) fn generated(requests: usize) -> (CompactTrace, Vec<Request>) {
         let requests = bursty(7, requests, Bursty::default());
-        let mut trace = Trace::default();
+        let mut trace = CompactTrace::default();
         for request in &requests {
             trace.push(vec![request.clone()]);
         }

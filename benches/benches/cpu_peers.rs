@@ -1,0 +1,374 @@
+//! The CPU backend beside other engines, on the same weights: 0.36B parameters in the shape of Qwen2, random.
+//!
+//! ```text
+//! python3 -m venv /tmp/peers && /tmp/peers/bin/pip install -r benches/peers/requirements-cpu.txt
+//! FOREWORD_PEERS_PYTHON=/tmp/peers/bin/python cargo bench -p foreword-benches --bench cpu_peers
+//!     [-- --rounds N] [--threads 1,2] [--weights bf16,f32]
+//! ```
+//!
+//! For every element type and thread count each engine loads the model (ours twice where bf16 is multiplied by bf16), the
+//! logits of one prompt are compared, and then all take turns: a prompt of 512 tokens, then 16 tokens one by one.
+//! Peers are processes driven over pipes (`peers/cpu_engines.py`); they take their own times. One that is not installed
+//! is left out, and the table says so.
+//!
+//! The table shows medians of clock times, and of the processor time of all threads, which a loaded machine
+//! disturbs less but which counts waiting in a loop as work. A ratio above 1 says that ours is faster.
+
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
+use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
+use foreword_engine::models::{Checkpoint, Element, ModelConfig};
+use serde::Deserialize;
+use serde_json::json;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+const VOCABULARY: u32 = 4_096;
+const PROMPT: u32 = 512;
+const DECODED: u32 = 16;
+const PAGE_TOKENS: u32 = 16;
+/// Of [`Checkpoint::random`]; `peers/cpu_engines.py` has it too.
+const SEED: u64 = 1;
+
+fn shape() -> serde_json::Value {
+    json!({
+        "model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14,
+        "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": VOCABULARY,
+        "max_position_embeddings": 1024, "tie_word_embeddings": true, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0,
+    })
+}
+
+fn main() {
+    let rounds: usize = option("--rounds").map_or(7, |text| text.parse().expect("a count"));
+    let threads = option("--threads").unwrap_or_else(|| "1,2".to_owned());
+    let weights = option("--weights").unwrap_or_else(|| "bf16,f32".to_owned());
+    println!(
+        "0.36B parameters (Qwen2: 24 layers, hidden 896, intermediate 4,864), prompt of {PROMPT}, {DECODED} decoded; \
+         medians of {rounds} interleaved rounds\n"
+    );
+    println!(
+        "| weights | threads | engine | prompt, tok/s | decode, tok/s | ours / it, prompt | decode | \
+         by processor time, prompt | decode |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    let mut notes = Vec::new();
+    for weights in weights.split(',') {
+        for threads in threads.split(',') {
+            let threads = threads.parse().expect("--threads takes counts");
+            compare(weights, threads, rounds, &mut notes);
+        }
+    }
+    println!();
+    notes.dedup();
+    for note in notes {
+        println!("{note}");
+    }
+}
+
+fn option(name: &str) -> Option<String> {
+    std::env::args()
+        .skip_while(|argument| argument != name)
+        .nth(1)
+}
+
+/// Runs all engines on one kind of weights with one thread count, and prints their rows.
+fn compare(weights: &str, threads: u32, rounds: usize, notes: &mut Vec<String>) {
+    let element = match weights {
+        "bf16" => Element::Bf16,
+        "f32" => Element::F32,
+        other => panic!("--weights takes bf16 and f32, not {other}"),
+    };
+    let mut engines = vec![Measured::of(Ours::load(element, threads, Precision::Auto))];
+    if engines[0].name().contains("bf16 by bf16") {
+        engines.push(Measured::of(Ours::load(element, threads, Precision::F32)));
+    }
+    for engine in ["llama.cpp", "torch"] {
+        match Peer::start(engine, weights, threads) {
+            Ok(peer) => engines.push(Measured::of(peer)),
+            Err(reason) => notes.push(format!("Left out: {engine}, {reason}.")),
+        }
+    }
+
+    // The same answer from all, before any is timed.
+    let answers: Vec<Vec<f32>> = engines.iter_mut().map(Measured::warm_up).collect();
+    for (engine, answer) in engines.iter().zip(&answers).skip(1) {
+        let error = error(&answers[0], answer);
+        notes.push(format!(
+            "Logits, {weights}: {} differs from {} by {:.1e} of a standard deviation (root mean square).",
+            engine.name(),
+            engines[0].name(),
+            error
+        ));
+        assert!(error < 0.05, "engines disagree: {error} of a deviation");
+    }
+    for round in 0..rounds {
+        engines.iter_mut().for_each(Measured::time);
+        eprint!(
+            "\r{weights}, {threads} threads: round {} of {rounds} ",
+            round + 1
+        );
+    }
+    eprintln!();
+
+    let ours = engines[0].medians();
+    for engine in &engines {
+        let it = engine.medians();
+        print!(
+            "| {weights} | {threads} | {} | {:.0} | {:.1} |",
+            engine.name(),
+            f64::from(PROMPT) / it[0],
+            f64::from(DECODED) / it[1]
+        );
+        for (ours, it) in ours.iter().zip(&it) {
+            print!(" {:.2} |", it / ours);
+        }
+        println!();
+    }
+}
+
+/// Root mean square difference, in standard deviations of `a`.
+fn error(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let count = a.len() as f64;
+    let mean = a.iter().map(|x| f64::from(*x)).sum::<f64>() / count;
+    let variance = a
+        .iter()
+        .map(|x| (f64::from(*x) - mean).powi(2))
+        .sum::<f64>()
+        / count;
+    let square = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2));
+    (square.sum::<f64>() / count / variance).sqrt()
+}
+
+/// Seconds by the clock and of processor time.
+type Times = [f64; 2];
+
+trait Runner {
+    fn name(&self) -> &str;
+    /// Computes `tokens` behind the first `start` of the sequence, and the last one's logits.
+    fn run(&mut self, tokens: &[u32], start: u32) -> Times;
+    fn logits(&mut self) -> Vec<f32>;
+}
+
+struct Measured {
+    runner: Box<dyn Runner>,
+    prompt: Vec<Times>,
+    decode: Vec<Times>,
+}
+
+impl Measured {
+    fn of(runner: impl Runner + 'static) -> Self {
+        Self {
+            runner: Box::new(runner),
+            prompt: Vec::new(),
+            decode: Vec::new(),
+        }
+    }
+
+    fn name(&self) -> &str {
+        self.runner.name()
+    }
+
+    fn prompt() -> Vec<u32> {
+        (0..PROMPT).map(|i| i * 7919 % VOCABULARY).collect()
+    }
+
+    fn warm_up(&mut self) -> Vec<f32> {
+        self.runner.run(&Self::prompt(), 0);
+        self.runner.run(&[1], PROMPT);
+        self.runner.run(&Self::prompt(), 0);
+        self.runner.logits()
+    }
+
+    fn time(&mut self) {
+        self.prompt.push(self.runner.run(&Self::prompt(), 0));
+        let mut decode = [0.0; 2];
+        for token in 0..DECODED {
+            let times = self.runner.run(&[token], PROMPT + token);
+            decode = [decode[0] + times[0], decode[1] + times[1]];
+        }
+        self.decode.push(decode);
+    }
+
+    /// Prompt and decode by the clock, then both by processor time.
+    fn medians(&self) -> [f64; 4] {
+        let median = |times: &[Times], kind: usize| {
+            let mut times: Vec<f64> = times.iter().map(|times| times[kind]).collect();
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        };
+        [
+            median(&self.prompt, 0),
+            median(&self.decode, 0),
+            median(&self.prompt, 1),
+            median(&self.decode, 1),
+        ]
+    }
+}
+
+struct Ours {
+    name: String,
+    backend: CpuBackend,
+    step: Step,
+    logits: Vec<f32>,
+}
+
+impl Ours {
+    fn load(element: Element, threads: u32, precision: Precision) -> Self {
+        let config = ModelConfig::parse(&shape().to_string()).expect("the shape is supported");
+        let sizes = CpuConfig {
+            host_pages: 0,
+            pages: (PROMPT + DECODED).div_ceil(PAGE_TOKENS),
+            page_tokens: PAGE_TOKENS,
+            threads: Some(threads),
+            precision,
+        };
+        let backend = CpuBackend::new(&Checkpoint::random(config, element, SEED), &sizes)
+            .expect("the backend is built");
+        Self {
+            name: format!("foreword, {}", backend.instruction_set()),
+            backend,
+            step: Step {
+                loads: Vec::new(),
+                segments: vec![Segment {
+                    tokens: Vec::new(),
+                    start: 0,
+                    pages: (0..sizes.pages).map(PageId).collect(),
+                    output: Output::Last,
+                }],
+            },
+            logits: Vec::new(),
+        }
+    }
+}
+
+impl Runner for Ours {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(&mut self, tokens: &[u32], start: u32) -> Times {
+        let segment = &mut self.step.segments[0];
+        segment.tokens.clear();
+        segment.tokens.extend_from_slice(tokens);
+        segment.start = start;
+        let (begin, used) = (Instant::now(), processor_seconds());
+        self.backend
+            .run(&self.step, &mut self.logits)
+            .expect("the step is well-formed");
+        [begin.elapsed().as_secs_f64(), processor_seconds() - used]
+    }
+
+    fn logits(&mut self) -> Vec<f32> {
+        self.logits.clone()
+    }
+}
+
+/// Processor time of this process so far, by the scheduler's nanoseconds for each thread; 0 where there is no `/proc`.
+fn processor_seconds() -> f64 {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
+        return 0.0;
+    };
+    let nanoseconds = threads.flatten().filter_map(|thread| {
+        let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<f64>().ok()
+    });
+    nanoseconds.sum::<f64>() / 1e9
+}
+
+/// Another engine, in a process of its own.
+struct Peer {
+    name: String,
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+#[derive(Deserialize)]
+struct Ready {
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Timed {
+    seconds: f64,
+    cpu_seconds: f64,
+}
+
+#[derive(Deserialize)]
+struct Logits {
+    logits: Vec<f32>,
+}
+
+impl Peer {
+    /// Exit code of the script when the engine is not installed.
+    const ABSENT: i32 = 3;
+
+    fn start(engine: &str, weights: &str, threads: u32) -> Result<Self, String> {
+        let python =
+            std::env::var("FOREWORD_PEERS_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/cpu_engines.py");
+        let folder = std::env::temp_dir().join("foreword-cpu-peers");
+        std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+        let mut child = Command::new(&python)
+            .arg(script)
+            .args([engine, weights, &threads.to_string()])
+            .arg(folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("{python} does not start: {error}"))?;
+        let mut peer = Self {
+            name: String::new(),
+            input: child.stdin.take().expect("a pipe"),
+            output: BufReader::new(child.stdout.take().expect("a pipe")),
+            child,
+        };
+        match peer.ask::<Ready>(&shape()) {
+            Some(ready) => peer.name = ready.name,
+            None => match peer.child.wait().map_err(|error| error.to_string())?.code() {
+                Some(Self::ABSENT) => return Err("it is not installed".into()),
+                code => panic!("{engine} fails with exit code {code:?}"),
+            },
+        }
+        Ok(peer)
+    }
+
+    /// `None` when the process has ended.
+    fn ask<T: for<'a> Deserialize<'a>>(&mut self, question: &serde_json::Value) -> Option<T> {
+        writeln!(self.input, "{question}").ok()?;
+        self.input.flush().ok()?;
+        let mut line = String::new();
+        match self.output.read_line(&mut line) {
+            Ok(0) | Err(_) => None,
+            Ok(_) => Some(serde_json::from_str(&line).expect("the script's answer")),
+        }
+    }
+}
+
+impl Runner for Peer {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(&mut self, tokens: &[u32], start: u32) -> Times {
+        let timed: Timed = self
+            .ask(&json!({"tokens": tokens, "start": start}))
+            .expect("the peer lives");
+        [timed.seconds, timed.cpu_seconds]
+    }
+
+    fn logits(&mut self) -> Vec<f32> {
+        let answer: Logits = self.ask(&json!({"logits": true})).expect("the peer lives");
+        answer.logits
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,374 @@
+//! The queue in front of the engine: what deciding costs, and what the order is worth.
+//!
+//! ```text
+//! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench scheduler
+//! cargo bench -p foreword-benches --bench scheduler -- cost      a decision with 32 running, 1,000 waiting, 100,000 nodes
+//! cargo bench -p foreword-benches --bench scheduler -- order     time to first token by queue order and cache size
+//! cargo bench -p foreword-benches --bench scheduler -- real      the same on the CPU backend, for once
+//! ```
+//!
+//! `order` is RAGCache's ablation (section 7.4): requests come at random times, a little faster than they can be served.
+//! The engine is the real one, on a device with a clock of its own, so its figures are the same on every machine.
+
+use foreword_benches::simulated::{self, Arrival, Costs, House, PAGE_TOKENS, Served};
+use foreword_benches::xquad;
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
+use foreword_engine::cache::{DocumentPath, DocumentSpan};
+use foreword_engine::engine::{
+    Engine, EngineConfig, Event, Generation, Kind, Request, Rule, SubmitError,
+};
+use foreword_engine::models::{Checkpoint, Element, ModelConfig};
+use foreword_ordering::random::Random;
+use foreword_ordering::simulation::{Trace, workload};
+use std::time::{Duration, Instant};
+
+const WINDOW: Rule = Rule::CachedFirst {
+    window: Rule::WINDOW,
+};
+
+fn main() {
+    let tables: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
+    let wanted = |name: &str| tables.is_empty() || tables.iter().any(|table| table == name);
+    if wanted("cost") {
+        cost();
+    }
+    if wanted("order") {
+        order();
+    }
+    if wanted("real") {
+        real();
+    }
+}
+
+/// What a step costs besides the device's part.
+fn cost() {
+    const NODES: u32 = 100_000;
+    const RUNNING: u32 = 32;
+    const WAITING: usize = 1_000;
+    const STEPS: usize = 2_000;
+    println!("Deciding a step: {RUNNING} running, {WAITING} waiting, {NODES} nodes in the tree\n");
+    println!("| queue order | tenants | answers of | mean, µs | median | 99th | worst |");
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    for (name, rule) in [
+        ("arrival", Rule::Arrival),
+        ("cached first", WINDOW),
+        ("grouped", Rule::PathGroups),
+    ] {
+        // Long answers: nobody is admitted. Short ones: about one a step.
+        for (tenants, answer) in [(1, 100_000), (1, 32), (100, 32)] {
+            let config = EngineConfig {
+                max_waiting: u32::MAX,
+                max_running: RUNNING,
+                max_step_tokens: 2_048,
+                max_prefill_batch: u32::MAX,
+                order: rule,
+                ..EngineConfig::default()
+            };
+            let tokens = (NODES + 60_000) * PAGE_TOKENS;
+            let mut house = House::new(Costs::MISTRAL_7B_A10G, tokens, &config);
+            // 127 pages a prompt: 10 documents of 200 tokens, nobody else's, and a question.
+            let fresh = |number: u64| (0..10).map(move |at| (number * 100 + at, 200));
+            let mut number = 0;
+            while house.stepper().stats().pages_cached < NODES {
+                number += 1;
+                let warm: Vec<(u64, u32)> = fresh(number).collect();
+                warm_up(&mut house, &request(&warm, 0, number));
+            }
+            let warm = number;
+            let mut random = Random::new(1);
+            let mut open: Vec<Generation> = Vec::new();
+            let mut times = Vec::with_capacity(STEPS);
+            while times.len() < STEPS {
+                for _ in house.stepper().stats().waiting as usize..WAITING {
+                    // Half of the prompt was computed before.
+                    number += 1;
+                    let known = fresh(1 + random.below(warm)).take(5);
+                    let asked: Vec<(u64, u32)> = known.chain(fresh(number).take(5)).collect();
+                    let request = Request {
+                        tenant: random.below(tenants).to_string().into(),
+                        ..request(&asked, answer, number)
+                    };
+                    open.push(house.submit(request).expect("there is room"));
+                }
+                let full = house.stepper().stats().running == RUNNING;
+                let begin = Instant::now();
+                house.step();
+                let time = begin.elapsed();
+                if full {
+                    times.push(time);
+                }
+                open.retain_mut(|generation| !matches!(last(generation), Some(Event::Finished(_))));
+            }
+            times.sort_unstable();
+            let microseconds = |time: Duration| time.as_secs_f64() * 1e6;
+            let mean = times.iter().sum::<Duration>() / times.len() as u32;
+            let at = |share: usize| microseconds(times[(times.len() - 1) * share / 100]);
+            println!(
+                "| {name} | {tenants} | {answer} | {:.1} | {:.1} | {:.1} | {:.1} |",
+                microseconds(mean),
+                at(50),
+                at(99),
+                at(100)
+            );
+        }
+    }
+    println!();
+}
+
+fn request(documents: &[(u64, u32)], max_tokens: u32, question: u64) -> Request {
+    let mut end = 0;
+    let spans = documents.iter().map(|&(fingerprint, tokens)| {
+        end += tokens;
+        DocumentSpan { fingerprint, end }
+    });
+    Request {
+        documents: Some(DocumentPath {
+            scope: 0,
+            start: 0,
+            documents: spans.collect(),
+        }),
+        prompt: simulated::prompt(documents.iter().copied(), question),
+        max_tokens,
+        ..Request::default()
+    }
+}
+
+fn warm_up(house: &mut House, request: &Request) {
+    let warming = Request {
+        kind: Kind::Prefill,
+        ..request.clone()
+    };
+    let _generation = house.submit(warming).expect("there is room");
+    while !house.stepper().is_idle() {
+        house.step();
+    }
+}
+
+fn last(generation: &mut Generation) -> Option<Event> {
+    let mut last = None;
+    while let Some(event) = generation.try_next() {
+        last = Some(event);
+    }
+    last
+}
+
+const RULES: [(&str, Rule); 3] = [
+    ("arrival", Rule::Arrival),
+    ("cached first", WINDOW),
+    ("grouped", Rule::PathGroups),
+];
+
+/// Requests of a trace.
+const REQUESTS: usize = 1_000;
+/// Generated tokens of an answer (RAGCache section 7: 6 on average for Natural Questions).
+const ANSWER: u32 = 6;
+/// How much faster requests come than first come, first served can serve them.
+const LOAD: f64 = 1.1;
+
+/// Time to first token by queue order and size of the cache.
+fn order() {
+    println!(
+        "Mean time to first token at {LOAD} times the throughput of first come, first served; {REQUESTS} requests\n"
+    );
+    println!(
+        "| trace | cache, tokens | requests/s | order | mean, s | 99th, s | FCFS / it | cached | overtaken, most |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    let zipf: Trace = workload::zipf_topics(1, REQUESTS, 1_000, 2);
+    let bursty = workload::bursty(
+        1,
+        REQUESTS,
+        workload::Bursty {
+            k: 2,
+            ..workload::Bursty::default()
+        },
+    );
+    // Documents of 1,000 tokens; RAGCache's have 3,700 on average.
+    sweep("Zipf topics, k = 2", &zipf, 5, [16_384, 65_536, 262_144]);
+    sweep("bursty, k = 2", &bursty, 5, [16_384, 65_536, 262_144]);
+    match xquad::traces(&[2]) {
+        Ok(traces) => sweep("XQuAD, top 2", &traces[0], 5, [16_384, 65_536, 131_072]),
+        Err(reason) => println!("\nskipped: XQuAD ({reason})"),
+    }
+    println!();
+}
+
+fn sweep(name: &str, trace: &Trace, longer: u32, caches: [u32; 3]) {
+    let requests: Vec<Request> = (0..)
+        .zip(trace.iter().take(REQUESTS))
+        .map(|(question, asked)| {
+            let documents = asked.documents.iter();
+            let documents: Vec<(u64, u32)> = documents
+                .map(|document| (document.fingerprint.0, document.tokens * longer))
+                .collect();
+            request(&documents, ANSWER, question)
+        })
+        .collect();
+    for cache in caches {
+        let rate = LOAD * throughput(&requests, cache);
+        let mut random = Random::new(7);
+        let mut at = 0.0;
+        let arrivals: Vec<Arrival> = requests
+            .iter()
+            .map(|request| {
+                at -= (1.0 - random.unit()).ln() / rate;
+                Arrival {
+                    at: Duration::from_secs_f64(at),
+                    request: request.clone(),
+                }
+            })
+            .collect();
+        let mut baseline = None;
+        for (order, rule) in RULES {
+            let mut house = House::new(Costs::MISTRAL_7B_A10G, cache, &saturated(rule));
+            let (served, stats) = simulated::serve(&mut house, &arrivals);
+            let mean = mean(&served);
+            let baseline = *baseline.get_or_insert(mean);
+            let overtaken = served.iter().map(|one| one.overtaken).max().unwrap_or(0);
+            if rule == WINDOW {
+                assert!(overtaken <= Rule::WINDOW, "{overtaken} went before one");
+            }
+            println!(
+                "| {name} | {cache} | {rate:.2} | {order} | {mean:.2} | {:.2} | {:.2} | {:.1} % | {overtaken} |",
+                late(&served),
+                baseline / mean,
+                100.0 * stats.cached_tokens as f64 / stats.prompt_tokens as f64,
+            );
+        }
+    }
+}
+
+/// RAGCache's batches of 4; room for everybody.
+fn saturated(order: Rule) -> EngineConfig {
+    EngineConfig {
+        max_waiting: u32::MAX,
+        max_running: 4,
+        max_step_tokens: 2_048,
+        order,
+        ..EngineConfig::default()
+    }
+}
+
+/// Requests a second when all come at once and go in their order.
+fn throughput(requests: &[Request], cache: u32) -> f64 {
+    let all: Vec<Arrival> = requests
+        .iter()
+        .map(|request| Arrival {
+            at: Duration::ZERO,
+            request: request.clone(),
+        })
+        .collect();
+    let mut house = House::new(Costs::MISTRAL_7B_A10G, cache, &saturated(Rule::Arrival));
+    let _ = simulated::serve(&mut house, &all);
+    requests.len() as f64 / house.now().as_secs_f64()
+}
+
+fn mean(served: &[Served]) -> f64 {
+    let total: Duration = served.iter().map(|one| one.first_token).sum();
+    total.as_secs_f64() / served.len() as f64
+}
+
+fn late(served: &[Served]) -> f64 {
+    let mut times: Vec<Duration> = served.iter().map(|one| one.first_token).collect();
+    times.sort_unstable();
+    times[(times.len() - 1) * 99 / 100].as_secs_f64()
+}
+
+/// The same on the CPU, by the clock on the wall: a small random model, all requests as fast as they come.
+fn real() {
+    const CACHE: u32 = 4_096;
+    const COUNT: usize = 160;
+    let trace = workload::zipf_topics(1, COUNT, 200, 2);
+    let requests: Vec<Request> = (0..)
+        .zip(&trace)
+        .map(|(question, asked)| {
+            let documents = asked.documents.iter();
+            let documents: Vec<(u64, u32)> = documents
+                .map(|document| (document.fingerprint.0, document.tokens))
+                .collect();
+            request(&documents, ANSWER, question)
+        })
+        .collect();
+    let throughput = {
+        let begin = Instant::now();
+        let _ = on_cpu(Rule::Arrival, &requests, CACHE, f64::INFINITY);
+        COUNT as f64 / begin.elapsed().as_secs_f64()
+    };
+    let rate = LOAD * throughput;
+    println!(
+        "On the CPU: {COUNT} requests over Zipf topics, {rate:.1} a second, cache of {CACHE} tokens\n"
+    );
+    println!("| order | mean, s | 99th, s | FCFS / it | cached |");
+    println!("| --- | --- | --- | --- | --- |");
+    let mut baseline = None;
+    for (order, rule) in RULES {
+        let (served, cached) = on_cpu(rule, &requests, CACHE, rate);
+        let mean = mean(&served);
+        let baseline = *baseline.get_or_insert(mean);
+        println!(
+            "| {order} | {mean:.2} | {:.2} | {:.2} | {:.1} % |",
+            late(&served),
+            baseline / mean,
+            100.0 * cached
+        );
+    }
+}
+
+/// Serves on an engine of its own; with the share of prompt tokens that were cached.
+fn on_cpu(rule: Rule, requests: &[Request], cache: u32, rate: f64) -> (Vec<Served>, f64) {
+    let config = ModelConfig::parse(SMALL).expect("the shape is valid");
+    let sizes = CpuConfig {
+        precision: foreword_engine::backend::cpu::Precision::Auto,
+        pages: cache / PAGE_TOKENS,
+        host_pages: 0,
+        page_tokens: PAGE_TOKENS,
+        threads: None,
+    };
+    let backend = CpuBackend::new(&Checkpoint::random(config, Element::F32, 1), &sizes)
+        .expect("the sizes are valid");
+    let engine = Engine::start(Box::new(backend), saturated(rule));
+    let begin = Instant::now();
+    let mut random = Random::new(7);
+    let mut at = 0.0;
+    let listeners: Vec<_> = requests
+        .iter()
+        .map(|request| {
+            at -= (1.0 - random.unit()).ln() / rate;
+            let due = begin + Duration::from_secs_f64(at);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            let arrival = Instant::now();
+            let generation = engine.submit(request.clone());
+            let mut generation = generation.unwrap_or_else(|error: SubmitError| panic!("{error}"));
+            std::thread::spawn(move || {
+                let mut served = Served::default();
+                while let Some(event) = generation.blocking_next() {
+                    match event {
+                        Event::Token { .. } if served.first_token.is_zero() => {
+                            served.first_token = arrival.elapsed();
+                        }
+                        Event::Failed(failure) => panic!("{failure}"),
+                        _ => {}
+                    }
+                }
+                served
+            })
+        })
+        .collect();
+    let served = listeners
+        .into_iter()
+        .map(|listener| listener.join().expect("no request fails"))
+        .collect();
+    let stats = engine.stats();
+    (
+        served,
+        stats.cached_tokens as f64 / stats.prompt_tokens as f64,
+    )
+}
+
+/// 5M parameters.
+const SMALL: &str = r#"{"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 768, "vocab_size": 256, "max_position_embeddings": 4096,
+    "tie_word_embeddings": true}"#;

@@ -1,0 +1,269 @@
+//! A device whose steps take as long as a formula says, on a clock of its own: scheduling at any scale, the same on every
+//! machine. Everything but the arithmetic is the real engine's.
+
+use foreword_engine::backend::{Backend, BackendError, Output, PageId, Step};
+use foreword_engine::engine::{
+    EngineConfig, Event, Generation, Request, Stats, Stepper, SubmitError,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Seconds that a step takes: `step + new · token + new · (cached + new / 2) · pair`, summed over segments but for the
+/// first term.
+#[derive(Clone, Copy, Debug)]
+pub struct Costs {
+    /// Reading the weights once.
+    pub step: f64,
+    /// Computing a token.
+    pub token: f64,
+    /// A token's attention to one other.
+    pub pair: f64,
+}
+
+impl Costs {
+    /// A 7B model with grouped queries on an A10G (RAGCache's test bed): 14 GiB of weights at 600 GB/s; 14 GFLOP a token
+    /// and 0.5 MFLOP a pair at 70 TFLOP/s.
+    pub const MISTRAL_7B_A10G: Self = Self {
+        step: 0.024,
+        token: 0.000_2,
+        pair: 0.000_000_007,
+    };
+
+    fn seconds(&self, step: &Step) -> f64 {
+        let segments = step.segments.iter().map(|segment| {
+            let new = segment.tokens.len() as f64;
+            new * self.token + new * (f64::from(segment.start) + new / 2.0) * self.pair
+        });
+        self.step + segments.sum::<f64>()
+    }
+}
+
+/// The device. Every logit is 0, so a greedy answer is all zeros.
+pub struct Device {
+    costs: Costs,
+    pages: u32,
+    elapsed_ns: Arc<AtomicU64>,
+    fault: Box<dyn FnMut() -> Option<BackendError> + Send>,
+}
+
+/// Tokens in a page.
+pub const PAGE_TOKENS: u32 = 16;
+
+/// Tokens there are; few, so that rows of logits cost nothing.
+pub const VOCABULARY: u32 = 256;
+
+impl Device {
+    /// With room for so many tokens. What its steps take is added to `elapsed_ns`.
+    #[must_use]
+    pub fn new(costs: Costs, tokens: u32, elapsed_ns: Arc<AtomicU64>) -> Self {
+        Self {
+            costs,
+            pages: tokens / PAGE_TOKENS,
+            elapsed_ns,
+            fault: Box::new(|| None),
+        }
+    }
+
+    /// Asks before every step whether it fails.
+    #[must_use]
+    pub fn faults(self, fault: impl FnMut() -> Option<BackendError> + Send + 'static) -> Self {
+        Self {
+            fault: Box::new(fault),
+            ..self
+        }
+    }
+}
+
+impl Backend for Device {
+    fn vocabulary(&self) -> u32 {
+        VOCABULARY
+    }
+
+    fn max_positions(&self) -> u32 {
+        u32::MAX
+    }
+
+    fn page_tokens(&self) -> u32 {
+        PAGE_TOKENS
+    }
+
+    fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
+        let nanoseconds = (self.costs.seconds(step) * 1e9) as u64;
+        self.elapsed_ns.fetch_add(nanoseconds, Ordering::Relaxed);
+        if let Some(error) = (self.fault)() {
+            return Err(error);
+        }
+        let segments = step.segments.iter();
+        let rows = segments
+            .filter(|segment| segment.output == Output::Last)
+            .count();
+        logits.clear();
+        logits.resize(rows * VOCABULARY as usize, 0.0);
+        Ok(())
+    }
+
+    fn copy_slots(&mut self, _: PageId, _: PageId, _: u32) -> Result<(), BackendError> {
+        Ok(())
+    }
+}
+
+/// An engine on such a device, and the time there.
+pub struct House {
+    stepper: Stepper,
+    elapsed_ns: Arc<AtomicU64>,
+    start: Instant,
+}
+
+impl House {
+    /// At second 0 with nothing to do.
+    #[must_use]
+    pub fn new(costs: Costs, tokens: u32, config: &EngineConfig) -> Self {
+        Self::with(config, |elapsed_ns| Device::new(costs, tokens, elapsed_ns))
+    }
+
+    /// On whatever `device` makes of the clock.
+    #[must_use]
+    pub fn with(config: &EngineConfig, device: impl FnOnce(Arc<AtomicU64>) -> Device) -> Self {
+        let elapsed_ns = Arc::new(AtomicU64::new(0));
+        let device = device(elapsed_ns.clone());
+        Self {
+            stepper: Stepper::new(Box::new(device), config),
+            elapsed_ns,
+            start: Instant::now(),
+        }
+    }
+
+    /// What time it is.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.elapsed_ns.load(Ordering::Relaxed))
+    }
+
+    /// Nothing happens until then.
+    pub fn sleep_until(&self, time: Duration) {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.elapsed_ns.fetch_max(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// When this time comes, as the engine counts it.
+    #[must_use]
+    pub fn instant(&self, time: Duration) -> Instant {
+        self.start + time
+    }
+
+    /// Queues a request now.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn submit(&mut self, request: Request) -> Result<Generation, SubmitError> {
+        let now = self.instant(self.now());
+        self.stepper.submit(request, now)
+    }
+
+    /// One step of the engine.
+    pub fn step(&mut self) {
+        let now = self.instant(self.now());
+        self.stepper.step(now);
+    }
+
+    /// The engine itself.
+    #[must_use]
+    pub fn stepper(&self) -> &Stepper {
+        &self.stepper
+    }
+}
+
+/// A request that comes at a given time.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    /// When.
+    pub at: Duration,
+    /// What.
+    pub request: Request,
+}
+
+/// How a request was served.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Served {
+    /// From its arrival to its first token.
+    pub first_token: Duration,
+    /// Tokens of its prompt found in the cache.
+    pub cached: u32,
+    /// Requests that came later and ran earlier.
+    pub overtaken: u32,
+}
+
+/// Serves `arrivals`, which stand in order of time, to the end.
+///
+/// # Panics
+/// When a request is refused or fails.
+#[must_use]
+pub fn serve(house: &mut House, arrivals: &[Arrival]) -> (Vec<Served>, Stats) {
+    let mut served = vec![Served::default(); arrivals.len()];
+    let mut open: Vec<(usize, bool, Generation)> = Vec::new();
+    let mut next = 0;
+    loop {
+        while let Some(arrival) = arrivals.get(next)
+            && arrival.at <= house.now()
+        {
+            let generation = house.submit(arrival.request.clone());
+            open.push((next, false, generation.expect("the queue has room for all")));
+            next += 1;
+        }
+        if house.stepper().is_idle() {
+            match arrivals.get(next) {
+                Some(arrival) => house.sleep_until(arrival.at),
+                None => break,
+            }
+            continue;
+        }
+        house.step();
+        let now = house.now();
+        let mut started = Vec::new();
+        open.retain_mut(|(at, runs, generation)| {
+            while let Some(event) = generation.try_next() {
+                match event {
+                    Event::Started { cached_tokens } => {
+                        served[*at].cached = cached_tokens;
+                        started.push(*at);
+                        *runs = true;
+                    }
+                    Event::Token { .. } if served[*at].first_token.is_zero() => {
+                        served[*at].first_token = now - arrivals[*at].at;
+                    }
+                    Event::Token { .. } => {}
+                    Event::Finished(_) => return false,
+                    Event::Failed(failure) => panic!("{failure}"),
+                }
+            }
+            true
+        });
+        for (at, _, _) in open.iter().filter(|(_, runs, _)| !runs) {
+            let later = started.iter().filter(|started| *started > at);
+            served[*at].overtaken += later.count() as u32;
+        }
+    }
+    (served, house.stepper().stats())
+}
+
+/// The prompt of these documents, each as long as it says, and a question of its own.
+#[must_use]
+pub fn prompt(documents: impl IntoIterator<Item = (u64, u32)>, question: u64) -> Vec<u32> {
+    const QUESTION_TOKENS: u32 = 32;
+    let text = |name: u64, tokens: u32| {
+        (0..tokens).map(move |position| {
+            let mixed = (name ^ (u64::from(position) << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 56) as u32
+        })
+    };
+    let documents = documents.into_iter();
+    documents
+        .flat_map(|(name, tokens)| text(name, tokens))
+        .chain(text(!question, QUESTION_TOKENS))
+        .collect()
+}

@@ -1,0 +1,267 @@
+//! AMX: finding it, asking the kernel for it, checking it, and its five instructions.
+//!
+//! The instructions are written in assembly, since stable Rust has no intrinsics for them. Tile registers live from one
+//! `asm!` to the next: rustc never allocates them (it has no type that lives there), so nothing but these blocks and
+//! the kernel's context switch touches them. A [`Tiles`] holds the configuration for as long as a product needs it.
+
+use super::tiles::{Emulated, Unit, multiply, span};
+use super::{BLOCK, DEPTH, PANEL, Pair, PairProduct, ROWS, STRIDE, Start, TILE_BLOCK};
+use half::bf16;
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+
+/// Proof that the CPU has AMX with bf16, that the kernel lets this process use it, and that it computed a small product
+/// rightly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super::super) struct Amx(());
+
+impl Amx {
+    /// `None` where the CPU or its kernel does not know AMX.
+    ///
+    /// # Errors
+    /// Why AMX cannot be used although it is there.
+    pub(super) fn detect() -> Result<Option<Self>, String> {
+        static FOUND: OnceLock<Result<bool, String>> = OnceLock::new();
+        let found = FOUND.get_or_init(|| {
+            if !has_instructions() {
+                return Ok(false);
+            }
+            request_permission()?;
+            // SAFETY: the CPU has the instructions and the process its permission.
+            check(&mut unsafe { Tiles::configure() })?;
+            Ok(true)
+        });
+        found.clone().map(|usable| usable.then_some(Self(())))
+    }
+
+    /// The calling thread's tiles, configured.
+    pub(super) fn unit(self) -> Tiles {
+        // SAFETY: an `Amx` exists.
+        unsafe { Tiles::configure() }
+    }
+}
+
+/// Whether CPU and kernel know AMX tiles of bf16 in the size that the kernel here is written for.
+fn has_instructions() -> bool {
+    const OSXSAVE: u32 = 1 << 27;
+    const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+    /// Configuration and data of tiles are saved on a context switch.
+    const TILE_STATE: u64 = 0b11 << 17;
+    if !cfg!(target_os = "linux")
+        || __cpuid(0).eax < 0x1d
+        || __cpuid(1).ecx & OSXSAVE == 0
+        || __cpuid_count(7, 0).edx & AMX_BF16_AND_TILE != AMX_BF16_AND_TILE
+    {
+        return false;
+    }
+    // SAFETY: `xgetbv` exists where the kernel has set OSXSAVE.
+    let state = unsafe { extended_control() };
+    // Palette 1: bytes of a tile and of all; bytes of a row and number of tiles; rows of a tile.
+    let palette = __cpuid_count(0x1d, 1);
+    state & TILE_STATE == TILE_STATE
+        && palette.eax == 1024 << 16 | 8192
+        && palette.ebx == 8 << 16 | 64
+        && palette.ecx & 0xffff == 16
+}
+
+/// # Safety
+/// The CPU has `xgetbv`.
+#[target_feature(enable = "xsave")]
+unsafe fn extended_control() -> u64 {
+    // SAFETY: see above.
+    unsafe { _xgetbv(0) }
+}
+
+/// Asks Linux for the use of tiles, once per process: a thread's state grows by 8 KiB when it first uses them.
+fn request_permission() -> Result<(), String> {
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
+    const TILE_DATA: i64 = 18;
+    let result: i64;
+    // SAFETY: this call reads and writes no memory of ours; a kernel that does not know it returns an error.
+    unsafe {
+        asm!("syscall", inlateout("rax") ARCH_PRCTL => result, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") TILE_DATA,
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    match result {
+        0 => Ok(()),
+        error => Err(format!(
+            "the kernel refuses its use, arch_prctl(ARCH_REQ_XCOMP_PERM, 18) gives {error}"
+        )),
+    }
+}
+
+/// A product with two tiles of rows and a part of a third, two steps of inputs and a start from sums. Its values are
+/// small integers, so that it is exact in every order of addition.
+fn check(unit: &mut impl Unit) -> Result<(), String> {
+    const ROW_COUNT: usize = 2 * ROWS + 5;
+    let number =
+        |i: usize, range: usize| bf16::from_f32((i * 31 % range) as f32 - (range / 2) as f32);
+    let pair = |i: usize| [number(2 * i, 15), number(2 * i + 1, 13)];
+    let a: Vec<Pair> = (0..3 * TILE_BLOCK / 2).map(pair).collect();
+    let b: Vec<Pair> = (0..PANEL * DEPTH).map(pair).collect();
+    let sums: Vec<f32> = (0..ROW_COUNT * PANEL).map(|i| i as f32).collect();
+    let run = |unit: &mut dyn FnMut(PairProduct<'_>)| {
+        let mut c = sums.clone();
+        unit(PairProduct {
+            a: &a,
+            a_tile: TILE_BLOCK / 2,
+            rows: 0..ROW_COUNT,
+            b: &b,
+            c: &mut c,
+            start: Start::Sum,
+        });
+        c
+    };
+    let got = run(&mut |product| multiply(unit, product.check()));
+    let expected = run(&mut |product| multiply(&mut Emulated::new(), product.check()));
+    match got
+        .iter()
+        .zip(&expected)
+        .position(|(got, expected)| got != expected)
+    {
+        None => Ok(()),
+        Some(at) => Err(format!(
+            "its self-check gives {} in row {}, column {}, expected {}",
+            got[at],
+            at / PANEL,
+            at % PANEL,
+            expected[at]
+        )),
+    }
+}
+
+/// `LDTILECFG`'s operand: palette 1, eight tiles of 16 rows of 64 bytes.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+static CONFIGURATION: Configuration = Configuration {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+/// The calling thread's tiles. Released when dropped: a thread with tiles in use is switched more slowly.
+pub(super) struct Tiles {
+    /// Tiles belong to a thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Tiles {
+    /// # Safety
+    /// The CPU has the instructions and the process its permission. There is no other value in this thread.
+    unsafe fn configure() -> Self {
+        // SAFETY: see above; the operand is 64 bytes in the manual's layout.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly, preserves_flags));
+        }
+        Self {
+            thread: PhantomData,
+        }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: a value exists, so the CPU has the instruction; nobody else uses this thread's tiles.
+        unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+    }
+}
+
+// SAFETY, for the blocks below: a value exists, so the CPU has the instructions, the process its permission, and the
+// tiles are configured as 16 rows of 64 bytes; what they read and write is asserted to be within the slice. None is
+// `pure` and none may be moved past another: to the compiler they have side effects.
+impl Unit for Tiles {
+    #[inline(always)]
+    fn zero<const T: usize>(&mut self) {
+        // SAFETY: see above.
+        unsafe { asm!("tilezero tmm{}", const T, options(nostack, nomem, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    fn load_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize) {
+        assert!(from.len() >= span(stride));
+        // SAFETY: see above.
+        unsafe {
+            asm!("tileloadd tmm{}, [{} + {}*1]", const T, in(reg) from.as_ptr(), in(reg) stride * size_of::<Pair>(),
+                options(nostack, readonly, preserves_flags));
+        }
+    }
+
+    #[inline(always)]
+    fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize) {
+        assert!(from.len() >= span(stride));
+        // SAFETY: see above.
+        unsafe {
+            asm!("tileloadd tmm{}, [{} + {}*1]", const T, in(reg) from.as_ptr(), in(reg) stride * size_of::<f32>(),
+                options(nostack, readonly, preserves_flags));
+        }
+    }
+
+    #[inline(always)]
+    fn store_sums<const T: usize>(&mut self, to: &mut [f32], stride: usize) {
+        assert!(to.len() >= span(stride));
+        // SAFETY: see above.
+        unsafe {
+            asm!("tilestored [{} + {}*1], tmm{}", in(reg) to.as_mut_ptr(), in(reg) stride * size_of::<f32>(), const T,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    #[inline(always)]
+    fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
+        // SAFETY: see above.
+        unsafe {
+            asm!("tdpbf16ps tmm{}, tmm{}, tmm{}", const C, const A, const B, options(nostack, nomem, preserves_flags));
+        }
+    }
+}
+
+// What the check multiplies lies within one block.
+const _: () = assert!(2 * DEPTH <= BLOCK && STRIDE.is_multiple_of(2));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A unit that computes wrongly in one place.
+    struct Faulty(Emulated);
+
+    impl Unit for Faulty {
+        fn zero<const T: usize>(&mut self) {
+            self.0.zero::<T>();
+        }
+        fn load_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize) {
+            self.0.load_pairs::<T>(from, stride);
+        }
+        fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize) {
+            self.0.load_sums::<T>(from, stride);
+        }
+        fn store_sums<const T: usize>(&mut self, to: &mut [f32], stride: usize) {
+            self.0.store_sums::<T>(to, stride);
+            if T == 3 {
+                to[15 * stride + 15] += 1.0;
+            }
+        }
+        fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
+            self.0.multiply::<C, A, B>();
+        }
+    }
+
+    #[test]
+    fn the_self_check_accepts_the_manual_and_names_a_wrong_sum() {
+        assert_eq!(check(&mut Emulated::new()), Ok(()));
+        let error = check(&mut Faulty(Emulated::new())).unwrap_err();
+        assert!(error.contains("row 31, column 31"), "{error}");
+    }
+}

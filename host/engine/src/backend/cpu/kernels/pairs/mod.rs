@@ -1,0 +1,211 @@
+//! Products of bf16 with bf16, summed in f32, where the CPU has an instruction for them.
+//!
+//! Both kinds of instruction take inputs two at a time, so both operands stand in *pairs* of neighbouring inputs:
+//!
+//! ```text
+//!  a (left)    [row / 16][input / 512][row % 16][272 pairs]      a tile is sixteen rows; 16 pairs of padding
+//!  b (right)   [input / 2][32 outputs]                           a pair per output; one layout for every machine
+//!  c           [row][32] f32
+//! ```
+//!
+//! | machine | instruction | at once | the order of an output's sum |
+//! | --- | --- | --- | --- |
+//! | AMX | `TDPBF16PS` | 16 rows, 16 outputs, 32 inputs | 32 inputs in two partial sums, which then join the rest |
+//! | AVX512-BF16 | `VDPBF16PS` | 1 row, 16 outputs, 2 inputs | input after input |
+//! | emulated | none: `TDPBF16PS` written out | as AMX | as AMX |
+//!
+//! Inputs are padded with zeroes to a multiple of 32 on both sides. Products may be cut along the inputs at any such
+//! multiple and along the rows anywhere: an output's order of additions is the same, so a row's bits do not depend on
+//! rows beside it. They do depend on the machine; a process uses one throughout.
+//!
+//! Both instructions take subnormal numbers for zero. Not known here: where the rounding of activations to bf16 is
+//! worth its error. That is [`Precision`](super::super::Precision)'s choice.
+
+mod tiles;
+
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "absent.rs"]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(not(target_arch = "x86_64"))]
+use amx as avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use super::{PANEL, Start, extent};
+use half::bf16;
+use std::ops::Range;
+
+/// Two neighbouring inputs.
+pub(in super::super) type Pair = [bf16; 2];
+
+/// Rows of a tile.
+pub(in super::super) const ROWS: usize = 16;
+/// Inputs are padded to a multiple of it.
+pub(in super::super) const DEPTH: usize = 32;
+/// Inputs of a left operand in one block.
+pub(in super::super) const BLOCK: usize = 512;
+/// Values from a row of a block to the next: an odd number of cache lines, so that rows do not meet in one set.
+pub(in super::super) const STRIDE: usize = BLOCK + DEPTH;
+/// Values of a block of a tile.
+pub(in super::super) const TILE_BLOCK: usize = ROWS * STRIDE;
+
+/// `c[row - rows.start][0..32] (+)= Σ a[row] · b[..][0..32]`.
+pub(in super::super) struct PairProduct<'a> {
+    /// Left operand, from the first row's tile and the first pair of interest on.
+    pub(in super::super) a: &'a [Pair],
+    /// Pairs of `a` from one tile to the next.
+    pub(in super::super) a_tile: usize,
+    /// Rows of `a` to compute; the first begins a tile.
+    pub(in super::super) rows: Range<usize>,
+    /// Right operand, `[inputs / 2][32]`: at most [`BLOCK`] inputs, a multiple of [`DEPTH`].
+    pub(in super::super) b: &'a [Pair],
+    /// Output, `[rows.len()][32]`.
+    pub(in super::super) c: &'a mut [f32],
+    pub(in super::super) start: Start,
+}
+
+/// A [`PairProduct`] that stays within its slices.
+struct Checked<'a>(PairProduct<'a>);
+
+impl<'a> PairProduct<'a> {
+    /// Pairs of a row that are multiplied.
+    fn pairs(&self) -> usize {
+        self.b.len() / PANEL
+    }
+
+    /// # Panics
+    /// When the product would reach beyond its slices: a mistake of the caller's code, not of any input.
+    fn check(self) -> Checked<'a> {
+        let (pairs, rows) = (self.pairs(), self.rows.len());
+        assert!(
+            self.b.len().is_multiple_of(PANEL * DEPTH / 2) && pairs <= BLOCK / 2,
+            "b has {} pairs, not whole steps of one block",
+            self.b.len()
+        );
+        assert!(
+            self.rows.start.is_multiple_of(ROWS) && self.rows.start <= self.rows.end,
+            "rows {:?} do not begin a tile",
+            self.rows
+        );
+        assert!(
+            self.a_tile >= TILE_BLOCK / 2,
+            "tiles overlap: {} pairs",
+            self.a_tile
+        );
+        if let Some(last) = self.rows.end.checked_sub(1) {
+            // A whole tile is read, whatever its rows.
+            let a = extent(
+                last / ROWS,
+                self.a_tile,
+                extent(ROWS - 1, STRIDE / 2, pairs),
+            );
+            assert!(
+                a <= self.a.len(),
+                "a has {} pairs, {a} are read",
+                self.a.len()
+            );
+        }
+        assert!(
+            rows * PANEL <= self.c.len(),
+            "c has {} floats, {} are written",
+            self.c.len(),
+            rows * PANEL
+        );
+        Checked(self)
+    }
+}
+
+/// What multiplies pairs. A value exists only where the CPU can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Machine {
+    Amx(amx::Amx),
+    Avx512(avx512::Avx512Bf16),
+    /// Slow: it shows here what AMX does elsewhere.
+    #[cfg(test)]
+    Emulated,
+}
+
+/// What a look at the CPU found.
+pub(in super::super) struct Found {
+    pub(in super::super) machine: Option<Machine>,
+    /// Why AMX is not used although the CPU has it.
+    pub(in super::super) warning: Option<String>,
+}
+
+impl Machine {
+    /// The fastest that this CPU has.
+    pub(in super::super) fn detect() -> Found {
+        let plain = || avx512::Avx512Bf16::detect().map(Machine::Avx512);
+        match amx::Amx::detect() {
+            Ok(Some(amx)) => Found {
+                machine: Some(Machine::Amx(amx)),
+                warning: None,
+            },
+            Ok(None) => Found {
+                machine: plain(),
+                warning: None,
+            },
+            Err(reason) => Found {
+                machine: plain(),
+                warning: Some(format!("AMX is not used: {reason}")),
+            },
+        }
+    }
+
+    /// All that can run here, the emulation included.
+    #[cfg(test)]
+    pub(in super::super) fn available() -> Vec<Self> {
+        let amx = amx::Amx::detect().ok().flatten().map(Machine::Amx);
+        let plain = avx512::Avx512Bf16::detect().map(Machine::Avx512);
+        if amx.is_none() {
+            println!(
+                "skipped: AMX, which this CPU does not have; its kernel runs on emulated tiles"
+            );
+        }
+        amx.into_iter()
+            .chain(plain)
+            .chain([Machine::Emulated])
+            .collect()
+    }
+
+    /// A name for people, of it and of the vectors beside it.
+    pub(in super::super) fn name(self) -> &'static str {
+        match self {
+            Machine::Amx(_) => "AVX-512 and AMX, bf16 by bf16",
+            Machine::Avx512(_) => "AVX-512, bf16 by bf16",
+            #[cfg(test)]
+            Machine::Emulated => "emulated tiles",
+        }
+    }
+
+    /// Whether it multiplies faster than the f32 kernels do, as far as CPUs of its kind were measured.
+    pub(in super::super) fn is_faster_than_f32(self) -> bool {
+        match self {
+            Machine::Amx(_) => true,
+            Machine::Avx512(machine) => machine.is_faster_than_f32(),
+            #[cfg(test)]
+            Machine::Emulated => false,
+        }
+    }
+
+    /// Computes `product`.
+    ///
+    /// # Panics
+    /// When the product would reach beyond its slices.
+    #[inline]
+    pub(in super::super) fn multiply(self, product: PairProduct<'_>) {
+        let product = product.check();
+        match self {
+            Machine::Amx(machine) => tiles::multiply(&mut machine.unit(), product),
+            // SAFETY: the product stays within its slices, and the CPU has the instructions.
+            Machine::Avx512(_) => unsafe { avx512::multiply(product) },
+            #[cfg(test)]
+            Machine::Emulated => tiles::multiply(&mut tiles::Emulated::new(), product),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

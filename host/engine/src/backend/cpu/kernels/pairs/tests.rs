@@ -1,0 +1,210 @@
+use super::super::tests::numbers;
+use super::*;
+
+/// Pairs from `values`.
+fn pairs(values: &[f32]) -> Vec<Pair> {
+    let narrow: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
+    narrow.as_chunks().0.to_vec()
+}
+
+fn left(seed: u32, tiles: usize) -> Vec<Pair> {
+    pairs(&numbers(seed, tiles * TILE_BLOCK))
+}
+
+fn right(seed: u32, inputs: usize) -> Vec<Pair> {
+    pairs(&numbers(seed, inputs * PANEL))
+}
+
+/// Multiplies `inputs` of the rows' inputs, into zeroes or onto what `c` holds.
+fn run(
+    machine: Machine,
+    (a, b): (&[Pair], &[Pair]),
+    rows: Range<usize>,
+    inputs: Range<usize>,
+    c: &mut [f32],
+    start: Start,
+) {
+    machine.multiply(PairProduct {
+        a: &a[inputs.start / 2..],
+        a_tile: TILE_BLOCK / 2,
+        rows,
+        b: &b[inputs.start / 2 * PANEL..inputs.end / 2 * PANEL],
+        c,
+        start,
+    });
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+#[test]
+fn products_agree_with_f64_on_every_machine() {
+    for (number, (rows, inputs)) in [
+        (0..1, 32),
+        (0..16, 64),
+        (16..37, 512),
+        (0..48, 288),
+        (0..0, 32),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (a, b) = (left(number as u32, 3), right(9, inputs));
+        let before = numbers(5, rows.len() * PANEL + 7);
+        for machine in Machine::available() {
+            for start in [Start::Zero, Start::Sum] {
+                let mut c = before.clone();
+                run(machine, (&a, &b), rows.clone(), 0..inputs, &mut c, start);
+                for (cell, got) in c.iter().enumerate() {
+                    let (row, column) = (rows.start + cell / PANEL, cell % PANEL);
+                    let mut expected = f64::from(before[cell]);
+                    if row < rows.end {
+                        let a = &a[row / ROWS * TILE_BLOCK / 2 + row % ROWS * STRIDE / 2..];
+                        let term = |k: usize, i: usize| {
+                            f64::from(a[k][i]) * f64::from(b[k * PANEL + column][i])
+                        };
+                        let sum: f64 = (0..inputs).map(|k| term(k / 2, k % 2)).sum();
+                        expected = sum + if start == Start::Sum { expected } else { 0.0 };
+                    }
+                    assert!(
+                        (f64::from(*got) - expected).abs() < 2e-5,
+                        "{machine:?}, case {number}, row {row}: {got}, expected {expected}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rows_bits_do_not_depend_on_rows_beside_it_nor_on_where_the_inputs_are_cut() {
+    let (a, b) = (left(1, 3), right(2, BLOCK));
+    for machine in Machine::available() {
+        let mut whole = vec![0.0; 48 * PANEL];
+        run(machine, (&a, &b), 0..48, 0..BLOCK, &mut whole, Start::Zero);
+        for rows in [0..1, 0..7, 0..16, 0..17, 16..17, 16..48, 32..45] {
+            for cut in [0, DEPTH, 256, 288, BLOCK] {
+                let mut part = vec![f32::NAN; rows.len() * PANEL];
+                run(
+                    machine,
+                    (&a, &b),
+                    rows.clone(),
+                    0..cut,
+                    &mut part,
+                    Start::Zero,
+                );
+                run(
+                    machine,
+                    (&a, &b),
+                    rows.clone(),
+                    cut..BLOCK,
+                    &mut part,
+                    Start::Sum,
+                );
+                assert!(
+                    same_bits(&part, &whole[rows.start * PANEL..rows.end * PANEL]),
+                    "{machine:?} {rows:?} cut at {cut}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_that_are_not_wanted_may_hold_anything() {
+    let (mut a, b) = (left(1, 1), right(2, 64));
+    for machine in Machine::available() {
+        let mut clean = vec![0.0; PANEL];
+        run(machine, (&a, &b), 0..1, 0..64, &mut clean, Start::Zero);
+        a[STRIDE / 2..].fill([bf16::NAN; 2]);
+        let mut beside = vec![0.0; PANEL];
+        run(machine, (&a, &b), 0..1, 0..64, &mut beside, Start::Zero);
+        assert!(same_bits(&clean, &beside), "{machine:?}");
+    }
+}
+
+/// The manual's semantics, by hand: sums that lose or keep a small term depending on the order of additions.
+#[test]
+fn emulated_tiles_add_even_and_odd_inputs_apart_and_then_join_them() {
+    let (mut a, mut b) = (vec![[bf16::ZERO; 2]; TILE_BLOCK / 2], right(0, DEPTH));
+    a[..DEPTH / 2].fill([bf16::ONE; 2]);
+    b.fill([bf16::ZERO; 2]);
+    let big = bf16::from_f32(2f32.powi(30));
+    // Column 0: the large terms are even and cancel among themselves, so the small odd one survives.
+    (b[0][0], b[PANEL][1], b[2 * PANEL][0]) = (big, bf16::ONE, -big);
+    // Column 1: the small one is even too and is lost.
+    (b[1][0], b[PANEL + 1][0], b[2 * PANEL + 1][0]) = (big, bf16::ONE, -big);
+    // Column 2: a subnormal input counts as zero.
+    b[2][0] = bf16::from_bits(1);
+    let mut c = vec![0.0; PANEL];
+    run(
+        Machine::Emulated,
+        (&a, &b),
+        0..1,
+        0..DEPTH,
+        &mut c,
+        Start::Zero,
+    );
+    assert_eq!(c[..3], [1.0, 0.0, 0.0]);
+    // What was there before joins last.
+    c[0] = 2f32.powi(30);
+    run(
+        Machine::Emulated,
+        (&a, &b),
+        0..1,
+        0..DEPTH,
+        &mut c,
+        Start::Sum,
+    );
+    assert_eq!(c[0], 2f32.powi(30));
+}
+
+#[test]
+fn amx_computes_the_bits_that_the_manual_writes_out() {
+    let Some(amx) = Machine::available()
+        .into_iter()
+        .find(|machine| matches!(machine, Machine::Amx(_)))
+    else {
+        return;
+    };
+    let (a, b) = (left(1, 3), right(2, BLOCK));
+    let (mut real, mut emulated) = (vec![0.0; 37 * PANEL], vec![0.0; 37 * PANEL]);
+    run(amx, (&a, &b), 0..37, 0..BLOCK, &mut real, Start::Zero);
+    run(
+        Machine::Emulated,
+        (&a, &b),
+        0..37,
+        0..BLOCK,
+        &mut emulated,
+        Start::Zero,
+    );
+    assert!(same_bits(&real, &emulated));
+}
+
+#[test]
+fn products_beyond_their_slices_are_refused() {
+    let (a, b) = (left(1, 2), right(2, BLOCK + DEPTH));
+    let attempt = |a_pairs: usize, b_pairs: usize, c_floats: usize, rows: Range<usize>| {
+        let (a, b, mut c) = (&a[..a_pairs], &b[..b_pairs], vec![0f32; c_floats]);
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            Machine::Emulated.multiply(PairProduct {
+                a,
+                a_tile: TILE_BLOCK / 2,
+                rows,
+                b,
+                c: &mut c,
+                start: Start::Zero,
+            });
+        }))
+        .is_ok()
+    };
+    let (tile, step) = (15 * STRIDE / 2 + 16, 16 * PANEL);
+    assert!(attempt(tile, step, PANEL, 0..1));
+    assert!(!attempt(tile - 1, step, PANEL, 0..1));
+    assert!(!attempt(tile, step - 1, PANEL, 0..1));
+    assert!(!attempt(tile, step, PANEL - 1, 0..1));
+    assert!(!attempt(tile, step, 17 * PANEL, 0..17));
+    assert!(!attempt(TILE_BLOCK, step, PANEL, 1..2));
+    assert!(!attempt(TILE_BLOCK, BLOCK / 2 * PANEL + step, PANEL, 0..1));
+}

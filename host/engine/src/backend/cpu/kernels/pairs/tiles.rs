@@ -1,0 +1,181 @@
+//! The kernel for a machine of tiles: sixteen rows of sixteen 32-bit words each, eight of them.
+//!
+//! ```text
+//!                 b: 32 inputs x 32 outputs
+//!                    ┌── 6 ──┬── 7 ──┐
+//!  a: 32 rows  ┌ 4 ┐ │   0   │   1   │      c += a · b, four products for four loads
+//!  x 32 inputs ├ 5 ┤ │   2   │   3   │
+//!              └───┘ └───────┴───────┘
+//! ```
+//!
+//! A [`Unit`] is such a machine: the CPU's ([`super::amx`]) or the one written out here. The kernel is the same text for
+//! both, so what the emulation proves of packing, blocking and edges holds for the CPU; left to the CPU are five
+//! single instructions, which a self-check compares with the emulation before they are used.
+
+use super::{Checked, PANEL, Pair, ROWS, STRIDE, Start};
+
+/// Words in a row of a tile.
+const WORDS: usize = 16;
+
+/// Eight tiles, all of [`ROWS`] by [`WORDS`].
+pub(super) trait Unit {
+    /// Clears tile `T`.
+    fn zero<const T: usize>(&mut self);
+    /// Fills tile `T` with rows of sixteen pairs that stand `stride` pairs apart.
+    ///
+    /// # Panics
+    /// When `from` is too short.
+    fn load_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize);
+    /// Fills tile `T` with rows of sixteen sums that stand `stride` floats apart.
+    ///
+    /// # Panics
+    /// When `from` is too short.
+    fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize);
+    /// The reverse of [`Unit::load_sums`].
+    ///
+    /// # Panics
+    /// When `to` is too short.
+    fn store_sums<const T: usize>(&mut self, to: &mut [f32], stride: usize);
+    /// `c[m][n] += Σ a[m][k] · b[k][n]` over sixteen pairs `k`.
+    fn multiply<const C: usize, const A: usize, const B: usize>(&mut self);
+}
+
+/// Elements that sixteen rows of sixteen, `stride` apart, span.
+pub(super) const fn span(stride: usize) -> usize {
+    (ROWS - 1) * stride + WORDS
+}
+
+/// The sums of two tiles of rows, where a part of them is wanted.
+#[repr(align(64))]
+struct Whole([f32; 2 * ROWS * PANEL]);
+
+pub(super) fn multiply<U: Unit>(unit: &mut U, product: Checked<'_>) {
+    let p = product.0;
+    let mut rows = p.c[..p.rows.len() * PANEL].chunks_mut(2 * ROWS * PANEL);
+    let first = p.rows.start / ROWS;
+    for (number, c) in rows.by_ref().enumerate() {
+        let a = &p.a[(first + 2 * number) * p.a_tile..];
+        let second = (c.len() > ROWS * PANEL).then(|| &a[p.a_tile..]);
+        if c.len().is_multiple_of(ROWS * PANEL) {
+            multiply_tiles(unit, a, second, p.b, c, p.start);
+        } else {
+            let mut whole = Whole([0.0; 2 * ROWS * PANEL]);
+            whole.0[..c.len()].copy_from_slice(c);
+            multiply_tiles(unit, a, second, p.b, &mut whole.0, p.start);
+            c.copy_from_slice(&whole.0[..c.len()]);
+        }
+    }
+}
+
+/// One tile of rows, or two, by one panel.
+#[inline(always)]
+fn multiply_tiles<U: Unit>(
+    unit: &mut U,
+    a: &[Pair],
+    second: Option<&[Pair]>,
+    b: &[Pair],
+    c: &mut [f32],
+    start: Start,
+) {
+    const LOW: usize = ROWS * PANEL;
+    match start {
+        Start::Zero => {
+            unit.zero::<0>();
+            unit.zero::<1>();
+            unit.zero::<2>();
+            unit.zero::<3>();
+        }
+        Start::Sum => {
+            unit.load_sums::<0>(c, PANEL);
+            unit.load_sums::<1>(&c[WORDS..], PANEL);
+            if second.is_some() {
+                unit.load_sums::<2>(&c[LOW..], PANEL);
+                unit.load_sums::<3>(&c[LOW + WORDS..], PANEL);
+            }
+        }
+    }
+    for (step, b) in b.chunks_exact(WORDS * PANEL).enumerate() {
+        unit.load_pairs::<6>(b, PANEL);
+        unit.load_pairs::<4>(&a[step * WORDS..], STRIDE / 2);
+        unit.multiply::<0, 4, 6>();
+        unit.load_pairs::<7>(&b[WORDS..], PANEL);
+        unit.multiply::<1, 4, 7>();
+        if let Some(a) = second {
+            unit.load_pairs::<5>(&a[step * WORDS..], STRIDE / 2);
+            unit.multiply::<2, 5, 6>();
+            unit.multiply::<3, 5, 7>();
+        }
+    }
+    unit.store_sums::<0>(c, PANEL);
+    unit.store_sums::<1>(&mut c[WORDS..], PANEL);
+    if second.is_some() {
+        unit.store_sums::<2>(&mut c[LOW..], PANEL);
+        unit.store_sums::<3>(&mut c[LOW + WORDS..], PANEL);
+    }
+}
+
+/// The instructions as Intel's manual writes them out (Software Developer's Manual, volume 2, `TDPBF16PS`).
+pub(super) struct Emulated([[[u32; WORDS]; ROWS]; 8]);
+
+impl Emulated {
+    pub(super) fn new() -> Self {
+        Self([[[0; WORDS]; ROWS]; 8])
+    }
+}
+
+impl Unit for Emulated {
+    fn zero<const T: usize>(&mut self) {
+        self.0[T] = [[0; WORDS]; ROWS];
+    }
+
+    fn load_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize) {
+        assert!(from.len() >= span(stride));
+        for (row, from) in self.0[T].iter_mut().zip(from.chunks(stride)) {
+            for (word, [even, odd]) in row.iter_mut().zip(from) {
+                *word = u32::from(odd.to_bits()) << 16 | u32::from(even.to_bits());
+            }
+        }
+    }
+
+    fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize) {
+        assert!(from.len() >= span(stride));
+        for (row, from) in self.0[T].iter_mut().zip(from.chunks(stride)) {
+            for (word, sum) in row.iter_mut().zip(from) {
+                *word = sum.to_bits();
+            }
+        }
+    }
+
+    fn store_sums<const T: usize>(&mut self, to: &mut [f32], stride: usize) {
+        assert!(to.len() >= span(stride));
+        for (row, to) in self.0[T].iter().zip(to.chunks_mut(stride)) {
+            for (word, sum) in row.iter().zip(to) {
+                *sum = f32::from_bits(*word);
+            }
+        }
+    }
+
+    /// Even and odd inputs of the sixteen pairs have a partial sum each; their sum is added to the output. Subnormal
+    /// numbers are zero, on the way in and on the way out, and roundings are to nearest, ties to even.
+    ///
+    /// The manual fuses multiplication and addition. A product of two bf16 has 16 significant bits, so f32 holds it
+    /// exactly and rounding it first changes nothing, unless it leaves f32's exponents.
+    fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
+        let flush = |x: f32| if x.is_subnormal() { 0.0 } else { x };
+        let even = |word: u32| flush(f32::from_bits(word << 16));
+        let odd = |word: u32| flush(f32::from_bits(word & 0xffff_0000));
+        for m in 0..ROWS {
+            let mut sums = [[0f32; 2]; WORDS];
+            for k in 0..WORDS {
+                let a = self.0[A][m][k];
+                for (sum, &b) in sums.iter_mut().zip(&self.0[B][k]) {
+                    sum[0] = flush(sum[0] + even(a) * even(b));
+                    sum[1] = flush(sum[1] + odd(a) * odd(b));
+                }
+            }
+            for (c, [even, odd]) in self.0[C][m].iter_mut().zip(sums) {
+                *c = flush(flush(f32::from_bits(*c)) + flush(even + odd)).to_bits();
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Activations as left operands, in the form that the next product's weights ask for.
+//!
+//! ```text
+//!  Wide    [row / 12][column / 128][row % 12][144] f32             see `kernels`
+//!  Pairs   [row / 16][column / 512][row % 16][272 pairs] bf16      see `kernels::pairs`
+//! ```
+//!
+//! Whoever fills a tile writes f32 and does not know the form: rounding to bf16 happens here, and only here.
+
+use super::aligned::Aligned;
+use super::kernels::{BLOCK, STRIDE, TILE_BLOCK, TILE_ROWS, lanes, pairs};
+use pairs::Pair;
+use rayon::iter::Either;
+use rayon::prelude::*;
+
+/// How a left operand is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Wide,
+    Pairs,
+}
+
+impl Form {
+    /// Rows of a tile.
+    pub(super) fn tile_rows(self) -> usize {
+        match self {
+            Form::Wide => TILE_ROWS,
+            Form::Pairs => pairs::ROWS,
+        }
+    }
+}
+
+/// Activations `[rows, columns]`, as left operands. Memory of both forms is kept from product to product.
+pub(super) struct Tiles {
+    form: Form,
+    wide: Aligned<f32>,
+    pairs: Aligned<Pair>,
+    rows: usize,
+    columns: usize,
+}
+
+impl Tiles {
+    pub(super) fn new() -> Self {
+        Self {
+            form: Form::Wide,
+            wide: Aligned::new(0),
+            pairs: Aligned::new(0),
+            rows: 0,
+            columns: 0,
+        }
+    }
+
+    /// Sets the shape; the values are whatever was there, but for zeroes where pairs are padded.
+    pub(super) fn shape(&mut self, rows: usize, columns: usize, form: Form) {
+        (self.rows, self.columns, self.form) = (rows, columns, form);
+        let length = rows.div_ceil(form.tile_rows()) * self.tile_length();
+        match form {
+            Form::Wide => self.wide.resize(length),
+            Form::Pairs => {
+                self.pairs.resize(length);
+                let padding = columns.next_multiple_of(pairs::DEPTH) - columns;
+                if padding > 0 {
+                    let zeroes = &[0.0; pairs::DEPTH][..padding];
+                    self.par_tiles().for_each(|mut tile| {
+                        (0..pairs::ROWS).for_each(|row| tile.write(row, columns, zeroes));
+                    });
+                }
+            }
+        }
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(super) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Rows of a tile.
+    pub(super) fn tile_rows(&self) -> usize {
+        self.form.tile_rows()
+    }
+
+    /// Elements of a tile, floats or pairs.
+    pub(super) fn tile_length(&self) -> usize {
+        match self.form {
+            Form::Wide => self.columns.div_ceil(BLOCK) * TILE_BLOCK,
+            Form::Pairs => self.columns.div_ceil(pairs::BLOCK) * pairs::TILE_BLOCK / 2,
+        }
+    }
+
+    /// The tiles in order, in parallel.
+    pub(super) fn par_tiles(&mut self) -> impl IndexedParallelIterator<Item = Tile<'_>> {
+        let length = self.tile_length();
+        match self.form {
+            Form::Wide => Either::Left(self.wide.par_chunks_mut(length).map(Tile::Wide)),
+            Form::Pairs => Either::Right(self.pairs.par_chunks_mut(length).map(Tile::Pairs)),
+        }
+    }
+
+    /// All tiles, of [`Form::Wide`].
+    pub(super) fn wide(&self) -> &[f32] {
+        debug_assert_eq!(self.form, Form::Wide);
+        &self.wide
+    }
+
+    /// All tiles, of [`Form::Pairs`].
+    pub(super) fn pairs(&self) -> &[Pair] {
+        debug_assert_eq!(self.form, Form::Pairs);
+        &self.pairs
+    }
+}
+
+/// A tile to be filled.
+pub(super) enum Tile<'a> {
+    Wide(&'a mut [f32]),
+    Pairs(&'a mut [Pair]),
+}
+
+impl Tile<'_> {
+    /// Writes `values` to columns `column..` of row `row`.
+    #[inline(always)]
+    pub(super) fn write(&mut self, row: usize, mut column: usize, mut values: &[f32]) {
+        match self {
+            Tile::Wide(tile) => write_row(tile, row, column, values),
+            Tile::Pairs(tile) => {
+                let tile = tile.as_flattened_mut();
+                while !values.is_empty() {
+                    let room = pairs::BLOCK - column % pairs::BLOCK;
+                    let (part, rest) = values.split_at(values.len().min(room));
+                    let start = column / pairs::BLOCK * pairs::TILE_BLOCK
+                        + row * pairs::STRIDE
+                        + column % pairs::BLOCK;
+                    for (to, value) in tile[start..][..part.len()].iter_mut().zip(part) {
+                        *to = lanes::narrow(*value);
+                    }
+                    column += part.len();
+                    values = rest;
+                }
+            }
+        }
+    }
+}
+
+/// Writes `values` to columns `column..` of row `row` of a wide tile.
+#[inline(always)]
+pub(super) fn write_row(tile: &mut [f32], row: usize, mut column: usize, mut values: &[f32]) {
+    while !values.is_empty() {
+        let (part, rest) = values.split_at(values.len().min(BLOCK - column % BLOCK));
+        tile[column / BLOCK * TILE_BLOCK + row * STRIDE + column % BLOCK..][..part.len()]
+            .copy_from_slice(part);
+        column += part.len();
+        values = rest;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+
+    #[test]
+    fn pairs_hold_rounded_values_and_zeroes_behind_them() {
+        let mut tiles = Tiles::new();
+        // Leave rubbish in the memory that the second shape reuses.
+        tiles.shape(17, 1024, Form::Pairs);
+        let rubbish = [f32::NAN; 1024];
+        tiles.par_tiles().for_each(|mut tile| {
+            (0..pairs::ROWS).for_each(|row| tile.write(row, 0, &rubbish));
+        });
+        tiles.shape(17, 555, Form::Pairs);
+        let values: Vec<f32> = (0..555).map(|i| i as f32 * 0.37 - 9.0).collect();
+        tiles.par_tiles().for_each(|mut tile| {
+            for row in 0..pairs::ROWS {
+                tile.write(row, 0, &values[..301]);
+                tile.write(row, 301, &values[301..]);
+            }
+        });
+        let length = tiles.tile_length();
+        let last = tiles.pairs()[length..].as_flattened();
+        for column in 0..576 {
+            let expected = values
+                .get(column)
+                .copied()
+                .map_or(bf16::ZERO, bf16::from_f32);
+            let at = column / pairs::BLOCK * pairs::TILE_BLOCK + column % pairs::BLOCK;
+            assert_eq!(last[at].to_bits(), expected.to_bits(), "column {column}");
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The file: slots that are read through a mapping and written by position.
+//!
+//! Reading from a mapping costs no system call and no second copy in memory. Writing through one would turn a full disk
+//! into a signal that ends the process, so writes are calls that may fail. The two see the same bytes.
+
+#![allow(
+    unsafe_code,
+    reason = "mapping a file is unsafe because another process may change it meanwhile"
+)]
+
+use super::DiskError;
+use super::format::{HEADER_BYTES, RECORD_BYTES, Record, Shape, page_sum};
+use crate::cache::PageHash;
+use memmap2::{Advice, Mmap};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Where a file came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// There was none.
+    Created,
+    /// It was there, with this many pages.
+    Restored(u32),
+    /// What was there could not be used, for this reason, and was replaced.
+    Discarded(String),
+}
+
+/// An open file of pages, ours alone.
+pub(super) struct PageFile {
+    shape: Shape,
+    map: Mmap,
+    medium: Box<dyn Medium>,
+    /// Keeps other processes away for as long as it is open.
+    _lock: File,
+}
+
+/// What bytes are written to: the file, or one that fails on purpose.
+pub(super) trait Medium: Send {
+    fn write(&mut self, bytes: &[u8], at: u64) -> io::Result<()>;
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+impl Medium for File {
+    fn write(&mut self, bytes: &[u8], at: u64) -> io::Result<()> {
+        self.write_all_at(bytes, at)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_data()
+    }
+}
+
+impl PageFile {
+    /// Opens the file at `path`, or replaces it by an empty one if it is of another shape.
+    pub(super) fn open(path: &Path, shape: Shape) -> Result<(Self, Origin), DiskError> {
+        let failed = |source| DiskError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let lock = lock(path)?;
+        let existing = match OpenOptions::new().read(true).write(true).open(path) {
+            Ok(file) => Some(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(error)),
+        };
+        let examined = existing.map(|file| examine(&file, &shape).map(|map| (file, map)));
+        let ((file, map), mut origin) = match examined {
+            Some(Ok(opened)) => (opened, Origin::Restored(0)),
+            Some(Err(reason)) => (
+                create(path, &shape).map_err(failed)?,
+                Origin::Discarded(reason),
+            ),
+            None => (create(path, &shape).map_err(failed)?, Origin::Created),
+        };
+        let this = Self {
+            shape,
+            map,
+            medium: Box::new(file),
+            _lock: lock,
+        };
+        if let Origin::Restored(pages) = &mut origin {
+            *pages = this.records().count() as u32;
+        }
+        Ok((this, origin))
+    }
+
+    #[cfg(test)]
+    pub(super) fn on_medium(self, wrap: impl FnOnce(Box<dyn Medium>) -> Box<dyn Medium>) -> Self {
+        Self {
+            medium: wrap(self.medium),
+            ..self
+        }
+    }
+
+    pub(super) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Every slot that holds a page, in order.
+    pub(super) fn records(&self) -> impl Iterator<Item = (u32, Record)> {
+        (0..self.shape.slots).filter_map(|slot| Some((slot, self.record(slot)?)))
+    }
+
+    /// Overwrites a slot. When that fails, the slot holds nothing.
+    pub(super) fn write(
+        &mut self,
+        slot: u32,
+        page: PageHash,
+        parent: PageHash,
+        stamp: u64,
+        bytes: &[u8],
+    ) -> io::Result<()> {
+        let record = Record {
+            page,
+            parent,
+            stamp,
+            page_sum: page_sum(page, bytes),
+        };
+        self.erase(slot)?;
+        self.medium.write(bytes, self.shape.page_at(slot))?;
+        let record = record.encode(slot);
+        self.medium.write(&record, self.shape.record_at(slot))
+    }
+
+    /// Makes a slot hold nothing. The page's bytes stay on the disk until the slot is used again.
+    pub(super) fn erase(&mut self, slot: u32) -> io::Result<()> {
+        let at = self.shape.record_at(slot);
+        self.medium.write(&[0; RECORD_BYTES], at)
+    }
+
+    /// Makes every slot hold nothing.
+    pub(super) fn erase_all(&mut self) -> io::Result<()> {
+        const TOGETHER: u32 = 1024;
+        for slot in (0..self.shape.slots).step_by(TOGETHER as usize) {
+            let slots = TOGETHER.min(self.shape.slots - slot) as usize;
+            let at = self.shape.record_at(slot);
+            self.medium.write(&vec![0; slots * RECORD_BYTES], at)?;
+        }
+        Ok(())
+    }
+
+    /// Replaces `bytes` by those of `page`, if that stands whole in the slot.
+    pub(super) fn read(&self, slot: u32, page: PageHash, bytes: &mut Vec<u8>) -> bool {
+        bytes.clear();
+        let Some(record) = self.record(slot).filter(|record| record.page == page) else {
+            return false;
+        };
+        let start = self.shape.page_at(slot) as usize;
+        let length = self.shape.page_bytes as usize;
+        // Asks for all of it at once rather than fault by fault. Without it the read is slower, not wrong.
+        let _ = self.map.advise_range(Advice::WillNeed, start, length);
+        bytes.extend_from_slice(&self.map[start..start + length]);
+        // The copy is summed, not the map: what is handed out is what was checked.
+        page_sum(page, bytes) == record.page_sum
+    }
+
+    /// Waits until everything written has reached the disk.
+    pub(super) fn sync(&mut self) -> io::Result<()> {
+        self.medium.sync()
+    }
+
+    fn record(&self, slot: u32) -> Option<Record> {
+        let at = self.shape.record_at(slot) as usize;
+        Record::decode(&self.map[at..at + RECORD_BYTES], slot)
+    }
+}
+
+/// Takes the file beside `path` that says who works with it. It stays: removing it would let two take it.
+fn lock(path: &Path) -> Result<File, DiskError> {
+    let path = beside(path, ".lock");
+    let failed = |source| DiskError::Io {
+        path: path.clone(),
+        source,
+    };
+    let file = private().create(true).open(&path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(DiskError::InUse(path)),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
+    }
+}
+
+/// Maps a file of this shape; if it is not, why.
+fn examine(file: &File, shape: &Shape) -> Result<Mmap, String> {
+    let map = map(file).map_err(|error| error.to_string())?;
+    let header = &map[..map.len().min(HEADER_BYTES)];
+    shape.check(header, map.len() as u64)?;
+    Ok(map)
+}
+
+/// Makes an empty file and puts it at `path` when it is complete, so that nobody ever sees half of one.
+fn create(path: &Path, shape: &Shape) -> io::Result<(File, Mmap)> {
+    let new = beside(path, ".new");
+    // What a killed process left, which may not even be ours alone.
+    match std::fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = private().create_new(true).open(&new)?;
+    file.write_all(&shape.header())?;
+    // Written, not left out: a disk without room for the records is found now.
+    let mut rest = shape.page_at(0) - HEADER_BYTES as u64;
+    let zeroes = vec![0; 1 << 16];
+    while rest > 0 {
+        let length = rest.min(zeroes.len() as u64);
+        file.write_all(&zeroes[..length as usize])?;
+        rest -= length;
+    }
+    file.set_len(shape.file_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)?;
+    let map = map(&file)?;
+    Ok((file, map))
+}
+
+/// Pages tell what was said: nobody but their owner may read them.
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    options
+}
+
+fn map(file: &File) -> io::Result<Mmap> {
+    // SAFETY: the map is only read, as bytes, for which every bit pattern is valid, and only by the thread that writes
+    // the file: no byte changes while it is borrowed. Other instances are kept away by the lock; whoever truncates the
+    // file all the same ends this process, as with any mapped file.
+    unsafe { Mmap::map(file) }
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}

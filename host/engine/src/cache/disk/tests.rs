@@ -1,0 +1,515 @@
+//! Pages through threads, restarts and every fault that the module's table names.
+
+use super::file::Medium;
+use super::format::{HEADER_BYTES, RECORD_BYTES, Record};
+use super::*;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use tempfile::TempDir;
+
+const PAGE_BYTES: usize = 5000;
+const SLOTS: u32 = 6;
+const ROOT: PageHash = PageHash(1 << 100);
+
+fn config() -> DiskConfig {
+    DiskConfig {
+        capacity: 2 * 4096 + u64::from(SLOTS) * (8192 + RECORD_BYTES as u64),
+        identity: 42,
+        page_bytes: PAGE_BYTES,
+    }
+}
+
+fn shape() -> Shape {
+    let config = config();
+    Shape::fit(config.identity, config.page_bytes, config.capacity).unwrap()
+}
+
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(TempDir::new().unwrap())
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("pages")
+    }
+
+    fn open(&self) -> DiskStore {
+        DiskStore::open(&self.path(), &config()).unwrap()
+    }
+
+    fn open_on(&self, wrap: impl FnOnce(Box<dyn Medium>) -> Box<dyn Medium>) -> DiskStore {
+        let (file, origin) = PageFile::open(&self.path(), shape()).unwrap();
+        DiskStore::start(file.on_medium(wrap), origin).unwrap()
+    }
+
+    fn overwrite(&self, at: u64, bytes: &[u8]) {
+        let file = std::fs::OpenOptions::new().write(true).open(self.path());
+        file.unwrap().write_all_at(bytes, at).unwrap();
+    }
+}
+
+fn page(number: u64) -> PageHash {
+    PageHash(u128::from(number) << 64 | 7)
+}
+
+fn bytes(number: u64) -> Vec<u8> {
+    let mut state = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 56) as u8
+    };
+    (0..PAGE_BYTES).map(|_| next()).collect()
+}
+
+/// Writes pages that follow the root.
+fn write(store: &DiskStore, pages: impl IntoIterator<Item = u64>) {
+    for number in pages {
+        store.write(page(number), ROOT, &bytes(number));
+    }
+    store.flush();
+}
+
+/// Asks for a page and waits for it.
+fn read(store: &DiskStore, number: u64) -> Option<Vec<u8>> {
+    store.request(page(number));
+    store.flush();
+    let (answered, bytes) = store.completed().unwrap();
+    assert_eq!(answered, page(number));
+    assert_eq!(store.completed(), None);
+    bytes
+}
+
+/// Which of the pages can be read; what is read must be right.
+fn readable(store: &DiskStore, pages: impl IntoIterator<Item = u64>) -> Vec<u64> {
+    let mut found = Vec::new();
+    for number in pages {
+        if let Some(read) = read(store, number) {
+            assert!(read == bytes(number), "page {number} has other bytes");
+            found.push(number);
+        }
+    }
+    found
+}
+
+/// A disk that does something else once so many bytes are written.
+struct Limited {
+    medium: Box<dyn Medium>,
+    left: Arc<AtomicU64>,
+    then: Then,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Then {
+    /// Nothing reaches it any more, as after a kill.
+    Lost,
+    /// It is full.
+    Full,
+}
+
+impl Medium for Limited {
+    fn write(&mut self, bytes: &[u8], at: u64) -> io::Result<()> {
+        let fits = (bytes.len() as u64).min(self.left.load(Ordering::Relaxed));
+        self.left.fetch_sub(fits, Ordering::Relaxed);
+        self.medium.write(&bytes[..fits as usize], at)?;
+        if self.then == Then::Full && fits < bytes.len() as u64 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.medium.sync()
+    }
+}
+
+fn limited(left: &Arc<AtomicU64>, then: Then) -> impl FnOnce(Box<dyn Medium>) -> Box<dyn Medium> {
+    let left = left.clone();
+    move |medium| Box::new(Limited { medium, left, then })
+}
+
+/// A disk whose writes each wait for a message.
+struct Gated(Box<dyn Medium>, Receiver<()>);
+
+impl Medium for Gated {
+    fn write(&mut self, bytes: &[u8], at: u64) -> io::Result<()> {
+        // Whoever drops the sender opens the gate for good.
+        let _ = self.1.recv();
+        self.0.write(bytes, at)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.0.sync()
+    }
+}
+
+#[test]
+fn answers_come_in_the_order_of_the_requests_and_wake_whoever_waits() {
+    let folder = Folder::new();
+    let store = folder.open();
+    assert_eq!(store.origin(), &Origin::Created);
+    let (woken, wakes) = channel();
+    store.on_completion(Box::new(move || {
+        // The test may be over.
+        let _ = woken.send(());
+    }));
+    for number in [3, 1, 2] {
+        store.write(page(number), ROOT, &bytes(number));
+    }
+    // Not yet written, it may be; never written; written.
+    for number in [2, 9, 1, 3, 1] {
+        store.request(page(number));
+    }
+    let mut answers = Vec::new();
+    while answers.len() < 5 {
+        wakes.recv().unwrap();
+        answers.extend(std::iter::from_fn(|| store.completed()));
+    }
+    let expected =
+        [2, 9, 1, 3, 1].map(|number| (page(number), (number != 9).then(|| bytes(number))));
+    assert!(answers == expected);
+    assert!(store.contains(page(3)) && !store.contains(page(9)));
+    let stats = store.stats();
+    assert_eq!((stats.pages, stats.written, stats.read), (3, 3, 4));
+}
+
+#[test]
+fn pages_outlive_the_process_and_keep_their_order_of_use() {
+    let folder = Folder::new();
+    write(&folder.open(), 0..6);
+    let store = folder.open();
+    assert_eq!(store.origin(), &Origin::Restored(6));
+    assert_eq!(readable(&store, 0..7), [0, 1, 2, 3, 4, 5]);
+    drop(store);
+    // Reading was no writing: the oldest is still the first one written.
+    let store = folder.open();
+    write(&store, [6, 7]);
+    assert_eq!(store.stats().evicted, 2);
+    drop(store);
+    assert_eq!(readable(&folder.open(), 0..8), [2, 3, 4, 5, 6, 7]);
+}
+
+#[test]
+fn a_full_file_gives_up_its_least_recently_used_leaf() {
+    let folder = Folder::new();
+    let store = folder.open();
+    // 0 ◀─ 1 ◀─ 2, and 3, 4, 5 alone.
+    store.write(page(0), ROOT, &bytes(0));
+    store.write(page(1), page(0), &bytes(1));
+    store.write(page(2), page(1), &bytes(2));
+    write(&store, 3..6);
+    assert_eq!(readable(&store, [3, 4, 5]), [3, 4, 5]);
+    // Neither 0 nor 1, though they were used earlier.
+    write(&store, [6]);
+    assert_eq!(readable(&store, 0..7), [0, 1, 3, 4, 5, 6]);
+    // One that is here already is touched only.
+    store.write(page(1), page(0), &bytes(1));
+    write(&store, [7]);
+    assert!(!store.contains(page(3)));
+    drop(store);
+    // What follows what is known after a restart as well: 0 was written before all others.
+    let store = folder.open();
+    write(&store, [8]);
+    assert!(store.contains(page(0)) && !store.contains(page(1)));
+}
+
+#[test]
+fn what_was_removed_or_cleared_does_not_come_back() {
+    let folder = Folder::new();
+    let store = folder.open();
+    write(&store, 0..4);
+    store.remove(page(1));
+    store.remove(page(9));
+    drop(store);
+    let store = folder.open();
+    assert_eq!(store.origin(), &Origin::Restored(3));
+    assert_eq!(readable(&store, 0..4), [0, 2, 3]);
+    store.clear();
+    assert!(readable(&store, 0..4).is_empty());
+    write(&store, [5]);
+    drop(store);
+    assert_eq!(readable(&folder.open(), 0..6), [5]);
+}
+
+#[test]
+fn nobody_waits_for_a_disk_that_hangs() {
+    let folder = Folder::new();
+    let (gate, gated) = channel();
+    let store = folder.open_on(|medium| Box::new(Gated(medium, gated)));
+    // 5,000 bytes a page: the queue takes 4,096 of them, the file six.
+    let written = 5000;
+    for number in 0..written {
+        store.write(page(number), ROOT, &bytes(0));
+        store.request(page(number));
+    }
+    let stats = store.stats();
+    assert!((900..=905).contains(&stats.dropped), "{stats:?}");
+    drop(gate);
+    store.flush();
+    let answers = std::iter::from_fn(|| store.completed());
+    assert_eq!(answers.count() as u64, written);
+}
+
+#[test]
+fn a_kill_at_any_byte_leaves_whole_pages_only() {
+    let folder = Folder::new();
+    // An erasure, the page, its record; the file is full after six, so that later ones overwrite.
+    let each = (2 * RECORD_BYTES + PAGE_BYTES) as u64;
+    let cuts = (0..10).flat_map(|written| {
+        [0, 1, 63, 64, 65, 2000, 5063, 5064, 5065, 5100, 5127].map(|more| (written, more))
+    });
+    for (whole, more) in cuts {
+        drop(std::fs::remove_file(folder.path()));
+        let left = Arc::new(AtomicU64::new(whole * each + more));
+        let store = folder.open_on(limited(&left, Then::Lost));
+        write(&store, 0..10);
+        drop(store);
+        let found = readable(&folder.open(), 0..10);
+        let first = whole.saturating_sub(u64::from(SLOTS));
+        // The slot that was being overwritten is lost from its first byte on.
+        let first = first + u64::from(whole >= u64::from(SLOTS) && more > 0);
+        assert!(
+            found.iter().copied().eq(first..whole),
+            "cut after {whole} pages and {more} bytes: {found:?}"
+        );
+    }
+}
+
+#[test]
+fn a_slot_with_a_record_and_no_page_or_a_page_and_no_record_is_not_believed() {
+    let folder = Folder::new();
+    write(&folder.open(), [0]);
+    let shape = shape();
+    folder.overwrite(shape.page_at(1), &bytes(1));
+    let record = Record {
+        page: page(2),
+        parent: ROOT,
+        stamp: 5,
+        page_sum: format::page_sum(page(2), &bytes(2)),
+    };
+    folder.overwrite(shape.record_at(2), &record.encode(2));
+    folder.overwrite(shape.page_at(2), &bytes(2)[..2500]);
+    let store = folder.open();
+    assert_eq!(store.origin(), &Origin::Restored(2));
+    assert_eq!(readable(&store, 0..3), [0]);
+    assert_eq!(store.stats().damaged, 1);
+    // Once found out, it is gone for good, and the slot serves again.
+    drop(store);
+    let store = folder.open();
+    assert_eq!(store.origin(), &Origin::Restored(1));
+    write(&store, 1..6);
+    assert_eq!(readable(&store, 0..6), [0, 1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn flipped_bits_cost_their_page_and_no_other() {
+    let folder = Folder::new();
+    write(&folder.open(), 0..6);
+    let shape = shape();
+    for (slot, at) in [(1, 0), (3, 4321), (4, 4999)] {
+        let place = shape.page_at(slot) + at;
+        folder.overwrite(place, &[!bytes(slot.into())[at as usize]]);
+    }
+    folder.overwrite(shape.record_at(5) + 20, &[0xa5]);
+    let store = folder.open();
+    assert_eq!(readable(&store, 0..6), [0, 2]);
+    assert_eq!(store.stats().damaged, 3);
+}
+
+#[test]
+fn a_file_of_something_else_is_discarded_with_its_reason() {
+    type Damage = fn(&Folder);
+    let nothing: Damage = |_| {};
+    let folder = Folder::new();
+    let same = config();
+    for (config, damage, expected) in [
+        (
+            DiskConfig {
+                identity: 43,
+                ..same
+            },
+            nothing,
+            "another model",
+        ),
+        (
+            DiskConfig {
+                page_bytes: 4999,
+                ..same
+            },
+            nothing,
+            "6 slots of 5000 bytes, wanted are 6 of 4999",
+        ),
+        (
+            DiskConfig {
+                capacity: 1 << 20,
+                ..same
+            },
+            nothing,
+            "6 slots of 5000 bytes, wanted are 126",
+        ),
+        (
+            same,
+            |folder| truncate(folder, shape().file_bytes() - 1),
+            "truncated to 57343 of 57344",
+        ),
+        (same, |folder| truncate(folder, 30), "truncated to 30"),
+        (same, |folder| truncate(folder, 0), "truncated to 0"),
+        (same, |folder| folder.overwrite(8, &[9]), "its format is 9"),
+        (
+            same,
+            |folder| folder.overwrite(24, &[9]),
+            "header is damaged",
+        ),
+        (
+            same,
+            |folder| folder.overwrite(0, b"#!/bin/sh"),
+            "no file of pages",
+        ),
+    ] {
+        drop(std::fs::remove_file(folder.path()));
+        write(&folder.open(), 0..3);
+        damage(&folder);
+        let store = DiskStore::open(&folder.path(), &config).unwrap();
+        match store.origin() {
+            Origin::Discarded(reason) => {
+                assert!(reason.contains(expected), "{reason:?} is not {expected:?}");
+            }
+            other => panic!("{other:?} instead of {expected:?}"),
+        }
+        assert_eq!(store.stats().pages, 0);
+        // The new one works.
+        store.write(page(1), ROOT, &vec![5; config.page_bytes]);
+        drop(store);
+        let store = DiskStore::open(&folder.path(), &config).unwrap();
+        assert_eq!(store.origin(), &Origin::Restored(1));
+        assert_eq!(read(&store, 1), Some(vec![5; config.page_bytes]));
+    }
+}
+
+fn truncate(folder: &Folder, length: u64) {
+    let file = std::fs::OpenOptions::new().write(true).open(folder.path());
+    file.unwrap().set_len(length).unwrap();
+}
+
+#[test]
+fn a_full_disk_costs_what_does_not_fit_and_nothing_else() {
+    let folder = Folder::new();
+    let each = (2 * RECORD_BYTES + PAGE_BYTES) as u64;
+    let left = Arc::new(AtomicU64::new(2 * each + 1000));
+    let store = folder.open_on(limited(&left, Then::Full));
+    write(&store, 0..5);
+    assert_eq!(readable(&store, 0..5), [0, 1]);
+    let stats = store.stats();
+    assert_eq!((stats.pages, stats.written, stats.failed), (2, 2, 3));
+    assert!(stats.last_error.is_some());
+    // Somebody made room.
+    left.store(u64::MAX, Ordering::Relaxed);
+    write(&store, 2..5);
+    assert_eq!(readable(&store, 0..5), [0, 1, 2, 3, 4]);
+    drop(store);
+    assert_eq!(readable(&folder.open(), 0..5), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn a_file_is_its_owners_alone_and_one_process_at_a_time_has_it() {
+    let folder = Folder::new();
+    // Half a file that a killed process left.
+    std::fs::write(folder.0.path().join("pages.new"), b"half").unwrap();
+    let store = folder.open();
+    for file in ["pages", "pages.lock"] {
+        let mode = std::fs::metadata(folder.0.path().join(file))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600, "{file}");
+    }
+    assert!(!folder.0.path().join("pages.new").exists());
+    let error = DiskStore::open(&folder.path(), &config()).err().unwrap();
+    assert!(matches!(error, DiskError::InUse(_)), "{error}");
+    drop(store);
+    folder.open();
+    let config = DiskConfig {
+        capacity: 10_000,
+        ..config()
+    };
+    let error = DiskStore::open(&folder.path(), &config).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "10000 bytes of disk have no room for a page of 5000 bytes"
+    );
+    let nowhere = folder.0.path().join("missing").join("pages");
+    let error = DiskStore::open(&nowhere, &self::config()).err().unwrap();
+    assert!(error.to_string().contains("missing"), "{error}");
+}
+
+#[test]
+fn the_header_ends_before_the_records() {
+    assert!((HEADER_BYTES as u64) < shape().record_at(0));
+}
+
+/// The index against a list that is searched from end to end.
+#[test]
+fn the_index_agrees_with_a_plain_list() {
+    let mut state = 5u64;
+    let mut random = move |below: u64| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 33) % below
+    };
+    let mut index = Index::new(SLOTS, std::iter::empty());
+    // Page and parent, least recently used first.
+    let mut list: Vec<(PageHash, PageHash)> = Vec::new();
+    for step in 0..20_000 {
+        let number = random(14);
+        let (this, parent) = (page(number), page(number / 2 + 100 * u64::from(number < 2)));
+        let at = list.iter().position(|(page, _)| *page == this);
+        match random(5) {
+            0 => {
+                assert_eq!(index.remove(this).is_some(), at.is_some());
+                at.map(|at| list.remove(at));
+            }
+            1 => {
+                assert_eq!(index.touch(this), at.is_some());
+                if let Some(at) = at {
+                    let entry = list.remove(at);
+                    list.push(entry);
+                }
+            }
+            _ if at.is_none() => {
+                let leaf = |(page, _): &(PageHash, PageHash)| {
+                    *page != parent && list.iter().all(|(_, before)| before != page)
+                };
+                let victim = list.iter().position(leaf);
+                let is_full = list.len() == SLOTS as usize;
+                let placed = index.place(this, parent);
+                assert_eq!(
+                    placed.is_some(),
+                    !is_full || victim.is_some(),
+                    "step {step}"
+                );
+                if let Some(placed) = placed {
+                    assert_eq!(placed.evicted, is_full);
+                    if is_full {
+                        victim.map(|at| list.remove(at));
+                    }
+                    list.push((this, parent));
+                }
+            }
+            _ => {}
+        }
+        index.check(SLOTS);
+        for number in 0..14 {
+            let is_here = list.iter().any(|(page, _)| *page == self::page(number));
+            assert_eq!(
+                index.get(page(number)).is_some(),
+                is_here,
+                "step {step}, page {number}"
+            );
+        }
+    }
+}

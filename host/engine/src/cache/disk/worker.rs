@@ -1,0 +1,331 @@
+//! The thread that waits for the disk so that nobody else has to, and the queues between it and the others.
+//!
+//! ```text
+//!   reads   [page page …]      bounded by who asks         ─┐
+//!   changes [write erase …]    writes bounded in bytes      ├─▶ I/O thread ─▶ answers, bounded in bytes
+//! ```
+//!
+//! Reads go first: somebody waits for them. A read of a page that is still to be written waits for that. When answers
+//! are not fetched reading pauses. Erasures need no bound of their own: a slot is erased once after it was written.
+
+use super::DiskStats;
+use super::file::PageFile;
+use super::index::Index;
+use crate::cache::PageHash;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// What the thread shares with the handle.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    /// Signalled when the thread may have something to do.
+    work: Condvar,
+    /// Signalled when it has nothing left to do.
+    idle: Condvar,
+    /// Called by the thread when answers have come, with no lock held.
+    wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+pub(super) struct State {
+    pub(super) index: Index,
+    pub(super) stats: DiskStats,
+    reads: VecDeque<PageHash>,
+    changes: VecDeque<Change>,
+    answers: VecDeque<(PageHash, Option<Vec<u8>>)>,
+    /// Answers with bytes.
+    full_answers: usize,
+    /// Writes among the changes.
+    writes: usize,
+    /// Buffers of writes that are done.
+    spare: Vec<Vec<u8>>,
+    /// Pages that may wait on either side.
+    limit: usize,
+    busy: bool,
+    stopping: bool,
+    /// Answers have come since the last call of `wake`.
+    news: bool,
+}
+
+enum Change {
+    Write {
+        slot: u32,
+        page: PageHash,
+        parent: PageHash,
+        stamp: u64,
+        bytes: Vec<u8>,
+    },
+    Erase {
+        slot: u32,
+    },
+    EraseAll,
+}
+
+enum Job {
+    Read { page: PageHash, slot: u32 },
+    Change(Change),
+}
+
+/// Bytes that may wait to be written, and as many to be fetched.
+const MAX_WAITING_BYTES: usize = 64 << 20;
+
+impl Shared {
+    pub(super) fn new(index: Index, stats: DiskStats, page_bytes: usize) -> Self {
+        let state = State {
+            index,
+            stats,
+            reads: VecDeque::new(),
+            changes: VecDeque::new(),
+            answers: VecDeque::new(),
+            full_answers: 0,
+            writes: 0,
+            spare: Vec::new(),
+            limit: (MAX_WAITING_BYTES / page_bytes.max(1)).clamp(1, 1 << 12),
+            busy: false,
+            stopping: false,
+            news: false,
+        };
+        Self {
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            idle: Condvar::new(),
+            wake: OnceLock::new(),
+        }
+    }
+
+    /// The state, whose lock is never held across a call that waits for the disk.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first caller is the one who is woken.
+    pub(super) fn on_answer(&self, wake: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.wake.set(wake);
+    }
+
+    pub(super) fn request(&self, page: PageHash) {
+        let mut state = self.lock();
+        state.index.touch(page);
+        state.reads.push_back(page);
+        self.work.notify_one();
+    }
+
+    pub(super) fn completed(&self) -> Option<(PageHash, Option<Vec<u8>>)> {
+        let mut state = self.lock();
+        let answer = state.answers.pop_front()?;
+        if answer.1.is_some() {
+            state.full_answers -= 1;
+            self.work.notify_one();
+        }
+        Some(answer)
+    }
+
+    pub(super) fn write(&self, page: PageHash, parent: PageHash, bytes: &[u8]) {
+        let mut state = self.lock();
+        if state.index.touch(page) {
+            return;
+        }
+        if state.writes >= state.limit {
+            state.stats.dropped += 1;
+            return;
+        }
+        let Some(placed) = state.index.place(page, parent) else {
+            state.stats.dropped += 1;
+            return;
+        };
+        state.stats.evicted += u64::from(placed.evicted);
+        let mut buffer = state.spare.pop().unwrap_or_default();
+        buffer.clear();
+        buffer.extend_from_slice(bytes);
+        state.writes += 1;
+        state.changes.push_back(Change::Write {
+            slot: placed.slot,
+            page,
+            parent,
+            stamp: placed.stamp,
+            bytes: buffer,
+        });
+        self.work.notify_one();
+    }
+
+    pub(super) fn remove(&self, page: PageHash) {
+        let mut state = self.lock();
+        if let Some(slot) = state.index.remove(page) {
+            state.changes.push_back(Change::Erase { slot });
+            self.work.notify_one();
+        }
+    }
+
+    pub(super) fn clear(&self) {
+        let mut state = self.lock();
+        let slots = state.stats.slots;
+        state.index = Index::new(slots, std::iter::empty());
+        state.changes.clear();
+        state.writes = 0;
+        state.changes.push_back(Change::EraseAll);
+        self.work.notify_one();
+    }
+
+    /// Waits until everything that was asked for has been done, as far as answers have been fetched.
+    pub(super) fn flush(&self) {
+        let mut state = self.lock();
+        while state.busy || state.has_work() {
+            state = self
+                .idle
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Lets the thread end when all changes have been written.
+    pub(super) fn stop(&self) {
+        self.lock().stopping = true;
+        self.work.notify_one();
+    }
+}
+
+impl State {
+    fn has_work(&self) -> bool {
+        !self.changes.is_empty() || (self.may_read() && !self.reads.is_empty())
+    }
+
+    fn may_read(&self) -> bool {
+        self.full_answers < self.limit && !self.stopping
+    }
+
+    fn next(&mut self) -> Option<Job> {
+        while self.may_read()
+            && let Some(&page) = self.reads.front()
+        {
+            match self.index.get(page) {
+                Some(entry) if entry.written => {
+                    self.reads.pop_front();
+                    let slot = entry.slot;
+                    return Some(Job::Read { page, slot });
+                }
+                // On its way: it stands among the changes.
+                Some(_) => break,
+                None => {
+                    self.reads.pop_front();
+                    self.answer(page, None);
+                }
+            }
+        }
+        let change = self.changes.pop_front()?;
+        self.writes -= usize::from(matches!(change, Change::Write { .. }));
+        Some(Job::Change(change))
+    }
+
+    fn answer(&mut self, page: PageHash, bytes: Option<Vec<u8>>) {
+        self.full_answers += usize::from(bytes.is_some());
+        self.answers.push_back((page, bytes));
+        self.news = true;
+    }
+
+    fn failed(&mut self, error: &io::Error) {
+        self.stats.failed += 1;
+        self.stats.last_error = Some(error.to_string());
+    }
+}
+
+/// Serves the queues until told to stop and all changes are written.
+pub(super) fn run(shared: &Shared, mut file: PageFile) {
+    loop {
+        let (job, news) = {
+            let mut state = shared.lock();
+            state.busy = false;
+            loop {
+                let job = state.next();
+                let news = std::mem::take(&mut state.news);
+                if job.is_some() || news {
+                    state.busy = true;
+                    break (job, news);
+                }
+                shared.idle.notify_all();
+                if state.stopping {
+                    break (None, false);
+                }
+                state = shared
+                    .work
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+        };
+        if news && let Some(wake) = shared.wake.get() {
+            wake();
+        }
+        match job {
+            Some(Job::Read { page, slot }) => read(shared, &mut file, page, slot),
+            Some(Job::Change(change)) => apply(shared, &mut file, change),
+            None if news => {}
+            None => break,
+        }
+    }
+    if let Err(error) = file.sync() {
+        shared.lock().failed(&error);
+    }
+}
+
+fn read(shared: &Shared, file: &mut PageFile, page: PageHash, slot: u32) {
+    let mut bytes = Vec::new();
+    if file.read(slot, page, &mut bytes) {
+        let mut state = shared.lock();
+        state.stats.read += 1;
+        state.answer(page, Some(bytes));
+        return;
+    }
+    // Damaged, or its place was given to another page since: either way it is not here any more.
+    let mut state = shared.lock();
+    if state
+        .index
+        .get(page)
+        .is_some_and(|entry| entry.slot == slot)
+    {
+        state.stats.damaged += 1;
+        state.index.remove(page);
+        state.changes.push_front(Change::Erase { slot });
+    }
+    state.answer(page, None);
+}
+
+fn apply(shared: &Shared, file: &mut PageFile, change: Change) {
+    match change {
+        Change::Write {
+            slot,
+            page,
+            parent,
+            stamp,
+            bytes,
+        } => {
+            let outcome = file.write(slot, page, parent, stamp, &bytes);
+            let mut state = shared.lock();
+            state.spare.push(bytes);
+            match outcome {
+                Ok(()) => {
+                    state.stats.written += 1;
+                    state.index.written(page, slot);
+                }
+                Err(error) => {
+                    state.failed(&error);
+                    if state
+                        .index
+                        .get(page)
+                        .is_some_and(|entry| entry.slot == slot)
+                    {
+                        state.index.remove(page);
+                    }
+                }
+            }
+        }
+        Change::Erase { slot } => {
+            if let Err(error) = file.erase(slot) {
+                shared.lock().failed(&error);
+            }
+        }
+        Change::EraseAll => {
+            if let Err(error) = file.erase_all() {
+                shared.lock().failed(&error);
+            }
+        }
+    }
+}

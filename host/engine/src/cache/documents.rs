@@ -1,0 +1,101 @@
+//! Which documents a prompt consists of: what the gateway says of it, so that the tree can speak of documents.
+//!
+//! The cache works on tokens and needs none of this. But whoever orders documents wants to hear which *documents* are
+//! still held, and a policy sees better what belongs together.
+
+use std::sync::Arc;
+
+/// The documents of a prompt, in order. They follow each other; what stands between two counts as the latter's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DocumentPath {
+    /// The gateway's hash of what precedes the documents.
+    pub scope: u64,
+    /// Token index of the first document's first token.
+    pub start: u32,
+    /// The documents, ends ascending and within the prompt.
+    pub documents: Vec<DocumentSpan>,
+}
+
+/// A document of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DocumentSpan {
+    /// The gateway's hash of its block.
+    pub fingerprint: u64,
+    /// Token index after its last token.
+    pub end: u32,
+}
+
+/// A document and its tokens, as events name it.
+pub type Document = (u64, u32);
+
+impl DocumentPath {
+    /// Says what is wrong with the path for a prompt of `tokens` tokens, if anything is.
+    ///
+    /// # Errors
+    /// In words, with the value and the limit.
+    pub fn validate(&self, tokens: u32) -> Result<(), String> {
+        let mut before = self.start;
+        for (index, document) in self.documents.iter().enumerate() {
+            if document.end < before || document.end > tokens {
+                return Err(format!(
+                    "document {index} ends at token {}, not between {before} and {tokens}",
+                    document.end
+                ));
+            }
+            before = document.end;
+        }
+        Ok(())
+    }
+
+    /// Each document with the tokens that it adds.
+    pub fn sizes(&self) -> Arc<[Document]> {
+        let mut before = self.start;
+        let sized = self.documents.iter().map(|document| {
+            let tokens = document.end - before;
+            before = document.end;
+            (document.fingerprint, tokens)
+        });
+        sized.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(start: u32, ends: &[u32]) -> DocumentPath {
+        let document = |(fingerprint, &end): (u64, &u32)| DocumentSpan { fingerprint, end };
+        DocumentPath {
+            scope: 1,
+            start,
+            documents: (0..).zip(ends).map(document).collect(),
+        }
+    }
+
+    #[test]
+    fn ends_ascend_within_the_prompt() {
+        assert_eq!(path(2, &[5, 5, 9]).validate(9), Ok(()));
+        assert_eq!(path(0, &[]).validate(0), Ok(()));
+        for (path, reason) in [
+            (
+                path(2, &[1]),
+                "document 0 ends at token 1, not between 2 and 9",
+            ),
+            (
+                path(0, &[4, 3]),
+                "document 1 ends at token 3, not between 4 and 9",
+            ),
+            (
+                path(0, &[4, 10]),
+                "document 1 ends at token 10, not between 4 and 9",
+            ),
+        ] {
+            assert_eq!(path.validate(9), Err(reason.to_owned()));
+        }
+    }
+
+    #[test]
+    fn a_document_has_the_tokens_since_the_one_before() {
+        assert_eq!(*path(2, &[5, 5, 9]).sizes(), [(0, 3), (1, 0), (2, 4)]);
+    }
+}

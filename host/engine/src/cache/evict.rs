@@ -1,0 +1,127 @@
+//! How room is made, and what becomes of what was there.
+//!
+//! A page of the device is copied to host memory when it is evicted for the first time (*swap out only once*, RAGCache
+//! §5.1): the host's copy stays when the page is loaded again, and the next eviction costs nothing. A page of the host
+//! goes to disk if the device has it no more. Partial pages, which nobody else can find, are dropped.
+//!
+//! Some pages have a copy in host memory before they are evicted: the most used ones, from the top of the tree down,
+//! within a share of the host's pages. When the device loses its memory the rest of the tree hangs on them (RAGCache §6).
+
+use super::PrefixCache;
+use super::flight::Transfer;
+use super::tree::NodeId;
+use crate::backend::{HostPageId, PageId, Store};
+
+/// Uses that make a page worth a copy.
+const USED_OFTEN: u32 = 2;
+
+impl PrefixCache {
+    /// A page of the device, held once, evicting another if none is free.
+    pub(super) fn take(&mut self) -> Option<PageId> {
+        if self.pool.free().is_empty() {
+            let victim = self.device.victim()?;
+            self.evict_from_device(victim);
+        }
+        self.pool.take()
+    }
+
+    /// As many pages, or none.
+    pub(super) fn take_all(&mut self, count: u32) -> Option<Vec<PageId>> {
+        let mut taken = Vec::with_capacity(count as usize);
+        while taken.len() < count as usize {
+            let Some(page) = self.take() else {
+                taken.into_iter().for_each(|page| self.give_back(page));
+                return None;
+            };
+            taken.push(page);
+        }
+        Some(taken)
+    }
+
+    /// Gives back a page that is no node's.
+    pub(super) fn give_back(&mut self, page: PageId) {
+        if self.pool.release(page) {
+            self.pool.give_back(page);
+        }
+    }
+
+    fn evict_from_device(&mut self, id: NodeId) {
+        let node = &self.tree[id];
+        let page = node.device_page();
+        if node.hash.is_some() && node.at.host.is_none() {
+            self.copy_to_host(id, false);
+        }
+        self.counts.evicted += 1;
+        self.leave_device(id);
+        self.cut_off_if_gone(id);
+        page.into_iter().for_each(|page| self.pool.give_back(page));
+    }
+
+    /// Has a node's page on the device copied to host memory, if there is room or can be.
+    fn copy_to_host(&mut self, id: NodeId, replica: bool) -> bool {
+        let Some(from) = self.tree[id].device_page() else {
+            return false;
+        };
+        let Some(to) = self.take_host() else {
+            return false;
+        };
+        self.transfers.push(Transfer::Store(Store { from, to }));
+        self.enter_host(id, to, replica);
+        true
+    }
+
+    /// A page of the host, evicting another if none is free.
+    pub(super) fn take_host(&mut self) -> Option<HostPageId> {
+        if self.host_pool.free().is_empty() {
+            let victim = self.host.victim()?;
+            self.counts.host_evicted += 1;
+            self.evict_from_host(victim);
+        }
+        self.host_pool.take()
+    }
+
+    fn evict_from_host(&mut self, id: NodeId) {
+        self.save(id);
+        self.leave_host(id);
+        self.forget_if_gone(id);
+    }
+
+    /// Has a node's page written to disk if it is about to be forgotten.
+    pub(super) fn save(&mut self, id: NodeId) {
+        let node = &self.tree[id];
+        if let (Some(page), Some(hash), None, Some(_)) =
+            (node.host_page(), node.hash, node.device_page(), &self.disk)
+        {
+            let parent = self.tree.hash_before(&node.salt, node.parent);
+            self.transfers.push(Transfer::Save { page, hash, parent });
+        }
+    }
+
+    /// Keeps a copy of a page in host memory if it is among the most used.
+    pub(super) fn replicate(&mut self, id: NodeId) {
+        let node = &self.tree[id];
+        let rooted = node
+            .parent
+            .is_none_or(|parent| self.tree[parent].at.host.is_some());
+        let frequency = node.at.usage.frequency;
+        let wanted = rooted
+            && frequency >= USED_OFTEN
+            && node.hash.is_some()
+            && node.at.device.is_some()
+            && node.at.host.is_none();
+        if !wanted || self.max_replicas == 0 {
+            return;
+        }
+        if self.counts.replicas >= self.max_replicas {
+            // Twice as often: two pages that are used alike shall not take turns.
+            let least = self.replicas.first();
+            let Some(least) = least.filter(|&least| {
+                Some(least) != node.parent && self.tree[least].at.usage.frequency <= frequency / 2
+            }) else {
+                return;
+            };
+            self.leave_host(least);
+        }
+        self.copy_to_host(id, true);
+    }
+}

@@ -1,0 +1,83 @@
+//! What a page holds, as a number: the same in every run, so that a page can be found again on disk and be spoken of
+//! to other programs.
+//!
+//! ```text
+//!   root(identity, salt) ──▶ [16 tokens] ──▶ [16 tokens] ──▶ …
+//!                            h(root, tokens) h(h(root, tokens), tokens)
+//! ```
+//!
+//! A page's KV state depends on every token before it, so its hash covers them all. Whose it is and which model
+//! computed it are covered as well: a page is never found by another tenant or another model. A client chooses tokens
+//! and could look for two sequences with one hash, hence SHA-256, of which 128 bits are kept.
+
+use crate::backend::TokenId;
+use sha2::{Digest, Sha256};
+
+/// A full page and all that precedes it, see the module's text.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageHash(pub u128);
+
+impl PageHash {
+    /// What precedes the first page of the tenant with this salt; `identity` is the model's.
+    pub fn root(identity: u64, salt: &str) -> Self {
+        let hash = Sha256::new()
+            .chain_update(identity.to_le_bytes())
+            .chain_update(salt.as_bytes());
+        Self::truncated(hash)
+    }
+
+    /// The page with these tokens after this one.
+    pub fn then(self, tokens: &[TokenId]) -> Self {
+        let mut hash = Sha256::new().chain_update(self.0.to_le_bytes());
+        for token in tokens {
+            hash.update(token.to_le_bytes());
+        }
+        Self::truncated(hash)
+    }
+
+    fn truncated(hash: Sha256) -> Self {
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&hash.finalize()[..16]);
+        Self(u128::from_le_bytes(bytes))
+    }
+}
+
+impl std::fmt::Debug for PageHash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PageHash({:032x})", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_covers_model_tenant_and_every_token_before() {
+        let page = |identity, salt, pages: &[&[TokenId]]| {
+            let root = PageHash::root(identity, salt);
+            pages.iter().fold(root, |before, page| before.then(page))
+        };
+        let hashes = [
+            page(1, "", &[&[1, 2]]),
+            page(2, "", &[&[1, 2]]),
+            page(1, "a", &[&[1, 2]]),
+            page(1, "", &[&[2, 1]]),
+            page(1, "", &[&[1, 2], &[1, 2]]),
+            page(1, "", &[&[3, 4], &[1, 2]]),
+        ];
+        for (index, hash) in hashes.iter().enumerate() {
+            assert!(!hashes[..index].contains(hash), "hash {index} stands twice");
+        }
+    }
+
+    #[test]
+    fn hashes_are_the_same_in_every_run() {
+        // Pages on disk are found by them.
+        let hash = PageHash::root(7, "tenant").then(&[1, 2, 3]);
+        assert_eq!(
+            format!("{hash:?}"),
+            "PageHash(aeda744816f37eef89663e46c080105d)"
+        );
+    }
+}

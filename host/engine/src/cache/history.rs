@@ -1,0 +1,92 @@
+//! How pages were used that are no longer there.
+//!
+//! A page that is computed again after its eviction is not new: RAGCache's frequency is "the total retrieval count
+//! within a time window", and eviction does not reset it (§5.1). The window is as many pages as went last.
+
+use super::hash::PageHash;
+use super::policy::Usage;
+use fxhash::FxHashMap;
+use std::collections::VecDeque;
+
+pub(super) struct History {
+    /// By page, with the number of its departure.
+    usages: FxHashMap<PageHash, (u64, Usage)>,
+    /// Departures, the oldest first; those whose page came back and left again since are void.
+    departures: VecDeque<PageHash>,
+    /// Number of the first of them.
+    first: u64,
+    capacity: usize,
+}
+
+impl History {
+    /// Remembers the last `capacity` pages that went.
+    pub(super) fn new(capacity: usize) -> Self {
+        Self {
+            usages: FxHashMap::default(),
+            departures: VecDeque::new(),
+            first: 0,
+            capacity,
+        }
+    }
+
+    /// A page goes.
+    pub(super) fn keep(&mut self, page: PageHash, usage: Usage) {
+        if self.capacity == 0 {
+            return;
+        }
+        if self.departures.len() == self.capacity
+            && let Some(oldest) = self.departures.pop_front()
+        {
+            if self
+                .usages
+                .get(&oldest)
+                .is_some_and(|(number, _)| *number == self.first)
+            {
+                self.usages.remove(&oldest);
+            }
+            self.first += 1;
+        }
+        let number = self.first + self.departures.len() as u64;
+        self.departures.push_back(page);
+        self.usages.insert(page, (number, usage));
+    }
+
+    /// A page comes: how it was used before.
+    pub(super) fn take(&mut self, page: PageHash) -> Usage {
+        let before = self.usages.remove(&page);
+        before.map_or_else(Usage::default, |(_, usage)| usage)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.first += self.departures.len() as u64;
+        self.usages.clear();
+        self.departures.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_to_go_are_remembered_once() {
+        let mut history = History::new(2);
+        let used = |times| {
+            let mut usage = Usage::default();
+            (0..times).for_each(|_| usage.hit());
+            usage
+        };
+        let page = |number| PageHash(number);
+        history.keep(page(1), used(1));
+        history.keep(page(2), used(2));
+        history.keep(page(3), used(3));
+        assert_eq!(history.take(page(1)), used(0), "too long ago");
+        assert_eq!(history.take(page(2)), used(2));
+        assert_eq!(history.take(page(2)), used(0), "it is back");
+        // Its first departure falls out of the window, its second does not.
+        history.keep(page(2), used(4));
+        history.keep(page(5), used(5));
+        assert_eq!(history.take(page(2)), used(4));
+        assert_eq!(history.take(page(3)), used(0));
+    }
+}

@@ -1,0 +1,190 @@
+//! Which documents end in which pages.
+//!
+//! A document's mark sits on the last page that lies wholly before its end. While that page is in the tree, so is
+//! everything before it, and the document is held but for the tokens that it has on the page after.
+//!
+//! ```text
+//!   tokens      |system prompt        |document 1         |document 2                |question
+//!   pages       [       |       |       |       |       |       |       |       |       |
+//!   marks                                  1 ─────┘          2 ─────────┘
+//! ```
+
+use super::documents::{Document, DocumentPath};
+use super::events::{CacheEvent, EventLog};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// The documents of a sequence, as a lease walks along them.
+#[derive(Debug)]
+pub(super) struct Route {
+    scope: u64,
+    path: Arc<[Document]>,
+    /// Where the first document begins, and where each ends.
+    bounds: Vec<u32>,
+    page_tokens: u32,
+    /// Documents whose pages the lease has passed.
+    passed: usize,
+}
+
+/// The last document of `path[..documents]` ends on a page.
+struct Mark {
+    scope: u64,
+    path: Arc<[Document]>,
+    documents: usize,
+}
+
+/// A page's marks: more than one where documents are short, or are called differently.
+#[derive(Default)]
+pub(super) struct Marks(SmallVec<[Mark; 1]>);
+
+/// Marks of a page; further ones are not kept.
+const MAX_MARKS: usize = 8;
+
+impl Route {
+    pub(super) fn new(documents: &DocumentPath, page_tokens: u32) -> Self {
+        let ends = documents.documents.iter().map(|document| document.end);
+        Self {
+            scope: documents.scope,
+            path: documents.sizes(),
+            bounds: std::iter::once(documents.start).chain(ends).collect(),
+            page_tokens,
+            passed: 0,
+        }
+    }
+
+    /// The next document that ends within the first `pages` pages or the one after, and the index of its last page.
+    pub(super) fn pass(&mut self, pages: u32) -> Option<(usize, PassedDocument)> {
+        while let Some(&end) = self.bounds.get(self.passed + 1)
+            && end / self.page_tokens <= pages
+        {
+            self.passed += 1;
+            if let Some(last) = (end / self.page_tokens).checked_sub(1) {
+                let mark = Mark {
+                    scope: self.scope,
+                    path: self.path.clone(),
+                    documents: self.passed,
+                };
+                return Some((last as usize, PassedDocument(mark)));
+            }
+        }
+        None
+    }
+
+    /// Whether page `index` begins within the document that the page before it begins within.
+    pub(super) fn continues(&self, index: u32) -> bool {
+        let part = |index: u32| {
+            let token = index * self.page_tokens;
+            self.bounds.partition_point(|&bound| bound <= token)
+        };
+        // Part 0 is what precedes the documents, the last what follows them.
+        index > 0 && part(index) == part(index - 1) && (1..self.bounds.len()).contains(&part(index))
+    }
+}
+
+/// A document whose pages have been passed, to be marked.
+pub(super) struct PassedDocument(Mark);
+
+impl Marks {
+    /// Adds a document and tells of it, unless it is there.
+    pub(super) fn add(&mut self, document: PassedDocument, salt: &Arc<str>, log: &mut EventLog) {
+        let PassedDocument(mark) = document;
+        if self.0.len() == MAX_MARKS || self.0.iter().any(|other| other.is(&mark)) {
+            return;
+        }
+        log.push(CacheEvent::DocumentsStored {
+            salt: salt.clone(),
+            scope: mark.scope,
+            path: mark.path[..mark.documents].into(),
+        });
+        self.0.push(mark);
+    }
+
+    /// Tells that the page has gone.
+    pub(super) fn tell_removed(self, salt: &Arc<str>, log: &mut EventLog) {
+        for mark in self.0.into_iter().rev() {
+            log.push(CacheEvent::DocumentsRemoved {
+                salt: salt.clone(),
+                scope: mark.scope,
+                path: mark.path[..mark.documents].into(),
+            });
+        }
+    }
+}
+
+impl Mark {
+    fn is(&self, other: &Self) -> bool {
+        self.scope == other.scope && self.path[..self.documents] == other.path[..other.documents]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::DocumentSpan;
+
+    fn route(start: u32, ends: &[u32]) -> Route {
+        let document = |(fingerprint, &end): (u64, &u32)| DocumentSpan { fingerprint, end };
+        let documents = DocumentPath {
+            scope: 9,
+            start,
+            documents: (0..).zip(ends).map(document).collect(),
+        };
+        Route::new(&documents, 4)
+    }
+
+    #[test]
+    fn documents_are_passed_with_the_last_page_wholly_before_their_end() {
+        let mut route = route(1, &[3, 8, 11, 12, 20]);
+        let mut passed = |pages| {
+            let documents = std::iter::from_fn(|| route.pass(pages));
+            documents
+                .map(|(page, document)| (page, document.0.documents))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(passed(1), [], "the first ends within the first page");
+        assert_eq!(passed(2), [(1, 2), (1, 3)]);
+        assert_eq!(passed(2), []);
+        assert_eq!(passed(9), [(2, 4), (4, 5)]);
+    }
+
+    #[test]
+    fn a_page_continues_the_document_that_the_one_before_is_in() {
+        let continues = |start, ends: &[u32]| {
+            let route = route(start, ends);
+            let pages = (0..12).filter(|&page| route.continues(page));
+            pages.collect::<Vec<u32>>()
+        };
+        assert_eq!(continues(0, &[9, 24]), [1, 2, 4, 5]);
+        assert_eq!(
+            continues(11, &[24]),
+            [4, 5],
+            "what precedes documents is none"
+        );
+    }
+
+    #[test]
+    fn a_document_is_told_once_and_its_going_too() {
+        let (mut marks, mut log) = (Marks::default(), EventLog::default());
+        for _ in 0..2 {
+            let mut route = route(0, &[2, 6]);
+            while let Some((page, document)) = route.pass(3) {
+                assert_eq!(page, 0);
+                marks.add(document, &"a".into(), &mut log);
+            }
+        }
+        marks.tell_removed(&"a".into(), &mut log);
+        let path: Arc<[Document]> = [(0, 2), (1, 4)].into();
+        let (salt, scope): (Arc<str>, u64) = ("a".into(), 9);
+        assert_eq!(
+            log.take(),
+            [
+                CacheEvent::DocumentsStored {
+                    salt: salt.clone(),
+                    scope,
+                    path: path.clone()
+                },
+                CacheEvent::DocumentsRemoved { salt, scope, path },
+            ]
+        );
+    }
+}

@@ -1,0 +1,175 @@
+//! What is found for a sequence, and what it gets.
+
+use super::lease::{Lease, Match, Opening, SlotCopy, all_but_last};
+use super::marks::Route;
+use super::tree::{NodeId, Walk};
+use super::{DocumentPath, PrefixCache};
+use crate::backend::{Load, PageId, TokenId};
+use std::sync::Arc;
+
+impl PrefixCache {
+    /// The longest cached prefix of `tokens` among sequences with this salt; at least one token is left to compute,
+    /// since the last one's logits are wanted. `O(tokens + pages · log siblings)`.
+    pub fn lookup(&self, salt: &str, tokens: &[TokenId]) -> Match {
+        let walk = self.tree.walk(salt, all_but_last(tokens));
+        let near = self.on_device(&walk);
+        let idle = walk.full[..near]
+            .iter()
+            .filter_map(|&node| self.tree[node].device_page())
+            .filter(|&page| self.pool.holders(page) == 0);
+        let tokens_found = self.tokens_of(&walk);
+        let on_disk = self.on_disk(salt, tokens, &walk).len() + walk.full.len();
+        Match {
+            tokens: tokens_found,
+            host_tokens: self.host_tokens_of(&walk, near),
+            disk_tokens: (on_disk as u32 * self.page_tokens).saturating_sub(tokens_found),
+            pages: near as u32,
+            idle_pages: idle.count() as u32,
+        }
+    }
+
+    /// A lease with pages for all of `tokens`, those of the longest cached prefix shared (see
+    /// [`PrefixCache::lookup`]). `None`, and nothing changed but the order of eviction and what was evicted, when there
+    /// is no room.
+    pub fn open(
+        &mut self,
+        salt: &Arc<str>,
+        tokens: &[TokenId],
+        documents: Option<&DocumentPath>,
+    ) -> Option<Opening> {
+        let mut walk = self.tree.walk(salt, all_but_last(tokens));
+        self.now += 1;
+        let near = self.on_device(&walk);
+        let needed = self.pages_for(tokens.len()) - near as u32;
+        // What was found must outlive the evictions that make room for the rest.
+        walk.full.iter().for_each(|&node| self.keep(node));
+        if let Some((node, _)) = walk.tail {
+            self.keep(node);
+            if self.available() < needed {
+                self.let_go(node);
+                walk.tail = None;
+            }
+        }
+        let taken = (self.available() >= needed)
+            .then(|| self.take_all(needed))
+            .flatten();
+        let host_tokens = self.host_tokens_of(&walk, near);
+        let found = self.tokens_of(&walk);
+        let tail = walk.tail.map(|(node, _)| node);
+        // A node that is loaded stays pinned until that has happened; the pages on the device stay held.
+        let Some(taken) = taken else {
+            let kept = walk.full.into_iter().chain(tail);
+            kept.for_each(|node| self.let_go(node));
+            return None;
+        };
+        let new = tokens.len() as u32 - found;
+        let mut lease = Lease {
+            salt: salt.clone(),
+            pages: Vec::with_capacity(taken.len() + near),
+            nodes: walk.full,
+            route: documents.map(|documents| Route::new(documents, self.page_tokens)),
+            seconds_per_token: self.seconds(found, new) / f64::from(new.max(1)),
+        };
+        let mut taken = taken.into_iter();
+        let mut loads = Vec::new();
+        for (index, &node) in lease.nodes.iter().enumerate() {
+            self.tree[node].at.usage.hit();
+            if index >= near
+                && let (Some(from), Some(to)) = (self.tree[node].host_page(), taken.next())
+            {
+                loads.push(Load { from, to });
+                self.tree[node].at.loading = true;
+                self.in_flight.loads.push((node, true));
+                self.enter_device(node, to);
+            }
+            lease.pages.extend(self.tree[node].device_page());
+            self.touch(node);
+            self.replicate(node);
+        }
+        lease.pages.extend(taken);
+        self.mark(&mut lease);
+        let mut opening = Opening {
+            cached_tokens: lease.nodes.len() as u32 * self.page_tokens,
+            host_tokens,
+            loads,
+            copy: None,
+            lease,
+        };
+        if let Some((node, tokens)) = walk.tail {
+            let to = opening.lease.pages[opening.lease.nodes.len()];
+            self.open_tail(&mut opening, node, to, tokens);
+        }
+        Some(opening)
+    }
+
+    /// Has the first `tokens` slots of a node's page copied to `to`: on the device, or from host memory, a whole page,
+    /// the rest of which the sequence overwrites.
+    fn open_tail(&mut self, opening: &mut Opening, node: NodeId, to: PageId, tokens: u32) {
+        let at = &self.tree[node].at;
+        let from_host = at.device.is_none() || at.loading;
+        match (self.tree[node].host_page(), self.tree[node].device_page()) {
+            (Some(from), on_device) if from_host => {
+                if on_device.is_some() {
+                    self.tree[node].at.pins += 1;
+                    self.let_go(node);
+                }
+                self.in_flight.loads.push((node, false));
+                opening.loads.push(Load { from, to });
+                opening.cached_tokens += tokens;
+            }
+            (_, Some(from)) => {
+                self.let_go(node);
+                opening.copy = Some(SlotCopy { from, to, tokens });
+            }
+            _ => {}
+        }
+        self.touch(node);
+    }
+
+    /// Keeps a node where it is: on the device if it is there, else in host memory.
+    fn keep(&mut self, node: NodeId) {
+        match self.tree[node].device_page() {
+            Some(page) => self.pool.hold(page),
+            None => self.tree[node].at.pins += 1,
+        }
+        self.refile(node);
+    }
+
+    /// Undoes [`PrefixCache::keep`].
+    pub(super) fn let_go(&mut self, node: NodeId) {
+        match self.tree[node].device_page() {
+            Some(page) => {
+                self.pool.release(page);
+            }
+            None => self.tree[node].at.pins -= 1,
+        }
+        self.refile(node);
+    }
+
+    /// How many of the full pages are on the device: those from the first on.
+    pub(super) fn on_device(&self, walk: &Walk) -> usize {
+        walk.full
+            .partition_point(|&node| self.tree[node].at.device.is_some())
+    }
+
+    pub(super) fn tokens_of(&self, walk: &Walk) -> u32 {
+        walk.full.len() as u32 * self.page_tokens + walk.tail.map_or(0, |(_, tokens)| tokens)
+    }
+
+    /// Tokens of a walk that are in host memory alone, where `near` of its full pages are on the device.
+    pub(super) fn host_tokens_of(&self, walk: &Walk, near: usize) -> u32 {
+        let tail = walk
+            .tail
+            .filter(|&(node, _)| self.tree[node].at.device.is_none());
+        let pages = (walk.full.len() - near) as u32;
+        pages * self.page_tokens + tail.map_or(0, |(_, tokens)| tokens)
+    }
+
+    /// What computing `new` tokens after `cached` ones costs.
+    fn seconds(&self, cached: u32, new: u32) -> f64 {
+        match &self.cost {
+            Some(cost) => cost(cached, new),
+            None => f64::from(new),
+        }
+    }
+}

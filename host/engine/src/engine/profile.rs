@@ -1,0 +1,488 @@
+//! Measures what computing costs on a backend, once, and keeps it in a file.
+//!
+//! Measured before the engine starts, on its own backend, whose pages it overwrites. The table grows by a column or a
+//! row for as long as its time allows, whichever is expected to be cheaper, so a slow machine has a smaller table and
+//! not a later start:
+//!
+//! ```text
+//!             1  16  64  256 …  new tokens, ending with twice a step
+//!     0       1   2   4   6
+//!   256       3   3   4   6      numbers: in which round a point was measured
+//!  1024       5   5   5   6
+//! ```
+//!
+//! What exceeds a step is computed in chunks, as the engine does.
+
+use crate::backend::{Backend, BackendError, Output, PageId, Segment, Step, TokenId};
+use crate::cost::{CostError, CostProfile};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct ProfileOptions {
+    /// Time to spend. It is exceeded by what was expected wrongly; two points are measured whatever it says.
+    pub budget: Duration,
+    /// Tokens computed in one step.
+    pub max_step_tokens: u32,
+}
+
+/// What a profile is valid for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProfileKey {
+    /// The model's, as for the disk tier.
+    pub identity: u128,
+    /// What computes: kind, threads, sizes of steps.
+    pub machine: String,
+}
+
+/// Where a profile came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProfileOrigin {
+    /// The file.
+    Loaded,
+    /// It was measured now: there was no file, or, for this reason, no use in it.
+    Measured {
+        /// Why the file was not used.
+        discarded: Option<String>,
+    },
+}
+
+/// Why there is no profile.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The backend failed while it was measured.
+    #[error("cannot measure the backend: {0}")]
+    Backend(#[from] BackendError),
+    /// The measurements make no profile.
+    #[error(transparent)]
+    Cost(#[from] CostError),
+}
+
+/// The profile in the file at `path`, if it was measured for `key`; else a new one, which replaces it.
+///
+/// # Errors
+/// [`ProfileError`] when the file cannot be read or written, or the backend fails.
+pub fn load_or_measure(
+    path: Option<&Path>,
+    key: &ProfileKey,
+    backend: &mut dyn Backend,
+    options: &ProfileOptions,
+) -> Result<(CostProfile, ProfileOrigin), ProfileError> {
+    let discarded = match path.map(|path| load(path, key)).transpose()? {
+        Some(Found::Profile(profile)) => return Ok((profile, ProfileOrigin::Loaded)),
+        Some(Found::Unusable(reason)) => Some(reason),
+        Some(Found::Nothing) | None => None,
+    };
+    let start = Instant::now();
+    let profile = measure(backend, options, &mut || start.elapsed())?;
+    if let Some(path) = path {
+        store(path, key, &profile)?;
+    }
+    Ok((profile, ProfileOrigin::Measured { discarded }))
+}
+
+/// Measures `backend` by `now`, a clock that never goes back.
+///
+/// # Errors
+/// [`ProfileError`] when the backend fails.
+pub fn measure(
+    backend: &mut dyn Backend,
+    options: &ProfileOptions,
+    now: &mut dyn FnMut() -> Duration,
+) -> Result<CostProfile, ProfileError> {
+    let slots = u64::from(backend.pages()) * u64::from(backend.page_tokens());
+    let capacity = slots.min(backend.max_positions().into()) as u32;
+    let step = options.max_step_tokens.max(1);
+    let mut bench = Bench {
+        backend,
+        now,
+        step,
+        logits: Vec::new(),
+    };
+    let most_new = step.saturating_mul(2).min(capacity);
+    let mut new_axis = axis(&[1, 16], 64, most_new).into_iter();
+    let mut cached_axis = axis(&[0], 256, capacity - most_new).into_iter().skip(1);
+
+    let begin = (bench.now)();
+    // The first step of a backend also allocates.
+    bench.seconds(0, 1)?;
+    let mut cached = vec![0];
+    let mut new: Vec<u32> = new_axis.by_ref().take(2).collect();
+    // By row.
+    let mut table = vec![bench.row(0, &new)?];
+    let (mut next_new, mut next_cached) = (new_axis.next(), cached_axis.next());
+    loop {
+        let spent = (bench.now)().saturating_sub(begin).as_secs_f64();
+        let left = options.budget.as_secs_f64() - spent;
+        let last_new = new[new.len() - 1];
+        // Twice the work for the same tokens is on the safe side of what attention adds.
+        let column = next_new.map(|next| {
+            let last: f64 = table.iter().filter_map(|row| row.last()).sum();
+            (2.0 * last * f64::from(next) / f64::from(last_new), next)
+        });
+        let row = next_cached.map(|next| {
+            let last: f64 = table.last().map_or(0.0, |row| row.iter().sum());
+            (2.0 * last, next)
+        });
+        let column = column.filter(|(cost, _)| *cost <= left);
+        let row = row.filter(|(cost, _)| *cost <= left);
+        if let Some((cost, next)) = column
+            && row.is_none_or(|(other, _)| cost <= other)
+        {
+            for (row, &cached) in table.iter_mut().zip(&cached) {
+                row.push(bench.seconds(cached, next)?);
+            }
+            new.push(next);
+            next_new = new_axis.next();
+        } else if let Some((_, next)) = row {
+            table.push(bench.row(next, &new)?);
+            cached.push(next);
+            next_cached = cached_axis.next();
+        } else {
+            break;
+        }
+    }
+    Ok(CostProfile::new(cached, new, table.concat())?)
+}
+
+/// `start`, then fourfold from `from` on, then `end`, as far as they ascend and do not exceed `end`.
+fn axis(start: &[u32], from: u32, end: u32) -> Vec<u32> {
+    let powers = std::iter::successors(Some(from), |value| value.checked_mul(4));
+    let mut axis: Vec<u32> = start.iter().copied().chain(powers.take(16)).collect();
+    axis.retain(|value| *value < end || *value == start[0]);
+    if end > axis[axis.len() - 1] {
+        axis.push(end);
+    }
+    axis
+}
+
+struct Bench<'a> {
+    backend: &'a mut dyn Backend,
+    now: &'a mut dyn FnMut() -> Duration,
+    step: u32,
+    logits: Vec<f32>,
+}
+
+impl Bench<'_> {
+    fn row(&mut self, cached: u32, new: &[u32]) -> Result<Vec<f64>, BackendError> {
+        new.iter().map(|&new| self.seconds(cached, new)).collect()
+    }
+
+    /// The time of one prompt. Which tokens stand before it makes no difference to that.
+    fn seconds(&mut self, cached: u32, new: u32) -> Result<f64, BackendError> {
+        let vocabulary = self.backend.vocabulary().max(1);
+        let page_tokens = self.backend.page_tokens().max(1);
+        let end = cached + new;
+        let mut elapsed = Duration::ZERO;
+        let mut start = cached;
+        while start < end {
+            let stop = start.saturating_add(self.step).min(end);
+            let tokens = start..stop;
+            let segment = Segment {
+                tokens: tokens
+                    .map(|at| at.wrapping_mul(2_654_435_761) % vocabulary as TokenId)
+                    .collect(),
+                start,
+                pages: (0..stop.div_ceil(page_tokens)).map(PageId).collect(),
+                output: if stop == end {
+                    Output::Last
+                } else {
+                    Output::None
+                },
+            };
+            let step = Step {
+                segments: vec![segment],
+                ..Step::default()
+            };
+            let before = (self.now)();
+            self.backend.run(&step, &mut self.logits)?;
+            elapsed += (self.now)().saturating_sub(before);
+            start = stop;
+        }
+        // A coarse clock may not have moved.
+        Ok(elapsed.max(Duration::from_nanos(1)).as_secs_f64())
+    }
+}
+
+/// A profile's file.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    /// [`FORMAT`].
+    format: u32,
+    /// [`ProfileKey::identity`], in hexadecimal digits.
+    identity: String,
+    /// [`ProfileKey::machine`].
+    machine: String,
+    profile: CostProfile,
+}
+
+const FORMAT: u32 = 1;
+
+enum Found {
+    Nothing,
+    Unusable(String),
+    Profile(CostProfile),
+}
+
+fn load(path: &Path, key: &ProfileKey) -> Result<Found, ProfileError> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(source) => {
+            let path = path.to_owned();
+            return Err(ProfileError::Io { path, source });
+        }
+    };
+    let stored: Stored = match serde_json::from_str(&text) {
+        Ok(stored) => stored,
+        Err(error) => return Ok(Found::Unusable(error.to_string())),
+    };
+    let unusable = |reason: String| Ok(Found::Unusable(reason));
+    if stored.format != FORMAT {
+        return unusable(format!(
+            "its format is {}, this program's {FORMAT}",
+            stored.format
+        ));
+    }
+    if stored.identity != identity(key) {
+        return unusable("it was measured with another model, backend or page size".to_owned());
+    }
+    if stored.machine != key.machine {
+        let (found, wanted) = (stored.machine, &key.machine);
+        return unusable(format!("it was measured on {found:?}, not {wanted:?}"));
+    }
+    Ok(Found::Profile(stored.profile))
+}
+
+/// Puts the file in place when it is complete.
+fn store(path: &Path, key: &ProfileKey, profile: &CostProfile) -> Result<(), ProfileError> {
+    let failed = |source| ProfileError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    let stored = Stored {
+        format: FORMAT,
+        identity: identity(key),
+        machine: key.machine.clone(),
+        profile: profile.clone(),
+    };
+    let text = serde_json::to_string_pretty(&stored).map_err(|error| failed(error.into()))?;
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    std::fs::write(&new, text)
+        .and_then(|()| std::fs::rename(&new, path))
+        .map_err(failed)
+}
+
+fn identity(key: &ProfileKey) -> String {
+    format!("{:032x}", key.identity)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::rc::Rc;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    const PAGE_TOKENS: u32 = 16;
+    const OPTIONS: ProfileOptions = ProfileOptions {
+        budget: Duration::from_secs(4),
+        max_step_tokens: 128,
+    };
+
+    /// Computes nothing and takes its time for it, by its own clock.
+    struct Slow {
+        /// Nanoseconds.
+        clock: Arc<AtomicU64>,
+        per_token: u64,
+        per_pair: u64,
+        steps: u64,
+        pages: u32,
+        fails: bool,
+    }
+
+    impl Slow {
+        fn new(per_token: u64, per_pair: u64) -> Self {
+            Self {
+                clock: Arc::default(),
+                per_token,
+                per_pair,
+                steps: 0,
+                pages: 256,
+                fails: false,
+            }
+        }
+
+        fn measure(&mut self) -> Result<CostProfile, ProfileError> {
+            let clock = self.clock.clone();
+            let mut now = || Duration::from_nanos(clock.load(Ordering::Relaxed));
+            measure(self, &OPTIONS, &mut now)
+        }
+    }
+
+    impl Backend for Slow {
+        fn vocabulary(&self) -> u32 {
+            7
+        }
+
+        fn max_positions(&self) -> u32 {
+            1 << 20
+        }
+
+        fn page_tokens(&self) -> u32 {
+            PAGE_TOKENS
+        }
+
+        fn pages(&self) -> u32 {
+            self.pages
+        }
+
+        fn run(&mut self, step: &Step, _: &mut Vec<f32>) -> Result<(), BackendError> {
+            if self.fails {
+                return Err(BackendError::Device("no luck".to_owned()));
+            }
+            self.steps += 1;
+            for segment in &step.segments {
+                let end = segment.start + segment.tokens.len() as u32;
+                assert!(!segment.tokens.is_empty() && segment.tokens.len() <= 128);
+                assert!(segment.tokens.iter().all(|token| *token < 7));
+                assert!(segment.pages.len() as u32 * PAGE_TOKENS >= end);
+                assert!(segment.pages.iter().all(|page| page.0 < self.pages));
+                for position in segment.start..end {
+                    let time = self.per_token + self.per_pair * u64::from(position);
+                    self.clock.fetch_add(time, Ordering::Relaxed);
+                }
+            }
+            Ok(())
+        }
+
+        fn copy_slots(&mut self, _: PageId, _: PageId, _: u32) -> Result<(), BackendError> {
+            unreachable!("measuring copies nothing")
+        }
+    }
+
+    #[test]
+    fn a_fast_backend_is_measured_up_to_its_pool_and_to_two_steps() {
+        let mut backend = Slow::new(1000, 10);
+        let profile = backend.measure().unwrap();
+        for (cached, new) in [(0, 1), (0, 256), (1024, 64), (256, 16)] {
+            let exact = (cached..cached + new).map(|position| 1000 + 10 * u64::from(position));
+            let exact = exact.sum::<u64>() as f64 / 1e9;
+            let found = profile.seconds(cached, new);
+            assert!(
+                (found - exact).abs() < 1e-9,
+                "{cached} {new}: {found}, not {exact}"
+            );
+        }
+        // 1, 16, 64 and 256 after 0, 256, 1,024 and what leaves room for two steps in a pool of 4,096 tokens.
+        assert_eq!(profile.points(), 16);
+    }
+
+    #[test]
+    fn a_slow_backend_is_measured_at_fewer_points_within_the_time() {
+        let mut points = usize::MAX;
+        for per_token in [1_000_000, 10_000_000, 100_000_000] {
+            let mut backend = Slow::new(per_token, per_token / 10_000);
+            let profile = backend.measure().unwrap();
+            assert!(profile.points() <= points);
+            points = profile.points();
+            let spent = Duration::from_nanos(backend.clock.load(Ordering::Relaxed));
+            let least = Duration::from_nanos(18 * (per_token + per_token / 500));
+            assert!(spent <= OPTIONS.budget.max(least), "{spent:?}");
+        }
+        assert_eq!(points, 2);
+    }
+
+    #[test]
+    fn a_pool_of_one_page_is_enough() {
+        let mut backend = Slow::new(1000, 0);
+        backend.pages = 1;
+        let profile = backend.measure().unwrap();
+        assert!((profile.seconds(0, 16) - 16e-6).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_profile_is_measured_once_and_again_when_it_is_of_something_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("profile.json");
+        let key = ProfileKey {
+            identity: 5,
+            machine: "2 threads".to_owned(),
+        };
+        let run = Rc::new(Cell::new(0));
+        let load = |key: &ProfileKey| {
+            // Real time: whatever it measures, it measures.
+            let mut backend = Slow::new(0, 0);
+            let outcome = load_or_measure(Some(&path), key, &mut backend, &OPTIONS);
+            run.set(backend.steps);
+            outcome.unwrap()
+        };
+        let (first, origin) = load(&key);
+        assert_eq!(origin, ProfileOrigin::Measured { discarded: None });
+        assert!(run.get() > 0);
+        let (second, origin) = load(&key);
+        assert_eq!((origin, run.get()), (ProfileOrigin::Loaded, 0));
+        assert_eq!(second.points(), first.points());
+        assert!((second.seconds(0, 16) / first.seconds(0, 16) - 1.0).abs() < 1e-12);
+        let others = [
+            ProfileKey {
+                identity: 6,
+                ..key.clone()
+            },
+            ProfileKey {
+                identity: 6,
+                machine: "3 threads".to_owned(),
+            },
+        ];
+        for (other, expected) in others.iter().zip(["another model", "not \"3 threads\""]) {
+            match load(other).1 {
+                ProfileOrigin::Measured {
+                    discarded: Some(reason),
+                } => {
+                    assert!(reason.contains(expected), "{reason}");
+                }
+                origin => panic!("{origin:?}"),
+            }
+        }
+        std::fs::write(&path, "{}").unwrap();
+        let (_, origin) = load(&key);
+        assert!(matches!(
+            origin,
+            ProfileOrigin::Measured { discarded: Some(_) }
+        ));
+        assert_eq!(load(&key).1, ProfileOrigin::Loaded);
+    }
+
+    #[test]
+    fn what_fails_is_said() {
+        let mut backend = Slow::new(1, 1);
+        backend.fails = true;
+        let error = backend.measure().unwrap_err().to_string();
+        assert_eq!(error, "cannot measure the backend: device failed: no luck");
+        let key = ProfileKey {
+            identity: 5,
+            machine: String::new(),
+        };
+        let path = tempfile::tempdir()
+            .unwrap()
+            .path()
+            .join("gone")
+            .join("profile.json");
+        let mut backend = Slow::new(1, 1);
+        let error = load_or_measure(Some(&path), &key, &mut backend, &OPTIONS).unwrap_err();
+        assert!(error.to_string().contains("profile.json"), "{error}");
+    }
+}

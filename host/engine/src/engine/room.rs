@@ -1,0 +1,222 @@
+//! The waiting room: how many requests may wait, in all and of one tenant, and how soon there will be room.
+//!
+//! Knows names and times, no requests. A request holds a [`Place`] from its submission until it first runs or ends; one
+//! that was preempted has been admitted already and needs none.
+
+use super::core::Sequence;
+use super::{Bounds, EngineConfig, Generation, Kind, Request, SubmitError};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+pub(super) struct Room {
+    inside: Mutex<Inside>,
+    max_waiting: u32,
+    max_waiting_per_tenant: u32,
+    max_prefill_batch: u32,
+}
+
+#[derive(Default)]
+struct Inside {
+    waiting: u32,
+    /// Of them, each tenant's; none is 0.
+    tenants: HashMap<Arc<str>, u32>,
+    /// When the last ones went on to run, oldest first; at most [`PACE`].
+    left: VecDeque<Instant>,
+}
+
+/// A place in the room, given back when dropped.
+pub(super) struct Place {
+    room: Arc<Room>,
+    tenant: Arc<str>,
+}
+
+/// Departures that the pace is taken from.
+const PACE: usize = 32;
+
+/// What is said while there is no pace to tell by.
+const UNKNOWN_WAIT: Duration = Duration::from_secs(1);
+
+/// The longest that is ever said: by then things have changed.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+impl Room {
+    pub(super) fn new(config: &EngineConfig) -> Arc<Self> {
+        Arc::new(Self {
+            inside: Mutex::default(),
+            max_waiting: config.max_waiting.max(1),
+            max_waiting_per_tenant: config.max_waiting_per_tenant.max(1),
+            max_prefill_batch: config.max_prefill_batch,
+        })
+    }
+
+    /// Checks a request and gives it a place.
+    ///
+    /// # Errors
+    /// See [`SubmitError`].
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        request: Request,
+        bounds: Bounds,
+        bell: &Arc<AtomicU64>,
+        now: Instant,
+    ) -> Result<(Sequence, Generation), SubmitError> {
+        let (mut sequence, generation) = request.accept(bounds, bell)?;
+        sequence.place = Some(self.enter(&sequence.tenant, sequence.kind, now)?);
+        Ok((sequence, generation))
+    }
+
+    /// A place for a request of `tenant`.
+    ///
+    /// # Errors
+    /// When the room is full, or full of this tenant's, or, for speculative work, not nearly empty.
+    fn enter(
+        self: &Arc<Self>,
+        tenant: &Arc<str>,
+        kind: Kind,
+        now: Instant,
+    ) -> Result<Place, SubmitError> {
+        let mut inside = self.lock();
+        if kind == Kind::Prefill && inside.waiting >= self.max_prefill_batch {
+            return Err(SubmitError::Busy {
+                limit: self.max_prefill_batch,
+            });
+        }
+        if inside.waiting >= self.max_waiting {
+            return Err(SubmitError::QueueFull {
+                limit: self.max_waiting,
+                retry_after: inside.wait(self.max_waiting, now),
+            });
+        }
+        let own = inside.tenants.get(tenant).copied().unwrap_or(0);
+        if own >= self.max_waiting_per_tenant {
+            return Err(SubmitError::TenantQueueFull {
+                limit: self.max_waiting_per_tenant,
+                retry_after: inside.wait(self.max_waiting_per_tenant, now),
+            });
+        }
+        inside.waiting += 1;
+        inside.tenants.insert(tenant.clone(), own + 1);
+        Ok(Place {
+            room: self.clone(),
+            tenant: tenant.clone(),
+        })
+    }
+
+    /// The state is valid after each line in which it is changed.
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inside {
+    /// How long it takes, at the recent pace, until half of a full queue has gone: were everybody told to come back
+    /// when the first place is free, all would come back for it.
+    fn wait(&self, full: u32, now: Instant) -> Duration {
+        let Some(oldest) = self.left.front() else {
+            return UNKNOWN_WAIT;
+        };
+        let each = now.duration_since(*oldest) / self.left.len() as u32;
+        each.saturating_mul(full.div_ceil(2)).min(LONGEST_WAIT)
+    }
+}
+
+impl Place {
+    /// The request runs.
+    pub(super) fn leave(self, now: Instant) {
+        let mut inside = self.room.lock();
+        if inside.left.len() == PACE {
+            inside.left.pop_front();
+        }
+        inside.left.push_back(now);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut inside = self.room.lock();
+        inside.waiting -= 1;
+        if let Some(own) = inside.tenants.get_mut(&self.tenant) {
+            *own -= 1;
+            if *own == 0 {
+                inside.tenants.remove(&self.tenant);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room() -> Arc<Room> {
+        Room::new(&EngineConfig {
+            max_waiting: 4,
+            max_waiting_per_tenant: 2,
+            max_prefill_batch: 1,
+            ..EngineConfig::default()
+        })
+    }
+
+    #[test]
+    fn the_room_is_bounded_and_so_is_each_tenants_part_of_it() {
+        let (room, now) = (room(), Instant::now());
+        let enter = |tenant: &str| room.enter(&tenant.into(), Kind::Answer, now);
+        let first = enter("a").ok();
+        let _second = enter("a").ok();
+        assert!(matches!(
+            enter("a"),
+            Err(SubmitError::TenantQueueFull { limit: 2, .. })
+        ));
+        let _others = [enter("b").ok(), enter("b").ok()];
+        assert!(matches!(
+            enter("c"),
+            Err(SubmitError::QueueFull { limit: 4, .. })
+        ));
+        drop(first);
+        assert!(enter("a").is_ok());
+        assert!(enter("c").is_ok(), "the last one was dropped at once");
+        assert_eq!(room.lock().tenants.len(), 2);
+    }
+
+    #[test]
+    fn speculative_work_enters_an_empty_room_only() {
+        let (room, now) = (room(), Instant::now());
+        let guess = room.enter(&"a".into(), Kind::Prefill, now).ok();
+        assert!(matches!(
+            room.enter(&"a".into(), Kind::Prefill, now),
+            Err(SubmitError::Busy { limit: 1 })
+        ));
+        assert!(room.enter(&"a".into(), Kind::Answer, now).is_ok());
+        drop(guess);
+        assert!(room.enter(&"a".into(), Kind::Prefill, now).is_ok());
+    }
+
+    #[test]
+    fn whoever_is_refused_hears_how_long_half_the_queue_takes() {
+        let (room, start) = (room(), Instant::now());
+        let wait = |now: Instant| {
+            let places: Vec<Place> = ["a", "a", "b", "b"]
+                .iter()
+                .filter_map(|&tenant| room.enter(&tenant.into(), Kind::Answer, now).ok())
+                .collect();
+            let error = room.enter(&"c".into(), Kind::Answer, now).err();
+            drop(places);
+            match error {
+                Some(SubmitError::QueueFull { retry_after, .. }) => retry_after,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(wait(start), UNKNOWN_WAIT);
+        for second in 0..10 {
+            let now = start + Duration::from_secs(3 * second);
+            let place = room.enter(&"a".into(), Kind::Answer, now).ok();
+            place.unwrap().leave(now);
+        }
+        // Ten in thirty seconds, so two places take six.
+        let now = start + Duration::from_secs(30);
+        assert_eq!(wait(now), Duration::from_secs(6));
+        assert_eq!(wait(now + Duration::from_secs(9999)), LONGEST_WAIT);
+    }
+}

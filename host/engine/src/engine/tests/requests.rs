@@ -1,0 +1,277 @@
+//! What requests ask for besides tokens: warming up, taking another's place, a deadline, a fair share.
+
+use super::*;
+
+/// An engine stepped by hand, with a clock that goes forward by a second a step.
+struct House {
+    stepper: Stepper,
+    now: Instant,
+}
+
+impl House {
+    fn new(config: EngineConfig) -> Self {
+        let backend = FakeBackend::new(200, 4);
+        Self {
+            stepper: Stepper::new(Box::new(backend), &config),
+            now: Instant::now(),
+        }
+    }
+
+    fn submit(&mut self, request: Request) -> Generation {
+        self.stepper.submit(request, self.now).unwrap()
+    }
+
+    fn step(&mut self) {
+        self.now += Duration::from_secs(1);
+        self.stepper.step(self.now);
+        self.stepper.check();
+    }
+
+    fn drain(&mut self) {
+        for _ in 0..10_000 {
+            if self.stepper.is_idle() {
+                assert_eq!(self.stepper.stats().pages_in_use, 0);
+                return;
+            }
+            self.step();
+        }
+        panic!("no end: {:?}", self.stepper.stats());
+    }
+}
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        max_running: 2,
+        max_step_tokens: 8,
+        ..EngineConfig::default()
+    }
+}
+
+/// A prompt that begins like all others and goes on in its own way.
+fn prompt(common: u32, own: u32, length: u32) -> Vec<TokenId> {
+    let begin = (0..common).map(|position| position % VOCABULARY);
+    begin.chain((common..length).map(|_| own)).collect()
+}
+
+fn answer(prompt: Vec<TokenId>) -> Request {
+    Request {
+        prompt,
+        max_tokens: 5,
+        ..Request::default()
+    }
+}
+
+fn guess(prompt: Vec<TokenId>, id: u64) -> Request {
+    Request {
+        kind: Kind::Prefill,
+        speculation: Some(SpeculationId(id)),
+        prompt,
+        ..Request::default()
+    }
+}
+
+/// What has come so far: tokens found in the cache, tokens, and the end.
+fn heard(generation: &mut Generation) -> (Option<u32>, Vec<TokenId>, Option<Event>) {
+    let (mut cached, mut tokens) = (None, Vec::new());
+    while let Ok(event) = generation.events.try_recv() {
+        match event {
+            Event::Started { cached_tokens } => cached = Some(cached_tokens),
+            Event::Token { id: token, .. } => tokens.push(token),
+            end => return (cached, tokens, Some(end)),
+        }
+    }
+    (cached, tokens, None)
+}
+
+fn greedy(prompt: &[TokenId]) -> Vec<TokenId> {
+    expected(prompt, 5, u32::MAX, &Sampling::greedy(), &[]).0
+}
+
+#[test]
+fn warming_up_yields_no_token_and_leaves_the_prompt_cached() {
+    let mut house = House::new(config());
+    let tokens = prompt(20, 1, 30);
+    let warm = Request {
+        kind: Kind::Prefill,
+        ..answer(tokens.clone())
+    };
+    let mut warming = house.submit(warm);
+    house.drain();
+    let (cached, none, end) = heard(&mut warming);
+    assert_eq!((cached, none), (Some(0), vec![]));
+    assert!(matches!(
+        end,
+        Some(Event::Finished(FinishReason::Prefilled))
+    ));
+    assert_eq!(house.stepper.stats().steps, 4, "30 tokens, 8 a step");
+    let mut answered = house.submit(answer(tokens.clone()));
+    house.drain();
+    let (cached, tokens_heard, _) = heard(&mut answered);
+    assert_eq!((cached, tokens_heard), (Some(29), greedy(&tokens)));
+}
+
+#[test]
+fn another_guess_supersedes_the_earlier_one_and_keeps_what_they_share() {
+    let mut house = House::new(config());
+    let mut first = house.submit(guess(prompt(24, 1, 40), 7));
+    for _ in 0..4 {
+        house.step();
+    }
+    let mut second = house.submit(guess(prompt(24, 2, 40), 7));
+    house.drain();
+    assert!(matches!(
+        heard(&mut first).2,
+        Some(Event::Failed(Failure::Superseded))
+    ));
+    let (cached, _, end) = heard(&mut second);
+    assert_eq!(cached, Some(24));
+    assert!(matches!(
+        end,
+        Some(Event::Finished(FinishReason::Prefilled))
+    ));
+    let stats = house.stepper.stats();
+    assert_eq!(
+        (stats.speculations_started, stats.speculations_superseded),
+        (2, 1)
+    );
+}
+
+#[test]
+fn the_request_itself_joins_the_guess_and_computes_nothing_twice() {
+    let tokens = prompt(24, 1, 40);
+    for steps_before in [0, 1, 3] {
+        let mut house = House::new(config());
+        let mut guessed = house.submit(guess(tokens.clone(), 7));
+        for _ in 0..steps_before {
+            house.step();
+        }
+        let mut itself = house.submit(Request {
+            speculation: Some(SpeculationId(7)),
+            ..answer(tokens.clone())
+        });
+        house.drain();
+        assert!(matches!(
+            heard(&mut guessed).2,
+            Some(Event::Failed(Failure::Superseded))
+        ));
+        let (cached, tokens_heard, end) = heard(&mut itself);
+        assert_eq!(cached, Some(8 * steps_before));
+        assert_eq!(tokens_heard, greedy(&tokens));
+        assert!(matches!(end, Some(Event::Finished(FinishReason::Length))));
+        let stats = house.stepper.stats();
+        assert_eq!(stats.speculations_joined, 1);
+        // 40 tokens of prompt, 8 a step; the first token comes with the last of them.
+        assert_eq!(stats.steps, 5 + 4);
+    }
+}
+
+#[test]
+fn a_guess_that_was_wrong_costs_the_request_nothing_but_the_step() {
+    let mut house = House::new(config());
+    let _wrong = house.submit(guess(prompt(8, 1, 40), 7));
+    house.step();
+    let right = prompt(8, 2, 40);
+    let mut itself = house.submit(Request {
+        speculation: Some(SpeculationId(7)),
+        ..answer(right.clone())
+    });
+    house.step();
+    assert_eq!(house.stepper.stats().running, 1, "the wrong one has left");
+    house.drain();
+    let (cached, tokens, _) = heard(&mut itself);
+    assert_eq!((cached, tokens), (Some(8), greedy(&right)));
+}
+
+#[test]
+fn ids_are_a_tenants_own() {
+    let mut house = House::new(config());
+    let mut theirs = house.submit(guess(prompt(24, 1, 40), 7));
+    house.step();
+    let salted = Request {
+        cache_salt: "a".to_owned(),
+        ..guess(prompt(24, 2, 40), 7)
+    };
+    let _mine = house.submit(salted);
+    house.drain();
+    assert!(matches!(
+        heard(&mut theirs).2,
+        Some(Event::Finished(FinishReason::Prefilled))
+    ));
+}
+
+#[test]
+fn a_request_ends_when_its_time_is_over_waiting_or_running() {
+    let mut house = House::new(EngineConfig {
+        max_running: 1,
+        ..config()
+    });
+    let until = |house: &House, seconds| Some(house.now + Duration::from_secs(seconds));
+    let running = Request {
+        max_tokens: 100,
+        deadline: until(&house, 10),
+        ..answer(prompt(8, 1, 8))
+    };
+    let waiting = Request {
+        deadline: until(&house, 5),
+        ..answer(prompt(8, 2, 12))
+    };
+    let patient = Request {
+        deadline: until(&house, 1000),
+        ..answer(prompt(8, 3, 12))
+    };
+    let expected = greedy(&patient.prompt);
+    let mut running = house.submit(running);
+    let [mut waiting, mut patient] = [waiting, patient].map(|request| house.submit(request));
+    for _ in 0..5 {
+        house.step();
+    }
+    let expired = |event| matches!(event, Some(Event::Failed(Failure::Expired)));
+    assert!(expired(heard(&mut waiting).2));
+    house.drain();
+    let (_, tokens, end) = heard(&mut running);
+    assert!(expired(end) && tokens.len() == 9, "a token a second");
+    assert_eq!(heard(&mut patient).1, expected);
+    assert_eq!(house.stepper.stats().expired, 2);
+}
+
+#[test]
+fn a_flood_of_one_tenant_does_not_hold_up_another() {
+    let mut house = House::new(EngineConfig {
+        max_running: 1,
+        ..config()
+    });
+    let of = |tenant: &str, own| Request {
+        tenant: tenant.into(),
+        ..answer(prompt(0, own, 8))
+    };
+    let mut flood: Vec<Generation> = (0..20).map(|own| house.submit(of("flood", own))).collect();
+    house.step();
+    let mut other = house.submit(of("other", 21));
+    let mut started = 0;
+    while heard(&mut other).0.is_none() {
+        house.step();
+        started = flood
+            .iter_mut()
+            .filter_map(|generation| heard(generation).0)
+            .count()
+            + started;
+    }
+    assert!(started <= 2, "{started} of the flood went first");
+}
+
+#[test]
+fn the_queue_prefers_what_is_cached() {
+    let mut house = House::new(EngineConfig {
+        max_running: 1,
+        ..config()
+    });
+    let mut warm = house.submit(answer(prompt(16, 1, 16)));
+    house.drain();
+    assert!(heard(&mut warm).2.is_some());
+    let mut cold = house.submit(answer(prompt(0, 9, 20)));
+    let mut hit = house.submit(answer(prompt(16, 2, 20)));
+    house.step();
+    assert!(heard(&mut hit).0 >= Some(16));
+    assert_eq!(heard(&mut cold).0, None);
+    house.drain();
+}

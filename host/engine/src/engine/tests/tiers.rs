@@ -1,0 +1,173 @@
+//! The core over three small tiers: whatever tier a page comes back from, and whatever fails, tokens are the same.
+
+use super::*;
+use crate::cache::disk::{DiskConfig, DiskStore, Origin};
+use crate::cache::{CacheConfig, DiskTier, EvictionPolicy};
+use std::path::Path;
+
+fn open(path: &Path, page_tokens: u32, slots: u32) -> Arc<DiskStore> {
+    let config = DiskConfig {
+        capacity: 8192 + u64::from(slots) * (4096 + 64),
+        identity: 1,
+        page_bytes: page_tokens as usize * 8,
+    };
+    Arc::new(DiskStore::open(path, &config).unwrap())
+}
+
+fn config(disk: &Arc<DiskStore>, policy: EvictionPolicy, replicated_share: f64) -> EngineConfig {
+    EngineConfig {
+        max_running: 3,
+        max_step_tokens: 16,
+        max_retries: u32::MAX,
+        cache: CacheConfig {
+            policy,
+            replicated_share,
+            disk: Some(disk.clone()),
+            ..CacheConfig::default()
+        },
+        ..EngineConfig::default()
+    }
+}
+
+/// A step for which the disk is quick.
+fn step(load: &mut Load, disk: &DiskStore) {
+    disk.flush();
+    load.step();
+}
+
+fn drain(load: &mut Load, disk: &DiskStore) -> Stats {
+    while !load.core.is_idle() {
+        step(load, disk);
+    }
+    load.drain()
+}
+
+#[test]
+fn tokens_are_the_same_from_every_tier_whatever_fails() {
+    let (mut host, mut fetched, mut lost, mut retried) = (0, 0, 0, 0);
+    for seed in 0..80 {
+        let mut random = Seeded(7000 + seed);
+        let page_tokens = [3, 4][random.below(2) as usize];
+        let pages = 40 / page_tokens + random.below(6);
+        let mut backend = FakeBackend::new(pages, page_tokens)
+            .max_positions(60)
+            .host_pages(2 + random.below(14));
+        if seed % 2 == 0 {
+            let mut dice = Seeded(8000 + seed);
+            backend = backend.faults(move |_| match dice.below(40) {
+                0 => Fault::Device,
+                1 => Fault::Lost,
+                2 => Fault::Panic,
+                _ => Fault::None,
+            });
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let disk = open(
+            &folder.path().join("pages"),
+            page_tokens,
+            10 + random.below(30),
+        );
+        let policy = EvictionPolicy::ALL[random.below(4) as usize];
+        let share = [0.0, 0.3][random.below(2) as usize];
+        let mut load = Load::with(backend, &config(&disk, policy, share));
+        for _ in 0..200 {
+            match random.below(10) {
+                0..=2 => load.submit(random.request(30)),
+                3 if !load.callers.is_empty() => {
+                    let mut keys: Vec<u32> = load.callers.keys().copied().collect();
+                    keys.sort_unstable();
+                    let key = keys[random.below(keys.len() as u32) as usize];
+                    load.callers.remove(&key);
+                }
+                4 if random.below(20) == 0 => {
+                    load.core.clear_cache();
+                    load.core.check();
+                }
+                _ => step(&mut load, &disk),
+            }
+        }
+        let stats = drain(&mut load, &disk);
+        assert_eq!(load.failed, 0);
+        assert_eq!(disk.stats().damaged, 0);
+        host += stats.host_tokens;
+        fetched += stats.fetched_pages;
+        lost += stats.devices_lost;
+        retried += stats.retries;
+    }
+    assert!(
+        host > 1000 && fetched > 300 && lost > 30 && retried > 100,
+        "{host} {fetched} {lost} {retried}: too tame a load"
+    );
+}
+
+#[test]
+fn an_engine_that_starts_again_goes_on_from_what_the_last_one_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pages");
+    let request = || Request {
+        prompt: (0..30).map(|at| at % VOCABULARY).collect(),
+        max_tokens: 5,
+        ..Request::default()
+    };
+    for (run, cached) in [(0, 0), (1, 28), (2, 28)] {
+        let disk = open(&path, 4, 20);
+        assert_eq!(disk.origin() == &Origin::Created, run == 0);
+        let backend = FakeBackend::new(20, 4).host_pages(10);
+        let mut load = Load::with(backend, &config(&disk, EvictionPolicy::Lru, 0.0));
+        load.submit(request());
+        let stats = drain(&mut load, &disk);
+        assert_eq!((stats.cached_tokens, stats.host_tokens), (cached, cached));
+        assert_eq!(stats.fetched_pages, cached / 4);
+        let Load { core, backend, .. } = &mut load;
+        core.save_all(backend);
+        // The prompt's seven full pages and, of 35 tokens less the last, one more.
+        assert_eq!(disk.stats().pages, 8);
+    }
+}
+
+#[test]
+fn a_request_does_not_wait_long_for_a_disk_that_does_not_answer() {
+    /// Has every page and never delivers one.
+    struct Silent;
+
+    impl DiskTier for Silent {
+        fn contains(&self, _: crate::cache::PageHash) -> bool {
+            true
+        }
+        fn request(&self, _: crate::cache::PageHash) {}
+        fn completed(&self) -> Option<(crate::cache::PageHash, Option<Vec<u8>>)> {
+            None
+        }
+        fn on_completion(&self, _: Box<dyn Fn() + Send + Sync>) {}
+        fn write(&self, _: crate::cache::PageHash, _: crate::cache::PageHash, _: &[u8]) {}
+        fn remove(&self, _: crate::cache::PageHash) {}
+        fn clear(&self) {}
+    }
+
+    let config = EngineConfig {
+        cache: CacheConfig {
+            disk: Some(Arc::new(Silent)),
+            ..CacheConfig::default()
+        },
+        ..EngineConfig::default()
+    };
+    let mut load = Load::with(FakeBackend::new(20, 4).host_pages(10), &config);
+    load.submit(Request {
+        prompt: vec![3; 20],
+        max_tokens: 3,
+        ..Request::default()
+    });
+    // Nothing on disk is of use to a prompt of less than a page: it passes.
+    load.submit(Request {
+        prompt: vec![3; 3],
+        max_tokens: 3,
+        ..Request::default()
+    });
+    for _ in 0..10 {
+        load.step();
+    }
+    assert_eq!(load.callers.len(), 1);
+    assert_eq!(load.core.stats().waiting, 1);
+    load.now += std::time::Duration::from_secs(2);
+    load.drain();
+}

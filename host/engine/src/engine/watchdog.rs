@@ -1,0 +1,107 @@
+//! Notices that a step is stuck, and goes on without it.
+//!
+//! ```text
+//!   engine's thread    prepare ▶ park core ▶ step …………… stuck …………………………▶ finds no core, ends
+//!   watchdog                                   ▲ takes the core
+//!                                              └▶ a fresh device ▶ requests wait again ▶ a fresh thread
+//! ```
+//!
+//! Requests that wait are kept; those that were running are as after any loss of the device
+//! (`core/faults.rs`), one fault heavier if they were in the step that stuck. Without a fresh device everything fails at
+//! once, and the engine has [ended](Health::Ended).
+
+use super::Failure;
+use super::core::Core;
+use super::worker::{self, Shared};
+use crate::backend::Backend;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Makes a device like the first one, or says in words why not. The one that is stuck still holds its memory.
+pub type BackendFactory = Box<dyn FnMut() -> Result<Box<dyn Backend>, String> + Send>;
+
+/// How an engine is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It serves.
+    Good,
+    /// Its device is stuck, and a fresh one is being made. Requests are taken, and wait.
+    Recovering,
+    /// It serves no more.
+    Ended {
+        /// In words.
+        reason: String,
+    },
+}
+
+/// Devices given up without a step computed in between, after which the engine gives up itself: each holds memory.
+const MAX_RESTARTS: u32 = 3;
+
+/// Starts watching; without a thread to watch from, nothing is watched.
+pub(super) fn start(shared: &Arc<Shared>, patience: Duration, factory: Option<BackendFactory>) {
+    let watchdog = Watchdog {
+        shared: shared.clone(),
+        patience,
+        factory,
+        restarts: 0,
+        steps: 0,
+    };
+    let _ = std::thread::Builder::new()
+        .name("engine watchdog".to_owned())
+        .spawn(move || watchdog.run());
+}
+
+struct Watchdog {
+    shared: Arc<Shared>,
+    patience: Duration,
+    factory: Option<BackendFactory>,
+    /// Restarts since a step was computed.
+    restarts: u32,
+    /// Steps that had been computed at the last restart.
+    steps: u64,
+}
+
+impl Watchdog {
+    fn run(mut self) {
+        while let Some(mut core) = self.shared.take_stuck(self.patience) {
+            let failure = Failure::Stuck {
+                patience: self.patience,
+            };
+            match self.fresh_device(&mut core, &failure) {
+                Ok(backend) => {
+                    self.shared.publish(&mut core);
+                    worker::start(&self.shared, core, backend);
+                }
+                Err(reason) => {
+                    core.enqueue(self.shared.close());
+                    core.fail_all(&failure);
+                    self.shared.publish(&mut core);
+                    self.shared.end(&format!("{failure}; {reason}"));
+                }
+            }
+        }
+    }
+
+    fn fresh_device(
+        &mut self,
+        core: &mut Core,
+        failure: &Failure,
+    ) -> Result<Box<dyn Backend>, String> {
+        let steps = core.stats().steps;
+        if std::mem::replace(&mut self.steps, steps) != steps {
+            self.restarts = 0;
+        }
+        self.restarts += 1;
+        if self.restarts > MAX_RESTARTS {
+            return Err(format!("{MAX_RESTARTS} fresh devices were stuck as well"));
+        }
+        let Some(factory) = &mut self.factory else {
+            return Err("there is no other".to_owned());
+        };
+        let backend = catch_unwind(AssertUnwindSafe(factory))
+            .unwrap_or_else(|_| Err("making another panicked".to_owned()))?;
+        core.replace_device(&*backend, failure)?;
+        Ok(backend)
+    }
+}

@@ -1,0 +1,114 @@
+//! What the device is to do between two decisions, and how it is called.
+//!
+//! Work is plain data: it can be computed by a thread that holds nothing but the device.
+
+use crate::backend::{Backend, BackendError, Output, Step, Store};
+use crate::cache::{DiskTier, SlotCopy, Transfer};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// In this order: the transfers and then the copies, one after another, then the step.
+#[derive(Default)]
+pub(super) struct Work {
+    /// To and from host pages.
+    pub(super) transfers: Vec<Transfer>,
+    /// Where they save pages, if they do.
+    pub(super) disk: Option<Arc<dyn DiskTier>>,
+    pub(super) copies: Vec<SlotCopy>,
+    /// A segment for each running sequence with a share, in order.
+    pub(super) step: Step,
+}
+
+impl Work {
+    pub(super) fn is_empty(&self) -> bool {
+        self.transfers.is_empty() && self.copies.is_empty() && self.has_no_step()
+    }
+
+    fn has_no_step(&self) -> bool {
+        self.step.segments.is_empty() && self.step.loads.is_empty()
+    }
+
+    /// Has it computed; the logits are then as [`Backend::run`] says. A panic of the backend is an error like any
+    /// other: what it leaves behind is what a failed device leaves, pages that are undefined and go back to the pool.
+    ///
+    /// # Errors
+    /// The backend's. No page but those that the work writes is affected, unless the device is lost.
+    pub(super) fn run(
+        &self,
+        backend: &mut dyn Backend,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        logits.clear();
+        catch_unwind(AssertUnwindSafe(|| self.call(backend, logits))).unwrap_or_else(|panic| {
+            let message = panic.downcast_ref::<&str>().copied();
+            let message = message.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+            let message = message.unwrap_or("no message");
+            Err(BackendError::Device(format!("it panicked: {message}")))
+        })
+    }
+
+    fn call(&self, backend: &mut dyn Backend, logits: &mut Vec<f32>) -> Result<(), BackendError> {
+        self.transfer(backend)?;
+        for copy in &self.copies {
+            backend.copy_slots(copy.from, copy.to, copy.tokens)?;
+        }
+        if self.has_no_step() {
+            return Ok(());
+        }
+        backend.run(&self.step, logits)
+    }
+
+    /// Stores that follow each other go together.
+    fn transfer(&self, backend: &mut dyn Backend) -> Result<(), BackendError> {
+        let mut stores: Vec<Store> = Vec::new();
+        for transfer in &self.transfers {
+            if let Transfer::Store(store) = transfer {
+                // A host page that is stored to again was saved or given up in between.
+                if stores.iter().any(|earlier| earlier.to == store.to) {
+                    backend.store(&std::mem::take(&mut stores))?;
+                }
+                stores.push(*store);
+                continue;
+            }
+            backend.store(&std::mem::take(&mut stores))?;
+            match transfer {
+                Transfer::Store(_) => {}
+                Transfer::Save { page, hash, parent } => {
+                    if let Some(disk) = &self.disk {
+                        disk.write(*hash, *parent, backend.host_page(*page)?);
+                    }
+                }
+                Transfer::Fill { page, bytes } => {
+                    let to = backend.host_page_mut(*page)?;
+                    if to.len() != bytes.len() {
+                        let (found, wanted) = (bytes.len(), to.len());
+                        return Err(BackendError::Device(format!(
+                            "a page of {found} bytes came back from disk, not of {wanted}"
+                        )));
+                    }
+                    to.copy_from_slice(bytes);
+                }
+            }
+        }
+        backend.store(&stores)
+    }
+
+    /// The logits, if there are as many as were asked for: `[rows, vocabulary]`.
+    pub(super) fn checked<'l>(
+        &self,
+        logits: &'l mut [f32],
+        vocabulary: u32,
+    ) -> Result<&'l mut [f32], BackendError> {
+        let segments = self.step.segments.iter();
+        let rows = segments
+            .filter(|segment| segment.output == Output::Last)
+            .count();
+        if logits.len() == rows * vocabulary as usize {
+            return Ok(logits);
+        }
+        let found = logits.len();
+        Err(BackendError::Device(format!(
+            "it computed {found} logits, not {rows} rows of {vocabulary}"
+        )))
+    }
+}

@@ -1,0 +1,264 @@
+use super::*;
+use foreword_ordering::random::Random;
+use std::collections::HashMap;
+
+/// A request: its number in order of arrival, its tenant, its tokens and how many of them are cached.
+#[derive(Clone, Debug, PartialEq)]
+struct Item {
+    number: u64,
+    tenant: Arc<str>,
+    tokens: u32,
+    cached: u32,
+}
+
+const CACHED_FIRST: Rule = Rule::CachedFirst {
+    window: Rule::WINDOW,
+};
+
+fn push(queue: &mut Queue<Item>, number: u64, tenant: &str, tokens: u32, cached: u32) {
+    let tenant: Arc<str> = tenant.into();
+    let entry = Entry {
+        tenant: tenant.clone(),
+        tokens,
+        documents: Box::default(),
+    };
+    let item = Item {
+        number,
+        tenant,
+        tokens,
+        cached,
+    };
+    queue.push(entry, item);
+}
+
+/// Serves up to `most` requests as the engine does.
+fn serve(queue: &mut Queue<Item>, most: usize) -> Vec<Item> {
+    let mut served = Vec::new();
+    for (ticket, ()) in queue.head(most, |item| (item.cached, ()), |()| true) {
+        let item = queue.take(&ticket).unwrap();
+        queue.charge_prompt(&item.tenant, item.tokens - item.cached);
+        served.push(item);
+    }
+    served
+}
+
+fn numbers(items: &[Item]) -> Vec<u64> {
+    items.iter().map(|item| item.number).collect()
+}
+
+/// Refreshes every entry, as enough sweeps would.
+fn sweep_all(queue: &mut Queue<Item>) {
+    queue.sweep(usize::MAX, |item| item.cached);
+}
+
+#[test]
+fn what_was_put_back_goes_first_then_what_is_cached_most() {
+    let mut queue = Queue::new(CACHED_FIRST);
+    push(&mut queue, 1, "", 10, 0);
+    push(&mut queue, 2, "", 10, 8);
+    push(&mut queue, 3, "", 10, 4);
+    sweep_all(&mut queue);
+    let first = serve(&mut queue, 1).remove(0);
+    assert_eq!(first.number, 2);
+    push(&mut queue, 4, "", 10, 9);
+    sweep_all(&mut queue);
+    queue.put_back(first);
+    assert_eq!(numbers(&serve(&mut queue, 9)), [2, 4, 3, 1]);
+    assert!(queue.is_empty());
+}
+
+#[test]
+fn first_come_first_served_asks_for_no_cache() {
+    let mut queue = Queue::new(Rule::Arrival);
+    for number in 0..5 {
+        push(&mut queue, number, "", 10, number as u32);
+    }
+    sweep_all(&mut queue);
+    assert_eq!(numbers(&serve(&mut queue, 3)), [0, 1, 2]);
+    assert_eq!(numbers(&serve(&mut queue, 3)), [3, 4]);
+}
+
+#[test]
+fn a_look_that_says_enough_ends_the_tickets() {
+    let mut queue = Queue::new(Rule::Arrival);
+    for number in 0..5 {
+        push(&mut queue, number, "", 10, 0);
+    }
+    let mut looks = 0;
+    let look = |item: &Item| {
+        looks += 1;
+        (0, item.number)
+    };
+    let tickets = queue.head(5, look, |number| *number < 1);
+    assert_eq!((tickets.len(), looks), (2, 2));
+}
+
+#[test]
+fn whoever_lost_its_prefix_loses_its_rank() {
+    let mut queue = Queue::new(CACHED_FIRST);
+    push(&mut queue, 1, "", 10, 5);
+    push(&mut queue, 2, "", 10, 9);
+    sweep_all(&mut queue);
+    // The prefix of 2 is evicted, which no sweep has seen.
+    queue.find_mut(|item| item.number == 2).unwrap().cached = 0;
+    assert_eq!(numbers(&serve(&mut queue, 2)), [1, 2]);
+}
+
+#[test]
+fn groups_by_path_run_together() {
+    let mut queue = Queue::new(Rule::PathGroups);
+    let paths: [&[u64]; 4] = [&[1, 2], &[7, 8], &[1, 3], &[7]];
+    for (number, path) in paths.iter().enumerate() {
+        let documents = path.iter().zip(1..).map(|(&d, n)| (Fingerprint(d), n * 10));
+        let entry = Entry {
+            tenant: Arc::default(),
+            tokens: 30,
+            documents: documents.collect(),
+        };
+        let item = Item {
+            number: number as u64,
+            tenant: Arc::default(),
+            tokens: 30,
+            cached: 29,
+        };
+        queue.push(entry, item);
+    }
+    sweep_all(&mut queue);
+    assert_eq!(numbers(&serve(&mut queue, 4)), [0, 2, 1, 3]);
+}
+
+#[test]
+fn sweeps_look_at_everyone_in_turn() {
+    let mut queue = Queue::new(CACHED_FIRST);
+    for number in 0..20 {
+        push(&mut queue, number, &(number % 3).to_string(), 10, 0);
+    }
+    for _ in 0..3 {
+        let mut seen = HashMap::new();
+        for _ in 0..5 {
+            queue.sweep(4, |item| {
+                *seen.entry(item.number).or_insert(0) += 1;
+                0
+            });
+        }
+        assert_eq!(seen.len(), 20);
+        assert!(seen.values().all(|&times| times == 1), "{seen:?}");
+    }
+}
+
+#[test]
+fn nobody_is_overtaken_by_more_later_ones_than_the_window_says() {
+    let mut most_overtaken = 0;
+    for seed in 0..60 {
+        let mut random = Random::new(seed);
+        let window = [0, 3, Rule::WINDOW][random.below(3) as usize];
+        let mut queue = Queue::new(Rule::CachedFirst { window });
+        let mut overtaken: HashMap<u64, u32> = HashMap::new();
+        let mut arrivals = 0;
+        for round in 0..400 {
+            // More arrivals than are served at first, so that the queue is long.
+            let arriving = if round < 200 { random.below(4) } else { 0 };
+            for _ in 0..arriving {
+                let cached = random.below(100) as u32;
+                push(&mut queue, arrivals, "", 100, cached);
+                overtaken.insert(arrivals, 0);
+                arrivals += 1;
+            }
+            queue.sweep(8, |item| item.cached);
+            let most = 1 + random.below(3) as usize;
+            for item in serve(&mut queue, most) {
+                overtaken.remove(&item.number);
+                for (_, count) in overtaken.iter_mut().filter(|(n, _)| **n < item.number) {
+                    *count += 1;
+                    assert!(*count <= window, "seed {seed}: {count} of {window}");
+                    most_overtaken = most_overtaken.max(*count);
+                }
+            }
+        }
+    }
+    assert_eq!(most_overtaken, Rule::WINDOW, "too tame a load");
+}
+
+#[test]
+fn a_flood_delays_another_tenant_by_one_request_a_tenant() {
+    for seed in 0..40 {
+        let mut random = Random::new(seed);
+        let mut queue = Queue::new(CACHED_FIRST);
+        for number in 0..500 {
+            let cached = random.below(90) as u32;
+            push(&mut queue, number, "flood", 100, cached);
+        }
+        let before = random.below(100) as usize;
+        for _ in 0..before {
+            serve(&mut queue, 1);
+        }
+        push(&mut queue, 1000, "other", 100, 0);
+        let served: Vec<Item> = (0..2).flat_map(|_| serve(&mut queue, 1)).collect();
+        assert!(numbers(&served).contains(&1000), "{served:?}");
+    }
+}
+
+#[test]
+fn tenants_that_keep_waiting_get_equal_shares_whatever_they_send() {
+    for seed in 0..20 {
+        let mut random = Random::new(seed);
+        let mut queue: Queue<Item> = Queue::new(CACHED_FIRST);
+        let mut computed: HashMap<Arc<str>, u64> = HashMap::new();
+        let sizes = [100, 10];
+        let mut number = 0;
+        for _ in 0..600 {
+            // "a" sends large requests, "b" small ones; neither ever runs dry.
+            for (tenant, size) in ["a", "b"].iter().zip(sizes) {
+                let waiting = queue.iter().filter(|item| &*item.tenant == *tenant);
+                for _ in waiting.count()..3 {
+                    let tokens = 1 + random.below(size) as u32;
+                    push(&mut queue, number, tenant, tokens, 0);
+                    number += 1;
+                }
+            }
+            for item in serve(&mut queue, 1) {
+                *computed.entry(item.tenant).or_default() += u64::from(item.tokens);
+            }
+            let of = |tenant: &str| computed.get(tenant).copied().unwrap_or(0);
+            assert!(of("a").abs_diff(of("b")) <= 2 * sizes[0], "{computed:?}");
+        }
+    }
+}
+
+#[test]
+fn as_long_as_something_waits_something_is_proposed() {
+    for seed in 0..40 {
+        let mut random = Random::new(seed);
+        let rules = [Rule::Arrival, Rule::PathGroups, CACHED_FIRST];
+        let mut queue = Queue::new(rules[random.below(3) as usize]);
+        let mut waiting = Vec::new();
+        for number in 0..200 {
+            match random.below(6) {
+                0..=2 => {
+                    let tenant = random.below(4).to_string();
+                    push(&mut queue, number, &tenant, 50, random.below(50) as u32);
+                    waiting.push(number);
+                }
+                3 => {
+                    let gone = queue.extract(|item| item.number % 5 == number % 5);
+                    waiting.retain(|number| !numbers(&gone).contains(number));
+                }
+                4 => {
+                    for item in serve(&mut queue, 1) {
+                        queue.put_back(item);
+                    }
+                }
+                _ => {
+                    let most = random.below(5) as usize;
+                    let expected = most.min(waiting.len());
+                    let served = serve(&mut queue, most);
+                    assert_eq!(served.len(), expected);
+                    waiting.retain(|number| !numbers(&served).contains(number));
+                }
+            }
+            assert_eq!(queue.len(), waiting.len());
+            assert_eq!(queue.iter().count(), waiting.len());
+            assert!(queue.lanes.values().all(|lane| !lane.is_empty()));
+        }
+    }
+}

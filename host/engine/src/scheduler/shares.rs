@@ -1,0 +1,179 @@
+//! Whose turn it is: fair shares of the device between tenants.
+//!
+//! Virtual token counters (Sheng et al., OSDI '24, algorithm 2): a counter a tenant, of the tokens computed for it; the
+//! tenant with the smallest counter goes first. A tenant that comes back after a pause is lifted to the smallest counter
+//! of those that wait, so that nobody saves up a claim by staying away. Of two tenants that both have something
+//! waiting all the time, one then gets at most two requests' worth of tokens more than the other, however many
+//! requests it sends (theorem 4.4 there). Tokens found in the cache cost nothing and are not counted.
+//!
+//! Knows names and numbers, no requests. What it remembers is bounded: of tenants that wait for nothing, the
+//! [`REMEMBERED`] that were served most. To forget one with less is to its advantage, by less than it lags behind.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What a generated token costs, where a token of the prompt costs 1 (the paper's weights, after common prices).
+pub const GENERATED_COST: u64 = 2;
+
+/// Tenants remembered that have nothing waiting.
+pub const REMEMBERED: usize = 1024;
+
+/// The tenants' counters.
+#[derive(Debug, Default)]
+pub struct Shares {
+    tenants: BTreeMap<Arc<str>, Tally>,
+    /// Tenants among them with nothing waiting; at most twice [`REMEMBERED`].
+    idle: usize,
+    /// The counter of the last tenant whose last waiting request was taken.
+    last: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    /// Cost of what was computed for it, and what it was lifted by.
+    served: u64,
+    /// Its requests that wait.
+    waiting: u32,
+}
+
+impl Shares {
+    /// A request of `tenant` waits from now on. `O(tenants)` when it is its first.
+    pub fn arrive(&mut self, tenant: &Arc<str>) {
+        let floor = match self.tenants.get(tenant) {
+            Some(tally) if tally.waiting > 0 => 0,
+            _ => self.floor(),
+        };
+        let known = self.tenants.contains_key(tenant);
+        let tally = self.tenants.entry(tenant.clone()).or_default();
+        if tally.waiting == 0 && known {
+            self.idle -= 1;
+        }
+        tally.waiting += 1;
+        tally.served = tally.served.max(floor);
+    }
+
+    /// A request of `tenant` waits no longer.
+    pub fn leave(&mut self, tenant: &str) {
+        let Some(tally) = self.tenants.get_mut(tenant) else {
+            return;
+        };
+        tally.waiting = tally.waiting.saturating_sub(1);
+        if tally.waiting == 0 {
+            self.last = tally.served;
+            self.idle += 1;
+            if self.idle > 2 * REMEMBERED {
+                self.forget();
+            }
+        }
+    }
+
+    /// Something was computed for `tenant`, at this cost.
+    pub fn charge(&mut self, tenant: &str, cost: u64) {
+        if let Some(tally) = self.tenants.get_mut(tenant) {
+            tally.served = tally.served.saturating_add(cost);
+        }
+    }
+
+    /// The tenant's counter; the one that it would start with when it is not known.
+    pub fn served(&self, tenant: &str) -> u64 {
+        self.tenants
+            .get(tenant)
+            .map_or_else(|| self.floor(), |tally| tally.served)
+    }
+
+    /// Where a tenant starts: at the smallest counter of those that wait, or at the last one's that did.
+    fn floor(&self) -> u64 {
+        let waiting = self.tenants.values().filter(|tally| tally.waiting > 0);
+        waiting.map(|tally| tally.served).min().unwrap_or(self.last)
+    }
+
+    fn forget(&mut self) {
+        let idle = self.tenants.iter().filter(|(_, tally)| tally.waiting == 0);
+        let mut served: Vec<(u64, Arc<str>)> = idle
+            .map(|(tenant, tally)| (tally.served, tenant.clone()))
+            .collect();
+        served.sort_unstable();
+        served.truncate(served.len().saturating_sub(REMEMBERED));
+        for (_, tenant) in &served {
+            self.tenants.remove(tenant);
+        }
+        self.idle -= served.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foreword_ordering::random::Random;
+
+    fn name(tenant: u64) -> Arc<str> {
+        tenant.to_string().into()
+    }
+
+    #[test]
+    fn a_tenant_that_comes_back_has_saved_up_nothing() {
+        let mut shares = Shares::default();
+        let (a, b) = (name(1), name(2));
+        shares.arrive(&a);
+        shares.charge(&a, 1000);
+        shares.arrive(&b);
+        assert_eq!(
+            shares.served(&b),
+            1000,
+            "no more claim than those that wait"
+        );
+        shares.charge(&b, 10);
+        shares.leave(&b);
+        shares.leave(&a);
+        shares.arrive(&b);
+        assert_eq!(shares.served(&b), 1010, "nor less than it had");
+        shares.leave(&b);
+        assert_eq!(
+            shares.served("3"),
+            1010,
+            "after a pause of all: the last one's"
+        );
+    }
+
+    #[test]
+    fn those_that_wait_stay_within_two_requests_of_each_other() {
+        for seed in 0..50 {
+            let mut random = Random::new(seed);
+            let mut shares = Shares::default();
+            let tenants: Vec<Arc<str>> = (0..2 + random.below(4)).map(name).collect();
+            // All have more waiting than is ever served.
+            for tenant in &tenants {
+                shares.arrive(tenant);
+            }
+            const LARGEST: u64 = 100;
+            for _ in 0..500 {
+                let next = tenants
+                    .iter()
+                    .min_by_key(|tenant| shares.served(tenant))
+                    .unwrap();
+                shares.charge(next, 1 + random.below(LARGEST));
+                let served = tenants.iter().map(|tenant| shares.served(tenant));
+                let (least, most) = (served.clone().min().unwrap(), served.max().unwrap());
+                assert!(most - least <= LARGEST, "{least} and {most}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_and_loses_no_one_that_waits() {
+        let mut shares = Shares::default();
+        let waiting = name(0);
+        shares.arrive(&waiting);
+        for tenant in 1..10 * REMEMBERED as u64 {
+            let tenant = name(tenant);
+            shares.arrive(&tenant);
+            shares.charge(&tenant, 1);
+            shares.leave(&tenant);
+            assert!(shares.tenants.len() <= 2 * REMEMBERED + 1);
+            let idle = shares.tenants.values().filter(|tally| tally.waiting == 0);
+            assert_eq!(idle.count(), shares.idle);
+        }
+        shares.charge(&waiting, 5);
+        assert_eq!(shares.served(&waiting), 5);
+    }
+}

@@ -1,0 +1,186 @@
+//! The Kubernetes manifests in `gateway-config/`: each is valid to the letter of its kind's schema, carries a plugin
+//! configuration that the filter accepts, and is put into a real Envoy as far as one machine goes.
+//!
+//! The schemas are the published ones (`schemas/README.md`). A cluster drops fields that a schema does not know without
+//! a word; here they are errors.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use foreword_filter::{Config, RequestHeaders};
+use foreword_tests::artifacts::{envoy_binary, filter_module, repository};
+use serde_json::{Value, json};
+
+/// Every manifest with the file that it stands in.
+fn manifests() -> Vec<(PathBuf, Value)> {
+    let folders = ["gateway-config/istio", "gateway-config/envoy-gateway"];
+    let files = folders
+        .iter()
+        .flat_map(|folder| fs::read_dir(repository().join(folder)).unwrap())
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|name| name == "yaml"));
+    let found: Vec<_> = files
+        .flat_map(|path| {
+            let text = fs::read_to_string(&path).unwrap();
+            let documents: Vec<Value> = serde_saphyr::from_multiple(&text)
+                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            documents
+                .into_iter()
+                .map(move |document| (path.clone(), document))
+        })
+        .collect();
+    assert!(found.len() >= 7, "only {} manifests", found.len());
+    found
+}
+
+fn manifest(file: &str) -> Value {
+    let mut found = manifests()
+        .into_iter()
+        .filter(|(path, _)| path.ends_with(file));
+    let (_, manifest) = found.next().unwrap();
+    assert!(found.next().is_none(), "{file} holds several");
+    manifest
+}
+
+/// Makes fields that a schema does not know errors, as long as it does not ask for them to be kept.
+fn close(schema: &mut Value) {
+    match schema {
+        Value::Object(object) => {
+            let open = object.get("x-kubernetes-preserve-unknown-fields") == Some(&json!(true));
+            if object.contains_key("properties")
+                && object.get("type") == Some(&json!("object"))
+                && !open
+            {
+                object
+                    .entry("additionalProperties")
+                    .or_insert(Value::Bool(false));
+            }
+            object.values_mut().for_each(close);
+        }
+        Value::Array(items) => items.iter_mut().for_each(close),
+        _ => {}
+    }
+}
+
+/// What is wrong with a manifest, by its kind's schema.
+fn faults(manifest: &Value) -> Vec<String> {
+    let kind = manifest["kind"].as_str().unwrap();
+    let path = repository().join(format!("tests/schemas/{kind}.json"));
+    let file = fs::read_to_string(&path).unwrap_or_else(|_| panic!("no schema of kind {kind}"));
+    let mut file: Value = serde_json::from_str(&file).unwrap();
+    let mut found = Vec::new();
+    if manifest["apiVersion"] != file["apiVersion"] {
+        found.push(format!(
+            "apiVersion is {}, the schema's {}",
+            manifest["apiVersion"], file["apiVersion"]
+        ));
+    }
+    if !manifest["metadata"]["name"].is_string() {
+        found.push("it has no name".to_owned());
+    }
+    let schema = &mut file["schema"]["properties"]["spec"];
+    close(schema);
+    let validator = jsonschema::validator_for(schema).unwrap();
+    let errors = validator.iter_errors(&manifest["spec"]);
+    found.extend(errors.map(|error| format!("{}: {error}", error.instance_path())));
+    found
+}
+
+#[test]
+fn every_manifest_follows_its_schema() {
+    for (path, manifest) in manifests() {
+        let faults = faults(&manifest);
+        assert!(faults.is_empty(), "{}: {faults:#?}", path.display());
+    }
+}
+
+#[test]
+fn a_misspelt_field_and_a_bad_value_are_found() {
+    let mut manifest = manifest("trafficextension.yaml");
+    manifest["spec"]["wasm"]["failstrategy"] = json!("FAIL_RELOAD");
+    assert_eq!(faults(&manifest).len(), 1, "{:?}", faults(&manifest));
+    manifest["spec"]["phase"] = json!("LATE");
+    assert_eq!(faults(&manifest).len(), 2, "{:?}", faults(&manifest));
+}
+
+#[test]
+fn the_filter_accepts_every_plugin_configuration() {
+    for (file, pointer) in [
+        ("trafficextension.yaml", "/spec/wasm/pluginConfig"),
+        ("wasmplugin.yaml", "/spec/pluginConfig"),
+        ("envoyextensionpolicy.yaml", "/spec/wasm/0/config"),
+    ] {
+        let manifest = manifest(file);
+        let config = manifest.pointer(pointer).unwrap().to_string();
+        let config = Config::from_json(config.as_bytes()).unwrap();
+        assert_eq!(config.request_headers, RequestHeaders::Release, "{file}");
+    }
+    let filter = extension(&manifest("envoyfilter.yaml"));
+    let config = filter["config"]["configuration"]["value"].as_str().unwrap();
+    let config = Config::from_json(config.as_bytes()).unwrap();
+    assert_eq!(config.request_headers, RequestHeaders::Hold);
+    assert_eq!(filter["config"]["allow_on_headers_stop_iteration"], true);
+}
+
+#[test]
+fn envoy_accepts_what_the_envoy_filters_patch_in() {
+    let mut filter = extension(&manifest("envoyfilter.yaml"));
+    // Istio's agent fetches the image and puts a file in its place.
+    let module = filter_module().unwrap();
+    filter["config"]["vm_config"]["code"] = json!({"local": {"filename": module}});
+    let mut host = json!({
+        "name": "engine",
+        "domains": ["*"],
+        "routes": [{"match": {"prefix": "/"}, "direct_response": {"status": 204}}],
+    });
+    let limit = patch(&manifest("body-limit.yaml"), "VIRTUAL_HOST");
+    host.as_object_mut()
+        .unwrap()
+        .extend(limit.as_object().unwrap().clone());
+    let manager = json!({
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "gateway",
+        "route_config": {"virtual_hosts": [host]},
+        "http_filters": [
+            {"name": "foreword", "typed_config": filter},
+            {"name": "envoy.filters.http.router", "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router",
+            }},
+        ],
+    });
+    let bootstrap = json!({"static_resources": {"listeners": [{
+        "name": "gateway",
+        "address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}},
+        "filter_chains": [{"filters": [{
+            "name": "envoy.filters.network.http_connection_manager",
+            "typed_config": manager,
+        }]}],
+    }]}});
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("envoy.json");
+    fs::write(&file, bootstrap.to_string()).unwrap();
+    assert_valid(&file);
+}
+
+/// The configuration of the filter that an EnvoyFilter adds.
+fn extension(manifest: &Value) -> Value {
+    patch(manifest, "EXTENSION_CONFIG")["typed_config"].clone()
+}
+
+/// What an EnvoyFilter puts in that place.
+fn patch(manifest: &Value, place: &str) -> Value {
+    let patches = manifest["spec"]["configPatches"].as_array().unwrap();
+    let patch = patches.iter().find(|patch| patch["applyTo"] == place);
+    patch.unwrap()["patch"]["value"].clone()
+}
+
+fn assert_valid(file: &Path) {
+    let output = Command::new(envoy_binary().unwrap())
+        .args(["--mode", "validate", "-c"])
+        .arg(file)
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{log}");
+}

@@ -1,0 +1,174 @@
+//! What Envoy 1.40 offers a dynamic module, as far as the filter needs it: our own declarations of
+//! `source/extensions/dynamic_modules/abi/abi.h`, ABI `v0.2.0`.
+//!
+//! Names are Envoy's, less the prefix `envoy_dynamic_module_type_` of types. Enumerations are C's `unsigned int`.
+//! Nothing here is safe to call but through [`crate::stream`].
+#![allow(unsafe_code, reason = "declarations of foreign functions")]
+
+use std::ffi::{c_char, c_void};
+
+/// Envoy's object behind a request; valid during a hook that got it.
+pub(crate) type HttpFilterEnvoyPtr = *mut c_void;
+/// Envoy's object behind a configuration; valid during `config_new`.
+pub(crate) type HttpFilterConfigEnvoyPtr = *mut c_void;
+
+/// The version that `on_program_init` returns.
+pub(crate) const ABI_VERSION: &std::ffi::CStr = c"v0.2.0";
+
+/// Bytes of Envoy's, valid until the hook returns or the thing they belong to is changed.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct EnvoyBuffer {
+    pub(crate) ptr: *const c_char,
+    pub(crate) length: usize,
+}
+
+/// Bytes of ours; Envoy copies them before a call returns.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ModuleBuffer {
+    pub(crate) ptr: *const c_char,
+    pub(crate) length: usize,
+}
+
+impl ModuleBuffer {
+    /// No bytes at all, which as a header's value removes the header.
+    pub(crate) const NULL: Self = Self {
+        ptr: std::ptr::null(),
+        length: 0,
+    };
+
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self {
+            ptr: bytes.as_ptr().cast(),
+            length: bytes.len(),
+        }
+    }
+}
+
+/// A header of ours.
+#[repr(C)]
+pub(crate) struct ModuleHttpHeader {
+    pub(crate) key: ModuleBuffer,
+    pub(crate) value: ModuleBuffer,
+}
+
+/// `http_header_type`.
+pub(crate) const REQUEST_HEADER: u32 = 0;
+/// `http_header_type`.
+pub(crate) const RESPONSE_HEADER: u32 = 2;
+
+/// `http_body_type`: what the running body hook brought; absent in every other hook.
+pub(crate) const RECEIVED_REQUEST_BODY: u32 = 0;
+/// `http_body_type`: what earlier hooks held back.
+pub(crate) const BUFFERED_REQUEST_BODY: u32 = 1;
+
+/// `metrics_result`.
+pub(crate) const METRICS_SUCCESS: u32 = 0;
+
+/// `log_level`.
+pub(crate) const LOG_INFO: u32 = 2;
+/// `log_level`.
+pub(crate) const LOG_WARN: u32 = 3;
+/// `log_level`.
+pub(crate) const LOG_ERROR: u32 = 4;
+
+/// `on_http_filter_*_status`: go on, the same number for every hook.
+pub(crate) const CONTINUE: u32 = 0;
+/// `on_http_filter_request_headers_status` and `…_trailers_status`: wait here.
+pub(crate) const STOP_ITERATION: u32 = 1;
+/// `on_http_filter_request_body_status`: wait here, keep what came.
+pub(crate) const STOP_ITERATION_AND_BUFFER: u32 = 1;
+
+unsafe extern "C" {
+    pub(crate) fn envoy_dynamic_module_callback_log(level: u32, message: ModuleBuffer);
+
+    pub(crate) fn envoy_dynamic_module_callback_http_get_header(
+        filter: HttpFilterEnvoyPtr,
+        header_type: u32,
+        key: ModuleBuffer,
+        result: *mut EnvoyBuffer,
+        index: usize,
+        optional_size: *mut usize,
+    ) -> bool;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_set_header(
+        filter: HttpFilterEnvoyPtr,
+        header_type: u32,
+        key: ModuleBuffer,
+        value: ModuleBuffer,
+    ) -> bool;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_get_body_size(
+        filter: HttpFilterEnvoyPtr,
+        body_type: u32,
+    ) -> usize;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_get_body_chunks_size(
+        filter: HttpFilterEnvoyPtr,
+        body_type: u32,
+    ) -> usize;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_get_body_chunks(
+        filter: HttpFilterEnvoyPtr,
+        body_type: u32,
+        result: *mut EnvoyBuffer,
+    ) -> bool;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_drain_body(
+        filter: HttpFilterEnvoyPtr,
+        body_type: u32,
+        bytes: usize,
+    ) -> bool;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_append_body(
+        filter: HttpFilterEnvoyPtr,
+        body_type: u32,
+        data: ModuleBuffer,
+    ) -> bool;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_received_buffered_request_body(
+        filter: HttpFilterEnvoyPtr,
+    ) -> bool;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_send_response(
+        filter: HttpFilterEnvoyPtr,
+        status: u32,
+        headers: *mut ModuleHttpHeader,
+        headers_length: usize,
+        body: ModuleBuffer,
+        details: ModuleBuffer,
+    );
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_config_define_counter(
+        config: HttpFilterConfigEnvoyPtr,
+        name: ModuleBuffer,
+        label_names: *mut ModuleBuffer,
+        label_names_length: usize,
+        id: *mut usize,
+    ) -> u32;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_config_define_histogram(
+        config: HttpFilterConfigEnvoyPtr,
+        name: ModuleBuffer,
+        label_names: *mut ModuleBuffer,
+        label_names_length: usize,
+        id: *mut usize,
+    ) -> u32;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_increment_counter(
+        filter: HttpFilterEnvoyPtr,
+        id: usize,
+        label_values: *mut ModuleBuffer,
+        label_values_length: usize,
+        value: u64,
+    ) -> u32;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_record_histogram_value(
+        filter: HttpFilterEnvoyPtr,
+        id: usize,
+        label_values: *mut ModuleBuffer,
+        label_values_length: usize,
+        value: u64,
+    ) -> u32;
+}

@@ -1,0 +1,66 @@
+//! Envoy's side of the ABI for the tests: it defines metrics, remembers the last answer and knows nothing else. The
+//! whole filter runs against real Envoy in `tests/`.
+#![allow(unsafe_code, reason = "definitions of what Envoy defines otherwise")]
+
+use std::cell::RefCell;
+
+use crate::abi::{
+    EnvoyBuffer, HttpFilterConfigEnvoyPtr, HttpFilterEnvoyPtr, ModuleBuffer, ModuleHttpHeader,
+};
+
+thread_local! {
+    /// Status of the last answer that was sent on this thread.
+    static ANSWERED: RefCell<Option<u32>> = const { RefCell::new(None) };
+}
+
+pub(crate) fn take_answer() -> Option<u32> {
+    ANSWERED.take()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_callback_http_send_response(
+    _: HttpFilterEnvoyPtr,
+    status: u32,
+    _: *mut ModuleHttpHeader,
+    _: usize,
+    _: ModuleBuffer,
+    _: ModuleBuffer,
+) {
+    ANSWERED.set(Some(status));
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_callback_log(_: u32, _: ModuleBuffer) {}
+
+/// Functions that find nothing and do nothing: `false` or 0, which for metrics is success.
+macro_rules! nothing {
+    ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name($(_: $argument),*) -> $result { <$result>::default() }
+    )*};
+}
+
+nothing! {
+    envoy_dynamic_module_callback_http_get_header(
+        HttpFilterEnvoyPtr, u32, ModuleBuffer, *mut EnvoyBuffer, usize, *mut usize
+    ) -> bool;
+    envoy_dynamic_module_callback_http_set_header(HttpFilterEnvoyPtr, u32, ModuleBuffer, ModuleBuffer) -> bool;
+    envoy_dynamic_module_callback_http_get_body_size(HttpFilterEnvoyPtr, u32) -> usize;
+    envoy_dynamic_module_callback_http_get_body_chunks_size(HttpFilterEnvoyPtr, u32) -> usize;
+    envoy_dynamic_module_callback_http_get_body_chunks(HttpFilterEnvoyPtr, u32, *mut EnvoyBuffer) -> bool;
+    envoy_dynamic_module_callback_http_drain_body(HttpFilterEnvoyPtr, u32, usize) -> bool;
+    envoy_dynamic_module_callback_http_append_body(HttpFilterEnvoyPtr, u32, ModuleBuffer) -> bool;
+    envoy_dynamic_module_callback_http_received_buffered_request_body(HttpFilterEnvoyPtr) -> bool;
+    envoy_dynamic_module_callback_http_filter_config_define_counter(
+        HttpFilterConfigEnvoyPtr, ModuleBuffer, *mut ModuleBuffer, usize, *mut usize
+    ) -> u32;
+    envoy_dynamic_module_callback_http_filter_config_define_histogram(
+        HttpFilterConfigEnvoyPtr, ModuleBuffer, *mut ModuleBuffer, usize, *mut usize
+    ) -> u32;
+    envoy_dynamic_module_callback_http_filter_increment_counter(
+        HttpFilterEnvoyPtr, usize, *mut ModuleBuffer, usize, u64
+    ) -> u32;
+    envoy_dynamic_module_callback_http_filter_record_histogram_value(
+        HttpFilterEnvoyPtr, usize, *mut ModuleBuffer, usize, u64
+    ) -> u32;
+}

@@ -1,0 +1,306 @@
+//! What Envoy calls: the 21 exports that Envoy 1.40 demands of an HTTP filter.
+//!
+//! Each hook ends its panics: an uncaught one would abort Envoy and every stream in it. A request whose hook panicked is
+//! answered with 500, if that can still be done; the next finds everything as it was, but for what the orderer knew.
+#![allow(
+    unsafe_code,
+    reason = "C functions that hand over Envoy's objects and take back our own"
+)]
+
+use std::ffi::{c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use foreword_filter::{Exchange, Flow, Host, LogLevel, Plugin};
+
+use crate::abi::{self, EnvoyBuffer};
+use crate::stream::{Envoy, bytes, log};
+
+/// Ours behind a configuration: an [`Arc`] of a [`Plugin`], which its requests share.
+type Config = *const Plugin;
+/// Ours behind a request: a boxed [`Exchange`].
+type Filter = *mut Exchange;
+
+/// The module is loaded; answers with the ABI that it was written for.
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_program_init() -> *const c_char {
+    // A panic's message may quote a request, so only its place is told. This hook is this library's own.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic
+            .location()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        log(LogLevel::Error, &format!("foreword panicked at {place}"));
+    }));
+    abi::ABI_VERSION.as_ptr()
+}
+
+/// Workers share a plugin.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<Plugin>();
+};
+
+/// A configuration is loaded; null refuses it.
+///
+/// # Safety
+/// Called by Envoy with its object and two buffers that live as long as the call.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
+    config: abi::HttpFilterConfigEnvoyPtr,
+    _name: EnvoyBuffer,
+    text: EnvoyBuffer,
+) -> Config {
+    guarded(std::ptr::null(), || {
+        // SAFETY: both are this hook's.
+        let (envoy, text) = unsafe { (Envoy::config(config), bytes(&text)) };
+        match Plugin::load(&envoy, text) {
+            Ok(plugin) => Arc::into_raw(Arc::new(plugin)),
+            Err(error) => {
+                log(LogLevel::Error, &error.to_string());
+                std::ptr::null()
+            }
+        }
+    })
+}
+
+/// # Safety
+/// Called by Envoy once for what `config_new` returned.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_destroy(config: Config) {
+    // SAFETY: from `Arc::into_raw`; requests under way hold counts of their own.
+    guarded((), || drop(unsafe { Arc::from_raw(config) }));
+}
+
+/// A request begins.
+///
+/// # Safety
+/// Called by Envoy with what `config_new` returned.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_new(
+    config: Config,
+    _filter: abi::HttpFilterEnvoyPtr,
+) -> Filter {
+    guarded(std::ptr::null_mut(), || {
+        // SAFETY: from `Arc::into_raw`, and not destroyed before its last `filter_new`.
+        let plugin = unsafe {
+            Arc::increment_strong_count(config);
+            Arc::from_raw(config)
+        };
+        Box::into_raw(Box::new(Exchange::new(plugin)))
+    })
+}
+
+/// # Safety
+/// Called by Envoy once for what `filter_new` returned, after every other hook of the request.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_destroy(filter: Filter) {
+    // SAFETY: from `Box::into_raw`.
+    guarded((), || drop(unsafe { Box::from_raw(filter) }));
+}
+
+/// # Safety
+/// Called by Envoy on the request's thread with its object and what `filter_new` returned.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_request_headers(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    end_of_stream: bool,
+) -> u32 {
+    // SAFETY: both are this hook's.
+    let flow = unsafe {
+        on_request(envoy, filter, |exchange, envoy| {
+            exchange.on_request_headers(envoy, end_of_stream)
+        })
+    };
+    match flow {
+        Flow::Continue => abi::CONTINUE,
+        Flow::Hold => abi::STOP_ITERATION,
+    }
+}
+
+/// # Safety
+/// As `request_headers`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_request_body(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    end_of_stream: bool,
+) -> u32 {
+    // SAFETY: both are this hook's.
+    let flow = unsafe {
+        on_request(envoy, filter, |exchange, envoy| {
+            exchange.on_request_body(envoy, envoy.body_size(), end_of_stream)
+        })
+    };
+    match flow {
+        Flow::Continue => abi::CONTINUE,
+        Flow::Hold => abi::STOP_ITERATION_AND_BUFFER,
+    }
+}
+
+/// # Safety
+/// As `request_headers`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_request_trailers(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+) -> u32 {
+    // SAFETY: both are this hook's.
+    let flow = unsafe {
+        on_request(envoy, filter, |exchange, envoy| {
+            exchange.on_request_trailers(envoy)
+        })
+    };
+    match flow {
+        Flow::Continue => abi::CONTINUE,
+        Flow::Hold => abi::STOP_ITERATION,
+    }
+}
+
+/// # Safety
+/// As `request_headers`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_response_headers(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    _end_of_stream: bool,
+) -> u32 {
+    guarded((), || {
+        // SAFETY: both are this hook's; Envoy calls one hook of a request at a time.
+        if let Some(exchange) = unsafe { filter.as_mut() } {
+            // SAFETY: as above.
+            exchange.on_response_headers(&unsafe { Envoy::request(envoy) });
+        }
+    });
+    abi::CONTINUE
+}
+
+/// Runs a request hook. A panic answers 500 and keeps the request from going on; a request that `filter_new` could make
+/// nothing for goes on as it came.
+///
+/// # Safety
+/// `envoy` and `filter` came with the running hook.
+unsafe fn on_request(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    hook: impl FnOnce(&mut Exchange, &Envoy<'_>) -> Flow,
+) -> Flow {
+    // SAFETY: by the contract; Envoy calls one hook of a request at a time.
+    let Some(exchange) = (unsafe { filter.as_mut() }) else {
+        return Flow::Continue;
+    };
+    // SAFETY: by the contract.
+    let envoy = unsafe { Envoy::request(envoy) };
+    guarded(None, || Some(hook(exchange, &envoy))).unwrap_or_else(|| {
+        let headers = [("content-type", "application/json")];
+        guarded((), || {
+            envoy.respond(500, &headers, PANICKED).unwrap_or_default();
+        });
+        Flow::Hold
+    })
+}
+
+/// Ends panics: `fallback` takes the place of the result.
+fn guarded<T>(fallback: T, hook: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(hook)).unwrap_or(fallback)
+}
+
+const PANICKED: &[u8] =
+    br#"{"error":{"message":"the gateway failed","type":"server_error","param":null,"code":"gateway_failed"}}"#;
+
+/// Hooks that Envoy demands and the filter has no use for: responses pass, and it makes no calls of its own.
+macro_rules! unused {
+    ($($name:ident($($argument:ty),*) $(-> $status:ident)?;)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name($(_: $argument),*) $(-> unused!(@type $status))? {
+            $(abi::$status)?
+        }
+    )*};
+    (@type $status:ident) => { u32 };
+}
+
+unused! {
+    envoy_dynamic_module_on_http_filter_response_body(abi::HttpFilterEnvoyPtr, Filter, bool) -> CONTINUE;
+    envoy_dynamic_module_on_http_filter_response_trailers(abi::HttpFilterEnvoyPtr, Filter) -> CONTINUE;
+    envoy_dynamic_module_on_http_filter_stream_complete(abi::HttpFilterEnvoyPtr, Filter);
+    envoy_dynamic_module_on_http_filter_scheduled(abi::HttpFilterEnvoyPtr, Filter, u64);
+    envoy_dynamic_module_on_http_filter_http_callout_done(
+        abi::HttpFilterEnvoyPtr, Filter, u64, u32, *mut c_void, usize, *mut c_void, usize
+    );
+    envoy_dynamic_module_on_http_filter_http_stream_headers(
+        abi::HttpFilterEnvoyPtr, Filter, u64, *mut c_void, usize, bool
+    );
+    envoy_dynamic_module_on_http_filter_http_stream_data(
+        abi::HttpFilterEnvoyPtr, Filter, u64, *const c_void, usize, bool
+    );
+    envoy_dynamic_module_on_http_filter_http_stream_trailers(
+        abi::HttpFilterEnvoyPtr, Filter, u64, *mut c_void, usize
+    );
+    envoy_dynamic_module_on_http_filter_http_stream_complete(abi::HttpFilterEnvoyPtr, Filter, u64);
+    envoy_dynamic_module_on_http_filter_http_stream_reset(abi::HttpFilterEnvoyPtr, Filter, u64, u32);
+    envoy_dynamic_module_on_http_filter_downstream_above_write_buffer_high_watermark(abi::HttpFilterEnvoyPtr, Filter);
+    envoy_dynamic_module_on_http_filter_downstream_below_write_buffer_low_watermark(abi::HttpFilterEnvoyPtr, Filter);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake;
+    use std::ptr::null_mut;
+
+    fn load(text: &str) -> Config {
+        let text = EnvoyBuffer {
+            ptr: text.as_ptr().cast(),
+            length: text.len(),
+        };
+        // SAFETY: the fake Envoy looks at no pointer, and the text outlives the call.
+        unsafe { envoy_dynamic_module_on_http_filter_config_new(null_mut(), text, text) }
+    }
+
+    #[test]
+    fn a_configuration_outlives_its_removal_while_a_request_uses_it() {
+        let config = load("{}");
+        // SAFETY: each object came from the hook before it and is destroyed once.
+        unsafe {
+            let filter = envoy_dynamic_module_on_http_filter_new(config, null_mut());
+            envoy_dynamic_module_on_http_filter_config_destroy(config);
+            let status =
+                envoy_dynamic_module_on_http_filter_request_headers(null_mut(), filter, true);
+            assert_eq!(status, abi::CONTINUE);
+            envoy_dynamic_module_on_http_filter_destroy(filter);
+        }
+    }
+
+    #[test]
+    fn a_bad_configuration_is_refused() {
+        assert!(load(r#"{"no_such_field": 1}"#).is_null());
+    }
+
+    #[test]
+    fn a_panic_ends_at_its_hook_and_answers_500() {
+        let config = load("");
+        // SAFETY: as above.
+        unsafe {
+            let filter = envoy_dynamic_module_on_http_filter_new(config, null_mut());
+            assert_eq!(
+                on_request(null_mut(), filter, |_, _| panic!("for the test")),
+                Flow::Hold
+            );
+            assert_eq!(fake::take_answer(), Some(500));
+            let flow = on_request(null_mut(), filter, |_, _| Flow::Continue);
+            assert_eq!((flow, fake::take_answer()), (Flow::Continue, None));
+            envoy_dynamic_module_on_http_filter_destroy(filter);
+            envoy_dynamic_module_on_http_filter_config_destroy(config);
+        }
+    }
+
+    #[test]
+    fn a_request_that_nothing_could_be_made_for_goes_on() {
+        // SAFETY: null is what `filter_new` returns after a panic.
+        let status = unsafe {
+            envoy_dynamic_module_on_http_filter_request_headers(null_mut(), null_mut(), false)
+        };
+        assert_eq!(status, abi::CONTINUE);
+    }
+}

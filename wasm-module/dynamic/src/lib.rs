@@ -1,0 +1,20 @@
+//! Foreword as a dynamic module for Envoy: the same filter as [`foreword_filter`], in Envoy's own process.
+//!
+//! ```text
+//!             worker 1    worker 2    …    one Exchange for each request, on its worker's thread
+//!                 └──────────┴─── Plugin   one for each configuration, its orderer behind a mutex
+//! ```
+//!
+//! No VM stands between Envoy and the core, so a body is copied once instead of twice, and all workers share one set of
+//! knowledge trees. The price is trust: what goes wrong here goes wrong in Envoy. So a panic ends at the hook that it
+//! happens in ([`hooks`]), and unsafe code stands in two files: `abi` declares what Envoy offers, `hooks` what Envoy
+//! calls. All decisions are the filter's and the core's.
+//!
+//! Linux only, as dynamic modules are. Built against the ABI of Envoy 1.40 (`v0.2.0`); another Envoy warns about the
+//! version when it loads the module.
+
+mod abi;
+#[cfg(test)]
+mod fake;
+mod hooks;
+mod stream;

@@ -1,0 +1,356 @@
+//! Envoy as the filter sees it: [`Host`] by Envoy's callbacks.
+//!
+//! A request's body stands in two buffers: what earlier hooks held back, and what the running one brought (in the
+//! trailers' hook there is none of the second). To the filter they are one.
+#![allow(
+    unsafe_code,
+    reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
+)]
+
+use std::marker::PhantomData;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use foreword_filter::{Host, HostError, LogLevel, MetricId};
+
+use crate::abi::{self, EnvoyBuffer, ModuleBuffer, ModuleHttpHeader};
+
+/// The objects of the running hook. Lives no longer than the hook.
+pub(crate) struct Envoy<'hook> {
+    scope: Scope,
+    hook: PhantomData<&'hook ()>,
+}
+
+#[derive(Clone, Copy)]
+enum Scope {
+    /// A configuration is being loaded: metrics may be defined.
+    Config(abi::HttpFilterConfigEnvoyPtr),
+    /// A request is under way.
+    Request(abi::HttpFilterEnvoyPtr),
+}
+
+impl Envoy<'_> {
+    /// # Safety
+    /// `config` came with the running `config_new` hook, which outlives the value.
+    pub(crate) unsafe fn config(config: abi::HttpFilterConfigEnvoyPtr) -> Self {
+        Self {
+            scope: Scope::Config(config),
+            hook: PhantomData,
+        }
+    }
+
+    /// # Safety
+    /// `filter` came with the running hook, which outlives the value.
+    pub(crate) unsafe fn request(filter: abi::HttpFilterEnvoyPtr) -> Self {
+        Self {
+            scope: Scope::Request(filter),
+            hook: PhantomData,
+        }
+    }
+
+    /// Bytes of the body that have arrived.
+    pub(crate) fn body_size(&self) -> usize {
+        let Ok(filter) = self.filter("body_size") else {
+            return 0;
+        };
+        // SAFETY: `filter` is the running hook's.
+        let size =
+            |body| unsafe { abi::envoy_dynamic_module_callback_http_get_body_size(filter, body) };
+        self.bodies(filter).into_iter().flatten().map(size).sum()
+    }
+
+    fn filter(&self, call: &'static str) -> Result<abi::HttpFilterEnvoyPtr, HostError> {
+        match self.scope {
+            Scope::Request(filter) => Ok(filter),
+            Scope::Config(_) => Err(refused(call, NO_REQUEST)),
+        }
+    }
+
+    /// The buffers that make up the body, in order. When Envoy hands on what an earlier filter held back, both are the
+    /// same buffer.
+    fn bodies(&self, filter: abi::HttpFilterEnvoyPtr) -> [Option<u32>; 2] {
+        // SAFETY: `filter` is the running hook's.
+        let same = unsafe {
+            abi::envoy_dynamic_module_callback_http_received_buffered_request_body(filter)
+        };
+        let buffered = (!same).then_some(abi::BUFFERED_REQUEST_BODY);
+        [buffered, Some(abi::RECEIVED_REQUEST_BODY)]
+    }
+
+    fn set_header(
+        &self,
+        kind: u32,
+        name: &str,
+        value: ModuleBuffer,
+        call: &'static str,
+    ) -> Result<(), HostError> {
+        let filter = self.filter(call)?;
+        let name = ModuleBuffer::of(name.as_bytes());
+        // SAFETY: `filter` is the running hook's; name and value outlive the call, which copies them.
+        let done = unsafe {
+            abi::envoy_dynamic_module_callback_http_set_header(filter, kind, name, value)
+        };
+        if done {
+            Ok(())
+        } else {
+            Err(refused(call, NO_SUCH_THING))
+        }
+    }
+
+    fn define(
+        &self,
+        define: Define,
+        name: &str,
+        call: &'static str,
+    ) -> Result<MetricId, HostError> {
+        let Scope::Config(config) = self.scope else {
+            return Err(refused(call, NO_CONFIG));
+        };
+        let mut id = 0;
+        let name = ModuleBuffer::of(name.as_bytes());
+        // SAFETY: `config` is the running hook's; there are no labels; `id` is written before the call returns.
+        let result = unsafe { define(config, name, std::ptr::null_mut(), 0, &raw mut id) };
+        match (result, u32::try_from(id)) {
+            (abi::METRICS_SUCCESS, Ok(id)) => Ok(MetricId(id)),
+            (status, _) => Err(refused(call, status)),
+        }
+    }
+
+    fn measure(
+        &self,
+        measure: Measure,
+        id: MetricId,
+        value: u64,
+        call: &'static str,
+    ) -> Result<(), HostError> {
+        let filter = self.filter(call)?;
+        // SAFETY: `filter` is the running hook's; there are no labels.
+        let result = unsafe { measure(filter, id.0 as usize, std::ptr::null_mut(), 0, value) };
+        match result {
+            abi::METRICS_SUCCESS => Ok(()),
+            status => Err(refused(call, status)),
+        }
+    }
+}
+
+type Define = unsafe extern "C" fn(
+    abi::HttpFilterConfigEnvoyPtr,
+    ModuleBuffer,
+    *mut ModuleBuffer,
+    usize,
+    *mut usize,
+) -> u32;
+type Measure =
+    unsafe extern "C" fn(abi::HttpFilterEnvoyPtr, usize, *mut ModuleBuffer, usize, u64) -> u32;
+
+impl Host for Envoy<'_> {
+    fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
+        let filter = self.filter("request_header")?;
+        let mut value = EnvoyBuffer {
+            ptr: std::ptr::null(),
+            length: 0,
+        };
+        let name = ModuleBuffer::of(name.as_bytes());
+        // SAFETY: `filter` is the running hook's; `value` is written before the call returns, and copied before
+        // anything can change the header.
+        unsafe {
+            let found = abi::envoy_dynamic_module_callback_http_get_header(
+                filter,
+                abi::REQUEST_HEADER,
+                name,
+                &raw mut value,
+                0,
+                std::ptr::null_mut(),
+            );
+            Ok(found.then(|| bytes(&value).to_vec()))
+        }
+    }
+
+    fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError> {
+        let value = ModuleBuffer::of(value.as_bytes());
+        self.set_header(abi::REQUEST_HEADER, name, value, "set_request_header")
+    }
+
+    fn remove_request_header(&self, name: &str) -> Result<(), HostError> {
+        self.set_header(
+            abi::REQUEST_HEADER,
+            name,
+            ModuleBuffer::NULL,
+            "remove_request_header",
+        )
+    }
+
+    fn set_response_header(&self, name: &str, value: &str) -> Result<(), HostError> {
+        let value = ModuleBuffer::of(value.as_bytes());
+        self.set_header(abi::RESPONSE_HEADER, name, value, "set_response_header")
+    }
+
+    fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError> {
+        let filter = self.filter("request_body")?;
+        let mut body = Vec::with_capacity(size);
+        let mut chunks = Vec::new();
+        for kind in self.bodies(filter).into_iter().flatten() {
+            // SAFETY: `filter` is the running hook's; Envoy writes as many chunks as it has just counted, and nothing
+            // changes the body before they are copied.
+            unsafe {
+                let count =
+                    abi::envoy_dynamic_module_callback_http_get_body_chunks_size(filter, kind);
+                chunks.clear();
+                chunks.resize(
+                    count,
+                    EnvoyBuffer {
+                        ptr: std::ptr::null(),
+                        length: 0,
+                    },
+                );
+                if count > 0
+                    && abi::envoy_dynamic_module_callback_http_get_body_chunks(
+                        filter,
+                        kind,
+                        chunks.as_mut_ptr(),
+                    )
+                {
+                    chunks
+                        .iter()
+                        .for_each(|chunk| body.extend_from_slice(bytes(chunk)));
+                }
+            }
+        }
+        body.truncate(size);
+        Ok(body)
+    }
+
+    fn replace_request_body(&self, size: usize, body: &[u8]) -> Result<(), HostError> {
+        const CALL: &str = "replace_request_body";
+        let filter = self.filter(CALL)?;
+        // The filter always replaces the whole; appending would put anything else in the wrong place.
+        if size != self.body_size() {
+            return Err(refused(CALL, NO_SUCH_THING));
+        }
+        let mut target = None;
+        for kind in self.bodies(filter).into_iter().flatten() {
+            // SAFETY: `filter` is the running hook's.
+            let drained = unsafe {
+                let size = abi::envoy_dynamic_module_callback_http_get_body_size(filter, kind);
+                abi::envoy_dynamic_module_callback_http_drain_body(filter, kind, size)
+            };
+            if drained {
+                target = Some(kind);
+            }
+        }
+        let kind = target.ok_or(refused(CALL, NO_SUCH_THING))?;
+        // SAFETY: as above; Envoy copies the bytes.
+        let added = unsafe {
+            abi::envoy_dynamic_module_callback_http_append_body(
+                filter,
+                kind,
+                ModuleBuffer::of(body),
+            )
+        };
+        if added {
+            Ok(())
+        } else {
+            Err(refused(CALL, NO_SUCH_THING))
+        }
+    }
+
+    fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
+        let filter = self.filter("respond")?;
+        let mut headers: Vec<_> = headers
+            .iter()
+            .map(|(name, value)| ModuleHttpHeader {
+                key: ModuleBuffer::of(name.as_bytes()),
+                value: ModuleBuffer::of(value.as_bytes()),
+            })
+            .collect();
+        // SAFETY: `filter` is the running hook's; headers, body and details outlive the call, which copies them.
+        unsafe {
+            abi::envoy_dynamic_module_callback_http_send_response(
+                filter,
+                status.into(),
+                headers.as_mut_ptr(),
+                headers.len(),
+                ModuleBuffer::of(body),
+                ModuleBuffer::of(b"foreword"),
+            );
+        }
+        Ok(())
+    }
+
+    fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {
+        self.define(
+            abi::envoy_dynamic_module_callback_http_filter_config_define_counter,
+            name,
+            "define_counter",
+        )
+    }
+
+    fn define_histogram(&self, name: &str) -> Result<MetricId, HostError> {
+        self.define(
+            abi::envoy_dynamic_module_callback_http_filter_config_define_histogram,
+            name,
+            "define_histogram",
+        )
+    }
+
+    fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError> {
+        self.measure(
+            abi::envoy_dynamic_module_callback_http_filter_increment_counter,
+            counter,
+            amount,
+            "add",
+        )
+    }
+
+    fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError> {
+        self.measure(
+            abi::envoy_dynamic_module_callback_http_filter_record_histogram_value,
+            histogram,
+            value,
+            "record",
+        )
+    }
+
+    fn now_ns(&self) -> u64 {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .ok()
+            .and_then(|since| u64::try_from(since.as_nanos()).ok())
+            .unwrap_or_default()
+    }
+
+    fn log(&self, level: LogLevel, message: &str) {
+        log(level, message);
+    }
+}
+
+/// Writes a line to Envoy's log.
+pub(crate) fn log(level: LogLevel, message: &str) {
+    let level = match level {
+        LogLevel::Info => abi::LOG_INFO,
+        LogLevel::Warn => abi::LOG_WARN,
+        LogLevel::Error => abi::LOG_ERROR,
+    };
+    // SAFETY: needs no object, and copies the message.
+    unsafe { abi::envoy_dynamic_module_callback_log(level, ModuleBuffer::of(message.as_bytes())) };
+}
+
+/// # Safety
+/// The buffer is Envoy's and what it shows is not changed while the slice is in use.
+pub(crate) unsafe fn bytes(buffer: &EnvoyBuffer) -> &[u8] {
+    if buffer.ptr.is_null() {
+        return &[];
+    }
+    // SAFETY: by the contract above.
+    unsafe { std::slice::from_raw_parts(buffer.ptr.cast(), buffer.length) }
+}
+
+fn refused(call: &'static str, status: u32) -> HostError {
+    HostError { call, status }
+}
+
+/// Envoy said no without saying why.
+const NO_SUCH_THING: u32 = 100;
+/// A call for a request, while a configuration is being loaded.
+const NO_REQUEST: u32 = 101;
+/// Metrics are defined while a configuration is being loaded, not later.
+const NO_CONFIG: u32 = 102;

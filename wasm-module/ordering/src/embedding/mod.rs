@@ -1,0 +1,6 @@
+//! Embeddings that need no model: for tests and demonstrations, for a browser without a download, and for when the
+//! model is away.
+
+mod hashing;
+
+pub use hashing::{DimensionsError, HashingEmbedder, MAX_DIMENSIONS};

@@ -1,0 +1,370 @@
+//! An engine's KV feed: what it says of the documents that it holds, as it goes over the wire in JSON.
+//!
+//! ```text
+//!   {"epoch": "5c0f…", "from": 40, "next": 43, "reset": false, "model": "m", "pages": {"device": 812, …}, "events": [
+//!     {"type": "stored",  "tenant": "", "scope": "9f3c…", "path": [["0a1b…", 117], ["77de…", 203]]},
+//!     {"type": "removed", "tenant": "", "scope": "9f3c…", "path": ["e3a9…", "51c0…"]},
+//!     {"type": "cleared"}
+//!   ]}
+//! ```
+//!
+//! A reader asks for what happened since `next` of the last [`Batch`] that it got, and names the epoch in which that
+//! number means something. An engine that cannot tell any more (the reader was slow, the engine was restarted) answers
+//! with `reset`: the events are then all that it holds. [`Follower`] does the reader's part.
+//!
+//! Hashes are strings of hexadecimal digits, for numbers of 64 bits do not survive every JSON parser. Unknown fields
+//! are ignored. No clock, no I/O: whoever fetches and serves batches is elsewhere.
+
+use crate::document::Fingerprint;
+use crate::tree::{ResidencyEvent, Scope};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sha2::{Digest, Sha256};
+
+/// Some of what happened in an engine's cache, in order; or all that it holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Batch {
+    /// The life of the cache in which positions mean something.
+    pub epoch: Epoch,
+    /// The position before the first event.
+    pub from: u64,
+    /// The position behind the last: what to ask for next.
+    pub next: u64,
+    /// Whether the events are all that is held, so that whatever was known before is to be forgotten.
+    #[serde(default)]
+    pub reset: bool,
+    /// The model's name.
+    pub model: String,
+    /// Pages in the cache now, of all tenants.
+    #[serde(default)]
+    pub pages: Pages,
+    /// See the module's text.
+    pub events: Vec<Event>,
+}
+
+/// Something that happened to the documents in a cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Event {
+    /// The cache holds the documents of this path, from the first on, with their tokens.
+    Stored {
+        /// Whose they are.
+        #[serde(default)]
+        tenant: TenantKey,
+        /// What stands before them.
+        scope: Scope,
+        /// At least one.
+        path: Vec<(Fingerprint, u32)>,
+    },
+    /// The cache does not hold the last document of this path any more, nor what came after it.
+    Removed {
+        /// Whose it was.
+        #[serde(default)]
+        tenant: TenantKey,
+        /// What stood before the path.
+        scope: Scope,
+        /// From the first document on.
+        path: Vec<Fingerprint>,
+    },
+    /// The cache holds no document of anybody.
+    Cleared,
+}
+
+/// Pages by where they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pages {
+    /// In the memory in which the engine computes.
+    pub device: u64,
+    /// In memory beside it.
+    pub host: u64,
+    /// In a file.
+    pub disk: u64,
+}
+
+/// One life of a cache: another after every restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Epoch(pub u64);
+
+/// Whose documents they are: a hash of the `cache_salt` that the requests were sent with, 128 bits of its SHA-256. Who
+/// knows a salt knows its key; nobody reads a salt out of a key, as long as it cannot be guessed.
+///
+/// The default, written as an empty string, stands for requests without a salt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantKey(u128);
+
+/// What a reader does about a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change<'b> {
+    /// Whatever was known of this engine and model is to be forgotten, for every tenant.
+    Forget,
+    /// Something happened to a tenant's documents.
+    Tenant(TenantKey, ResidencyEvent<'b>),
+}
+
+/// A reader's place in a feed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Follower {
+    /// `None`: nothing was read yet.
+    place: Option<(Epoch, u64)>,
+}
+
+impl TenantKey {
+    /// The key of a salt.
+    #[must_use]
+    pub fn of(salt: &str) -> Self {
+        if salt.is_empty() {
+            return Self::default();
+        }
+        let hash = Sha256::digest(salt.as_bytes());
+        let (bytes, _) = hash.split_first_chunk().unwrap_or((&[0; 16], &[]));
+        Self(u128::from_be_bytes(*bytes))
+    }
+}
+
+impl Follower {
+    /// The query of the next request: nothing at the beginning, which asks for all that is held.
+    #[must_use]
+    pub fn query(&self) -> String {
+        self.place.map_or_else(String::new, |(epoch, next)| {
+            format!("epoch={:016x}&since={next}", epoch.0)
+        })
+    }
+
+    /// Takes a batch: what is to be done about it, in order. A batch that does not go on where the last one ended says
+    /// nothing that could be relied on; then everything is forgotten and asked for anew.
+    pub fn follow<'b>(&mut self, batch: &'b Batch) -> impl Iterator<Item = Change<'b>> + use<'b> {
+        let goes_on = batch.reset || self.place == Some((batch.epoch, batch.from));
+        let forget = batch.reset || !goes_on;
+        self.place = goes_on.then_some((batch.epoch, batch.next));
+        let events: &[Event] = if goes_on { &batch.events } else { &[] };
+        let forget = forget.then_some(Change::Forget);
+        forget.into_iter().chain(events.iter().map(Event::change))
+    }
+}
+
+impl Event {
+    /// What a reader does about it.
+    #[must_use]
+    pub fn change(&self) -> Change<'_> {
+        match self {
+            Self::Stored {
+                tenant,
+                scope,
+                path,
+            } => Change::Tenant(
+                *tenant,
+                ResidencyEvent::Stored {
+                    scope: *scope,
+                    path,
+                },
+            ),
+            Self::Removed {
+                tenant,
+                scope,
+                path,
+            } => Change::Tenant(
+                *tenant,
+                ResidencyEvent::Removed {
+                    scope: *scope,
+                    path,
+                },
+            ),
+            Self::Cleared => Change::Forget,
+        }
+    }
+
+    /// Whose it is; `None`: everybody's.
+    #[must_use]
+    pub fn tenant(&self) -> Option<TenantKey> {
+        match self {
+            Self::Stored { tenant, .. } | Self::Removed { tenant, .. } => Some(*tenant),
+            Self::Cleared => None,
+        }
+    }
+}
+
+impl std::str::FromStr for TenantKey {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const EXPECTED: &str = "a tenant's key is empty or 32 hexadecimal digits";
+        match text.len() {
+            0 => Ok(Self::default()),
+            32 if is_hex(text) => u128::from_str_radix(text, 16)
+                .map(Self)
+                .map_err(|_| EXPECTED),
+            _ => Err(EXPECTED),
+        }
+    }
+}
+
+impl std::fmt::Display for TenantKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if *self == Self::default() {
+            return Ok(());
+        }
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl std::str::FromStr for Epoch {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        hash(text)
+            .map(Self)
+            .ok_or("an epoch is 16 hexadecimal digits")
+    }
+}
+
+impl Serialize for TenantKey {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for TenantKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(D::Error::custom)
+    }
+}
+
+/// Newtypes of 64 bits as 16 hexadecimal digits.
+macro_rules! hexadecimal {
+    ($($name:ident),*) => {$(
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(&format_args!("{:016x}", self.0))
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = String::deserialize(deserializer)?;
+                let hash = hash(&text).map($name);
+                hash.ok_or_else(|| D::Error::custom("expected 16 hexadecimal digits"))
+            }
+        }
+    )*};
+}
+
+hexadecimal!(Fingerprint, Scope, Epoch);
+
+fn hash(text: &str) -> Option<u64> {
+    (text.len() == 16 && is_hex(text))
+        .then(|| u64::from_str_radix(text, 16).ok())
+        .flatten()
+}
+
+fn is_hex(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn batch(epoch: u64, from: u64, reset: bool, events: &[Event]) -> Batch {
+        Batch {
+            epoch: Epoch(epoch),
+            from,
+            next: from + events.len() as u64,
+            reset,
+            model: "m".into(),
+            pages: Pages::default(),
+            events: events.to_vec(),
+        }
+    }
+
+    fn stored(document: u64) -> Event {
+        Event::Stored {
+            tenant: TenantKey::default(),
+            scope: Scope(1),
+            path: vec![(Fingerprint(document), 5)],
+        }
+    }
+
+    #[test]
+    fn the_wire_form_is_fixed() {
+        let tenant = TenantKey::of("salt");
+        let batch = Batch {
+            pages: Pages {
+                device: 3,
+                ..Pages::default()
+            },
+            ..batch(
+                0xab,
+                40,
+                true,
+                &[
+                    Event::Stored {
+                        tenant,
+                        scope: Scope(2),
+                        path: vec![(Fingerprint(u64::MAX), 117)],
+                    },
+                    Event::Removed {
+                        tenant: TenantKey::default(),
+                        scope: Scope(2),
+                        path: vec![Fingerprint(3)],
+                    },
+                    Event::Cleared,
+                ],
+            )
+        };
+        let wire = json!({
+            "epoch": "00000000000000ab", "from": 40, "next": 43, "reset": true, "model": "m",
+            "pages": {"device": 3, "host": 0, "disk": 0},
+            "events": [
+                {"type": "stored", "tenant": "63479ad69a090b258277ec8fba6f9941", "scope": "0000000000000002",
+                    "path": [["ffffffffffffffff", 117]]},
+                {"type": "removed", "tenant": "", "scope": "0000000000000002", "path": ["0000000000000003"]},
+                {"type": "cleared"},
+            ],
+        });
+        assert_eq!(serde_json::to_value(&batch).unwrap(), wire);
+        assert_eq!(serde_json::from_value::<Batch>(wire).unwrap(), batch);
+    }
+
+    #[test]
+    fn fields_of_later_versions_are_ignored_and_bad_hashes_are_not() {
+        let read = |scope: &str| {
+            serde_json::from_value::<Event>(
+                json!({"type": "removed", "scope": scope, "path": [], "medium": "tape"}),
+            )
+        };
+        assert!(read("000000000000000a").is_ok());
+        for scope in ["", "a", "000000000000000g", "+00000000000000a"] {
+            assert!(read(scope).is_err(), "{scope}");
+        }
+        assert!("0".parse::<TenantKey>().is_err());
+    }
+
+    #[test]
+    fn a_follower_asks_for_what_comes_after_and_begins_anew_where_that_is_not_to_be_had() {
+        let mut follower = Follower::default();
+        assert_eq!(follower.query(), "");
+        let events = [stored(1), stored(2)];
+        let kinds = |follower: &mut Follower, batch: &Batch| {
+            let changes = follower.follow(batch);
+            changes
+                .map(|change| matches!(change, Change::Forget))
+                .collect::<Vec<_>>()
+        };
+        // All that is held.
+        let all = batch(7, 10, true, &events);
+        assert_eq!(kinds(&mut follower, &all), [true, false, false]);
+        assert_eq!(follower.query(), "epoch=0000000000000007&since=12");
+        // It goes on.
+        let more = batch(7, 12, false, &events);
+        assert_eq!(kinds(&mut follower, &more), [false, false]);
+        // The same again, and events of another life, are no continuation.
+        for other in [more, batch(8, 14, false, &events)] {
+            let mut follower = follower;
+            assert_eq!(kinds(&mut follower, &other), [true]);
+            assert_eq!(follower.query(), "");
+        }
+    }
+}

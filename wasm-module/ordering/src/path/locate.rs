@@ -1,0 +1,148 @@
+//! Where a request's documents end in the prompt that an engine rendered from its body.
+//!
+//! ```text
+//!   header   9f3c… = 0a1b…, 77de…           which documents, in which order
+//!   body     "…<doc id=\"a\">…</doc>…"      their blocks, found as the gateway finds documents; fingerprints agree
+//!   prompt   <|user|>…<doc id="a">…</doc>…  the same blocks behind one another: their ends
+//! ```
+//!
+//! Nothing here is trusted: a fingerprint that no block has, or a block that is not in the prompt, ends its run. What
+//! was found before that is still a path. So a gateway of another configuration, or a proxy that rewrites bodies,
+//! costs marks and nothing else.
+
+use super::{Run, SentPath};
+use crate::body::{self, Found, Skip, Source};
+use crate::config::{Config, DocumentsField};
+use crate::document::Fingerprint;
+use crate::policy::MAX_CANDIDATES;
+use crate::tree::Scope;
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// Finds documents in prompts. Its tags must be those of the gateway; what the gateway renders from a `documents`
+/// array is found in any case, as long as `document` is one of them.
+#[derive(Clone)]
+pub struct Locator(Config);
+
+/// Documents that stand together in a prompt, as far as they were found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// What stands before them.
+    pub scope: Scope,
+    /// The byte of the prompt at which the first one begins.
+    pub start: usize,
+    /// At least one, in the order of the prompt: the byte of the prompt at which it ends.
+    pub documents: Vec<(Fingerprint, usize)>,
+}
+
+impl Locator {
+    /// A locator that finds documents as a gateway with this configuration does.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        // An array that is still there was only reordered: its elements are the documents.
+        Self(Config {
+            field: DocumentsField::Reorder,
+            max_documents: MAX_CANDIDATES,
+            ..config
+        })
+    }
+
+    /// The ends of the documents of `path` in `prompt`, which was rendered from `body`. Runs of which nothing was found
+    /// are left out. O(bytes of body and prompt).
+    ///
+    /// # Errors
+    /// [`Skip`] when the body is not one that a gateway would have looked into.
+    pub fn locate(&self, path: &SentPath, body: &[u8], prompt: &str) -> Result<Vec<Located>, Skip> {
+        let parsed = body::parse(body, &self.0)?;
+        let front = (parsed.front.iter()).flat_map(|group| &group.found);
+        let front = front.map(|found| (Place::Front, found));
+        let messages = parsed.messages.iter().flat_map(|message| &message.groups);
+        let messages = messages.flat_map(|group| &group.found);
+        let messages = messages.map(|found| (Place::Message, found));
+        let mut search = Search {
+            blocks: front.chain(messages).collect(),
+            prompt,
+            next: 0,
+            message_at: 0,
+        };
+        let runs = path.runs.iter().map(|run| search.run(run));
+        Ok(runs.filter(|run| !run.documents.is_empty()).collect())
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Where the template puts the `documents` array.
+    Front,
+    Message,
+}
+
+struct Search<'a, 'p> {
+    /// In the order of the prompt, the front's before all others.
+    blocks: Vec<(Place, &'p Found<'a>)>,
+    prompt: &'p str,
+    /// The first block that was not taken yet.
+    next: usize,
+    /// Where the prompt goes on behind the last block of a message.
+    message_at: usize,
+}
+
+impl Search<'_, '_> {
+    fn run(&mut self, run: &Run) -> Located {
+        let mut located = Located {
+            scope: run.scope,
+            start: 0,
+            documents: Vec::with_capacity(run.documents.len()),
+        };
+        // The template may put the front's documents anywhere, so they are looked for from the beginning.
+        let mut front_at = 0;
+        for &fingerprint in &run.documents {
+            let mut rest = self.blocks.iter().enumerate().skip(self.next);
+            let Some((index, &(place, found))) =
+                rest.find(|(_, (_, found))| is(found, fingerprint))
+            else {
+                break;
+            };
+            let at = match place {
+                Place::Front => &mut front_at,
+                Place::Message => &mut self.message_at,
+            };
+            let Some(block) = plain(found).and_then(|block| find(&block, self.prompt, *at)) else {
+                break;
+            };
+            *at = block.end;
+            self.next = index + 1;
+            if located.documents.is_empty() {
+                located.start = block.start;
+            }
+            located.documents.push((fingerprint, block.end));
+        }
+        located
+    }
+}
+
+/// Where `block` stands in `prompt`, looked for from `at` on.
+fn find(block: &str, prompt: &str, at: usize) -> Option<Range<usize>> {
+    let start = at + prompt.get(at..)?.find(block)?;
+    Some(start..start + block.len())
+}
+
+/// Whether the gateway calls this document by that fingerprint: for what it is, or for what it was before it was
+/// rendered from a `documents` array.
+fn is(found: &Found<'_>, fingerprint: Fingerprint) -> bool {
+    found.fingerprint == fingerprint
+        || match found.source {
+            Source::Whole(whole) => (body::edit::parts_of_block(whole).into_iter().flatten())
+                .any(|parts| Fingerprint::of(&parts.map(str::as_bytes)) == fingerprint),
+            Source::Parts { .. } => false,
+        }
+}
+
+/// What the template prints of a document.
+fn plain<'a>(found: &Found<'a>) -> Option<Cow<'a, str>> {
+    match found.source {
+        Source::Whole(whole) if whole.starts_with(['{', '"']) => body::element_text(whole),
+        Source::Whole(whole) => Some(body::unescaped(whole)),
+        Source::Parts { .. } => None,
+    }
+}

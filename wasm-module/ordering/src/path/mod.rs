@@ -1,0 +1,239 @@
+//! The path that was chosen for a request, told to the engine in one header.
+//!
+//! ```text
+//!   1;9f3c61d2a0b4e587=0a1b2c3d4e5f6071,77de…;51c0…=e3a9…
+//!   │ └ scope          └ documents that stand together, in the order sent
+//!   └ version
+//! ```
+//!
+//! An engine that knows the path can mark in its cache where each document ends, and say later what it holds in the
+//! words of the knowledge tree ([`crate::feed`]) instead of in tokens.
+//!
+//! The header holds hashes and nothing of a document, but they are not keyed: whoever knows a document can tell that
+//! a header names it. That gives nothing away to the engine, which reads the documents themselves in the body below.
+//! It would to a third party, so the header belongs on the way to the engine only, as the body does; the feed, which
+//! repeats the fingerprints to others, asks for a token and tells tenants apart.
+
+mod locate;
+
+pub use locate::{Located, Locator};
+
+use crate::document::Fingerprint;
+use crate::tree::Scope;
+use std::fmt::Write;
+
+/// The paths of one request, in the order of the prompt: one for every group of documents.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SentPath {
+    /// None is empty.
+    pub runs: Vec<Run>,
+}
+
+/// Documents that stand together in a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// What stands before them, as the knowledge tree knows it.
+    pub scope: Scope,
+    /// In the order sent.
+    pub documents: Vec<Fingerprint>,
+}
+
+/// Why a header is no path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadPath {
+    /// It begins with another version than `1;`.
+    #[error("the path's version is not 1")]
+    Version,
+    /// A scope or a fingerprint is not 16 hexadecimal digits.
+    #[error("the path has something other than 16 hexadecimal digits at byte {at}")]
+    Hash {
+        /// Where.
+        at: usize,
+    },
+    /// A scope without documents.
+    #[error("the path has a scope without documents at byte {at}")]
+    Empty {
+        /// Where.
+        at: usize,
+    },
+    /// More than a header holds.
+    #[error("the path has {bytes} bytes, more than the limit of {MAX_PATH_BYTES}")]
+    Long {
+        /// The header's.
+        bytes: usize,
+    },
+}
+
+/// Bytes of a header, at most: 240 documents of one scope. Proxies and servers take headers of 8 KiB or more.
+pub const MAX_PATH_BYTES: usize = 4096;
+
+const VERSION: &str = "1";
+const DIGITS: usize = 16;
+
+impl SentPath {
+    /// Whether no document was sent.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// The header's value; `None` without documents. What does not fit in [`MAX_PATH_BYTES`] is left out from the end:
+    /// the beginning of a path is a path.
+    #[must_use]
+    pub fn to_header(&self) -> Option<String> {
+        let mut text = String::from(VERSION);
+        'runs: for run in &self.runs {
+            let mut separator = '=';
+            for document in &run.documents {
+                let scope = if separator == '=' { 1 + DIGITS } else { 0 };
+                if text.len() + scope + 1 + DIGITS > MAX_PATH_BYTES {
+                    break 'runs;
+                }
+                // Writing to a string does not fail.
+                if separator == '=' {
+                    let _ = write!(text, ";{:016x}", run.scope.0);
+                }
+                let _ = write!(text, "{separator}{:016x}", document.0);
+                separator = ',';
+            }
+        }
+        (text.len() > VERSION.len()).then_some(text)
+    }
+
+    /// The path in a header.
+    ///
+    /// # Errors
+    /// [`BadPath`]; nothing of the header can be relied on then.
+    pub fn from_header(header: &str) -> Result<Self, BadPath> {
+        if header.len() > MAX_PATH_BYTES {
+            return Err(BadPath::Long {
+                bytes: header.len(),
+            });
+        }
+        let runs = header
+            .strip_prefix(VERSION)
+            .and_then(|rest| rest.strip_prefix(';'))
+            .ok_or(BadPath::Version)?;
+        let mut at = VERSION.len() + 1;
+        let runs = runs.split(';').map(|run| {
+            let start = at;
+            at += run.len() + 1;
+            let (scope, documents) = run.split_once('=').ok_or(BadPath::Empty { at: start })?;
+            let mut at = start + scope.len() + 1;
+            let documents = documents.split(',').map(|document| {
+                let start = at;
+                at += document.len() + 1;
+                Ok(Fingerprint(hash(document, start)?))
+            });
+            Ok(Run {
+                documents: documents.collect::<Result<_, _>>()?,
+                scope: Scope(hash(scope, start)?),
+            })
+        });
+        Ok(Self {
+            runs: runs.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+fn hash(digits: &str, at: usize) -> Result<u64, BadPath> {
+    let is_hash = digits.len() == DIGITS
+        && digits
+            .bytes()
+            .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    (is_hash.then(|| u64::from_str_radix(digits, 16).ok()))
+        .flatten()
+        .ok_or(BadPath::Hash { at })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn path(runs: &[(u64, &[u64])]) -> SentPath {
+        SentPath {
+            runs: runs
+                .iter()
+                .map(|(scope, documents)| Run {
+                    scope: Scope(*scope),
+                    documents: documents.iter().copied().map(Fingerprint).collect(),
+                })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn the_header_is_fixed() {
+        // Gateways and engines of different versions rely on it.
+        assert_eq!(
+            path(&[(0x1a, &[1, u64::MAX]), (2, &[3])])
+                .to_header()
+                .unwrap(),
+            "1;000000000000001a=0000000000000001,ffffffffffffffff;0000000000000002=0000000000000003"
+        );
+        assert_eq!(path(&[]).to_header(), None);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_left_out_from_the_end() {
+        let documents: Vec<u64> = (0..300).collect();
+        let header = path(&[(7, &documents), (8, &[1])]).to_header().unwrap();
+        assert!(header.len() <= MAX_PATH_BYTES, "{} bytes", header.len());
+        let back = SentPath::from_header(&header).unwrap();
+        assert_eq!(back, path(&[(7, &documents[..239])]));
+    }
+
+    #[test]
+    fn what_is_no_path_says_why_and_where() {
+        let long = "1;".repeat(MAX_PATH_BYTES);
+        for (header, error) in [
+            ("", BadPath::Version),
+            ("2;00", BadPath::Version),
+            ("1", BadPath::Version),
+            ("1;", BadPath::Empty { at: 2 }),
+            ("1;000000000000001a", BadPath::Empty { at: 2 }),
+            ("1;000000000000001a=", BadPath::Hash { at: 19 }),
+            (
+                "1;000000000000001=0000000000000001",
+                BadPath::Hash { at: 2 },
+            ),
+            (
+                "1;000000000000001a=000000000000000G",
+                BadPath::Hash { at: 19 },
+            ),
+            (
+                "1;000000000000001a=+00000000000000a",
+                BadPath::Hash { at: 19 },
+            ),
+            (
+                "1;000000000000001a=0000000000000001,",
+                BadPath::Hash { at: 36 },
+            ),
+            (
+                &long,
+                BadPath::Long {
+                    bytes: 2 * MAX_PATH_BYTES,
+                },
+            ),
+        ] {
+            assert_eq!(SentPath::from_header(header), Err(error), "{header:.60}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_header_leads_back_to_its_path(
+            runs in prop::collection::vec((any::<u64>(), prop::collection::vec(any::<u64>(), 1..20)), 1..8),
+        ) {
+            let runs: Vec<_> = runs.iter().map(|(scope, documents)| (*scope, &documents[..])).collect();
+            let path = path(&runs);
+            prop_assert_eq!(SentPath::from_header(&path.to_header().unwrap()), Ok(path));
+        }
+
+        #[test]
+        fn no_header_panics(header in "(1;)?[0-9a-f=,;é]{0,80}") {
+            let _ = SentPath::from_header(&header);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Documents that stand in no body: ordered for callers that write their prompts themselves.
+
+use crate::body::{MAX_MODEL_BYTES, Skip};
+use crate::config::Config;
+use crate::document::{Candidate, Fingerprint, estimate_tokens};
+use crate::policy::{Order, Policy, match_of};
+use crate::tree::{KnowledgeTree, Scope};
+use fxhash::FxHashSet;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// A document in the caller's hands; what it has not is empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plain<'a> {
+    /// What a hint calls it.
+    pub id: &'a str,
+    /// What it is headed with.
+    pub title: &'a str,
+    /// What it says.
+    pub text: &'a str,
+}
+
+/// In which order to send documents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ordered {
+    /// Positions in the caller's list; those of repeats are absent.
+    pub order: Vec<u16>,
+    /// How many, from the first on, stand in the prompt as the engine is believed to hold them.
+    pub matched: u32,
+    /// Their estimated tokens.
+    pub matched_tokens: u64,
+    /// Estimated tokens of all.
+    pub document_tokens: u64,
+    /// Documents that stand elsewhere than the caller put them.
+    pub moved: u32,
+    /// Documents that equal one before them.
+    pub dropped: u32,
+    /// What to tell the model of the caller's order, when it was changed and every document has a name of its own.
+    pub hint: Option<String>,
+}
+
+/// Whether the documents can be ordered at all.
+pub(crate) fn check(config: &Config, model: &str, documents: &[Plain<'_>]) -> Result<(), Skip> {
+    if documents.is_empty() {
+        return Err(Skip::NoDocuments);
+    }
+    if documents.len() > config.max_documents as usize {
+        return Err(Skip::TooManyDocuments {
+            found: documents.len(),
+            limit: config.max_documents,
+        });
+    }
+    if model.len() > MAX_MODEL_BYTES {
+        return Err(Skip::LongModelName {
+            bytes: model.len(),
+            limit: MAX_MODEL_BYTES,
+        });
+    }
+    Ok(())
+}
+
+/// Orders documents that were [checked](check), and remembers the order.
+pub(crate) fn order(
+    config: &Config,
+    tree: &mut KnowledgeTree,
+    policy: &mut dyn Policy,
+    before: &str,
+    documents: &[Plain<'_>],
+) -> Ordered {
+    let scope = Scope(xxh3_64(before.as_bytes()));
+    let mut seen = FxHashSet::default();
+    let mut ranks: Vec<u16> = Vec::with_capacity(documents.len());
+    let mut candidates: Vec<Candidate<'_>> = Vec::with_capacity(documents.len());
+    for (document, rank) in documents.iter().zip(0_u16..) {
+        let Plain { id, title, text } = *document;
+        let parts = [id, title, text].map(str::as_bytes);
+        let fingerprint = Fingerprint::of(&parts);
+        if seen.insert(fingerprint) {
+            ranks.push(rank);
+            candidates.push(Candidate {
+                id: tree.intern(fingerprint),
+                fingerprint,
+                label: if id.is_empty() { title } else { id },
+                tokens: estimate_tokens(parts.iter().map(|part| part.len()).sum()),
+            });
+        }
+    }
+    let order = policy.order(&candidates, tree, scope);
+    policy.remember(&candidates, &order);
+    let matched = match_of(&candidates, &order, tree, scope);
+    let placed = || {
+        order
+            .iter()
+            .filter_map(|&at| candidates.get(usize::from(at)))
+    };
+    tree.insert(scope, placed().map(|found| (found.id, found.tokens)));
+    let moved = order.iter().zip(0_u16..).filter(|(at, place)| *at != place);
+    let moved = moved.count();
+    Ordered {
+        matched: matched.documents,
+        matched_tokens: matched.tokens,
+        document_tokens: placed().map(|found| u64::from(found.tokens)).sum(),
+        moved: u32::try_from(moved).unwrap_or(u32::MAX),
+        dropped: u32::try_from(documents.len() - ranks.len()).unwrap_or(u32::MAX),
+        hint: if moved == 0 {
+            None
+        } else {
+            hint(config, &candidates)
+        },
+        order: in_the_callers_list(&order, &ranks),
+    }
+}
+
+/// Positions among the distinct documents, as positions in the caller's list.
+fn in_the_callers_list(order: &Order, ranks: &[u16]) -> Vec<u16> {
+    let ranks = order.iter().filter_map(|&at| ranks.get(usize::from(at)));
+    ranks.copied().collect()
+}
+
+/// The order hint as plain text: templates are made for the inside of a JSON string.
+fn hint(config: &Config, candidates: &[Candidate<'_>]) -> Option<String> {
+    let quoted = |label: &str| serde_json::Value::from(label).to_string();
+    let labels: Vec<String> = candidates.iter().map(|found| quoted(found.label)).collect();
+    let labels: Vec<&str> = labels.iter().filter_map(|label| inside(label)).collect();
+    let hint = config.hint.as_ref()?.render(&labels)?;
+    serde_json::from_str(&format!("\"{hint}\"")).ok()
+}
+
+/// A JSON string without its quotes.
+fn inside(quoted: &str) -> Option<&str> {
+    quoted.strip_prefix('"')?.strip_suffix('"')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::orderer::Orderer;
+
+    fn plain(id: &'static str) -> Plain<'static> {
+        Plain {
+            id,
+            title: "",
+            text: "some words of it",
+        }
+    }
+
+    fn ordered(orderer: &mut Orderer, ids: &[&'static str]) -> Ordered {
+        let documents: Vec<_> = ids.iter().map(|id| plain(id)).collect();
+        orderer.order("t", "m", "Be brief.", &documents).unwrap()
+    }
+
+    #[test]
+    fn a_request_opens_with_what_was_sent_before() {
+        let mut orderer = Orderer::new(Config::default());
+        let first = ordered(&mut orderer, &["a", "b", "c"]);
+        assert_eq!((first.order, first.hint), (vec![0, 1, 2], None));
+        let second = ordered(&mut orderer, &["c", "\"d\"", "c", "a", "b"]);
+        assert_eq!(second.order, [3, 4, 0, 1]);
+        assert_eq!((second.matched, second.moved, second.dropped), (3, 4, 1));
+        assert_eq!(
+            second.hint.unwrap(),
+            "Please read the context in the following priority order: [c] > [\"d\"] > [a] > [b] and answer the question."
+        );
+        let elsewhere = orderer.order("t", "m", "Be long.", &[plain("a")]);
+        assert_eq!(elsewhere.unwrap().matched, 0);
+    }
+
+    #[test]
+    fn what_cannot_be_ordered_is_refused_with_value_and_limit() {
+        let config = Config::from_json(br#"{"documents": {"max": 2}}"#).unwrap();
+        let mut orderer = Orderer::new(config);
+        let mut told = |model: &str, documents: &[Plain<'_>]| {
+            let refused = orderer.order("t", model, "", documents).unwrap_err();
+            refused.to_string()
+        };
+        assert_eq!(
+            told("m", &[plain("a"); 3]),
+            "the request has 3 documents, more than the limit of 2"
+        );
+        assert_eq!(
+            told(&"m".repeat(513), &[plain("a")]),
+            "the model's name has 513 bytes, more than the limit of 512"
+        );
+        assert_eq!(told("m", &[]), "the request has no documents");
+        assert_eq!(orderer.trees(), 0);
+    }
+
+    #[test]
+    fn a_hint_needs_a_name_for_every_document() {
+        let mut orderer = Orderer::new(Config::default());
+        ordered(&mut orderer, &["a"]);
+        let unnamed = Plain {
+            id: "",
+            title: "",
+            text: "no name",
+        };
+        let order = orderer.order("t", "m", "Be brief.", &[unnamed, plain("a")]);
+        let order = order.unwrap();
+        assert_eq!((order.moved, order.hint), (2, None));
+    }
+}

@@ -1,0 +1,383 @@
+//! One similarity cache: embeddings of questions to the documents that were retrieved for them.
+//!
+//! ```text
+//!   slot      0        1        2        3
+//!   rows    [key ]   [key ]   [key ]   [    ]      what is compared
+//!   buckets                                        which are compared, where there are many
+//!   limits   0.2      0.2      0.05     -inf       what each accepts; a free slot accepts nothing
+//!   entries  ids      ids      ids      none
+//!   by_age   1 ─▶ 0 ─▶ 2                           oldest first: expiry, and FIFO eviction
+//!   by_use   0 ─▶ 2 ─▶ 1                           LRU eviction
+//! ```
+
+use super::buckets::Buckets;
+use super::config::{Eviction, RawSimilarity, SimilarityConfig};
+use super::metric::{Metric, SimilarityError};
+use super::quality::{Quality, Sample};
+use super::rows::Rows;
+use crate::random::Random;
+use crate::recency::Recency;
+use fxhash::FxHashSet;
+
+/// Answers questions with the documents of questions that were nearly the same.
+///
+/// Of the entries that accept a question, that is, whose tolerance is not exceeded by its distance, the nearest
+/// answers; among equals the one inserted last. Time is the caller's; when it goes backwards it stands still here.
+#[derive(Debug)]
+pub struct SimilarityCache {
+    config: RawSimilarity,
+    rows: Rows,
+    /// Without them every row is compared.
+    buckets: Option<Buckets>,
+    /// By slot: the largest measure that the entry accepts; negative infinity where there is none.
+    limits: Vec<f32>,
+    /// By slot; as long as `limits`.
+    entries: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    by_age: Recency,
+    by_use: Recency,
+    /// Insertions so far.
+    inserted: u64,
+    now_ms: u64,
+    quality: Quality,
+    sampling: Random,
+    /// The embedding at hand, as it is compared.
+    query: Vec<f32>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    documents: Box<[Box<str>]>,
+    inserted_ms: u64,
+    /// Which insertion it was.
+    number: u64,
+}
+
+/// What a question's nearest entry says.
+#[derive(Debug)]
+pub struct Hit<'c> {
+    /// The documents' ids, best first, as they were inserted.
+    pub documents: &'c [Box<str>],
+    /// From the question to the entry's own.
+    pub distance: f32,
+    /// Since the entry was inserted.
+    pub age_ms: u64,
+    /// Whether this hit is to be checked, and what for.
+    pub sample: Option<Sample>,
+}
+
+/// What a free slot accepts.
+const NOTHING: f32 = f32::NEG_INFINITY;
+
+impl SimilarityCache {
+    /// An empty cache.
+    #[must_use]
+    pub fn new(config: &SimilarityConfig) -> Self {
+        let config = config.raw.clone();
+        Self {
+            rows: Rows::new(config.dimensions),
+            buckets: config.buckets.map(|shape| {
+                Buckets::new(
+                    shape,
+                    config.metric,
+                    config.tolerance,
+                    config.dimensions,
+                    config.capacity,
+                )
+            }),
+            limits: Vec::new(),
+            entries: Vec::new(),
+            free: Vec::new(),
+            by_age: Recency::default(),
+            by_use: Recency::default(),
+            inserted: 0,
+            now_ms: 0,
+            quality: Quality::default(),
+            sampling: Random::new(0),
+            query: Vec::new(),
+            config,
+        }
+    }
+
+    /// The documents of the nearest question that accepts this one; `None`: search, then [insert](Self::insert).
+    ///
+    /// # Errors
+    /// [`SimilarityError`], of the embedding; it counts as no look-up.
+    pub fn lookup(
+        &mut self,
+        embedding: &[f32],
+        now_ms: u64,
+    ) -> Result<Option<Hit<'_>>, SimilarityError> {
+        self.prepare(embedding)?;
+        self.expire(now_ms);
+        self.quality.lookups += 1;
+        let Some((slot, measure)) = self.nearest() else {
+            return Ok(None);
+        };
+        self.by_use.touch(slot);
+        self.quality.hits += 1;
+        let Some(Some(entry)) = self.entries.get(slot as usize) else {
+            return Ok(None);
+        };
+        let sampled = match self.config.sample_one_in {
+            Some(one_in) => self.sampling.below(one_in.into()) == 0,
+            None => false,
+        };
+        Ok(Some(Hit {
+            documents: &entry.documents,
+            distance: self.config.metric.distance(measure),
+            age_ms: self.now_ms.saturating_sub(entry.inserted_ms),
+            sample: sampled.then(|| Sample {
+                served: entry.documents.to_vec(),
+            }),
+        }))
+    }
+
+    /// Keeps the `documents`, best first, that were retrieved for `embedding`; in place of those of the same embedding,
+    /// or else, when the cache is full, of the entry whose turn it is. `tolerance` overrides the cache's own.
+    ///
+    /// # Errors
+    /// [`SimilarityError`]; nothing was changed then.
+    pub fn insert<S: AsRef<str>>(
+        &mut self,
+        embedding: &[f32],
+        documents: &[S],
+        tolerance: Option<f32>,
+        now_ms: u64,
+    ) -> Result<(), SimilarityError> {
+        self.prepare(embedding)?;
+        let tolerance = tolerance.unwrap_or(self.config.tolerance);
+        self.config.metric.check(tolerance)?;
+        self.check(documents)?;
+        self.expire(now_ms);
+        if let Some(same) = self.same() {
+            self.remove(same);
+        } else if self.len() >= self.config.capacity as usize {
+            let oldest = match self.config.eviction {
+                Eviction::Fifo => self.by_age.oldest(),
+                Eviction::Lru => self.by_use.oldest(),
+            };
+            if let Some(oldest) = oldest {
+                self.remove(oldest);
+            }
+        }
+        let entry = Entry {
+            documents: documents.iter().map(|id| id.as_ref().into()).collect(),
+            inserted_ms: self.now_ms,
+            number: self.inserted,
+        };
+        self.inserted += 1;
+        self.put(self.config.metric.limit(tolerance), entry);
+        Ok(())
+    }
+
+    /// Forgets every entry that names one of `documents`: they were changed or deleted. Returns how many went.
+    ///
+    /// Takes time in proportion to the ids held, however many are asked for at once. A document that is *new* makes no
+    /// entry known that it would belong to: that is what the time to live is for.
+    pub fn invalidate<S: AsRef<str>>(&mut self, documents: &[S]) -> usize {
+        let gone: FxHashSet<&str> = documents.iter().map(AsRef::as_ref).collect();
+        let slots: Vec<u32> = (0..)
+            .zip(&self.entries)
+            .filter(|(_, entry)| {
+                let held = entry.iter().flat_map(|entry| entry.documents.iter());
+                held.into_iter().any(|id| gone.contains(&**id))
+            })
+            .map(|(slot, _)| slot)
+            .collect();
+        for &slot in &slots {
+            self.remove(slot);
+        }
+        slots.len()
+    }
+
+    /// Counts a [sampled](Hit::sample) hit against what a fresh search found.
+    pub fn report<S: AsRef<str>>(&mut self, sample: &Sample, fresh: &[S]) {
+        self.quality.report(sample, fresh);
+    }
+
+    /// What the answers were worth.
+    #[must_use]
+    pub fn quality(&self) -> Quality {
+        self.quality
+    }
+
+    /// Entries, those included that have expired since the last call.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// Whether there is no entry.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Makes `embedding` the query.
+    fn prepare(&mut self, embedding: &[f32]) -> Result<(), SimilarityError> {
+        let (dimensions, stride) = (self.config.dimensions, self.rows.stride());
+        self.config
+            .metric
+            .row(embedding, dimensions, stride, &mut self.query)
+    }
+
+    fn check<S: AsRef<str>>(&self, documents: &[S]) -> Result<(), SimilarityError> {
+        if documents.len() > self.config.max_documents as usize {
+            return Err(SimilarityError::TooManyDocuments {
+                found: documents.len(),
+                limit: self.config.max_documents,
+            });
+        }
+        let limit = self.config.max_id_bytes;
+        let long = |id: &S| id.as_ref().len() > limit as usize;
+        match documents.iter().position(long) {
+            Some(at) => Err(SimilarityError::IdTooLong {
+                at,
+                bytes: documents.get(at).map_or(0, |id| id.as_ref().len()),
+                limit,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Forgets what has lived too long. Entries expire in the order of their insertion.
+    fn expire(&mut self, now_ms: u64) {
+        self.now_ms = self.now_ms.max(now_ms);
+        let Some(ttl_ms) = self.config.ttl_ms else {
+            return;
+        };
+        while let Some(oldest) = self.by_age.oldest() {
+            let entry = self.entries.get(oldest as usize).and_then(Option::as_ref);
+            let age_ms = entry.map_or(u64::MAX, |entry| self.now_ms - entry.inserted_ms);
+            if age_ms < ttl_ms {
+                return;
+            }
+            self.remove(oldest);
+        }
+    }
+
+    /// The nearest entry that accepts the query, and its measure.
+    fn nearest(&mut self) -> Option<(u32, f32)> {
+        let mut nearest = Nearest {
+            metric: self.config.metric,
+            query: &self.query,
+            entries: &self.entries,
+            found: None,
+        };
+        match &mut self.buckets {
+            None => {
+                let rows = self.rows.iter(self.limits.len());
+                for ((slot, row), &limit) in (0..).zip(rows).zip(&self.limits) {
+                    nearest.consider(slot, row, limit);
+                }
+            }
+            Some(buckets) => buckets.candidates(&self.query, |slot| {
+                let limit = self.limits.get(slot as usize).copied().unwrap_or(NOTHING);
+                nearest.consider(slot, self.rows.get(slot), limit);
+            }),
+        }
+        nearest.found
+    }
+
+    /// The entry whose key is the query itself. Buckets may overlook it in a crowd: then there are two of the same key,
+    /// and the newer one answers.
+    fn same(&mut self) -> Option<u32> {
+        match &mut self.buckets {
+            None => {
+                let rows = self.rows.iter(self.limits.len());
+                (0..)
+                    .zip(rows.zip(&self.limits))
+                    .find(|(_, (row, limit))| **limit != NOTHING && *row == self.query)
+                    .map(|(slot, _)| slot)
+            }
+            Some(buckets) => buckets.alike(&self.query, |slot| self.rows.get(slot) == self.query),
+        }
+    }
+
+    /// Puts an entry with the query as its key into a free slot.
+    fn put(&mut self, limit: f32, entry: Entry) {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.limits.push(NOTHING);
+            // The capacity is a `u32`.
+            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.rows.set(slot, &self.query);
+        if let Some(buckets) = &mut self.buckets {
+            buckets.add(slot, &self.query);
+        }
+        if let Some(place) = self.entries.get_mut(slot as usize) {
+            *place = Some(entry);
+        }
+        if let Some(place) = self.limits.get_mut(slot as usize) {
+            *place = limit;
+        }
+        self.by_age.add(slot);
+        self.by_use.add(slot);
+    }
+
+    /// Frees `slot`, which holds an entry.
+    fn remove(&mut self, slot: u32) {
+        if let Some(buckets) = &mut self.buckets {
+            buckets.remove(slot);
+        }
+        if let Some(place) = self.entries.get_mut(slot as usize) {
+            *place = None;
+        }
+        if let Some(place) = self.limits.get_mut(slot as usize) {
+            *place = NOTHING;
+        }
+        self.by_age.remove(slot);
+        self.by_use.remove(slot);
+        self.free.push(slot);
+    }
+}
+
+/// The nearest entry so far of those that accept a query.
+struct Nearest<'c> {
+    metric: Metric,
+    query: &'c [f32],
+    entries: &'c [Option<Entry>],
+    /// Its slot and measure.
+    found: Option<(u32, f32)>,
+}
+
+impl Nearest<'_> {
+    /// Takes the entry in `slot` instead if it accepts the query, up to `limit`, and is nearer, or as near and newer.
+    fn consider(&mut self, slot: u32, row: &[f32], limit: f32) {
+        if limit == NOTHING {
+            return;
+        }
+        let limit = self.found.map_or(limit, |(_, best)| limit.min(best));
+        let Some(measure) = self.metric.measure(self.query, row, limit) else {
+            return;
+        };
+        let number = |slot: u32| {
+            let entry = self.entries.get(slot as usize).and_then(Option::as_ref);
+            entry.map(|entry| entry.number)
+        };
+        let wins = self
+            .found
+            .is_none_or(|(other, best)| measure < best || number(slot) > number(other));
+        if wins {
+            self.found = Some((slot, measure));
+        }
+    }
+}
+
+/// Bytes that a cache takes at most.
+pub(super) fn max_bytes(config: &RawSimilarity) -> u64 {
+    let id = u64::from(config.max_id_bytes) + size_of::<Box<str>>() as u64;
+    let documents = u64::from(config.max_documents) * id;
+    // Lists that grow by doubling hold up to twice what is in them: slots of entries, limits, free slots and two lists
+    // by age and use.
+    let slot =
+        size_of::<Option<Entry>>() + size_of::<f32>() + size_of::<u32>() + 2 * Recency::SLOT_BYTES;
+    let buckets = config.buckets.map_or(0, |shape| {
+        Buckets::max_bytes(shape, config.dimensions, config.capacity)
+    });
+    buckets
+        + Rows::max_bytes(config.dimensions, config.capacity)
+        + u64::from(config.capacity) * (documents + 2 * slot as u64)
+}

@@ -1,0 +1,162 @@
+//! The similarity caches of all tenants and versions of the retriever.
+
+use super::cache::{Hit, SimilarityCache};
+use super::config::SimilarityConfig;
+use super::metric::SimilarityError;
+use super::quality::{Quality, Sample};
+use fxhash::FxHashMap;
+
+/// Which cache: results of one version of a retriever for one tenant. Another version may find other documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheName<'n> {
+    /// Whose question it is.
+    pub tenant: &'n str,
+    /// The retriever, its model and its index: whatever changes its answers or its embeddings.
+    pub retriever: &'n str,
+}
+
+/// Similarity caches, made as they are needed; when there are too many, the least recently used one goes.
+///
+/// A tenant's answers depend on its own questions alone, as long as no more than `max_caches` are in use. Names count
+/// towards no bound: what they are taken from must bound them.
+#[derive(Debug)]
+pub struct SimilarityCaches {
+    config: SimilarityConfig,
+    /// By tenant, then retriever version.
+    caches: FxHashMap<(Box<str>, Box<str>), Kept>,
+    /// Calls so far.
+    now: u64,
+    /// Counts of the caches that are gone.
+    gone: Quality,
+}
+
+#[derive(Debug)]
+struct Kept {
+    cache: SimilarityCache,
+    last_used: u64,
+}
+
+impl SimilarityCaches {
+    /// No caches yet.
+    #[must_use]
+    pub fn new(config: SimilarityConfig) -> Self {
+        Self {
+            config,
+            caches: FxHashMap::default(),
+            now: 0,
+            gone: Quality::default(),
+        }
+    }
+
+    /// Looks `embedding` up in the cache `name`; see [`SimilarityCache::lookup`].
+    ///
+    /// # Errors
+    /// [`SimilarityError`].
+    pub fn lookup(
+        &mut self,
+        name: CacheName<'_>,
+        embedding: &[f32],
+        now_ms: u64,
+    ) -> Result<Option<Hit<'_>>, SimilarityError> {
+        self.cache(name).lookup(embedding, now_ms)
+    }
+
+    /// Keeps in the cache `name` what was retrieved for `embedding`; see [`SimilarityCache::insert`].
+    ///
+    /// # Errors
+    /// [`SimilarityError`].
+    pub fn insert<S: AsRef<str>>(
+        &mut self,
+        name: CacheName<'_>,
+        embedding: &[f32],
+        documents: &[S],
+        tolerance: Option<f32>,
+        now_ms: u64,
+    ) -> Result<(), SimilarityError> {
+        self.cache(name)
+            .insert(embedding, documents, tolerance, now_ms)
+    }
+
+    /// Forgets the tenant's entries that name one of `documents`, whichever retriever found them. Returns how many.
+    pub fn invalidate<S: AsRef<str>>(&mut self, tenant: &str, documents: &[S]) -> usize {
+        self.caches
+            .iter_mut()
+            .filter(|((owner, _), _)| &**owner == tenant)
+            .map(|(_, kept)| kept.cache.invalidate(documents))
+            .sum()
+    }
+
+    /// Counts a sampled hit of the cache `name` against what a fresh search found.
+    pub fn report<S: AsRef<str>>(&mut self, name: CacheName<'_>, sample: &Sample, fresh: &[S]) {
+        match self.caches.get_mut(&key(name)) {
+            Some(kept) => kept.cache.report(sample, fresh),
+            None => self.gone.report(sample, fresh),
+        }
+    }
+
+    /// What the answers of all caches were worth, those included that are gone.
+    #[must_use]
+    pub fn quality(&self) -> Quality {
+        let mut all = self.gone;
+        for kept in self.caches.values() {
+            all.add(&kept.cache.quality());
+        }
+        all
+    }
+
+    /// What the answers of one cache were worth; `None`: there is none of that name.
+    #[must_use]
+    pub fn quality_of(&self, name: CacheName<'_>) -> Option<Quality> {
+        Some(self.caches.get(&key(name))?.cache.quality())
+    }
+
+    /// Caches kept.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.caches.len()
+    }
+
+    /// Whether there is no cache.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.caches.is_empty()
+    }
+
+    /// Entries in all caches.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.caches.values().map(|kept| kept.cache.len()).sum()
+    }
+
+    /// Forgets all entries, as after the index was built anew. Counts stay.
+    pub fn clear(&mut self) {
+        self.gone = self.quality();
+        self.caches.clear();
+    }
+
+    fn cache(&mut self, name: CacheName<'_>) -> &mut SimilarityCache {
+        self.now += 1;
+        let key = key(name);
+        if !self.caches.contains_key(&key)
+            && self.caches.len() >= self.config.raw.max_caches as usize
+            && let Some(oldest) = self
+                .caches
+                .iter()
+                .min_by_key(|(_, kept)| kept.last_used)
+                .map(|(key, _)| key.clone())
+            && let Some(kept) = self.caches.remove(&oldest)
+        {
+            self.gone.add(&kept.cache.quality());
+        }
+        let kept = self.caches.entry(key).or_insert_with(|| Kept {
+            cache: SimilarityCache::new(&self.config),
+            last_used: 0,
+        });
+        kept.last_used = self.now;
+        &mut kept.cache
+    }
+}
+
+fn key(name: CacheName<'_>) -> (Box<str>, Box<str>) {
+    (name.tenant.into(), name.retriever.into())
+}

@@ -1,0 +1,198 @@
+//! What may be set of similarity caches: as written ([`RawSimilarity`]), as checked ([`SimilarityConfig`]), and what
+//! memory it amounts to.
+
+use super::buckets::RawBuckets;
+use super::cache;
+use super::metric::Metric;
+use crate::config::ConfigError;
+use serde::Deserialize;
+
+/// Similarity caches, as written. Every field may be absent; an unknown one is an error.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawSimilarity {
+    /// Components of an embedding.
+    pub dimensions: u32,
+    /// How far apart two embeddings are.
+    pub metric: Metric,
+    /// Farthest distance at which an entry answers for another question, unless it has a tolerance of its own. It
+    /// depends on the embedding model: sample, and read the false-hit rate. At 0 only the same embedding hits.
+    pub tolerance: f32,
+    /// Entries of one cache.
+    pub capacity: u32,
+    /// Which entry makes room for another.
+    pub eviction: Eviction,
+    /// How entries are found: absent, all are compared, which is exact and fast up to some thousands; given, those in
+    /// likely buckets, which misses a few and is fast up to millions.
+    pub buckets: Option<RawBuckets>,
+    /// Milliseconds after which an entry is forgotten; absent: never.
+    pub ttl_ms: Option<u64>,
+    /// Documents of one entry, at most.
+    pub max_documents: u32,
+    /// Bytes of one document's id, at most.
+    pub max_id_bytes: u32,
+    /// Caches, one per tenant and version of the retriever; the least recently used one goes first.
+    pub max_caches: u32,
+    /// One hit in so many, on average, is to be checked by a fresh search; absent: none.
+    pub sample_one_in: Option<u32>,
+}
+
+/// Which entry makes room for another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Eviction {
+    /// The one inserted first, as in Proximity.
+    Fifo,
+    /// The one that answered, or was inserted, least recently.
+    #[default]
+    Lru,
+}
+
+/// Similarity caches, as checked.
+#[derive(Clone, Debug)]
+pub struct SimilarityConfig {
+    pub(super) raw: RawSimilarity,
+}
+
+impl Default for RawSimilarity {
+    fn default() -> Self {
+        Self {
+            dimensions: 384,
+            metric: Metric::Cosine,
+            tolerance: 0.1,
+            capacity: 300,
+            eviction: Eviction::Lru,
+            buckets: None,
+            ttl_ms: Some(600_000),
+            max_documents: 64,
+            max_id_bytes: 256,
+            max_caches: 16,
+            sample_one_in: None,
+        }
+    }
+}
+
+impl SimilarityConfig {
+    /// Reads and checks a JSON configuration; an empty text gives the defaults.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn from_json(text: &[u8]) -> Result<Self, ConfigError> {
+        if text.trim_ascii().is_empty() {
+            return RawSimilarity::default().try_into();
+        }
+        serde_json::from_slice::<RawSimilarity>(text)?.try_into()
+    }
+
+    /// Bytes that one cache takes at most: keys, ids at their longest, and what finds them. The allocator's own
+    /// overhead is not in it.
+    #[must_use]
+    pub fn max_bytes_per_cache(&self) -> u64 {
+        cache::max_bytes(&self.raw)
+    }
+
+    /// Bytes that all caches take at most.
+    #[must_use]
+    pub fn max_bytes(&self) -> u64 {
+        self.max_bytes_per_cache()
+            .saturating_mul(self.raw.max_caches.into())
+    }
+
+    /// Components of an embedding.
+    #[must_use]
+    pub fn dimensions(&self) -> u32 {
+        self.raw.dimensions
+    }
+}
+
+impl TryFrom<RawSimilarity> for SimilarityConfig {
+    type Error = ConfigError;
+
+    fn try_from(raw: RawSimilarity) -> Result<Self, ConfigError> {
+        let buckets = raw.buckets.unwrap_or_default();
+        for (field, value, low, high) in [
+            ("similarity.dimensions", raw.dimensions.into(), 1, 16_384),
+            ("similarity.capacity", raw.capacity.into(), 1, 10_000_000),
+            ("similarity.buckets.tables", buckets.tables.into(), 1, 64),
+            (
+                "similarity.buckets.functions",
+                buckets.functions.into(),
+                1,
+                32,
+            ),
+            ("similarity.buckets.probes", buckets.probes.into(), 1, 1_024),
+            (
+                "similarity.buckets.max_candidates",
+                buckets.max_candidates.into(),
+                1,
+                u32::MAX.into(),
+            ),
+            (
+                "similarity.max_documents",
+                raw.max_documents.into(),
+                1,
+                4_096,
+            ),
+            ("similarity.max_id_bytes", raw.max_id_bytes.into(), 1, 4_096),
+            ("similarity.max_caches", raw.max_caches.into(), 1, 10_000),
+            ("similarity.ttl_ms", raw.ttl_ms.unwrap_or(1), 1, u64::MAX),
+            (
+                "similarity.sample_one_in",
+                raw.sample_one_in.unwrap_or(1).into(),
+                1,
+                u32::MAX.into(),
+            ),
+        ] {
+            if !(low..=high).contains(&value) {
+                return Err(ConfigError::Value {
+                    field,
+                    reason: format!("{value} is out of range, it must be {low} to {high}"),
+                });
+            }
+        }
+        raw.metric
+            .check(raw.tolerance)
+            .map_err(|error| ConfigError::Value {
+                field: "similarity.tolerance",
+                reason: error.to_string(),
+            })?;
+        Ok(Self { raw })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        let config = SimilarityConfig::from_json(text.as_bytes());
+        config.err().unwrap().to_string()
+    }
+
+    #[test]
+    fn nothing_given_means_the_defaults() {
+        for text in ["", " \n", "{}"] {
+            let config = SimilarityConfig::from_json(text.as_bytes()).unwrap();
+            assert_eq!(config.raw, RawSimilarity::default());
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_what_is_allowed() {
+        assert_eq!(
+            error(r#"{"capacity": 0}"#),
+            "similarity.capacity: 0 is out of range, it must be 1 to 10000000"
+        );
+        assert_eq!(
+            error(r#"{"metric": "inner-product", "tolerance": 1e38}"#),
+            "similarity.tolerance: a tolerance of 1e38 is out of range, it must be -1e37 to 1e37"
+        );
+        assert!(error(r#"{"metric": "dot"}"#).starts_with("unknown variant `dot`"));
+        assert!(error(r#"{"sample_one_in": 0}"#).starts_with("similarity.sample_one_in: 0 is"));
+        assert_eq!(
+            error(r#"{"buckets": {"tables": 65}}"#),
+            "similarity.buckets.tables: 65 is out of range, it must be 1 to 64"
+        );
+        assert!(error(r#"{"ttl": 5}"#).starts_with("unknown field `ttl`"));
+    }
+}

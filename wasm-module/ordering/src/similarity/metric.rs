@@ -1,0 +1,267 @@
+//! Which vectors may be compared, how far apart two are, and what a tolerance means.
+
+use super::distance::{inner_product, squared_distance};
+use serde::Deserialize;
+
+/// How far apart two embeddings are. Take the one that the retriever uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Metric {
+    /// The Euclidean distance.
+    L2,
+    /// One less the cosine of the angle: 0 for the same direction, 2 for opposite ones. Lengths do not matter.
+    #[default]
+    Cosine,
+    /// One less the inner product: the cosine's distance if both are of length 1, and below 0 for long vectors that
+    /// point the same way.
+    InnerProduct,
+}
+
+/// Why an embedding, or what belongs to it, was refused. Nothing was changed then.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SimilarityError {
+    /// It has the wrong number of components.
+    #[error("the embedding has {found} dimensions, this cache is for {expected}")]
+    Dimensions {
+        /// Components given.
+        found: usize,
+        /// Components of every embedding of this cache.
+        expected: u32,
+    },
+    /// A component is not a number, or infinite.
+    #[error("the embedding's component {at} is {value}, it must be finite")]
+    NotFinite {
+        /// Its index.
+        at: usize,
+        /// Its value.
+        value: f32,
+    },
+    /// It is too long for its distances to be finite.
+    #[error("the embedding's length is {length:e}, it may be at most {MAX_LENGTH:e}")]
+    TooLong {
+        /// Its Euclidean length.
+        length: f64,
+    },
+    /// It has no direction, so no cosine.
+    #[error("the embedding is zero in every component: it has no direction to compare by cosine")]
+    NoDirection,
+    /// The tolerance is not one that the metric knows.
+    #[error("a tolerance of {value:e} is out of range, it must be {low:e} to {high:e}")]
+    Tolerance {
+        /// What was given.
+        value: f32,
+        /// The least that is allowed.
+        low: f32,
+        /// The most that is allowed.
+        high: f32,
+    },
+    /// There are more documents than an entry holds.
+    #[error("{found} documents, an entry holds at most {limit}")]
+    TooManyDocuments {
+        /// Documents given.
+        found: usize,
+        /// The bound, `max_documents`.
+        limit: u32,
+    },
+    /// A document's id is too long.
+    #[error("the id of document {at} is {bytes} bytes long, it may be at most {limit}")]
+    IdTooLong {
+        /// The document's rank, from 0.
+        at: usize,
+        /// The id's length.
+        bytes: usize,
+        /// The bound, `max_id_bytes`.
+        limit: u32,
+    },
+}
+
+/// Longest embedding: squares of differences of two such stay finite in an `f32`.
+const MAX_LENGTH: f64 = 4e18;
+
+impl Metric {
+    /// The tolerances that mean something.
+    pub(super) fn tolerances(self) -> (f32, f32) {
+        match self {
+            Self::L2 => (0.0, 8e18),
+            Self::Cosine => (0.0, 2.0),
+            Self::InnerProduct => (-1e37, 1e37),
+        }
+    }
+
+    /// Checks `tolerance`.
+    pub(super) fn check(self, tolerance: f32) -> Result<(), SimilarityError> {
+        let (low, high) = self.tolerances();
+        if (low..=high).contains(&tolerance) {
+            return Ok(());
+        }
+        Err(SimilarityError::Tolerance {
+            value: tolerance,
+            low,
+            high,
+        })
+    }
+
+    /// The largest [measure](Self::measure) that `tolerance` accepts.
+    pub(super) fn limit(self, tolerance: f32) -> f32 {
+        match self {
+            Self::L2 => tolerance * tolerance,
+            Self::Cosine => 2.0 * tolerance,
+            Self::InnerProduct => tolerance - 1.0,
+        }
+    }
+
+    /// How far apart two rows are, in a measure that orders like the distance and is cheaper; `None`: farther than
+    /// `limit`. Rows are what [`Self::row`] wrote.
+    #[inline]
+    pub(super) fn measure(self, a: &[f32], b: &[f32], limit: f32) -> Option<f32> {
+        match self {
+            // For unit vectors, the square of the chord is twice the cosine's distance.
+            Self::L2 | Self::Cosine => squared_distance(a, b, limit),
+            Self::InnerProduct => Some(-inner_product(a, b)).filter(|&measure| measure <= limit),
+        }
+    }
+
+    /// The distance that a measure stands for.
+    pub(super) fn distance(self, measure: f32) -> f32 {
+        match self {
+            Self::L2 => measure.sqrt(),
+            Self::Cosine => measure / 2.0,
+            Self::InnerProduct => 1.0 + measure,
+        }
+    }
+
+    /// Writes `embedding`, checked, into `row` as it is compared: of length 1 for the cosine, and padded with zeros to
+    /// `stride` components.
+    pub(super) fn row(
+        self,
+        embedding: &[f32],
+        dimensions: u32,
+        stride: usize,
+        row: &mut Vec<f32>,
+    ) -> Result<(), SimilarityError> {
+        row.clear();
+        if embedding.len() != dimensions as usize {
+            return Err(SimilarityError::Dimensions {
+                found: embedding.len(),
+                expected: dimensions,
+            });
+        }
+        let length = length(embedding);
+        if !length.is_finite() {
+            let wrong = embedding.iter().position(|value| !value.is_finite());
+            let at = wrong.unwrap_or_default();
+            let value = embedding.get(at).copied().unwrap_or(f32::NAN);
+            return Err(SimilarityError::NotFinite { at, value });
+        }
+        match self {
+            Self::Cosine if length == 0.0 => return Err(SimilarityError::NoDirection),
+            Self::Cosine => row.extend(
+                embedding
+                    .iter()
+                    .map(|&value| (f64::from(value) / length) as f32),
+            ),
+            Self::L2 | Self::InnerProduct if length > MAX_LENGTH => {
+                return Err(SimilarityError::TooLong { length });
+            }
+            Self::L2 | Self::InnerProduct => row.extend_from_slice(embedding),
+        }
+        row.resize(stride, 0.0);
+        Ok(())
+    }
+}
+
+/// The Euclidean length, in `f64`: no `f32` is too large or too small for its square.
+fn length(embedding: &[f32]) -> f64 {
+    const LANES: usize = 8;
+    let (chunks, rest) = embedding.as_chunks::<LANES>();
+    let mut sums = [0.0; LANES];
+    for chunk in chunks {
+        for (sum, &value) in sums.iter_mut().zip(chunk) {
+            *sum += f64::from(value) * f64::from(value);
+        }
+    }
+    for (sum, &value) in sums.iter_mut().zip(rest) {
+        *sum += f64::from(value) * f64::from(value);
+    }
+    sums.iter().sum::<f64>().sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::distance::SEGMENT;
+    use super::*;
+
+    fn row(metric: Metric, embedding: &[f32]) -> Result<Vec<f32>, SimilarityError> {
+        let mut row = Vec::new();
+        metric.row(embedding, 2, SEGMENT, &mut row)?;
+        Ok(row)
+    }
+
+    fn distance(metric: Metric, a: &[f32], b: &[f32]) -> f32 {
+        let (a, b) = (row(metric, a).unwrap(), row(metric, b).unwrap());
+        metric.distance(metric.measure(&a, &b, f32::INFINITY).unwrap())
+    }
+
+    #[test]
+    fn distances_are_those_of_their_definitions() {
+        let near = |a: f32, b: f32| (a - b).abs() < 1e-6;
+        assert_eq!(distance(Metric::L2, &[0.0, 0.0], &[3.0, 4.0]), 5.0);
+        assert_eq!(distance(Metric::Cosine, &[2.0, 2.0], &[5.0, 5.0]), 0.0);
+        assert!(near(
+            distance(Metric::Cosine, &[1.0, 0.0], &[0.0, 7.0]),
+            1.0
+        ));
+        assert!(near(
+            distance(Metric::Cosine, &[1.0, 0.0], &[-3.0, 0.0]),
+            2.0
+        ));
+        assert_eq!(
+            distance(Metric::InnerProduct, &[2.0, 1.0], &[3.0, 4.0]),
+            -9.0
+        );
+    }
+
+    #[test]
+    fn directions_survive_the_smallest_and_the_largest_numbers() {
+        for scale in [1e-44_f32, 1e-38, 1.0, 1e38] {
+            let far = distance(Metric::Cosine, &[scale, 0.0], &[0.0, scale]);
+            assert!((far - 1.0).abs() < 1e-6, "{scale:e}: {far}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_refused_by_name() {
+        let error = |metric, embedding: &[f32]| row(metric, embedding).unwrap_err().to_string();
+        assert_eq!(
+            error(Metric::L2, &[1.0]),
+            "the embedding has 1 dimensions, this cache is for 2"
+        );
+        assert_eq!(
+            error(Metric::Cosine, &[1.0, f32::NAN]),
+            "the embedding's component 1 is NaN, it must be finite"
+        );
+        assert_eq!(
+            error(Metric::InnerProduct, &[f32::NEG_INFINITY, 0.0]),
+            "the embedding's component 0 is -inf, it must be finite"
+        );
+        assert_eq!(
+            error(Metric::Cosine, &[0.0, -0.0]),
+            "the embedding is zero in every component: it has no direction to compare by cosine"
+        );
+        assert!(row(Metric::L2, &[0.0, 0.0]).is_ok());
+        assert!(error(Metric::L2, &[1e30, 0.0]).ends_with("it may be at most 4e18"));
+    }
+
+    #[test]
+    fn a_tolerance_accepts_its_own_distance() {
+        for metric in [Metric::L2, Metric::Cosine, Metric::InnerProduct] {
+            assert_eq!(metric.limit(0.5), [0.25, 1.0, -0.5][metric as usize]);
+            assert_eq!(metric.distance(metric.limit(0.5)), 0.5);
+            assert!(metric.check(f32::NAN).is_err());
+        }
+        assert_eq!(
+            Metric::Cosine.check(2.5).unwrap_err().to_string(),
+            "a tolerance of 2.5e0 is out of range, it must be 0e0 to 2e0"
+        );
+    }
+}

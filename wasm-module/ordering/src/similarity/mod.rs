@@ -1,0 +1,44 @@
+//! The similarity cache: what a retriever found for one question is good enough for a question that is nearly the same.
+//!
+//! ```text
+//!   embedding ──▶ nearest key within its tolerance? ──yes──▶ that question's documents, ranked
+//!                   │                                          │ one hit in n is sampled:
+//!                   no                                         ▼
+//!                   ▼                                        search all the same, report what it found
+//!                 search, then insert
+//! ```
+//!
+//! An approximate key-value cache after Proximity (Bergman et al., EuroMLSys 2025, Algorithm 1), with what a gateway
+//! needs beside it: a time to live, a cache for each tenant and version of the retriever, invalidation by document,
+//! and an honest account of the hits that were wrong.
+//!
+//! | file | answers |
+//! | --- | --- |
+//! | `config` | what may be set, and how much memory that can take |
+//! | `metric` | which vectors may be compared, and what a tolerance means |
+//! | `distance` | the arithmetic: the same bits on every target |
+//! | `rows` | where keys are kept |
+//! | `buckets`, `rotation`, `crossings` | which keys of a large cache may be near (locality-sensitive hashing) |
+//! | `cache` | one cache: look up, insert, expire, evict, invalidate |
+//! | `caches` | the caches of all tenants and retriever versions |
+//! | `quality` | hit rate, false hits, recall |
+//!
+//! It knows no embedding model, no retriever and no text: vectors come in, document ids go out.
+
+mod buckets;
+mod cache;
+mod caches;
+mod config;
+mod crossings;
+mod distance;
+mod metric;
+mod quality;
+mod rotation;
+mod rows;
+
+pub use buckets::RawBuckets;
+pub use cache::{Hit, SimilarityCache};
+pub use caches::{CacheName, SimilarityCaches};
+pub use config::{Eviction, RawSimilarity, SimilarityConfig};
+pub use metric::{Metric, SimilarityError};
+pub use quality::{Quality, Sample};

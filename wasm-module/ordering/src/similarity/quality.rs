@@ -1,0 +1,106 @@
+//! What a cache's answers were worth: hit rate, and, of the hits that were checked, how many were wrong.
+
+/// Counts of one cache, or of many together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quality {
+    /// Valid look-ups.
+    pub lookups: u64,
+    /// Those that an entry answered.
+    pub hits: u64,
+    /// Hits that were compared with a fresh search.
+    pub sampled: u64,
+    /// Those of them whose documents were not the fresh ones, order aside.
+    pub false_hits: u64,
+    /// Documents that the fresh searches found.
+    pub fresh_documents: u64,
+    /// Those of them that the entry held too.
+    pub recalled_documents: u64,
+}
+
+/// A hit that is to be checked: search all the same, and report what was found.
+///
+/// It is the caller's; one that is dropped is not counted. Nothing waits for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a sample is for reporting what a fresh search finds"]
+pub struct Sample {
+    /// What the entry answered with.
+    pub(super) served: Vec<Box<str>>,
+}
+
+impl Quality {
+    /// Share of look-ups that were hits; `None`: there were none.
+    #[must_use]
+    pub fn hit_rate(&self) -> Option<f64> {
+        share(self.hits, self.lookups)
+    }
+
+    /// Share of sampled hits whose documents differ from a fresh search's; `None`: none was sampled.
+    #[must_use]
+    pub fn false_hit_rate(&self) -> Option<f64> {
+        share(self.false_hits, self.sampled)
+    }
+
+    /// Recall@k of sampled hits, k being what the fresh search returned: the share of its documents that the hit held.
+    /// `None`: no fresh search found anything.
+    #[must_use]
+    pub fn recall(&self) -> Option<f64> {
+        share(self.recalled_documents, self.fresh_documents)
+    }
+
+    /// Counts `sample` against what a fresh search found.
+    pub(super) fn report<S: AsRef<str>>(&mut self, sample: &Sample, fresh: &[S]) {
+        let held = |wanted: &str| sample.served.iter().any(|id| &**id == wanted);
+        let recalled = fresh.iter().filter(|id| held(id.as_ref())).count();
+        let found = |id: &str| fresh.iter().any(|fresh| fresh.as_ref() == id);
+        let same = recalled == fresh.len() && sample.served.iter().all(|id| found(id));
+        self.sampled += 1;
+        self.false_hits += u64::from(!same);
+        self.fresh_documents += fresh.len() as u64;
+        self.recalled_documents += recalled as u64;
+    }
+
+    /// Adds another cache's counts.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.lookups += other.lookups;
+        self.hits += other.hits;
+        self.sampled += other.sampled;
+        self.false_hits += other.false_hits;
+        self.fresh_documents += other.fresh_documents;
+        self.recalled_documents += other.recalled_documents;
+    }
+}
+
+fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(ids: &[&str]) -> Sample {
+        Sample {
+            served: ids.iter().map(|&id| id.into()).collect(),
+        }
+    }
+
+    #[test]
+    fn a_hit_is_false_when_its_documents_differ_in_more_than_order() {
+        let mut quality = Quality::default();
+        assert_eq!(quality.false_hit_rate(), None);
+        quality.report(&sample(&["a", "b"]), &["b", "a"]);
+        quality.report(&sample(&["a", "b"]), &["a", "c"]);
+        quality.report(&sample(&["a", "b"]), &["a"]);
+        quality.report(&sample(&["a"]), &["a", "b", "c"]);
+        assert_eq!(quality.false_hit_rate(), Some(0.75));
+        assert_eq!(quality.recall(), Some(5.0 / 8.0));
+    }
+
+    #[test]
+    fn searches_that_find_nothing_have_no_recall() {
+        let mut quality = Quality::default();
+        quality.report(&sample(&[]), &[] as &[&str]);
+        assert_eq!(quality.false_hit_rate(), Some(0.0));
+        assert_eq!(quality.recall(), None);
+    }
+}

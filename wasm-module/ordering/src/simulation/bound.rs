@@ -1,0 +1,138 @@
+//! The pairwise upper bound of [`upper_bound`](super::upper_bound) over a compact trace, and affordable on a long one:
+//! the exact bound compares every two requests that share a document, which grows with the square of the trace, so
+//! beyond a budget of comparisons it is estimated from a random sample of the requests.
+
+use super::CompactTrace;
+use crate::random::Random;
+use fxhash::FxHashMap;
+
+/// No order reuses more than this.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// Share of the document tokens.
+    pub share: f64,
+    /// Whether it was measured on a sample.
+    pub sampled: bool,
+}
+
+impl Bound {
+    /// The bound of `trace`; `seed` draws the sample. `progress` is told of every part that is done, counted from 1.
+    #[must_use]
+    pub fn of(trace: &CompactTrace, seed: u64, progress: impl FnMut(usize)) -> Self {
+        Self::within(trace, seed, BUDGET, progress)
+    }
+
+    fn within(
+        trace: &CompactTrace,
+        seed: u64,
+        budget: u64,
+        mut progress: impl FnMut(usize),
+    ) -> Self {
+        let Places { numbers, counts } = Places::of(trace);
+        let every = comparisons(&counts).div_ceil(budget).max(1);
+        let mut random = Random::new(seed);
+        // By number: the parts so far that hold it.
+        let mut holders: Vec<Vec<u32>> = vec![Vec::new(); counts.len()];
+        // By part: tokens shared with the one that is looked at.
+        let mut shared: Vec<u64> = Vec::new();
+        let (mut reused, mut total) = (0, 0);
+        let mut met: Vec<u32> = Vec::new();
+        let mut numbers = numbers.into_iter();
+        for (at, (_, documents)) in trace.parts().enumerate() {
+            let measured = random.below(every) == 0;
+            for (document, number) in documents.zip(&mut numbers) {
+                let Some(holders) = holders.get_mut(number) else {
+                    continue;
+                };
+                if measured {
+                    total += u64::from(document.tokens);
+                    for &earlier in &*holders {
+                        let Some(shared) = shared.get_mut(earlier as usize) else {
+                            continue;
+                        };
+                        if *shared == 0 {
+                            met.push(earlier);
+                        }
+                        *shared += u64::from(document.tokens);
+                    }
+                }
+                // 2^32 requests would need more memory than there is.
+                holders.push(u32::try_from(at).unwrap_or(u32::MAX));
+            }
+            shared.push(0);
+            let taken = met
+                .drain(..)
+                .filter_map(|earlier| shared.get_mut(earlier as usize).map(std::mem::take));
+            reused += taken.max().unwrap_or(0);
+            progress(at + 1);
+        }
+        Self {
+            share: if total == 0 {
+                0.0
+            } else {
+                reused as f64 / total as f64
+            },
+            sampled: every > 1,
+        }
+    }
+}
+
+/// Comparisons that may be made: some seconds.
+const BUDGET: u64 = 400_000_000;
+
+/// Documents by scope, numbered.
+struct Places {
+    /// Of every part's documents, one part behind the other.
+    numbers: Vec<usize>,
+    /// By number: how many parts hold it.
+    counts: Vec<u64>,
+}
+
+impl Places {
+    fn of(trace: &CompactTrace) -> Self {
+        let mut known = FxHashMap::default();
+        let mut places = Self {
+            numbers: Vec::new(),
+            counts: Vec::new(),
+        };
+        for (scope, documents) in trace.parts() {
+            for document in documents {
+                let next = places.counts.len();
+                let number = *known.entry((scope, document.fingerprint)).or_insert(next);
+                if number == next {
+                    places.counts.push(0);
+                }
+                if let Some(count) = places.counts.get_mut(number) {
+                    *count += 1;
+                }
+                places.numbers.push(number);
+            }
+        }
+        places
+    }
+}
+
+/// Pairs of parts that share a document, counted by document.
+fn comparisons(counts: &[u64]) -> u64 {
+    let pairs = counts.iter().map(|&n| n * n.saturating_sub(1) / 2);
+    pairs.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::compact::tests::generated;
+    use super::*;
+
+    #[test]
+    fn it_is_the_exact_bound_and_a_sample_comes_near() {
+        let (trace, requests) = generated(2_000);
+        let mut told = Vec::new();
+        let exact = Bound::of(&trace, 0, |done| told.push(done));
+        let list = super::super::upper_bound(&requests).share();
+        assert!(!exact.sampled && (exact.share - list).abs() < 1e-12);
+        assert_eq!(told, (1..=2_000).collect::<Vec<_>>());
+        let sample = Bound::within(&trace, 3, 20_000, |_| ());
+        assert!(sample.sampled);
+        assert!((sample.share - list).abs() < 0.05, "{sample:?} of {list}");
+    }
+}

@@ -1,0 +1,89 @@
+//! The tree as a list, for whoever draws it.
+
+use super::{Edge, KnowledgeTree, NodeId, Scope};
+use crate::document::Fingerprint;
+use fxhash::FxHashMap;
+
+/// A node of the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ViewedNode {
+    /// The parent's place in the list, before this one; `None`: what stands before all documents.
+    pub parent: Option<u32>,
+    /// What leads to it.
+    pub edge: ViewedEdge,
+    /// Its document's tokens.
+    pub tokens: u32,
+}
+
+/// What leads to a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ViewedEdge {
+    /// A prompt's words before its documents.
+    Scope(Scope),
+    /// A document.
+    Document(Fingerprint),
+}
+
+impl KnowledgeTree {
+    /// The `limit` most recently used nodes, the last used first; a node's parent is among them, before it.
+    #[must_use]
+    pub fn view(&self, limit: usize) -> Vec<ViewedNode> {
+        let mut places: FxHashMap<NodeId, u32> = FxHashMap::default();
+        let nodes = self.recency.iter_newest().map(NodeId).take(limit);
+        let nodes = nodes.zip(0_u32..).filter_map(|(id, place)| {
+            let node = self.node(id)?;
+            places.insert(id, place);
+            let edge = match node.edge {
+                Edge::Scope(scope) => ViewedEdge::Scope(scope),
+                Edge::Document(document) => {
+                    ViewedEdge::Document(self.catalog.fingerprint(document)?)
+                }
+            };
+            Some(ViewedNode {
+                parent: node.parent.and_then(|parent| places.get(&parent).copied()),
+                edge,
+                tokens: node.tokens,
+            })
+        });
+        nodes.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::Bounds;
+
+    #[test]
+    fn what_was_used_last_comes_first_and_parents_before_their_children() {
+        let mut tree = KnowledgeTree::new(Bounds {
+            max_nodes: 100,
+            max_tokens: None,
+        });
+        for path in [&[1, 2][..], &[3], &[1, 4]] {
+            let path = path.iter().map(|&document| Fingerprint(document));
+            let path: Vec<_> = path.map(|document| (tree.intern(document), 10)).collect();
+            tree.insert(Scope(7), path);
+        }
+        let node = |parent, document| ViewedNode {
+            parent,
+            edge: ViewedEdge::Document(Fingerprint(document)),
+            tokens: 10,
+        };
+        let root = ViewedNode {
+            parent: None,
+            edge: ViewedEdge::Scope(Scope(7)),
+            tokens: 0,
+        };
+        let all = [
+            root,
+            node(Some(0), 1),
+            node(Some(1), 4),
+            node(Some(0), 3),
+            node(Some(1), 2),
+        ];
+        assert_eq!(tree.view(100), all);
+        assert_eq!(tree.view(3), all[..3]);
+        assert_eq!(tree.view(0), []);
+    }
+}
