@@ -206,7 +206,10 @@ impl Core {
         if work.is_empty() {
             return;
         }
-        self.totals.steps += u64::from(!work.step.segments.is_empty());
+        if !work.step.segments.is_empty() {
+            self.totals.steps += 1;
+            self.totals.step_sizes.add(work.step.segments.len());
+        }
         let logits = match outcome.and_then(|logits| work.checked(logits, self.bounds.vocabulary)) {
             Ok(logits) => logits,
             Err(error) => return self.suffer(&error),

@@ -250,6 +250,8 @@ pub struct Stats {
     pub fetched_pages: u64,
     /// Steps computed so far, failed ones included.
     pub steps: u64,
+    /// How many sequences they computed side by side.
+    pub step_sizes: StepSizes,
     /// Times that a running request gave its pages back to be computed again later, so far.
     pub preemptions: u64,
     /// Times that a request waits to be computed again because the device failed under it, so far.
@@ -264,6 +266,23 @@ pub struct Stats {
     pub speculations_joined: u64,
     /// Requests that were ended for a later one with another prompt, so far.
     pub speculations_superseded: u64,
+}
+
+/// How large steps were: a histogram over powers of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepSizes {
+    /// Steps of one sequence, of 2, of 3 and 4, of 5 to 8, and so on; the last counts all above.
+    pub counts: [u64; 14],
+    /// Sequences of all steps together.
+    pub sequences: u64,
+}
+
+impl StepSizes {
+    fn add(&mut self, sequences: usize) {
+        let place = sequences.max(1).next_power_of_two().trailing_zeros() as usize;
+        self.counts[place.min(self.counts.len() - 1)] += 1;
+        self.sequences += sequences as u64;
+    }
 }
 
 /// Longest [`Request::cache_salt`].

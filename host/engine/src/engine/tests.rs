@@ -226,6 +226,18 @@ impl Caller {
 }
 
 #[test]
+fn step_sizes_are_counted_by_powers_of_two() {
+    let mut sizes = super::StepSizes::default();
+    for sequences in [1, 2, 3, 4, 5, 1 << 20] {
+        sizes.add(sequences);
+    }
+    let mut counts = [0; 14];
+    counts[..4].copy_from_slice(&[1, 1, 2, 1]);
+    counts[13] = 1;
+    assert_eq!((sizes.counts, sizes.sequences), (counts, 15 + (1 << 20)));
+}
+
+#[test]
 fn tokens_depend_on_the_request_alone() {
     let (mut preempted, mut retried, mut evicted, mut cached) = (0, 0, 0, 0);
     let (mut joined, mut superseded, mut expired) = (0, 0, 0);
