@@ -302,7 +302,9 @@ const LABELLED: &[Labelled] = &[
         "tier",
         // From disk they come by way of host memory.
         &[
-            ("device", |stats| stats.cached_tokens - stats.host_tokens),
+            ("device", |stats| {
+                stats.cached_tokens.saturating_sub(stats.host_tokens)
+            }),
             ("host", |stats| stats.host_tokens),
         ],
     ),
