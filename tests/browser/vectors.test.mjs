@@ -11,13 +11,13 @@ const [head, ...lines] = (await readFile(new URL("../../wasm-module/browser/test
   .split("\n")
   .map((line) => JSON.parse(line));
 
-/** The outcomes of all requests; runs in Node and in a page. */
-function decide(Orderer, configs, requests) {
+/** The outcomes of all requests, and the digests of all texts' vectors; runs in Node and in a page. */
+function decide({ embed, Orderer }, configs, requests, texts) {
   const orderers = configs.map((config) => new Orderer(config));
   const idOf = (number) => `d${number}`;
   const textOf = (number) => `"Où" ${number}? `.repeat(1 + (number % 7));
-  const digest = (text) =>
-    new TextEncoder().encode(text).reduce((hash, byte) => Math.imul(hash ^ byte, 0x01000193), 0x811c9dc5) >>> 0;
+  const digestOf = (bytes) => bytes.reduce((hash, byte) => Math.imul(hash ^ byte, 0x01000193), 0x811c9dc5) >>> 0;
+  const digest = (text) => digestOf(new TextEncoder().encode(text));
 
   function bodyOf({ form, turns }) {
     const messages = [{ content: "Be brief.", role: "system" }];
@@ -31,7 +31,8 @@ function decide(Orderer, configs, requests) {
     return JSON.stringify({ documents, messages, model: "m" });
   }
 
-  return requests.map((request) => {
+  const embeddings = texts.map((text) => digestOf(new Uint8Array(embed(text, 64).buffer)));
+  const outcomes = requests.map((request) => {
     const orderer = orderers[request.config];
     if (request.form === "plain") {
       const documents = request.turns.at(-1).map((n) => ({ id: idOf(n), text: textOf(n) }));
@@ -47,16 +48,18 @@ function decide(Orderer, configs, requests) {
       digest(body),
     ];
   });
+  return { outcomes, embeddings };
 }
 
 const requests = lines.map(({ request }) => request);
-const expected = lines.map(({ outcome }) => outcome);
+const texts = head.embeddings.map(([text]) => text);
+const expected = { outcomes: lines.map(({ outcome }) => outcome), embeddings: head.embeddings.map(([, digest]) => digest) };
 
 test("1,000 requests are decided in Node as they are natively", async () => {
-  const { default: init, Orderer } = await import(join(named("FOREWORD_PACKAGE"), "web/foreword.js"));
+  const { default: init, ...foreword } = await import(join(named("FOREWORD_PACKAGE"), "web/foreword.js"));
   await init({ module_or_path: await readFile(join(named("FOREWORD_PACKAGE"), "web/foreword_bg.wasm")) });
   assert.equal(requests.length, 1000);
-  assert.deepEqual(decide(Orderer, head, requests), expected);
+  assert.deepEqual(decide(foreword, head.configs, requests, texts), expected);
 });
 
 test("1,000 requests are decided in Chromium as they are natively", async () => {
@@ -66,12 +69,12 @@ test("1,000 requests are decided in Chromium as they are natively", async () => 
     const page = await browser.newPage();
     await page.goto(`${server.origin}/README.md`);
     const outcomes = await page.evaluate(
-      async ([decide, configs, requests]) => {
-        const { default: init, Orderer } = await import("/web/foreword.js");
+      async ([decide, ...given]) => {
+        const { default: init, ...foreword } = await import("/web/foreword.js");
         await init();
-        return new Function(`return ${decide}`)()(Orderer, configs, requests);
+        return new Function(`return ${decide}`)()(foreword, ...given);
       },
-      [decide.toString(), head, requests],
+      [decide.toString(), head.configs, requests, texts],
     );
     assert.deepEqual(outcomes, expected);
   } finally {

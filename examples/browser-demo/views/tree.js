@@ -124,7 +124,7 @@ export class TreeView {
       const box = boxOf(spot, letter, view);
       if (taken.some((other) => overlap(box, other))) continue;
       taken.push(box);
-      labels.push(shape("text", { x: box.anchor, y: spot.y + letter * 0.35, "text-anchor": box.side, class: spot.on ? "on" : "" }, spot.title));
+      labels.push(shape("text", { x: box.anchor, y: spot.y + letter * 0.35, "text-anchor": box.side, class: spot.on ? "on" : "" }, box.words));
     }
     this.#labels.replaceChildren(...labels);
   }
@@ -260,15 +260,19 @@ function curve(from, to) {
   return `M${from.x.toFixed(1)} ${from.y.toFixed(1)}C${by(from)} ${by(to)} ${to.x.toFixed(1)} ${to.y.toFixed(1)}`;
 }
 
-/** Where a label stands: outwards of its dot, or inwards where it would leave the view. */
+/** A label and where it stands: outwards of its dot, or inwards where there is more room, cut to what there is. */
 function boxOf(spot, letter, view) {
   const gap = size(spot) + letter * 0.4;
-  const width = spot.title.length * letter * 0.58;
-  const [leavesLeft, leavesRight] = [spot.x - gap - width < view.left, spot.x + gap + width > view.right];
-  const isLeft = spot.x < 0 ? !leavesLeft || leavesRight : leavesRight && !leavesLeft;
+  const wide = letter * (spot.on ? 0.62 : 0.58);
+  const wanted = spot.title.length * wide;
+  const [leftRoom, rightRoom] = [spot.x - gap - view.left, view.right - spot.x - gap];
+  const isLeft = spot.x < 0 ? leftRoom >= Math.min(wanted, rightRoom) : rightRoom < Math.min(wanted, leftRoom);
+  const fitting = Math.floor((isLeft ? leftRoom : rightRoom) / wide);
+  const words = fitting >= spot.title.length ? spot.title : `${spot.title.slice(0, Math.max(1, fitting - 1)).trimEnd()}…`;
+  const width = words.length * wide;
   const anchor = spot.x + (isLeft ? -gap : gap);
   const left = isLeft ? anchor - width : anchor;
-  return { anchor, side: isLeft ? "end" : "start", left, right: left + width, top: spot.y - letter * 0.7, bottom: spot.y + letter * 0.7 };
+  return { words, anchor, side: isLeft ? "end" : "start", left, right: left + width, top: spot.y - letter * 0.7, bottom: spot.y + letter * 0.7 };
 }
 
 function overlap(a, b) {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(clap::Args)]
+#[group(id = "caching")]
 pub(crate) struct Arguments {
     /// Tokens of KV state to make room for in memory beside the pool, for what has no room there any more
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]

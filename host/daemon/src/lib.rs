@@ -17,6 +17,7 @@
 
 pub mod answer;
 pub mod api;
+pub mod bridge;
 pub mod failure;
 pub mod gate;
 pub mod keys;

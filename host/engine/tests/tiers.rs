@@ -30,6 +30,7 @@ fn fixture() -> PathBuf {
 
 fn backend(pages: u32, host_pages: u32) -> CpuBackend {
     let config = CpuConfig {
+        precision: foreword_engine::backend::cpu::Precision::Auto,
         pages,
         host_pages,
         page_tokens: PAGE_TOKENS,
@@ -69,7 +70,7 @@ fn listen(mut generation: Generation) -> Vec<TokenId> {
     let mut tokens = Vec::new();
     while let Some(event) = generation.blocking_next() {
         match event {
-            Event::Token(token) => tokens.push(token),
+            Event::Token { id: token, .. } => tokens.push(token),
             Event::Failed(failure) => panic!("{failure}"),
             _ => {}
         }

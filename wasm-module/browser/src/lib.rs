@@ -45,11 +45,12 @@ use wasm_bindgen::prelude::*;
 const TYPES: &str = include_str!("types.d.ts");
 
 /// The policies' names, in the order in which tables show them.
+///
+/// # Errors
+/// None that a caller could cause.
 #[wasm_bindgen(unchecked_return_type = "Policy[]")]
-#[must_use]
-pub fn policies() -> Vec<JsValue> {
-    let names = PolicyKind::ALL.iter().map(|kind| kind.name().into());
-    names.collect()
+pub fn policies() -> Result<JsValue, JsValue> {
+    values::plain(&PolicyKind::ALL.map(PolicyKind::name))
 }
 
 /// The version of the package.

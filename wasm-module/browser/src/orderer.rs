@@ -10,7 +10,6 @@ use wasm_bindgen::prelude::*;
 /// Orders documents so that a prompt opens like one that was sent before; holds what was sent.
 #[wasm_bindgen]
 pub struct Orderer {
-    config: Config,
     core: foreword_ordering::Orderer,
 }
 
@@ -28,8 +27,7 @@ impl Orderer {
         let config = Config::try_from(config);
         let config = config.map_err(|error| values::refused_argument("config", error))?;
         Ok(Self {
-            core: foreword_ordering::Orderer::new(config.clone()),
-            config,
+            core: foreword_ordering::Orderer::new(config),
         })
     }
 
@@ -79,14 +77,11 @@ impl Orderer {
         #[wasm_bindgen(unchecked_optional_param_type = "OrderOptions | null")] options: &JsValue,
     ) -> Result<JsValue, JsValue> {
         let documents: Vec<Document> = values::list("documents", documents)?;
-        let options: OrderOptions = values::options("options", options)?;
+        let options: Options = values::options("options", options)?;
         let list: Vec<Plain<'_>> = documents.iter().map(Document::plain).collect();
-        let OrderOptions {
-            before,
-            tenant,
-            model,
-        } = &options;
-        let ordered = self.core.order(tenant, model, before, &list);
+        let ordered = self
+            .core
+            .order(&options.tenant, &options.model, &options.before, &list);
         let ordered = ordered.map_err(refused)?;
         values::plain(&Ordered {
             order: ordered.order,
@@ -109,7 +104,7 @@ impl Orderer {
         #[wasm_bindgen(unchecked_param_type = "string")] body: &JsValue,
     ) -> Result<JsValue, JsValue> {
         let body = values::text("body", body)?;
-        let groups = documents_of(body.as_bytes(), &self.config).map_err(refused)?;
+        let groups = documents_of(body.as_bytes(), self.core.config()).map_err(refused)?;
         let groups = groups.into_iter().zip(0_u32..);
         let listed = groups.flat_map(|(group, at)| {
             let documents = group.documents.into_iter();
@@ -132,16 +127,14 @@ impl Orderer {
         &self,
         #[wasm_bindgen(unchecked_optional_param_type = "TreeOptions | null")] options: &JsValue,
     ) -> Result<JsValue, JsValue> {
-        let options: TreeOptions = values::options("options", options)?;
-        if !(1..=MAX_NODES).contains(&options.limit) {
+        let options: Options = values::options("options", options)?;
+        let limit = options.limit.unwrap_or(1_000);
+        if !(1..=MAX_NODES).contains(&limit) {
             return Err(refused(format_args!(
-                "options.limit: {} is out of range, it must be 1 to {MAX_NODES}",
-                options.limit
+                "options.limit: {limit} is out of range, it must be 1 to {MAX_NODES}"
             )));
         }
-        let nodes = self
-            .core
-            .view(&options.tenant, &options.model, options.limit as usize);
+        let nodes = (self.core).view(&options.tenant, &options.model, limit as usize);
         values::plain(&nodes.into_iter().map(TreeNode::from).collect::<Vec<_>>())
     }
 
@@ -216,8 +209,8 @@ struct Skipped {
     message: String,
 }
 
+/// What else it has, a score for instance, is the caller's.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Document {
     id: Option<String>,
     title: Option<String>,
@@ -234,12 +227,14 @@ impl Document {
     }
 }
 
+/// Options of `order` and of `tree`; each takes what concerns it.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct OrderOptions {
+struct Options {
     before: String,
     tenant: String,
     model: String,
+    limit: Option<u32>,
 }
 
 #[derive(Serialize)]
@@ -260,24 +255,6 @@ struct ListedDocument {
     label: String,
     fingerprint: String,
     tokens: u32,
-}
-
-#[derive(Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct TreeOptions {
-    tenant: String,
-    model: String,
-    limit: u32,
-}
-
-impl Default for TreeOptions {
-    fn default() -> Self {
-        Self {
-            tenant: String::new(),
-            model: String::new(),
-            limit: 1_000,
-        }
-    }
 }
 
 #[derive(Serialize)]

@@ -2,8 +2,8 @@
 
 use crate::values::{self, refused};
 use foreword_ordering::embedding::{HashingEmbedder, MAX_DIMENSIONS};
-use foreword_ordering::similarity::{Quality, RawSimilarity, Sample, SimilarityConfig};
-use js_sys::Float32Array;
+use foreword_ordering::similarity::{RawSimilarity, SimilarityConfig};
+use js_sys::{Array, Float32Array, JsString, RegExp};
 use serde::Serialize;
 use wasm_bindgen::{JsCast, prelude::*};
 
@@ -11,8 +11,6 @@ use wasm_bindgen::{JsCast, prelude::*};
 #[wasm_bindgen]
 pub struct SimilarityCache {
     core: foreword_ordering::similarity::SimilarityCache,
-    /// The last look-up's hit, if it is to be checked.
-    sample: Option<Sample>,
 }
 
 #[wasm_bindgen]
@@ -37,7 +35,6 @@ impl SimilarityCache {
         }
         Ok(Self {
             core: foreword_ordering::similarity::SimilarityCache::new(&config),
-            sample: None,
         })
     }
 
@@ -56,14 +53,11 @@ impl SimilarityCache {
         let Some(hit) = self.core.lookup(&embedding, now_ms).map_err(refused)? else {
             return Ok(JsValue::NULL);
         };
-        let answer = values::plain(&Hit {
+        values::plain(&Hit {
             documents: hit.documents,
             distance: hit.distance,
             age_ms: hit.age_ms,
-            is_sampled: hit.sample.is_some(),
-        });
-        self.sample = hit.sample;
-        answer
+        })
     }
 
     /// Remembers what was found for a question, the documents' ids, best first.
@@ -101,45 +95,6 @@ impl SimilarityCache {
         Ok(self.core.invalidate(&documents) as f64)
     }
 
-    /// Counts the last look-up, whose hit `isSampled`, against what a search finds all the same. Without such a hit it
-    /// counts nothing.
-    ///
-    /// # Errors
-    /// `fresh` is no list of strings.
-    pub fn report(
-        &mut self,
-        #[wasm_bindgen(unchecked_param_type = "string[]")] fresh: &JsValue,
-    ) -> Result<(), JsValue> {
-        let fresh: Vec<String> = values::list("fresh", fresh)?;
-        if let Some(sample) = self.sample.take() {
-            self.core.report(&sample, &fresh);
-        }
-        Ok(())
-    }
-
-    /// What the answers were worth so far.
-    ///
-    /// # Errors
-    /// None that a caller could cause.
-    #[wasm_bindgen(unchecked_return_type = "Quality")]
-    pub fn quality(&self) -> Result<JsValue, JsValue> {
-        let quality = self.core.quality();
-        let Quality {
-            lookups,
-            hits,
-            sampled,
-            false_hits,
-            ..
-        } = quality;
-        values::plain(&QualityOut {
-            lookups,
-            hits,
-            sampled,
-            false_hits,
-            recall: quality.recall(),
-        })
-    }
-
     /// Entries.
     #[wasm_bindgen(getter)]
     #[must_use]
@@ -161,13 +116,24 @@ pub fn embed(
     #[wasm_bindgen(unchecked_param_type = "string")] text: &JsValue,
     #[wasm_bindgen(unchecked_param_type = "number")] dimensions: &JsValue,
 ) -> Result<Float32Array, JsValue> {
-    let text = values::text("text", text)?;
+    let text = values::string("text", text)?;
     let dimensions = values::whole("dimensions", dimensions, None, (1, MAX_DIMENSIONS.into()))?;
     let dimensions = u32::try_from(dimensions).unwrap_or(MAX_DIMENSIONS);
     let embedder = HashingEmbedder::new(dimensions).map_err(refused)?;
-    let vector = embedder.embed(&text);
+    let words = words(text);
+    let vector = embedder.embed_words(words.split(' '));
     let vector = vector.unwrap_or_else(|| vec![0.0; dimensions as usize]);
     Ok(Float32Array::from(vector.as_slice()))
+}
+
+/// A text's words in lower case, with spaces between: what the embedder makes of a text itself, but by the engine's
+/// tables of letters, which the module then need not bring.
+fn words(text: &JsString) -> String {
+    let words = RegExp::new(r"[\p{Alphabetic}\p{N}]+", "gu");
+    let found = text.to_lower_case().match_(&words);
+    found.map_or_else(String::new, |found| {
+        found.unchecked_into::<Array>().join(" ").into()
+    })
 }
 
 /// Components of an embedding.
@@ -191,15 +157,4 @@ struct Hit<'a> {
     documents: &'a [Box<str>],
     distance: f32,
     age_ms: u64,
-    is_sampled: bool,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct QualityOut {
-    lookups: u64,
-    hits: u64,
-    sampled: u64,
-    false_hits: u64,
-    recall: Option<f64>,
 }

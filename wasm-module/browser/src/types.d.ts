@@ -54,6 +54,7 @@ export interface Skipped {
   message: string;
 }
 
+/** What else it has, a score for instance, is yours. */
 export interface Document {
   /** What a hint calls it. */
   id?: string | null;
@@ -167,8 +168,6 @@ export interface SimilarityConfig {
   max_documents?: number;
   max_id_bytes?: number;
   max_caches?: number;
-  /** One hit in so many is to be checked by a fresh search; `null`: none. */
-  sample_one_in?: number | null;
 }
 
 export interface Hit {
@@ -176,17 +175,4 @@ export interface Hit {
   documents: string[];
   distance: number;
   ageMs: number;
-  /** Whether this hit is to be checked: search all the same, and `report` what was found. */
-  isSampled: boolean;
-}
-
-/** What a similarity cache's answers were worth. */
-export interface Quality {
-  lookups: number;
-  hits: number;
-  sampled: number;
-  /** Sampled hits whose documents were not the fresh ones. */
-  falseHits: number;
-  /** Of the fresh documents, the share that sampled hits held; `null`: none was sampled. */
-  recall: number | null;
 }

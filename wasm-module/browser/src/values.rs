@@ -1,15 +1,18 @@
 //! What JavaScript passes, checked; what it gets, as plain objects. Every refusal names the argument, what was given
 //! and what is allowed.
 
-use js_sys::{Error, JSON, RangeError, TypeError};
+use js_sys::{Error, JSON, JsString, RangeError, TypeError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Display;
 use wasm_bindgen::{JsCast, JsValue};
 
 /// An `Error` with the words of `reason`.
-pub(crate) fn refused(reason: impl Display) -> JsValue {
-    Error::new(&reason.to_string()).into()
+pub(crate) fn refused<R: Display>(reason: R) -> JsValue {
+    fn told(reason: &dyn Display) -> JsValue {
+        Error::new(&reason.to_string()).into()
+    }
+    told(&reason)
 }
 
 /// An `Error` with the words of `reason`, for an argument.
@@ -21,6 +24,13 @@ pub(crate) fn refused_argument(name: &str, reason: impl Display) -> JsValue {
 pub(crate) fn text(name: &str, value: &JsValue) -> Result<String, JsValue> {
     value
         .as_string()
+        .ok_or_else(|| wrong_type(name, value, "a string"))
+}
+
+/// A string, left where it is.
+pub(crate) fn string<'v>(name: &str, value: &'v JsValue) -> Result<&'v JsString, JsValue> {
+    value
+        .dyn_ref::<JsString>()
         .ok_or_else(|| wrong_type(name, value, "a string"))
 }
 
@@ -114,7 +124,7 @@ pub(crate) fn is_absent(value: &JsValue) -> bool {
 /// serde's words without the line and column of a text that the caller never saw.
 fn without_place(error: &impl Display) -> String {
     let words = error.to_string();
-    match words.rsplit_once(" at line ") {
+    match words.split_once(" at line ") {
         Some((words, _)) => words.to_owned(),
         None => words,
     }

@@ -1,10 +1,11 @@
 //! The same decisions everywhere: 1,000 random requests with what the core makes of them, natively. `tests/browser`
 //! holds the built package against the same file, in Node and in Chromium.
 //!
-//! `vectors.jsonl` says in its first line under which configurations, and then in each line one request in few words
-//! ([`Request::body`] says what they stand for) and its outcome. `UPDATE_GOLDEN=1 cargo test -p foreword-browser --test
+//! `vectors.jsonl` says in its first line under which configurations, and what some texts' embeddings are; then in each
+//! line one request in few words ([`Request::body`] says what they stand for) and its outcome. `UPDATE_GOLDEN=1 cargo test -p foreword-browser --test
 //! vectors` writes it anew.
 
+use foreword_ordering::embedding::HashingEmbedder;
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::random::Random;
 use foreword_ordering::{Config, Orderer, Plain};
@@ -19,8 +20,11 @@ fn a_thousand_requests_are_decided_as_the_vectors_say() {
     }
     let file = std::fs::read_to_string(path).unwrap();
     let mut lines = file.lines();
-    let configs: Vec<Value> = serde_json::from_str(lines.next().unwrap()).unwrap();
-    let mut orderers = orderers(&configs);
+    let head: Head = serde_json::from_str(lines.next().unwrap()).unwrap();
+    for (text, digest) in &head.embeddings {
+        assert_eq!(embedding_digest(text), *digest, "{text}");
+    }
+    let mut orderers = orderers(&head.configs);
     let mut count = 0;
     for line in lines {
         let vector: Vector = serde_json::from_str(line).unwrap();
@@ -29,6 +33,13 @@ fn a_thousand_requests_are_decided_as_the_vectors_say() {
         count += 1;
     }
     assert_eq!(count, 1_000);
+}
+
+#[derive(Serialize, Deserialize)]
+struct Head {
+    configs: Vec<Value>,
+    /// Texts, and the digests of their vectors of 64 components.
+    embeddings: Vec<(String, u32)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -141,6 +152,12 @@ fn digest(bytes: &[u8]) -> u32 {
     })
 }
 
+fn embedding_digest(text: &str) -> u32 {
+    let vector = HashingEmbedder::new(64).unwrap().embed(text);
+    let components = vector.unwrap_or_else(|| vec![0.0; 64]).into_iter();
+    digest(&components.flat_map(f32::to_le_bytes).collect::<Vec<u8>>())
+}
+
 fn orderers(configs: &[Value]) -> Vec<Orderer> {
     let configs = configs.iter().map(|config| {
         let config = Config::from_json(config.to_string().as_bytes()).unwrap();
@@ -163,12 +180,33 @@ fn configs() -> Vec<Value> {
     configs.collect()
 }
 
+/// Words in several scripts, with what lower case does to them.
+const TEXTS: [&str; 10] = [
+    "",
+    "?!",
+    "How long is sick pay paid?",
+    "Straße, ÉTÉ, ŒUVRE and naïve: don't",
+    "İstanbul ISPARTA ılık",
+    "ΣΊΣΥΦΟΣ και Οδυσσεύς",
+    "½ ² ⅷ ٣ ① 12.5",
+    "東京で何が起きたか",
+    "हिन्दी में प्रश्न",
+    "a_b-c\u{301} \u{1F600} \u{10400}\u{1E900}",
+];
+
 fn generated() -> String {
     let configs = configs();
     let mut orderers = orderers(&configs);
     let mut random = Random::new(8);
     let mut chats: Vec<Request> = Vec::new();
-    let mut file = serde_json::to_string(&configs).unwrap() + "\n";
+    let texts = TEXTS
+        .iter()
+        .map(|text| (text.to_string(), embedding_digest(text)));
+    let head = Head {
+        embeddings: texts.collect(),
+        configs: configs.clone(),
+    };
+    let mut file = serde_json::to_string(&head).unwrap() + "\n";
     for at in 0..1_000 {
         let config = at % configs.len();
         let known = chats.iter().filter(|chat| {

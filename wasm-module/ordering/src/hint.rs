@@ -4,6 +4,8 @@
 //!
 //! Both call documents by the labels that the client gave them.
 
+use crate::sort::sort_by_key;
+
 /// A checked template of order hints, its words escaped for the inside of a JSON string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintTemplate {
@@ -63,7 +65,7 @@ impl HintTemplate {
             return None;
         }
         let mut sorted = labels.to_vec();
-        sorted.sort_unstable();
+        sort_by_key(&mut sorted, |label| *label);
         sorted.dedup();
         if sorted.len() != labels.len() {
             return None;

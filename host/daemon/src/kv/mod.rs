@@ -3,13 +3,13 @@
 //! ```text
 //!   request ── path header, body, prompt ──▶ place: where its documents end, in tokens ──▶ engine
 //!                                                                                            │ feed
-//!   gateway ◀── documents, JSON over HTTP ── wire ◀── api::kv ◀──────────────────────────────┤
-//!   router  ◀── pages, vLLM's ZeroMQ feed ── vllm ◀── publisher ◀────────────────────────────┘
+//!   gateway ◀── documents, JSON over HTTP ── http ◀── wire ◀─────────────────────────────────┤
+//!   router  ◀── pages, vLLM's ZeroMQ feed ── publisher ◀── vllm ◀────────────────────────────┘
 //! ```
 //!
-//! Both feeds tell of every tenant's documents and pages, by hash and without a word of text. Who may read them is the
-//! operator's decision: the HTTP feed asks for its own keys where there are some, else for those of the API; the
-//! ZeroMQ feed, like vLLM's, asks for nothing and is off unless it is given an address.
+//! The HTTP feed tells of every tenant's documents, by hash and without a word of text. It asks for its own keys where
+//! there are some, else for those of the API. The ZeroMQ feed, like vLLM's own, holds the prompts as token ids and asks
+//! nobody for anything: it is off unless it is given an address, which should be one that only routers reach.
 
 pub mod http;
 pub mod place;

@@ -13,6 +13,7 @@
 //!                                        └──── slot 0 ───────┘  └──── slot 1 ───────┘
 //! ```
 
+mod array;
 mod chat;
 mod content;
 pub(crate) mod edit;
@@ -25,8 +26,9 @@ mod text;
 
 use std::borrow::Cow;
 
+pub(crate) use array::element_text;
 pub(crate) use chat::{Chain, Entry, Wrap};
-pub(crate) use parse::{Found, Group, Message, Parsed, Place, Source, element_text, parse};
+pub(crate) use parse::{Found, Group, Message, Parsed, Place, Source, parse};
 
 /// A piece of a JSON string without its escapes.
 pub(crate) fn unescaped(piece: &str) -> Cow<'_, str> {

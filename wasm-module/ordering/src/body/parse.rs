@@ -4,9 +4,9 @@
 //! what is looked for on request.
 
 use super::Skip;
-use super::chat::{Chain, Chat, Entry, RawTurn, Wrap};
+use super::chat::{Chain, Chat, Entry, RawTurn};
 use super::content::{Block, Piece};
-use super::json::{inner, offset_in, range_in, read};
+use super::json::{offset_in, range_in};
 use super::lists::{self, Author};
 use super::results::results;
 use super::tags::{self, Span};
@@ -14,8 +14,6 @@ use super::text::Text;
 use crate::config::{Config, DocumentsField};
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -105,7 +103,7 @@ pub(crate) struct HintPlace {
 
 impl<'a> Found<'a> {
     /// A document that moves as it stands in the body.
-    fn whole(whole: &'a str, label: &'a str) -> Self {
+    pub(super) fn whole(whole: &'a str, label: &'a str) -> Self {
         Self {
             fingerprint: Fingerprint::of(&[whole.as_bytes()]),
             label,
@@ -128,50 +126,6 @@ impl Group<'_> {
     pub(crate) fn is_rendered(&self) -> bool {
         matches!(self.place, Place::Render { .. })
     }
-}
-
-#[derive(Clone, Copy, Deserialize)]
-struct RawDocument<'a> {
-    #[serde(borrow)]
-    id: Option<&'a RawValue>,
-    #[serde(borrow)]
-    title: Option<&'a RawValue>,
-    #[serde(borrow)]
-    text: Option<&'a RawValue>,
-    #[serde(borrow)]
-    content: Option<&'a RawValue>,
-    #[serde(borrow)]
-    snippet: Option<&'a RawValue>,
-    /// Cohere's way: the document's fields in an object of their own.
-    #[serde(borrow)]
-    data: Option<&'a RawValue>,
-}
-
-/// What a `documents` element says, as it stands between quotes; empty where it says nothing.
-struct Parts<'a> {
-    id: &'a str,
-    title: &'a str,
-    text: &'a str,
-    /// Whether it says so in an object `data`, which is Cohere's way.
-    in_data: bool,
-}
-
-impl Parts<'_> {
-    /// Whether an answer names it by its place in the array, so that it must stay there.
-    fn is_counted(&self) -> bool {
-        self.in_data && self.id.is_empty()
-    }
-}
-
-/// The text of an element of a `documents` array, without escapes; `None` if it has none.
-pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
-    let text = if element.starts_with('"') {
-        inner(element)
-    } else {
-        let raw: RawDocument<'_> = serde_json::from_str(element).ok()?;
-        raw.text.or(raw.content).and_then(|text| inner(text.get()))
-    };
-    Some(Text::new(text?).plain)
 }
 
 impl Parsed<'_> {
@@ -233,7 +187,7 @@ pub(crate) fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, S
 }
 
 /// What precedes documents that are written into `message`.
-fn rendered_scope(message: &RawTurn<'_>) -> Scope {
+pub(super) fn rendered_scope(message: &RawTurn<'_>) -> Scope {
     Scope(xxh3_64_with_seed(b"rendered", message.before))
 }
 
@@ -248,95 +202,17 @@ enum Format {
     Elements,
 }
 
-/// Documents of an array: before every message, or to be written into a message.
-type FromArray<'a> = (Option<Group<'a>>, Option<(usize, Group<'a>)>);
-
-struct Finder<'a, 'c> {
-    body: &'a str,
-    config: &'c Config,
+/// Finds documents, and counts them.
+pub(super) struct Finder<'a, 'c> {
+    pub(super) body: &'a str,
+    pub(super) config: &'c Config,
     /// Documents found so far.
     count: usize,
 }
 
 impl<'a> Finder<'a, '_> {
-    /// The documents of the `documents` array; nothing if it is empty.
-    fn array(
-        &mut self,
-        array: &'a RawValue,
-        messages: &[RawTurn<'a>],
-    ) -> Result<FromArray<'a>, Skip> {
-        let elements: Vec<&'a RawValue> = read(self.body, array.get())?;
-        self.add(elements.len())?;
-        if elements.is_empty() {
-            return Ok((None, None));
-        }
-        let target = (messages.iter().enumerate().rev())
-            .find_map(|(at, message)| Some((at, message, message.entry?)));
-        let documents = elements.iter().enumerate();
-        let documents = documents.map(|(index, element)| self.document(index, element.get()));
-        let documents: Vec<Parts<'a>> = documents.collect::<Result<_, Skip>>()?;
-        if self.config.field == DocumentsField::Reorder {
-            if documents.iter().any(Parts::is_counted) {
-                return Ok((None, None));
-            }
-            let found = elements.iter().zip(&documents);
-            let found = found.map(|(element, parts)| Found::whole(element.get(), parts.id));
-            let found = found.collect();
-            let slots = elements
-                .iter()
-                .map(|element| range_in(self.body, element.get()))
-                .collect();
-            // Where the template renders the documents is unknown; before everything is the usual place.
-            let scope = Scope(messages.first().map_or(0, |message| message.before));
-            let hint = target.and_then(|(_, _, entry)| {
-                (entry.wrap == Wrap::None).then_some(HintPlace {
-                    at: entry.at,
-                    before: "",
-                    after: r"\n\n",
-                })
-            });
-            let place = Place::Slots {
-                slots,
-                all_filled: true,
-            };
-            let group = Group {
-                scope,
-                found,
-                place,
-                hint,
-            };
-            return Ok((Some(group), None));
-        }
-        let (index_of, message, entry) = target.ok_or(Skip::NoUserMessage)?;
-        let found = documents.into_iter().map(|parts| {
-            let Parts {
-                id, title, text, ..
-            } = parts;
-            Found {
-                fingerprint: Fingerprint::of(&[id.as_bytes(), title.as_bytes(), text.as_bytes()]),
-                label: if id.is_empty() { title } else { id },
-                tokens: estimate_tokens(id.len() + title.len() + text.len()),
-                source: Source::Parts { id, title, text },
-            }
-        });
-        let group = Group {
-            scope: rendered_scope(message),
-            found: found.collect(),
-            place: Place::Render {
-                array: range_in(self.body, array.get()),
-                entry,
-            },
-            hint: Some(HintPlace {
-                at: entry.at,
-                before: "",
-                after: r"\n",
-            }),
-        };
-        Ok((None, Some((index_of, group))))
-    }
-
     /// Counts `documents` more.
-    fn add(&mut self, documents: usize) -> Result<(), Skip> {
+    pub(super) fn add(&mut self, documents: usize) -> Result<(), Skip> {
         self.count += documents;
         if self.count > self.config.max_documents as usize {
             Err(Skip::TooManyDocuments {
@@ -346,51 +222,6 @@ impl<'a> Finder<'a, '_> {
         } else {
             Ok(())
         }
-    }
-
-    /// What a `documents` element says.
-    fn document(&self, index: usize, element: &'a str) -> Result<Parts<'a>, Skip> {
-        if let Some(text) = inner(element) {
-            return Ok(Parts {
-                id: "",
-                title: "",
-                text,
-                in_data: false,
-            });
-        }
-        if !element.starts_with('{') {
-            return Err(Skip::MalformedDocument { index });
-        }
-        let raw: RawDocument<'a> = read(self.body, element)?;
-        let data = raw
-            .data
-            .map(RawValue::get)
-            .filter(|data| data.starts_with('{'));
-        let fields: RawDocument<'a> = match data {
-            Some(data) => read(self.body, data)?,
-            None => raw,
-        };
-        let text = fields.text.or(fields.content).or(fields.snippet);
-        let text = text.and_then(|text| inner(text.get()));
-        let id =
-            raw.id
-                .or(fields.id)
-                .map(RawValue::get)
-                .map_or("", |id| match id.as_bytes().first() {
-                    Some(b'"') => inner(id).unwrap_or_default(),
-                    Some(b'-' | b'0'..=b'9') => id,
-                    _ => "",
-                });
-        let title = fields
-            .title
-            .and_then(|title| inner(title.get()))
-            .unwrap_or_default();
-        Ok(Parts {
-            id,
-            title,
-            text: text.ok_or(Skip::MalformedDocument { index })?,
-            in_data: data.is_some(),
-        })
     }
 
     /// The documents in one text of a message.
