@@ -3,6 +3,7 @@
 //! ```text
 //! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench tiers
 //! cargo bench -p foreword-benches --bench tiers -- policies    hit ratios by policy and size of host memory
+//! cargo bench -p foreword-benches --bench tiers -- policies XQuAD    on the traces whose names have this in them
 //! cargo bench -p foreword-benches --bench tiers -- times       a lookup and an open among 100,000 pages
 //! ```
 //!
@@ -34,14 +35,14 @@ const DEVICE_PROMPTS: u32 = 8;
 const HOST_PROMPTS: [u32; 5] = [8, 16, 32, 64, 128];
 
 fn main() {
-    // Cargo passes `--bench`; whatever else there is names tables.
-    let tables: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|argument| !argument.starts_with('-'))
-        .collect();
+    // Cargo passes `--bench`; a word that names no table picks traces.
+    let words = std::env::args().skip(1);
+    let words = words.filter(|word| !word.starts_with('-'));
+    let (tables, traces): (Vec<String>, Vec<String>) =
+        words.partition(|word| ["policies", "times"].contains(&&**word));
     let wanted = |name: &str| tables.is_empty() || tables.iter().any(|table| table == name);
     if wanted("policies") {
-        policies();
+        policies(&traces);
     }
     if wanted("times") {
         times();
@@ -77,12 +78,16 @@ struct Hits {
     requests: u64,
 }
 
-fn policies() {
+fn policies(picked: &[String]) {
     println!(
         "Share of documents found / of their tokens found / mean seconds of prefill by the cost profile; device memory {DEVICE_PROMPTS} prompts\n"
     );
     for traces in traces() {
-        println!("{}\n", traces[0].name);
+        let name = &traces[0].name;
+        if !picked.is_empty() && !picked.iter().any(|word| name.contains(word)) {
+            continue;
+        }
+        println!("{name}\n");
         print!("| host memory, prompts |");
         for policy in EvictionPolicy::ALL {
             print!(" {policy} |");

@@ -1,4 +1,5 @@
-//! Retrieval traces over XQuAD: its questions in a fixed random order, each with its best paragraphs by BM25.
+//! XQuAD: its paragraphs and questions, and retrieval traces over them: the questions in a fixed random order, each
+//! with its best paragraphs by BM25.
 
 use foreword_ordering::document::{Fingerprint, estimate_tokens};
 use foreword_ordering::random::Random;
@@ -32,32 +33,54 @@ struct Question {
     question: String,
 }
 
-/// The traces of the best `depths` paragraphs, from the file that [`VARIABLE`] names.
+/// What XQuAD asks, and of what.
+pub struct Corpus {
+    /// The paragraphs' texts.
+    pub paragraphs: Vec<String>,
+    /// Each question, and the paragraph that answers it.
+    pub questions: Vec<(String, usize)>,
+}
+
+/// Reads the file that [`VARIABLE`] names.
 ///
 /// # Errors
-/// Why there are none, in words.
-pub fn traces(depths: &[usize]) -> Result<Vec<Trace>, String> {
+/// Why it cannot be read, in words.
+pub fn corpus() -> Result<Corpus, String> {
     let path = std::env::var_os(VARIABLE)
         .ok_or_else(|| format!("{VARIABLE} does not name XQuAD's English file"))?;
     let text = std::fs::read_to_string(&path)
         .map_err(|error| format!("{}: {error}", path.to_string_lossy()))?;
     let file: File = serde_json::from_str(&text)
         .map_err(|error| format!("{}: {error}", path.to_string_lossy()))?;
-    let paragraphs: Vec<Paragraph> = file
-        .data
-        .into_iter()
-        .flat_map(|article| article.paragraphs)
-        .collect();
-    let mut questions: Vec<&str> = paragraphs
+    let mut corpus = Corpus {
+        paragraphs: Vec::new(),
+        questions: Vec::new(),
+    };
+    let articles = file.data.into_iter();
+    for paragraph in articles.flat_map(|article| article.paragraphs) {
+        let asked = paragraph.qas.into_iter();
+        let at = corpus.paragraphs.len();
+        corpus
+            .questions
+            .extend(asked.map(|asked| (asked.question, at)));
+        corpus.paragraphs.push(paragraph.context);
+    }
+    Ok(corpus)
+}
+
+/// The traces of the best `depths` paragraphs, from the file that [`VARIABLE`] names.
+///
+/// # Errors
+/// Why there are none, in words.
+pub fn traces(depths: &[usize]) -> Result<Vec<Trace>, String> {
+    let corpus = corpus()?;
+    let mut questions: Vec<&str> = corpus
+        .questions
         .iter()
-        .flat_map(|paragraph| &paragraph.qas)
-        .map(|question| question.question.as_str())
+        .map(|(question, _)| question.as_str())
         .collect();
     Random::new(1).shuffle(&mut questions);
-    let contexts: Vec<&str> = paragraphs
-        .iter()
-        .map(|paragraph| paragraph.context.as_str())
-        .collect();
+    let contexts: Vec<&str> = corpus.paragraphs.iter().map(String::as_str).collect();
     let index = Bm25::new(&contexts);
     let ranked: Vec<Vec<usize>> = questions
         .iter()

@@ -88,6 +88,8 @@ pub struct GatewayOptions {
     pub concurrency: u32,
     /// How the filter runs.
     pub shell: Shell,
+    /// A regular expression of the origins whose web pages may speak to it; `None`: none may.
+    pub pages: Option<String>,
     /// The filter's module; `None` builds it.
     pub module: Option<PathBuf>,
     /// Whether Envoy lets the filter hold headers (`allow_on_headers_stop_iteration`), as Istio's and Envoy
@@ -103,6 +105,7 @@ impl GatewayOptions {
             plugin: Some(Value::Object(serde_json::Map::new())),
             concurrency: 1,
             shell: Shell::chosen(),
+            pages: None,
             module: None,
             headers_may_wait: true,
         }
@@ -288,6 +291,9 @@ fn configuration(
     ] {
         text = replace_once(&text, from, &to)?;
     }
+    if let Some(pages) = &options.pages {
+        text = with_pages(&text, pages)?;
+    }
     let (Some(plugin), Some(module)) = (&options.plugin, module) else {
         return replace_between(&text, FILTER_BEGIN, FILTER_END, "");
     };
@@ -305,6 +311,28 @@ fn configuration(
         FILTER_END,
         &format!("value: {plugin}\n"),
     )
+}
+
+/// Puts the two documents of `cors.yaml` where they say.
+fn with_pages(text: &str, origins: &str) -> Result<String> {
+    let path = repository().join("gateway-config/envoy/cors.yaml");
+    let cors =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let (filter, host) = cors
+        .split_once("---\n")
+        .context("cors.yaml has no second document")?;
+    let origins = format!("safe_regex: {{ regex: {} }}", Value::from(origins));
+    let host = replace_once(host, "exact: http://localhost:8080", &origins)?;
+    let mut text = text.to_owned();
+    for (behind, yaml, indent) in [
+        ("          http_filters:\n", filter, 10),
+        ("              domains: [\"*\"]\n", host.as_str(), 14),
+    ] {
+        let lines = yaml.lines().map(|line| format!("{:indent$}{line}\n", ""));
+        let lines: String = lines.collect();
+        text = replace_once(&text, behind, &format!("{behind}{lines}"))?;
+    }
+    Ok(text)
 }
 
 fn replace_once(text: &str, from: &str, to: &str) -> Result<String> {

@@ -5,12 +5,14 @@
 //! build    the Wasm filter and the host
 //! image    the Wasm filter as an OCI image, for Istio and Envoy Gateway
 //! test     everything CI needs, step by step
+//! browser  the npm package and the demo page
 //! demo     host + Envoy, the handbook's questions twice, figures and a report
 //! corpus   rank the handbook's documents for its questions
 //! ```
 //!
 //! One file per command. A child's output goes to stderr, so that stdout carries results only.
 
+mod browser;
 mod build;
 mod corpus;
 mod demo;
@@ -40,12 +42,14 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Fetch what the other commands need: Rust targets, Envoy, cargo-deny (offline once done)
+    /// Fetch what the other commands need: Rust targets, Envoy, npm packages, Chromium, cargo-deny (offline once done)
     Setup,
     /// Build the Wasm filter and the host
     Build(build::Options),
     /// Build the Wasm filter and pack it as an OCI image, without Docker
     Image(image::Options),
+    /// Build the npm package and the demo page
+    Browser(browser::Options),
     /// Run every check and every test, as CI does
     Test,
     /// Replay the handbook's questions through Envoy, in retrieval order and then ordered
@@ -70,6 +74,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Setup => setup::everything(&workspace),
         Task::Build(options) => build::run(&workspace, &options),
         Task::Image(options) => image::run(&workspace, &options),
+        Task::Browser(options) => browser::run(&workspace, &options),
         Task::Test => test::run(&workspace),
         Task::Demo(options) => demo::run(&workspace, &options),
         Task::Corpus(options) => corpus::run(&workspace, &options),

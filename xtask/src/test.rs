@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use crate::step::{Step, seconds};
 use crate::workspace::Workspace;
-use crate::{build, corpus, demo, setup};
+use crate::{browser, build, corpus, demo, setup};
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut plan = Plan::begin(workspace);
@@ -22,12 +22,13 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         "clippy --locked --workspace --all-targets -- -D warnings",
     )?;
     plan.cargo("clippy, filter", CLIPPY_FILTER)?;
-    plan.cargo("clippy, core in a browser", CLIPPY_BROWSER)?;
+    plan.cargo("clippy, browser", CLIPPY_BROWSER)?;
     plan.step(rustdoc(workspace))?;
 
     plan.task("filter", || build::filter(workspace).map(drop))?;
     plan.cargo("tests", "test --locked --workspace")?;
     plan.step(gateway_as_dynamic_module(workspace))?;
+    plan.task("npm package and page", || browser::check(workspace))?;
     plan.task("corpus is as ranked", || corpus::check(workspace))?;
 
     plan.step(deny(
@@ -46,8 +47,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 
 const CLIPPY_FILTER: &str =
     "clippy --locked -p foreword-ordering -p foreword-filter --target wasm32-wasip1 -- -D warnings";
-const CLIPPY_BROWSER: &str =
-    "clippy --locked -p foreword-ordering --target wasm32-unknown-unknown -- -D warnings";
+const CLIPPY_BROWSER: &str = "clippy --locked -p foreword-ordering -p foreword-browser --target wasm32-unknown-unknown -- -D warnings";
 
 fn rustdoc(workspace: &Workspace) -> Step {
     let arguments = ["doc", "--locked", "--workspace", "--no-deps"];

@@ -50,6 +50,11 @@ impl Workspace {
         self.root.join(".tools")
     }
 
+    /// Cargo's target folder: what can be built again.
+    pub(crate) fn target(&self) -> &Path {
+        &self.target
+    }
+
     /// The folder into which cargo puts the artifacts of `profile` for the native target.
     pub(crate) fn artifacts(&self, profile: &str) -> PathBuf {
         self.target.join(profile_folder(profile))

@@ -7,6 +7,7 @@ use std::path::Path;
 
 /// A set of accepted keys. Looking one up takes a time that tells nothing about the keys: the set's hash is keyed
 /// at random, so no prefix of a guess is better than another.
+#[derive(Clone)]
 pub struct ApiKeys(HashSet<Vec<u8>>);
 
 impl ApiKeys {

@@ -17,9 +17,11 @@
 
 pub mod answer;
 pub mod api;
+pub mod bridge;
 pub mod failure;
 pub mod gate;
 pub mod keys;
+pub mod kv;
 pub mod metrics;
 pub mod model;
 pub mod replay;

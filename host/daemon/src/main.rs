@@ -12,11 +12,14 @@ use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use foreword::api::Limits;
 use foreword::gate::Phase;
 use foreword::keys::ApiKeys;
+use foreword::kv::publisher;
+use foreword::kv::vllm::Encoding;
 use foreword::model::Model;
 use foreword::replay::{self, EmptyTrace};
 use foreword::serve::{Config, Server};
 use foreword_engine::backend::cpu::{CpuConfig, Precision};
 use foreword_engine::engine::EngineConfig;
+use foreword_ordering::Config as OrderingConfig;
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::simulation::Capacity;
 use std::io::Write;
@@ -141,9 +144,33 @@ struct ServeArguments {
     /// File with accepted API keys, one per line; without it nobody is asked for a key
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// File with keys for /v1/kv, one per line: it tells what all tenants' caches hold [default: the API keys]
+    #[arg(long, value_name = "FILE")]
+    kv_key_file: Option<PathBuf>,
+    /// Address for vLLM's KV events over ZeroMQ, tcp://*:5557, say; whoever connects reads prompts as token ids
+    #[arg(long, value_name = "ENDPOINT", value_parser = endpoint)]
+    kv_events_endpoint: Option<SocketAddr>,
+    /// Address where KV events that a subscriber missed are repeated
+    #[arg(long, value_name = "ENDPOINT", value_parser = endpoint, requires = "kv_events_endpoint")]
+    kv_events_replay_endpoint: Option<SocketAddr>,
+    /// First frame of every message of KV events
+    #[arg(long, value_name = "TOPIC", default_value = "kv-events")]
+    kv_events_topic: String,
+    /// How KV events are written: as vLLM does since 2026, or as it did before
+    #[arg(long, value_enum, default_value_t = KvEncoding::Map)]
+    kv_events_encoding: KvEncoding,
+    /// The gateway's configuration of documents, if it has one: its plugin configuration's `ordering`, in JSON
+    #[arg(long, value_name = "FILE")]
+    ordering: Option<PathBuf>,
     /// Form of the log on standard error
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum KvEncoding {
+    Map,
+    Array,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -280,9 +307,41 @@ fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
             max_body_bytes: arguments.max_body_bytes,
             request_timeout: Duration::from_secs(arguments.request_timeout_s),
         },
+        kv_keys: arguments
+            .kv_key_file
+            .as_deref()
+            .map(ApiKeys::load)
+            .transpose()?,
+        ordering: ordering(arguments.ordering.as_deref())?,
+        kv_events: arguments
+            .kv_events_endpoint
+            .map(|listen| publisher::Config {
+                listen,
+                replay: arguments.kv_events_replay_endpoint,
+                topic: arguments.kv_events_topic.clone(),
+                encoding: match arguments.kv_events_encoding {
+                    KvEncoding::Map => Encoding::Map,
+                    KvEncoding::Array => Encoding::Array,
+                },
+            }),
         max_inside: arguments.max_waiting + arguments.max_running,
         grace: Duration::from_secs(arguments.grace_s),
     })
+}
+
+/// How the gateway finds documents.
+fn ordering(file: Option<&Path>) -> anyhow::Result<OrderingConfig> {
+    let Some(file) = file else {
+        return Ok(OrderingConfig::default());
+    };
+    let context = || {
+        format!(
+            "cannot read the gateway's configuration in {}",
+            file.display()
+        )
+    };
+    let json = std::fs::read(file).with_context(context)?;
+    OrderingConfig::from_json(&json).with_context(context)
 }
 
 fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
@@ -339,6 +398,18 @@ fn start_log(format: LogFormat) -> anyhow::Result<()> {
         LogFormat::Json => log.json().init(),
     }
     Ok(())
+}
+
+/// `tcp://HOST:PORT`, as ZeroMQ writes addresses to listen on; `*` is every interface.
+fn endpoint(text: &str) -> Result<SocketAddr, String> {
+    let address = text.strip_prefix("tcp://").unwrap_or(text);
+    let address = match address.strip_prefix("*:") {
+        Some(port) => format!("0.0.0.0:{port}"),
+        None => address.to_owned(),
+    };
+    address.parse().map_err(|_| {
+        "it must be tcp://ADDRESS:PORT with an IP address or * for every interface".to_owned()
+    })
 }
 
 fn page_tokens(text: &str) -> Result<u32, String> {

@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | `foreword_http_requests_total` | counter | `route` (the pattern, or `unmatched`), `status` |
 //! | `foreword_generations_total` | counter | `outcome` |
+//! | `foreword_document_paths_total` | counter | `outcome`: `placed`, `partial`, `not_found`, `malformed`, `absent` |
 //! | `foreword_queue_seconds` | histogram | from submission to the engine's start |
 //! | `foreword_time_to_first_token_seconds` | histogram | from the request's arrival |
 //! | `foreword_time_between_tokens_seconds` | histogram | each gap between two tokens of a choice |
@@ -17,6 +18,7 @@
 //!
 //! The engine's own numbers are read from [`Stats`] on each scrape; before the model is loaded they are absent.
 
+use crate::kv::place::Placement;
 use crate::model::Model;
 use axum::http::StatusCode;
 use foreword_engine::engine::Stats;
@@ -35,6 +37,7 @@ pub struct Metrics {
     registry: Registry,
     http: Family<HttpLabels, Counter>,
     generations: Family<GenerationLabels, Counter>,
+    paths: Family<PathLabels, Counter>,
     /// From submission to the engine's start.
     pub queue_seconds: Histogram,
     /// From the request's arrival to its first token.
@@ -91,6 +94,11 @@ struct GenerationLabels {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PathLabels {
+    outcome: &'static str,
+}
+
 impl Metrics {
     /// Metrics that read the engine's numbers from `model` once it is set.
     pub fn new(model: Arc<OnceLock<Arc<Model>>>) -> Self {
@@ -106,6 +114,12 @@ impl Metrics {
             "generations",
             "Generations by how they ended",
             generations.clone(),
+        );
+        let paths = Family::default();
+        registry.register(
+            "document_paths",
+            "Chat requests by what became of the path that the gateway told",
+            paths.clone(),
         );
         let between_tokens_seconds = {
             // 100 µs to 13 s.
@@ -135,6 +149,7 @@ impl Metrics {
         let metrics = Self {
             http,
             generations,
+            paths,
             queue_seconds: seconds("queue_seconds", "From submission to the engine's start"),
             first_token_seconds: seconds(
                 "time_to_first_token_seconds",
@@ -167,6 +182,15 @@ impl Metrics {
     pub fn ended(&self, outcome: Outcome) {
         self.generations
             .get_or_create(&GenerationLabels {
+                outcome: outcome.name(),
+            })
+            .inc();
+    }
+
+    /// Counts a chat request by what became of its path.
+    pub fn placed(&self, outcome: Placement) {
+        self.paths
+            .get_or_create(&PathLabels {
                 outcome: outcome.name(),
             })
             .inc();

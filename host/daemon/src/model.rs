@@ -5,6 +5,7 @@
 
 use crate::answer::Calls;
 use crate::failure::Failure;
+use crate::kv::place::Placer;
 use crate::request::{Chat, Completion, Format, Options, Prompt, ToolChoice};
 use crate::tiers::Tiers;
 use anyhow::Context;
@@ -140,7 +141,7 @@ impl Model {
         &self.engine
     }
 
-    /// The engine's request for a chat, and where calls of tools will stand in the answer. Costs what rendering,
+    /// The engine's request for a chat, whose documents `placer` knows to find, and where calls of tools will stand in the answer. Costs what rendering,
     /// tokenising and compiling a grammar cost: not for an async worker.
     ///
     /// A call that is forced is asked for in the model's own manner where its template shows one: the prompt ends with
@@ -148,7 +149,11 @@ impl Model {
     ///
     /// # Errors
     /// When the chat does not fit the model.
-    pub fn chat_request(&self, chat: &Chat) -> Result<(Request, Calls), Failure> {
+    pub fn chat_request(
+        &self,
+        chat: &Chat,
+        placer: &Placer<'_>,
+    ) -> Result<(Request, Calls), Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
                 "messages",
@@ -177,12 +182,22 @@ impl Model {
             _ => (Calls::None, None),
         };
         // The template has written the special tokens that open a prompt.
-        let prompt = self
-            .tokenizer
-            .encode(&prompt, false)
-            .map_err(Failure::internal)?;
-        let mut request = self.request(prompt, "messages", &chat.options, None)?;
+        let (tokens, documents) = match placer.place(&prompt) {
+            Some(placed) => {
+                let encoded = self
+                    .tokenizer
+                    .encode_counting(&prompt, false, &placed.bytes());
+                let (tokens, counts) = encoded.map_err(Failure::internal)?;
+                (tokens, placed.in_tokens(&counts))
+            }
+            None => {
+                let tokens = self.tokenizer.encode(&prompt, false);
+                (tokens.map_err(Failure::internal)?, None)
+            }
+        };
+        let mut request = self.request(tokens, "messages", &chat.options, None)?;
         request.constraint = request.constraint.or(constraint);
+        request.documents = documents;
         Ok((request, calls))
     }
 

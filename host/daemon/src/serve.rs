@@ -3,18 +3,22 @@
 use crate::api::{App, Limits, router};
 use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
+use crate::kv::http::{Readers, Source};
+use crate::kv::publisher::{self, Publisher};
 use crate::metrics::Metrics;
 use crate::model::Model;
 use anyhow::Context;
 use axum::serve::ListenerExt;
+use foreword_ordering::Config as OrderingConfig;
+use foreword_ordering::path::Locator;
 use std::future::IntoFuture;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
 
 /// How to serve.
@@ -25,6 +29,12 @@ pub struct Config {
     pub keys: Option<ApiKeys>,
     /// Bounds of a request.
     pub limits: Limits,
+    /// The keys to ask for under `/v1/kv`; `None`: those of the API.
+    pub kv_keys: Option<ApiKeys>,
+    /// How the gateway finds documents.
+    pub ordering: OrderingConfig,
+    /// Where vLLM's KV events are published; `None`: nowhere.
+    pub kv_events: Option<publisher::Config>,
     /// Requests inside at once, from the reading of their bodies to the end of their answers.
     pub max_inside: u32,
     /// How long [`Server::stop`] lets those inside go on.
@@ -37,6 +47,19 @@ pub struct Server {
     address: SocketAddr,
     grace: Duration,
     connections: JoinHandle<io::Result<()>>,
+    kv_events: Option<KvEvents>,
+    /// Waits for a model to publish.
+    publisher: Mutex<Option<Publisher>>,
+    publishing: Mutex<JoinSet<()>>,
+}
+
+/// Where vLLM's KV events can be had.
+#[derive(Clone, Copy, Debug)]
+pub struct KvEvents {
+    /// As they happen.
+    pub address: SocketAddr,
+    /// Those that were missed.
+    pub replay: Option<SocketAddr>,
 }
 
 impl Server {
@@ -49,9 +72,21 @@ impl Server {
             .await
             .with_context(|| format!("cannot listen on {}", config.listen))?;
         let address = listener.local_addr().context("cannot tell the port")?;
+        let publisher = match config.kv_events {
+            Some(config) => Some(Publisher::bind(config).await?),
+            None => None,
+        };
+        let kv_events = publisher.as_ref().map(|publisher| KvEvents {
+            address: publisher.address(),
+            replay: publisher.replay_address(),
+        });
         let model = Arc::new(OnceLock::new());
+        let gate = Gate::new(config.max_inside);
+        let kv_keys = config.kv_keys.or_else(|| config.keys.clone());
         let app = Arc::new(App {
-            gate: Gate::new(config.max_inside),
+            readers: Readers::new(kv_keys, Arc::clone(&gate)),
+            locator: Locator::new(config.ordering),
+            gate,
             metrics: Arc::new(Metrics::new(Arc::clone(&model))),
             model,
             keys: config.keys,
@@ -77,12 +112,20 @@ impl Server {
             address,
             grace: config.grace,
             connections,
+            kv_events,
+            publisher: Mutex::new(publisher),
+            publishing: Mutex::default(),
         })
     }
 
     /// The address in use, with its real port.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where vLLM's KV events can be had, if anywhere.
+    pub fn kv_events(&self) -> Option<KvEvents> {
+        self.kv_events
     }
 
     /// What its handlers see.
@@ -92,7 +135,14 @@ impl Server {
 
     /// Serves `model` from now on. A server opens once; a second model is dropped.
     pub fn open(&self, model: Model) {
-        let _ = self.app.model.set(Arc::new(model));
+        let (name, feed) = (model.name().to_owned(), model.engine().feed().clone());
+        if self.app.model.set(Arc::new(model)).is_ok() {
+            if let Some(publisher) = lock(&self.publisher).take() {
+                let tasks = &mut lock(&self.publishing);
+                publisher.start(Arc::clone(&feed), &self.app.gate, tasks);
+            }
+            self.app.readers.open(Source { feed, model: name });
+        }
         self.app.gate.advance(Phase::Open);
     }
 
@@ -103,6 +153,7 @@ impl Server {
             app,
             grace,
             connections,
+            publishing,
             ..
         } = self;
         let gate = &app.gate;
@@ -123,12 +174,21 @@ impl Server {
         if timeout_at(writing, connections).await.is_err() {
             tracing::warn!("closing connections whose clients do not read");
         }
+        let mut publishing = publishing
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        while publishing.join_next().await.is_some() {}
         if let Some(model) = app.model.get().cloned() {
             // It blocks until the engine's thread has ended; with nobody inside, that is at once.
             let _ = tokio::task::spawn_blocking(move || model.engine().shutdown()).await;
         }
         tracing::info!("stopped");
     }
+}
+
+/// What is behind these locks is only ever taken or added to.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The least time for writing the last answers.

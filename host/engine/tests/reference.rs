@@ -3,7 +3,8 @@
 //! Tolerance: no logit may differ by more than 2e-4 of its row's standard deviation. Both sides compute in f32 from the
 //! same stored weights and differ in the order of additions and in the rounding of rotary angles; the references' own
 //! change when their products are computed in f64 is 6e-5 to 1.7e-4 at a deviation near 4 (`fixtures/README.md`).
-//! Where activations are rounded to bf16 (2^-9 relative, at every product), 2e-2 is allowed.
+//! Where activations are rounded to bf16 (2^-9 relative, at every product), 2e-2 is allowed to the root mean square of a
+//! row's errors, and five times that to a single one.
 
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
@@ -323,9 +324,17 @@ fn logits_by_bf16_products_stay_near_transformers_and_do_not_depend_on_chunks() 
             let rows = run(&mut backend, &prompt.tokens, 0, &cold, Output::All);
             let last = &rows[rows.len() - width..];
             let errors = last.iter().zip(&prompt.last).map(|(a, b)| (a - b).abs());
-            let share = errors.fold(0.0, f32::max) / deviation(&prompt.last);
-            println!("{name}, {} tokens: {share:e}", prompt.tokens.len());
-            assert!(share <= BF16_TOLERANCE, "{name}: {share} of the deviation");
+            let worst = errors.clone().fold(0.0, f32::max) / deviation(&prompt.last);
+            let square = errors.map(|error| error * error).sum::<f32>() / width as f32;
+            let typical = square.sqrt() / deviation(&prompt.last);
+            println!(
+                "{name}, {} tokens: {typical:e}, {worst:e}",
+                prompt.tokens.len()
+            );
+            assert!(
+                typical <= BF16_TOLERANCE && worst <= 5.0 * BF16_TOLERANCE,
+                "{name}: {typical} of the deviation, at worst {worst}"
+            );
 
             let chunked = pages(cold.len() as u32, &prompt);
             let mut pieces = Vec::new();

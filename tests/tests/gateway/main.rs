@@ -8,6 +8,7 @@ mod bounds;
 mod configuration;
 mod failures;
 mod ordering;
+mod pages;
 mod released;
 mod streams;
 

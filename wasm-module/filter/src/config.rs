@@ -171,7 +171,7 @@ impl From<Value> for Field {
 
 fn routes(value: Option<&Value>) -> Result<Vec<String>, ConfigError> {
     let Some(value) = value else {
-        return Ok(vec![DEFAULT_ROUTE.to_owned()]);
+        return Ok(DEFAULT_ROUTES.map(str::to_owned).to_vec());
     };
     let list = value
         .as_array()
@@ -287,7 +287,8 @@ fn invalid(
     }
 }
 
-const DEFAULT_ROUTE: &str = "/v1/chat/completions";
+/// OpenAI's and Anthropic's; their bodies are read alike.
+const DEFAULT_ROUTES: [&str; 2] = ["/v1/chat/completions", "/v1/messages"];
 const DEFAULT_REPORT_HEADER: &str = "x-foreword";
 const DEFAULT_PATH_HEADER: &str = "x-foreword-path";
 const DEFAULT_MAX_BODY_BYTES: u32 = 4 << 20;
@@ -313,7 +314,7 @@ mod tests {
     fn an_empty_configuration_and_an_empty_object_give_the_defaults() {
         for json in ["", " \n", "{}"] {
             let config = Config::from_json(json.as_bytes()).unwrap();
-            assert_eq!(config.routes, ["/v1/chat/completions"]);
+            assert_eq!(config.routes, ["/v1/chat/completions", "/v1/messages"]);
             assert_eq!(config.max_body_bytes, 4_194_304);
             assert_eq!(config.tenant_header, None);
             assert_eq!(config.on_failure, OnFailure::Pass);

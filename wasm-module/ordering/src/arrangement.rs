@@ -5,6 +5,7 @@
 
 use crate::body::{Found, Group, Place};
 use crate::document::Fingerprint;
+use crate::sort::sort_by_key;
 use crate::tree::Scope;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -109,7 +110,7 @@ impl Arrangement {
     /// Whether the arrangement sends exactly the documents of the list: each once, in full or as a reference.
     pub(crate) fn is_of(&self, listed: &Listed) -> bool {
         let mut indices: SmallVec<[u16; 16]> = self.slots.iter().map(|slot| slot.index()).collect();
-        indices.sort_unstable();
+        sort_by_key(&mut indices, |index| *index);
         indices
             .iter()
             .eq(listed.distinct.iter().map(|(index, _)| index))

@@ -63,6 +63,24 @@ pub struct RawDocuments {
     pub field: DocumentsField,
     /// Names of the tags that hold a document in a message.
     pub tags: Vec<String>,
+    /// Names of tags that hold documents where two or more of them stand in a text, and none of `tags` does: they are
+    /// used for other things too.
+    pub loose_tags: Vec<String>,
+    /// Whether `document` and `search_result` blocks of a message's content are put in order (Anthropic). On: they are
+    /// nothing else. Those with citations, which are counted, stay where they are.
+    pub blocks: bool,
+    /// Whether the elements of a tool result's JSON array `results` are put in order, if each has a `url`, `path`,
+    /// `file`, `filename`, `uri` or `href`. On: they are what a search found. No hint is written into JSON.
+    pub results: bool,
+    /// Whether the items of a numbered list, `[1] …` and so on, are documents. Off: they may be steps. Items keep their
+    /// numbers, so that citations hold; so a document is known again only under the number that it had.
+    pub numbered: bool,
+    /// Whether what stands between lines of dashes, `---`, is a document. Off: it may be anything. Such documents have
+    /// no names, so no hint tells the retriever's order.
+    pub rules: bool,
+    /// Whether sections of a tool's result under headings, `# …`, are documents. Off: most results with headings are one
+    /// document.
+    pub headings: bool,
     /// Documents in a request, at most; a request with more is passed as it came.
     pub max: u32,
 }
@@ -131,6 +149,7 @@ pub struct Config {
     pub(crate) hint: Option<HintTemplate>,
     pub(crate) field: DocumentsField,
     pub(crate) tags: Vec<String>,
+    pub(crate) formats: Formats,
     pub(crate) max_documents: u32,
     pub(crate) tree: Bounds,
     pub(crate) max_trees: u32,
@@ -139,6 +158,17 @@ pub struct Config {
     /// Tokens of documents pinned in one chat; `None`: none are.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
+}
+
+/// What documents are looked for beside tagged ones; see [`RawDocuments`].
+#[derive(Clone, Debug)]
+pub(crate) struct Formats {
+    pub(crate) loose_tags: Vec<String>,
+    pub(crate) blocks: bool,
+    pub(crate) results: bool,
+    pub(crate) numbered: bool,
+    pub(crate) rules: bool,
+    pub(crate) headings: bool,
 }
 
 /// What is wrong with a configuration.
@@ -203,6 +233,12 @@ impl Default for RawDocuments {
             tags: ["document", "doc", "passage", "source"]
                 .map(String::from)
                 .to_vec(),
+            loose_tags: ["context", "reference", "file"].map(String::from).to_vec(),
+            blocks: true,
+            results: true,
+            numbered: false,
+            rules: false,
+            headings: false,
             max: 512,
         }
     }
@@ -315,16 +351,22 @@ impl TryFrom<RawConfig> for Config {
         )?;
         within("tree.max_nodes", raw.tree.max_nodes.into(), 1, 10_000_000)?;
         within("tree.max_trees", raw.tree.max_trees.into(), 1, 10_000)?;
-        within("documents.tags", raw.documents.tags.len() as u64, 0, 32)?;
-        for tag in &raw.documents.tags {
-            let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
-            if tag.is_empty() || tag.len() > 64 || !tag.chars().all(is_name) {
-                return refuse(
-                    "documents.tags",
-                    format!(
-                        "`{tag}` is not a tag name: 1 to 64 ASCII letters, digits, `-`, `_`, `.` or `:`"
-                    ),
-                );
+        for (field, tags) in [
+            ("documents.tags", &raw.documents.tags),
+            ("documents.loose_tags", &raw.documents.loose_tags),
+        ] {
+            within(field, tags.len() as u64, 0, 32)?;
+            for tag in tags {
+                let is_name =
+                    |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
+                if tag.is_empty() || tag.len() > 64 || !tag.chars().all(is_name) {
+                    return refuse(
+                        field,
+                        format!(
+                            "`{tag}` is not a tag name: 1 to 64 ASCII letters, digits, `-`, `_`, `.` or `:`"
+                        ),
+                    );
+                }
             }
         }
         within(
@@ -351,6 +393,14 @@ impl TryFrom<RawConfig> for Config {
             hint,
             field: raw.documents.field,
             tags: raw.documents.tags,
+            formats: Formats {
+                loose_tags: raw.documents.loose_tags,
+                blocks: raw.documents.blocks,
+                results: raw.documents.results,
+                numbered: raw.documents.numbered,
+                rules: raw.documents.rules,
+                headings: raw.documents.headings,
+            },
             max_documents: raw.documents.max,
             tree: Bounds {
                 max_nodes: raw.tree.max_nodes,
@@ -426,6 +476,10 @@ mod tests {
         assert!(
             error(r#"{"documents": {"tags": ["a b"]}}"#)
                 .starts_with("documents.tags: `a b` is not a tag name")
+        );
+        assert!(
+            error(r#"{"documents": {"loose_tags": [""]}}"#)
+                .starts_with("documents.loose_tags: `` is not a tag name")
         );
         assert_eq!(
             error(r#"{"hint": {"template": "no"}}"#),

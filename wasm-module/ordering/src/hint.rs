@@ -4,6 +4,8 @@
 //!
 //! Both call documents by the labels that the client gave them.
 
+use crate::sort::sort_by_key;
+
 /// A checked template of order hints, its words escaped for the inside of a JSON string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintTemplate {
@@ -63,7 +65,7 @@ impl HintTemplate {
             return None;
         }
         let mut sorted = labels.to_vec();
-        sorted.sort_unstable();
+        sort_by_key(&mut sorted, |label| *label);
         sorted.dedup();
         if sorted.len() != labels.len() {
             return None;
@@ -117,7 +119,7 @@ fn once<'a>(text: &'a str, mark: &str) -> Option<(&'a str, &'a str)> {
 
 /// `text` as it stands between the quotes of a JSON string.
 fn escape(text: &str) -> String {
-    let quoted = serde_json::Value::from(text).to_string();
+    let quoted = serde_json::to_string(text).unwrap_or_default();
     quoted
         .get(1..quoted.len().saturating_sub(1))
         .unwrap_or_default()

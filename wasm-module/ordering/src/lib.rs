@@ -44,6 +44,7 @@ mod request;
 pub mod schedule;
 pub mod similarity;
 pub mod simulation;
+mod sort;
 pub mod tree;
 
 pub use body::Skip;

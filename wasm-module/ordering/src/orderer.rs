@@ -168,6 +168,12 @@ impl Orderer {
         kept.map_or_else(Vec::new, |kept| kept.tree.view(limit))
     }
 
+    /// How it was told to order.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// Forgets everything, as after the engine was restarted.
     pub fn clear(&mut self) {
         self.trees.clear();

@@ -118,7 +118,7 @@ fn in_the_callers_list(order: &Order, ranks: &[u16]) -> Vec<u16> {
 
 /// The order hint as plain text: templates are made for the inside of a JSON string.
 fn hint(config: &Config, candidates: &[Candidate<'_>]) -> Option<String> {
-    let quoted = |label: &str| serde_json::Value::from(label).to_string();
+    let quoted = |label: &str| serde_json::to_string(label).unwrap_or_default();
     let labels: Vec<String> = candidates.iter().map(|found| quoted(found.label)).collect();
     let labels: Vec<&str> = labels.iter().filter_map(|label| inside(label)).collect();
     let hint = config.hint.as_ref()?.render(&labels)?;

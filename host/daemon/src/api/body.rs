@@ -34,7 +34,7 @@ pub(super) async fn read(request: Request, limit: u64, time: TimeLimit) -> Resul
 /// Reads past a body that is not wanted, up to a bound: a client that is still sending when its connection is closed
 /// loses the response to the reset, and with it the reason. Not done for a client that waits to be told
 /// (`expect: 100-continue`), since it has not sent anything.
-pub(super) async fn discard(request: Request) {
+pub(crate) async fn discard(request: Request) {
     if !request.headers().contains_key(header::EXPECT) {
         drain(request.into_body().into_data_stream()).await;
     }

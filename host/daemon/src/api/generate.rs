@@ -13,10 +13,12 @@ use super::{App, RequestId};
 use crate::answer::{Answer, Calls, Reading, Record, TimeLimit};
 use crate::failure::{Failure, clip};
 use crate::gate::{Pass, Phase};
+use crate::kv::place::{PATH_HEADER, Placer};
 use crate::model::Model;
 use crate::request::{Chat, Completion, Delivery, Options};
 use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
+use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
 use foreword_engine::engine::{self, Generation};
 use foreword_engine::text::Part;
@@ -71,7 +73,7 @@ impl Job {
 }
 
 async fn generate(
-    app: &App,
+    app: &Arc<App>,
     dialect: Dialect,
     id: RequestId,
     request: Request,
@@ -91,6 +93,7 @@ async fn generate(
             return Err(failure);
         }
     };
+    let path = request.headers().get(PATH_HEADER).cloned();
     let body = tokio::select! {
         body = body::read(request, app.limits.max_body_bytes, time) => body?,
         () = pass.cut() => return Err(Failure::Stopping),
@@ -101,7 +104,7 @@ async fn generate(
         reading,
         delivery,
     } = tokio::select! {
-        prepared = prepare(app, Arc::clone(&model), dialect, body) => prepared?,
+        prepared = prepare(app, Arc::clone(&model), dialect, body, path) => prepared?,
         () = tokio::time::sleep_until(time.deadline()) => return Err(Failure::Timeout { limit: time.limit }),
         () = pass.cut() => return Err(Failure::Stopping),
     };
@@ -158,22 +161,25 @@ struct Prepared {
 /// Parses the body and makes the engine's request of it, on a thread that may block. The permit goes with the work:
 /// the number of such threads stays bounded even when clients leave meanwhile.
 async fn prepare(
-    app: &App,
+    app: &Arc<App>,
     model: Arc<Model>,
     dialect: Dialect,
     body: Bytes,
+    path: Option<HeaderValue>,
 ) -> Result<Prepared, Failure> {
     let permit = Arc::clone(&app.preparing)
         .acquire_owned()
         .await
         .map_err(Failure::internal)?;
+    let app = Arc::clone(app);
     let work = move || {
         let _permit = permit;
         let (request, calls, options) = match dialect {
             Dialect::Chat => {
                 let chat = Chat::parse(&body)?;
                 check_model(&model, &chat.options)?;
-                let (request, calls) = model.chat_request(&chat)?;
+                let placer = Placer::new(&app.locator, path.as_ref(), &body, &app.metrics);
+                let (request, calls) = model.chat_request(&chat, &placer)?;
                 (request, calls, chat.options)
             }
             Dialect::Completion => {

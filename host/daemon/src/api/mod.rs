@@ -4,13 +4,14 @@
 //! | --- | --- | --- |
 //! | `/v1/chat/completions`, `/v1/completions` | POST | yes |
 //! | `/v1/models`, `/v1/models/{id}` | GET | yes |
+//! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | the feed's own, where it has some |
 //! | `/healthz`, `/readyz`, `/metrics` | GET | no |
 //!
 //! ```text
 //!   observe (request id, log span, count) ─▶ authorize (only /v1) ─▶ handler ─▶ Failure or response
 //! ```
 
-mod body;
+pub(crate) mod body;
 mod dialect;
 mod generate;
 mod logprobs;
@@ -21,6 +22,8 @@ mod stream;
 use crate::failure::{Failure, clip};
 use crate::gate::Gate;
 use crate::keys::ApiKeys;
+use crate::kv;
+use crate::kv::http::Readers;
 use crate::metrics::Metrics;
 use crate::model::Model;
 use axum::Router;
@@ -29,6 +32,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
+use foreword_ordering::path::Locator;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -48,6 +52,10 @@ pub struct App {
     pub keys: Option<ApiKeys>,
     /// Bounds of a request.
     pub limits: Limits,
+    /// The feed of what the engine's cache holds.
+    pub readers: Arc<Readers>,
+    /// Finds requests' documents as the gateway does.
+    pub locator: Locator,
     /// Requests being parsed, rendered and tokenised at once: one per core.
     pub preparing: Arc<Semaphore>,
 }
@@ -63,6 +71,7 @@ pub struct Limits {
 
 /// The routes.
 pub fn router(app: Arc<App>) -> Router {
+    let feed = kv::http::router(Arc::clone(&app.readers));
     Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completion))
@@ -74,6 +83,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/healthz", get(probes::healthz))
         .route("/readyz", get(probes::readyz))
         .route("/metrics", get(probes::metrics))
+        .merge(feed.with_state(()))
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(unknown_url)
         .layer(from_fn_with_state(Arc::clone(&app), observe))

@@ -7,6 +7,8 @@ mod chat;
 mod choices;
 mod completions;
 mod format;
+mod kv;
+mod kv_zmq;
 mod lifecycle;
 mod limits;
 mod logprobs;

@@ -89,6 +89,11 @@ impl EventLog {
         self.events.push_back(event);
     }
 
+    /// Everything that another log holds.
+    pub(super) fn append(&mut self, mut other: Self) {
+        other.take().into_iter().for_each(|event| self.push(event));
+    }
+
     /// All events since the last call, the oldest first.
     pub(super) fn take(&mut self) -> Vec<CacheEvent> {
         let gap = std::mem::take(&mut self.dropped);

@@ -99,6 +99,11 @@ impl Marks {
         self.0.push(mark);
     }
 
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Tells that the page has gone.
     pub(super) fn tell_removed(self, salt: &Arc<str>, log: &mut EventLog) {
         for mark in self.0.into_iter().rev() {

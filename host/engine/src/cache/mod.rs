@@ -299,24 +299,29 @@ impl PrefixCache {
     /// Forgets every prefix that no lease holds, in every tier; returns the number of the device's pages freed.
     pub fn clear(&mut self) -> u32 {
         let before = self.counts.device;
+        let told = std::mem::take(&mut self.events);
         for id in self.tree.leaves_first() {
             let evictable = self.evictable(id);
             if evictable.host {
                 self.leave_host(id);
             }
-            let needed = self.tree[id].at.host_children > 0 || self.tree[id].at.pins > 0;
-            if evictable.device
-                && !needed
-                && let Some(page) = self.leave_device(id)
-            {
-                self.pool.give_back(page);
-            }
+            let at = &self.tree[id].at;
+            let page = (evictable.device && at.host_children == 0 && at.pins == 0)
+                .then(|| self.leave_device(id))
+                .flatten();
+            page.into_iter().for_each(|page| self.pool.give_back(page));
             self.forget_if_gone(id);
         }
         if let Some(disk) = &self.disk {
             disk.clear();
         }
         self.history.clear();
+        let removals = std::mem::replace(&mut self.events, told);
+        if self.counts.device == 0 && self.counts.host == 0 {
+            self.events.push(CacheEvent::Cleared);
+        } else {
+            self.events.append(removals);
+        }
         before - self.counts.device
     }
 
@@ -358,7 +363,7 @@ impl PrefixCache {
     }
 
     /// Cleans up after a partial page that has left the tree.
-    fn bury(&mut self, superseded: Option<Node>) {
+    fn bury(&mut self, superseded: Option<Box<Node>>) {
         let Some(node) = superseded else { return };
         let Some(copy) = node.at.device else { return };
         if copy.filed {

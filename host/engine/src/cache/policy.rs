@@ -36,7 +36,8 @@ pub enum EvictionPolicy {
     Pgdsf,
 }
 
-/// What a page's first use counts for, where a later one counts for 1. Between .2 and .5 the hit ratios hardly differ.
+/// What a page's first use counts for, where a later one counts for 1. Less favours what is popular for long, more what
+/// is popular for now; `benches/README.md` has what was tried.
 const FIRST_USE: f64 = 0.3;
 
 /// How a page was used so far.

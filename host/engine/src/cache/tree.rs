@@ -86,7 +86,7 @@ pub(super) enum Insertion {
     /// There is a node now. A partial page that it makes superfluous has left the tree.
     Inserted {
         node: NodeId,
-        superseded: Option<Node>,
+        superseded: Option<Box<Node>>,
     },
     /// This node holds these tokens already, and maybe more; the tree is unchanged.
     Covered(NodeId),
@@ -149,7 +149,7 @@ impl Tree {
                 .filter(|(key, _)| tokens.starts_with(key))
                 .map(|(_, &node)| node);
         }
-        let superseded = shorter.and_then(|node| self.remove(node));
+        let superseded = shorter.and_then(|node| self.remove(node)).map(Box::new);
         let tokens: Arc<[TokenId]> = tokens.into();
         let above = self.hash_before(salt, parent);
         let hash = (tokens.len() == self.page_tokens).then(|| above.then(&tokens));

@@ -10,7 +10,7 @@ use super::room::Place;
 use super::work::Work;
 use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, SpeculationId, Stats};
 use crate::backend::{Backend, BackendError, Output, Segment, TokenId};
-use crate::cache::{CacheConfig, DocumentPath, Lease, PrefixCache, Sighting};
+use crate::cache::{CacheConfig, CacheEvent, DocumentPath, Lease, PrefixCache, Sighting};
 use crate::sampling::{Choice, Sampler, SamplingError};
 use crate::scheduler::{Entry, Limits, Plan, Queue, Rule, Running, State, Ticket, Waiting, plan};
 use foreword_ordering::document::Fingerprint;
@@ -156,6 +156,11 @@ impl Core {
 
     pub(super) fn clear_cache(&mut self) -> u32 {
         self.cache.clear()
+    }
+
+    /// What happened in the cache since the last call.
+    pub(super) fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.cache.take_events()
     }
 
     /// Hands out the events so far, in order.

@@ -19,6 +19,7 @@
 
 mod core;
 mod failure;
+pub mod feed;
 pub mod profile;
 mod room;
 mod stepper;
@@ -34,6 +35,7 @@ pub use self::watchdog::{BackendFactory, Health};
 pub use crate::scheduler::Rule;
 
 use self::core::{Core, Sequence};
+use self::feed::Feed;
 use self::worker::{Clock, Shared};
 use crate::backend::{Backend, TokenId};
 use crate::cache::{CacheConfig, DocumentPath};
@@ -355,6 +357,12 @@ impl Engine {
     /// The engine's counters now.
     pub fn stats(&self) -> Stats {
         self.handle.shared.stats()
+    }
+
+    /// What happens in its cache. When an event of a generation has been received, the feed already tells what led to
+    /// it.
+    pub fn feed(&self) -> &Arc<Feed> {
+        self.handle.shared.feed()
     }
 
     /// Forgets every cached prefix that no running request uses; returns the number of pages freed. Waits for the

@@ -11,6 +11,7 @@
 //! [watchdog](super::watchdog): it ends, and what its device computed concerns nobody.
 
 use super::core::{Core, Sequence};
+use super::feed::Feed;
 use super::room::Room;
 use super::watchdog::Health;
 use super::{Bounds, EngineConfig, Generation, Request, Stats, SubmitError};
@@ -36,6 +37,7 @@ pub(super) struct Shared {
     bell: Arc<AtomicU64>,
     bounds: Bounds,
     clock: Clock,
+    feed: Arc<Feed>,
 }
 
 struct Inbox {
@@ -86,6 +88,7 @@ impl Shared {
             bell: Arc::default(),
             bounds: Bounds::of(backend),
             clock,
+            feed: Arc::new(Feed::new()),
         }
     }
 
@@ -122,6 +125,10 @@ impl Shared {
 
     pub(super) fn now(&self) -> Instant {
         (self.clock)()
+    }
+
+    pub(super) fn feed(&self) -> &Arc<Feed> {
+        &self.feed
     }
 
     pub(super) fn clear_cache(&self) -> u32 {
@@ -197,9 +204,10 @@ impl Shared {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the core's counters visible, then its events.
+    /// Makes the core's counters visible, then what happened in its cache, then its events.
     pub(super) fn publish(&self, core: &mut Core) {
         self.lock().stats = core.stats();
+        self.feed.publish(core.take_cache_events());
         core.send_events();
     }
 

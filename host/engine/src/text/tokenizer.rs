@@ -62,6 +62,44 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// As [`Tokenizer::encode`], and for each of `at` (bytes of the text, ascending) how many tokens lie wholly before
+    /// it. A token that stands for a part of a character lies where the character does.
+    ///
+    /// # Errors
+    /// [`TextError::Encode`].
+    pub fn encode_counting(
+        &self,
+        text: &str,
+        special: bool,
+        at: &[usize],
+    ) -> Result<(Vec<TokenId>, Vec<u32>), TextError> {
+        let encoded = catch_unwind(AssertUnwindSafe(|| self.inner.encode(text, special)));
+        let encoded =
+            encoded.map_err(|_| TextError::Encode("the tokenizers crate panicked".to_owned()))?;
+        let encoding = encoded.map_err(|error| TextError::Encode(error.to_string()))?;
+        let mut counts = Vec::with_capacity(at.len());
+        let tokens = encoding.get_offsets().iter().zip(encoding.get_tokens());
+        for (before, (&(_, end), piece)) in (0..).zip(tokens) {
+            // Some tokenizers leave white space out of what they say of a token, though the token stands for it too.
+            let goes_on = |at: usize| {
+                end == at
+                    && piece.ends_with(BYTE_LEVEL_SPACES)
+                    && !text
+                        .get(..at)
+                        .unwrap_or_default()
+                        .ends_with(char::is_whitespace)
+            };
+            while at
+                .get(counts.len())
+                .is_some_and(|&at| at < end || goes_on(at))
+            {
+                counts.push(before);
+            }
+        }
+        counts.resize(at.len(), u32::try_from(encoding.len()).unwrap_or(u32::MAX));
+        Ok((encoding.get_ids().to_vec(), counts))
+    }
+
     /// A decoder for one generation that is a text of its own, an answer in a chat, say: a space that only marks the
     /// beginning of the text is left out.
     pub fn decoder(&self) -> Decoder<'_> {
@@ -114,9 +152,53 @@ impl Tokenizer {
     }
 }
 
+/// How byte-level vocabularies spell a blank, a tab, a line feed and a carriage return.
+const BYTE_LEVEL_SPACES: [char; 4] = ['Ġ', 'ĉ', 'Ċ', 'č'];
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_are_counted_up_to_any_byte() {
+        // As it is, and as vocabularies that trim what they say of tokens have it (Llama 3's, for one).
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen2/tokenizer.json");
+        let json = std::fs::read_to_string(file).unwrap();
+        let mut trimming: serde_json::Value = serde_json::from_str(&json).unwrap();
+        trimming["post_processor"] = serde_json::json!(
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}
+        );
+        for json in [json, trimming.to_string()] {
+            let tokenizer = Tokenizer::parse(json.as_bytes()).unwrap();
+            let text = "<doc id=\"a\">\nDer Übersetzer, naïve 😀 text.</doc>\n\nWhat follows?";
+            let at: Vec<usize> = (0..=text.len() + 1).collect();
+            let (tokens, counts) = tokenizer.encode_counting(text, false, &at).unwrap();
+            assert_eq!(tokens, tokenizer.encode(text, false).unwrap());
+            // Where each beginning of the tokens ends; `None` within a character.
+            let ends: Vec<Option<usize>> = (0..=tokens.len())
+                .map(|count| tokenizer.decode_whole(&tokens[..count]))
+                .map(|beginning| text.starts_with(&beginning).then_some(beginning.len()))
+                .collect();
+            for (at, count) in at.into_iter().zip(counts) {
+                if at > 0
+                    && text
+                        .get(..at)
+                        .is_some_and(|text| text.ends_with(char::is_whitespace))
+                {
+                    // What is trimmed cannot be told from what is not there: one token less may be counted, none more.
+                    assert!(
+                        ends[count as usize].is_some_and(|end| end <= at),
+                        "at byte {at}"
+                    );
+                    continue;
+                }
+                let expected = (0..=tokens.len())
+                    .rev()
+                    .find(|&count| ends[count].is_some_and(|end| end <= at));
+                assert_eq!(Some(count as usize), expected, "at byte {at}");
+            }
+        }
+    }
 
     #[test]
     fn malformed_files_are_named() {

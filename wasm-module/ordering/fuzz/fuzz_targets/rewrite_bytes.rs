@@ -10,8 +10,11 @@ use serde_json::Value;
 
 fuzz_target!(|bodies: &[u8]| {
     let mut orderer = Orderer::new(
-        Config::from_json(br#"{"conversation":{"max_entries":8,"max_bytes":4096}}"#)
-            .expect("a valid configuration"),
+        Config::from_json(
+            br#"{"policy":"random","conversation":{"max_entries":8,"max_bytes":4096},
+                "documents":{"numbered":true,"rules":true,"headings":true}}"#,
+        )
+        .expect("a valid configuration"),
     );
     for body in bodies.split(|byte| *byte == 0).take(8) {
         let Ok(rewrite) = orderer.rewrite("", body) else {

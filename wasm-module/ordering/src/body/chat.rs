@@ -1,4 +1,5 @@
-//! A chat's messages: where their texts stand, what precedes each in the prompt, and by what a chat is known again.
+//! A chat's messages: what may hold documents in them, what precedes each in the prompt, and by what a chat is known
+//! again. A body of Anthropic's Messages API is read alike: its `system` is a message before the others.
 //!
 //! ```text
 //!   messages   m0 ───────── m1 ───────── m2        as the client sends them
@@ -6,7 +7,9 @@
 //!   before     H(tools)     H(·, m0)     H(·, m1)  every byte: what stands before a message in the prompt
 //! ```
 
-use super::json::{inner, object, offset_in, range_in, read};
+use super::content::{Piece, pieces};
+use super::json::{object, offset_in, range_in};
+use super::lists::Author;
 use super::{MAX_MODEL_BYTES, Skip};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -15,7 +18,7 @@ use std::borrow::Cow;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 /// What a chat's messages up to and including one hash to: role and content, byte for byte as the client sends
-/// them, and who the client says is asking (`user`, `safety_identifier`, `prompt_cache_key`).
+/// them, and who the client says is asking (`user`, `safety_identifier`, `prompt_cache_key`, `metadata.user_id`).
 ///
 /// Other fields of a message do not count, for clients are known to drop or add some when they send an answer back.
 /// The hash is no secret and no proof: what is looked up by it is checked against the request before it is used, where
@@ -42,8 +45,8 @@ pub(super) struct RawTurn<'a> {
     pub(super) entry: Option<Entry>,
     /// The whole message.
     pub(super) raw: &'a str,
-    /// What stands between the quotes of its texts.
-    pub(super) texts: SmallVec<[&'a str; 1]>,
+    /// What may hold documents, in the order of the prompt.
+    pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
 }
 
 /// Where blocks can be inserted into a user message: before its text.
@@ -67,6 +70,8 @@ pub(crate) enum Wrap {
 struct RawChat<'a> {
     #[serde(borrow)]
     model: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    system: Option<&'a RawValue>,
     #[serde(borrow, default)]
     messages: Vec<&'a RawValue>,
     #[serde(borrow)]
@@ -79,6 +84,14 @@ struct RawChat<'a> {
     safety_identifier: Option<&'a RawValue>,
     #[serde(borrow)]
     prompt_cache_key: Option<&'a RawValue>,
+    #[serde(borrow)]
+    metadata: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct RawMetadata<'a> {
+    #[serde(borrow)]
+    user_id: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -87,12 +100,6 @@ struct RawMessage<'a> {
     role: Option<Cow<'a, str>>,
     #[serde(borrow)]
     content: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct RawPart<'a> {
-    #[serde(borrow)]
-    text: Option<&'a RawValue>,
 }
 
 impl<'a> Chat<'a> {
@@ -105,7 +112,21 @@ impl<'a> Chat<'a> {
                 limit: MAX_MODEL_BYTES,
             });
         }
-        let asking = [chat.user, chat.safety_identifier, chat.prompt_cache_key];
+        // Whatever else a client keeps there may change from request to request.
+        let metadata = chat
+            .metadata
+            .filter(|metadata| metadata.get().starts_with('{'));
+        let user_id = metadata.and_then(|metadata| {
+            serde_json::from_str::<RawMetadata<'a>>(metadata.get())
+                .ok()?
+                .user_id
+        });
+        let asking = [
+            chat.user,
+            chat.safety_identifier,
+            chat.prompt_cache_key,
+            user_id,
+        ];
         let mut place = Place {
             chain: asking.into_iter().fold(Chain(0), |chain, value| {
                 chain.then("", xxh3_128(value.map_or("", RawValue::get).as_bytes()))
@@ -113,12 +134,20 @@ impl<'a> Chat<'a> {
             before: xxh3_64_with_seed(chat.tools.map_or("", RawValue::get).as_bytes(), 0),
             turn: 0,
         };
-        let messages = chat.messages.into_iter();
+        let system = chat.system.map(|system| {
+            let system = system.get();
+            place.turn(body, system, "system", Some(system))
+        });
+        let messages = system
+            .into_iter()
+            .chain(chat.messages.into_iter().map(|raw| {
+                let message: RawMessage<'a> = object(body, raw.get())?;
+                let role = message.role.as_deref().unwrap_or_default();
+                place.turn(body, raw.get(), role, message.content.map(RawValue::get))
+            }));
         Ok(Self {
             model,
-            messages: messages
-                .map(|raw| place.message(body, raw.get()))
-                .collect::<Result<_, Skip>>()?,
+            messages: messages.collect::<Result<_, Skip>>()?,
             documents: chat.documents,
         })
     }
@@ -132,35 +161,44 @@ struct Place {
 }
 
 impl Place {
-    fn message<'a>(&mut self, body: &'a str, raw: &'a str) -> Result<RawTurn<'a>, Skip> {
-        let message: RawMessage<'a> = object(body, raw)?;
-        let role = message.role.as_deref().unwrap_or_default();
-        let content = message.content.map_or("", RawValue::get);
+    /// The message `raw`.
+    fn turn<'a>(
+        &mut self,
+        body: &'a str,
+        raw: &'a str,
+        role: &str,
+        content: Option<&'a str>,
+    ) -> Result<RawTurn<'a>, Skip> {
+        let is_given = content.is_some();
+        let content = content.unwrap_or_default();
         let start = offset_in(body, content) + 1;
-        let mut texts = SmallVec::new();
-        let mut wrap = None;
-        if content.starts_with('"') {
-            texts.extend(inner(content));
-            wrap = Some(Wrap::None);
-        } else if let Some(parts) = content.strip_prefix('[') {
-            let others = !parts.trim_ascii_start().starts_with(']');
-            wrap = Some(Wrap::Part { others });
-            for part in read::<Vec<&'a RawValue>>(body, content)? {
-                if part.get().starts_with('{') {
-                    let part: RawPart<'a> = read(body, part.get())?;
-                    texts.extend(part.text.and_then(|text| inner(text.get())));
-                }
-            }
-        }
+        let author = match role {
+            "tool" | "function" => Author::Tool,
+            _ => Author::Other,
+        };
+        let pieces = pieces(body, content, author)?;
+        let wrap = match content.as_bytes().first() {
+            Some(b'"') => Some(Wrap::None),
+            Some(b'[') => Some(Wrap::Part {
+                others: !content
+                    .get(1..)
+                    .unwrap_or_default()
+                    .trim_ascii_start()
+                    .starts_with(']'),
+            }),
+            _ => None,
+        };
         // The content, most of the bytes, is hashed once for both hashes.
         let hash = xxh3_128(content.as_bytes());
-        let (head, tail) = message.content.map_or((raw, ""), |_| {
+        let (head, tail) = if is_given {
             let range = range_in(raw, content);
             (
                 raw.get(..range.start).unwrap_or_default(),
                 raw.get(range.end..).unwrap_or_default(),
             )
-        });
+        } else {
+            (raw, "")
+        };
         self.chain = self.chain.then(role, hash);
         let turn = RawTurn {
             chain: self.chain,
@@ -170,7 +208,7 @@ impl Place {
                 .filter(|_| role == "user")
                 .map(|wrap| Entry { at: start, wrap }),
             raw,
-            texts,
+            pieces,
         };
         for part in [head.as_bytes(), &hash.to_le_bytes(), tail.as_bytes()] {
             self.before = xxh3_64_with_seed(part, self.before);

@@ -2,6 +2,7 @@
 
 use super::chat::{Entry, Wrap};
 use super::parse::{Found, HintPlace, Place, Source};
+use crate::sort::sort_by_key;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -180,7 +181,8 @@ pub(crate) fn parts_of_block(block: &str) -> [Option<[&str; 3]>; 2] {
 
 /// `body` with `edits` made, which must not overlap.
 pub(crate) fn apply(body: &str, mut edits: Vec<Edit<'_>>) -> Vec<u8> {
-    edits.sort_by_key(|edit| (edit.range.start, edit.range.end));
+    // No two are alike, for they do not overlap.
+    sort_by_key(&mut edits, |edit| (edit.range.start, edit.range.end));
     let added: usize = edits
         .iter()
         .flat_map(|edit| &edit.with)

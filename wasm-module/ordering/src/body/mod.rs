@@ -1,25 +1,34 @@
-//! OpenAI chat bodies: where their documents stand, and the body with the documents in another order.
+//! Chat bodies, OpenAI's, Anthropic's and Cohere's: where their documents stand, and the body with the documents in
+//! another order.
 //!
-//! Nothing is ever parsed into values and printed again: [`chat`] finds the messages and hashes them,
-//! [`parse`](parse::parse) finds the documents' byte ranges, a policy orders them, [`edit`] copies ranges. So every
-//! byte outside the documents stays as it came, and a document's text keeps its escapes.
+//! Nothing is ever parsed into values and printed again: [`chat`] finds the messages and hashes them, [`content`] takes
+//! their contents apart, [`parse`](parse::parse) finds the documents' byte ranges, a policy orders them, [`edit`] copies
+//! ranges. So every byte outside the documents stays as it came, and a document's text keeps its escapes.
+//!
+//! The three dialects differ in what a message may hold, not in what it means, so they are read alike: no body says
+//! which one it is.
 //!
 //! ```text
 //! {"messages":[{"role":"user","content":"<doc id=\"a\">…</doc>\n<doc id=\"b\">…</doc>\nWhy?"}], …}
 //!                                        └──── slot 0 ───────┘  └──── slot 1 ───────┘
 //! ```
 
+mod array;
 mod chat;
+mod content;
 pub(crate) mod edit;
 mod json;
+mod lists;
 mod parse;
+mod results;
 mod tags;
 mod text;
 
 use std::borrow::Cow;
 
+pub(crate) use array::element_text;
 pub(crate) use chat::{Chain, Entry, Wrap};
-pub(crate) use parse::{Found, Group, Message, Parsed, Place, Source, element_text, parse};
+pub(crate) use parse::{Found, Group, Message, Parsed, Place, Source, parse};
 
 /// A piece of a JSON string without its escapes.
 pub(crate) fn unescaped(piece: &str) -> Cow<'_, str> {
@@ -43,9 +52,10 @@ pub enum Skip {
         /// Where reading failed, from 1.
         column: usize,
     },
-    /// An element of `documents` is neither a string nor an object with a string `text` or `content`.
+    /// An element of `documents` is neither a string nor an object with a string `text`, `content` or `snippet`, in it or
+    /// in its object `data`.
     #[error(
-        "documents[{index}] has no text: it must be a string or an object with a string `text` or `content`"
+        "documents[{index}] has no text: it must be a string or an object with a string `text`, `content` or `snippet`"
     )]
     MalformedDocument {
         /// Of the element.

@@ -1,14 +1,19 @@
-//! Finds a chat body's documents: in its `documents` array, and in tagged spans of its messages.
+//! Finds a chat body's documents: in its `documents` array, in texts of its messages, and as blocks of their content.
+//!
+//! A text is searched for one format after the other, and the first that is there is taken: tags, a tool's JSON, then
+//! what is looked for on request.
 
-use super::chat::{Chain, Chat, Entry, RawTurn, Wrap};
-use super::json::{inner, offset_in, range_in, read};
+use super::Skip;
+use super::chat::{Chain, Chat, Entry, RawTurn};
+use super::content::{Block, Piece};
+use super::json::{offset_in, range_in};
+use super::lists::{self, Author};
+use super::results::results;
+use super::tags::{self, Span};
 use super::text::Text;
-use super::{Skip, tags};
 use crate::config::{Config, DocumentsField};
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -36,7 +41,7 @@ pub(crate) struct Message<'a> {
     pub(crate) turn: u32,
     /// Where documents can be written into it, and what precedes them in the prompt.
     pub(crate) entry: Option<(Entry, Scope)>,
-    /// The documents of each of its texts that has any.
+    /// The documents of each of its texts that has any, and its blocks.
     pub(crate) groups: Vec<Group<'a>>,
 }
 
@@ -97,6 +102,16 @@ pub(crate) struct HintPlace {
 }
 
 impl<'a> Found<'a> {
+    /// A document that moves as it stands in the body.
+    pub(super) fn whole(whole: &'a str, label: &'a str) -> Self {
+        Self {
+            fingerprint: Fingerprint::of(&[whole.as_bytes()]),
+            label,
+            tokens: estimate_tokens(whole.len()),
+            source: Source::Whole(whole),
+        }
+    }
+
     /// The block as it stands in a message of the body; `None` if the client sends the document apart.
     pub(crate) fn block_in_message(&self) -> Option<&'a str> {
         match self.source {
@@ -111,29 +126,6 @@ impl Group<'_> {
     pub(crate) fn is_rendered(&self) -> bool {
         matches!(self.place, Place::Render { .. })
     }
-}
-
-#[derive(Deserialize)]
-struct RawDocument<'a> {
-    #[serde(borrow)]
-    id: Option<&'a RawValue>,
-    #[serde(borrow)]
-    title: Option<&'a RawValue>,
-    #[serde(borrow)]
-    text: Option<&'a RawValue>,
-    #[serde(borrow)]
-    content: Option<&'a RawValue>,
-}
-
-/// The text of an element of a `documents` array, without escapes; `None` if it has none.
-pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
-    let text = if element.starts_with('"') {
-        inner(element)
-    } else {
-        let raw: RawDocument<'_> = serde_json::from_str(element).ok()?;
-        raw.text.or(raw.content).and_then(|text| inner(text.get()))
-    };
-    Some(Text::new(text?).plain)
 }
 
 impl Parsed<'_> {
@@ -172,8 +164,11 @@ pub(crate) fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, S
     let mut messages = Vec::with_capacity(chat.messages.len());
     for message in &chat.messages {
         let mut groups = Vec::new();
-        for &text in &message.texts {
-            groups.extend(finder.spans(message, text)?);
+        for piece in &message.pieces {
+            groups.extend(match piece {
+                Piece::Text(text, author) => finder.text(message, text, *author)?,
+                Piece::Blocks(blocks) => finder.blocks(message, blocks)?,
+            });
         }
         messages.push(Message {
             chain: message.chain,
@@ -192,99 +187,32 @@ pub(crate) fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, S
 }
 
 /// What precedes documents that are written into `message`.
-fn rendered_scope(message: &RawTurn<'_>) -> Scope {
+pub(super) fn rendered_scope(message: &RawTurn<'_>) -> Scope {
     Scope(xxh3_64_with_seed(b"rendered", message.before))
 }
 
-/// Documents of an array: before every message, or to be written into a message.
-type FromArray<'a> = (Option<Group<'a>>, Option<(usize, Group<'a>)>);
+/// How documents are told from the text around them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    /// By tags: a place may be empty, or hold other words.
+    Tagged,
+    /// By what stands between them: every place must be filled.
+    Listed,
+    /// As Listed, in JSON, where no hint has a place.
+    Elements,
+}
 
-struct Finder<'a, 'c> {
-    body: &'a str,
-    config: &'c Config,
+/// Finds documents, and counts them.
+pub(super) struct Finder<'a, 'c> {
+    pub(super) body: &'a str,
+    pub(super) config: &'c Config,
     /// Documents found so far.
     count: usize,
 }
 
 impl<'a> Finder<'a, '_> {
-    /// The documents of the `documents` array; nothing if it is empty.
-    fn array(
-        &mut self,
-        array: &'a RawValue,
-        messages: &[RawTurn<'a>],
-    ) -> Result<FromArray<'a>, Skip> {
-        let elements: Vec<&'a RawValue> = read(self.body, array.get())?;
-        self.add(elements.len())?;
-        if elements.is_empty() {
-            return Ok((None, None));
-        }
-        let target = (messages.iter().enumerate().rev())
-            .find_map(|(at, message)| Some((at, message, message.entry?)));
-        if self.config.field == DocumentsField::Reorder {
-            let found = elements.iter().enumerate().map(|(index, element)| {
-                let element = element.get();
-                let (id, ..) = self.document(index, element)?;
-                Ok(Found {
-                    fingerprint: Fingerprint::of(&[element.as_bytes()]),
-                    label: id,
-                    tokens: estimate_tokens(element.len()),
-                    source: Source::Whole(element),
-                })
-            });
-            let found = found.collect::<Result<_, Skip>>()?;
-            let slots = elements
-                .iter()
-                .map(|element| range_in(self.body, element.get()))
-                .collect();
-            // Where the template renders the documents is unknown; before everything is the usual place.
-            let scope = Scope(messages.first().map_or(0, |message| message.before));
-            let hint = target.and_then(|(_, _, entry)| {
-                (entry.wrap == Wrap::None).then_some(HintPlace {
-                    at: entry.at,
-                    before: "",
-                    after: r"\n\n",
-                })
-            });
-            let place = Place::Slots {
-                slots,
-                all_filled: true,
-            };
-            let group = Group {
-                scope,
-                found,
-                place,
-                hint,
-            };
-            return Ok((Some(group), None));
-        }
-        let (index_of, message, entry) = target.ok_or(Skip::NoUserMessage)?;
-        let found = elements.iter().enumerate().map(|(index, element)| {
-            let (id, title, text) = self.document(index, element.get())?;
-            Ok(Found {
-                fingerprint: Fingerprint::of(&[id.as_bytes(), title.as_bytes(), text.as_bytes()]),
-                label: if id.is_empty() { title } else { id },
-                tokens: estimate_tokens(id.len() + title.len() + text.len()),
-                source: Source::Parts { id, title, text },
-            })
-        });
-        let group = Group {
-            scope: rendered_scope(message),
-            found: found.collect::<Result<_, Skip>>()?,
-            place: Place::Render {
-                array: range_in(self.body, array.get()),
-                entry,
-            },
-            hint: Some(HintPlace {
-                at: entry.at,
-                before: "",
-                after: r"\n",
-            }),
-        };
-        Ok((None, Some((index_of, group))))
-    }
-
     /// Counts `documents` more.
-    fn add(&mut self, documents: usize) -> Result<(), Skip> {
+    pub(super) fn add(&mut self, documents: usize) -> Result<(), Skip> {
         self.count += documents;
         if self.count > self.config.max_documents as usize {
             Err(Skip::TooManyDocuments {
@@ -296,72 +224,43 @@ impl<'a> Finder<'a, '_> {
         }
     }
 
-    /// Id, title and text of a `documents` element, as they stand between their quotes.
-    fn document(
-        &self,
-        index: usize,
-        element: &'a str,
-    ) -> Result<(&'a str, &'a str, &'a str), Skip> {
-        if element.starts_with('"') {
-            let text = inner(element).ok_or(Skip::MalformedDocument { index })?;
-            return Ok(("", "", text));
-        }
-        if !element.starts_with('{') {
-            return Err(Skip::MalformedDocument { index });
-        }
-        let raw: RawDocument<'a> = read(self.body, element)?;
-        let text = raw.text.or(raw.content).and_then(|text| inner(text.get()));
-        let id = raw
-            .id
-            .map(RawValue::get)
-            .map_or("", |id| match id.as_bytes().first() {
-                Some(b'"') => inner(id).unwrap_or_default(),
-                Some(b'-' | b'0'..=b'9') => id,
-                _ => "",
-            });
-        let title = raw
-            .title
-            .and_then(|title| inner(title.get()))
-            .unwrap_or_default();
-        Ok((id, title, text.ok_or(Skip::MalformedDocument { index })?))
-    }
-
-    /// The tagged documents in one text of a message.
-    fn spans(&mut self, message: &RawTurn<'a>, source: &'a str) -> Result<Option<Group<'a>>, Skip> {
-        if self.config.tags.is_empty() || !(source.contains('<') || source.contains("\\u003")) {
+    /// The documents in one text of a message.
+    fn text(
+        &mut self,
+        message: &RawTurn<'a>,
+        source: &'a str,
+        author: Author,
+    ) -> Result<Option<Group<'a>>, Skip> {
+        if !self.may_hold_documents(source, author) {
             return Ok(None);
         }
         let text = Text::new(source);
-        let spans = tags::spans(&text.plain, &self.config.tags);
+        let Some((spans, format)) = self.spans(&text.plain, author) else {
+            return Ok(None);
+        };
         let (Some(first), Some(last)) = (spans.first(), spans.last()) else {
             return Ok(None);
         };
         self.add(spans.len())?;
         let offset = offset_in(self.body, source);
-        let start = offset_in(self.body, message.raw);
-        let before = self
-            .body
-            .get(start..offset + text.source(&first.whole).start)
-            .unwrap_or_default();
-        let scope = Scope(xxh3_64_with_seed(before.as_bytes(), message.before));
-        let hint_at = tags::wrapper_end(&text.plain, last.whole.end);
-        let hint = HintPlace {
-            at: offset + text.source(&(hint_at..hint_at)).end,
+        let scope = self.scope(message, offset + text.source(&first.whole).start);
+        let hint_at = match format {
+            Format::Tagged => Some(tags::wrapper_end(&text.plain, last.whole.end)),
+            Format::Listed => Some(last.whole.end),
+            Format::Elements => None,
+        };
+        let hint = hint_at.map(|at| HintPlace {
+            at: offset + text.source(&(at..at)).end,
             before: r"\n",
             after: "",
-        };
+        });
         let mut found = Vec::with_capacity(spans.len());
         let mut slots = Vec::with_capacity(spans.len());
         for span in &spans {
             let range = text.source(&span.whole);
             let whole = source.get(range.clone()).unwrap_or_default();
             let id = span.id.as_ref().and_then(|id| source.get(text.source(id)));
-            found.push(Found {
-                fingerprint: Fingerprint::of(&[whole.as_bytes()]),
-                label: id.unwrap_or_default(),
-                tokens: estimate_tokens(whole.len()),
-                source: Source::Whole(whole),
-            });
+            found.push(Found::whole(whole, id.unwrap_or_default()));
             slots.push(offset + range.start..offset + range.end);
         }
         Ok(Some(Group {
@@ -369,9 +268,95 @@ impl<'a> Finder<'a, '_> {
             found,
             place: Place::Slots {
                 slots,
-                all_filled: false,
+                all_filled: format != Format::Tagged,
             },
-            hint: Some(hint),
+            hint,
         }))
+    }
+
+    /// Whether it is worth while to unescape a text and search it.
+    fn may_hold_documents(&self, source: &str, author: Author) -> bool {
+        let formats = &self.config.formats;
+        let has_tags = !(self.config.tags.is_empty() && formats.loose_tags.is_empty());
+        has_tags && (source.contains('<') || source.contains("\\u003"))
+            || formats.results && author == Author::Tool && source.contains("results")
+            || formats.numbered && source.contains('[')
+            || formats.rules && source.contains("---")
+            || formats.headings && source.contains('#')
+    }
+
+    /// The documents in a text, and how they are told from what is around them.
+    fn spans(&self, plain: &str, author: Author) -> Option<(Vec<Span>, Format)> {
+        let formats = &self.config.formats;
+        let found = |spans: Vec<Span>, format| (!spans.is_empty()).then_some((spans, format));
+        let on = |is_on: bool, find: &dyn Fn() -> Vec<Span>, format| {
+            found(is_on.then(find).unwrap_or_default(), format)
+        };
+        found(tags::spans(plain, &self.config.tags), Format::Tagged)
+            .or_else(|| found(tags::several(plain, &formats.loose_tags), Format::Tagged))
+            .or_else(|| {
+                let is_on = formats.results && author == Author::Tool;
+                on(is_on, &|| results(plain), Format::Elements)
+            })
+            .or_else(|| {
+                on(
+                    formats.numbered,
+                    &|| lists::numbered(plain, author),
+                    Format::Listed,
+                )
+            })
+            .or_else(|| {
+                on(
+                    formats.rules,
+                    &|| lists::ruled(plain, author),
+                    Format::Listed,
+                )
+            })
+            .or_else(|| {
+                on(
+                    formats.headings,
+                    &|| lists::headed(plain, author),
+                    Format::Listed,
+                )
+            })
+    }
+
+    /// Blocks of a message's content that are documents, side by side.
+    fn blocks(
+        &mut self,
+        message: &RawTurn<'a>,
+        blocks: &[Block<'a>],
+    ) -> Result<Option<Group<'a>>, Skip> {
+        let (Some(first), Some(last)) = (blocks.first(), blocks.last()) else {
+            return Ok(None);
+        };
+        if !self.config.formats.blocks {
+            return Ok(None);
+        }
+        self.add(blocks.len())?;
+        let found = blocks
+            .iter()
+            .map(|block| Found::whole(block.raw, block.label));
+        let slots = blocks.iter().map(|block| range_in(self.body, block.raw));
+        Ok(Some(Group {
+            scope: self.scope(message, offset_in(self.body, first.raw)),
+            found: found.collect(),
+            place: Place::Slots {
+                slots: slots.collect(),
+                all_filled: true,
+            },
+            hint: Some(HintPlace {
+                at: range_in(self.body, last.raw).end,
+                before: r#",{"type":"text","text":""#,
+                after: r#""}"#,
+            }),
+        }))
+    }
+
+    /// What precedes the byte at `end` in the prompt, which stands in `message`.
+    fn scope(&self, message: &RawTurn<'a>, end: usize) -> Scope {
+        let start = offset_in(self.body, message.raw);
+        let before = self.body.get(start..end).unwrap_or_default();
+        Scope(xxh3_64_with_seed(before.as_bytes(), message.before))
     }
 }

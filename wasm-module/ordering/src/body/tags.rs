@@ -1,4 +1,4 @@
-//! Documents in a message: tagged spans such as `<document id="a">…</document>`.
+//! Documents in a message: tagged spans such as `<document id="a">…</document>`. What wraps them is text.
 
 use std::ops::Range;
 
@@ -30,7 +30,13 @@ pub(super) fn spans(text: &str, names: &[String]) -> Vec<Span> {
             continue;
         }
         match closing_tag(text, opening.end, opening.name) {
-            Some(end) => {
+            Some(closing) => {
+                let end = closing.end;
+                let (open, opening) = if closing.is_first {
+                    (open, opening)
+                } else {
+                    innermost(text, open, opening, end, names)
+                };
                 found.push(Span {
                     whole: open..end,
                     id: opening.id,
@@ -41,6 +47,13 @@ pub(super) fn spans(text: &str, names: &[String]) -> Vec<Span> {
         }
     }
     found
+}
+
+/// The documents in `text` that are tagged by one of `names`, the first that two or more of them bear.
+pub(super) fn several(text: &str, names: &[String]) -> Vec<Span> {
+    let tagged = |name| spans(text, std::slice::from_ref(name));
+    let mut kinds = names.iter().map(tagged);
+    kinds.find(|spans| spans.len() > 1).unwrap_or_default()
 }
 
 /// Where the tag that closes a wrapper of the documents ends, if the first thing after `end` is one.
@@ -58,6 +71,34 @@ pub(super) fn wrapper_end(text: &str, end: usize) -> usize {
         Some((name, after)) if is_name(name.trim_end()) => text.len() - after.len(),
         _ => end,
     }
+}
+
+/// The tag that the closing tag before `end` closes: the one at `open`, or the last one of its name that begins a line
+/// behind it. Then the one at `open` is only spoken of, as Open WebUI's prompt does: "(e.g., <source id="1">)".
+fn innermost<'n>(
+    text: &str,
+    open: usize,
+    opening: Opening<'n>,
+    end: usize,
+    names: &'n [String],
+) -> (usize, Opening<'n>) {
+    let inside = text.get(opening.end..end).unwrap_or_default();
+    let mut line = opening.end;
+    let mut last = (open, opening);
+    for (nth, piece) in inside.split_inclusive('\n').enumerate() {
+        let indent = piece.len() - piece.trim_start().len();
+        if nth > 0
+            && piece
+                .get(indent..)
+                .is_some_and(|rest| rest.starts_with('<'))
+            && let Some(other) = opening_tag(text, line + indent, names)
+            && other.name == last.1.name
+        {
+            last = (line + indent, other);
+        }
+        line += piece.len();
+    }
+    last
 }
 
 struct Opening<'n> {
@@ -120,9 +161,17 @@ fn opening_tag<'n>(text: &str, open: usize, names: &'n [String]) -> Option<Openi
     }
 }
 
-/// The end of the first `</name>` from `from` on.
-fn closing_tag(text: &str, from: usize, name: &str) -> Option<usize> {
+struct Closing {
+    /// After its `>`.
+    end: usize,
+    /// Whether no other `<` stands before it.
+    is_first: bool,
+}
+
+/// The first `</name>` from `from` on.
+fn closing_tag(text: &str, from: usize, name: &str) -> Option<Closing> {
     let mut at = from;
+    let mut is_first = true;
     loop {
         // A search for one byte is several times faster than one for `</`.
         at += text.get(at..)?.find('<')? + 1;
@@ -130,8 +179,12 @@ fn closing_tag(text: &str, from: usize, name: &str) -> Option<usize> {
             && let Some(rest) = rest.strip_prefix(name)
             && let Some(after) = rest.trim_ascii_start().strip_prefix('>')
         {
-            return Some(text.len() - after.len());
+            return Some(Closing {
+                end: text.len() - after.len(),
+                is_first,
+            });
         }
+        is_first = false;
     }
 }
 
@@ -198,6 +251,30 @@ mod tests {
             found("<doc id=a>x</document> y</doc>"),
             [("<doc id=a>x</document> y</doc>", Some("a"))]
         );
+    }
+
+    #[test]
+    fn a_tag_that_is_only_spoken_of_opens_nothing() {
+        assert_eq!(
+            found(
+                "Cite (e.g., <doc id=1>).\n<documents>\n <doc id=2>x</doc>\n<doc id=3>y <doc> z</doc>"
+            ),
+            [
+                ("<doc id=2>x</doc>", Some("2")),
+                ("<doc id=3>y <doc> z</doc>", Some("3")),
+            ]
+        );
+        let many = "\n<doc id=a>".repeat(200_000) + "</doc>";
+        assert_eq!(found(&many), [("<doc id=a></doc>", Some("a"))]);
+    }
+
+    #[test]
+    fn names_of_many_uses_need_two_of_a_kind() {
+        let names = ["context".to_owned(), "file".to_owned()];
+        let found = |text| several(text, &names).len();
+        assert_eq!(found("<context>x</context><file>y</file>"), 0);
+        assert_eq!(found("<files><file>x</file> <file>y</file></files>"), 2);
+        assert_eq!(found("<context>x</context><file>y</file><file>z</file>"), 2);
     }
 
     #[test]

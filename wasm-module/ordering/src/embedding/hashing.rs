@@ -12,6 +12,7 @@
 //! It knows words, not meanings: texts are near when they share words or parts of them. The same vector, bit for bit,
 //! on every target: additions in a fixed order, square roots, and nothing transcendental.
 
+use crate::sort::sort_by_key;
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -65,8 +66,16 @@ impl HashingEmbedder {
     /// Takes time in proportion to the text, and memory to its different words.
     #[must_use]
     pub fn embed(&self, text: &str) -> Option<Vec<f32>> {
+        let lower = text.to_lowercase();
+        self.embed_words(lower.split(|c: char| !c.is_alphanumeric()))
+    }
+
+    /// The vector of a text's `words`, for a caller that has them already: in lower case, letters and digits alone.
+    /// Empty ones do not count.
+    #[must_use]
+    pub fn embed_words<'w>(&self, words: impl Iterator<Item = &'w str>) -> Option<Vec<f32>> {
         let mut vector = vec![0.0; self.dimensions as usize];
-        for (hash, weight) in features(text) {
+        for (hash, weight) in features(words) {
             let at = ((hash >> 32) * u64::from(self.dimensions)) >> 32;
             let sign = if hash & 1 == 0 { 1.0 } else { -1.0 };
             if let Some(component) = vector.get_mut(at as usize) {
@@ -86,13 +95,12 @@ impl HashingEmbedder {
     }
 }
 
-/// A text's features by hash, each with its weights added up, in the order of their hashes.
-fn features(text: &str) -> Vec<(u64, f32)> {
+/// The features of words by hash, each with its weights added up, in the order of their hashes.
+fn features<'w>(words: impl Iterator<Item = &'w str>) -> Vec<(u64, f32)> {
     let mut weights: FxHashMap<u64, f32> = FxHashMap::default();
     let mut add = |hash, weight| *weights.entry(hash).or_insert(0.0) += weight;
-    let lower = text.to_lowercase();
     let mut marked = Vec::new();
-    for word in lower.split(|c: char| !c.is_alphanumeric()) {
+    for word in words {
         if word.is_empty() {
             continue;
         }
@@ -114,7 +122,7 @@ fn features(text: &str) -> Vec<(u64, f32)> {
         }
     }
     let mut features: Vec<(u64, f32)> = weights.into_iter().collect();
-    features.sort_unstable_by_key(|&(hash, _)| hash);
+    sort_by_key(&mut features, |&(hash, _)| hash);
     features
 }
 

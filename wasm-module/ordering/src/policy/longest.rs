@@ -6,6 +6,7 @@
 
 use super::{Displacement, Lookup, Order, Policy, followed_by_rank};
 use crate::document::Candidate;
+use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, NodeId, Scope};
 use smallvec::SmallVec;
 
@@ -103,7 +104,7 @@ fn push_children(
         });
     });
     if let Some(added) = stack.get_mut(first..) {
-        added.sort_unstable_by_key(|visit| std::cmp::Reverse(visit.rank));
+        sort_by_key(added, |visit| std::cmp::Reverse(visit.rank));
     }
 }
 

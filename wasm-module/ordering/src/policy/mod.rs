@@ -10,6 +10,7 @@ mod retrieval;
 mod sorted;
 
 use crate::document::Candidate;
+use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, NodeId, Scope};
 use smallvec::SmallVec;
 
@@ -224,7 +225,7 @@ impl Lookup {
             .zip(0_u16..)
             .map(|(candidate, rank)| (candidate.id, rank))
             .collect();
-        ranks.sort_unstable();
+        sort_by_key(&mut ranks, |candidate| *candidate);
         Self { ranks }
     }
 

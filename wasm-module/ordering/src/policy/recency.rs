@@ -2,6 +2,7 @@
 
 use super::{Order, Policy, ranks};
 use crate::document::Candidate;
+use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, Scope};
 use std::cmp::Reverse;
 
@@ -11,12 +12,10 @@ pub(super) struct Recency;
 impl Policy for Recency {
     fn order(&mut self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, _: Scope) -> Order {
         let mut order = ranks(candidates.len());
-        order.sort_by_key(|&rank| {
-            Reverse(
-                candidates
-                    .get(usize::from(rank))
-                    .map_or(0, |candidate| tree.last_used(candidate.id)),
-            )
+        sort_by_key(&mut order, |&rank| {
+            let candidate = candidates.get(usize::from(rank));
+            let last_used = candidate.map_or(0, |candidate| tree.last_used(candidate.id));
+            (Reverse(last_used), rank)
         });
         order
     }

@@ -4,6 +4,7 @@
 
 use super::{Order, Policy, ranks};
 use crate::document::Candidate;
+use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, Scope};
 
 /// Sorts by the clients' ids; documents without one come last, in retrieval order.
@@ -18,7 +19,7 @@ impl Policy for Sorted {
             (label.is_empty(), label, rank)
         };
         let mut order = ranks(candidates.len());
-        order.sort_unstable_by(|a, b| label(a).cmp(&label(b)));
+        sort_by_key(&mut order, label);
         order
     }
 }

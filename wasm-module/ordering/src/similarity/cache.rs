@@ -377,7 +377,9 @@ pub(super) fn max_bytes(config: &RawSimilarity) -> u64 {
     let buckets = config.buckets.map_or(0, |shape| {
         Buckets::max_bytes(shape, config.dimensions, config.capacity)
     });
+    let query = Rows::row_bytes(config.dimensions);
     buckets
+        + query
         + Rows::max_bytes(config.dimensions, config.capacity)
         + u64::from(config.capacity) * (documents + 2 * slot as u64)
 }

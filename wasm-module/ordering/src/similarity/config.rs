@@ -184,8 +184,8 @@ mod tests {
             "similarity.capacity: 0 is out of range, it must be 1 to 10000000"
         );
         assert_eq!(
-            error(r#"{"metric": "inner-product", "tolerance": 1e38}"#),
-            "similarity.tolerance: a tolerance of 1e38 is out of range, it must be -1e37 to 1e37"
+            error(r#"{"tolerance": 3}"#),
+            "similarity.tolerance: a tolerance of 3 is out of range, it must be 0 to 2"
         );
         assert!(error(r#"{"metric": "dot"}"#).starts_with("unknown variant `dot`"));
         assert!(error(r#"{"sample_one_in": 0}"#).starts_with("similarity.sample_one_in: 0 is"));

@@ -5,13 +5,15 @@
 //! farthest member is the nth nearest border come the set with the (n+1)th in its place, and the one with the (n+1)th
 //! beside it. So every set comes once.
 
+use crate::sort::sort_by_key;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// What crossing sets of `borders` changes in sum, the likeliest set first; the first one is empty. A border is its
 /// distance, not negative, and the change that crossing it makes. Of more than 32, the nearest 32 are crossed.
 pub(super) fn crossings(mut borders: Vec<(f32, u64)>) -> impl Iterator<Item = u64> {
-    borders.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    // Floats that are not negative stand in the order of their bits.
+    sort_by_key(&mut borders, |border| border.0.to_bits());
     borders.truncate(u32::BITS as usize);
     let mut sets = BinaryHeap::new();
     if !borders.is_empty() {

@@ -37,7 +37,7 @@ pub enum SimilarityError {
         value: f32,
     },
     /// It is too long for its distances to be finite.
-    #[error("the embedding's length is {length:e}, it may be at most {MAX_LENGTH:e}")]
+    #[error("the embedding's length is {length}, it may be at most {MAX_LENGTH}")]
     TooLong {
         /// Its Euclidean length.
         length: f64,
@@ -46,7 +46,7 @@ pub enum SimilarityError {
     #[error("the embedding is zero in every component: it has no direction to compare by cosine")]
     NoDirection,
     /// The tolerance is not one that the metric knows.
-    #[error("a tolerance of {value:e} is out of range, it must be {low:e} to {high:e}")]
+    #[error("a tolerance of {value} is out of range, it must be {low} to {high}")]
     Tolerance {
         /// What was given.
         value: f32,
@@ -249,7 +249,7 @@ mod tests {
             "the embedding is zero in every component: it has no direction to compare by cosine"
         );
         assert!(row(Metric::L2, &[0.0, 0.0]).is_ok());
-        assert!(error(Metric::L2, &[1e30, 0.0]).ends_with("it may be at most 4e18"));
+        assert!(error(Metric::L2, &[1e30, 0.0]).ends_with("it may be at most 4000000000000000000"));
     }
 
     #[test]
@@ -261,7 +261,7 @@ mod tests {
         }
         assert_eq!(
             Metric::Cosine.check(2.5).unwrap_err().to_string(),
-            "a tolerance of 2.5e0 is out of range, it must be 0e0 to 2e0"
+            "a tolerance of 2.5 is out of range, it must be 0 to 2"
         );
     }
 }

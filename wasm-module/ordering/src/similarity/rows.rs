@@ -65,9 +65,14 @@ impl Rows {
     /// Bytes that `count` rows take at most.
     pub(super) fn max_bytes(dimensions: u32, count: u32) -> u64 {
         let blocks = u64::from(count).div_ceil(ROWS_PER_BLOCK as u64);
-        let row = stride(dimensions) as u64 * size_of::<f32>() as u64;
+        let rows = Self::row_bytes(dimensions) * ROWS_PER_BLOCK as u64;
         // The list of blocks doubles as it grows.
-        blocks * (row * ROWS_PER_BLOCK as u64 + 2 * size_of::<Box<[f32]>>() as u64)
+        blocks * (rows + 2 * size_of::<Box<[f32]>>() as u64)
+    }
+
+    /// Bytes of one row.
+    pub(super) fn row_bytes(dimensions: u32) -> u64 {
+        stride(dimensions) as u64 * size_of::<f32>() as u64
     }
 
     fn place(&self, slot: u32) -> (usize, usize) {

@@ -3,8 +3,11 @@
 //! beyond a budget of comparisons it is estimated from a random sample of the requests.
 
 use super::CompactTrace;
+use crate::document::Fingerprint;
 use crate::random::Random;
+use crate::tree::Scope;
 use fxhash::FxHashMap;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// No order reuses more than this.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -98,7 +101,9 @@ impl Places {
         for (scope, documents) in trace.parts() {
             for document in documents {
                 let next = places.counts.len();
-                let number = *known.entry((scope, document.fingerprint)).or_insert(next);
+                let number = *known
+                    .entry(identity(scope, document.fingerprint))
+                    .or_insert(next);
                 if number == next {
                     places.counts.push(0);
                 }
@@ -110,6 +115,11 @@ impl Places {
         }
         places
     }
+}
+
+/// What a document is under a scope.
+fn identity(scope: Scope, document: Fingerprint) -> Fingerprint {
+    Fingerprint(xxh3_64_with_seed(&document.0.to_le_bytes(), scope.0))
 }
 
 /// Pairs of parts that share a document, counted by document.

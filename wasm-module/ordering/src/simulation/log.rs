@@ -108,7 +108,10 @@ impl LogReader {
 }
 
 fn parse(line: &[u8], config: &Config, document_tokens: u32) -> Result<Vec<Request>, BadLine> {
-    let raw: Raw<'_> = serde_json::from_slice(line).map_err(|error| BadLine::NotAnObject {
+    let text = std::str::from_utf8(line).map_err(|error| BadLine::NotAnObject {
+        column: error.valid_up_to() + 1,
+    })?;
+    let raw: Raw<'_> = serde_json::from_str(text).map_err(|error| BadLine::NotAnObject {
         column: error.column(),
     })?;
     match (raw.messages, raw.docs) {

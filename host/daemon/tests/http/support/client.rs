@@ -177,7 +177,11 @@ impl Reply {
             if chunk.starts_with(':') {
                 continue; // a comment, sent to keep the connection alive
             }
-            let data = chunk
+            let event = match chunk.strip_prefix("id: ") {
+                Some(rest) => rest.split_once('\n').expect("more than an id").1,
+                None => &chunk,
+            };
+            let data = event
                 .strip_prefix("data: ")
                 .and_then(|rest| rest.strip_suffix("\n\n"));
             return Some(

@@ -5,6 +5,7 @@ pub(crate) mod parrot;
 
 use foreword::api::Limits;
 use foreword::keys::ApiKeys;
+use foreword::kv::publisher;
 use foreword::model::Model;
 use foreword::serve::{Config, Server};
 use foreword_engine::engine::{EngineConfig, Stats};
@@ -22,6 +23,8 @@ pub(crate) struct Options {
     pub(crate) max_waiting: u32,
     pub(crate) max_running: u32,
     pub(crate) keys: Option<ApiKeys>,
+    pub(crate) kv_keys: Option<ApiKeys>,
+    pub(crate) kv_events: Option<publisher::Config>,
     pub(crate) template: Option<&'static str>,
     pub(crate) name: String,
 }
@@ -35,6 +38,8 @@ impl Default for Options {
             max_waiting: 256,
             max_running: 8,
             keys: None,
+            kv_keys: None,
+            kv_events: None,
             template: Some(parrot::TEMPLATE),
             name: MODEL.to_owned(),
         }
@@ -113,6 +118,9 @@ pub(crate) async fn loading(options: Options) -> Server {
             max_body_bytes: options.max_body_bytes,
             request_timeout: options.request_timeout,
         },
+        kv_keys: options.kv_keys,
+        ordering: foreword_ordering::Config::default(),
+        kv_events: options.kv_events,
         max_inside: options.max_waiting + options.max_running,
         grace: options.grace,
     };

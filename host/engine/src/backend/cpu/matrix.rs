@@ -28,8 +28,9 @@ const MIN_BLOCK_TILES: usize = 3;
 const TASKS_PER_THREAD: usize = 4;
 /// From this many rows on, a block of weights is widened once instead of by every tile.
 const WIDEN_ROWS: usize = MIN_BLOCK_TILES * TILE_ROWS;
-/// Multiply-adds below which a task is not worth handing to another thread.
-const MIN_TASK: usize = 1 << 16;
+/// Multiply-adds below which a task is not worth handing to another thread: for one row these are 256 KiB of bf16, some
+/// ten microseconds of reading.
+const MIN_TASK: usize = 1 << 17;
 
 /// Products `[rows, outputs]` f32, in panels as their weights are.
 pub(super) struct Sums {
@@ -73,7 +74,7 @@ impl Sums {
     ) {
         self.resize(tiles.rows(), tiles.tile_rows(), panels);
         let block_rows = self.block_rows;
-        let worth = (MIN_TASK / (tiles.columns() * block_rows).max(1)).max(1);
+        let worth = (MIN_TASK / (tiles.columns() * block_rows * PANEL).max(1)).max(1);
         let tasks = self
             .data
             .par_chunks_mut(block_rows * PANEL)
@@ -237,7 +238,7 @@ fn pack<E: Scalar, const N: usize>(
     read: impl Fn([u8; N]) -> E + Sync,
 ) -> Aligned<E> {
     let inputs = parts[0].columns;
-    let mut data = Aligned::new(starts[starts.len() - 1] * inputs * PANEL);
+    let mut data = Aligned::touched(starts[starts.len() - 1] * inputs * PANEL);
     data.par_chunks_mut(inputs * PANEL)
         .enumerate()
         .for_each(|(panel, to)| {
@@ -258,7 +259,7 @@ fn panel_pairs(inputs: usize) -> usize {
 /// Transposes `parts` of bf16 into panels of pairs; what lies beyond a part's last column or input is zero.
 fn pack_pairs(parts: &[&Tensor<'_>], starts: &[usize]) -> Aligned<Pair> {
     let inputs = parts[0].columns;
-    let mut data = Aligned::<Pair>::new(starts[starts.len() - 1] * panel_pairs(inputs));
+    let mut data = Aligned::<Pair>::touched(starts[starts.len() - 1] * panel_pairs(inputs));
     data.par_chunks_mut(panel_pairs(inputs))
         .enumerate()
         .for_each(|(panel, to)| {

@@ -1,6 +1,8 @@
 //! The cache against slow, obvious models: every slot of every page, in every tier, remembers the prefix that it was
 //! computed for.
 
+mod events;
+mod policies;
 mod prefix;
 mod tiers;
 

@@ -22,6 +22,7 @@ mod cluster;
 
 use super::{Order, Policy, followed_by_rank};
 use crate::document::{Candidate, Fingerprint};
+use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, Scope};
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -234,7 +235,7 @@ impl ContextIndex {
             Some(child) => self.split(place.node, child, request),
         };
         let mut placed: SmallVec<[u16; 16]> = place.path;
-        placed.sort_unstable();
+        sort_by_key(&mut placed, |rank| *rank);
         let rest = (0..)
             .zip(request)
             .filter(|(rank, _)| placed.binary_search(rank).is_err())

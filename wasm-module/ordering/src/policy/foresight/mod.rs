@@ -28,6 +28,7 @@ mod window;
 use super::longest::heaviest_path;
 use super::{Displacement, Order, Policy, followed_by_rank};
 use crate::document::{Candidate, Fingerprint};
+use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 use window::{MAX_DOCUMENTS, Shared, Window};
@@ -124,7 +125,7 @@ struct Open {
 /// The candidates that are not in `path`, the best-ranked [`MAX_DOCUMENTS`] of them.
 fn open_candidates(candidates: &[Candidate<'_>], path: &Order) -> SmallVec<[Open; 16]> {
     let mut placed: SmallVec<[u16; 16]> = path.clone();
-    placed.sort_unstable();
+    sort_by_key(&mut placed, |rank| *rank);
     (0_u16..)
         .zip(candidates)
         .filter(|(rank, _)| placed.binary_search(rank).is_err())

@@ -38,6 +38,7 @@ mod x86;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use super::Precision;
 use crate::models::Element;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -206,32 +207,21 @@ enum Isa {
     Portable,
 }
 
-/// How bf16 weights are multiplied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Narrow {
-    /// Widened, by f32.
-    Never,
-    /// By bf16, where this CPU does that faster.
-    WhereFaster,
-    /// By bf16.
-    Always,
-}
-
 impl Kernels {
-    /// The best that this CPU has, and what to warn of. `None`: it has no instruction for what `narrow` demands.
-    pub(super) fn detect(narrow: Narrow) -> Option<(Self, Option<String>)> {
+    /// The best that this CPU has, and what to warn of. `None`: it has no instruction for what `precision` demands.
+    pub(super) fn detect(precision: Precision) -> Option<(Self, Option<String>)> {
         let isa = x86::Avx512::detect()
             .map(Isa::Avx512)
             .or_else(|| x86::Avx2::detect().map(Isa::Avx2))
             .unwrap_or(Isa::Portable);
-        if narrow == Narrow::Never {
+        if precision == Precision::F32 {
             return Some((Self { isa, pairs: None }, None));
         }
         let found = pairs::Machine::detect();
-        let pairs = match (found.machine, narrow) {
-            (None, Narrow::Always) => return None,
-            (Some(machine), Narrow::Always) => Some(machine),
-            (machine, _) => machine.filter(|machine| machine.is_faster_than_f32()),
+        let pairs = match (precision, found.machine) {
+            (Precision::Bf16, None) => return None,
+            (Precision::Bf16, machine) => machine,
+            (_, machine) => machine.filter(|machine| machine.is_faster_than_f32()),
         };
         Some((Self { isa, pairs }, found.warning))
     }

@@ -2,7 +2,7 @@
 //!
 //! The instructions are written in assembly, since stable Rust has no intrinsics for them. Tile registers live from one
 //! `asm!` to the next: rustc never allocates them (it has no type that lives there), so nothing but these blocks and
-//! the kernel's context switch touches them. A [`Tiles`] holds the configuration for as long as a product needs it.
+//! the kernel's context switch touches them. A [`TileRegisters`] holds the configuration for as long as a product needs it.
 
 use super::tiles::{Emulated, Unit, multiply, span};
 use super::{BLOCK, DEPTH, PANEL, Pair, PairProduct, ROWS, STRIDE, Start, TILE_BLOCK};
@@ -30,16 +30,16 @@ impl Amx {
             }
             request_permission()?;
             // SAFETY: the CPU has the instructions and the process its permission.
-            check(&mut unsafe { Tiles::configure() })?;
+            check(&mut unsafe { TileRegisters::configure() })?;
             Ok(true)
         });
         found.clone().map(|usable| usable.then_some(Self(())))
     }
 
     /// The calling thread's tiles, configured.
-    pub(super) fn unit(self) -> Tiles {
+    pub(super) fn unit(self) -> TileRegisters {
         // SAFETY: an `Amx` exists.
-        unsafe { Tiles::configure() }
+        unsafe { TileRegisters::configure() }
     }
 }
 
@@ -49,8 +49,7 @@ fn has_instructions() -> bool {
     const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
     /// Configuration and data of tiles are saved on a context switch.
     const TILE_STATE: u64 = 0b11 << 17;
-    if !cfg!(target_os = "linux")
-        || __cpuid(0).eax < 0x1d
+    if __cpuid(0).eax < 0x1d
         || __cpuid(1).ecx & OSXSAVE == 0
         || __cpuid_count(7, 0).edx & AMX_BF16_AND_TILE != AMX_BF16_AND_TILE
     {
@@ -75,22 +74,23 @@ unsafe fn extended_control() -> u64 {
 }
 
 /// Asks Linux for the use of tiles, once per process: a thread's state grows by 8 KiB when it first uses them.
+#[cfg(target_os = "linux")]
 fn request_permission() -> Result<(), String> {
-    const ARCH_PRCTL: i64 = 158;
-    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
-    const TILE_DATA: i64 = 18;
-    let result: i64;
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const TILE_DATA: libc::c_long = 18;
     // SAFETY: this call reads and writes no memory of ours; a kernel that does not know it returns an error.
-    unsafe {
-        asm!("syscall", inlateout("rax") ARCH_PRCTL => result, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") TILE_DATA,
-            lateout("rcx") _, lateout("r11") _, options(nostack));
-    }
-    match result {
+    match unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) } {
         0 => Ok(()),
-        error => Err(format!(
-            "the kernel refuses its use, arch_prctl(ARCH_REQ_XCOMP_PERM, 18) gives {error}"
+        _ => Err(format!(
+            "the kernel refuses it, arch_prctl(ARCH_REQ_XCOMP_PERM, 18): {}",
+            std::io::Error::last_os_error()
         )),
     }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn request_permission() -> Result<(), String> {
+    Err("it was never tried on this operating system".into())
 }
 
 /// A product with two tiles of rows and a part of a third, two steps of inputs and a start from sums. Its values are
@@ -152,12 +152,12 @@ static CONFIGURATION: Configuration = Configuration {
 };
 
 /// The calling thread's tiles. Released when dropped: a thread with tiles in use is switched more slowly.
-pub(super) struct Tiles {
-    /// Tiles belong to a thread.
+pub(super) struct TileRegisters {
+    /// TileRegisters belong to a thread.
     thread: PhantomData<*const ()>,
 }
 
-impl Tiles {
+impl TileRegisters {
     /// # Safety
     /// The CPU has the instructions and the process its permission. There is no other value in this thread.
     unsafe fn configure() -> Self {
@@ -171,7 +171,7 @@ impl Tiles {
     }
 }
 
-impl Drop for Tiles {
+impl Drop for TileRegisters {
     fn drop(&mut self) {
         // SAFETY: a value exists, so the CPU has the instruction; nobody else uses this thread's tiles.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
@@ -181,7 +181,7 @@ impl Drop for Tiles {
 // SAFETY, for the blocks below: a value exists, so the CPU has the instructions, the process its permission, and the
 // tiles are configured as 16 rows of 64 bytes; what they read and write is asserted to be within the slice. None is
 // `pure` and none may be moved past another: to the compiler they have side effects.
-impl Unit for Tiles {
+impl Unit for TileRegisters {
     #[inline(always)]
     fn zero<const T: usize>(&mut self) {
         // SAFETY: see above.

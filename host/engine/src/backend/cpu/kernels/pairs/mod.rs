@@ -19,7 +19,7 @@
 //! rows beside it. They do depend on the machine; a process uses one throughout.
 //!
 //! Both instructions take subnormal numbers for zero. Not known here: where the rounding of activations to bf16 is
-//! worth its error. That is [`Precision`](super::super::Precision)'s choice.
+//! worth its error. That is [`Precision`](super::Precision)'s choice.
 
 mod tiles;
 
@@ -59,7 +59,7 @@ pub(in super::super) struct PairProduct<'a> {
     pub(in super::super) a_tile: usize,
     /// Rows of `a` to compute; the first begins a tile.
     pub(in super::super) rows: Range<usize>,
-    /// Right operand, `[inputs / 2][32]`: at most [`BLOCK`] inputs, a multiple of [`DEPTH`].
+    /// Right operand, `[inputs / 2][32]`: a multiple of [`DEPTH`] inputs, at most [`BLOCK`].
     pub(in super::super) b: &'a [Pair],
     /// Output, `[rows.len()][32]`.
     pub(in super::super) c: &'a mut [f32],
@@ -80,7 +80,7 @@ impl<'a> PairProduct<'a> {
     fn check(self) -> Checked<'a> {
         let (pairs, rows) = (self.pairs(), self.rows.len());
         assert!(
-            self.b.len().is_multiple_of(PANEL * DEPTH / 2) && pairs <= BLOCK / 2,
+            self.b.len().is_multiple_of(PANEL * DEPTH / 2) && (1..=BLOCK / 2).contains(&pairs),
             "b has {} pairs, not whole steps of one block",
             self.b.len()
         );

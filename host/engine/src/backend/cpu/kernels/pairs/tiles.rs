@@ -45,15 +45,15 @@ pub(super) const fn span(stride: usize) -> usize {
     (ROWS - 1) * stride + WORDS
 }
 
-/// The sums of two tiles of rows, where a part of them is wanted.
+/// Room for the sums of two whole tiles of rows, where fewer rows are wanted.
 #[repr(align(64))]
 struct Whole([f32; 2 * ROWS * PANEL]);
 
 pub(super) fn multiply<U: Unit>(unit: &mut U, product: Checked<'_>) {
     let p = product.0;
-    let mut rows = p.c[..p.rows.len() * PANEL].chunks_mut(2 * ROWS * PANEL);
     let first = p.rows.start / ROWS;
-    for (number, c) in rows.by_ref().enumerate() {
+    let sums = p.c[..p.rows.len() * PANEL].chunks_mut(2 * ROWS * PANEL);
+    for (number, c) in sums.enumerate() {
         let a = &p.a[(first + 2 * number) * p.a_tile..];
         let second = (c.len() > ROWS * PANEL).then(|| &a[p.a_tile..]);
         if c.len().is_multiple_of(ROWS * PANEL) {
@@ -118,6 +118,10 @@ fn multiply_tiles<U: Unit>(
 pub(super) struct Emulated([[[u32; WORDS]; ROWS]; 8]);
 
 impl Emulated {
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "AMX's self-check is not there")
+    )]
     pub(super) fn new() -> Self {
         Self([[[0; WORDS]; ROWS]; 8])
     }

@@ -1,0 +1,287 @@
+//! `GET /v1/kv/events` and `GET /v1/kv/snapshot`: what the engine's cache holds of documents.
+//!
+//! | parameter | default | meaning |
+//! | --- | --- | --- |
+//! | `since`, `epoch` | absent: all that is held | `next` and `epoch` of the last batch read; together or not at all |
+//! | `wait_ms` | 0 | how long to wait for something to happen, at most 60,000 |
+//! | `limit` | 1,024 | events looked at for one batch, 1 to 4,096 |
+//! | `tenant` | absent: everybody's | a tenant's key |
+//!
+//! With `accept: text/event-stream` the events come as server-sent events, one batch each, with `EPOCH-NEXT` for an id;
+//! a reader that comes back with `last-event-id` goes on there. The batches are
+//! [`foreword_ordering::feed`]'s. A batch with `reset` holds everything, whatever `limit` says.
+//!
+//! A reader is given what there is when it asks, and holds nothing of the engine meanwhile: a slow one falls behind and
+//! is then told to begin anew.
+
+use super::wire;
+use crate::api::body;
+use crate::failure::{Failure, clip};
+use crate::gate::{Gate, Phase};
+use crate::keys::ApiKeys;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use foreword_engine::engine::feed::{Feed, Position};
+use foreword_ordering::feed::{Batch, Epoch, TenantKey};
+use futures_util::stream;
+use std::convert::Infallible;
+use std::fmt::Display;
+use std::str::FromStr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+const MAX_WAIT: Duration = Duration::from_secs(60);
+const MAX_LIMIT: u64 = 4096;
+const DEFAULT_LIMIT: usize = 1024;
+
+/// Whoever reads the feed, and what they may.
+pub struct Readers {
+    /// The keys to ask for; `None`: nobody is asked.
+    keys: Option<ApiKeys>,
+    gate: Arc<Gate>,
+    places: Arc<Semaphore>,
+    source: OnceLock<Source>,
+}
+
+/// Whose feed it is.
+pub struct Source {
+    /// What happens in its cache.
+    pub feed: Arc<Feed>,
+    /// Its model's name.
+    pub model: String,
+}
+
+/// Readers at once.
+pub const MAX_READERS: u32 = 64;
+
+impl Readers {
+    /// Until [`Readers::open`] there is nothing to read; `gate` says when reading must end.
+    pub fn new(keys: Option<ApiKeys>, gate: Arc<Gate>) -> Arc<Self> {
+        Arc::new(Self {
+            keys,
+            gate,
+            places: Arc::new(Semaphore::new(MAX_READERS as usize)),
+            source: OnceLock::new(),
+        })
+    }
+
+    /// Gives out this feed from now on; a second one is dropped.
+    pub fn open(&self, source: Source) {
+        let _ = self.source.set(source);
+    }
+
+    /// How many read now.
+    pub fn reading(&self) -> u32 {
+        MAX_READERS - self.places.available_permits() as u32
+    }
+}
+
+/// The routes.
+pub fn router(readers: Arc<Readers>) -> Router {
+    Router::new()
+        .route("/v1/kv/events", get(events))
+        .route("/v1/kv/snapshot", get(snapshot))
+        .route_layer(from_fn_with_state(Arc::clone(&readers), authorize))
+        .with_state(readers)
+}
+
+async fn events(
+    State(readers): State<Arc<Readers>>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let query = Query::parse(request.uri().query().unwrap_or_default())?;
+    let mut reader = Reader::new(readers, &query)?;
+    if wants_stream(request.headers()) {
+        if let Some(id) = request.headers().get("last-event-id") {
+            reader.since = id.to_str().ok().and_then(position_of);
+        }
+        return Ok(reader.stream());
+    }
+    let deadline = Instant::now() + query.wait;
+    Ok(Json(reader.next(deadline).await?).into_response())
+}
+
+async fn snapshot(
+    State(readers): State<Arc<Readers>>,
+    request: Request,
+) -> Result<Json<Batch>, Failure> {
+    let query = Query {
+        since: None,
+        ..Query::parse(request.uri().query().unwrap_or_default())?
+    };
+    let mut reader = Reader::new(readers, &query)?;
+    reader.next(Instant::now()).await.map(Json)
+}
+
+async fn authorize(
+    State(readers): State<Arc<Readers>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Failure> {
+    match &readers.keys {
+        Some(keys) if !keys.admit(request.headers()) => {
+            body::discard(request).await;
+            Err(Failure::Unauthorized)
+        }
+        _ => Ok(next.run(request).await),
+    }
+}
+
+/// The parameters, checked.
+#[derive(Debug)]
+struct Query {
+    since: Option<Position>,
+    wait: Duration,
+    limit: usize,
+    tenant: Option<TenantKey>,
+}
+
+impl Query {
+    fn parse(query: &str) -> Result<Self, Failure> {
+        let mut since = None;
+        let mut epoch: Option<Epoch> = None;
+        let mut parsed = Self {
+            since: None,
+            wait: Duration::ZERO,
+            limit: DEFAULT_LIMIT,
+            tenant: None,
+        };
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match name {
+                "since" => since = Some(number(name, value, u64::MAX)?),
+                "epoch" => epoch = Some(read(name, value)?),
+                "wait_ms" => {
+                    let limit = u64::try_from(MAX_WAIT.as_millis()).unwrap_or(u64::MAX);
+                    parsed.wait = Duration::from_millis(number(name, value, limit)?);
+                }
+                "limit" => {
+                    // It fits: the limit does.
+                    parsed.limit = number(name, value, MAX_LIMIT)?.max(1) as usize;
+                }
+                "tenant" => parsed.tenant = Some(read(name, value)?),
+                _ => {}
+            }
+        }
+        parsed.since = match (epoch, since) {
+            (Some(epoch), Some(since)) => Some(wire::position(epoch, since)),
+            (None, None) => None,
+            _ => {
+                let message = "since means something within an epoch only: give both, or neither";
+                return Err(Failure::invalid("since", message));
+            }
+        };
+        Ok(parsed)
+    }
+}
+
+fn number(name: &str, value: &str, limit: u64) -> Result<u64, Failure> {
+    match value.parse() {
+        Ok(number) if number <= limit => Ok(number),
+        _ => Err(Failure::invalid(
+            name,
+            format!(
+                "{name} must be a whole number up to {limit}, got {:?}",
+                clip(value)
+            ),
+        )),
+    }
+}
+
+fn read<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, Failure> {
+    value
+        .parse()
+        .map_err(|error| Failure::invalid(name, format!("{name}: {error}, got {:?}", clip(value))))
+}
+
+/// The position in the id of an event.
+fn position_of(id: &str) -> Option<Position> {
+    let (epoch, next) = id.split_once('-')?;
+    Some(wire::position(epoch.parse().ok()?, next.parse().ok()?))
+}
+
+fn wants_stream(headers: &HeaderMap) -> bool {
+    let accept = headers.get(header::ACCEPT);
+    accept
+        .and_then(|accept| accept.to_str().ok())
+        .is_some_and(|accept| accept.contains("text/event-stream"))
+}
+
+/// One reader's place in the feed.
+struct Reader {
+    readers: Arc<Readers>,
+    since: Option<Position>,
+    limit: usize,
+    tenant: Option<TenantKey>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Reader {
+    fn new(readers: Arc<Readers>, query: &Query) -> Result<Self, Failure> {
+        if readers.source.get().is_none() {
+            return Err(Failure::Loading);
+        }
+        let place = Arc::clone(&readers.places).try_acquire_owned();
+        Ok(Self {
+            readers,
+            since: query.since,
+            limit: query.limit,
+            tenant: query.tenant,
+            _place: place.map_err(|_| Failure::QueueFull { limit: MAX_READERS })?,
+        })
+    }
+
+    /// What happened since the last batch; when nothing did, waits until something does, up to the deadline or the
+    /// server's end.
+    async fn next(&mut self, deadline: Instant) -> Result<Batch, Failure> {
+        let Source { feed, model } = self.readers.source.get().ok_or(Failure::Loading)?;
+        let mut progress = feed.watch();
+        let mut from = None;
+        loop {
+            progress.mark_unchanged();
+            let news = feed.documents_since(self.since, self.limit);
+            let mut batch = wire::batch(&news, model, self.tenant);
+            self.since = Some(wire::position(batch.epoch, batch.next));
+            if batch.reset {
+                return Ok(batch);
+            }
+            // Other tenants' events, passed over before, are between the reader's place and these.
+            batch.from = *from.get_or_insert(batch.from);
+            if !batch.events.is_empty() {
+                return Ok(batch);
+            }
+            if progress.borrow().documents > batch.next {
+                continue;
+            }
+            tokio::select! {
+                biased;
+                () = self.readers.gate.reached(Phase::Stopping) => return Ok(batch),
+                () = tokio::time::sleep_until(deadline) => return Ok(batch),
+                _ = progress.changed() => {}
+            }
+        }
+    }
+
+    /// Batch after batch, an empty one now and then, until the server stops.
+    fn stream(self) -> Response {
+        let batches = stream::unfold(self, |mut reader| async {
+            if reader.readers.gate.phase() >= Phase::Stopping {
+                return None;
+            }
+            let batch = reader.next(Instant::now() + MAX_WAIT).await.ok()?;
+            let id = format!("{:016x}-{}", batch.epoch.0, batch.next);
+            let event = Event::default().id(id).json_data(&batch).ok()?;
+            Some((Ok::<_, Infallible>(event), reader))
+        });
+        Sse::new(batches)
+            .keep_alive(KeepAlive::default())
+            .into_response()
+    }
+}

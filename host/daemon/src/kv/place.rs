@@ -1,0 +1,124 @@
+//! Where a request's documents end in its tokens, as far as the gateway told which they are.
+//!
+//! A path that is missing, malformed or another body's costs nothing but the marks in the cache: the engine then knows
+//! the request by its tokens alone. Each case is counted.
+
+use crate::metrics::Metrics;
+use axum::http::{HeaderName, HeaderValue};
+use foreword_engine::cache::{DocumentPath, DocumentSpan};
+use foreword_ordering::path::{Located, Locator, SentPath};
+
+/// The header in which the gateway tells a request's path, under its usual name.
+pub const PATH_HEADER: HeaderName = HeaderName::from_static("x-foreword-path");
+
+/// What became of a chat request's path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// All of its documents were found in the prompt.
+    Placed,
+    /// Some were.
+    Partial,
+    /// None were: the header is another body's, or the gateway finds documents by other tags.
+    NotFound,
+    /// The header is no path.
+    Malformed,
+    /// There was no header.
+    Absent,
+}
+
+impl Placement {
+    /// As it stands in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Placed => "placed",
+            Self::Partial => "partial",
+            Self::NotFound => "not_found",
+            Self::Malformed => "malformed",
+            Self::Absent => "absent",
+        }
+    }
+}
+
+/// Finds the documents of one request.
+pub struct Placer<'a> {
+    locator: &'a Locator,
+    header: Option<&'a HeaderValue>,
+    body: &'a [u8],
+    metrics: &'a Metrics,
+}
+
+/// The documents of a prompt, in bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Placed(Located);
+
+impl<'a> Placer<'a> {
+    /// For the request with this header, if it had one, and this body.
+    pub fn new(
+        locator: &'a Locator,
+        header: Option<&'a HeaderValue>,
+        body: &'a [u8],
+        metrics: &'a Metrics,
+    ) -> Self {
+        Self {
+            locator,
+            header,
+            body,
+            metrics,
+        }
+    }
+
+    /// The documents in the prompt that the body was rendered to. Of a chat's several runs, the last: the earlier ones
+    /// were placed when they were new.
+    pub fn place(&self, prompt: &str) -> Option<Placed> {
+        let (placed, outcome) = self.look(prompt);
+        self.metrics.placed(outcome);
+        placed
+    }
+
+    fn look(&self, prompt: &str) -> (Option<Placed>, Placement) {
+        let Some(header) = self.header else {
+            return (None, Placement::Absent);
+        };
+        let Some(path) = header
+            .to_str()
+            .ok()
+            .and_then(|header| SentPath::from_header(header).ok())
+        else {
+            return (None, Placement::Malformed);
+        };
+        let located = self.locator.locate(&path, self.body, prompt);
+        let mut located = located.unwrap_or_default();
+        let asked: usize = path.runs.iter().map(|run| run.documents.len()).sum();
+        let found: usize = located.iter().map(|run| run.documents.len()).sum();
+        let outcome = match found {
+            0 => Placement::NotFound,
+            _ if found < asked => Placement::Partial,
+            _ => Placement::Placed,
+        };
+        (located.pop().map(Placed), outcome)
+    }
+}
+
+impl Placed {
+    /// Bytes of the prompt, ascending: where the first document begins, then where each one ends.
+    pub fn bytes(&self) -> Vec<usize> {
+        let ends = self.0.documents.iter().map(|(_, end)| *end);
+        std::iter::once(self.0.start).chain(ends).collect()
+    }
+
+    /// The same in tokens: `tokens` stand before each of [`Placed::bytes`].
+    pub fn in_tokens(&self, tokens: &[u32]) -> Option<DocumentPath> {
+        let (start, ends) = tokens.split_first()?;
+        let documents = self.0.documents.iter().zip(ends);
+        Some(DocumentPath {
+            scope: self.0.scope.0,
+            start: *start,
+            documents: documents
+                .map(|((fingerprint, _), &end)| DocumentSpan {
+                    fingerprint: fingerprint.0,
+                    end,
+                })
+                .collect(),
+        })
+    }
+}

@@ -1,0 +1,419 @@
+//! vLLM's events from the wire, of any version and of engines that copy it: maps or arrays, unknown fields, unknown
+//! events, hashes that are numbers of either sign or bytes.
+
+use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::fmt;
+
+/// A batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Batch {
+    /// Seconds since 1970.
+    pub seconds: f64,
+    /// In order.
+    pub events: Vec<BlockEvent>,
+}
+
+/// An event; blocks are the engine's pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockEvent {
+    /// Blocks that follow each other were computed.
+    Stored {
+        /// In order.
+        blocks: Vec<BlockHash>,
+        /// The block before the first; `None`: it is a sequence's first.
+        parent: Option<BlockHash>,
+        /// Of all blocks.
+        tokens: Vec<u32>,
+        /// Tokens in a block.
+        block_tokens: u32,
+        /// `GPU`, `CPU`, … as the engine calls it.
+        medium: Option<String>,
+        /// What the first block's hash depends on beside its tokens, as far as it is text: a LoRA's name, the salt.
+        keys: Vec<String>,
+    },
+    /// Blocks were dropped.
+    Removed {
+        /// In no particular order.
+        blocks: Vec<BlockHash>,
+        /// Where from.
+        medium: Option<String>,
+    },
+    /// All were.
+    Cleared,
+    /// An event of a later version.
+    Unknown,
+}
+
+/// An engine's hash of a block: a number of 64 bits, or bytes of which 128 bits count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockHash(pub u128);
+
+/// The batch in a message's last frame.
+///
+/// # Errors
+/// When it is no msgpack, or no batch.
+pub fn batch(bytes: &[u8]) -> Result<Batch, rmp_serde::decode::Error> {
+    rmp_serde::from_slice(bytes)
+}
+
+/// The fields of an event, as far as they are read, in the order of vLLM's arrays.
+#[derive(Default)]
+struct Fields {
+    blocks: Vec<BlockHash>,
+    parent: Option<BlockHash>,
+    tokens: Vec<u32>,
+    block_tokens: u32,
+    medium: Option<String>,
+    keys: Vec<String>,
+}
+
+const STORED: [&str; 8] = [
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+];
+const REMOVED: [&str; 2] = ["block_hashes", "medium"];
+
+/// Whether the fields of events of this type mean what they do here.
+fn is_known(name: &str) -> bool {
+    matches!(name, "BlockStored" | "BlockRemoved" | "AllBlocksCleared")
+}
+
+impl Fields {
+    fn event(self, name: &str) -> BlockEvent {
+        match name {
+            "BlockStored" => BlockEvent::Stored {
+                blocks: self.blocks,
+                parent: self.parent,
+                tokens: self.tokens,
+                block_tokens: self.block_tokens,
+                medium: self.medium,
+                keys: self.keys,
+            },
+            "BlockRemoved" => BlockEvent::Removed {
+                blocks: self.blocks,
+                medium: self.medium,
+            },
+            "AllBlocksCleared" => BlockEvent::Cleared,
+            _ => BlockEvent::Unknown,
+        }
+    }
+}
+
+/// Reads the value of the named field.
+struct Field<'f>(&'f mut Fields, &'f str);
+
+impl<'de> DeserializeSeed<'de> for Field<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
+        let Self(fields, name) = self;
+        match name {
+            "block_hashes" => fields.blocks = Deserialize::deserialize(value)?,
+            "parent_block_hash" => fields.parent = Deserialize::deserialize(value)?,
+            "token_ids" => fields.tokens = Deserialize::deserialize(value)?,
+            "block_size" => fields.block_tokens = Deserialize::deserialize(value)?,
+            "medium" => fields.medium = Deserialize::deserialize(value)?,
+            "extra_keys" => {
+                let keys: Option<Vec<Option<Vec<Key>>>> = Deserialize::deserialize(value)?;
+                let first = keys.into_iter().flatten().next().flatten();
+                fields.keys = first
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|key| key.0)
+                    .collect();
+            }
+            _ => {
+                IgnoredAny::deserialize(value)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'de> Deserialize<'de> for Batch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Seen;
+        impl<'de> Visitor<'de> for Seen {
+            type Value = Batch;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a batch of KV events: [ts, events, …]")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut batch: A) -> Result<Batch, A::Error> {
+                let missing = |field| A::Error::missing_field(field);
+                let seconds = batch.next_element()?.ok_or_else(|| missing("ts"))?;
+                let events = batch.next_element()?.ok_or_else(|| missing("events"))?;
+                while batch.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Batch { seconds, events })
+            }
+
+            // Some engines name the batch's fields as well.
+            fn visit_map<A: MapAccess<'de>>(self, mut batch: A) -> Result<Batch, A::Error> {
+                let (mut seconds, mut events) = (0.0, None);
+                while let Some(name) = batch.next_key::<String>()? {
+                    match &*name {
+                        "ts" => seconds = batch.next_value()?,
+                        "events" => events = Some(batch.next_value()?),
+                        _ => {
+                            batch.next_value::<IgnoredAny>()?;
+                        }
+                    }
+                }
+                let events = events.ok_or_else(|| A::Error::missing_field("events"))?;
+                Ok(Batch { seconds, events })
+            }
+        }
+        deserializer.deserialize_any(Seen)
+    }
+}
+
+impl<'de> Deserialize<'de> for BlockEvent {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Seen;
+        impl<'de> Visitor<'de> for Seen {
+            type Value = BlockEvent;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a KV event: a map with its `type`, or an array that begins with it")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut event: A) -> Result<BlockEvent, A::Error> {
+                let name: String = event
+                    .next_element()?
+                    .ok_or_else(|| A::Error::missing_field("type"))?;
+                let names: &[&str] = match &*name {
+                    "BlockStored" => &STORED,
+                    "BlockRemoved" => &REMOVED,
+                    _ => &[],
+                };
+                let mut fields = Fields::default();
+                for name in names {
+                    if event.next_element_seed(Field(&mut fields, name))?.is_none() {
+                        break;
+                    }
+                }
+                while event.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(fields.event(&name))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut event: A) -> Result<BlockEvent, A::Error> {
+                let mut name = None;
+                let mut fields = Fields::default();
+                while let Some(key) = event.next_key::<String>()? {
+                    if key == "type" {
+                        name = Some(event.next_value::<String>()?);
+                    } else if name.as_deref().is_none_or(is_known) {
+                        event.next_value_seed(Field(&mut fields, &key))?;
+                    } else {
+                        event.next_value::<IgnoredAny>()?;
+                    }
+                }
+                let name = name.ok_or_else(|| A::Error::missing_field("type"))?;
+                Ok(fields.event(&name))
+            }
+        }
+        deserializer.deserialize_any(Seen)
+    }
+}
+
+impl<'de> Deserialize<'de> for BlockHash {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Seen;
+        impl Visitor<'_> for Seen {
+            type Value = BlockHash;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a block's hash: a number or bytes")
+            }
+
+            fn visit_u64<E: Error>(self, hash: u64) -> Result<BlockHash, E> {
+                Ok(BlockHash(hash.into()))
+            }
+
+            fn visit_i64<E: Error>(self, hash: i64) -> Result<BlockHash, E> {
+                Ok(BlockHash(hash.cast_unsigned().into()))
+            }
+
+            fn visit_bytes<E: Error>(self, hash: &[u8]) -> Result<BlockHash, E> {
+                let mut last = [0; 16];
+                let count = hash.len().min(last.len());
+                last[16 - count..].copy_from_slice(&hash[hash.len() - count..]);
+                Ok(BlockHash(u128::from_be_bytes(last)))
+            }
+
+            fn visit_str<E: Error>(self, hash: &str) -> Result<BlockHash, E> {
+                self.visit_bytes(hash.as_bytes())
+            }
+        }
+        deserializer.deserialize_any(Seen)
+    }
+}
+
+/// An extra key, if it is text; others hold anything.
+struct Key(Option<String>);
+
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Seen {
+            Text(String),
+            Other(IgnoredAny),
+        }
+        Ok(match Seen::deserialize(deserializer)? {
+            Seen::Text(text) => Self(Some(text)),
+            Seen::Other(IgnoredAny) => Self(None),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::vllm::{Encoding, write};
+    use foreword_engine::cache::{CacheEvent, PageHash, Tier};
+    use foreword_ordering::feed::TenantKey;
+    use serde_json::{Value, json};
+
+    fn read(value: &Value) -> Result<Batch, rmp_serde::decode::Error> {
+        batch(&rmp_serde::to_vec_named(value).unwrap())
+    }
+
+    fn stored(block: u64, parent: Option<u64>, keys: &[&str]) -> BlockEvent {
+        BlockEvent::Stored {
+            blocks: vec![BlockHash(block.into())],
+            parent: parent.map(|parent| BlockHash(parent.into())),
+            tokens: vec![5, 6],
+            block_tokens: 2,
+            medium: Some("GPU".to_owned()),
+            keys: keys.iter().map(|&key| key.to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn maps_of_today_and_arrays_of_every_length_mean_the_same() {
+        let hash = 15_760_518_052_499_183_552_u64;
+        for (event, expected) in [
+            // vLLM 0.26.
+            (
+                json!({"type": "BlockStored", "block_hashes": [hash], "parent_block_hash": null, "token_ids": [5, 6],
+                    "block_size": 2, "lora_id": null, "medium": "GPU", "lora_name": null, "extra_keys": [null],
+                    "group_idx": 0, "kv_cache_spec_kind": "full_attention"}),
+                stored(hash, None, &[]),
+            ),
+            // Another order, and fields that are to come.
+            (
+                json!({"medium": "GPU", "future": {"a": [1]}, "block_size": 2, "token_ids": [5, 6],
+                    "block_hashes": [7], "parent_block_hash": -1, "type": "BlockStored",
+                    "extra_keys": [["lora", 3, ["image", 1], "salt"], null]}),
+                stored(7, Some(u64::MAX), &["lora", "salt"]),
+            ),
+            (
+                json!([
+                    "BlockStored",
+                    [7],
+                    null,
+                    [5, 6],
+                    2,
+                    null,
+                    "GPU",
+                    null,
+                    [["salt"]],
+                    0,
+                    "full_attention",
+                    9
+                ]),
+                stored(7, None, &["salt"]),
+            ),
+            (
+                json!(["BlockStored", [7], 8, [5, 6], 2, null, "GPU"]),
+                stored(7, Some(8), &[]),
+            ),
+            (
+                json!(["BlockRemoved", [1, -2]]),
+                BlockEvent::Removed {
+                    blocks: vec![BlockHash(1), BlockHash((u64::MAX - 1).into())],
+                    medium: None,
+                },
+            ),
+            (json!(["AllBlocksCleared"]), BlockEvent::Cleared),
+            (json!({"type": "AllBlocksCleared"}), BlockEvent::Cleared),
+            (
+                json!({"type": "BlockMoved", "block_hashes": "?"}),
+                BlockEvent::Unknown,
+            ),
+            (json!(["BlockMoved", {"a": 1}]), BlockEvent::Unknown),
+        ] {
+            for batch in [
+                json!([1.5, [event]]),
+                json!([1.5, [event], 0, "more"]),
+                json!({"ts": 1.5, "events": [event], "data_parallel_rank": 0}),
+            ] {
+                let read = read(&batch).unwrap();
+                assert_eq!(
+                    (read.seconds, read.events),
+                    (1.5, vec![expected.clone()]),
+                    "{batch}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn hashes_may_be_bytes() {
+        // [1.0, [["BlockRemoved", [bytes, short bytes]]]] by hand: JSON has no bytes.
+        let mut wire = vec![0x92, 0xca, 0x3f, 0x80, 0, 0, 0x91, 0x92, 0xac];
+        wire.extend(b"BlockRemoved");
+        wire.extend([0x92, 0xc4, 32]);
+        wire.extend([1; 31]);
+        wire.push(2);
+        wire.extend([0xc4, 2, 3, 4]);
+        let BlockEvent::Removed { blocks, .. } = &batch(&wire).unwrap().events[0] else {
+            panic!("removed")
+        };
+        let ones = u128::from_be_bytes([1; 16]);
+        assert_eq!(blocks, &[BlockHash(ones + 1), BlockHash(0x0304)]);
+    }
+
+    #[test]
+    fn what_is_no_batch_is_refused() {
+        for value in [
+            json!(3),
+            json!([]),
+            json!([1.5]),
+            json!([1.5, 3]),
+            json!([1.5, [[]]]),
+            json!([1.5, [{"block_hashes": []}]]),
+            json!([1.5, [["BlockStored", "?"]]]),
+        ] {
+            assert!(read(&value).is_err(), "{value}");
+        }
+        assert!(batch(&[0xc1, 0xff]).is_err());
+        assert!(batch(&[]).is_err());
+    }
+
+    #[test]
+    fn what_we_write_we_read() {
+        let event = CacheEvent::Stored {
+            hash: PageHash(7),
+            parent: None,
+            tokens: [5, 6].into(),
+            salt: "salt".into(),
+            tier: Tier::Device,
+        };
+        let key = TenantKey::of("salt").to_string();
+        for encoding in [Encoding::Map, Encoding::Array] {
+            let bytes = write::batch(&[event.clone()], 1.5, encoding).unwrap();
+            let batch = batch(&bytes.unwrap()).unwrap();
+            assert_eq!(batch.events, [stored(7, None, &[&key])]);
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! What happens in the cache, for readers at their own pace.
+//!
+//! ```text
+//!   engine's thread                                          readers, any number
+//!   publish(events), once a step ──▶ documents, a ring ────▶ documents_since(position)
+//!                                ├─▶ pages, a ring ────────▶ pages_since(position)
+//!                                └─▶ held: the documents now, for readers that fell behind
+//! ```
+//!
+//! The engine appends under a short lock and waits for nobody: a reader that is slower than a ring is long is told to
+//! begin anew, with all that is held ([`News::reset`]). Positions count events and mean something within one *epoch*,
+//! a life of the cache; a restart, or events that were lost on their way here, begin another one.
+
+mod held;
+
+use crate::cache::{CacheEvent, Tier};
+use held::Held;
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Feed {
+    state: Mutex<State>,
+    progress: watch::Sender<Progress>,
+}
+
+/// How far the feed has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The cache's life.
+    pub epoch: u64,
+    /// Events about documents in this epoch.
+    pub documents: u64,
+    /// Events about pages in this epoch.
+    pub pages: u64,
+}
+
+/// A place between two events of one epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// See [`Progress::epoch`].
+    pub epoch: u64,
+    /// Events before it.
+    pub next: u64,
+}
+
+/// What happened from one position to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct News {
+    /// See [`Progress::epoch`].
+    pub epoch: u64,
+    /// Events before these.
+    pub from: u64,
+    /// Ask from here next time.
+    pub next: u64,
+    /// Whether the reader must forget what it knew, for it missed something. News of documents then hold all that is
+    /// held; news of pages go on with the oldest event that is known.
+    pub reset: bool,
+    /// Pages in the cache now.
+    pub held: HeldPages,
+    /// In order.
+    pub events: Vec<CacheEvent>,
+}
+
+/// Pages that can be found, by tier. A page may be in several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldPages {
+    /// On the device.
+    pub device: u64,
+    /// In the host's memory.
+    pub host: u64,
+    /// In a file.
+    pub disk: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    epoch: u64,
+    documents: Ring,
+    pages: Ring,
+    held: Held,
+    held_pages: HeldPages,
+}
+
+/// The last events of one kind.
+#[derive(Debug, Default)]
+struct Ring {
+    /// Position of the oldest.
+    first: u64,
+    events: VecDeque<CacheEvent>,
+}
+
+/// Events that a ring holds: at 16 tokens a page, 16,384 take about 2 MiB and are the prefill of 260,000 tokens.
+const CAPACITY: usize = 1 << 14;
+
+impl Default for Feed {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Feed {
+    /// A feed of a cache that holds nothing.
+    pub fn new() -> Self {
+        let state = State::new();
+        Self {
+            progress: watch::Sender::new(state.progress()),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Takes what happened in the cache since the last call. Events that were lost before ([`CacheEvent::Gap`]) begin a
+    /// new epoch in which nothing is held but what is stored from then on: readers know less than they might then,
+    /// never more. `O(events)`.
+    pub fn publish(&self, events: Vec<CacheEvent>) {
+        if events.is_empty() {
+            return;
+        }
+        let progress = {
+            let mut state = self.lock();
+            for event in events {
+                state.take(event);
+            }
+            state.progress()
+        };
+        self.progress.send_replace(progress);
+    }
+
+    /// The cache is a new one, which holds nothing.
+    pub fn restart(&self) {
+        self.publish(vec![CacheEvent::Gap { events: 0 }]);
+    }
+
+    /// At most `limit` events about documents since a position; all that is held where there is none, or where it is
+    /// not known any more. Costs what it returns.
+    pub fn documents_since(&self, since: Option<Position>, limit: usize) -> News {
+        let state = self.lock();
+        match state.documents.since(state.epoch, since, limit) {
+            Some((from, events)) => state.news(from, events, false),
+            None => News {
+                next: state.documents.next(),
+                ..state.news(state.documents.next(), state.held.events(), true)
+            },
+        }
+    }
+
+    /// At most `limit` events about pages since a position; the oldest ones known where there is none, or where it is
+    /// not known any more.
+    pub fn pages_since(&self, since: Option<Position>, limit: usize) -> News {
+        let state = self.lock();
+        let known = state.pages.since(state.epoch, since, limit);
+        let reset = known.is_none();
+        let (from, events) = known.unwrap_or_else(|| state.pages.oldest(limit));
+        state.news(from, events, reset)
+    }
+
+    /// Tells of progress as it is made; a receiver that does not look sees the last.
+    pub fn watch(&self) -> watch::Receiver<Progress> {
+        self.progress.subscribe()
+    }
+
+    /// A panic under the lock would have been in one of the few lines here; the state is valid after each.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Of a cache that holds nothing, in a new epoch.
+    fn new() -> Self {
+        Self {
+            epoch: random(),
+            documents: Ring::default(),
+            pages: Ring::default(),
+            held: Held::default(),
+            held_pages: HeldPages::default(),
+        }
+    }
+
+    fn take(&mut self, event: CacheEvent) {
+        match event {
+            CacheEvent::Stored { tier, .. } => {
+                *self.held_pages.of(tier) += 1;
+                self.pages.push(event);
+            }
+            CacheEvent::Removed { tier, .. } => {
+                let pages = self.held_pages.of(tier);
+                *pages = pages.saturating_sub(1);
+                self.pages.push(event);
+            }
+            CacheEvent::DocumentsStored {
+                ref salt,
+                scope,
+                ref path,
+            } => {
+                if self.held.store(salt, scope, path) {
+                    self.documents.push(event);
+                }
+            }
+            CacheEvent::DocumentsRemoved { salt, scope, path } => {
+                if let Some(left) = self.held.remove(&salt, scope, &path) {
+                    // The first of those that went: what came after it is gone with it.
+                    let path = path[..=left].into();
+                    let event = CacheEvent::DocumentsRemoved { salt, scope, path };
+                    self.documents.push(event);
+                }
+            }
+            CacheEvent::Cleared => {
+                self.held = Held::default();
+                self.held_pages = HeldPages {
+                    disk: self.held_pages.disk,
+                    ..HeldPages::default()
+                };
+                self.documents.push(CacheEvent::Cleared);
+                self.pages.push(CacheEvent::Cleared);
+            }
+            CacheEvent::Gap { .. } => *self = Self::new(),
+        }
+    }
+
+    fn news(&self, from: u64, events: Vec<CacheEvent>, reset: bool) -> News {
+        News {
+            epoch: self.epoch,
+            from,
+            next: from + events.len() as u64,
+            reset,
+            held: self.held_pages,
+            events,
+        }
+    }
+
+    fn progress(&self) -> Progress {
+        Progress {
+            epoch: self.epoch,
+            documents: self.documents.next(),
+            pages: self.pages.next(),
+        }
+    }
+}
+
+impl HeldPages {
+    fn of(&mut self, tier: Tier) -> &mut u64 {
+        match tier {
+            Tier::Device => &mut self.device,
+            Tier::Host => &mut self.host,
+            Tier::Disk => &mut self.disk,
+        }
+    }
+}
+
+impl Ring {
+    /// Position behind the youngest.
+    fn next(&self) -> u64 {
+        self.first + self.events.len() as u64
+    }
+
+    fn push(&mut self, event: CacheEvent) {
+        if self.events.len() == CAPACITY {
+            self.events.pop_front();
+            self.first += 1;
+        }
+        self.events.push_back(event);
+    }
+
+    fn oldest(&self, limit: usize) -> (u64, Vec<CacheEvent>) {
+        let events = self.events.iter().take(limit).cloned();
+        (self.first, events.collect())
+    }
+
+    /// `None` when something between the position and the ring is not known.
+    fn since(
+        &self,
+        epoch: u64,
+        since: Option<Position>,
+        limit: usize,
+    ) -> Option<(u64, Vec<CacheEvent>)> {
+        let from = since
+            .filter(|since| since.epoch == epoch)
+            .map(|since| since.next)
+            .filter(|next| (self.first..=self.next()).contains(next))?;
+        let known = usize::try_from(from - self.first).ok()?;
+        let events = self.events.range(known..).take(limit).cloned();
+        Some((from, events.collect()))
+    }
+}
+
+/// An epoch that no reader has met before, in this process or an earlier one.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::PageHash;
+
+    fn stored(path: &[u64]) -> CacheEvent {
+        CacheEvent::DocumentsStored {
+            salt: "".into(),
+            scope: 1,
+            path: path.iter().map(|&document| (document, 10)).collect(),
+        }
+    }
+
+    fn removed(path: &[u64]) -> CacheEvent {
+        CacheEvent::DocumentsRemoved {
+            salt: "".into(),
+            scope: 1,
+            path: path.iter().map(|&document| (document, 10)).collect(),
+        }
+    }
+
+    fn page(number: u64) -> CacheEvent {
+        CacheEvent::Removed {
+            hash: PageHash(number.into()),
+            tier: Tier::Host,
+        }
+    }
+
+    fn at(news: &News) -> Option<Position> {
+        Some(Position {
+            epoch: news.epoch,
+            next: news.next,
+        })
+    }
+
+    #[test]
+    fn a_reader_goes_on_where_it_stopped() {
+        let feed = Feed::new();
+        let all = feed.documents_since(None, 9);
+        assert!(all.reset && all.events.is_empty());
+        feed.publish(vec![stored(&[1]), page(1), stored(&[1, 2])]);
+        let first = feed.documents_since(at(&all), 1);
+        assert_eq!(
+            (first.reset, &first.events[..]),
+            (false, &[stored(&[1])][..])
+        );
+        let second = feed.documents_since(at(&first), 9);
+        assert_eq!((second.from, second.next), (1, 2));
+        assert_eq!(second.events, [stored(&[1, 2])]);
+        let third = feed.documents_since(at(&second), 9);
+        assert_eq!((third.reset, third.events.len()), (false, 0));
+        // Pages are counted apart.
+        let pages = feed.pages_since(None, 9);
+        assert_eq!((pages.from, pages.events), (0, vec![page(1)]));
+    }
+
+    #[test]
+    fn a_reader_that_fell_behind_gets_what_is_held() {
+        let feed = Feed::new();
+        let start = at(&feed.documents_since(None, 0));
+        feed.publish(vec![stored(&[1, 2]), stored(&[1, 3]), removed(&[1, 2])]);
+        for number in 0..CAPACITY as u64 / 2 {
+            feed.publish(vec![stored(&[1, 3, number]), removed(&[1, 3, number])]);
+        }
+        let news = feed.documents_since(start, 9);
+        assert!(news.reset);
+        assert_eq!(news.events, [stored(&[1, 3])]);
+        assert_eq!(news.next, CAPACITY as u64 + 3);
+        // From there it goes on.
+        feed.publish(vec![stored(&[4])]);
+        let more = feed.documents_since(at(&news), 9);
+        assert_eq!((more.reset, more.events), (false, vec![stored(&[4])]));
+    }
+
+    #[test]
+    fn positions_of_the_future_and_of_another_life_are_not_known() {
+        let feed = Feed::new();
+        feed.publish(vec![stored(&[1])]);
+        let now = feed.documents_since(None, 9);
+        for position in [
+            Position {
+                epoch: now.epoch,
+                next: now.next + 1,
+            },
+            Position {
+                epoch: now.epoch ^ 1,
+                next: now.next,
+            },
+        ] {
+            assert!(feed.documents_since(Some(position), 9).reset);
+            assert!(feed.pages_since(Some(position), 9).reset);
+        }
+    }
+
+    #[test]
+    fn a_restart_and_a_gap_begin_another_life() {
+        let feed = Feed::new();
+        feed.publish(vec![stored(&[1]), page(1)]);
+        let mut before = feed.documents_since(None, 9);
+        for lost in [CacheEvent::Gap { events: 3 }, CacheEvent::Gap { events: 0 }] {
+            feed.publish(vec![lost, stored(&[2])]);
+            let after = feed.documents_since(at(&before), 9);
+            assert!(after.reset && after.epoch != before.epoch);
+            assert_eq!(after.events, [stored(&[2])]);
+            before = after;
+        }
+        feed.restart();
+        let after = feed.documents_since(at(&before), 9);
+        assert!(after.reset && after.events.is_empty());
+    }
+
+    #[test]
+    fn what_is_cleared_is_cleared_for_both_kinds_of_readers() {
+        let feed = Feed::new();
+        feed.publish(vec![stored(&[1])]);
+        let before = feed.documents_since(None, 9);
+        feed.publish(vec![CacheEvent::Cleared]);
+        let news = feed.documents_since(at(&before), 9);
+        assert_eq!(news.events, [CacheEvent::Cleared]);
+        assert_eq!(feed.pages_since(None, 9).events, [CacheEvent::Cleared]);
+        assert!(feed.documents_since(None, 9).events.is_empty());
+    }
+
+    #[test]
+    fn whoever_watches_sees_that_there_are_news() {
+        let feed = Feed::new();
+        let mut progress = feed.watch();
+        let before = *progress.borrow_and_update();
+        feed.publish(vec![]);
+        assert!(!progress.has_changed().unwrap());
+        feed.publish(vec![stored(&[1])]);
+        assert!(progress.has_changed().unwrap());
+        assert_eq!(progress.borrow().documents, before.documents + 1);
+    }
+}

@@ -1,0 +1,61 @@
+//! The core in JavaScript: the npm package `foreword-browser`, made by `cargo xtask browser`.
+//!
+//! ```text
+//!   JavaScript ──▶ values ──▶ Orderer      bodies or documents in, the same in a better order out
+//!                    │   ├──▶ Trace        a log, read line by line
+//!                    │   ├──▶ Replay       a trace under a policy: what would be reused
+//!                    │   └──▶ SimilarityCache, embed
+//!                    ▼
+//!                  Error, TypeError, RangeError: what was given, what is allowed
+//! ```
+//!
+//! Nothing is decided here. A class holds a value of `foreword-ordering`; a method reads its arguments ([`values`]),
+//! asks the core, and writes what it says as plain objects. What those objects look like is `types.d.ts`, by hand, and
+//! held against real results by the package's tests.
+//!
+//! No panic crosses the boundary, for a panic is an abort and ends the module. So arguments are taken as whatever
+//! JavaScript passes and checked here, not in the generated glue; and objects come in as JSON, because a getter that
+//! throws in the midst of a call would leave its object locked.
+
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
+)]
+
+mod orderer;
+mod replay;
+mod similarity;
+mod trace;
+mod values;
+
+pub use orderer::Orderer;
+pub use replay::Replay;
+pub use similarity::{SimilarityCache, embed};
+pub use trace::Trace;
+
+use foreword_ordering::policy::PolicyKind;
+use wasm_bindgen::prelude::*;
+
+#[wasm_bindgen(typescript_custom_section)]
+const TYPES: &str = include_str!("types.d.ts");
+
+/// The policies' names, in the order in which tables show them.
+///
+/// # Errors
+/// None that a caller could cause.
+#[wasm_bindgen(unchecked_return_type = "Policy[]")]
+pub fn policies() -> Result<JsValue, JsValue> {
+    values::plain(&PolicyKind::ALL.map(PolicyKind::name))
+}
+
+/// The version of the package.
+#[wasm_bindgen]
+#[must_use]
+pub fn version() -> String {
+    env!("CARGO_PKG_VERSION").into()
+}

@@ -1,0 +1,286 @@
+//! The class `Orderer`: what the gateway does with a request, in the page that writes it.
+
+use crate::values::{self, refused};
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::tree::{ViewedEdge, ViewedNode};
+use foreword_ordering::{Config, Plain, RawConfig, documents_of};
+use serde::{Deserialize, Serialize};
+use wasm_bindgen::prelude::*;
+
+/// Orders documents so that a prompt opens like one that was sent before; holds what was sent.
+#[wasm_bindgen]
+pub struct Orderer {
+    core: foreword_ordering::Orderer,
+}
+
+#[wasm_bindgen]
+impl Orderer {
+    /// An orderer that knows nothing yet. `config` is what the gateway calls `ordering`.
+    ///
+    /// # Errors
+    /// `config` has an unknown field, or a value out of its range.
+    #[wasm_bindgen(constructor)]
+    pub fn new(
+        #[wasm_bindgen(unchecked_optional_param_type = "Config | null")] config: &JsValue,
+    ) -> Result<Self, JsValue> {
+        let config: RawConfig = values::options("config", config)?;
+        let config = Config::try_from(config);
+        let config = config.map_err(|error| values::refused_argument("config", error))?;
+        Ok(Self {
+            core: foreword_ordering::Orderer::new(config),
+        })
+    }
+
+    /// Orders the documents of an OpenAI chat body and expects it to be sent. A body that cannot be ordered comes back
+    /// as it was, with the reason in `skipped`.
+    ///
+    /// # Errors
+    /// An argument is no string.
+    #[wasm_bindgen(unchecked_return_type = "Rewrite")]
+    pub fn rewrite(
+        &mut self,
+        #[wasm_bindgen(unchecked_param_type = "string")] body: &JsValue,
+        #[wasm_bindgen(unchecked_optional_param_type = "string | null")] tenant: &JsValue,
+    ) -> Result<JsValue, JsValue> {
+        let body = values::text("body", body)?;
+        let tenant = if values::is_absent(tenant) {
+            String::new()
+        } else {
+            values::text("tenant", tenant)?
+        };
+        let outcome = self.core.rewrite(&tenant, body.as_bytes());
+        let (sent, report, skipped) = match outcome {
+            Ok(rewrite) => (rewrite.body, Some(rewrite.report), None),
+            Err(skip) => (None, None, Some(skip)),
+        };
+        let sent = sent.map(String::from_utf8).transpose();
+        let sent = sent.map_err(|_| refused("the rewritten body is not UTF-8"))?;
+        values::plain(&Rewrite {
+            changed: sent.is_some(),
+            body: sent.as_deref().unwrap_or(&body),
+            report: report.map(Report::from),
+            skipped: skipped.map(|skip| Skipped {
+                reason: skip.reason(),
+                message: skip.to_string(),
+            }),
+        })
+    }
+
+    /// Orders documents that stand in no body, and expects them to be sent in that order behind `options.before`.
+    ///
+    /// # Errors
+    /// There are none, or more than `documents.max`; one has no text.
+    #[wasm_bindgen(unchecked_return_type = "Ordered")]
+    pub fn order(
+        &mut self,
+        #[wasm_bindgen(unchecked_param_type = "Document[]")] documents: &JsValue,
+        #[wasm_bindgen(unchecked_optional_param_type = "OrderOptions | null")] options: &JsValue,
+    ) -> Result<JsValue, JsValue> {
+        let documents: Vec<Document> = values::list("documents", documents)?;
+        let options: Options = values::options("options", options)?;
+        let list: Vec<Plain<'_>> = documents.iter().map(Document::plain).collect();
+        let ordered = self
+            .core
+            .order(&options.tenant, &options.model, &options.before, &list);
+        let ordered = ordered.map_err(refused)?;
+        values::plain(&Ordered {
+            order: ordered.order,
+            matched: ordered.matched,
+            matched_tokens: ordered.matched_tokens,
+            document_tokens: ordered.document_tokens,
+            moved: ordered.moved,
+            dropped: ordered.dropped,
+            hint: ordered.hint,
+        })
+    }
+
+    /// The documents that would be found in an OpenAI chat body, without repeats. Nothing is remembered.
+    ///
+    /// # Errors
+    /// The body would be skipped; the message says why.
+    #[wasm_bindgen(js_name = documentsOf, unchecked_return_type = "ListedDocument[]")]
+    pub fn documents_of(
+        &self,
+        #[wasm_bindgen(unchecked_param_type = "string")] body: &JsValue,
+    ) -> Result<JsValue, JsValue> {
+        let body = values::text("body", body)?;
+        let groups = documents_of(body.as_bytes(), self.core.config()).map_err(refused)?;
+        let groups = groups.into_iter().zip(0_u32..);
+        let listed = groups.flat_map(|(group, at)| {
+            let documents = group.documents.into_iter();
+            documents.map(move |document| ListedDocument {
+                group: at,
+                label: document.label,
+                fingerprint: hexadecimal(document.fingerprint.0),
+                tokens: document.tokens,
+            })
+        });
+        values::plain(&listed.collect::<Vec<_>>())
+    }
+
+    /// The knowledge tree of a tenant and model, the most recently used nodes first, a parent before its children.
+    ///
+    /// # Errors
+    /// An option has the wrong type or is out of its range.
+    #[wasm_bindgen(unchecked_return_type = "TreeNode[]")]
+    pub fn tree(
+        &self,
+        #[wasm_bindgen(unchecked_optional_param_type = "TreeOptions | null")] options: &JsValue,
+    ) -> Result<JsValue, JsValue> {
+        let options: Options = values::options("options", options)?;
+        let limit = options.limit.unwrap_or(1_000);
+        if !(1..=MAX_NODES).contains(&limit) {
+            return Err(refused(format_args!(
+                "options.limit: {limit} is out of range, it must be 1 to {MAX_NODES}"
+            )));
+        }
+        let nodes = (self.core).view(&options.tenant, &options.model, limit as usize);
+        values::plain(&nodes.into_iter().map(TreeNode::from).collect::<Vec<_>>())
+    }
+
+    /// Forgets everything, as after the engine was restarted.
+    pub fn clear(&mut self) {
+        self.core.clear();
+    }
+
+    /// Nodes in all trees.
+    #[wasm_bindgen(getter)]
+    #[must_use]
+    pub fn nodes(&self) -> f64 {
+        self.core.nodes() as f64
+    }
+
+    /// Messages of chats that are remembered.
+    #[wasm_bindgen(getter, js_name = rememberedMessages)]
+    #[must_use]
+    pub fn remembered_messages(&self) -> f64 {
+        self.core.remembered().messages as f64
+    }
+}
+
+/// Nodes that a tree can have (`tree.max_nodes`).
+const MAX_NODES: u32 = 10_000_000;
+
+#[derive(Serialize)]
+struct Rewrite<'a> {
+    body: &'a str,
+    changed: bool,
+    report: Option<Report>,
+    skipped: Option<Skipped>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    policy: &'static str,
+    documents: u32,
+    matched: u32,
+    moved: u32,
+    dropped: u32,
+    deduplicated: u32,
+    pinned: u32,
+    replayed: u32,
+    hinted: bool,
+    document_tokens: u64,
+    matched_tokens: u64,
+}
+
+impl From<foreword_ordering::Report> for Report {
+    fn from(report: foreword_ordering::Report) -> Self {
+        Self {
+            policy: report.policy,
+            documents: report.documents,
+            matched: report.matched,
+            moved: report.moved,
+            dropped: report.dropped,
+            deduplicated: report.deduplicated,
+            pinned: report.pinned,
+            replayed: report.replayed,
+            hinted: report.hinted,
+            document_tokens: report.document_tokens,
+            matched_tokens: report.matched_tokens,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Skipped {
+    reason: &'static str,
+    message: String,
+}
+
+/// What else it has, a score for instance, is the caller's.
+#[derive(Deserialize)]
+struct Document {
+    id: Option<String>,
+    title: Option<String>,
+    text: String,
+}
+
+impl Document {
+    fn plain(&self) -> Plain<'_> {
+        Plain {
+            id: self.id.as_deref().unwrap_or_default(),
+            title: self.title.as_deref().unwrap_or_default(),
+            text: &self.text,
+        }
+    }
+}
+
+/// Options of `order` and of `tree`; each takes what concerns it.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    before: String,
+    tenant: String,
+    model: String,
+    limit: Option<u32>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Ordered {
+    order: Vec<u16>,
+    matched: u32,
+    matched_tokens: u64,
+    document_tokens: u64,
+    moved: u32,
+    dropped: u32,
+    hint: Option<String>,
+}
+
+#[derive(Serialize)]
+struct ListedDocument {
+    group: u32,
+    label: String,
+    fingerprint: String,
+    tokens: u32,
+}
+
+#[derive(Serialize)]
+struct TreeNode {
+    parent: Option<u32>,
+    scope: Option<String>,
+    fingerprint: Option<String>,
+    tokens: u32,
+}
+
+impl From<ViewedNode> for TreeNode {
+    fn from(node: ViewedNode) -> Self {
+        let (scope, fingerprint) = match node.edge {
+            ViewedEdge::Scope(scope) => (Some(hexadecimal(scope.0)), None),
+            ViewedEdge::Document(Fingerprint(document)) => (None, Some(hexadecimal(document))),
+        };
+        Self {
+            parent: node.parent,
+            scope,
+            fingerprint,
+            tokens: node.tokens,
+        }
+    }
+}
+
+/// 64 bits, which a JavaScript number cannot hold.
+fn hexadecimal(bits: u64) -> String {
+    format!("{bits:016x}")
+}

@@ -1,0 +1,120 @@
+//! The class `Replay`: a trace under a policy, some requests at a time, so that a worker can tell how far it is.
+
+use crate::trace::Trace;
+use crate::values::{self, refused};
+use foreword_ordering::policy::{PolicyKind, PolicyOptions};
+use foreword_ordering::simulation::Capacity;
+use serde::{Deserialize, Serialize};
+use wasm_bindgen::prelude::*;
+
+/// A policy in front of a simulated engine; holds how far it is in a trace.
+#[wasm_bindgen]
+pub struct Replay {
+    core: foreword_ordering::simulation::Replay,
+    policy: PolicyKind,
+    /// Requests served.
+    served: usize,
+}
+
+#[wasm_bindgen]
+impl Replay {
+    /// An engine that holds nothing, a policy that has learnt nothing.
+    ///
+    /// # Errors
+    /// An option is unknown or out of its range.
+    #[wasm_bindgen(constructor)]
+    pub fn new(
+        #[wasm_bindgen(unchecked_optional_param_type = "ReplayOptions | null")] options: &JsValue,
+    ) -> Result<Self, JsValue> {
+        let options: Options = values::options("options", options)?;
+        let Some(policy) = PolicyKind::by_name(&options.policy) else {
+            let names = PolicyKind::ALL.map(PolicyKind::name).join(", ");
+            return Err(refused(format_args!(
+                "options.policy: `{}` is not one of {names}",
+                options.policy
+            )));
+        };
+        if !(1..=MAX_PAGE_TOKENS).contains(&options.page_tokens) {
+            return Err(refused(format_args!(
+                "options.pageTokens: {} is out of range, it must be 1 to {MAX_PAGE_TOKENS}",
+                options.page_tokens
+            )));
+        }
+        let policy_options = PolicyOptions {
+            seed: options.seed.into(),
+            ..PolicyOptions::default()
+        };
+        let capacity = Capacity {
+            tokens: options.cache_tokens,
+            page_tokens: options.page_tokens,
+        };
+        Ok(Self {
+            core: foreword_ordering::simulation::Replay::new(policy, &policy_options, capacity),
+            policy,
+            served: 0,
+        })
+    }
+
+    /// Serves the next requests of `trace`, at most so many; what was reused so far. The trace may have grown since the
+    /// last call.
+    ///
+    /// # Errors
+    /// `requests` is no whole number.
+    #[wasm_bindgen(unchecked_return_type = "Reuse")]
+    pub fn advance(
+        &mut self,
+        trace: &Trace,
+        #[wasm_bindgen(unchecked_param_type = "number")] requests: &JsValue,
+    ) -> Result<JsValue, JsValue> {
+        let requests = values::whole("requests", requests, None, (0, u32::MAX.into()))?;
+        let requests = usize::try_from(requests).unwrap_or(usize::MAX);
+        let end = trace.requests.requests();
+        let end = end.min(self.served.saturating_add(requests));
+        while self.served < end {
+            for part in trace.requests.request(self.served) {
+                let order = self.core.decide(&part);
+                self.core.serve(&part, &order);
+            }
+            self.served += 1;
+        }
+        let reuse = self.core.reuse();
+        values::plain(&Reuse {
+            policy: self.policy.name(),
+            requests: self.served,
+            document_tokens: reuse.document_tokens,
+            reused_tokens: reuse.reused_tokens,
+        })
+    }
+}
+
+/// More than any engine has in a page.
+const MAX_PAGE_TOKENS: u32 = 1 << 20;
+
+#[derive(Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Options {
+    policy: String,
+    cache_tokens: Option<u64>,
+    page_tokens: u32,
+    seed: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            policy: "longest".into(),
+            cache_tokens: None,
+            page_tokens: 16,
+            seed: 0,
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Reuse {
+    policy: &'static str,
+    requests: usize,
+    document_tokens: u64,
+    reused_tokens: u64,
+}

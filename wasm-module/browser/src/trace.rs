@@ -1,0 +1,212 @@
+//! The class `Trace`: a log of requests, read from pieces that are cut anywhere.
+
+use crate::values::{self, refused};
+use foreword_ordering::simulation::{BadLine, Bound, CompactTrace, LogReader};
+use serde::Serialize;
+use wasm_bindgen::prelude::*;
+
+/// Requests read from a log: only ids, fingerprints and token counts stay, no text.
+#[wasm_bindgen]
+pub struct Trace {
+    reader: LogReader,
+    pub(crate) requests: CompactTrace,
+    /// The beginning of a line whose end has not come yet.
+    begun: Vec<u8>,
+    /// Whether that line is longer than [`MAX_LINE_BYTES`]; then it is not held.
+    too_long: bool,
+    bytes: u64,
+    /// Line breaks seen.
+    breaks: u64,
+    lines: u64,
+    without_documents: u64,
+    bad: u64,
+    named: Vec<Named>,
+    listed: u64,
+}
+
+#[wasm_bindgen]
+impl Trace {
+    /// An empty trace. A document whose line does not tell its tokens weighs `document_tokens`, 256 if absent.
+    ///
+    /// # Errors
+    /// The weight is out of range.
+    #[wasm_bindgen(constructor)]
+    pub fn new(
+        #[wasm_bindgen(
+            js_name = documentTokens,
+            unchecked_optional_param_type = "number | null"
+        )]
+        document_tokens: &JsValue,
+    ) -> Result<Self, JsValue> {
+        let range = (0, u32::MAX.into());
+        let tokens = values::whole("documentTokens", document_tokens, Some(256), range)?;
+        Ok(Self {
+            reader: LogReader::new(u32::try_from(tokens).unwrap_or(u32::MAX)),
+            requests: CompactTrace::default(),
+            begun: Vec::new(),
+            too_long: false,
+            bytes: 0,
+            breaks: 0,
+            lines: 0,
+            without_documents: 0,
+            bad: 0,
+            named: Vec::new(),
+            listed: 0,
+        })
+    }
+
+    /// Reads the next piece of the log. A line that is not understood is counted, and named if it is one of the first.
+    ///
+    /// # Errors
+    /// The log is longer than a trace may be; what was read so far stays.
+    pub fn push(
+        &mut self,
+        #[wasm_bindgen(unchecked_param_type = "Uint8Array")] chunk: &JsValue,
+    ) -> Result<(), JsValue> {
+        let chunk = values::bytes("chunk", chunk)?;
+        self.bytes += chunk.len() as u64;
+        if self.bytes > MAX_LOG_BYTES {
+            return Err(refused(format_args!(
+                "the log has more than {MAX_LOG_BYTES} bytes"
+            )));
+        }
+        for piece in chunk.split_inclusive(|&byte| byte == b'\n') {
+            if self.begun.len() + piece.len() > MAX_LINE_BYTES {
+                self.too_long = true;
+                self.begun = Vec::new();
+            }
+            if !self.too_long {
+                self.begun.extend_from_slice(piece);
+            }
+            if piece.ends_with(b"\n") {
+                self.line()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what is left behind the last line break, and says what was read.
+    ///
+    /// # Errors
+    /// The log is longer than a trace may be.
+    #[wasm_bindgen(unchecked_return_type = "TraceSummary")]
+    pub fn finish(&mut self) -> Result<JsValue, JsValue> {
+        if self.too_long || !self.begun.is_empty() {
+            self.line()?;
+        }
+        values::plain(&Summary {
+            bytes: self.bytes,
+            lines: self.lines,
+            requests: self.requests.requests(),
+            documents: self.requests.documents(),
+            listed: self.listed,
+            without_documents: self.without_documents,
+            bad: self.bad,
+            bad_lines: &self.named,
+        })
+    }
+
+    /// Requests with documents, so far.
+    #[wasm_bindgen(getter)]
+    #[must_use]
+    pub fn requests(&self) -> f64 {
+        self.requests.requests() as f64
+    }
+
+    /// What no order of documents exceeds. Takes some seconds on a long trace.
+    ///
+    /// # Errors
+    /// The seed is no whole number.
+    #[wasm_bindgen(js_name = upperBound, unchecked_return_type = "Bound")]
+    pub fn upper_bound(
+        &self,
+        #[wasm_bindgen(unchecked_optional_param_type = "number | null")] seed: &JsValue,
+    ) -> Result<JsValue, JsValue> {
+        let seed = values::whole("seed", seed, Some(0), (0, u32::MAX.into()))?;
+        let Bound { share, sampled } = Bound::of(&self.requests, seed, |_| ());
+        values::plain(&BoundOut { share, sampled })
+    }
+
+    /// Takes the begun line as a whole one.
+    fn line(&mut self) -> Result<(), JsValue> {
+        let line = std::mem::take(&mut self.begun);
+        let too_long = std::mem::take(&mut self.too_long);
+        self.breaks += 1;
+        if !too_long && line.trim_ascii().is_empty() {
+            return Ok(());
+        }
+        self.lines += 1;
+        let parsed = if too_long {
+            let limit = MAX_LINE_BYTES as u64;
+            Err(BadLine::TooLong { limit })
+        } else {
+            self.reader.requests(&line)
+        };
+        match parsed {
+            Ok(parts) if parts.is_empty() => self.without_documents += 1,
+            Ok(parts) => {
+                self.listed += parts
+                    .iter()
+                    .map(|part| part.documents.len() as u64)
+                    .sum::<u64>();
+                if self.requests.requests() >= MAX_REQUESTS || self.listed > MAX_LISTED {
+                    return Err(refused(format_args!(
+                        "the log has more than {MAX_REQUESTS} requests or {MAX_LISTED} documents in them"
+                    )));
+                }
+                self.requests.push(parts);
+            }
+            Err(reason) => {
+                self.bad += 1;
+                if self.named.len() < NAMED {
+                    self.named.push(Named {
+                        line: self.breaks,
+                        message: reason.to_string(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A log of 20,000 bodies of 50 KB. What stays of it is far less.
+const MAX_LOG_BYTES: u64 = 1 << 30;
+
+/// More than any gateway lets through.
+const MAX_LINE_BYTES: usize = 16 << 20;
+
+/// Requests of a trace; 60 bytes each.
+const MAX_REQUESTS: usize = 1_000_000;
+
+/// Documents in all its requests: at most 150 bytes each, which a page's memory of 4 GB holds.
+const MAX_LISTED: u64 = 16_000_000;
+
+/// Bad lines that are named; the others are only counted.
+const NAMED: usize = 20;
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Summary<'a> {
+    bytes: u64,
+    lines: u64,
+    requests: usize,
+    documents: usize,
+    listed: u64,
+    without_documents: u64,
+    bad: u64,
+    bad_lines: &'a [Named],
+}
+
+#[derive(Serialize)]
+struct Named {
+    /// From 1.
+    line: u64,
+    message: String,
+}
+
+#[derive(Serialize)]
+struct BoundOut {
+    share: f64,
+    sampled: bool,
+}

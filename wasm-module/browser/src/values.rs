@@ -1,0 +1,140 @@
+//! What JavaScript passes, checked; what it gets, as plain objects. Every refusal names the argument, what was given
+//! and what is allowed.
+
+use js_sys::{Error, JSON, JsString, RangeError, TypeError};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt::Display;
+use wasm_bindgen::{JsCast, JsValue};
+
+/// An `Error` with the words of `reason`.
+pub(crate) fn refused<R: Display>(reason: R) -> JsValue {
+    fn told(reason: &dyn Display) -> JsValue {
+        Error::new(&reason.to_string()).into()
+    }
+    told(&reason)
+}
+
+/// An `Error` with the words of `reason`, for an argument.
+pub(crate) fn refused_argument(name: &str, reason: impl Display) -> JsValue {
+    refused(format_args!("{name}: {reason}"))
+}
+
+/// A string.
+pub(crate) fn text(name: &str, value: &JsValue) -> Result<String, JsValue> {
+    value
+        .as_string()
+        .ok_or_else(|| wrong_type(name, value, "a string"))
+}
+
+/// A string, left where it is.
+pub(crate) fn string<'v>(name: &str, value: &'v JsValue) -> Result<&'v JsString, JsValue> {
+    value
+        .dyn_ref::<JsString>()
+        .ok_or_else(|| wrong_type(name, value, "a string"))
+}
+
+/// Bytes.
+pub(crate) fn bytes(name: &str, value: &JsValue) -> Result<Vec<u8>, JsValue> {
+    let array = value.dyn_ref::<js_sys::Uint8Array>();
+    let array = array.ok_or_else(|| wrong_type(name, value, "a Uint8Array"))?;
+    Ok(array.to_vec())
+}
+
+/// A whole number from `low` to `high`; `default` if it is absent.
+pub(crate) fn whole(
+    name: &str,
+    value: &JsValue,
+    default: Option<u64>,
+    (low, high): (u64, u64),
+) -> Result<u64, JsValue> {
+    if let (true, Some(default)) = (is_absent(value), default) {
+        return Ok(default);
+    }
+    let number = value
+        .as_f64()
+        .ok_or_else(|| wrong_type(name, value, "a number"))?;
+    // Beyond 2^53 a double is no exact number; no limit is.
+    let is_whole = number.fract() == 0.0 && (low as f64..=high as f64).contains(&number);
+    if is_whole {
+        Ok(number as u64)
+    } else {
+        let reason = format!("{name}: {number} is not a whole number from {low} to {high}");
+        Err(RangeError::new(&reason).into())
+    }
+}
+
+/// A number that is not NaN.
+pub(crate) fn real(name: &str, value: &JsValue) -> Result<f64, JsValue> {
+    let number = value
+        .as_f64()
+        .ok_or_else(|| wrong_type(name, value, "a number"))?;
+    if number.is_nan() {
+        return Err(RangeError::new(&format!("{name}: NaN is not a number")).into());
+    }
+    Ok(number)
+}
+
+/// An object, by way of JSON; `T`'s default if it is absent. serde's words tell what does not fit.
+pub(crate) fn options<T: DeserializeOwned + Default>(
+    name: &str,
+    value: &JsValue,
+) -> Result<T, JsValue> {
+    if is_absent(value) {
+        return Ok(T::default());
+    }
+    parsed(name, &json(name, value)?)
+}
+
+/// An array, by way of JSON.
+pub(crate) fn list<T: DeserializeOwned>(name: &str, value: &JsValue) -> Result<Vec<T>, JsValue> {
+    if !js_sys::Array::is_array(value) {
+        return Err(wrong_type(name, value, "an array"));
+    }
+    parsed(name, &json(name, value)?)
+}
+
+fn parsed<T: DeserializeOwned>(name: &str, json: &str) -> Result<T, JsValue> {
+    serde_json::from_str(json).map_err(|error| refused_argument(name, without_place(&error)))
+}
+
+/// The JSON of an object or an array.
+fn json(name: &str, value: &JsValue) -> Result<String, JsValue> {
+    if !value.is_object() {
+        return Err(wrong_type(name, value, "an object"));
+    }
+    let text = JSON::stringify(value)
+        .map_err(|_| refused_argument(name, "it cannot be written as JSON"))?;
+    text.as_string()
+        .ok_or_else(|| wrong_type(name, value, "an object"))
+}
+
+/// A plain object of `value`'s fields.
+pub(crate) fn plain(value: &impl Serialize) -> Result<JsValue, JsValue> {
+    value
+        .serialize(&serde_wasm_bindgen::Serializer::json_compatible())
+        .map_err(|error| refused(error.to_string()))
+}
+
+/// `undefined` or `null`.
+pub(crate) fn is_absent(value: &JsValue) -> bool {
+    value.is_undefined() || value.is_null()
+}
+
+/// serde's words without the line and column of a text that the caller never saw.
+fn without_place(error: &impl Display) -> String {
+    let words = error.to_string();
+    match words.split_once(" at line ") {
+        Some((words, _)) => words.to_owned(),
+        None => words,
+    }
+}
+
+fn wrong_type(name: &str, value: &JsValue, wanted: &str) -> JsValue {
+    let given = if value.is_null() {
+        "null".to_owned()
+    } else {
+        value.js_typeof().as_string().unwrap_or_default()
+    };
+    TypeError::new(&format!("{name} must be {wanted}, not {given}")).into()
+}

@@ -1,0 +1,196 @@
+//! What a message's content is made of: a string, or a list of parts (OpenAI) or blocks (Anthropic).
+//!
+//! ```text
+//!   "content": [ {"type":"document",…}, {"type":"document",…}, {"type":"text","text":"…"}, {"type":"tool_result",…} ]
+//!                └────────────── blocks ────────────────────┘  └──────── text ─────────┘  └─ what is in it: pieces ─┘
+//! ```
+//!
+//! Blocks that are documents are put in order as they stand, with everything in them. Two kinds of them keep their
+//! place, and others do not pass them: one whose citations are on, because the answer will count blocks to say which it
+//! means; and one that ends a prefix that the client wants cached (`cache_control`).
+
+use super::Skip;
+use super::json::{inner, read};
+use super::lists::Author;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use smallvec::SmallVec;
+
+/// What may hold documents.
+#[derive(Debug)]
+pub(super) enum Piece<'a> {
+    /// What stands between the quotes of a text.
+    Text(&'a str, Author),
+    /// Blocks that are documents, side by side.
+    Blocks(Vec<Block<'a>>),
+}
+
+/// A block that is a document.
+#[derive(Debug)]
+pub(super) struct Block<'a> {
+    /// The whole block.
+    pub(super) raw: &'a str,
+    /// What it is called: its title, or else where it comes from; empty when it says neither.
+    pub(super) label: &'a str,
+}
+
+#[derive(Deserialize)]
+struct RawPart<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Option<&'a RawValue>,
+    #[serde(borrow)]
+    text: Option<&'a RawValue>,
+    #[serde(borrow)]
+    title: Option<&'a RawValue>,
+    #[serde(borrow)]
+    source: Option<&'a RawValue>,
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+    #[serde(borrow)]
+    citations: Option<&'a RawValue>,
+    #[serde(borrow)]
+    cache_control: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct RawCitations {
+    enabled: bool,
+}
+
+/// The pieces of a message's `content`, which `author` wrote.
+pub(super) fn pieces<'a>(
+    body: &'a str,
+    content: &'a str,
+    author: Author,
+) -> Result<SmallVec<[Piece<'a>; 1]>, Skip> {
+    let mut pieces = SmallVec::new();
+    if let Some(text) = inner(content) {
+        pieces.push(Piece::Text(text, author));
+    }
+    if !content.starts_with('[') {
+        return Ok(pieces);
+    }
+    let mut blocks = Vec::new();
+    for raw in read::<Vec<&'a RawValue>>(body, content)? {
+        let raw = raw.get();
+        let part: Option<RawPart<'a>> = match raw.starts_with('{') {
+            true => Some(read(body, raw)?),
+            false => None,
+        };
+        let label = part.as_ref().and_then(RawPart::label);
+        if let Some(label) = label {
+            blocks.push(Block { raw, label });
+            continue;
+        }
+        if !blocks.is_empty() {
+            pieces.push(Piece::Blocks(std::mem::take(&mut blocks)));
+        }
+        let Some(part) = part else {
+            continue;
+        };
+        let text = part.text.and_then(|text| inner(text.get()));
+        pieces.extend(text.map(|text| Piece::Text(text, author)));
+        // A result holds no results: this goes one level deep, however deep a body may be.
+        if part.is("tool_result") && author == Author::Other {
+            let content = part.content.map_or("", RawValue::get);
+            pieces.extend(self::pieces(body, content, Author::Tool)?);
+        }
+    }
+    if !blocks.is_empty() {
+        pieces.push(Piece::Blocks(blocks));
+    }
+    Ok(pieces)
+}
+
+impl<'a> RawPart<'a> {
+    fn is(&self, kind: &str) -> bool {
+        self.kind.and_then(|kind| inner(kind.get())) == Some(kind)
+    }
+
+    /// What the block is called, if it is a document that may move; empty if it is called nothing.
+    fn label(&self) -> Option<&'a str> {
+        let is_document = self.is("document") || self.is("search_result");
+        let cites = self.citations.is_some_and(|citations| {
+            serde_json::from_str(citations.get()).map_or(true, |RawCitations { enabled }| enabled)
+        });
+        if !is_document || cites || self.cache_control.is_some() {
+            return None;
+        }
+        let names = [self.title, self.source].into_iter().flatten();
+        Some(
+            names
+                .filter_map(|name| inner(name.get()))
+                .next()
+                .unwrap_or_default(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pieces of a content, in short.
+    fn found(content: &str) -> Vec<String> {
+        let pieces = pieces(content, content, Author::Other).unwrap().into_iter();
+        pieces
+            .map(|piece| match piece {
+                Piece::Text(text, Author::Other) => text.into(),
+                Piece::Text(text, Author::Tool) => format!("tool: {text}"),
+                Piece::Blocks(blocks) => {
+                    let labels: Vec<&str> = blocks.iter().map(|block| block.label).collect();
+                    format!("blocks: {}", labels.join(", "))
+                }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn texts_blocks_and_results_come_in_the_order_of_the_prompt() {
+        assert_eq!(found(r#""Why?""#), ["Why?"]);
+        assert_eq!(
+            found(
+                r#"[{"type":"document","title":"A","source":{}}, {"type":"search_result","source":"u"},
+                    {"type":"text","text":"Why?"}, {"type":"document","source":{}}, {"type":"image"},
+                    {"type":"tool_result","content":[{"type":"text","text":"x"},{"type":"document","title":"B"}]},
+                    {"type":"tool_result","content":"y"}, {"type":"tool_result"}, 7]"#
+            ),
+            [
+                "blocks: A, u",
+                "Why?",
+                "blocks: ",
+                "tool: x",
+                "blocks: B",
+                "tool: y"
+            ]
+        );
+    }
+
+    #[test]
+    fn blocks_that_are_counted_or_end_a_cached_prefix_keep_their_places() {
+        let block = |more: &str| format!(r#"{{"type":"document","title":"A"{more}}}"#);
+        for (more, moves) in [
+            ("", true),
+            (r#","citations":null"#, true),
+            (r#","citations":{"enabled":false}"#, true),
+            (r#","citations":{"enabled":true}"#, false),
+            (r#","citations":{}"#, false),
+            (r#","citations":7"#, false),
+            (r#","cache_control":{"type":"ephemeral"}"#, false),
+        ] {
+            let content = format!("[{},{},{}]", block(""), block(more), block(""));
+            let expected: &[&str] = match moves {
+                true => &["blocks: A, A, A"],
+                false => &["blocks: A", "blocks: A"],
+            };
+            assert_eq!(found(&content), expected, "{more}");
+        }
+    }
+
+    #[test]
+    fn results_in_results_are_not_looked_into() {
+        let nested =
+            r#"[{"type":"tool_result","content":"#.repeat(50_000) + "1" + &"}]".repeat(50_000);
+        assert!(found(&nested).is_empty());
+    }
+}

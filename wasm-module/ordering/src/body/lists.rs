@@ -1,0 +1,246 @@
+//! Documents that plain text marks by its lines: numbered lists, rules, headings.
+//!
+//! ```text
+//!   numbered   [1] Text.          rules   ---             headings   # Title
+//!              [2] Text.                  Text.                      Text.
+//!                                         ---                        # Title
+//!              Question?                  Text.                      Text.
+//!                                         ---
+//! ```
+//!
+//! Such text may be anything else: steps to be taken in their order, a conversation, code. So these formats are only
+//! looked for on request, never in fenced code, and only where a document's end is marked: a list whose last document
+//! may go on for several paragraphs, nobody knows how many, is left alone.
+
+use super::tags::Span;
+use fxhash::FxHashSet;
+use std::ops::Range;
+
+/// Where a text stands that may hold a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Author {
+    /// A tool: the text is its result and nothing else, so it ends where its last document does.
+    Tool,
+    /// Someone who writes other things too.
+    Other,
+}
+
+/// The items of a list whose first lines begin with a number in brackets, each with another one, which is its id.
+///
+/// Items move with their numbers, so that an answer's `[3]` means what it meant. Outside a tool's result the last one
+/// ends at a blank line, which no other one may contain then.
+pub(super) fn numbered(text: &str, author: Author) -> Vec<Span> {
+    let mut seen: FxHashSet<u32> = FxHashSet::default();
+    let starts: Vec<(usize, Range<usize>)> = lines(text)
+        .filter_map(|line| {
+            let (number, digits) = number_of(text, &line)?;
+            // A number that was there before is cited.
+            seen.insert(number).then_some((line.start, digits))
+        })
+        .collect();
+    let mut ends: Vec<usize> = starts.iter().skip(1).map(|(start, _)| *start).collect();
+    let Some((last, _)) = starts.last() else {
+        return Vec::new();
+    };
+    let end = match author {
+        Author::Tool => text.len(),
+        Author::Other => blank_line(text, *last).unwrap_or(text.len()),
+    };
+    ends.push(end);
+    let items: Vec<Span> = starts
+        .into_iter()
+        .zip(ends)
+        .map(|((start, digits), end)| Span {
+            whole: trimmed(text, start..end),
+            id: Some(digits),
+        })
+        .collect();
+    let is_marked = author == Author::Tool
+        || !items.iter().any(|item| {
+            let item = text.get(item.whole.clone()).unwrap_or_default();
+            blank_line(item, 0).is_some()
+        });
+    several(items.into_iter().filter(|_| is_marked))
+}
+
+/// What stands between lines of three or more dashes; in a tool's result also before the first and after the last.
+pub(super) fn ruled(text: &str, author: Author) -> Vec<Span> {
+    let is_rule = |line: &Range<usize>| {
+        let line = text.get(line.clone()).unwrap_or_default().trim();
+        line.len() >= 3 && line.bytes().all(|byte| byte == b'-')
+    };
+    let rules: Vec<Range<usize>> = lines(text).filter(is_rule).collect();
+    let (Some(first), Some(last)) = (rules.first(), rules.last()) else {
+        return Vec::new();
+    };
+    let (start, end) = match author {
+        Author::Tool => (0, text.len()),
+        Author::Other => (first.end, last.start),
+    };
+    let mut pieces = Vec::new();
+    let mut at = start;
+    for rule in rules
+        .iter()
+        .filter(|rule| rule.start >= start && rule.end <= end)
+    {
+        pieces.push(at..rule.start);
+        at = rule.end;
+    }
+    pieces.push(at..end);
+    let spans = pieces.into_iter().map(|piece| Span {
+        whole: trimmed(text, piece),
+        id: None,
+    });
+    several(spans.filter(|span| !span.whole.is_empty()))
+}
+
+/// The sections of a tool's result under headings of the first level, each with its title as its id.
+pub(super) fn headed(text: &str, author: Author) -> Vec<Span> {
+    if author != Author::Tool {
+        return Vec::new();
+    }
+    let title = |line: Range<usize>| {
+        let words = text.get(line.clone())?.strip_prefix("# ")?;
+        let start = line.end - words.len();
+        let title = trimmed(text, start..line.end);
+        (!title.is_empty()).then_some((line.start, title))
+    };
+    let headings: Vec<(usize, Range<usize>)> = lines(text).filter_map(title).collect();
+    let ends = headings.iter().skip(1).map(|(start, _)| *start);
+    let ends: Vec<usize> = ends.chain([text.len()]).collect();
+    let sections = headings.into_iter().zip(ends);
+    several(sections.map(|((start, title), end)| Span {
+        whole: trimmed(text, start..end),
+        id: Some(title),
+    }))
+}
+
+/// One document has no order.
+fn several(spans: impl Iterator<Item = Span>) -> Vec<Span> {
+    let spans: Vec<Span> = spans.collect();
+    if spans.len() < 2 { Vec::new() } else { spans }
+}
+
+/// The lines of `text` that are not in fenced code, without their ends.
+fn lines(text: &str) -> impl Iterator<Item = Range<usize>> {
+    let mut start = 0;
+    let mut is_fenced = false;
+    text.split_inclusive('\n').filter_map(move |line| {
+        let range = start..start + line.trim_end_matches(['\n', '\r']).len();
+        start += line.len();
+        let is_fence = line.trim_start().starts_with("```");
+        is_fenced ^= is_fence;
+        (!is_fenced && !is_fence).then_some(range)
+    })
+}
+
+/// The number that a line begins with in brackets, and where its digits stand; words must follow.
+fn number_of(text: &str, line: &Range<usize>) -> Option<(u32, Range<usize>)> {
+    let rest = text.get(line.clone())?.strip_prefix('[')?;
+    let (digits, words) = rest.split_once(']')?;
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.parse().ok().filter(|_| is_number)?;
+    let start = line.start + 1;
+    (!words.trim().is_empty()).then_some((number, start..start + digits.len()))
+}
+
+/// Where the first line end before a blank line stands, from `from` on.
+fn blank_line(text: &str, from: usize) -> Option<usize> {
+    let mut at = from;
+    loop {
+        at += text.get(at..)?.find('\n')?;
+        let behind = text.get(at + 1..)?;
+        let line = behind.split_once('\n').map_or(behind, |(line, _)| line);
+        if line.trim().is_empty() && behind.len() > line.len() {
+            return Some(at);
+        }
+        at += 1;
+    }
+}
+
+/// `range` without the white space at its ends.
+fn trimmed(text: &str, range: Range<usize>) -> Range<usize> {
+    let part = text.get(range.clone()).unwrap_or_default();
+    let start = range.start + (part.len() - part.trim_start().len());
+    start..start + part.trim().len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Find = fn(&str, Author) -> Vec<Span>;
+
+    /// Whole spans and ids as texts.
+    fn found(find: Find, text: &str, author: Author) -> Vec<(&str, &str)> {
+        let spans = find(text, author).into_iter();
+        spans
+            .map(|span| (&text[span.whole], span.id.map_or("", |id| &text[id])))
+            .collect()
+    }
+
+    #[test]
+    fn numbered_items_end_where_that_is_marked() {
+        let text = "Context:\n[1] One\n\nmore\n\n[2]  Two\r\n[3] [4] Three\n\nQuestion [1]?";
+        assert_eq!(found(numbered, text, Author::Other), []);
+        assert_eq!(
+            found(numbered, &text.replace("\n\nmore", "\nmore"), Author::Other),
+            [
+                ("[1] One\nmore", "1"),
+                ("[2]  Two", "2"),
+                ("[3] [4] Three", "3")
+            ]
+        );
+        assert_eq!(
+            found(numbered, "[0] a\n\nb\n[1] c\n\nd", Author::Tool),
+            [("[0] a\n\nb", "0"), ("[1] c\n\nd", "1")]
+        );
+        assert_eq!(
+            found(numbered, "[17] a\n[17] cited\n[4] b", Author::Other),
+            [("[17] a\n[17] cited", "17"), ("[4] b", "4")]
+        );
+    }
+
+    #[test]
+    fn what_is_no_numbered_list_is_text() {
+        for text in [
+            "[1] alone",
+            "[1] a\n[1] b",
+            "[1]\n[2]",
+            " [1] a\n [2] b",
+            "[+1] a\n[+2] b",
+            "[99999999999] a\n[2] b",
+            "```\n[1] a\n[2] b\n```",
+            "",
+        ] {
+            assert_eq!(found(numbered, text, Author::Other), [], "{text}");
+        }
+    }
+
+    #[test]
+    fn rules_stand_around_documents_and_in_results_between_them() {
+        let text = "Context:\n---\nA\n\na\n----\nB\n---\nWhy?";
+        assert_eq!(
+            found(ruled, text, Author::Other),
+            [("A\n\na", ""), ("B", "")]
+        );
+        assert_eq!(
+            found(ruled, text, Author::Tool),
+            [("Context:", ""), ("A\n\na", ""), ("B", ""), ("Why?", "")]
+        );
+        for text in ["---\nA\n---", "a --- b", "--\nA\n--\nB\n--", "---", ""] {
+            assert_eq!(found(ruled, text, Author::Other), [], "{text}");
+        }
+    }
+
+    #[test]
+    fn headings_head_sections_of_results_alone() {
+        let text = "Found:\n# A b \nx\n## C\n```\n# no\n```\n# D\ny\n";
+        assert_eq!(
+            found(headed, text, Author::Tool),
+            [("# A b \nx\n## C\n```\n# no\n```", "A b"), ("# D\ny", "D")]
+        );
+        assert_eq!(found(headed, text, Author::Other), []);
+        assert_eq!(found(headed, "# \n#x\n# A", Author::Tool), []);
+    }
+}

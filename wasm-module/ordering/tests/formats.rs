@@ -1,0 +1,345 @@
+//! Every format in which clients send documents: out equals in, whatever the order, and `documents_of` sees the same.
+
+use foreword_ordering::random::Random;
+use foreword_ordering::{Config, Orderer, Skip, documents_of};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// A body, and its documents' bytes in it.
+type Body = (String, Vec<String>);
+
+/// A way of sending documents, which are known by their numbers.
+struct Format {
+    name: &'static str,
+    body: fn(&[u32]) -> Body,
+}
+
+const FORMATS: [Format; 14] = [
+    Format {
+        name: "tags",
+        body: |ids| {
+            in_text(
+                ids,
+                "user",
+                "Read.\n<docs>\n",
+                "\n",
+                "\n</docs>\nWhy?",
+                |id| tagged("doc", id),
+            )
+        },
+    },
+    Format {
+        name: "sources",
+        body: |ids| {
+            in_text(ids, "system", "As <source id=\"1\">.\n", "\n", "\n", |id| {
+                tagged("source", id)
+            })
+        },
+    },
+    Format {
+        name: "loose tags",
+        body: |ids| {
+            in_text(ids, "tool", "<files>", "", "</files>", |id| {
+                tagged("file", id)
+            })
+        },
+    },
+    Format {
+        name: "numbered",
+        body: |ids| in_text(ids, "user", "Read:\n", "\n", "\n\nWhy [1]?", numbered),
+    },
+    Format {
+        name: "numbered, of a tool",
+        body: |ids| {
+            in_text(ids, "tool", "", "\n\n", "\n", |id| {
+                numbered(id) + "\n\nMore."
+            })
+        },
+    },
+    Format {
+        name: "rules",
+        body: |ids| {
+            in_text(
+                ids,
+                "user",
+                "Read:\n---\n",
+                "\n---\n",
+                "\n-----\nWhy?",
+                words,
+            )
+        },
+    },
+    Format {
+        name: "rules, of a tool",
+        body: |ids| in_text(ids, "tool", "", "\n\n---\n\n", "", words),
+    },
+    Format {
+        name: "headings",
+        body: |ids| {
+            in_text(ids, "function", "Found:\n", "\n\n", "\n", |id| {
+                format!("# Title {id}\n{}", words(id))
+            })
+        },
+    },
+    Format {
+        name: "results",
+        body: |ids| {
+            in_text(
+                ids,
+                "tool",
+                "{\"n\":1, \"results\" :[ ",
+                " ,\n",
+                "]}",
+                |id| result(id).to_string(),
+            )
+        },
+    },
+    Format {
+        name: "blocks",
+        body: |ids| {
+            in_blocks(ids, "document", |blocks| {
+                format!(
+                    r#"[{{"type":"text","text":"Read."}},{blocks} , {{"type":"text","text":"Why?"}}]"#
+                )
+            })
+        },
+    },
+    Format {
+        name: "results in blocks",
+        body: |ids| {
+            in_blocks(ids, "search_result", |blocks| {
+                format!(r#"[{{"type":"tool_result","tool_use_id":"t","content":[ {blocks}]}}]"#)
+            })
+        },
+    },
+    Format {
+        name: "results in a block's text",
+        body: |ids| {
+            let (content, documents) = text(ids, "{\"results\":[", ",", "]}", |id| {
+                result(id).to_string()
+            });
+            (
+                format!(
+                    r#"{{"messages":[{{"role":"user","content":[{{"content":{content},"type":"tool_result"}}]}}]}}"#
+                ),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "system",
+        body: |ids| {
+            let (system, documents) = text(ids, "Read.\n", "\n", "\nBe brief.", |id| {
+                tagged("document", id)
+            });
+            (
+                format!(r#"{{"system":{system},"messages":[{{"role":"user","content":"Why?"}}]}}"#),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "Cohere",
+        body: |ids| {
+            let documents: Vec<String> = ids
+                .iter()
+                .map(|id| json!({"id": id, "data": {"snippet": words(*id)}}).to_string())
+                .collect();
+            (
+                format!(
+                    r#"{{"documents":[{}],"messages":[{{"role":"user","content":[]}}]}}"#,
+                    documents.join(", ")
+                ),
+                documents,
+            )
+        },
+    },
+];
+
+/// Everything is looked for, and the policy moves whatever it finds.
+fn config() -> Value {
+    json!({
+        "policy": "random",
+        "hint": {"enabled": false},
+        "documents": {"field": "reorder", "numbered": true, "rules": true, "headings": true},
+        "conversation": {"deduplicate": false}
+    })
+}
+
+fn checked(config: &Value) -> Config {
+    Config::from_json(config.to_string().as_bytes()).unwrap()
+}
+
+fn words(id: u32) -> String {
+    format!("Words \"é\"\\ of {id};\tmore [{id}] # {id} --- of it.")
+}
+
+fn tagged(name: &str, id: u32) -> String {
+    format!("<{name} n='1' id=\"{id}\">{}</{name}>", words(id))
+}
+
+fn numbered(id: u32) -> String {
+    format!("[{id}] {}", words(id))
+}
+
+fn result(id: u32) -> Value {
+    json!({"title": "Title", "href": format!("https://example.org/{id}"), "text": words(id), "score": 0.5})
+}
+
+/// A JSON string of documents between other words, and the documents as they stand in it.
+fn text(
+    ids: &[u32],
+    before: &str,
+    between: &str,
+    after: &str,
+    document: fn(u32) -> String,
+) -> Body {
+    let escaped = |text: &str| {
+        let quoted = Value::from(text).to_string();
+        quoted[1..quoted.len() - 1].to_owned()
+    };
+    let documents: Vec<String> = ids.iter().map(|id| document(*id)).collect();
+    let text = [before, &documents.join(between), after].concat();
+    let documents = documents.iter().map(|document| escaped(document)).collect();
+    (format!("\"{}\"", escaped(&text)), documents)
+}
+
+/// A message whose content is such a string.
+fn in_text(
+    ids: &[u32],
+    role: &str,
+    before: &str,
+    between: &str,
+    after: &str,
+    document: fn(u32) -> String,
+) -> Body {
+    let (content, documents) = text(ids, before, between, after, document);
+    (
+        format!(r#"{{ "messages" : [{{"role":"{role}","content": {content}}}], "seed": 1e3 }}"#),
+        documents,
+    )
+}
+
+/// A message whose content is made of blocks.
+fn in_blocks(ids: &[u32], kind: &str, content: fn(&str) -> String) -> Body {
+    let block = |id: &u32| json!({"type": kind, "source": format!("s{id}"), "content": [{"type": "text", "text": words(*id)}]});
+    let documents: Vec<String> = ids.iter().map(|id| block(id).to_string()).collect();
+    let content = content(&documents.join(", "));
+    (
+        format!(r#"{{"system":"Be brief.","messages":[{{"role":"user","content":{content}}}]}}"#),
+        documents,
+    )
+}
+
+/// `text` with every one of `documents` replaced, and how often each was there.
+fn without(text: &str, documents: &[String]) -> (String, Vec<usize>) {
+    let counts = documents
+        .iter()
+        .map(|document| text.matches(document).count());
+    let rest = documents.iter().fold(text.to_owned(), |text, document| {
+        text.replace(document, "§")
+    });
+    (rest, counts.collect())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// The multiset of documents and every byte around them; with the right number of them found.
+    #[test]
+    fn every_format_keeps_its_documents_and_its_other_bytes(which in 0..FORMATS.len(), seed in any::<u64>(), count in 2_usize..7) {
+        let format = &FORMATS[which];
+        let mut random = Random::new(seed);
+        let mut config = config();
+        config["policy_options"] = json!({"seed": seed});
+        let mut orderer = Orderer::new(checked(&config));
+        for _ in 0..4 {
+            let mut ids: Vec<u32> = (1..10).collect();
+            random.shuffle(&mut ids);
+            ids.truncate(count);
+            let (body, documents) = (format.body)(&ids);
+            let rewrite = orderer.rewrite("", body.as_bytes()).unwrap();
+            prop_assert_eq!(rewrite.report.documents as usize, count, "{}: {}", format.name, body);
+            let out = rewrite.body.map_or(body.clone(), |body| String::from_utf8(body).unwrap());
+            prop_assert_eq!(without(&body, &documents), without(&out, &documents), "{}", format.name);
+            prop_assert!(serde_json::from_str::<Value>(&out).is_ok());
+            let listed = documents_of(body.as_bytes(), &checked(&config)).unwrap();
+            prop_assert_eq!(listed.iter().map(|request| request.documents.len()).sum::<usize>(), count);
+        }
+    }
+}
+
+#[test]
+fn every_format_is_moved_and_can_be_switched_off() {
+    let off = json!({"documents": {"field": "ignore", "tags": [], "loose_tags": [], "blocks": false, "results": false}});
+    for Format { name, body } in FORMATS {
+        let (body, _) = body(&[5, 2, 8, 1, 7]);
+        let mut orderer = Orderer::new(checked(&config()));
+        let moved: u32 = (0..4)
+            .map(|_| orderer.rewrite("", body.as_bytes()).unwrap().report.moved)
+            .sum();
+        assert!(moved > 0, "{name}");
+        let refused = Orderer::new(checked(&off)).rewrite("", body.as_bytes());
+        assert_eq!(refused.err(), Some(Skip::NoDocuments), "{name}");
+    }
+}
+
+#[test]
+fn on_request_means_only_on_request() {
+    for Format { name, body } in &FORMATS[3..8] {
+        let (body, _) = body(&[1, 2, 3]);
+        let refused = Orderer::new(Config::default()).rewrite("", body.as_bytes());
+        assert_eq!(refused.err(), Some(Skip::NoDocuments), "{name}");
+    }
+}
+
+/// An answer that cites documents by their places would cite others if they moved.
+#[test]
+fn documents_that_an_answer_counts_stay_where_they_are() {
+    let cited = |id: u32| json!({"type": "document", "title": id, "source": {}, "citations": {"enabled": true}});
+    let blocks = json!({"messages": [{"role": "user", "content": [cited(1), cited(2), {"type": "text", "text": "?"}]}]});
+    let unnamed = |id: u32| json!({"data": {"text": words(id)}});
+    let cohere = json!({"documents": [unnamed(1), unnamed(2)], "messages": [{"role": "user", "content": "?"}]});
+    for body in [blocks, cohere] {
+        let refused = Orderer::new(checked(&config())).rewrite("", body.to_string().as_bytes());
+        assert_eq!(refused.err(), Some(Skip::NoDocuments), "{body}");
+    }
+}
+
+/// JSON without an empty place: a repeat is sent again, where a tagged one would be left out.
+#[test]
+fn places_that_must_be_filled_are() {
+    for Format { name, body } in &FORMATS[8..14] {
+        if *name == "system" {
+            continue;
+        }
+        let (body, documents) = body(&[3, 1, 3, 2, 1]);
+        let mut orderer = Orderer::new(checked(&config()));
+        for _ in 0..3 {
+            let rewrite = orderer.rewrite("", body.as_bytes()).unwrap();
+            let out = rewrite
+                .body
+                .map_or(body.clone(), |body| String::from_utf8(body).unwrap());
+            assert_eq!(rewrite.report.dropped, 0);
+            assert_eq!(
+                without(&body, &documents),
+                without(&out, &documents),
+                "{name}"
+            );
+        }
+    }
+}
+
+/// Anthropic's system prompt comes before the messages, and who asks is part of the chat.
+#[test]
+fn a_system_prompt_is_part_of_what_precedes_documents() {
+    let body = |system: &str| {
+        let user = json!({"role": "user", "content": "<doc id='a'>A</doc><doc id='b'>B</doc>?"});
+        json!({"system": system, "messages": [user]}).to_string()
+    };
+    let mut orderer = Orderer::new(Config::default());
+    for (system, matched) in [("x", 0), ("x", 2), ("y", 0), ("y", 2)] {
+        let rewrite = orderer.rewrite("", body(system).as_bytes()).unwrap();
+        assert_eq!(rewrite.report.matched, matched, "{system}");
+    }
+}

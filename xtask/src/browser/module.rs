@@ -1,0 +1,80 @@
+//! The module and the JavaScript around it, for bundlers and for plain pages.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::fresh;
+use crate::step::Step;
+use crate::workspace::Workspace;
+
+const TARGET: &str = "wasm32-unknown-unknown";
+const PROFILE: &str = "browser";
+
+/// Builds into `folder`: `bundler/` and `web/`.
+pub(super) fn build(workspace: &Workspace, folder: &Path) -> Result<()> {
+    let arguments = [
+        "build",
+        "--locked",
+        "--profile",
+        PROFILE,
+        "--target",
+        TARGET,
+        "--package",
+        "foreword-browser",
+    ];
+    Step::cargo("browser module", workspace.root(), &arguments).run()?;
+    fresh(folder)?;
+    let module = workspace.artifacts_for(TARGET, PROFILE);
+    let module = module.join("foreword_browser.wasm");
+    let (module, folder) = (module.to_string_lossy(), folder.to_string_lossy());
+    let arguments = [
+        "run",
+        "--locked",
+        "--quiet",
+        "--package",
+        "bindgen",
+        "--",
+        &*module,
+        &*folder,
+    ];
+    Step::cargo("browser glue", workspace.root(), &arguments).run()?;
+    for script in ["bundler/foreword_bg.js", "web/foreword.js"] {
+        let script = Path::new(&*folder).join(script);
+        let text =
+            fs::read_to_string(&script).with_context(|| format!("reading {}", script.display()))?;
+        fs::write(&script, without_docs(&text))
+            .with_context(|| format!("writing {}", script.display()))?;
+    }
+    Ok(())
+}
+
+/// JavaScript without its documentation, which the types beside it have too: a quarter of what a page would load.
+fn without_docs(text: &str) -> String {
+    let mut lines = Vec::new();
+    let mut is_doc = false;
+    for line in text.lines() {
+        is_doc |= line.trim_start().starts_with("/**");
+        if !is_doc {
+            lines.push(line);
+        }
+        is_doc &= !line.trim_end().ends_with("*/");
+    }
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documentation_goes_and_code_stays() {
+        let text =
+            "/** One line. */\nlet a = 1;\n  /**\n   * Some.\n   */\n  let b = a ** 2; // stays\n";
+        assert_eq!(
+            without_docs(text),
+            "let a = 1;\n  let b = a ** 2; // stays\n"
+        );
+    }
+}

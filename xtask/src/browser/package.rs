@@ -1,0 +1,28 @@
+//! The npm package as a folder: what `npm pack` packs and `npm install FOLDER` installs.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::{copy, fresh};
+use crate::workspace::Workspace;
+
+pub(super) fn write(workspace: &Workspace, glue: &Path, folder: &Path) -> Result<()> {
+    fresh(folder)?;
+    for target in ["bundler", "web"] {
+        copy(&glue.join(target), &folder.join(target))?;
+    }
+    let sources = workspace.root().join("wasm-module/browser");
+    copy(&sources.join("README.md"), &folder.join("README.md"))?;
+    copy(&workspace.root().join("LICENSE"), &folder.join("LICENSE"))?;
+
+    let manifest = sources.join("package.json");
+    let read = || -> Result<Value> { Ok(serde_json::from_str(&fs::read_to_string(&manifest)?)?) };
+    let mut manifest = read().with_context(|| format!("reading {}", manifest.display()))?;
+    // All packages of the workspace have one version.
+    manifest["version"] = env!("CARGO_PKG_VERSION").into();
+    let text = serde_json::to_string_pretty(&manifest)? + "\n";
+    fs::write(folder.join("package.json"), text).context("writing package.json")
+}

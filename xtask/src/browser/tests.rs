@@ -1,0 +1,65 @@
+//! The package in Node, the page in headless Chromium, and one run through Envoy and the host.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use foreword_tests::{Gateway, GatewayOptions, Host};
+
+use super::Built;
+use crate::setup;
+use crate::step::Step;
+use crate::workspace::Workspace;
+
+/// Runs every test.
+pub(super) fn run(workspace: &Workspace, built: &Built) -> Result<()> {
+    let model = workspace.root().join("host/engine/fixtures/qwen2");
+    let host = Host::start(&model, &[])?;
+    let gateway = Gateway::start(&GatewayOptions {
+        pages: Some(PAGES.to_owned()),
+        ..GatewayOptions::new(host.address())
+    })?;
+    let gateway = format!("http://{}", gateway.address());
+    let mut arguments = vec!["--test".to_owned()];
+    arguments.extend(files(workspace)?);
+    node(workspace, "browser tests", built, &arguments)?
+        .env("FOREWORD_GATEWAY", &gateway)
+        .run()
+}
+
+/// Measures orders in Chromium and prints what came out.
+pub(super) fn bench(workspace: &Workspace, built: &Built) -> Result<()> {
+    let arguments = ["tests/browser/bench.mjs".to_owned()];
+    node(workspace, "browser bench", built, &arguments)?.run()
+}
+
+/// The origins of pages that the gateway lets speak to it: a regular expression of the tests' server, whose port the
+/// system chooses.
+const PAGES: &str = r"http://127\.0\.0\.1:\d+";
+
+/// The test files; not every Node.js understands a pattern.
+fn files(workspace: &Workspace) -> Result<Vec<String>> {
+    let folder = setup::npm_folder(workspace);
+    let entries = std::fs::read_dir(&folder)
+        .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
+        .with_context(|| format!("reading {}", folder.display()))?;
+    let names = entries.iter().map(|entry| entry.file_name());
+    let names = names.filter_map(|name| name.into_string().ok());
+    let tests = names.filter(|name| name.ends_with(".test.mjs"));
+    let mut files: Vec<String> = tests.map(|name| format!("tests/browser/{name}")).collect();
+    files.sort();
+    Ok(files)
+}
+
+fn node(workspace: &Workspace, name: &str, built: &Built, arguments: &[String]) -> Result<Step> {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let path = |path: &Path| {
+        let text = path.to_str().map(str::to_owned);
+        text.with_context(|| format!("{} is not UTF-8", path.display()))
+    };
+    Ok(
+        Step::program(name, workspace.root(), "node".as_ref(), &arguments)
+            .env("FOREWORD_PACKAGE", &path(&built.package)?)
+            .env("FOREWORD_PAGE", &path(&built.page)?)
+            .env("FOREWORD_CHROMIUM", &path(&setup::chromium())?),
+    )
+}

@@ -1,0 +1,95 @@
+//! What the npm package, the demo page and their tests need: Node.js, three npm packages, Debian's Chromium.
+//!
+//! npm installs exactly what `tests/browser/package-lock.json` says, checked by its hashes, and runs no script of any
+//! package. Only the browser tests need Chromium.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::{apt, say};
+use crate::step::Step;
+use crate::workspace::Workspace;
+
+/// Where package.json lies, and below it what it names.
+pub(crate) fn npm_folder(workspace: &Workspace) -> PathBuf {
+    workspace.root().join("tests/browser")
+}
+
+/// Node.js and the npm packages.
+pub(super) fn node(workspace: &Workspace) -> Result<()> {
+    if version("node").is_none() || version("npm").is_none() {
+        apt::install(workspace, "Node.js or its npm is missing", "npm")?;
+    }
+    let node = version("node").unwrap_or_default();
+    let major = node.trim_start_matches('v').split('.').next();
+    let major: u32 = major.and_then(|major| major.parse().ok()).unwrap_or(0);
+    ensure!(
+        major >= LEAST_NODE,
+        "Node.js {LEAST_NODE} or newer is needed, `node --version` says {node:?}"
+    );
+    packages(workspace)
+}
+
+/// The Chromium that the tests start: `FOREWORD_CHROMIUM`, or Debian's.
+pub(crate) fn chromium() -> PathBuf {
+    std::env::var_os("FOREWORD_CHROMIUM").map_or_else(|| PathBuf::from(CHROMIUM), PathBuf::from)
+}
+
+/// Chromium.
+pub(super) fn install_chromium(workspace: &Workspace) -> Result<()> {
+    let program = chromium();
+    if program.is_file() {
+        say("chromium", &format!("{} is there", program.display()));
+        return Ok(());
+    }
+    if program != Path::new(CHROMIUM) {
+        bail!(
+            "FOREWORD_CHROMIUM names {}, which is no file",
+            program.display()
+        );
+    }
+    apt::install(workspace, "Chromium is missing", "chromium")?;
+    ensure!(
+        program.is_file(),
+        "apt-get installed chromium, but not as {CHROMIUM}; set FOREWORD_CHROMIUM to its path"
+    );
+    Ok(())
+}
+
+fn packages(workspace: &Workspace) -> Result<()> {
+    let folder = npm_folder(workspace);
+    let lock = folder.join("package-lock.json");
+    let wanted =
+        fs::read_to_string(&lock).with_context(|| format!("reading {}", lock.display()))?;
+    // Written last: an interrupted installation leaves nothing that looks finished.
+    let installed = folder.join("node_modules/.installed-lock.json");
+    if fs::read_to_string(&installed).is_ok_and(|installed| installed == wanted) {
+        say("npm packages", "as package-lock.json says");
+        return Ok(());
+    }
+    let prefix = folder.to_string_lossy();
+    let arguments = [
+        "ci",
+        "--prefix",
+        &*prefix,
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+    ];
+    Step::program("npm packages", workspace.root(), "npm".as_ref(), &arguments).run()?;
+    fs::write(&installed, wanted).with_context(|| format!("writing {}", installed.display()))
+}
+
+fn version(program: &str) -> Option<String> {
+    let output = Command::new(program).arg("--version").output().ok()?;
+    let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    output.status.success().then_some(said)
+}
+
+/// The oldest Node.js whose test runner and Playwright do.
+const LEAST_NODE: u32 = 20;
+
+const CHROMIUM: &str = "/usr/bin/chromium";

@@ -1,0 +1,58 @@
+//! pyzmq and msgspec, 1.1 MB of wheels: the tests read our KV events with what readers of vLLM's events use.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{python, say};
+use crate::step::Step;
+use crate::workspace::Workspace;
+
+const PACKAGES: [&str; 2] = ["pyzmq==27.3.0", "msgspec==0.22.0"];
+
+/// Installs both into a folder of their own, unless this Python can read them there already.
+pub(super) fn install(workspace: &Workspace) -> Result<()> {
+    let folder = workspace.tools().join("python");
+    let import = || {
+        let asked = Command::new(python::PYTHON)
+            .args(["-c", "import zmq, msgspec"])
+            .env("PYTHONPATH", &folder)
+            .output();
+        asked.is_ok_and(|output| output.status.success())
+    };
+    if folder.is_dir() && import() {
+        say("pyzmq, msgspec", "they are there");
+        return Ok(());
+    }
+    python::with_pip(workspace)?;
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
+    }
+    let target = folder.to_string_lossy();
+    let mut arguments = vec![
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--target",
+        &*target,
+    ];
+    arguments.extend(PACKAGES);
+    Step::program(
+        "pyzmq, msgspec",
+        workspace.root(),
+        python::PYTHON.as_ref(),
+        &arguments,
+    )
+    .run()?;
+    ensure!(
+        import(),
+        "Python cannot import zmq and msgspec from {}",
+        folder.display()
+    );
+    Ok(())
+}
