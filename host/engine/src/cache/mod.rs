@@ -95,7 +95,7 @@ pub struct PrefixCache {
     transfers: Vec<Transfer>,
     in_flight: InFlight,
     events: EventLog,
-    /// Counts operations; stands in for time. No page was used later than an idle one that it follows.
+    /// Counts uses of pages; stands in for time. No page was used later than an idle one that it follows.
     now: u64,
     counts: Counts,
 }
@@ -210,7 +210,6 @@ impl PrefixCache {
         if full.len() <= lease.nodes.len() {
             return;
         }
-        self.now += 1;
         for tokens in full.skip(lease.nodes.len()) {
             let index = lease.nodes.len();
             let own = lease.pages[index];
@@ -243,7 +242,6 @@ impl PrefixCache {
     /// Ends a lease and keeps the KV state of the first `computed` tokens for others.
     pub fn close(&mut self, mut lease: Lease, tokens: &[TokenId], computed: u32) {
         self.commit(&mut lease, tokens, computed);
-        self.now += 1;
         let shared = lease.nodes.len();
         let tail = &tokens[shared * self.page_tokens as usize..computed as usize];
         if !tail.is_empty() {
@@ -265,15 +263,12 @@ impl PrefixCache {
 
     /// Ends a lease whose private pages hold nothing of worth. What it committed before stays cached.
     pub fn abandon(&mut self, lease: Lease) {
-        self.now += 1;
-        for (index, page) in lease.pages.into_iter().enumerate() {
-            match lease.nodes.get(index) {
-                Some(&node) => {
-                    self.pool.release(page);
-                    self.touch(node);
-                }
-                None => self.give_back(page),
-            }
+        for (&node, &page) in lease.nodes.iter().zip(&lease.pages).rev() {
+            self.pool.release(page);
+            self.touch(node);
+        }
+        for page in lease.pages.into_iter().skip(lease.nodes.len()) {
+            self.give_back(page);
         }
     }
 

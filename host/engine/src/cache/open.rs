@@ -38,7 +38,6 @@ impl PrefixCache {
         documents: Option<&DocumentPath>,
     ) -> Option<Opening> {
         let mut walk = self.tree.walk(salt, all_but_last(tokens));
-        self.now += 1;
         let near = self.on_device(&walk);
         let needed = self.pages_for(tokens.len()) - near as u32;
         // What was found must outlive the evictions that make room for the rest.
@@ -56,7 +55,6 @@ impl PrefixCache {
         let host_tokens = self.host_tokens_of(&walk, near);
         let found = self.tokens_of(&walk);
         let tail = walk.tail.map(|(node, _)| node);
-        // A node that is loaded stays pinned until that has happened; the pages on the device stay held.
         let Some(taken) = taken else {
             let kept = walk.full.into_iter().chain(tail);
             kept.for_each(|node| self.let_go(node));
@@ -71,21 +69,11 @@ impl PrefixCache {
             seconds_per_token: self.seconds(found, new) / f64::from(new.max(1)),
         };
         let mut taken = taken.into_iter();
-        let mut loads = Vec::new();
-        for (index, &node) in lease.nodes.iter().enumerate() {
-            self.tree[node].at.usage.hit();
-            if index >= near
-                && let (Some(from), Some(to)) = (self.tree[node].host_page(), taken.next())
-            {
-                loads.push(Load { from, to });
-                self.tree[node].at.loading = true;
-                self.in_flight.loads.push((node, true));
-                self.enter_device(node, to);
-            }
-            lease.pages.extend(self.tree[node].device_page());
+        let loads = self.share(&mut lease, near, &mut taken);
+        for &node in tail.iter().chain(lease.nodes.iter().rev()) {
             self.touch(node);
-            self.replicate(node);
         }
+        lease.nodes.iter().for_each(|&node| self.replicate(node));
         lease.pages.extend(taken);
         self.mark(&mut lease);
         let mut opening = Opening {
@@ -100,6 +88,30 @@ impl PrefixCache {
             self.open_tail(&mut opening, node, to, tokens);
         }
         Some(opening)
+    }
+
+    /// Gives a lease the pages of its nodes, kept so far: the first `near` are on the device, the others are loaded.
+    fn share(
+        &mut self,
+        lease: &mut Lease,
+        near: usize,
+        free: &mut impl Iterator<Item = PageId>,
+    ) -> Vec<Load> {
+        let mut loads = Vec::new();
+        for (index, &node) in lease.nodes.iter().enumerate() {
+            self.tree[node].at.usage.hit();
+            if index >= near
+                && let (Some(from), Some(to)) = (self.tree[node].host_page(), free.next())
+            {
+                loads.push(Load { from, to });
+                // It stays pinned in host memory until that has happened.
+                self.tree[node].at.loading = true;
+                self.in_flight.loads.push((node, true));
+                self.enter_device(node, to);
+            }
+            lease.pages.extend(self.tree[node].device_page());
+        }
+        loads
     }
 
     /// Has the first `tokens` slots of a node's page copied to `to`: on the device, or from host memory, a whole page,
@@ -123,7 +135,6 @@ impl PrefixCache {
             }
             _ => {}
         }
-        self.touch(node);
     }
 
     /// Keeps a node where it is: on the device if it is there, else in host memory.

@@ -193,8 +193,9 @@ impl PrefixCache {
         }
     }
 
-    /// Ranks a node anew, as used now.
+    /// Ranks a node anew, as used now; of a sequence, the last page first.
     pub(super) fn touch(&mut self, id: NodeId) {
+        self.now += 1;
         let evictable = self.evictable(id);
         let at = &mut self.tree[id].at;
         at.usage.last = self.now;

@@ -44,6 +44,7 @@ impl Entry {
 
 impl Model {
     fn rank(&mut self, index: usize) {
+        self.now += 1;
         let entry = &mut self.entries[index];
         entry.last = self.now;
         for tier in 0..2 {
@@ -149,17 +150,15 @@ impl Model {
             self.entries[index].in_device
         });
         let needed = paths.len() + 1 - near.count();
-        self.now += 1;
         while self.capacity[0] - self.count(0) < needed {
             self.evict(kept);
         }
-        for path in kept {
+        for path in kept.iter().rev() {
             let index = find(self, path).unwrap();
             self.entries[index].in_device = true;
             self.entries[index].frequency += 1.0;
             self.rank(index);
         }
-        self.now += u64::from(!missing.is_empty());
         let cached = (kept.len() * page) as u32;
         let new = tokens.len() as u32 - cached;
         let seconds = cost(cached, new) / f64::from(new);
@@ -180,8 +179,7 @@ impl Model {
             self.entries.push(entry);
             self.rank(self.entries.len() - 1);
         }
-        self.now += 1;
-        for path in &paths {
+        for path in paths.iter().rev() {
             let index = find(self, path).unwrap();
             self.rank(index);
         }
