@@ -5,12 +5,12 @@
 //! what came of it ([`Core::complete`]). Meanwhile the core can be held by somebody else: it is all that is needed to
 //! go on on another device. Events and counters gather inside until they are fetched.
 
-use self::tiers::{Fetching, empty_cache};
+use self::tiers::{Fetching, pools};
 use super::room::Place;
 use super::work::Work;
 use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, SpeculationId, Stats};
 use crate::backend::{Backend, BackendError, Output, Segment, TokenId};
-use crate::cache::{CacheConfig, DocumentPath, Lease, PrefixCache, Sighting};
+use crate::cache::{CacheConfig, CacheEvent, DocumentPath, Lease, PrefixCache, Sighting};
 use crate::sampling::{Choice, Sampler, SamplingError};
 use crate::scheduler::{Entry, Limits, Plan, Queue, Rule, Running, State, Ticket, Waiting, plan};
 use foreword_ordering::document::Fingerprint;
@@ -88,7 +88,7 @@ impl Core {
     /// A core for a device like `backend`, which looks for cancelled requests when the bell has rung.
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, bell: Arc<AtomicU64>) -> Self {
         Self {
-            cache: empty_cache(backend, &config.cache),
+            cache: PrefixCache::new(pools(backend), &config.cache),
             cache_config: config.cache.clone(),
             fetching: Vec::new(),
             limits: Limits {
@@ -156,6 +156,11 @@ impl Core {
 
     pub(super) fn clear_cache(&mut self) -> u32 {
         self.cache.clear()
+    }
+
+    /// What happened in the cache since the last call.
+    pub(super) fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.cache.take_events()
     }
 
     /// Hands out the events so far, in order.
