@@ -285,13 +285,17 @@ impl<T> Queue<T> {
             .chain(arrived.into_iter().map(|waiter| &*waiter.item))
     }
 
-    /// The first that `found` says.
-    pub fn find_mut(&mut self, mut found: impl FnMut(&T) -> bool) -> Option<&mut T> {
+    /// Everything in it, in no particular order.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         let arrived = self.lanes.values_mut().flatten();
         self.returned
             .iter_mut()
             .chain(arrived.map(|waiter| &mut *waiter.item))
-            .find(|item| found(item))
+    }
+
+    /// One that `found` says.
+    pub fn find_mut(&mut self, mut found: impl FnMut(&T) -> bool) -> Option<&mut T> {
+        self.iter_mut().find(|item| found(item))
     }
 
     /// So many have left this tenant's lane.

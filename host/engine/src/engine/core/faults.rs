@@ -64,6 +64,10 @@ impl Core {
             ));
         }
         self.cache.start_over(pools(backend), &self.cache_config);
+        // What was seen, was seen in the old one.
+        for sequence in self.waiting.iter_mut() {
+            sequence.sighting = None;
+        }
         self.lose_leases(failure);
         Ok(())
     }

@@ -44,11 +44,11 @@ fn sticking(steps: u32) -> (FakeBackend, Sender<()>) {
     (FakeBackend::new(64, 4).gate(receiver), sender)
 }
 
+/// Two pages that all requests have in common, and an end of its own.
 fn request(first: TokenId) -> Request {
+    let prompt = (0..10).map(|position| if position < 8 { position } else { first });
     Request {
-        prompt: (0..10)
-            .map(|position| (first + position) % VOCABULARY)
-            .collect(),
+        prompt: prompt.collect(),
         max_tokens: 12,
         ..Request::default()
     }
