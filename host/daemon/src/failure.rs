@@ -17,7 +17,7 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use foreword_engine::engine::SubmitError;
+use foreword_engine::engine::{self, SubmitError};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -161,6 +161,14 @@ impl Failure {
             },
             SubmitError::Invalid(message) => Self::invalid_body(message),
             SubmitError::Stopped => Self::Stopping,
+        }
+    }
+
+    /// What the engine's giving up on a request that may take `limit` means to its sender.
+    pub fn from_engine(failure: engine::Failure, limit: Duration) -> Self {
+        match failure {
+            engine::Failure::Expired => Self::Timeout { limit },
+            other => Self::internal(other),
         }
     }
 

@@ -262,6 +262,8 @@ pub struct Stats {
     pub expired: u64,
     /// Speculative prefills taken in so far.
     pub speculations_started: u64,
+    /// Speculative prefills refused because too many requests waited, so far.
+    pub speculations_refused: u64,
     /// Requests that took an earlier one's place and progress, so far.
     pub speculations_joined: u64,
     /// Requests that were ended for a later one with another prompt, so far.
@@ -476,7 +478,7 @@ impl Request {
             Generation {
                 events: receiver,
                 ended: false,
-                _bell: Bell(bell.clone()),
+                bell: bell.clone(),
             },
         ))
     }
@@ -486,16 +488,17 @@ impl Request {
 pub struct Generation {
     events: mpsc::Receiver<Event>,
     ended: bool,
-    /// Dropped after `events`: whoever hears it finds them closed.
-    _bell: Bell,
+    /// Counts those that were dropped before their end.
+    bell: Arc<AtomicU64>,
 }
 
-/// Rings when dropped.
-struct Bell(Arc<AtomicU64>);
-
-impl Drop for Bell {
+impl Drop for Generation {
     fn drop(&mut self) {
-        self.0.fetch_add(1, Ordering::Release);
+        if !self.ended {
+            // Whoever hears the bell finds the channel closed.
+            self.events.close();
+            self.bell.fetch_add(1, Ordering::Release);
+        }
     }
 }
 

@@ -61,7 +61,7 @@ impl Seeded {
             speculation: Some(SpeculationId(id.into())),
             prompt: prompt.collect(),
             cache_salt: String::new(),
-            deadline: Some(now + Duration::from_secs(u64::from(self.below(60)))),
+            deadline: Some(now + Duration::from_millis(u64::from(self.below(60)) * 100)),
             ..self.request(longest_prompt)
         }
     }
@@ -142,7 +142,7 @@ impl Load {
     }
 
     fn step(&mut self) {
-        self.now += Duration::from_secs(1);
+        self.now += Duration::from_millis(100);
         let work = self.core.prepare(self.now);
         self.core.check();
         let mut logits = Vec::new();
