@@ -399,9 +399,9 @@ test("it is as wide as the screen, on a phone and on a desk, by day and by night
   // The one in the README, of the cards above the last two.
   await page.setViewportSize({ width: 1280, height: 900 });
   await page.emulateMedia({ colorScheme: "light" });
-  const { y: height } = await page.locator(".similarity").boundingBox();
+  const height = await page.evaluate(() => document.querySelector(".similarity").getBoundingClientRect().top + scrollY);
   const clip = { x: 0, y: 0, width: 1280, height: Math.floor(height) };
-  await page.screenshot({ path: join(PICTURES, "readme.jpg"), type: "jpeg", quality: 80, fullPage: true, clip });
+  await page.screenshot({ path: join(PICTURES, "readme.jpg"), type: "jpeg", quality: 50, fullPage: true, clip });
 });
 
 /** Drops a file on the page. */

@@ -17,7 +17,7 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use foreword_engine::engine::SubmitError;
+use foreword_engine::engine::{self, SubmitError};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -96,6 +96,8 @@ pub enum Failure {
     QueueFull {
         /// Requests that may be here at once.
         limit: u32,
+        /// When there may be room; [`SOON`] where nobody can tell.
+        retry_after: Duration,
     },
     /// The model is not loaded yet.
     #[error("the model is still loading; try again later")]
@@ -144,9 +146,14 @@ impl Failure {
     /// What the engine's refusal of a request with `max_tokens` tokens of answer means to its sender.
     pub fn from_submit(error: SubmitError, max_tokens: u32) -> Self {
         match error {
-            SubmitError::QueueFull { limit, .. }
-            | SubmitError::TenantQueueFull { limit, .. }
-            | SubmitError::Busy { limit } => Self::QueueFull { limit },
+            SubmitError::QueueFull { limit, retry_after }
+            | SubmitError::TenantQueueFull { limit, retry_after } => {
+                Self::QueueFull { limit, retry_after }
+            }
+            SubmitError::Busy { limit } => Self::QueueFull {
+                limit,
+                retry_after: SOON,
+            },
             SubmitError::TooLong { tokens, limit } => Self::ContextLength {
                 prompt: tokens,
                 needed: u64::from(tokens) + u64::from(max_tokens),
@@ -154,6 +161,14 @@ impl Failure {
             },
             SubmitError::Invalid(message) => Self::invalid_body(message),
             SubmitError::Stopped => Self::Stopping,
+        }
+    }
+
+    /// What the engine's giving up on a request that may take `limit` means to its sender.
+    pub fn from_engine(failure: engine::Failure, limit: Duration) -> Self {
+        match failure {
+            engine::Failure::Expired => Self::Timeout { limit },
+            other => Self::internal(other),
         }
     }
 
@@ -228,8 +243,11 @@ impl IntoResponse for Failure {
         let mut response = (self.status(), axum::Json(self.body())).into_response();
         let headers = response.headers_mut();
         match self {
-            Self::QueueFull { .. } | Self::Loading => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            Self::QueueFull { retry_after, .. } => {
+                headers.insert(header::RETRY_AFTER, whole_seconds(retry_after));
+            }
+            Self::Loading => {
+                headers.insert(header::RETRY_AFTER, whole_seconds(SOON));
             }
             Self::Unauthorized => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -242,6 +260,15 @@ impl IntoResponse for Failure {
         }
         response
     }
+}
+
+/// When to come back where nobody can tell when there will be room.
+pub const SOON: Duration = Duration::from_secs(1);
+
+/// As `retry-after` has it: rounded up, at least one.
+fn whole_seconds(time: Duration) -> HeaderValue {
+    let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    HeaderValue::from(seconds.max(1))
 }
 
 /// The first 100 characters of something that a client sent, for an error that names it.
@@ -269,6 +296,22 @@ mod tests {
         let failure = Failure::internal("disk /dev/sda on fire");
         assert_eq!(failure.status(), StatusCode::INTERNAL_SERVER_ERROR);
         assert!(!failure.body().to_string().contains("sda"));
+    }
+
+    #[test]
+    fn a_full_queue_says_when_to_come_back() {
+        let header = |milliseconds| {
+            let error = SubmitError::QueueFull {
+                limit: 1,
+                retry_after: Duration::from_millis(milliseconds),
+            };
+            let response = Failure::from_submit(error, 1).into_response();
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+            response.headers()[header::RETRY_AFTER].clone()
+        };
+        for (milliseconds, seconds) in [(0, "1"), (900, "1"), (2000, "2"), (2001, "3")] {
+            assert_eq!(header(milliseconds), seconds);
+        }
     }
 
     #[test]

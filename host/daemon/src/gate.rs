@@ -10,7 +10,7 @@
 //! The gate knows nothing of HTTP or of the engine. Its bound is what keeps memory bounded: a request holds a place
 //! from before its body is read until its answer is complete or dropped.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, SOON};
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -85,9 +85,10 @@ impl Gate {
         self.state.send_if_modified(|state| {
             outcome = match state.phase {
                 Phase::Loading => Err(Failure::Loading),
-                Phase::Open if state.inside >= self.limit => {
-                    Err(Failure::QueueFull { limit: self.limit })
-                }
+                Phase::Open if state.inside >= self.limit => Err(Failure::QueueFull {
+                    limit: self.limit,
+                    retry_after: SOON,
+                }),
                 Phase::Open => {
                     state.inside += 1;
                     Ok(())
@@ -156,7 +157,10 @@ mod tests {
         gate.advance(Phase::Open);
         let first = gate.enter().unwrap();
         let _second = gate.enter().unwrap();
-        assert!(matches!(gate.enter(), Err(Failure::QueueFull { limit: 2 })));
+        assert!(matches!(
+            gate.enter(),
+            Err(Failure::QueueFull { limit: 2, .. })
+        ));
         drop(first);
         let _third = gate.enter().unwrap();
         gate.advance(Phase::Stopping);

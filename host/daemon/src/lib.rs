@@ -27,4 +27,5 @@ pub mod model;
 pub mod replay;
 pub mod request;
 pub mod serve;
+pub mod spans;
 pub mod tiers;

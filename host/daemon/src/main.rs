@@ -43,7 +43,7 @@ struct Arguments {
 enum Command {
     /// Serve a model over HTTP
     #[command(after_help = LOG_HELP)]
-    Serve(ServeArguments),
+    Serve(Box<ServeArguments>),
     /// Tell what ordering documents would save on a log of requests, and write a report
     #[command(after_help = REPLAY_HELP)]
     Replay(ReplayArguments),
@@ -144,6 +144,12 @@ struct ServeArguments {
     /// File with accepted API keys, one per line; without it nobody is asked for a key
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Collector of OpenTelemetry spans, http://localhost:4318, say; without it none are made
+    #[arg(long, value_name = "URL")]
+    otlp_endpoint: Option<String>,
+    /// Memory for the tokens of texts that were tokenised before, in MiB; 0: none
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65_536))]
+    token_cache_mib: u32,
     /// File with keys for /v1/kv, one per line: it tells what all tenants' caches hold [default: the API keys]
     #[arg(long, value_name = "FILE")]
     kv_key_file: Option<PathBuf>,
@@ -191,7 +197,7 @@ enum CpuPrecision {
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
-        Command::Serve(arguments) => start(arguments),
+        Command::Serve(arguments) => start(*arguments),
         Command::Replay(arguments) => replay(arguments),
     }
 }
@@ -303,6 +309,7 @@ fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
             .as_deref()
             .map(ApiKeys::load)
             .transpose()?,
+        otlp_endpoint: arguments.otlp_endpoint.clone(),
         limits: Limits {
             max_body_bytes: arguments.max_body_bytes,
             request_timeout: Duration::from_secs(arguments.request_timeout_s),
@@ -367,7 +374,8 @@ fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
         max_step_tokens: arguments.max_step_tokens,
         ..arguments.scheduling.config()
     };
-    Model::load(folder, name, &cpu, &arguments.caching.tiers(), engine)
+    let model = Model::load(folder, name, &cpu, &arguments.caching.tiers(), engine)?;
+    Ok(model.with_token_cache((arguments.token_cache_mib as usize) << 20))
 }
 
 /// The folder's own name, also where it was given as `.` or `models/..`.

@@ -12,18 +12,27 @@
 //! | `foreword_request_prompt_tokens`, `foreword_request_cached_tokens` | histogram | of each request's prompt |
 //! | `foreword_{prompt,cached,generated}_tokens_total` | counter | |
 //! | `foreword_prefix_lookups_total`, `foreword_prefix_{partial,full}_hits_total` | counter | |
-//! | `foreword_evicted_pages_total`, `foreword_preemptions_total`, `foreword_steps_total` | counter | |
+//! | `foreword_hit_tokens_total` | counter | `tier`: where cached tokens were found |
+//! | `foreword_evicted_pages_total` | counter | `cause` |
+//! | `foreword_preemptions_total`, `foreword_steps_total`, `foreword_fetched_pages_total` | counter | |
+//! | `foreword_{retries,devices_lost,expired}_total` | counter | |
+//! | `foreword_step_sequences` | histogram | sequences computed side by side in a step |
+//! | `foreword_tokenised_bytes_total`, `foreword_tokenised_before_bytes_total` | counter | text of prompts, and how much of it had its tokens remembered |
 //! | `foreword_requests_waiting`, `foreword_requests_running` | gauge | |
 //! | `foreword_pages`, `foreword_pages_in_use`, `foreword_pages_cached` | gauge | |
+//! | `foreword_host_pages`, `foreword_host_pages_cached` | gauge | |
 //!
 //! The engine's own numbers are read from [`Stats`] on each scrape; before the model is loaded they are absent.
 
 use crate::kv::place::Placement;
 use crate::model::Model;
 use axum::http::StatusCode;
-use foreword_engine::engine::Stats;
+use foreword_engine::engine::{Stats, StepSizes};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeLabelSet, EncodeMetric, NoLabelSet, text,
+};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -222,6 +231,26 @@ impl Collector for EngineNumbers {
             return Ok(());
         };
         let stats = model.engine().stats();
+        let tokens = model.token_cache_stats();
+        for (name, help, value) in [
+            ("tokenised_bytes", "Text of prompts", tokens.text_bytes),
+            (
+                "tokenised_before_bytes",
+                "Text of prompts whose tokens were remembered",
+                tokens.found_bytes,
+            ),
+        ] {
+            let metric = ConstCounter::new(value);
+            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+        }
+        for (name, help, label, rows) in LABELLED {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (value, read) in *rows {
+                let metric = ConstCounter::new(read(&stats));
+                metric.encode(family.encode_family(&[(*label, *value)])?)?;
+            }
+        }
+        encode_step_sizes(&mut encoder, &stats.step_sizes)?;
         for (name, help, read) in COUNTERS {
             let metric = ConstCounter::new(read(&stats));
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
@@ -233,6 +262,62 @@ impl Collector for EngineNumbers {
         Ok(())
     }
 }
+
+fn encode_step_sizes(encoder: &mut DescriptorEncoder<'_>, sizes: &StepSizes) -> fmt::Result {
+    let last = sizes.counts.len() - 1;
+    let bound = |place: usize| match place {
+        place if place == last => f64::MAX, // stands for +Inf
+        place => (1_u64 << place) as f64,
+    };
+    let buckets: Vec<(f64, u64)> = sizes
+        .counts
+        .iter()
+        .enumerate()
+        .map(|(place, count)| (bound(place), *count))
+        .collect();
+    let help = "Sequences computed side by side in a step";
+    encoder
+        .encode_descriptor("step_sequences", help, None, MetricType::Histogram)?
+        .encode_histogram::<NoLabelSet>(
+            sizes.sequences as f64,
+            sizes.counts.iter().sum(),
+            &buckets,
+            None,
+        )
+}
+
+/// Name, help, and the label that tells the rows apart.
+type Labelled = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static [(&'static str, fn(&Stats) -> u64)],
+);
+
+/// What is told by kind. Here a new tier or cause gets its row.
+const LABELLED: &[Labelled] = &[
+    (
+        "hit_tokens",
+        "Prompt tokens served from the cache, by where they were found",
+        "tier",
+        // From disk they come by way of host memory.
+        &[
+            ("device", |stats| {
+                stats.cached_tokens.saturating_sub(stats.host_tokens)
+            }),
+            ("host", |stats| stats.host_tokens),
+        ],
+    ),
+    (
+        "evicted_pages",
+        "Pages taken back from the cache, by cause",
+        "cause",
+        &[
+            ("device_full", |stats| stats.evicted_pages),
+            ("host_full", |stats| stats.host_evicted_pages),
+        ],
+    ),
+];
 
 type Row<T> = (&'static str, &'static str, fn(&Stats) -> T);
 
@@ -265,16 +350,31 @@ const COUNTERS: &[Row<u64>] = &[
         |stats| stats.full_hits,
     ),
     (
-        "evicted_pages",
-        "Pages taken back from the cache",
-        |stats| stats.evicted_pages,
-    ),
-    (
         "preemptions",
         "Times a running request had to give up its pages and wait",
         |stats| stats.preemptions,
     ),
     ("steps", "Steps computed", |stats| stats.steps),
+    (
+        "fetched_pages",
+        "Pages read back from disk into host memory",
+        |stats| stats.fetched_pages,
+    ),
+    (
+        "retries",
+        "Times a request was computed again because the device failed under it",
+        |stats| stats.retries,
+    ),
+    (
+        "devices_lost",
+        "Times everything on the device was lost",
+        |stats| stats.devices_lost,
+    ),
+    (
+        "expired",
+        "Requests whose deadline passed before they were complete",
+        |stats| stats.expired,
+    ),
 ];
 
 const GAUGES: &[Row<u32>] = &[
@@ -295,4 +395,12 @@ const GAUGES: &[Row<u32>] = &[
     ("pages_cached", "Pages that hold cached prefixes", |stats| {
         stats.pages_cached
     }),
+    ("host_pages", "Pages in the host's pool", |stats| {
+        stats.host_pages
+    }),
+    (
+        "host_pages_cached",
+        "Pages of the host's pool that hold cached prefixes",
+        |stats| stats.host_pages_cached,
+    ),
 ];

@@ -5,7 +5,7 @@
 
 use crate::answer::Calls;
 use crate::failure::Failure;
-use crate::kv::place::Placer;
+use crate::kv::place::{Placed, Placer};
 use crate::request::{Chat, Completion, Format, Options, Prompt, ToolChoice};
 use crate::tiers::Tiers;
 use anyhow::Context;
@@ -14,7 +14,9 @@ use foreword_engine::backend::{Backend, TokenId};
 use foreword_engine::engine::{Engine, EngineConfig, Generation, Request};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::sampling::Constraint;
-use foreword_engine::text::{ChatTemplate, Grammars, OPEN_TOOL_CALL, SchemaError, Tokenizer};
+use foreword_engine::text::{
+    ChatTemplate, Grammars, OPEN_TOOL_CALL, SchemaError, TokenCache, TokenCacheStats, Tokenizer,
+};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -24,6 +26,7 @@ pub struct Model {
     name: String,
     created_s: u64,
     tokenizer: Tokenizer,
+    token_cache: TokenCache,
     template: Option<ChatTemplate>,
     /// Made for the first answer that needs one: it takes some tenths of a second, and many servers never do.
     grammars: OnceLock<Result<Grammars, String>>,
@@ -106,6 +109,7 @@ impl Model {
         Ok(Self {
             name,
             created_s: created.as_secs(),
+            token_cache: TokenCache::new(&tokenizer, TOKEN_CACHE_BYTES),
             tokenizer,
             template,
             grammars: OnceLock::new(),
@@ -114,6 +118,15 @@ impl Model {
             max_positions: backend.max_positions(),
             engine: start(backend),
         })
+    }
+
+    /// With a cache of this many bytes for the tokens of texts that were tokenised before.
+    #[must_use]
+    pub fn with_token_cache(self, bytes: usize) -> Self {
+        Self {
+            token_cache: TokenCache::new(&self.tokenizer, bytes),
+            ..self
+        }
     }
 
     /// The name under which it is served.
@@ -134,6 +147,11 @@ impl Model {
     /// Its tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    /// How much of the prompts' text was tokenised before.
+    pub fn token_cache_stats(&self) -> TokenCacheStats {
+        self.token_cache.stats()
     }
 
     /// Its engine.
@@ -182,19 +200,10 @@ impl Model {
             _ => (Calls::None, None),
         };
         // The template has written the special tokens that open a prompt.
-        let (tokens, documents) = match placer.place(&prompt) {
-            Some(placed) => {
-                let encoded = self
-                    .tokenizer
-                    .encode_counting(&prompt, false, &placed.bytes());
-                let (tokens, counts) = encoded.map_err(Failure::internal)?;
-                (tokens, placed.in_tokens(&counts))
-            }
-            None => {
-                let tokens = self.tokenizer.encode(&prompt, false);
-                (tokens.map_err(Failure::internal)?, None)
-            }
-        };
+        let placed = placer.place(&prompt);
+        let bytes = placed.as_ref().map(Placed::bytes).unwrap_or_default();
+        let (tokens, counts) = self.encode(&prompt, false, &chat.options, &bytes)?;
+        let documents = placed.and_then(|placed| placed.in_tokens(&counts));
         let mut request = self.request(tokens, "messages", &chat.options, None)?;
         request.constraint = request.constraint.or(constraint);
         request.documents = documents;
@@ -207,10 +216,7 @@ impl Model {
     /// When the prompt does not fit the model.
     pub fn completion_request(&self, completion: &Completion) -> Result<Request, Failure> {
         let prompt = match &completion.prompt {
-            Prompt::Text(text) => self
-                .tokenizer
-                .encode(text, true)
-                .map_err(Failure::internal)?,
+            Prompt::Text(text) => self.encode(text, true, &completion.options, &[])?.0,
             Prompt::Tokens(tokens) => tokens.clone(),
         };
         if let Some(index) = prompt.iter().position(|token| *token >= self.vocabulary) {
@@ -224,6 +230,20 @@ impl Model {
             &completion.options,
             Some(COMPLETION_TOKENS),
         )
+    }
+
+    /// The tokens of `text`, and how many stand before each of `bytes`.
+    fn encode(
+        &self,
+        text: &str,
+        special: bool,
+        options: &Options,
+        bytes: &[usize],
+    ) -> Result<(Vec<TokenId>, Vec<u32>), Failure> {
+        let salt = &options.cache_salt;
+        self.token_cache
+            .encode_counting(&self.tokenizer, text, special, salt, bytes)
+            .map_err(Failure::internal)
     }
 
     /// `default`: the length of an answer for which none was asked; `None`: as long as it gets.
@@ -306,6 +326,9 @@ impl Model {
             .map_err(|error| Failure::from_submit(error, max_tokens))
     }
 }
+
+/// Unless told otherwise: the tokens of ten megabytes of text or so.
+const TOKEN_CACHE_BYTES: usize = 64 << 20;
 
 /// OpenAI's default for the length of a text completion.
 const COMPLETION_TOKENS: u32 = 16;

@@ -7,6 +7,7 @@ use crate::kv::http::{Readers, Source};
 use crate::kv::publisher::{self, Publisher};
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::spans::Spans;
 use anyhow::Context;
 use axum::serve::ListenerExt;
 use foreword_ordering::Config as OrderingConfig;
@@ -27,6 +28,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The keys to ask for under `/v1`; `None`: nobody is asked.
     pub keys: Option<ApiKeys>,
+    /// Where spans go, see [`crate::spans`]; `None`: nowhere.
+    pub otlp_endpoint: Option<String>,
     /// Bounds of a request.
     pub limits: Limits,
     /// The keys to ask for under `/v1/kv`; `None`: those of the API.
@@ -89,6 +92,7 @@ impl Server {
             gate,
             metrics: Arc::new(Metrics::new(Arc::clone(&model))),
             model,
+            spans: config.otlp_endpoint.as_deref().map(Spans::to).transpose()?,
             keys: config.keys,
             limits: config.limits,
             preparing: Arc::new(Semaphore::new(
@@ -181,6 +185,10 @@ impl Server {
         if let Some(model) = app.model.get().cloned() {
             // It blocks until the engine's thread has ended; with nobody inside, that is at once.
             let _ = tokio::task::spawn_blocking(move || model.engine().shutdown()).await;
+        }
+        if app.spans.is_some() {
+            let flush = move || app.spans.as_ref().map(Spans::shutdown);
+            let _ = tokio::task::spawn_blocking(flush).await;
         }
         tracing::info!("stopped");
     }

@@ -204,6 +204,7 @@ fn every_answer_under_a_schema_is_valid() {
             let value: Value = serde_json::from_str(&text)
                 .unwrap_or_else(|error| panic!("{schema}: {error}: {text:?}"));
             assert!(valid(&schema, &value, &schema), "{schema}: {text:?}");
+            assert_eq!(text.trim(), text, "no white space around the whole");
             answers.insert(text);
         }
         assert!(

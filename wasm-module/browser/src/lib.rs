@@ -9,7 +9,7 @@
 //!                  Error, TypeError, RangeError: what was given, what is allowed
 //! ```
 //!
-//! Nothing is decided here. A class holds a value of `foreword-ordering`; a method reads its arguments ([`values`]),
+//! Nothing is decided here. A class holds a value of `foreword-ordering`; a method reads its arguments (`values`),
 //! asks the core, and writes what it says as plain objects. What those objects look like is `types.d.ts`, by hand, and
 //! held against real results by the package's tests.
 //!

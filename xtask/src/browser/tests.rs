@@ -42,7 +42,7 @@ fn files(workspace: &Workspace) -> Result<Vec<String>> {
     let entries = std::fs::read_dir(&folder)
         .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
         .with_context(|| format!("reading {}", folder.display()))?;
-    let names = entries.iter().map(|entry| entry.file_name());
+    let names = entries.iter().map(std::fs::DirEntry::file_name);
     let names = names.filter_map(|name| name.into_string().ok());
     let tests = names.filter(|name| name.ends_with(".test.mjs"));
     let mut files: Vec<String> = tests.map(|name| format!("tests/browser/{name}")).collect();

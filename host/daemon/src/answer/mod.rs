@@ -161,7 +161,8 @@ impl<'m> Answer<'m> {
                     return Ok(Some(self.note(piece)));
                 }
                 Some(Event::Failed(cause)) => {
-                    return Err(self.record.fail(Failure::internal(cause)));
+                    let failure = Failure::from_engine(cause, self.time.limit);
+                    return Err(self.record.fail(failure));
                 }
                 None => {
                     return Err(self

@@ -3,7 +3,10 @@
 use super::End;
 use crate::failure::Failure;
 use crate::metrics::{Metrics, Outcome};
+use crate::spans::RequestSpan;
+use opentelemetry::KeyValue;
 use std::sync::Arc;
+use std::time::SystemTime;
 use tokio::time::Instant;
 
 /// Tokens counted, as far as the answer has come.
@@ -20,8 +23,10 @@ pub struct Usage {
 /// See the module. The log's line gets its request id from the span that the record is dropped in.
 pub struct Record {
     metrics: Arc<Metrics>,
+    span: Option<RequestSpan>,
     arrival: Instant,
     submitted: Instant,
+    started: Option<Instant>,
     usage: Usage,
     first_token: Option<Instant>,
     /// Of each choice, when its last token came.
@@ -43,8 +48,10 @@ impl Record {
     ) -> Self {
         Self {
             metrics,
+            span: None,
             arrival,
             submitted: Instant::now(),
+            started: None,
             usage: Usage {
                 prompt: prompt_tokens,
                 ..Usage::default()
@@ -57,15 +64,24 @@ impl Record {
         }
     }
 
+    /// Also tells `span`.
+    #[must_use]
+    pub fn traced_by(mut self, span: Option<RequestSpan>) -> Self {
+        self.span = span;
+        self
+    }
+
     pub(super) fn usage(&self) -> Usage {
         self.usage
     }
 
     pub(super) fn start(&mut self, cached_tokens: u32) {
         self.usage.cached = cached_tokens;
+        let now = Instant::now();
+        self.started = Some(now);
         self.metrics
             .queue_seconds
-            .observe(self.submitted.elapsed().as_secs_f64());
+            .observe((now - self.submitted).as_secs_f64());
         self.metrics
             .prompt_tokens
             .observe(f64::from(self.usage.prompt));
@@ -109,10 +125,44 @@ impl Record {
         };
         failure
     }
+
+    /// Tells the span what is known now, and its parts: those that came to pass.
+    fn trace(&self, span: &RequestSpan) {
+        let tokens = |name, tokens| KeyValue::new(name, i64::from(tokens));
+        span.set([
+            tokens("gen_ai.usage.input_tokens", self.usage.prompt),
+            tokens("gen_ai.usage.output_tokens", self.usage.completion),
+            tokens("foreword.cached_tokens", self.usage.cached),
+            KeyValue::new("foreword.choices", self.last_tokens.len() as i64),
+            KeyValue::new("foreword.outcome", self.outcome.name()),
+        ]);
+        if matches!(
+            self.outcome,
+            Outcome::Failed | Outcome::TimedOut | Outcome::Cut
+        ) {
+            span.fail();
+        }
+        // What was measured on the monotonic clock, as the wall clock has it.
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let at = |moment: Instant| wall - (now - moment);
+        let started = self.started.unwrap_or(now);
+        span.part("queue", at(self.submitted), at(started));
+        if self.started.is_some() {
+            let first = self.first_token.unwrap_or(now);
+            span.part("prefill", at(started), at(first));
+        }
+        let last = self.last_tokens.iter().flatten().max();
+        if let (Some(first), Some(last)) = (self.first_token, last) {
+            span.part("decode", at(first), at(*last));
+        }
+    }
 }
 
 impl Drop for Record {
     fn drop(&mut self) {
+        if let Some(span) = &self.span {
+            self.trace(span);
+        }
         let total = self.arrival.elapsed();
         self.metrics.ended(self.outcome);
         self.metrics.request_seconds.observe(total.as_secs_f64());

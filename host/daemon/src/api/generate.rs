@@ -16,6 +16,7 @@ use crate::gate::{Pass, Phase};
 use crate::kv::place::{PATH_HEADER, Placer};
 use crate::model::Model;
 use crate::request::{Chat, Completion, Delivery, Options};
+use crate::spans::RequestSpan;
 use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::http::HeaderValue;
@@ -93,6 +94,7 @@ async fn generate(
             return Err(failure);
         }
     };
+    let traced = request.extensions().get::<RequestSpan>().cloned();
     let path = request.headers().get(PATH_HEADER).cloned();
     let body = tokio::select! {
         body = body::read(request, app.limits.max_body_bytes, time) => body?,
@@ -137,7 +139,8 @@ async fn generate(
             time.arrival,
             prompt_tokens,
             1 + waiting.len(),
-        ),
+        )
+        .traced_by(traced),
         waiting,
         reading,
         passes,

@@ -26,6 +26,7 @@ use crate::kv;
 use crate::kv::http::Readers;
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::spans::Spans;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -48,6 +49,8 @@ pub struct App {
     pub model: Arc<OnceLock<Arc<Model>>>,
     /// Counters and histograms.
     pub metrics: Arc<Metrics>,
+    /// Spans of requests; `None`: nobody collects them.
+    pub spans: Option<Spans>,
     /// The keys to ask for under `/v1`; `None`: nobody is asked.
     pub keys: Option<ApiKeys>,
     /// Bounds of a request.
@@ -118,18 +121,28 @@ impl RequestId {
     }
 }
 
-/// Names the request, counts and logs it.
+/// Names the request, counts, logs and traces it.
 async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let id = RequestId::of(request.headers());
-    let route = request.extensions().get::<MatchedPath>().cloned();
+    let matched = request.extensions().get::<MatchedPath>().cloned();
     let span = tracing::error_span!("http", request_id = id.0);
     // Visible ASCII, as checked or made above.
     let header = HeaderValue::from_str(&id.0);
+    let route = matched.as_ref().map_or("unmatched", MatchedPath::as_str);
+    let traced = app
+        .spans
+        .as_ref()
+        .and_then(|spans| spans.begin(request.method().as_str(), route, &id.0, request.headers()));
     request.extensions_mut().insert(id);
+    if let Some(traced) = &traced {
+        request.extensions_mut().insert(traced.clone());
+    }
     async {
         let mut response = next.run(request).await;
-        let route = route.as_ref().map_or("unmatched", MatchedPath::as_str);
         app.metrics.http(route, response.status());
+        if let Some(traced) = traced {
+            traced.status(response.status());
+        }
         tracing::debug!(route, status = response.status().as_u16(), "response");
         if let Ok(header) = header {
             response.headers_mut().insert(X_REQUEST_ID, header);

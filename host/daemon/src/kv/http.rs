@@ -16,7 +16,7 @@
 
 use super::wire;
 use crate::api::body;
-use crate::failure::{Failure, clip};
+use crate::failure::{Failure, SOON, clip};
 use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
 use axum::extract::{Request, State};
@@ -234,7 +234,10 @@ impl Reader {
             since: query.since,
             limit: query.limit,
             tenant: query.tenant,
-            _place: place.map_err(|_| Failure::QueueFull { limit: MAX_READERS })?,
+            _place: place.map_err(|_| Failure::QueueFull {
+                limit: MAX_READERS,
+                retry_after: SOON,
+            })?,
         })
     }
 

@@ -90,7 +90,11 @@ async fn metrics_follow_what_was_served() {
         "foreword_generated_tokens_total 6",
         "foreword_pages_in_use 0",
         "foreword_requests_running 0",
-        "foreword_evicted_pages_total 0",
+        "foreword_evicted_pages_total{cause=\"device_full\"} 0",
+        "foreword_hit_tokens_total{tier=\"device\"} 9",
+        // The prompt, twice: it has no newline, so it is one piece.
+        "foreword_tokenised_before_bytes_total 0",
+        "foreword_step_sequences_bucket{le=\"1.0\"} 8",
     ] {
         assert!(
             text.lines().any(|found| found == line),

@@ -152,6 +152,28 @@ async fn a_client_that_leaves_before_its_whole_answer_cancels_it() {
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_the_queue_is_never_computed() {
+    let house = House::with(Options {
+        max_running: 1,
+        ..Options::default()
+    })
+    .await;
+    house.steps.hold(0);
+    let first = begin(house.address(), PATH, &streaming("first")).await;
+    until("it runs", || house.stats().running == 1).await;
+    let second = begin(house.address(), PATH, &forever()).await;
+    until("it waits", || house.stats().waiting == 1).await;
+    drop(second);
+    until("the server notices", || house.app().gate.inside() == 1).await;
+    house.steps.release();
+    assert_eq!(text_of(&first.events().await), "first");
+    house.idle().await;
+    let stats = house.stats();
+    assert_eq!((stats.generated_tokens, stats.lookups), (5, 1), "{stats:?}");
+    assert_eq!((house.ended("stop"), house.ended("cancelled")), (1, 1));
+}
+
+#[tokio::test]
 async fn a_stream_over_its_time_ends_with_an_error_and_no_done() {
     let house = House::with(Options {
         request_timeout: Duration::from_millis(300),

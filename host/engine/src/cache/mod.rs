@@ -169,6 +169,16 @@ impl PrefixCache {
         }
     }
 
+    /// Begins anew on other pools, with nothing in them. Every lease is void and must be dropped, not given back.
+    pub fn start_over(&mut self, pages: Pages, config: &CacheConfig) {
+        let mut events = std::mem::take(&mut self.events);
+        events.push(CacheEvent::Cleared);
+        *self = Self {
+            events,
+            ..Self::new(pages, config)
+        };
+    }
+
     /// What happened since the last call, the oldest first.
     pub fn take_events(&mut self) -> Vec<CacheEvent> {
         self.events.take()

@@ -5,7 +5,7 @@
 //! what came of it ([`Core::complete`]). Meanwhile the core can be held by somebody else: it is all that is needed to
 //! go on on another device. Events and counters gather inside until they are fetched.
 
-use self::tiers::{Fetching, empty_cache};
+use self::tiers::{Fetching, pools};
 use super::room::Place;
 use super::work::Work;
 use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, SpeculationId, Stats};
@@ -88,7 +88,7 @@ impl Core {
     /// A core for a device like `backend`, which looks for cancelled requests when the bell has rung.
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, bell: Arc<AtomicU64>) -> Self {
         Self {
-            cache: empty_cache(backend, &config.cache),
+            cache: PrefixCache::new(pools(backend), &config.cache),
             cache_config: config.cache.clone(),
             fetching: Vec::new(),
             limits: Limits {
@@ -206,7 +206,10 @@ impl Core {
         if work.is_empty() {
             return;
         }
-        self.totals.steps += u64::from(!work.step.segments.is_empty());
+        if !work.step.segments.is_empty() {
+            self.totals.steps += 1;
+            self.totals.step_sizes.add(work.step.segments.len());
+        }
         let logits = match outcome.and_then(|logits| work.checked(logits, self.bounds.vocabulary)) {
             Ok(logits) => logits,
             Err(error) => return self.suffer(&error),

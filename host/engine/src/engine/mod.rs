@@ -250,6 +250,8 @@ pub struct Stats {
     pub fetched_pages: u64,
     /// Steps computed so far, failed ones included.
     pub steps: u64,
+    /// How many sequences they computed side by side.
+    pub step_sizes: StepSizes,
     /// Times that a running request gave its pages back to be computed again later, so far.
     pub preemptions: u64,
     /// Times that a request waits to be computed again because the device failed under it, so far.
@@ -260,10 +262,29 @@ pub struct Stats {
     pub expired: u64,
     /// Speculative prefills taken in so far.
     pub speculations_started: u64,
+    /// Speculative prefills refused because too many requests waited, so far.
+    pub speculations_refused: u64,
     /// Requests that took an earlier one's place and progress, so far.
     pub speculations_joined: u64,
     /// Requests that were ended for a later one with another prompt, so far.
     pub speculations_superseded: u64,
+}
+
+/// How large steps were: a histogram over powers of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepSizes {
+    /// Steps of one sequence, of 2, of 3 and 4, of 5 to 8, and so on; the last counts all above.
+    pub counts: [u64; 14],
+    /// Sequences of all steps together.
+    pub sequences: u64,
+}
+
+impl StepSizes {
+    fn add(&mut self, sequences: usize) {
+        let place = sequences.max(1).next_power_of_two().trailing_zeros() as usize;
+        self.counts[place.min(self.counts.len() - 1)] += 1;
+        self.sequences += sequences as u64;
+    }
 }
 
 /// Longest [`Request::cache_salt`].
@@ -457,7 +478,7 @@ impl Request {
             Generation {
                 events: receiver,
                 ended: false,
-                _bell: Bell(bell.clone()),
+                bell: bell.clone(),
             },
         ))
     }
@@ -467,16 +488,17 @@ impl Request {
 pub struct Generation {
     events: mpsc::Receiver<Event>,
     ended: bool,
-    /// Dropped after `events`: whoever hears it finds them closed.
-    _bell: Bell,
+    /// Counts those that were dropped before their end.
+    bell: Arc<AtomicU64>,
 }
 
-/// Rings when dropped.
-struct Bell(Arc<AtomicU64>);
-
-impl Drop for Bell {
+impl Drop for Generation {
     fn drop(&mut self) {
-        self.0.fetch_add(1, Ordering::Release);
+        if !self.ended {
+            // Whoever hears the bell finds the channel closed.
+            self.events.close();
+            self.bell.fetch_add(1, Ordering::Release);
+        }
     }
 }
 

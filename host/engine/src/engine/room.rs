@@ -22,6 +22,8 @@ struct Inside {
     waiting: u32,
     /// Of them, each tenant's; none is 0.
     tenants: HashMap<Arc<str>, u32>,
+    /// Speculative requests that found too many waiting, so far.
+    refused_guesses: u64,
     /// When the last ones went on to run, oldest first; at most [`PACE`].
     left: VecDeque<Instant>,
 }
@@ -79,6 +81,7 @@ impl Room {
     ) -> Result<Place, SubmitError> {
         let mut inside = self.lock();
         if kind == Kind::Prefill && inside.waiting >= self.max_prefill_batch {
+            inside.refused_guesses += 1;
             return Err(SubmitError::Busy {
                 limit: self.max_prefill_batch,
             });
@@ -102,6 +105,11 @@ impl Room {
             room: self.clone(),
             tenant: tenant.clone(),
         })
+    }
+
+    /// Speculative requests that were refused because too many wait, so far.
+    pub(super) fn refused_guesses(&self) -> u64 {
+        self.lock().refused_guesses
     }
 
     /// The state is valid after each line in which it is changed.
@@ -188,6 +196,7 @@ mod tests {
             room.enter(&"a".into(), Kind::Prefill, now),
             Err(SubmitError::Busy { limit: 1 })
         ));
+        assert_eq!(room.refused_guesses(), 1);
         assert!(room.enter(&"a".into(), Kind::Answer, now).is_ok());
         drop(guess);
         assert!(room.enter(&"a".into(), Kind::Prefill, now).is_ok());

@@ -50,6 +50,8 @@ impl Stepper {
         self.core
             .complete(&work, outcome.map(|()| &mut *self.logits));
         self.core.send_events();
+        // Nobody follows its cache.
+        let _ = self.core.take_cache_events();
     }
 
     /// Whether nothing waits and nothing runs.
@@ -59,7 +61,10 @@ impl Stepper {
 
     /// Gauges and counters now.
     pub fn stats(&self) -> Stats {
-        self.core.stats()
+        Stats {
+            speculations_refused: self.room.refused_guesses(),
+            ..self.core.stats()
+        }
     }
 
     /// Asserts every invariant of the engine's state; costs as much as the pool is large.

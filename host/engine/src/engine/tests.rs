@@ -61,7 +61,7 @@ impl Seeded {
             speculation: Some(SpeculationId(id.into())),
             prompt: prompt.collect(),
             cache_salt: String::new(),
-            deadline: Some(now + Duration::from_secs(u64::from(self.below(60)))),
+            deadline: Some(now + Duration::from_millis(u64::from(self.below(60)) * 100)),
             ..self.request(longest_prompt)
         }
     }
@@ -142,7 +142,7 @@ impl Load {
     }
 
     fn step(&mut self) {
-        self.now += Duration::from_secs(1);
+        self.now += Duration::from_millis(100);
         let work = self.core.prepare(self.now);
         self.core.check();
         let mut logits = Vec::new();
@@ -223,6 +223,18 @@ impl Caller {
         }
         true
     }
+}
+
+#[test]
+fn step_sizes_are_counted_by_powers_of_two() {
+    let mut sizes = super::StepSizes::default();
+    for sequences in [1, 2, 3, 4, 5, 1 << 20] {
+        sizes.add(sequences);
+    }
+    let mut counts = [0; 14];
+    counts[..4].copy_from_slice(&[1, 1, 2, 1]);
+    counts[13] = 1;
+    assert_eq!((sizes.counts, sizes.sequences), (counts, 15 + (1 << 20)));
 }
 
 #[test]

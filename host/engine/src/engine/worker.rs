@@ -7,8 +7,8 @@
 //!   core      ▓▓▓▓▓▓▓▓▓▓    ▒▒▒▒▒▒▒▒▒ in `Shared` ▒▒▒▒▒▒▒▒▒       ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
 //! ```
 //!
-//! Whoever holds the core is the engine. A thread that comes back and finds its place empty has been given up by the
-//! [watchdog](super::watchdog): it ends, and what its device computed concerns nobody.
+//! Whoever holds the core is the engine. A thread that comes back and does not find what it parked has been given up by
+//! the [watchdog](super::watchdog): it ends, and what its device computed concerns nobody.
 
 use super::core::{Core, Sequence};
 use super::feed::Feed;
@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
 /// What time it is.
@@ -57,9 +57,11 @@ struct Inbox {
 }
 
 /// A core whose device is computing.
-pub(super) struct Parked {
-    pub(super) core: Box<Core>,
+struct Parked {
+    core: Box<Core>,
     since: Instant,
+    /// Whose device it is: no other thread may take the core back.
+    thread: ThreadId,
 }
 
 /// How often a thread that can do nothing looks again whether it can.
@@ -111,6 +113,7 @@ impl Shared {
         let inbox = self.lock();
         Stats {
             waiting: inbox.stats.waiting + inbox.submitted.len() as u32,
+            speculations_refused: self.room.refused_guesses(),
             ..inbox.stats
         }
     }
@@ -213,11 +216,19 @@ impl Shared {
 
     fn park(&self, core: Box<Core>) {
         let since = self.now();
-        self.lock().parked = Some(Parked { core, since });
+        let thread = std::thread::current().id();
+        self.lock().parked = Some(Parked {
+            core,
+            since,
+            thread,
+        });
     }
 
     fn unpark(&self) -> Option<Box<Core>> {
-        self.lock().parked.take().map(|parked| parked.core)
+        let own = std::thread::current().id();
+        let mut inbox = self.lock();
+        let parked = inbox.parked.take_if(|parked| parked.thread == own);
+        parked.map(|parked| parked.core)
     }
 
     /// Takes nothing in any more; returns what the thread has not seen yet.

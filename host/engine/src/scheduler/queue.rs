@@ -53,7 +53,8 @@ pub struct Entry {
 
 struct Waiter<T> {
     arrival: u64,
-    item: T,
+    /// Elsewhere, so that those who wait stand close together: they are all ranked at once.
+    item: Box<T>,
     tokens: u32,
     path: Box<[Fingerprint]>,
     ends: Box<[u32]>,
@@ -119,7 +120,7 @@ impl<T> Queue<T> {
             .or_default()
             .push_back(Waiter {
                 arrival: self.arrivals,
-                item,
+                item: Box::new(item),
                 tokens: entry.tokens,
                 path: path.into(),
                 ends: ends.into(),
@@ -202,7 +203,7 @@ impl<T> Queue<T> {
             Place::Arrived { tenant, arrival } => {
                 let lane = self.lanes.get(tenant)?;
                 let at = position(lane, *arrival)?;
-                lane.get(at).map(|waiter| &waiter.item)
+                lane.get(at).map(|waiter| &*waiter.item)
             }
         }
     }
@@ -219,7 +220,7 @@ impl<T> Queue<T> {
                 }
                 let waiter = lane.remove(at)?;
                 self.left(tenant, 1);
-                Some(waiter.item)
+                Some(*waiter.item)
             }
         }
     }
@@ -258,15 +259,16 @@ impl<T> Queue<T> {
         let mut out: Vec<T> = Vec::from(out);
         let mut left: Vec<(Arc<str>, u32)> = Vec::new();
         for (tenant, lane) in &mut self.lanes {
+            if !lane.iter().any(|waiter| gone(&waiter.item)) {
+                continue;
+            }
             let before = lane.len();
             let (leaving, staying): (VecDeque<_>, _) = std::mem::take(lane)
                 .into_iter()
                 .partition(|waiter| gone(&waiter.item));
             *lane = staying;
-            out.extend(leaving.into_iter().map(|waiter| waiter.item));
-            if lane.len() < before {
-                left.push((tenant.clone(), (before - lane.len()) as u32));
-            }
+            out.extend(leaving.into_iter().map(|waiter| *waiter.item));
+            left.push((tenant.clone(), (before - lane.len()) as u32));
         }
         for (tenant, count) in left {
             self.left(&tenant, count);
@@ -280,16 +282,20 @@ impl<T> Queue<T> {
         arrived.sort_unstable_by_key(|waiter| waiter.arrival);
         self.returned
             .iter()
-            .chain(arrived.into_iter().map(|waiter| &waiter.item))
+            .chain(arrived.into_iter().map(|waiter| &*waiter.item))
     }
 
-    /// The first that `found` says.
-    pub fn find_mut(&mut self, mut found: impl FnMut(&T) -> bool) -> Option<&mut T> {
+    /// Everything in it, in no particular order.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         let arrived = self.lanes.values_mut().flatten();
         self.returned
             .iter_mut()
-            .chain(arrived.map(|waiter| &mut waiter.item))
-            .find(|item| found(item))
+            .chain(arrived.map(|waiter| &mut *waiter.item))
+    }
+
+    /// One that `found` says.
+    pub fn find_mut(&mut self, mut found: impl FnMut(&T) -> bool) -> Option<&mut T> {
+        self.iter_mut().find(|item| found(item))
     }
 
     /// So many have left this tenant's lane.
@@ -352,17 +358,25 @@ fn ranked<T>(waiting: &VecDeque<Waiter<T>>, rule: Rule, most: usize) -> Vec<usiz
     }
     let queue: Vec<Queued<'_>> = waiting
         .iter()
-        .map(|waiter| {
-            let live = waiter.ends.partition_point(|&end| end <= waiter.cached);
-            Queued {
-                path: waiter.path.get(..live).unwrap_or_default(),
-                cached_tokens: u64::from(waiter.cached),
-                computed_tokens: u64::from(waiter.tokens.saturating_sub(waiter.cached)),
-                overtaken: waiter.overtaken,
-            }
+        .map(|waiter| Queued {
+            path: match rule {
+                Rule::PathGroups => waiter.live_path(),
+                Rule::Arrival | Rule::CachedFirst { .. } => &[],
+            },
+            cached_tokens: u64::from(waiter.cached),
+            computed_tokens: u64::from(waiter.tokens.saturating_sub(waiter.cached)),
+            overtaken: waiter.overtaken,
         })
         .collect();
     schedule::first(&queue, rule, most)
+}
+
+impl<T> Waiter<T> {
+    /// The documents of which all is cached.
+    fn live_path(&self) -> &[Fingerprint] {
+        let live = self.ends.partition_point(|&end| end <= self.cached);
+        self.path.get(..live).unwrap_or_default()
+    }
 }
 
 fn position<T>(lane: &VecDeque<Waiter<T>>, arrival: u64) -> Option<usize> {

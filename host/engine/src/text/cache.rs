@@ -82,12 +82,31 @@ impl TokenCache {
         special: bool,
         salt: &str,
     ) -> Result<Vec<TokenId>, TextError> {
+        let encoded = self.encode_counting(tokenizer, text, special, salt, &[]);
+        encoded.map(|(tokens, _)| tokens)
+    }
+
+    /// As [`Tokenizer::encode_counting`]. Only pieces that hold one of `at` within them are tokenised for it.
+    ///
+    /// # Errors
+    /// [`TextError::Encode`].
+    pub fn encode_counting(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        special: bool,
+        salt: &str,
+        at: &[usize],
+    ) -> Result<(Vec<TokenId>, Vec<u32>), TextError> {
         let opening = match (special, &self.opening) {
             (false, _) => Some(&[][..]),
             (true, opening) => opening.as_deref(),
         };
         let (Some(cuts), Some(opening)) = (self.cuts, opening) else {
-            return tokenizer.encode(text, special);
+            return match at {
+                [] => Ok((tokenizer.encode(text, special)?, Vec::new())),
+                at => tokenizer.encode_counting(text, special, at),
+            };
         };
         let pieces: Vec<(u64, &str)> = cuts
             .pieces(text)
@@ -96,8 +115,20 @@ impl TokenCache {
         let found = self.lock().find(&pieces, salt);
         let mut tokens = opening.to_vec();
         let mut new = Vec::new();
+        let (mut start, mut at, mut counts) = (0, at, Vec::with_capacity(at.len()));
         for ((key, piece), found) in pieces.into_iter().zip(found) {
+            let before = tokens.len() as u32;
+            let (reached, rest) = at.split_at(at.partition_point(|&at| at <= start));
+            counts.extend(reached.iter().map(|_| before));
+            let within = rest.partition_point(|&at| at < start + piece.len());
+            let (within, rest) = rest.split_at(within);
             match found {
+                _ if !within.is_empty() => {
+                    let within: Vec<usize> = within.iter().map(|at| at - start).collect();
+                    let (encoded, counted) = tokenizer.encode_counting(piece, false, &within)?;
+                    counts.extend(counted.into_iter().map(|count| before + count));
+                    tokens.extend_from_slice(&encoded);
+                }
                 Some(found) => tokens.extend_from_slice(&found),
                 None => {
                     let encoded = tokenizer.encode(piece, false)?;
@@ -105,11 +136,14 @@ impl TokenCache {
                     new.push((key, piece, encoded));
                 }
             }
+            start += piece.len();
+            at = rest;
         }
+        counts.extend(at.iter().map(|_| tokens.len() as u32));
         if !new.is_empty() {
             self.remember(salt, new);
         }
-        Ok(tokens)
+        Ok((tokens, counts))
     }
 
     /// How it was used.
@@ -320,7 +354,8 @@ mod tests {
 
     #[test]
     fn the_tokens_are_those_of_the_whole_text() {
-        let changes: [(&str, fn(&mut Json)); 4] = [
+        type Change = fn(&mut Json);
+        let changes: [(&str, Change); 4] = [
             ("qwen2", |_| {}),
             ("llama3", llama3),
             ("gpt2", gpt2),
@@ -339,6 +374,17 @@ mod tests {
                     cache.encode(&tokenizer, &text, special, salt).unwrap(),
                     tokenizer.encode(&text, special).unwrap(),
                     "{name}: {text:?}"
+                );
+                // And as many stand before any place.
+                let mut at: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+                at.push(text.len());
+                at.retain(|_| random.below(5) == 0);
+                assert_eq!(
+                    cache
+                        .encode_counting(&tokenizer, &text, special, salt, &at)
+                        .unwrap(),
+                    tokenizer.encode_counting(&text, special, &at).unwrap(),
+                    "{name}: {at:?} of {text:?}"
                 );
             }
             let stats = cache.stats();

@@ -99,4 +99,4 @@ pub const MAX_SPACES: u32 = 64;
 const MAX_GRAMMAR: usize = 100_000;
 
 /// States of the lexer: one or two kilobytes each.
-const MAX_LEXER_STATES: usize = 50_000;
+const MAX_LEXER_STATES: usize = 10_000;

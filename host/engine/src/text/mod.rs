@@ -1,7 +1,10 @@
 //! Between strings and tokens: tokenizer, chat template, incremental decoding, stop strings, grammars.
 //!
 //! ```text
-//!   messages ─ChatTemplate─▶ prompt ─Tokenizer─▶ tokens ─(engine)─▶ tokens ─Decoder─▶ text ─StopStrings─▶ answer
+//!   messages ─ChatTemplate─▶ prompt ─TokenCache─▶ known lines ┐
+//!                                   └─Tokenizer─▶ new ones ───┴▶ tokens ─(engine)─▶ tokens
+//!   schema ─Grammars─▶ constraint ─────────────────────────────────────────┘          │
+//!   answer ◀─ToolCalls── ◀─StopStrings── text ◀─Decoder───────────────────────────────┘
 //! ```
 //!
 //! Reads the files of a Hugging Face checkpoint and yields what `transformers` yields, byte for byte where that is

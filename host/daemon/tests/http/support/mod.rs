@@ -23,6 +23,7 @@ pub(crate) struct Options {
     pub(crate) max_waiting: u32,
     pub(crate) max_running: u32,
     pub(crate) keys: Option<ApiKeys>,
+    pub(crate) otlp_endpoint: Option<String>,
     pub(crate) kv_keys: Option<ApiKeys>,
     pub(crate) kv_events: Option<publisher::Config>,
     pub(crate) template: Option<&'static str>,
@@ -38,6 +39,7 @@ impl Default for Options {
             max_waiting: 256,
             max_running: 8,
             keys: None,
+            otlp_endpoint: None,
             kv_keys: None,
             kv_events: None,
             template: Some(parrot::TEMPLATE),
@@ -114,6 +116,7 @@ pub(crate) async fn loading(options: Options) -> Server {
     let config = Config {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         keys: options.keys,
+        otlp_endpoint: options.otlp_endpoint,
         limits: Limits {
             max_body_bytes: options.max_body_bytes,
             request_timeout: options.request_timeout,

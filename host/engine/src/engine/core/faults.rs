@@ -11,7 +11,7 @@
 //! they depend on the sequence alone. A request under which the device fails again and again may be the reason: after
 //! [`EngineConfig::max_retries`](super::EngineConfig) it fails.
 
-use super::tiers::empty_cache;
+use super::tiers::pools;
 use super::{Active, Core, Sequence};
 use crate::backend::{Backend, BackendError};
 use crate::engine::{Bounds, Event, Failure};
@@ -63,7 +63,11 @@ impl Core {
                 self.limits.page_tokens
             ));
         }
-        self.cache = empty_cache(backend, &self.cache_config);
+        self.cache.start_over(pools(backend), &self.cache_config);
+        // What was seen, was seen in the old one.
+        for sequence in self.waiting.iter_mut() {
+            sequence.sighting = None;
+        }
         self.lose_leases(failure);
         Ok(())
     }

@@ -11,7 +11,7 @@
 
 use super::{Core, Sequence};
 use crate::backend::Backend;
-use crate::cache::{CacheConfig, Fetch, Pages, PrefixCache, Transfer};
+use crate::cache::{Fetch, Pages, Transfer};
 use crate::engine::work::Work;
 use std::time::{Duration, Instant};
 
@@ -96,12 +96,11 @@ impl Core {
     }
 }
 
-/// A cache for a device like `backend`.
-pub(super) fn empty_cache(backend: &dyn Backend, config: &CacheConfig) -> PrefixCache {
-    let pages = Pages {
+/// A device's pools.
+pub(super) fn pools(backend: &dyn Backend) -> Pages {
+    Pages {
         device: backend.pages(),
         host: backend.host_pages(),
         tokens: backend.page_tokens().max(1),
-    };
-    PrefixCache::new(pages, config)
+    }
 }

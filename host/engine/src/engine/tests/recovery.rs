@@ -44,11 +44,11 @@ fn sticking(steps: u32) -> (FakeBackend, Sender<()>) {
     (FakeBackend::new(64, 4).gate(receiver), sender)
 }
 
+/// Two pages that all requests have in common, and an end of its own.
 fn request(first: TokenId) -> Request {
+    let prompt = (0..10).map(|position| if position < 8 { position } else { first });
     Request {
-        prompt: (0..10)
-            .map(|position| (first + position) % VOCABULARY)
-            .collect(),
+        prompt: prompt.collect(),
         max_tokens: 12,
         ..Request::default()
     }
@@ -92,11 +92,14 @@ fn a_stuck_device_is_replaced_and_no_request_notices() {
             Fault::None
         });
         let made = Arc::new(AtomicBool::new(false));
+        let (fresh, fresh_gate) = sticking(0);
+        let mut fresh = Some(fresh);
         let factory: BackendFactory = {
             let made = made.clone();
             Box::new(move || {
                 made.store(true, Ordering::SeqCst);
-                Ok(Box::new(FakeBackend::new(64, 4)))
+                let fresh = fresh.take().ok_or("there was only one")?;
+                Ok(Box::new(fresh))
             })
         };
         let hands = Hands::new();
@@ -110,6 +113,10 @@ fn a_stuck_device_is_replaced_and_no_request_notices() {
             std::thread::yield_now();
         }
         wait_for(&hands, || made.load(Ordering::SeqCst));
+        // The old device comes back while the new one computes: nobody is interested.
+        drop(gate);
+        assert!(given_up.recv().is_err(), "its thread ends and drops it");
+        drop(fresh_gate);
         for (generation, request) in generations.into_iter().zip(&requests) {
             expect_whole(generation, request);
         }
@@ -117,9 +124,6 @@ fn a_stuck_device_is_replaced_and_no_request_notices() {
         assert_eq!((stats.finished, stats.devices_lost), (5, 1));
         assert_eq!((stats.pages_in_use, stats.running), (0, 0));
         assert_eq!(engine.health(), Health::Good);
-        // The old device comes back at last: nobody is interested.
-        drop(gate);
-        assert!(given_up.recv().is_err(), "its thread ends and drops it");
         assert_eq!(engine.stats().generated_tokens, 60);
         engine.shutdown();
     }

@@ -250,11 +250,10 @@ fn a_flood_of_one_tenant_does_not_hold_up_another() {
     let mut started = 0;
     while heard(&mut other).0.is_none() {
         house.step();
-        started = flood
-            .iter_mut()
+        let of_the_flood = flood.iter_mut();
+        started += of_the_flood
             .filter_map(|generation| heard(generation).0)
-            .count()
-            + started;
+            .count();
     }
     assert!(started <= 2, "{started} of the flood went first");
 }

@@ -1,0 +1,50 @@
+//! The Grafana dashboard asks for nothing that `/metrics` does not tell.
+
+use crate::chat::say;
+use crate::support::House;
+use crate::support::client::{get, post};
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+const DASHBOARD: &str = include_str!("../../../../gateway-config/grafana/foreword.json");
+
+/// The names that begin with `foreword_` in a query.
+fn names(query: &str) -> BTreeSet<&str> {
+    let word = |character: char| character.is_ascii_alphanumeric() || character == '_';
+    query
+        .split(|character| !word(character))
+        .filter(|name| name.starts_with("foreword_"))
+        .collect()
+}
+
+#[tokio::test]
+async fn every_metric_that_the_dashboard_asks_for_is_told() {
+    let house = House::open().await;
+    post(house.address(), "/v1/chat/completions", &say("abc")).await;
+    house.idle().await;
+    let metrics = get(house.address(), "/metrics").await;
+    let told: BTreeSet<&str> = metrics
+        .text()
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split(['{', ' ']).next())
+        .collect();
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let mut asked = BTreeSet::new();
+    for panel in panels {
+        let targets = panel["targets"].as_array().unwrap();
+        assert!(!targets.is_empty(), "{}", panel["title"]);
+        for target in targets {
+            let found = names(target["expr"].as_str().unwrap());
+            assert!(!found.is_empty(), "{target}");
+            asked.extend(found);
+        }
+    }
+    for variable in dashboard["templating"]["list"].as_array().unwrap() {
+        asked.extend(names(variable["query"].as_str().unwrap()));
+    }
+    let missing: Vec<_> = asked.difference(&told).collect();
+    assert!(missing.is_empty(), "{missing:?} in\n{}", metrics.text());
+    assert!(asked.len() > 15, "{asked:?}");
+}
