@@ -160,7 +160,7 @@ async fn publish(encoding: Encoding, name: &str) {
         .collect();
     assert_eq!(numbers, (0..=number).collect::<Vec<_>>());
     assert_eq!(again.last(), Some(&told));
-    assert_eq!(subscriber.replay(number + 1).await, [json!(0); 0]);
+    assert!(subscriber.replay(number + 1).await.is_empty());
 
     // Lost events leave a gap in the numbers, and clear what was known.
     happen(&house, vec![CacheEvent::Gap { events: 3 }, removed(9)]);

@@ -411,7 +411,7 @@ mod tests {
         };
         let key = TenantKey::of("salt").to_string();
         for encoding in [Encoding::Map, Encoding::Array] {
-            let bytes = write::batch(&[event.clone()], 1.5, encoding).unwrap();
+            let bytes = write::batch(std::slice::from_ref(&event), 1.5, encoding).unwrap();
             let batch = batch(&bytes.unwrap()).unwrap();
             assert_eq!(batch.events, [stored(7, None, &[&key])]);
         }
