@@ -36,7 +36,10 @@ pub fn batch(
 /// An event, with fields and their order as vLLM has them.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "type")]
-#[expect(clippy::enum_variant_names, reason = "vLLM's own names, which are sent")]
+#[expect(
+    clippy::enum_variant_names,
+    reason = "vLLM's own names, which are sent"
+)]
 enum Block {
     BlockStored {
         block_hashes: Vec<u64>,
