@@ -331,3 +331,50 @@ async fn a_path_that_does_not_fit_costs_nothing_and_each_case_is_counted() {
         assert!(metrics.contains(&counted), "{outcome}: {metrics}");
     }
 }
+
+#[tokio::test]
+async fn documents_that_the_gateway_named_are_told_with_their_tokens_once_they_are_computed() {
+    let house = House::open().await;
+    let blocks = ["a", "bc", "def"]
+        .map(|id| format!("<doc id={id}>{}</doc>", format!("text of {id} ").repeat(4)));
+    let body = |blocks: &[String]| {
+        let content = format!("{} say(yes)", blocks.concat());
+        json!({"model": MODEL, "messages": [{"role": "user", "content": content}]}).to_string()
+    };
+    let mut orderer = Orderer::new(Config::default());
+    let mut follower = Follower::default();
+    follower.follow(&read(&house, "").await).for_each(drop);
+    for count in [2, 3] {
+        let body = body(&blocks[..count]);
+        let path = orderer.rewrite("", body.as_bytes()).unwrap().path;
+        let header = path.to_header().unwrap();
+        let headers = [JSON[0], ("x-foreword-path", &header)];
+        let answer = send(house.address(), "POST", CHAT, &headers, body.as_bytes()).await;
+        assert_eq!(answer.read().await.status, 200);
+
+        // The answer is there, so the feed is.
+        let news = read(&house, &follower.query()).await;
+        follower.follow(&news).for_each(drop);
+        let [
+            Event::Stored {
+                scope,
+                path: stored,
+                ..
+            },
+        ] = &news.events[..]
+        else {
+            panic!("{news:?}")
+        };
+        assert_eq!((*scope, stored.len()), (path.runs[0].scope, count));
+        for ((document, tokens), (chosen, block)) in stored
+            .iter()
+            .zip(path.runs[0].documents.iter().zip(&blocks))
+        {
+            // A byte is a token here.
+            assert_eq!((document, *tokens as usize), (chosen, block.len()));
+        }
+    }
+    let model = house.app().model.get().expect("the model is there");
+    assert!(model.engine().clear_cache() > 0);
+    assert_eq!(batch(&get(house.address(), SNAPSHOT).await).events, []);
+}
