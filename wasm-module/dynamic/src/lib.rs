@@ -7,7 +7,7 @@
 //!
 //! No VM stands between Envoy and the core, so a body is copied once instead of twice, and all workers share one set of
 //! knowledge trees. The price is trust: what goes wrong here goes wrong in Envoy. So a panic ends at the hook that it
-//! happens in ([`hooks`]), and unsafe code stands in two files: `abi` declares what Envoy offers, `hooks` what Envoy
+//! happens in (`hooks`), and unsafe code stands in two files: `abi` declares what Envoy offers, `hooks` what Envoy
 //! calls. All decisions are the filter's and the core's.
 //!
 //! Linux only, as dynamic modules are. Built against the ABI of Envoy 1.40 (`v0.2.0`); another Envoy warns about the

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! vLLM has sent events as maps since the middle of 2026 (its pull request 42892) and as arrays before, and every few
-//! months a field more. [`write`] makes both forms; [`read`] takes both, whatever fields they have beside those it knows.
+//! months a field more. [`mod@write`] makes both forms; [`read`] takes both, whatever fields they have beside those it knows.
 
 pub mod read;
 pub mod write;
