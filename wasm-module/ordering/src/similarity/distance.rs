@@ -11,8 +11,7 @@
 //! are no transcendental functions.
 //!
 //! Squares are not negative and rounding is monotonic: a partial sum never exceeds the whole one. So giving up early
-//! loses nothing, and a row that is far away costs one segment. That is worth more than wide vectors: keys that fill
-//! the second-level cache are read no faster with AVX2 or AVX-512.
+//! loses nothing, and a row that is far away costs one segment.
 
 /// Sums that run side by side: a vector of SSE2 and of Wasm. More would spill where there are no vectors.
 const LANES: usize = 4;
