@@ -93,7 +93,8 @@ fn cost() {
                     };
                     open.push(house.submit(request).expect("there is room"));
                 }
-                let full = house.stepper().stats().running == RUNNING;
+                // With an admission a step there is an end a step, too: then one place is always just free.
+                let full = house.stepper().stats().running * 8 >= RUNNING * 7;
                 let begin = Instant::now();
                 house.step();
                 let time = begin.elapsed();

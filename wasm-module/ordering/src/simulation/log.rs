@@ -245,6 +245,10 @@ mod tests {
             ),
             (
                 r#"{"messages":[],"documents":[{"secret":1}]}"#,
+                "documents[0] has no text",
+            ),
+            (
+                r#"{"messages":[],"documents":[{"text":"secret"}]}"#,
                 "user message",
             ),
         ] {
