@@ -10,7 +10,7 @@ use crate::step::Step;
 use crate::workspace::Workspace;
 
 const TARGET: &str = "wasm32-unknown-unknown";
-const PROFILE: &str = "browser";
+const PROFILE: &str = "wasm-small";
 
 /// Builds into `folder`: `bundler/` and `web/`.
 pub(super) fn build(workspace: &Workspace, folder: &Path) -> Result<()> {
