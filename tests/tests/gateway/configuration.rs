@@ -56,7 +56,7 @@ fn an_empty_configuration_gives_the_documented_defaults() {
     );
     let log = gateway.log().unwrap();
     assert!(
-        log.contains("POST on /v1/chat/completions, bodies up to 4194304 bytes"),
+        log.contains("POST on /v1/chat/completions, /v1/messages, bodies up to 4194304 bytes"),
         "{log}"
     );
 }
