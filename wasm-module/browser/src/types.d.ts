@@ -7,7 +7,10 @@ export interface Config {
   policy?: Policy;
   policy_options?: { seed?: number; window?: number; max_displacement?: number | null; max_contexts?: number };
   hint?: { enabled?: boolean; template?: string; label?: string; separator?: string; location?: string };
-  documents?: { field?: "render" | "reorder" | "ignore"; tags?: string[]; max?: number };
+  documents?: {
+    field?: "render" | "reorder" | "ignore"; tags?: string[]; loose_tags?: string[]; max?: number;
+    blocks?: boolean; results?: boolean; numbered?: boolean; rules?: boolean; headings?: boolean;
+  };
   tree?: { max_nodes?: number; max_tokens?: number; max_trees?: number };
   conversation?: {
     deduplicate?: boolean; pin?: boolean; max_pinned_tokens?: number; max_entries?: number; max_bytes?: number;
