@@ -11,7 +11,7 @@
 //! A decision is ordering and remembering: candidates interned, order chosen, policy and tree updated. The engine's
 //! model is not timed.
 
-use foreword_benches::xquad;
+use foreword_benches::{Tables, xquad};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::policy::context_index::ContextIndex;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
@@ -29,22 +29,17 @@ const STORED: usize = 100_000;
 const TIMED: usize = 5_000;
 
 fn main() {
-    // Cargo passes `--bench`; whatever else there is names tables.
-    let tables: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|argument| !argument.starts_with('-'))
-        .collect();
-    let wanted = |name: &str| tables.is_empty() || tables.iter().any(|table| table == name);
-    if wanted("memory") {
+    let tables = Tables::asked_for();
+    if tables.has("memory") {
         memory();
     }
-    if wanted("reuse") {
+    if tables.has("reuse") {
         reuse();
     }
-    if wanted("decisions") {
+    if tables.has("decisions") {
         decisions();
     }
-    if wanted("index") {
+    if tables.has("index") {
         index();
     }
 }

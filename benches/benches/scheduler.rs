@@ -11,8 +11,8 @@
 //! The engine is the real one, on a device with a clock of its own, so its figures are the same on every machine.
 
 use foreword_benches::simulated::{self, Arrival, Costs, House, PAGE_TOKENS, Served};
-use foreword_benches::xquad;
-use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
+use foreword_benches::{Tables, xquad};
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::cache::{DocumentPath, DocumentSpan};
 use foreword_engine::engine::{
     Engine, EngineConfig, Event, Generation, Kind, Request, Rule, SubmitError,
@@ -27,18 +27,14 @@ const WINDOW: Rule = Rule::CachedFirst {
 };
 
 fn main() {
-    let tables: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|argument| !argument.starts_with('-'))
-        .collect();
-    let wanted = |name: &str| tables.is_empty() || tables.iter().any(|table| table == name);
-    if wanted("cost") {
+    let tables = Tables::asked_for();
+    if tables.has("cost") {
         cost();
     }
-    if wanted("order") {
+    if tables.has("order") {
         order();
     }
-    if wanted("real") {
+    if tables.has("real") {
         real();
     }
 }
@@ -322,7 +318,7 @@ fn real() {
 fn on_cpu(rule: Rule, requests: &[Request], cache: u32, rate: f64) -> (Vec<Served>, f64) {
     let config = ModelConfig::parse(SMALL).expect("the shape is valid");
     let sizes = CpuConfig {
-        precision: foreword_engine::backend::cpu::Precision::Auto,
+        precision: Precision::Auto,
         pages: cache / PAGE_TOKENS,
         host_pages: 0,
         page_tokens: PAGE_TOKENS,

@@ -50,33 +50,22 @@ pub(crate) fn filter(workspace: &Workspace) -> Result<PathBuf> {
 
 /// Builds the filter as a dynamic module and returns its path.
 fn dynamic(workspace: &Workspace, profile: &str) -> Result<PathBuf> {
-    let arguments = [
-        "build",
-        "--locked",
-        "--profile",
-        profile,
-        "--package",
-        "foreword-dynamic",
-        "--lib",
-    ];
-    Step::cargo("dynamic module", workspace.root(), &arguments).run()?;
+    let target = ["--package", "foreword-dynamic", "--lib"];
+    native(workspace, "dynamic module", profile, &target)?;
     built(workspace.artifacts(profile).join("libforeword_dynamic.so"))
 }
 
 /// Builds the host and returns its path.
 pub(crate) fn host(workspace: &Workspace, profile: &str) -> Result<PathBuf> {
-    let arguments = [
-        "build",
-        "--locked",
-        "--profile",
-        profile,
-        "--package",
-        "foreword",
-        "--bin",
-        "foreword",
-    ];
-    Step::cargo("host", workspace.root(), &arguments).run()?;
+    let target = ["--package", "foreword", "--bin", "foreword"];
+    native(workspace, "host", profile, &target)?;
     built(workspace.artifacts(profile).join("foreword"))
+}
+
+/// Builds for this machine.
+fn native(workspace: &Workspace, name: &str, profile: &str, target: &[&str]) -> Result<()> {
+    let arguments = [&["build", "--locked", "--profile", profile], target].concat();
+    Step::cargo(name, workspace.root(), &arguments).run()
 }
 
 fn built(path: PathBuf) -> Result<PathBuf> {

@@ -2,7 +2,7 @@
 //! nothing where the file is not to be trusted.
 
 use foreword_engine::backend::Backend;
-use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::cache::CacheConfig;
 use foreword_engine::cache::disk::{DiskConfig, DiskStore, Origin};
 use foreword_engine::engine::{Engine, EngineConfig, Event, Request};
@@ -27,7 +27,7 @@ struct Run {
 /// One life of an engine with a file at `path`: one greedy answer, and a shutdown.
 fn run(family: &str, path: &Path) -> Run {
     let sizes = CpuConfig {
-        precision: foreword_engine::backend::cpu::Precision::Auto,
+        precision: Precision::Auto,
         pages: 32,
         host_pages: 16,
         page_tokens: 16,

@@ -1,6 +1,6 @@
 //! A real model over three tiers too small for its prompts: the same greedy answers as with nothing cached.
 
-use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, TokenId};
 use foreword_engine::cache::disk::{DiskConfig, DiskStore};
 use foreword_engine::cache::{CacheConfig, EvictionPolicy};
@@ -30,7 +30,7 @@ fn fixture() -> PathBuf {
 
 fn backend(pages: u32, host_pages: u32) -> CpuBackend {
     let config = CpuConfig {
-        precision: foreword_engine::backend::cpu::Precision::Auto,
+        precision: Precision::Auto,
         pages,
         host_pages,
         page_tokens: PAGE_TOKENS,
