@@ -3,7 +3,7 @@
 use crate::values::{self, refused};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::tree::{ViewedEdge, ViewedNode};
-use foreword_ordering::{Config, Plain, RawConfig, documents_of};
+use foreword_ordering::{Config, Plain, RawConfig, Tenant, documents_of};
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
@@ -48,7 +48,7 @@ impl Orderer {
         } else {
             values::text("tenant", tenant)?
         };
-        let outcome = self.core.rewrite(&tenant, body.as_bytes());
+        let outcome = self.core.rewrite(Tenant::named(&tenant), body.as_bytes());
         let (sent, report, skipped) = match outcome {
             Ok(rewrite) => (rewrite.body, Some(rewrite.report), None),
             Err(skip) => (None, None, Some(skip)),
@@ -79,9 +79,12 @@ impl Orderer {
         let documents: Vec<Document> = values::list("documents", documents)?;
         let options: Options = values::options("options", options)?;
         let list: Vec<Plain<'_>> = documents.iter().map(Document::plain).collect();
-        let ordered = self
-            .core
-            .order(&options.tenant, &options.model, &options.before, &list);
+        let ordered = self.core.order(
+            Tenant::named(&options.tenant),
+            &options.model,
+            &options.before,
+            &list,
+        );
         let ordered = ordered.map_err(refused)?;
         values::plain(&Ordered {
             order: ordered.order,
@@ -134,7 +137,11 @@ impl Orderer {
                 "options.limit: {limit} is out of range, it must be 1 to {MAX_NODES}"
             )));
         }
-        let nodes = (self.core).view(&options.tenant, &options.model, limit as usize);
+        let nodes = (self.core).view(
+            Tenant::named(&options.tenant),
+            &options.model,
+            limit as usize,
+        );
         values::plain(&nodes.into_iter().map(TreeNode::from).collect::<Vec<_>>())
     }
 

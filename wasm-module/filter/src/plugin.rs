@@ -6,7 +6,7 @@
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use foreword_ordering::{Orderer, Rewrite, Skip};
+use foreword_ordering::{Orderer, Rewrite, Skip, Tenant};
 
 use crate::config::{Config, ConfigError};
 use crate::host::{Host, LogLevel};
@@ -49,7 +49,7 @@ impl Plugin {
     pub(crate) fn rewrite(
         &self,
         host: &impl Host,
-        tenant: &str,
+        tenant: Tenant<'_>,
         body: &[u8],
     ) -> Option<Result<Rewrite, Skip>> {
         let mut orderer = self.orderer()?;

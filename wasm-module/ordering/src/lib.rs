@@ -45,6 +45,7 @@ pub mod schedule;
 pub mod similarity;
 pub mod simulation;
 mod sort;
+mod tenant;
 pub mod tree;
 
 pub use body::Skip;
@@ -52,3 +53,4 @@ pub use config::{Config, ConfigError, RawConfig};
 pub use listing::documents_of;
 pub use orderer::{Orderer, Remembered, Report, Rewrite};
 pub use plain::{Ordered, Plain};
+pub use tenant::Tenant;

@@ -8,6 +8,7 @@ use crate::path::SentPath;
 use crate::plain::{self, Ordered, Plain};
 use crate::policy::Policy;
 use crate::request;
+use crate::tenant::Tenant;
 use crate::tree::{KnowledgeTree, ViewedNode};
 use fxhash::FxHashMap;
 
@@ -96,7 +97,7 @@ impl Orderer {
     /// # Errors
     /// [`Skip`] says why the body is to be sent as it came. Nothing was remembered then, but for
     /// [`Skip::NoDocuments`]: that a chat went on without documents.
-    pub fn rewrite(&mut self, tenant: &str, body: &[u8]) -> Result<Rewrite, Skip> {
+    pub fn rewrite(&mut self, tenant: Tenant<'_>, body: &[u8]) -> Result<Rewrite, Skip> {
         let parsed = body::parse(body, &self.config)?;
         self.now += 1;
         let key = tree_key(tenant, &parsed.model);
@@ -143,7 +144,7 @@ impl Orderer {
     /// [`Skip::TooManyDocuments`], [`Skip::LongModelName`], [`Skip::NoDocuments`]; nothing was remembered then.
     pub fn order(
         &mut self,
-        tenant: &str,
+        tenant: Tenant<'_>,
         model: &str,
         before: &str,
         documents: &[Plain<'_>],
@@ -163,7 +164,7 @@ impl Orderer {
 
     /// The `limit` most recently used nodes of a tenant's tree for a model: see [`KnowledgeTree::view`].
     #[must_use]
-    pub fn view(&self, tenant: &str, model: &str, limit: usize) -> Vec<ViewedNode> {
+    pub fn view(&self, tenant: Tenant<'_>, model: &str, limit: usize) -> Vec<ViewedNode> {
         let kept = self.trees.get(&tree_key(tenant, model));
         kept.map_or_else(Vec::new, |kept| kept.tree.view(limit))
     }
@@ -221,9 +222,10 @@ impl Report {
     }
 }
 
-/// The key of a tenant's tree for a model, framed so that no two pairs share one.
-fn tree_key(tenant: &str, model: &str) -> String {
-    format!("{}:{tenant}{model}", tenant.len())
+/// The key of a tenant's tree for a model, framed so that no two of them share one.
+fn tree_key(tenant: Tenant<'_>, model: &str) -> String {
+    let Tenant { name, key } = tenant;
+    format!("{}:{name}{key};{model}", name.len())
 }
 
 /// What is kept under that key; if nothing is, something new, in place of the least recently used one when there are too many.

@@ -2,7 +2,7 @@
 
 mod model;
 
-use foreword_ordering::{Config, Orderer};
+use foreword_ordering::{Config, Orderer, Tenant};
 use proptest::prelude::*;
 
 proptest! {
@@ -38,8 +38,8 @@ proptest! {
         for (_, tenant) in steps {
             let body = bodies[usize::from(tenant)].next().unwrap();
             let name = if tenant { "x" } else { "y" };
-            let one = shared.rewrite(name, body.as_bytes()).map(|sent| (sent.body, sent.report));
-            let other = alone[usize::from(tenant)].rewrite(name, body.as_bytes());
+            let one = shared.rewrite(Tenant::named(name), body.as_bytes()).map(|sent| (sent.body, sent.report));
+            let other = alone[usize::from(tenant)].rewrite(Tenant::named(name), body.as_bytes());
             prop_assert_eq!(one, other.map(|sent| (sent.body, sent.report)));
         }
     }
