@@ -34,6 +34,8 @@ pub mod embedding;
 pub mod feed;
 pub mod hint;
 mod listing;
+#[doc(hidden)]
+pub mod object;
 mod orderer;
 pub mod path;
 mod plain;
