@@ -231,6 +231,7 @@ impl Exchange {
             body: new,
             report,
             path,
+            ..
         } = self
             .plugin
             .rewrite(host, Tenant::named(&held.tenant), &body)

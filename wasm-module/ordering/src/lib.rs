@@ -29,6 +29,7 @@ mod arrangement;
 mod body;
 pub mod config;
 mod conversation;
+mod deed;
 pub mod document;
 pub mod embedding;
 pub mod feed;
@@ -52,6 +53,7 @@ pub mod tree;
 
 pub use body::Skip;
 pub use config::{Config, ConfigError, RawConfig};
+pub use deed::{BadDeed, Deed};
 pub use listing::documents_of;
 pub use orderer::{Orderer, Remembered, Report, Rewrite};
 pub use plain::{Ordered, Plain};
