@@ -10,7 +10,7 @@ use crate::plain::{self, Ordered, Plain};
 use crate::policy::Policy;
 use crate::request;
 use crate::tenant::Tenant;
-use crate::tree::{KnowledgeTree, ResidencyEvent, ViewedNode};
+use crate::tree::{KnowledgeTree, ViewedNode};
 use fxhash::FxHashMap;
 
 /// Orders requests; holds a knowledge tree, a policy and a memory of chats for every tenant and model.
@@ -243,10 +243,7 @@ impl Kept {
             if let Some(order) = &run.order {
                 self.policy.remember(&run.ranked(order), order);
             }
-            self.tree.apply(ResidencyEvent::Stored {
-                scope: run.scope,
-                path: &run.documents,
-            });
+            self.tree.hold(run.scope, &run.documents);
         }
     }
 }
