@@ -16,6 +16,9 @@
 //! | `foreword_evicted_pages_total` | counter | `cause` |
 //! | `foreword_preemptions_total`, `foreword_steps_total`, `foreword_fetched_pages_total` | counter | |
 //! | `foreword_{retries,devices_lost,expired}_total` | counter | |
+//! | `foreword_speculations_total`, `foreword_speculations_{refused,joined,superseded}_total` | counter | |
+//! | `foreword_retrievals_total` | counter | `outcome`: `found`, `empty`, `failed` |
+//! | `foreword_retrieval_seconds` | histogram | from a question to its documents |
 //! | `foreword_step_sequences` | histogram | sequences computed side by side in a step |
 //! | `foreword_tokenised_bytes_total`, `foreword_tokenised_before_bytes_total` | counter | text of prompts, and how much of it had its tokens remembered |
 //! | `foreword_requests_waiting`, `foreword_requests_running` | gauge | |
@@ -40,6 +43,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// The server's metrics.
 pub struct Metrics {
@@ -47,6 +51,9 @@ pub struct Metrics {
     http: Family<HttpLabels, Counter>,
     generations: Family<GenerationLabels, Counter>,
     paths: Family<PathLabels, Counter>,
+    retrievals: Family<GenerationLabels, Counter>,
+    /// From a question to its documents.
+    pub retrieval_seconds: Histogram,
     /// From submission to the engine's start.
     pub queue_seconds: Histogram,
     /// From the request's arrival to its first token.
@@ -130,6 +137,19 @@ impl Metrics {
             "Chat requests by what became of the path that the gateway told",
             paths.clone(),
         );
+        let retrievals = Family::default();
+        registry.register(
+            "retrievals",
+            "Searches for documents by what became of them",
+            retrievals.clone(),
+        );
+        let retrieval_seconds = {
+            // 100 µs to 13 s.
+            let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
+            let help = "From a question to its documents";
+            registry.register("retrieval_seconds", help, histogram.clone());
+            histogram
+        };
         let between_tokens_seconds = {
             // 100 µs to 13 s.
             let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
@@ -159,6 +179,8 @@ impl Metrics {
             http,
             generations,
             paths,
+            retrievals,
+            retrieval_seconds,
             queue_seconds: seconds("queue_seconds", "From submission to the engine's start"),
             first_token_seconds: seconds(
                 "time_to_first_token_seconds",
@@ -194,6 +216,19 @@ impl Metrics {
                 outcome: outcome.name(),
             })
             .inc();
+    }
+
+    /// Counts a search, which took so long, by the documents that it found; `None`: it failed.
+    pub fn retrieved(&self, documents: Option<usize>, taken: Duration) {
+        let outcome = match documents {
+            Some(0) => "empty",
+            Some(_) => "found",
+            None => "failed",
+        };
+        self.retrievals
+            .get_or_create(&GenerationLabels { outcome })
+            .inc();
+        self.retrieval_seconds.observe(taken.as_secs_f64());
     }
 
     /// Counts a chat request by what became of its path.
@@ -369,6 +404,26 @@ const COUNTERS: &[Row<u64>] = &[
         "devices_lost",
         "Times everything on the device was lost",
         |stats| stats.devices_lost,
+    ),
+    (
+        "speculations",
+        "Speculative prefills taken in, warm-ups included",
+        |stats| stats.speculations_started,
+    ),
+    (
+        "speculations_refused",
+        "Speculative prefills that were none because too many requests waited",
+        |stats| stats.speculations_refused,
+    ),
+    (
+        "speculations_joined",
+        "Requests that found themselves computed already and took that over",
+        |stats| stats.speculations_joined,
+    ),
+    (
+        "speculations_superseded",
+        "Speculative prefills that a later one with other documents replaced",
+        |stats| stats.speculations_superseded,
     ),
     (
         "expired",
