@@ -10,6 +10,7 @@
 use super::content::{Piece, pieces};
 use super::json::{object, offset_in, range_in};
 use super::lists::Author;
+use super::salt::{SaltPlace, given};
 use super::{MAX_MODEL_BYTES, Skip};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -30,6 +31,7 @@ pub(crate) struct Chain(pub(crate) u128);
 pub(super) struct Chat<'a> {
     /// The model's name, empty when the body has none.
     pub(super) model: Cow<'a, str>,
+    pub(super) salt: SaltPlace<'a>,
     pub(super) messages: Vec<RawTurn<'a>>,
     pub(super) documents: Option<&'a RawValue>,
 }
@@ -78,6 +80,8 @@ struct RawChat<'a> {
     tools: Option<&'a RawValue>,
     #[serde(borrow)]
     documents: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "given")]
+    cache_salt: Option<&'a RawValue>,
     #[serde(borrow)]
     user: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -104,7 +108,8 @@ struct RawMessage<'a> {
 
 impl<'a> Chat<'a> {
     pub(super) fn read(body: &'a str) -> Result<Self, Skip> {
-        let chat: RawChat<'a> = object(body, body.trim_ascii())?;
+        let top = body.trim_ascii();
+        let chat: RawChat<'a> = object(body, top)?;
         let model = chat.model.unwrap_or_default();
         if model.len() > MAX_MODEL_BYTES {
             return Err(Skip::LongModelName {
@@ -147,6 +152,7 @@ impl<'a> Chat<'a> {
             }));
         Ok(Self {
             model,
+            salt: SaltPlace::new(body, top, chat.cache_salt),
             messages: messages.collect::<Result<_, Skip>>()?,
             documents: chat.documents,
         })

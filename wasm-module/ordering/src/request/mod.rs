@@ -17,14 +17,26 @@ use crate::conversation::turn::{Pin, Pinned, Turn, Written};
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::orderer::Report;
 use crate::path::{Run, SentPath};
-use crate::policy::{Order, Policy, match_of};
+use crate::policy::{Order, Policy, PolicyKind, match_of};
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
+/// In whose order documents are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// The policy's.
+    Ordered,
+    /// The client's: nothing is moved, left out, referred to or hinted at, and nothing of earlier turns is used. Only an
+    /// array is still written into its message.
+    AsRanked,
+    /// The policy's, but only to say what it would be: nothing is learnt of it.
+    Tried,
+}
+
 /// What became of a request.
-pub(crate) struct Outcome {
-    /// The body to send; `None`: the one that came.
-    pub(crate) body: Option<Vec<u8>>,
+pub(crate) struct Outcome<'a> {
+    /// What is sent instead of parts of the body; empty: nothing.
+    pub(crate) edits: Vec<Edit<'a>>,
     pub(crate) report: Report,
     /// The documents sent, as the tree knows them.
     pub(crate) path: SentPath,
@@ -32,7 +44,7 @@ pub(crate) struct Outcome {
     pub(crate) added: Vec<Added>,
 }
 
-/// Sends `parsed`, of which `path` is known, and expects the engine to hold it afterwards.
+/// Sends `parsed`, of which `path` is known, in that manner, and expects the engine to hold what was sent.
 pub(crate) fn send<'a>(
     config: &'a Config,
     parsed: &Parsed<'a>,
@@ -40,9 +52,11 @@ pub(crate) fn send<'a>(
     policy: &mut dyn Policy,
     memory: &'a Memory,
     path: &Path,
-) -> Outcome {
+    manner: Manner,
+) -> Outcome<'a> {
     let mut request = Request {
         config,
+        manner,
         tree,
         policy,
         last_turn: parsed.messages.last().map_or(0, |message| message.turn),
@@ -50,7 +64,10 @@ pub(crate) fn send<'a>(
         shown: Shown::default(),
         sent: 0,
         edits: Vec::new(),
-        report: Report::new(config.policy.name()),
+        report: Report::new(match manner {
+            Manner::AsRanked => PolicyKind::Retrieval.name(),
+            Manner::Ordered | Manner::Tried => config.policy.name(),
+        }),
         path: SentPath::default(),
     };
     if let Some(front) = &parsed.front {
@@ -79,7 +96,7 @@ pub(crate) fn send<'a>(
         }
     }
     Outcome {
-        body: (!request.edits.is_empty()).then(|| edit::apply(parsed.text, request.edits)),
+        edits: request.edits,
         report: request.report,
         path: request.path,
         added,
@@ -88,6 +105,7 @@ pub(crate) fn send<'a>(
 
 struct Request<'r, 'a> {
     config: &'a Config,
+    manner: Manner,
     tree: &'r mut KnowledgeTree,
     policy: &'r mut dyn Policy,
     /// The chat's last turn: what stands in it is referred to by nothing.
@@ -187,15 +205,17 @@ impl<'a> Request<'_, 'a> {
             .cloned()
             .unwrap_or_else(|| self.arrange(group, &listed, turn));
 
+        let end = self.end_of_path(group, &listed);
         let path = arrangement
             .slots
             .iter()
-            .filter(|slot| !slot.is_reference())
+            .filter(|slot| !slot.is_reference() && slot.index() < end)
             .filter_map(|slot| {
                 let found = group.found.get(usize::from(slot.index()))?;
                 Some((listed.fingerprint_at(slot.index()), found.tokens))
             });
-        self.walk(group.scope, arrangement.references(&listed), path.collect());
+        let path = path.collect();
+        self.walk(group.scope, arrangement.references(&listed), path);
         self.then(arrangement.digest(&listed));
         if self.last_turn > 0 {
             for &(index, fingerprint) in &listed.distinct {
@@ -209,7 +229,7 @@ impl<'a> Request<'_, 'a> {
         let moved = arrangement.moved(&listed);
         let references = arrangement.slots.iter().filter(|slot| slot.is_reference());
         let references = references.count();
-        let dropped = if keeps_repeats(group) {
+        let dropped = if keeps_repeats(group) || self.keeps_places(group) {
             0
         } else {
             listed.repeats.len()
@@ -281,10 +301,14 @@ impl<'a> Request<'_, 'a> {
             .collect();
         let order: Order = (0..).take(path.len()).collect();
         let matched = match_of(&path, &order, tree, scope);
-        tree.insert(
-            scope,
-            path.iter().map(|document| (document.id, document.tokens)),
-        );
+        if self.manner == Manner::Tried {
+            path.iter().for_each(|document| tree.discard(document.id));
+        } else {
+            tree.insert(
+                scope,
+                path.iter().map(|document| (document.id, document.tokens)),
+            );
+        }
         self.path.runs.push(Run {
             scope,
             documents: path.iter().map(|document| document.fingerprint).collect(),
@@ -295,6 +319,18 @@ impl<'a> Request<'_, 'a> {
             .iter()
             .map(|document| u64::from(document.tokens))
             .sum::<u64>();
+    }
+
+    /// Whether the group goes on byte for byte, repeats included.
+    fn keeps_places(&self, group: &Group<'_>) -> bool {
+        self.manner == Manner::AsRanked && !group.is_rendered()
+    }
+
+    /// The index of the first document that the tree cannot place: behind a repeat that is sent, everything stands
+    /// elsewhere than the path would have it.
+    fn end_of_path(&self, group: &Group<'_>, listed: &Listed) -> u16 {
+        let repeat = listed.repeats.first().filter(|_| self.keeps_places(group));
+        repeat.copied().unwrap_or(u16::MAX)
     }
 
     /// What `digest` stands for was sent.

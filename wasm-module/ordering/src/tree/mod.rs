@@ -94,6 +94,11 @@ impl KnowledgeTree {
         self.catalog.intern(fingerprint)
     }
 
+    /// Forgets a document that was interned if no path holds it.
+    pub(crate) fn discard(&mut self, id: DocumentId) {
+        self.catalog.forget_unheld(id);
+    }
+
     /// The insertion that last used the document, counted from 1; 0 when it is in no path.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
