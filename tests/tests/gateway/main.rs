@@ -6,11 +6,14 @@
 mod bodies;
 mod bounds;
 mod configuration;
+mod dashboard;
 mod failures;
+mod operations;
 mod ordering;
 mod pages;
 mod released;
 mod streams;
+mod tenants;
 
 use foreword_tests::http::{Response, exchange, post};
 use foreword_tests::{Gateway, GatewayOptions, Upstream};

@@ -32,6 +32,20 @@ pub trait Host {
     /// Answers the client now; the request goes no further.
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError>;
 
+    /// Whether [`Host::metadata`] can be asked.
+    fn has_metadata(&self) -> bool;
+
+    /// A text in the request's dynamic metadata, where other filters leave what they know: the path to it begins with a
+    /// filter's namespace. `None` if there is nothing. What is there may be of any type, so the bytes may be anything.
+    fn metadata(&self, path: &[String]) -> Result<Option<Vec<u8>>, HostError>;
+
+    /// A variable of the proxy's environment, as far as the filter may see it.
+    fn environment(&self, name: &str) -> Option<String>;
+
+    /// Writes names and values where access logs find them, as `foreword.<name>`. Called once for a request. Where
+    /// another Foreword in the chain has written some, nothing is changed.
+    fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError>;
+
     /// Defines a counter, or finds the one of that name.
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError>;
 

@@ -10,6 +10,8 @@
 //! | change response headers | BadArgument, headers let go | only in the response-headers callback |
 //! | read the body | BadArgument, range overflows | the range is `0..size` as Envoy announced it; no buffer is `NotFound`, which is handled |
 //! | change the body | NotFound, no buffer | only after Envoy announced a body of more than zero bytes |
+//! | read a property | none but NotFound, SerializationFailure, InternalFailure | |
+//! | write a property | NotFound, no stream; BadArgument, it is there already | only in callbacks of a request; each once, and none where another filter wrote the first |
 //! | define, add, record | BadArgument, NotFound | fixed types, ids from `define`, never zero |
 //! | respond, log, clock | none | |
 //!
@@ -142,6 +144,37 @@ impl Host for Proxy {
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
         hostcalls::send_http_response(u32::from(status), headers.to_vec(), Some(body))
             .map_err(refused("respond"))
+    }
+
+    fn has_metadata(&self) -> bool {
+        true
+    }
+
+    fn metadata(&self, path: &[String]) -> Result<Option<Vec<u8>>, HostError> {
+        let mut parts = vec!["metadata", "filter_metadata"];
+        parts.extend(path.iter().map(String::as_str));
+        hostcalls::get_property(parts).map_err(refused("metadata"))
+    }
+
+    fn environment(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
+    }
+
+    fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError> {
+        let key = |name| format!("foreword.{name}");
+        let Some((first, _)) = fields.first() else {
+            return Ok(());
+        };
+        let known =
+            hostcalls::get_property(vec![&key(first)]).map_err(refused("set_log_fields"))?;
+        if known.is_some() {
+            return Ok(());
+        }
+        for (name, value) in fields {
+            hostcalls::set_property(vec![&key(name)], Some(value.as_bytes()))
+                .map_err(refused("set_log_fields"))?;
+        }
+        Ok(())
     }
 
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {

@@ -12,6 +12,9 @@ pub(crate) struct ScriptedHost(RefCell<State>);
 struct State {
     request_headers: BTreeMap<String, String>,
     response_headers: BTreeMap<String, String>,
+    metadata: BTreeMap<Vec<String>, Vec<u8>>,
+    log_fields: BTreeMap<String, String>,
+    log: String,
     body: Vec<u8>,
     local_response: Option<(u16, Vec<u8>)>,
     metrics: Vec<(String, Vec<u64>)>,
@@ -30,6 +33,8 @@ impl ScriptedHost {
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect();
         state.response_headers.clear();
+        state.metadata.clear();
+        state.log_fields.clear();
         state.body.clear();
         state.local_response = None;
     }
@@ -52,6 +57,21 @@ impl ScriptedHost {
 
     pub(crate) fn local_response(&self) -> Option<(u16, Vec<u8>)> {
         self.0.borrow().local_response.clone()
+    }
+
+    /// Puts a text into the request's metadata.
+    pub(crate) fn set_metadata(&self, path: &[&str], value: &[u8]) {
+        let path = path.iter().map(|part| (*part).to_owned()).collect();
+        self.0.borrow_mut().metadata.insert(path, value.to_vec());
+    }
+
+    pub(crate) fn log_field(&self, name: &str) -> Option<String> {
+        self.0.borrow().log_fields.get(name).cloned()
+    }
+
+    /// All that was logged.
+    pub(crate) fn log_text(&self) -> String {
+        self.0.borrow().log.clone()
     }
 
     /// From now on the call of that name is refused.
@@ -165,6 +185,31 @@ impl Host for ScriptedHost {
         Ok(())
     }
 
+    fn has_metadata(&self) -> bool {
+        self.allow("metadata").is_ok()
+    }
+
+    fn metadata(&self, path: &[String]) -> Result<Option<Vec<u8>>, HostError> {
+        self.allow("metadata")?;
+        Ok(self.0.borrow().metadata.get(path).cloned())
+    }
+
+    fn environment(&self, name: &str) -> Option<String> {
+        (name == "SCRIPTED_KEY").then(|| "00".repeat(32))
+    }
+
+    fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError> {
+        self.allow("set_log_fields")?;
+        let known = &mut self.0.borrow_mut().log_fields;
+        assert!(known.is_empty(), "fields are written once");
+        known.extend(
+            fields
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), value.clone())),
+        );
+        Ok(())
+    }
+
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {
         self.allow("define_counter")?;
         Ok(self.define(name))
@@ -194,5 +239,9 @@ impl Host for ScriptedHost {
         *now
     }
 
-    fn log(&self, _level: LogLevel, _message: &str) {}
+    fn log(&self, _level: LogLevel, message: &str) {
+        let log = &mut self.0.borrow_mut().log;
+        log.push_str(message);
+        log.push('\n');
+    }
 }

@@ -18,7 +18,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-use field::{experiment, header_name, max_body_bytes, one_of, own_header, routes};
+use field::{experiment, max_body_bytes, one_of, own_header, routes};
+pub(crate) use tenant::KEY;
 pub use tenant::{SaltKey, TenantSource};
 
 /// The JSON Schema (draft 2020-12) of the plugin configuration.
@@ -313,3 +314,5 @@ const DEFAULT_REPORT_HEADER: &str = "x-foreword";
 const DEFAULT_PATH_HEADER: &str = "x-foreword-path";
 const DEFAULT_MAX_BODY_BYTES: u32 = 4 << 20;
 
+#[cfg(test)]
+mod tests;

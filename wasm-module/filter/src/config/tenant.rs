@@ -72,11 +72,7 @@ pub(super) fn source(value: &Value) -> Result<TenantSource, ConfigError> {
                 }
             };
             let mut path = vec![
-                text(
-                    "tenant.namespace",
-                    Some(JWT_AUTHN_NAMESPACE),
-                    "namespace",
-                )?,
+                text("tenant.namespace", Some(JWT_AUTHN_NAMESPACE), "namespace")?,
                 text("tenant.payload", None, "payload")?,
             ];
             path.extend(claim_path(claim)?);
@@ -113,7 +109,13 @@ fn path_part(value: &Value) -> Option<String> {
 pub(super) fn salt_key(value: &Value) -> Result<SaltKey, ConfigError> {
     let fields = match object("salt", value, &["key", "key_env"]) {
         Ok(fields) if fields.len() == 1 => fields,
-        _ => return Err(hidden("salt", value, "an object with either `key` or `key_env`")),
+        _ => {
+            return Err(hidden(
+                "salt",
+                value,
+                "an object with either `key` or `key_env`",
+            ));
+        }
     };
     match (fields.get("key"), fields.get("key_env")) {
         (Some(key), _) => key
@@ -129,7 +131,11 @@ pub(super) fn salt_key(value: &Value) -> Result<SaltKey, ConfigError> {
                 "the name of an environment variable",
             )),
         },
-        _ => Err(hidden("salt", value, "an object with either `key` or `key_env`")),
+        _ => Err(hidden(
+            "salt",
+            value,
+            "an object with either `key` or `key_env`",
+        )),
     }
 }
 

@@ -17,12 +17,13 @@
 
 use std::sync::Arc;
 
-use foreword_ordering::{Rewrite, Tenant};
+use foreword_ordering::Rewrite;
 
-use crate::config::{OnFailure, RequestHeaders};
+use crate::config::{RequestHeaders, TenantSource};
 use crate::host::{Host, HostError, LogLevel};
 use crate::outcome::{Fault, Outcome, error_body, reason};
 use crate::plugin::Plugin;
+use crate::salt::Identity;
 
 /// One request and its response.
 pub struct Exchange {
@@ -47,25 +48,22 @@ enum Phase {
 
 /// What is kept of the headers while the body arrives.
 struct Held {
-    tenant: String,
+    identity: Identity,
+    /// The documents stay as they came; the body is read for its salt alone.
+    bypassed: bool,
     /// The headers wait here with a `content-length`, which must follow the body's size.
     sized: bool,
     /// Bytes buffered so far.
     received: usize,
 }
 
-/// Why a request is not held or not rewritten.
-enum Decline {
-    /// A property of the request, not a fault.
-    Reason(&'static str),
-    Fault(Fault),
-    Host(HostError),
-}
-
-impl From<HostError> for Decline {
-    fn from(error: HostError) -> Self {
-        Self::Host(error)
-    }
+/// What goes on instead of a body.
+struct Sent {
+    /// `None`: the body that came.
+    body: Option<Vec<u8>>,
+    /// For the engine.
+    path: Option<String>,
+    outcome: Outcome,
 }
 
 impl Exchange {
@@ -82,11 +80,19 @@ impl Exchange {
         let held = self
             .strip_own_headers(host)
             .and_then(|()| self.is_ours(host));
-        let held = match held {
+        let bypassed = match held {
             Ok(false) => return Flow::Continue,
-            Ok(true) if end_of_stream => Err(Decline::Reason(reason::EMPTY_BODY)),
-            Ok(true) => self.read_headers(host),
-            Err(error) => Err(Decline::Host(error)),
+            Ok(true) => self.is_bypassed(host),
+            Err(error) => Err(error),
+        };
+        let held = match bypassed {
+            Ok(_) if end_of_stream => Err(Fault::EmptyBody),
+            Ok(true) if !self.plugin.is_salted() => {
+                self.settle(host, Outcome::Passed(reason::BYPASS));
+                return Flow::Continue;
+            }
+            Ok(bypassed) => self.read_headers(host, bypassed),
+            Err(error) => Err(error.into()),
         };
         match held {
             Ok(held) => {
@@ -96,7 +102,7 @@ impl Exchange {
                     RequestHeaders::Release => Flow::Continue,
                 }
             }
-            Err(decline) => self.decline(host, decline),
+            Err(fault) => self.decline(host, fault),
         }
     }
 
@@ -109,7 +115,7 @@ impl Exchange {
         let limit = self.plugin.config().max_body_bytes;
         if size > usize::try_from(limit).unwrap_or(usize::MAX) {
             // Held since the headers, so nothing of it is lost: it goes on whole.
-            return self.decline(host, Decline::Fault(Fault::TooLarge { found: None, limit }));
+            return self.decline(host, Fault::TooLarge { found: None, limit });
         }
         if end_of_stream {
             self.finish(host)
@@ -156,19 +162,31 @@ impl Exchange {
         let path = host.request_header(":path")?.unwrap_or_default();
         let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
         let routes = &self.plugin.config().routes;
-        Ok(routes.iter().any(|route| route.as_bytes() == path))
+        Ok(routes.iter().any(|route| is_route(path, route.as_bytes())))
     }
 
-    fn read_headers(&self, host: &impl Host) -> Result<Held, Decline> {
+    /// Whether the request asks to be left alone. The header ends here: it is meant for the gateway.
+    fn is_bypassed(&self, host: &impl Host) -> Result<bool, HostError> {
+        let Some(name) = &self.plugin.config().bypass_header else {
+            return Ok(false);
+        };
+        let is_asked = host.request_header(name)?.is_some();
+        if is_asked {
+            host.remove_request_header(name)?;
+        }
+        Ok(is_asked)
+    }
+
+    fn read_headers(&self, host: &impl Host, bypassed: bool) -> Result<Held, Fault> {
         if !host
             .request_header("content-type")?
             .is_none_or(|value| is_json(&value))
         {
-            return Err(Decline::Reason(reason::NOT_JSON));
+            return Err(Fault::NotJson);
         }
         let encoding = host.request_header("content-encoding")?;
         if !encoding.is_none_or(|value| value.trim_ascii().eq_ignore_ascii_case(b"identity")) {
-            return Err(Decline::Reason(reason::ENCODED));
+            return Err(Fault::Encoded);
         }
         let length = host.request_header("content-length")?;
         let found = length
@@ -176,9 +194,9 @@ impl Exchange {
             .and_then(|value| str::from_utf8(value).ok()?.trim().parse::<u64>().ok());
         let limit = self.plugin.config().max_body_bytes;
         if found.is_some_and(|found| found > u64::from(limit)) {
-            return Err(Decline::Fault(Fault::TooLarge { found, limit }));
+            return Err(Fault::TooLarge { found, limit });
         }
-        let tenant = self.tenant(host)?;
+        let identity = self.plugin.identity(self.tenant(host)?);
         let mut sized = length.is_some();
         if sized && self.plugin.config().request_headers == RequestHeaders::Release {
             // Last of all: from here on the request is sent in chunks, whatever becomes of it.
@@ -186,7 +204,8 @@ impl Exchange {
             sized = false;
         }
         Ok(Held {
-            tenant,
+            identity,
+            bypassed,
             sized,
             received: 0,
         })
@@ -194,18 +213,21 @@ impl Exchange {
 
     /// With tenants switched on, a request that names none is not ordered: sharing one tree among the
     /// nameless would tell each of them what the others sent.
-    fn tenant(&self, host: &impl Host) -> Result<String, Decline> {
-        let Some(name) = &self.plugin.config().tenant_header else {
-            return Ok(String::new());
+    fn tenant(&self, host: &impl Host) -> Result<String, Fault> {
+        let value = match &self.plugin.config().tenant {
+            None => return Ok(String::new()),
+            Some(TenantSource::Header(name)) => host.request_header(name)?,
+            Some(TenantSource::Claim(path)) => host.metadata(path)?,
         };
-        let value = host.request_header(name)?.unwrap_or_default();
+        let value = value.unwrap_or_default();
         if value.is_empty() {
-            return Err(Decline::Reason(reason::NO_TENANT));
+            return Err(Fault::NoTenant);
         }
-        if value.len() > MAX_TENANT_BYTES {
-            return Err(Decline::Reason(reason::BAD_TENANT));
-        }
-        String::from_utf8(value).map_err(|_| Decline::Reason(reason::BAD_TENANT))
+        let limit = MAX_TENANT_BYTES;
+        String::from_utf8(value)
+            .ok()
+            .filter(|name| name.len() <= limit && !name.contains(char::is_control))
+            .ok_or(Fault::BadTenant { limit })
     }
 
     /// The body is complete: rewrite it and let the request go.
@@ -213,87 +235,111 @@ impl Exchange {
         let Phase::Holding(held) = &self.phase else {
             return self.settled_flow();
         };
-        match self.rewrite(host, held) {
+        match self.send(host, held) {
             Ok(outcome) => {
                 self.settle(host, outcome);
                 Flow::Continue
             }
-            Err(decline) => self.decline(host, decline),
+            Err(fault) => self.decline(host, fault),
         }
     }
 
-    fn rewrite(&self, host: &impl Host, held: &Held) -> Result<Outcome, Decline> {
+    fn send(&self, host: &impl Host, held: &Held) -> Result<Outcome, Fault> {
         if held.received == 0 {
-            return Err(Decline::Reason(reason::EMPTY_BODY));
+            return Err(Fault::EmptyBody);
         }
         let body = host.request_body(held.received)?;
-        let Rewrite {
-            body: new,
-            report,
-            path,
-        } = self
-            .plugin
-            .rewrite(host, Tenant::named(&held.tenant), &body)
-            .ok_or(Decline::Reason(reason::BUSY))?
-            .map_err(|skip| Decline::Fault(Fault::Skip(skip)))?;
-        let config = self.plugin.config();
-        let header = &config.path_header;
-        let told = header.enabled && config.request_headers == RequestHeaders::Hold;
-        let path = path.to_header().filter(|_| told);
-        if let Some(path) = &path {
-            host.set_request_header(&header.name, path)?;
-        }
-        let Some(new) = new else {
-            return Ok(Outcome::Unchanged(report));
-        };
-        if let Err(error) = replace(host, held, &body, &new) {
-            // The path is not that of the old body. An engine that gets it all the same finds that out.
-            if path.is_some() {
-                host.remove_request_header(&header.name)?;
-            }
-            return Err(error.into());
-        }
-        Ok(Outcome::Ordered(report))
-    }
-
-    /// Lets the request go as it came, or refuses it if it is the client's fault and so configured.
-    fn decline(&mut self, host: &impl Host, decline: Decline) -> Flow {
-        let reason = match decline {
-            Decline::Reason(reason) => reason,
-            Decline::Host(error) => {
-                host.log(LogLevel::Warn, &error.to_string());
-                reason::HOST_ERROR
-            }
-            Decline::Fault(fault) => {
-                match (self.plugin.config().on_failure, fault.refusal_status()) {
-                    (OnFailure::Refuse, Some(status)) => return self.refuse(host, status, &fault),
-                    _ => fault.reason(),
+        let sent = if held.bypassed {
+            salted(&body, held, reason::BYPASS)?
+        } else {
+            match self.plugin.rewrite(host, &held.identity, &body) {
+                None => return Err(Fault::Busy),
+                Some(Ok(rewrite)) => self.sent(rewrite),
+                Some(Err(skip)) => {
+                    let reason = skip.reason();
+                    let fault = Fault::Skip(skip);
+                    if self.refusal_status(&fault).is_some() {
+                        return Err(fault);
+                    }
+                    salted(&body, held, reason)?
                 }
             }
         };
-        self.settle(host, Outcome::Passed(reason));
-        Flow::Continue
+        let name = &self.plugin.config().path_header.name;
+        if let Some(path) = &sent.path {
+            host.set_request_header(name, path)?;
+        }
+        if let Some(new) = &sent.body
+            && let Err(error) = replace(host, held, &body, new)
+        {
+            // The path is not that of the old body. An engine that gets it all the same finds that out.
+            if sent.path.is_some() {
+                host.remove_request_header(name)?;
+            }
+            return Err(error.into());
+        }
+        Ok(sent.outcome)
+    }
+
+    fn sent(&self, rewrite: Rewrite) -> Sent {
+        let config = self.plugin.config();
+        let told = config.path_header.enabled && config.request_headers == RequestHeaders::Hold;
+        let Rewrite { report, arm, .. } = rewrite;
+        Sent {
+            body: rewrite.body,
+            path: rewrite.path.to_header().filter(|_| told),
+            outcome: match rewrite.as_sent {
+                Some(as_sent) => Outcome::DryRun { report, as_sent },
+                None if rewrite.ordered => Outcome::Ordered { report, arm },
+                None => Outcome::Unchanged { report, arm },
+            },
+        }
+    }
+
+    /// Lets the request go as it came, or refuses it.
+    fn decline(&mut self, host: &impl Host, fault: Fault) -> Flow {
+        if let Fault::Host(error) = &fault {
+            host.log(LogLevel::Warn, &error.to_string());
+        }
+        match self.refusal_status(&fault) {
+            Some(status) => self.refuse(host, status, &fault),
+            None => {
+                self.settle(host, Outcome::Passed(fault.reason()));
+                Flow::Continue
+            }
+        }
+    }
+
+    fn refusal_status(&self, fault: &Fault) -> Option<u16> {
+        fault.refusal_status(self.plugin.config().on_failure, self.plugin.is_salted())
     }
 
     fn refuse(&mut self, host: &impl Host, status: u16, fault: &Fault) -> Flow {
-        let outcome = Outcome::Refused(fault.reason());
+        let mut outcome = Outcome::Refused(fault.reason());
         let report = outcome.to_string();
         let mut headers = vec![("content-type", "application/json")];
         // Not every proxy shows a filter the headers of its own answer.
         if let Some(name) = &self.plugin.config().report_header {
             headers.push((name, &report));
         }
-        match host.respond(status, &headers, &error_body(fault)) {
-            Ok(()) => {
-                self.settle(host, outcome);
-                Flow::Hold
+        if let Err(error) = host.respond(status, &headers, &error_body(fault, status)) {
+            host.log(LogLevel::Warn, &error.to_string());
+            // With salts it may not go on all the same: it waits for the proxy's own time-out.
+            if !self.plugin.is_salted() {
+                outcome = Outcome::Passed(reason::HOST_ERROR);
             }
-            Err(error) => self.decline(host, Decline::Host(error)),
         }
+        self.settle(host, outcome);
+        self.settled_flow()
     }
 
     fn settle(&mut self, host: &impl Host, outcome: Outcome) {
         self.plugin.count(host, &outcome);
+        if self.plugin.config().log_fields
+            && let Err(error) = host.set_log_fields(&outcome.fields())
+        {
+            host.log(LogLevel::Warn, &error.to_string());
+        }
         self.phase = Phase::Settled(outcome);
     }
 
@@ -303,6 +349,40 @@ impl Exchange {
             _ => Flow::Continue,
         }
     }
+}
+
+/// A body whose documents stay as they came: only its salt is written, where there is one.
+fn salted(body: &[u8], held: &Held, reason: &'static str) -> Result<Sent, Fault> {
+    let salt = held.identity.salt();
+    let body = salt.map(|salt| foreword_ordering::salted(body, salt));
+    Ok(Sent {
+        body: body.transpose().map_err(Fault::Skip)?,
+        path: None,
+        outcome: Outcome::Passed(reason),
+    })
+}
+
+/// Whether an engine may take `path` for `route`: many compare after they have decoded `%` escapes.
+fn is_route(path: &[u8], route: &[u8]) -> bool {
+    let mut rest = path;
+    for expected in route {
+        let (byte, behind) = match rest {
+            [b'%', high, low, behind @ ..] => {
+                let digit = |byte: &u8| char::from(*byte).to_digit(16);
+                match (digit(high), digit(low)) {
+                    (Some(high), Some(low)) => (high << 4 | low, behind),
+                    _ => return false,
+                }
+            }
+            [byte, behind @ ..] => (u32::from(*byte), behind),
+            [] => return false,
+        };
+        if byte != u32::from(*expected) {
+            return false;
+        }
+        rest = behind;
+    }
+    rest.is_empty()
 }
 
 /// Puts `new` in the place of the body and lets `content-length` follow; on an error the old body stands.
@@ -334,405 +414,4 @@ fn is_json(content_type: &[u8]) -> bool {
 const MAX_TENANT_BYTES: usize = 256;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::scripted::ScriptedHost;
-    use foreword_ordering::path::SentPath;
-
-    const PATH: &str = "/v1/chat/completions";
-
-    fn plugin(host: &ScriptedHost, json: &str) -> Arc<Plugin> {
-        Arc::new(Plugin::load(host, json.as_bytes()).unwrap())
-    }
-
-    fn body(ids: &[&str]) -> String {
-        let documents: Vec<_> = ids
-            .iter()
-            .map(|id| format!(r#"{{"id": "{id}", "text": "text of {id}"}}"#))
-            .collect();
-        format!(
-            r#"{{"model": "m", "messages": [{{"role": "user", "content": "why?"}}], "documents": [{}]}}"#,
-            documents.join(", ")
-        )
-    }
-
-    /// The body that goes on has the documents in this order.
-    fn assert_in_order(host: &ScriptedHost, ids: &[&str]) {
-        let sent = String::from_utf8(host.body()).unwrap();
-        let places = ids.iter().map(|id| sent.find(&format!("text of {id}")));
-        assert!(
-            places.is_sorted_by(|left, right| left.unwrap() < right.unwrap()),
-            "{sent}"
-        );
-    }
-
-    /// Sends one request with a `content-length` and returns its report.
-    fn send(plugin: &Arc<Plugin>, host: &ScriptedHost, body: &str) -> String {
-        host.request("POST", PATH, &[("content-length", &body.len().to_string())]);
-        let mut exchange = Exchange::new(Arc::clone(plugin));
-        if exchange.on_request_headers(host, body.is_empty()) == Flow::Hold {
-            host.receive(body.as_bytes());
-            exchange.on_request_body(host, host.body().len(), true);
-        }
-        exchange.on_response_headers(host);
-        host.response_header("x-foreword").unwrap_or_default()
-    }
-
-    #[test]
-    fn a_second_request_is_held_rewritten_and_reported() {
-        let host = ScriptedHost::default();
-        let plugin = plugin(&host, "");
-        send(&plugin, &host, &body(&["a", "b", "c"]));
-
-        let second = body(&["c", "b", "a"]);
-        host.request(
-            "POST",
-            PATH,
-            &[("content-length", &second.len().to_string())],
-        );
-        let mut exchange = Exchange::new(Arc::clone(&plugin));
-        assert_eq!(exchange.on_request_headers(&host, false), Flow::Hold);
-        host.receive(&second.as_bytes()[..10]);
-        assert_eq!(exchange.on_request_body(&host, 10, false), Flow::Hold);
-        host.receive(&second.as_bytes()[10..]);
-        assert_eq!(
-            exchange.on_request_body(&host, second.len(), true),
-            Flow::Continue
-        );
-        exchange.on_response_headers(&host);
-
-        assert_in_order(&host, &["a", "b", "c"]);
-        assert_eq!(
-            host.header("content-length"),
-            Some(host.body().len().to_string())
-        );
-        let report = host.response_header("x-foreword").unwrap();
-        assert!(report.starts_with("ordered; policy="), "{report}");
-        assert!(
-            report.contains("; documents=3; matched=3; moved=2; dropped=0"),
-            "{report}"
-        );
-        assert_eq!(host.counter("foreword_requests_total"), 2);
-        assert_eq!(host.counter("foreword_matched_documents_total"), 3);
-        assert_eq!(host.samples("foreword_ordering_microseconds").len(), 2);
-    }
-
-    #[test]
-    fn released_headers_go_on_without_content_length_and_the_body_follows() {
-        let host = ScriptedHost::default();
-        let plugin = plugin(&host, r#"{"request_headers": "release"}"#);
-        for (ids, sent, report) in [
-            (["a", "b", "c"], ["a", "b", "c"], "matched=0"),
-            (["c", "b", "a"], ["a", "b", "c"], "matched=3"),
-        ] {
-            let body = body(&ids);
-            host.request("POST", PATH, &[("content-length", &body.len().to_string())]);
-            let mut exchange = Exchange::new(Arc::clone(&plugin));
-            assert_eq!(exchange.on_request_headers(&host, false), Flow::Continue);
-            assert_eq!(host.header("content-length"), None);
-            host.refuse("set_request_header");
-            host.receive(&body.as_bytes()[..10]);
-            assert_eq!(exchange.on_request_body(&host, 10, false), Flow::Hold);
-            host.receive(&body.as_bytes()[10..]);
-            assert_eq!(
-                exchange.on_request_body(&host, body.len(), true),
-                Flow::Continue
-            );
-            exchange.on_response_headers(&host);
-            assert_in_order(&host, &sent);
-            assert!(host.response_header("x-foreword").unwrap().contains(report));
-        }
-        assert_eq!(
-            host.refused_calls(),
-            0,
-            "headers that had gone on were changed"
-        );
-    }
-
-    #[test]
-    fn headers_that_decide_are_released_as_they_came() {
-        let host = ScriptedHost::default();
-        let plugin = plugin(&host, r#"{"request_headers": "release"}"#);
-        host.request("POST", PATH, &[("content-length", "4194305")]);
-        let mut exchange = Exchange::new(plugin);
-        assert_eq!(exchange.on_request_headers(&host, false), Flow::Continue);
-        assert_eq!(host.header("content-length").as_deref(), Some("4194305"));
-    }
-
-    #[test]
-    fn a_chunked_request_gets_no_content_length() {
-        let host = ScriptedHost::default();
-        let plugin = plugin(&host, "");
-        send(&plugin, &host, &body(&["a", "b"]));
-        host.request("POST", PATH, &[]);
-        let mut exchange = Exchange::new(plugin);
-        assert_eq!(exchange.on_request_headers(&host, false), Flow::Hold);
-        host.receive(body(&["b", "a"]).as_bytes());
-        assert_eq!(
-            exchange.on_request_body(&host, host.body().len(), true),
-            Flow::Continue
-        );
-        assert_eq!(host.header("content-length"), None);
-        assert_in_order(&host, &["a", "b"]);
-    }
-
-    #[test]
-    fn trailers_complete_the_body() {
-        let host = ScriptedHost::default();
-        let plugin = plugin(&host, "");
-        send(&plugin, &host, &body(&["a", "b"]));
-        host.request("POST", PATH, &[]);
-        let mut exchange = Exchange::new(plugin);
-        exchange.on_request_headers(&host, false);
-        host.receive(body(&["b", "a"]).as_bytes());
-        assert_eq!(
-            exchange.on_request_body(&host, host.body().len(), false),
-            Flow::Hold
-        );
-        assert_eq!(exchange.on_request_trailers(&host), Flow::Continue);
-        assert_in_order(&host, &["a", "b"]);
-    }
-
-    #[test]
-    fn requests_that_are_not_ours_are_neither_held_nor_counted() {
-        let host = ScriptedHost::default();
-        let plugin = plugin(&host, "");
-        for (method, path) in [
-            ("GET", PATH),
-            ("POST", "/v1/embeddings"),
-            ("POST", "/v1/chat/completions/"),
-        ] {
-            host.request(method, path, &[("x-foreword", "ordered; forged")]);
-            let mut exchange = Exchange::new(Arc::clone(&plugin));
-            assert_eq!(exchange.on_request_headers(&host, false), Flow::Continue);
-            assert_eq!(
-                exchange.on_request_body(&host, 9_000_000, true),
-                Flow::Continue
-            );
-            exchange.on_response_headers(&host);
-            assert_eq!(host.response_header("x-foreword"), None);
-            assert_eq!(
-                host.header("x-foreword"),
-                None,
-                "forged header of {method} {path}"
-            );
-        }
-        assert_eq!(host.counter("foreword_requests_total"), 0);
-    }
-
-    #[test]
-    fn a_query_does_not_hide_a_route() {
-        let host = ScriptedHost::default();
-        let plugin = plugin(&host, "");
-        host.request("POST", "/v1/chat/completions?api-version=1", &[]);
-        assert_eq!(
-            Exchange::new(plugin).on_request_headers(&host, false),
-            Flow::Hold
-        );
-    }
-
-    #[test]
-    fn headers_alone_can_decide_that_a_request_passes() {
-        for (header, value, reason) in [
-            ("content-type", "text/plain", "not-json"),
-            ("content-type", "application/jsonx", "not-json"),
-            ("content-encoding", "gzip", "encoded"),
-            ("content-length", "4194305", "too-large"),
-        ] {
-            let host = ScriptedHost::default();
-            let plugin = plugin(&host, "");
-            host.request("POST", PATH, &[(header, value)]);
-            let mut exchange = Exchange::new(plugin);
-            assert_eq!(
-                exchange.on_request_headers(&host, false),
-                Flow::Continue,
-                "{reason}"
-            );
-            exchange.on_response_headers(&host);
-            let report = host.response_header("x-foreword").unwrap();
-            assert_eq!(report, format!("passed; reason={reason}"));
-        }
-    }
-
-    #[test]
-    fn json_is_recognised_by_its_media_type() {
-        for value in [
-            "application/json",
-            "Application/JSON; charset=utf-8",
-            "application/vnd.x+json",
-        ] {
-            assert!(is_json(value.as_bytes()), "{value}");
-        }
-        for value in [
-            "",
-            "text/json",
-            "application/jsonl",
-            "multipart/form-data; x=application/json",
-        ] {
-            assert!(!is_json(value.as_bytes()), "{value}");
-        }
-    }
-
-    #[test]
-    fn a_body_that_outgrows_the_bound_goes_on_at_once() {
-        let host = ScriptedHost::default();
-        let plugin = plugin(&host, r#"{"max_body_bytes": 100}"#);
-        host.request("POST", PATH, &[]);
-        let mut exchange = Exchange::new(plugin);
-        assert_eq!(exchange.on_request_headers(&host, false), Flow::Hold);
-        assert_eq!(exchange.on_request_body(&host, 100, false), Flow::Hold);
-        assert_eq!(exchange.on_request_body(&host, 101, false), Flow::Continue);
-        assert_eq!(exchange.on_request_body(&host, 5, true), Flow::Continue);
-        assert_eq!(host.counter("foreword_passed_too_large_total"), 1);
-    }
-
-    #[test]
-    fn faults_of_the_client_are_refused_only_where_configured() {
-        let long = format!("[{}]", " ".repeat(200));
-        for (body, reason, status) in [
-            ("{]", "invalid-json", 400),
-            (long.as_str(), "too-large", 413),
-        ] {
-            let host = ScriptedHost::default();
-            let pass = plugin(&host, r#"{"max_body_bytes": 100}"#);
-            assert_eq!(send(&pass, &host, body), format!("passed; reason={reason}"));
-            assert_eq!(host.local_response(), None);
-
-            let refuse = plugin(&host, r#"{"max_body_bytes": 100, "on_failure": "refuse"}"#);
-            assert_eq!(
-                send(&refuse, &host, body),
-                format!("refused; reason={reason}")
-            );
-            let (answered, error) = host.local_response().unwrap();
-            assert_eq!(answered, status);
-            let error: serde_json::Value = serde_json::from_slice(&error).unwrap();
-            assert_eq!(error["error"]["type"], "invalid_request_error");
-            assert_eq!(error["error"]["code"], reason);
-        }
-    }
-
-    #[test]
-    fn a_request_without_documents_passes_even_where_faults_are_refused() {
-        let host = ScriptedHost::default();
-        let plugin = plugin(&host, r#"{"on_failure": "refuse"}"#);
-        let body = r#"{"messages": [{"role": "user", "content": "hello"}]}"#;
-        assert_eq!(send(&plugin, &host, body), "passed; reason=no-documents");
-        assert_eq!(send(&plugin, &host, ""), "passed; reason=empty-body");
-    }
-
-    #[test]
-    fn a_refused_request_stays_held() {
-        let host = ScriptedHost::default();
-        let plugin = plugin(&host, r#"{"max_body_bytes": 10, "on_failure": "refuse"}"#);
-        host.request("POST", PATH, &[]);
-        let mut exchange = Exchange::new(plugin);
-        exchange.on_request_headers(&host, false);
-        assert_eq!(exchange.on_request_body(&host, 11, false), Flow::Hold);
-        assert_eq!(exchange.on_request_body(&host, 20, true), Flow::Hold);
-        assert_eq!(host.counter("foreword_refused_total"), 1);
-    }
-
-    #[test]
-    fn tenants_do_not_see_each_others_documents() {
-        let host = ScriptedHost::default();
-        let plugin = plugin(&host, r#"{"tenant_header": "x-tenant"}"#);
-        let send = |tenant: Option<&str>, ids: &[&str]| {
-            let body = body(ids);
-            let headers: Vec<_> = tenant.iter().map(|tenant| ("x-tenant", *tenant)).collect();
-            host.request("POST", PATH, &headers);
-            let mut exchange = Exchange::new(Arc::clone(&plugin));
-            if exchange.on_request_headers(&host, false) == Flow::Hold {
-                host.receive(body.as_bytes());
-                exchange.on_request_body(&host, body.len(), true);
-            }
-            exchange.on_response_headers(&host);
-            host.response_header("x-foreword").unwrap()
-        };
-        send(Some("one"), &["a", "b"]);
-        assert!(send(Some("two"), &["b", "a"]).contains("matched=0"));
-        assert!(send(Some("one"), &["b", "a"]).contains("matched=2"));
-        assert_eq!(send(None, &["b", "a"]), "passed; reason=no-tenant");
-        assert_eq!(
-            send(Some(&"x".repeat(257)), &["b", "a"]),
-            "passed; reason=bad-tenant"
-        );
-    }
-
-    #[test]
-    fn the_engine_is_told_the_path_and_a_client_cannot_tell_one() {
-        let host = ScriptedHost::default();
-        let plugin = plugin(&host, "");
-        send(&plugin, &host, &body(&["a", "b"]));
-        let first = host.header("x-foreword-path").unwrap();
-        let path = SentPath::from_header(&first).unwrap();
-        assert_eq!(path.runs.len(), 1);
-        assert_eq!(path.runs[0].documents.len(), 2);
-
-        // The same two in the other order are sent as before, a third one behind them.
-        send(&plugin, &host, &body(&["c", "b", "a"]));
-        let second = host.header("x-foreword-path").unwrap();
-        assert!(second.starts_with(&first), "{second}");
-
-        for (json, method, sent) in [
-            ("", "GET", ""),
-            (
-                "",
-                "POST",
-                r#"{"messages": [{"role": "user", "content": "hello"}]}"#,
-            ),
-            (r#"{"path_header": null}"#, "POST", &body(&["a"])),
-        ] {
-            let plugin = self::plugin(&host, json);
-            host.request(method, PATH, &[("x-foreword-path", "1;forged")]);
-            let mut exchange = Exchange::new(plugin);
-            if exchange.on_request_headers(&host, sent.is_empty()) == Flow::Hold {
-                host.receive(sent.as_bytes());
-                exchange.on_request_body(&host, sent.len(), true);
-            }
-            assert_eq!(host.header("x-foreword-path"), None, "{method} {sent}");
-        }
-    }
-
-    #[test]
-    fn a_proxy_that_refuses_a_call_lets_the_request_go_untouched() {
-        let original = body(&["b", "a"]);
-        for (call, json) in [
-            ("request_header", ""),
-            ("request_body", ""),
-            ("replace_request_body", ""),
-            ("set_request_header", ""),
-            // The path is the first header that is written, `content-length` the second.
-            ("set_request_header", r#"{"path_header": null}"#),
-        ] {
-            let host = ScriptedHost::default();
-            let plugin = plugin(&host, json);
-            send(&plugin, &host, &body(&["a", "b"]));
-            host.request(
-                "POST",
-                PATH,
-                &[("content-length", &original.len().to_string())],
-            );
-            host.refuse(call);
-            let mut exchange = Exchange::new(plugin);
-            if exchange.on_request_headers(&host, false) == Flow::Hold {
-                host.receive(original.as_bytes());
-                assert_eq!(
-                    exchange.on_request_body(&host, original.len(), true),
-                    Flow::Continue
-                );
-                assert_eq!(host.body(), original.as_bytes(), "{call}");
-                assert_eq!(
-                    host.header("content-length"),
-                    Some(original.len().to_string())
-                );
-                assert_eq!(host.header("x-foreword-path"), None, "{call}");
-            }
-            exchange.on_response_headers(&host);
-            assert_eq!(
-                host.response_header("x-foreword").unwrap(),
-                "passed; reason=host-error",
-                "{call}"
-            );
-        }
-    }
-}
+mod tests;
