@@ -5,7 +5,7 @@
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use foreword_benches::zipf_topics;
 use foreword_ordering::document::{Candidate, Fingerprint};
-use foreword_ordering::policy::{Policy, PolicyKind, PolicyOptions, match_of};
+use foreword_ordering::policy::{Policy, PolicyKind, PolicyOptions, fingerprints, match_of};
 use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
 use foreword_ordering::{Config, Orderer, Tenant};
 use std::hint::black_box;
@@ -36,7 +36,7 @@ fn grown(policy: &mut dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
     for list in lists {
         let candidates = candidates(&mut tree, list);
         let order = policy.order(&candidates, &tree, SCOPE);
-        policy.remember(&candidates, &order);
+        policy.remember(&fingerprints(&candidates), &order);
         tree.insert(
             SCOPE,
             order

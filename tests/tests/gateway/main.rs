@@ -14,6 +14,7 @@ mod pages;
 mod released;
 mod streams;
 mod tenants;
+mod workers;
 
 use foreword_tests::http::{Response, exchange, post};
 use foreword_tests::{Gateway, GatewayOptions, Upstream};

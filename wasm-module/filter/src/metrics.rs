@@ -11,6 +11,7 @@
 
 use foreword_ordering::{Arm, Skip};
 
+use crate::agreement::Learnt;
 use crate::host::{Host, MetricId};
 use crate::outcome::{Outcome, reason};
 
@@ -34,6 +35,9 @@ pub(crate) struct Metrics {
     arms: [(Arm, ArmCounters); 2],
     /// By reason. As short as the list of reasons, which are words in the source.
     passed: Vec<(&'static str, Counter)>,
+    learnt_entries: Counter,
+    lost_entries: Counter,
+    untold_requests: Counter,
     ordering_microseconds: Option<MetricId>,
     documents_per_request: Option<MetricId>,
     matched_percent: Option<MetricId>,
@@ -81,6 +85,9 @@ impl Metrics {
             matched_tokens: Counter::define(host, "foreword_matched_tokens_total"),
             client_matched_tokens: Counter::define(host, "foreword_client_matched_tokens_total"),
             arms: Arm::ALL.map(arm),
+            learnt_entries: Counter::define(host, "foreword_learnt_entries_total"),
+            lost_entries: Counter::define(host, "foreword_lost_entries_total"),
+            untold_requests: Counter::define(host, "foreword_untold_requests_total"),
             passed: Skip::REASONS
                 .into_iter()
                 .chain(reason::ALL)
@@ -141,6 +148,17 @@ impl Metrics {
     /// Records the time the core took for one request, whatever it answered.
     pub(crate) fn time(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.ordering_microseconds, nanoseconds / 1_000);
+    }
+
+    /// Counts what was learnt of other workers.
+    pub(crate) fn learnt(&self, host: &impl Host, learnt: Learnt) {
+        self.learnt_entries.add(host, learnt.entries);
+        self.lost_entries.add(host, learnt.lost);
+    }
+
+    /// Counts a request of which other workers know nothing.
+    pub(crate) fn untold(&self, host: &impl Host) {
+        self.untold_requests.add(host, 1);
     }
 
     fn passed(&self, reason: &str) -> Counter {

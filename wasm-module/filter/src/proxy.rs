@@ -10,7 +10,9 @@
 //! | change response headers | BadArgument, headers let go | only in the response-headers callback |
 //! | read the body | BadArgument, range overflows | the range is `0..size` as Envoy announced it; no buffer is `NotFound`, which is handled |
 //! | change the body | NotFound, no buffer | only after Envoy announced a body of more than zero bytes |
-//! | read a property | none but NotFound, SerializationFailure, InternalFailure | |
+//! | read, write shared data | CasMismatch, handled by the SDK | |
+//! | set the tick | none | |
+//! | read a property | NotFound and failures, handled by the SDK | |
 //! | write a property | NotFound, no stream; BadArgument, it is there already | only in callbacks of a request; each once, and none where another filter wrote the first |
 //! | define, add, record | BadArgument, NotFound | fixed types, ids from `define`, never zero |
 //! | respond, log, clock | none | |
@@ -18,7 +20,7 @@
 //! The SDK exports the response-body callback whether used or not; its default lets every chunk pass.
 
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
@@ -46,6 +48,9 @@ impl RootContext for Root {
         let configuration = configuration.ok().flatten().unwrap_or_default();
         match Plugin::load(&Proxy, &configuration) {
             Ok(plugin) => {
+                if plugin.needs_ticks() {
+                    let _ = hostcalls::set_tick_period(TICK);
+                }
                 self.0 = Some(Arc::new(plugin));
                 true
             }
@@ -53,6 +58,12 @@ impl RootContext for Root {
                 Proxy.log(LogLevel::Error, &error.to_string());
                 false
             }
+        }
+    }
+
+    fn on_tick(&mut self) {
+        if let Some(plugin) = &self.0 {
+            plugin.on_tick(&Proxy);
         }
     }
 
@@ -68,6 +79,9 @@ impl RootContext for Root {
         Some(ContextType::HttpContext)
     }
 }
+
+/// How late an idle worker may learn what others did.
+const TICK: Duration = Duration::from_millis(100);
 
 struct Unconfigured;
 
@@ -150,12 +164,6 @@ impl Host for Proxy {
         true
     }
 
-    fn metadata(&self, path: &[String]) -> Result<Option<Vec<u8>>, HostError> {
-        let mut parts = vec!["metadata", "filter_metadata"];
-        parts.extend(path.iter().map(String::as_str));
-        hostcalls::get_property(parts).map_err(refused("metadata"))
-    }
-
     fn environment(&self, name: &str) -> Option<String> {
         std::env::var(name).ok()
     }
@@ -175,6 +183,29 @@ impl Host for Proxy {
                 .map_err(refused("set_log_fields"))?;
         }
         Ok(())
+    }
+
+    fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {
+        let (value, number) = hostcalls::get_shared_data(key).map_err(refused("shared_data"))?;
+        // A value that is there always has a number.
+        Ok(value.zip(number))
+    }
+
+    fn set_shared_data(
+        &self,
+        key: &str,
+        value: &[u8],
+        unchanged_since: Option<u32>,
+    ) -> Result<bool, HostError> {
+        match hostcalls::set_shared_data(key, Some(value), unchanged_since) {
+            Ok(()) => Ok(true),
+            Err(Status::CasMismatch) => Ok(false),
+            Err(status) => Err(refused("set_shared_data")(status)),
+        }
+    }
+
+    fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
+        hostcalls::get_property(path.to_vec()).map_err(refused("property"))
     }
 
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {

@@ -29,12 +29,15 @@ mod arrangement;
 mod body;
 pub mod config;
 mod conversation;
+mod deed;
 pub mod document;
 pub mod embedding;
 mod experiment;
 pub mod feed;
 pub mod hint;
 mod listing;
+#[doc(hidden)]
+pub mod object;
 mod orderer;
 pub mod path;
 mod plain;
@@ -51,6 +54,7 @@ pub mod tree;
 
 pub use body::{Skip, salted};
 pub use config::{Config, ConfigError, RawConfig};
+pub use deed::{BadDeed, Deed};
 pub use experiment::{Arm, Experiment};
 pub use listing::documents_of;
 pub use orderer::{Orderer, Remembered, Report, Rewrite, Terms, Trial};

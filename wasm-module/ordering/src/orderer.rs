@@ -4,6 +4,7 @@ use crate::arrangement::Listed;
 use crate::body::{self, Skip, edit};
 use crate::config::Config;
 use crate::conversation::memory::{Memory, Path};
+use crate::deed::{Continued, Deed, SentRun};
 use crate::experiment::{Arm, Experiment};
 use crate::feed::TenantKey;
 use crate::path::SentPath;
@@ -11,7 +12,7 @@ use crate::plain::{self, Ordered, Plain};
 use crate::policy::Policy;
 use crate::request::{self, Manner};
 use crate::tenant::Tenant;
-use crate::tree::{KnowledgeTree, ViewedNode};
+use crate::tree::{KnowledgeTree, ResidencyEvent, ViewedNode};
 use fxhash::FxHashMap;
 
 /// Orders requests; holds a knowledge tree, a policy and a memory of chats for every tenant and model.
@@ -73,6 +74,8 @@ pub struct Rewrite {
     pub arm: Option<Arm>,
     /// In a dry run: what was done, which is nothing, and what it matched.
     pub as_sent: Option<Report>,
+    /// All that other orderers of the same requests need to know of this one.
+    pub deed: Deed,
 }
 
 /// What was done with a request's documents.
@@ -191,20 +194,27 @@ impl Orderer {
                 manner,
             )
         };
-        let tried = matches!(terms.trial, Trial::DryRun).then(|| send(Manner::Tried).report);
-        let request::Outcome {
-            mut edits,
-            report,
-            path: mut sent_path,
-            added,
-        } = send(if is_trial {
+        let tried = matches!(terms.trial, Trial::DryRun).then(|| {
+            let tried = send(Manner::Tried);
+            (tried.report, tried.runs)
+        });
+        let sent = send(if is_trial {
             Manner::AsRanked
         } else {
             Manner::Ordered
         });
+        let request::Outcome {
+            mut edits,
+            report,
+            runs,
+            mut added,
+        } = sent;
+        let mut path_sent = SentPath {
+            runs: runs.iter().map(SentRun::path).collect(),
+        };
         if tried.is_some() {
             edits.clear();
-            sent_path = SentPath::default();
+            path_sent.runs.clear();
         }
         let ordered = !edits.is_empty();
         let body = if has_documents || ordered {
@@ -213,10 +223,20 @@ impl Orderer {
         } else {
             None
         };
-        // A chat without documents is remembered where chats that open alike may have some written into them: the
-        // one must not be taken for the other.
-        if !is_trial && (has_documents || !path.is_empty() || self.config.pins()) {
-            memory.record(&path, added);
+        if is_trial {
+            added.clear();
+        }
+        let chat = Continued::told(memory.place(&path), &added);
+        // A chat without documents is remembered where chats that open alike may have some pinned in them: the one must
+        // not be taken for the other.
+        if !has_documents && !self.config.pins() {
+            added.clear();
+        }
+        memory.record(&path, added);
+        kept.take(&runs);
+        if let Some((_, runs)) = &tried {
+            kept.tree
+                .discard(runs.iter().flat_map(|run| &run.documents));
         }
         if !has_documents && !ordered {
             return Err(Skip::NoDocuments);
@@ -224,11 +244,34 @@ impl Orderer {
         Ok(Rewrite {
             body,
             ordered,
-            report: tried.unwrap_or(report),
-            path: sent_path,
+            report: tried.as_ref().map_or(report, |(report, _)| *report),
+            path: path_sent,
             arm,
             as_sent: tried.map(|_| report),
+            deed: Deed {
+                tenant: tenant.name.into(),
+                key: tenant.key,
+                model: parsed.model.as_ref().into(),
+                runs,
+                chat,
+            },
         })
+    }
+
+    /// Takes into account what another orderer did with a request: this one then knows the paths that were sent and how
+    /// the chat's messages were, as if it had sent them itself.
+    ///
+    /// What is known of a chat stays as it is, and of what continues a turn that is not known nothing is taken.
+    pub fn learn(&mut self, deed: &Deed) {
+        self.now += 1;
+        let key = tree_key(deed.tenant(), &deed.model);
+        let kept = kept_of(&mut self.trees, &self.config, &deed.tenant, key, self.now);
+        kept.take(&deed.runs);
+        if let Some(Continued { after, added }) = &deed.chat
+            && let Some(path) = after.map_or(Some(Path::new()), |place| kept.memory.path_to(place))
+        {
+            kept.memory.record(&path, added.clone());
+        }
     }
 
     /// Orders documents that stand in no body, for a caller that writes its prompts itself, and expects them to be sent
@@ -293,6 +336,21 @@ impl Orderer {
         Remembered {
             messages: memories().map(|memory| memory.len() as u64).sum(),
             bytes: memories().map(Memory::bytes).sum(),
+        }
+    }
+}
+
+impl Kept {
+    /// These documents were sent: the engine is expected to hold them, and the policy learns their order.
+    fn take(&mut self, runs: &[SentRun]) {
+        for run in runs {
+            if let Some(order) = &run.order {
+                self.policy.remember(&run.ranked(order), order);
+            }
+            self.tree.apply(ResidencyEvent::Stored {
+                scope: run.scope,
+                path: &run.documents,
+            });
         }
     }
 }

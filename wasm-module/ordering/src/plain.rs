@@ -3,7 +3,7 @@
 use crate::body::{MAX_MODEL_BYTES, Skip};
 use crate::config::Config;
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
-use crate::policy::{Order, Policy, match_of};
+use crate::policy::{Order, Policy, fingerprints, match_of};
 use crate::tree::{KnowledgeTree, Scope};
 use fxhash::FxHashSet;
 use xxhash_rust::xxh3::xxh3_64;
@@ -85,7 +85,7 @@ pub(crate) fn order(
         }
     }
     let order = policy.order(&candidates, tree, scope);
-    policy.remember(&candidates, &order);
+    policy.remember(&fingerprints(&candidates), &order);
     let matched = match_of(&candidates, &order, tree, scope);
     let placed = || {
         order

@@ -135,7 +135,7 @@ pub(super) fn is_plain_name(name: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
-pub(super) fn invalid(field: &'static str, value: &Value, limit: impl Into<String>) -> ConfigError {
+pub(crate) fn invalid(field: &'static str, value: &Value, limit: impl Into<String>) -> ConfigError {
     let mut value = value.to_string();
     if let Some((end, _)) = value.char_indices().nth(MAX_QUOTED_CHARS) {
         value.truncate(end);

@@ -12,12 +12,15 @@
 mod field;
 mod tenant;
 
+use foreword_ordering::document::Fingerprint;
 use foreword_ordering::{Config as OrderingConfig, Experiment};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use thiserror::Error;
 
+use crate::agreement::AgreementConfig;
+pub(crate) use field::invalid;
 use field::{experiment, max_body_bytes, one_of, own_header, routes};
 pub(crate) use tenant::KEY;
 pub use tenant::{SaltKey, TenantSource};
@@ -57,6 +60,10 @@ pub struct Config {
     pub path_header: PathHeader,
     /// Whether what was done is also written where access logs find it.
     pub log_fields: bool,
+    /// What workers tell each other.
+    pub(crate) agreement: AgreementConfig,
+    /// A hash of what says whose requests these are. Configurations that differ in it have nothing to tell each other.
+    pub(crate) audience: u64,
 }
 
 /// Whether documents are moved.
@@ -112,6 +119,7 @@ impl Config {
                 .map_err(|error| ConfigError::Ordering(error.to_string()))?,
             None => OrderingConfig::default(),
         };
+        let audience = raw.audience();
         let config = Self {
             ordering,
             routes: raw.routes.map_or_default(default_routes, routes)?,
@@ -156,6 +164,11 @@ impl Config {
             log_fields: raw
                 .log_fields
                 .map_or_default(|| true, |value| field::switch("log_fields", value))?,
+            agreement: AgreementConfig::from_json(match &raw.agreement {
+                Field::Absent => None,
+                Field::Given(value) => Some(value),
+            })?,
+            audience,
         };
         config.check_headers()?;
         if config.salt.is_some() && config.tenant.is_none() {
@@ -243,6 +256,15 @@ struct RawConfig {
     request_headers: Field,
     path_header: Field,
     log_fields: Field,
+    agreement: Field,
+}
+
+impl RawConfig {
+    /// Of what may change in a running gateway, such as bounds and policies, nothing is part of it.
+    fn audience(&self) -> u64 {
+        let parts = [&self.routes, &self.tenant].map(|value| format!("{value:?}"));
+        Fingerprint::of(&[parts[0].as_bytes(), parts[1].as_bytes()]).0
+    }
 }
 
 /// Serde would take `null` for absence.
@@ -251,7 +273,7 @@ fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawVal
 }
 
 /// A field for which `null` differs from absence.
-#[derive(Default, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(from = "Value")]
 enum Field {
     #[default]

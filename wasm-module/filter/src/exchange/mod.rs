@@ -217,7 +217,11 @@ impl Exchange {
         let value = match &self.plugin.config().tenant {
             None => return Ok(String::new()),
             Some(TenantSource::Header(name)) => host.request_header(name)?,
-            Some(TenantSource::Claim(path)) => host.metadata(path)?,
+            Some(TenantSource::Claim(path)) => {
+                let mut parts = vec!["metadata", "filter_metadata"];
+                parts.extend(path.iter().map(String::as_str));
+                host.property(&parts)?
+            }
         };
         let value = value.unwrap_or_default();
         if value.is_empty() {

@@ -10,9 +10,9 @@
 use super::content::{Piece, pieces};
 use super::json::{object, offset_in, range_in};
 use super::lists::Author;
-use super::salt::{SaltPlace, given};
+use super::salt::{Given, SaltPlace};
 use super::{MAX_MODEL_BYTES, Skip};
-use serde::Deserialize;
+use crate::object;
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 use std::borrow::Cow;
@@ -68,43 +68,42 @@ pub(crate) enum Wrap {
     Part { others: bool },
 }
 
-#[derive(Deserialize)]
+#[derive(Default)]
 struct RawChat<'a> {
-    #[serde(borrow)]
     model: Option<Cow<'a, str>>,
-    #[serde(borrow)]
     system: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     messages: Vec<&'a RawValue>,
-    #[serde(borrow)]
     tools: Option<&'a RawValue>,
-    #[serde(borrow)]
     documents: Option<&'a RawValue>,
-    #[serde(borrow, default, deserialize_with = "given")]
-    cache_salt: Option<&'a RawValue>,
-    #[serde(borrow)]
+    cache_salt: Given<'a>,
     user: Option<&'a RawValue>,
-    #[serde(borrow)]
     safety_identifier: Option<&'a RawValue>,
-    #[serde(borrow)]
     prompt_cache_key: Option<&'a RawValue>,
-    #[serde(borrow)]
     metadata: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
+object!(
+    impl<'de> RawChat<'de> {
+        model, system, messages, tools, documents, cache_salt, user, safety_identifier, prompt_cache_key,
+        metadata,
+    },
+    others: Ignored
+);
+
+#[derive(Default)]
 struct RawMetadata<'a> {
-    #[serde(borrow)]
     user_id: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
+object!(impl<'de> RawMetadata<'de> { user_id }, others: Ignored);
+
+#[derive(Default)]
 struct RawMessage<'a> {
-    #[serde(borrow)]
     role: Option<Cow<'a, str>>,
-    #[serde(borrow)]
     content: Option<&'a RawValue>,
 }
+
+object!(impl<'de> RawMessage<'de> { role, content }, others: Ignored);
 
 impl<'a> Chat<'a> {
     pub(super) fn read(body: &'a str) -> Result<Self, Skip> {
@@ -152,7 +151,7 @@ impl<'a> Chat<'a> {
             }));
         Ok(Self {
             model,
-            salt: SaltPlace::new(body, top, chat.cache_salt),
+            salt: SaltPlace::new(body, top, &chat.cache_salt),
             messages: messages.collect::<Result<_, Skip>>()?,
             documents: chat.documents,
         })

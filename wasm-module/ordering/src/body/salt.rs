@@ -8,6 +8,7 @@ use super::edit::{self, Edit};
 use super::json::{object, offset_in, range_in};
 use super::{Skip, unescaped};
 use crate::feed::TenantKey;
+use crate::object;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
@@ -27,31 +28,37 @@ pub(crate) struct SaltPlace<'a> {
 /// # Errors
 /// [`Skip::InvalidUtf8`], [`Skip::InvalidJson`]: the body may hold a salt that is not seen here.
 pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
-    #[derive(Deserialize)]
-    struct Salted<'a> {
-        #[serde(borrow, default, deserialize_with = "given")]
-        cache_salt: Option<&'a RawValue>,
-    }
     let body = super::text_of(body)?;
     let top = body.trim_ascii();
     let salted: Salted<'_> = object(body, top)?;
-    let place = SaltPlace::new(body, top, salted.cache_salt);
+    let place = SaltPlace::new(body, top, &salted.cache_salt);
     Ok(edit::apply(body, vec![place.write(body, salt)]))
 }
 
-/// Keeps `null`, which serde would take for absence: written beside another salt, it would be the one that counts.
-pub(super) fn given<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<&'de RawValue>, D::Error> {
-    <&RawValue>::deserialize(deserializer).map(Some)
+/// A field as written. `null` is something, unlike in an `Option`: a salt written beside it would not be the last one.
+#[derive(Default)]
+pub(super) struct Given<'a>(Option<&'a RawValue>);
+
+impl<'de> Deserialize<'de> for Given<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        <&RawValue>::deserialize(deserializer).map(|value| Self(Some(value)))
+    }
 }
+
+/// A body of which only the salt is read.
+#[derive(Default)]
+struct Salted<'a> {
+    cache_salt: Given<'a>,
+}
+
+object!(impl<'de> Salted<'de> { cache_salt }, others: Ignored);
 
 impl<'a> SaltPlace<'a> {
     /// In the object `top` of `body`.
-    pub(super) fn new(body: &'a str, top: &'a str, given: Option<&'a RawValue>) -> Self {
+    pub(super) fn new(body: &'a str, top: &'a str, given: &Given<'a>) -> Self {
         let fields = top.get(1..).unwrap_or_default().trim_ascii_start();
         Self {
-            given: given.map(RawValue::get),
+            given: given.0.map(RawValue::get),
             inside: offset_in(body, top) + 1,
             has_fields: !fields.starts_with('}'),
         }

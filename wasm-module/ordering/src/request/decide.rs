@@ -5,6 +5,7 @@ use super::{Manner, Request};
 use crate::arrangement::{Arrangement, Listed, Slot, keeps_repeats, narrowed};
 use crate::body::{Group, edit};
 use crate::document::Candidate;
+use crate::policy::Order;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -27,8 +28,14 @@ impl<'a> Request<'_, 'a> {
             })
     }
 
-    /// Decides how the documents of a group are sent.
-    pub(super) fn arrange(&mut self, group: &Group<'a>, listed: &Listed, turn: u32) -> Arrangement {
+    /// Decides how the documents of a group are sent. The policy's order comes along, if there was one to ask for, or the
+    /// client's where that is kept: a policy that learns from requests learns from both.
+    pub(super) fn arrange(
+        &mut self,
+        group: &Group<'a>,
+        listed: &Listed,
+        turn: u32,
+    ) -> (Arrangement, Option<Order>) {
         let references = match self.manner {
             Manner::AsRanked => SmallVec::from_elem(false, listed.distinct.len()),
             Manner::Ordered | Manner::Tried => self.references(group, listed, turn),
@@ -64,22 +71,12 @@ impl<'a> Request<'_, 'a> {
             })
             .collect();
         if candidates.is_empty() {
-            return arrangement;
+            return (arrangement, None);
         }
-        let order = match self.manner {
-            Manner::AsRanked => {
-                // The places stay as they are; a policy that learns from requests learns this one too.
-                let order = (0..).take(candidates.len()).collect();
-                self.policy.remember(&candidates, &order);
-                return arrangement;
-            }
-            Manner::Ordered => {
-                let order = self.policy.order(&candidates, tree, scope);
-                self.policy.remember(&candidates, &order);
-                order
-            }
-            Manner::Tried => self.policy.order(&candidates, tree, scope),
-        };
+        if self.manner == Manner::AsRanked {
+            return (arrangement, Some((0..).take(candidates.len()).collect()));
+        }
+        let order = self.policy.order(&candidates, tree, scope);
         // References stay at their ranks; the documents between them change places.
         let documents: SmallVec<[Slot; 16]> = arrangement
             .slots
@@ -99,7 +96,7 @@ impl<'a> Request<'_, 'a> {
         }
         arrangement.hinted =
             arrangement.moved(listed) > 0 && self.order_hint(group, listed).is_some();
-        arrangement
+        (arrangement, Some(order))
     }
 
     /// For every distinct document, whether its location is sent instead of it.

@@ -94,9 +94,16 @@ impl KnowledgeTree {
         self.catalog.intern(fingerprint)
     }
 
-    /// Forgets a document that was interned if no path holds it.
-    pub(crate) fn discard(&mut self, id: DocumentId) {
-        self.catalog.forget_unheld(id);
+    /// Forgets those documents that were interned and are in no path.
+    pub(crate) fn discard<'a>(
+        &mut self,
+        documents: impl IntoIterator<Item = &'a (Fingerprint, u32)>,
+    ) {
+        for (fingerprint, _) in documents {
+            if let Some(id) = self.catalog.find(*fingerprint) {
+                self.catalog.forget_unheld(id);
+            }
+        }
     }
 
     /// The insertion that last used the document, counted from 1; 0 when it is in no path.
