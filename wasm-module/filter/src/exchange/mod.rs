@@ -220,7 +220,11 @@ impl Exchange {
             Some(TenantSource::Claim(path)) => {
                 let mut parts = vec!["metadata", "filter_metadata"];
                 parts.extend(path.iter().map(String::as_str));
-                host.property(&parts)?
+                // A claim that is no text may have no bytes at all.
+                let claim = host.property(&parts);
+                claim.map_err(|_| Fault::BadTenant {
+                    limit: MAX_TENANT_BYTES,
+                })?
             }
         };
         let value = value.unwrap_or_default();
