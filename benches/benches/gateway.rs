@@ -1,10 +1,10 @@
 //! What the filter costs in real Envoy: requests per second without it, with it as a Wasm module, and with it as a
-//! dynamic module, side by side in one run.
+//! dynamic module, side by side in one run; and what it costs that workers tell each other what they did.
 //!
 //! `cargo bench -p foreword-benches --bench gateway`
 //!
 //! Four keep-alive clients send chat requests of about 16 KB with 15 tagged documents, Zipf-distributed, to
-//! three Envoys of one worker each, in turns; all forward to the same scripted upstream. Clients, upstream and Envoy
+//! Envoys of one worker each, and to two of four workers, in turns; all forward to the same scripted upstream. Clients, upstream and Envoy
 //! share the machine, so the ratio counts, and Envoy's own processor time per request.
 
 use std::fmt::Write as _;
@@ -17,6 +17,7 @@ use foreword_benches::zipf_topics;
 use foreword_tests::artifacts::dynamic_module;
 use foreword_tests::http::{Client, post};
 use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
+use serde_json::json;
 
 const CLIENTS: usize = 4;
 const BODIES: usize = 1_000;
@@ -51,12 +52,35 @@ fn main() -> Result<ExitCode> {
         module: Some(dynamic_module("release")?),
         ..GatewayOptions::new(upstream.address())
     };
+    let alone = GatewayOptions {
+        plugin: Some(json!({"agreement": {"entries": 0}})),
+        ..wasm.clone()
+    };
+    let four = |options: &GatewayOptions| GatewayOptions {
+        concurrency: 4,
+        ..options.clone()
+    };
     let mut variants = [
         Variant::new("no filter", Gateway::start(&without)?, ""),
         Variant::new("foreword, Wasm", Gateway::start(&wasm)?, "documents=15"),
         Variant::new(
             "foreword, dynamic",
             Gateway::start(&dynamic)?,
+            "documents=15",
+        ),
+        Variant::new(
+            "Wasm, tells nothing",
+            Gateway::start(&alone)?,
+            "documents=15",
+        ),
+        Variant::new(
+            "Wasm, four workers",
+            Gateway::start(&four(&wasm))?,
+            "documents=15",
+        ),
+        Variant::new(
+            "four, tell nothing",
+            Gateway::start(&four(&alone))?,
             "documents=15",
         ),
     ];
@@ -77,7 +101,7 @@ fn main() -> Result<ExitCode> {
     for variant in &variants {
         println!("{}", variant.line());
     }
-    let [without, wasm, dynamic] = &variants;
+    let [without, wasm, dynamic, ..] = &variants;
     let ratio = wasm.median_rate() / without.median_rate();
     println!("ratio, Wasm {ratio:.2} (must hold: at least {MUST_HOLD})");
     println!(
@@ -165,7 +189,7 @@ impl Variant {
         let cpu: Duration = self.rounds.iter().map(|round| round.cpu).sum();
         let cpu = cpu / u32::try_from(self.rounds.len()).unwrap_or(1);
         let mut line = format!(
-            "{:<10} {:>7.0} requests/s (median), {:>4} µs of Envoy's CPU a request; rounds:",
+            "{:<19} {:>7.0} requests/s (median), {:>4} µs of Envoy's CPU a request; rounds:",
             self.name,
             self.median_rate(),
             cpu.as_micros()

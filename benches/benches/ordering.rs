@@ -5,9 +5,9 @@
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use foreword_benches::zipf_topics;
 use foreword_ordering::document::{Candidate, Fingerprint};
-use foreword_ordering::policy::{Policy, PolicyKind, PolicyOptions, match_of};
+use foreword_ordering::policy::{Policy, PolicyKind, PolicyOptions, fingerprints, match_of};
 use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
-use foreword_ordering::{Config, Orderer};
+use foreword_ordering::{Config, Orderer, Tenant};
 use std::hint::black_box;
 
 const DOCUMENTS: u64 = 5_000;
@@ -36,7 +36,7 @@ fn grown(policy: &mut dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
     for list in lists {
         let candidates = candidates(&mut tree, list);
         let order = policy.order(&candidates, &tree, SCOPE);
-        policy.remember(&candidates, &order);
+        policy.remember(&fingerprints(&candidates), &order);
         tree.insert(
             SCOPE,
             order
@@ -110,14 +110,14 @@ fn bodies(c: &mut Criterion) {
     );
     for body in stored {
         orderer
-            .rewrite("", body.as_bytes())
+            .rewrite(Tenant::default(), body.as_bytes())
             .expect("a chat request with documents");
     }
     let mut next = asked.iter().cycle();
     c.bench_function("rewrite/16KB/k15/10000-paths", |b| {
         b.iter_batched(
             || next.next().expect("a cycle does not end"),
-            |body| orderer.rewrite("", black_box(body.as_bytes())),
+            |body| orderer.rewrite(Tenant::default(), black_box(body.as_bytes())),
             BatchSize::SmallInput,
         );
     });

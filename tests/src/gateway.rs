@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -92,6 +92,8 @@ pub struct GatewayOptions {
     pub pages: Option<String>,
     /// The filter's module; `None` builds it.
     pub module: Option<PathBuf>,
+    /// Whether the filter's configuration stands in a file of its own that Envoy watches, for [`Gateway::reload`].
+    pub reloadable: bool,
     /// Whether Envoy lets the filter hold headers (`allow_on_headers_stop_iteration`), as Istio's and Envoy
     /// Gateway's resources cannot say.
     pub headers_may_wait: bool,
@@ -107,6 +109,7 @@ impl GatewayOptions {
             shell: Shell::chosen(),
             pages: None,
             module: None,
+            reloadable: false,
             headers_may_wait: true,
         }
     }
@@ -120,6 +123,8 @@ pub struct Gateway {
     admin: SocketAddr,
     folder: TempDir,
     shell: Shell,
+    /// The watched file's text, with [`PLUGIN`] where the plugin's configuration goes.
+    watched: Option<String>,
 }
 
 impl Gateway {
@@ -138,10 +143,17 @@ impl Gateway {
             .prefix("foreword-gateway-")
             .tempdir()?;
         let config = folder.path().join("envoy.yaml");
-        fs::write(
-            &config,
-            configuration(&template, options, module.as_deref())?,
-        )?;
+        let mut text = configuration(&template, options, module.as_deref())?;
+        let mut watched = None;
+        if let (true, Some(plugin)) = (options.reloadable, &options.plugin) {
+            let (with_discovery, filter) = discovered(&text, folder.path())?;
+            let plugin = Value::from(plugin.to_string());
+            let value = format!("value: {plugin}\n");
+            watched = Some(replace_once(&filter, &value, PLUGIN)?);
+            fs::write(folder.path().join("filter.yaml"), filter)?;
+            text = with_discovery;
+        }
+        fs::write(&config, text)?;
 
         let admin_file = folder.path().join("admin");
         let mut command = Command::new(envoy);
@@ -151,6 +163,8 @@ impl Gateway {
             .arg("--admin-address-path")
             .arg(&admin_file)
             .args(["--concurrency", &options.concurrency.to_string()])
+            // Whoever has configuration delivered, be it by a file, must have a name.
+            .args(["--service-node", "gateway", "--service-cluster", "gateways"])
             // Several Envoys of one user would otherwise meet in shared memory.
             .arg("--disable-hot-restart");
         let mut process = Process::start(command, Watch::Stderr, folder.path())?;
@@ -171,7 +185,39 @@ impl Gateway {
             admin,
             folder,
             shell: options.shell,
+            watched,
         })
+    }
+
+    /// Gives the filter another configuration, and returns when Envoy has taken it, or the error when it refuses.
+    pub fn reload(&self, plugin: &Value) -> Result<()> {
+        const STATS: &str = "extension_config_discovery.http_filter.foreword.";
+        let watched = self.watched.as_ref().context("not `reloadable`")?;
+        let plugin = Value::from(plugin.to_string());
+        let text = replace_once(watched, PLUGIN, &format!("value: {plugin}\n"))?;
+        let count = |name: &str| -> Result<u64> {
+            Ok(self.stat(&format!("{STATS}{name}"))?.unwrap_or_default())
+        };
+        let before = [count("config_reload")?, count("config_fail")?];
+        let new = self.folder.path().join("filter.new");
+        fs::write(&new, text)?;
+        // Envoy watches for a file moved into the place, which is never half written.
+        fs::rename(&new, self.folder.path().join("filter.yaml"))?;
+        let deadline = Instant::now() + http::READ_LIMIT;
+        loop {
+            ensure!(
+                count("config_fail")? == before[1],
+                "Envoy refuses the configuration"
+            );
+            if count("config_reload")? > before[0] {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "Envoy did not take the configuration"
+            );
+            std::thread::yield_now();
+        }
     }
 
     /// Where clients connect.
@@ -313,6 +359,30 @@ fn configuration(
     )
 }
 
+/// The configuration with the filter in a file of its own in `folder`, and that file.
+fn discovered(text: &str, folder: &Path) -> Result<(String, String)> {
+    let (before, filter) = text.split_once(FILTER_BEGIN).context("no filter")?;
+    let (filter, after) = filter.split_once(FILTER_END).context("no filter's end")?;
+    let (_, filter) = filter
+        .split_once("          - name: foreword\n            typed_config:\n")
+        .context("the filter begins otherwise")?;
+    let kind = filter
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("\"@type\": "))
+        .context("the filter has no type")?;
+    let path = folder.join("filter.yaml");
+    let path = path.to_str().context("the folder's path is not UTF-8")?;
+    let discovery = format!(
+        "          - name: foreword\n            config_discovery:\n              config_source: {{ path_config_source: \
+         {{ path: {path:?} }} }}\n              type_urls: [{kind:?}]\n"
+    );
+    let filter = format!(
+        "resources:\n- \"@type\": type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig\n  name: foreword\n  \
+         typed_config:\n{filter}"
+    );
+    Ok((format!("{before}{discovery}{after}"), filter))
+}
+
 /// Puts the two documents of `cors.yaml` where they say.
 fn with_pages(text: &str, origins: &str) -> Result<String> {
     let path = repository().join("gateway-config/envoy/cors.yaml");
@@ -350,6 +420,9 @@ fn replace_between(text: &str, begin: &str, end: &str, to: &str) -> Result<Strin
     let (_, after) = rest.split_once(end).with_context(missing)?;
     Ok(format!("{before}{to}{end}{after}"))
 }
+
+/// Stands where a plugin's configuration goes.
+const PLUGIN: &str = "{{plugin}}\n";
 
 /// The lines between these are what Foreword adds to an Envoy configuration.
 const FILTER_BEGIN: &str = "          # Foreword: begin.";

@@ -221,4 +221,4 @@ pub(crate) fn find<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'
 }
 
 /// Ends a test that would hang; nothing correct takes this long.
-const READ_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const READ_LIMIT: Duration = Duration::from_secs(60);

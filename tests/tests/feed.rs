@@ -2,7 +2,7 @@
 
 use foreword_ordering::feed::{Batch, Event, Follower};
 use foreword_ordering::path::Run;
-use foreword_ordering::{Config, Orderer};
+use foreword_ordering::{Config, Orderer, Tenant};
 use foreword_tests::http::{exchange, post};
 use foreword_tests::{Gateway, GatewayOptions, Host, artifacts};
 use serde_json::json;
@@ -56,7 +56,10 @@ fn the_hosts_feed_shows_the_paths_that_the_gateway_chose() {
             "{}",
             String::from_utf8_lossy(&response.body)
         );
-        let chosen = orderer.rewrite("", body.as_bytes()).unwrap().path;
+        let chosen = orderer
+            .rewrite(Tenant::default(), body.as_bytes())
+            .unwrap()
+            .path;
 
         let news = read(&mut follower);
         assert!(!news.reset);

@@ -11,6 +11,7 @@ mod ordering;
 mod pages;
 mod released;
 mod streams;
+mod workers;
 
 use foreword_tests::http::{Response, exchange, post};
 use foreword_tests::{Gateway, GatewayOptions, Upstream};

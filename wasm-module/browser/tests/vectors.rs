@@ -8,7 +8,7 @@
 use foreword_ordering::embedding::HashingEmbedder;
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::random::Random;
-use foreword_ordering::{Config, Orderer, Plain};
+use foreword_ordering::{Config, Orderer, Plain, Tenant};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -112,13 +112,15 @@ impl Request {
             });
             let list: Vec<_> = list.collect();
             let ordered = orderer
-                .order(&self.tenant, "m", "Be brief.", &list)
+                .order(Tenant::named(&self.tenant), "m", "Be brief.", &list)
                 .unwrap();
             let hint = ordered.hint.map(|hint| digest(hint.as_bytes()));
             return json!([ordered.order, ordered.matched, ordered.dropped, hint]);
         }
         let body = self.body();
-        let rewrite = orderer.rewrite(&self.tenant, body.as_bytes()).unwrap();
+        let rewrite = orderer
+            .rewrite(Tenant::named(&self.tenant), body.as_bytes())
+            .unwrap();
         let report = rewrite.report;
         let sent = rewrite.body.unwrap_or(body.into());
         json!([

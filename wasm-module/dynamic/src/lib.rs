@@ -17,4 +17,5 @@ mod abi;
 #[cfg(test)]
 mod fake;
 mod hooks;
+mod shared;
 mod stream;

@@ -13,6 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use foreword_filter::{Host, HostError, LogLevel, MetricId};
 
 use crate::abi::{self, EnvoyBuffer, ModuleBuffer, ModuleHttpHeader};
+use crate::shared;
 
 /// The objects of the running hook. Lives no longer than the hook.
 pub(crate) struct Envoy<'hook> {
@@ -274,6 +275,23 @@ impl Host for Envoy<'_> {
             );
         }
         Ok(())
+    }
+
+    fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {
+        Ok(shared::get(key))
+    }
+
+    fn set_shared_data(
+        &self,
+        key: &str,
+        value: &[u8],
+        unchanged_since: Option<u32>,
+    ) -> Result<bool, HostError> {
+        Ok(shared::set(key, value, unchanged_since))
+    }
+
+    fn property(&self, _path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
+        Ok(None)
     }
 
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {

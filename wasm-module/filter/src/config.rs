@@ -4,10 +4,13 @@
 //! An empty configuration means all defaults. The part under `ordering` is the core's and is checked there.
 
 use foreword_ordering::Config as OrderingConfig;
+use foreword_ordering::document::Fingerprint;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use thiserror::Error;
+
+use crate::agreement::AgreementConfig;
 
 /// A checked configuration.
 pub struct Config {
@@ -27,6 +30,10 @@ pub struct Config {
     pub request_headers: RequestHeaders,
     /// Where the chosen path is told to the engine.
     pub path_header: PathHeader,
+    /// What workers tell each other.
+    pub(crate) agreement: AgreementConfig,
+    /// A hash of what says whose requests these are. Configurations that differ in it have nothing to tell each other.
+    pub(crate) audience: u64,
 }
 
 /// Whether a request's headers wait for its body.
@@ -111,6 +118,8 @@ impl Config {
             report_header,
             request_headers: request_headers(raw.request_headers.as_ref())?,
             path_header,
+            agreement: AgreementConfig::from_json(raw.agreement.as_ref())?,
+            audience: raw.audience(),
         })
     }
 }
@@ -152,6 +161,15 @@ struct RawConfig {
     report_header: Field,
     request_headers: Option<Value>,
     path_header: Field,
+    agreement: Option<Value>,
+}
+
+impl RawConfig {
+    /// Of what may change in a running gateway, such as bounds and policies, nothing is part of it.
+    fn audience(&self) -> u64 {
+        let parts = [&self.routes, &self.tenant_header].map(|value| format!("{value:?}"));
+        Fingerprint::of(&[parts[0].as_bytes(), parts[1].as_bytes()]).0
+    }
 }
 
 /// A field for which `null` differs from absence.
@@ -270,7 +288,7 @@ fn header_name(field: &'static str, value: &Value) -> Result<String, ConfigError
     }
 }
 
-fn invalid(
+pub(crate) fn invalid(
     field: &'static str,
     value: impl serde::Serialize,
     limit: impl Into<String>,

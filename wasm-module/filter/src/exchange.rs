@@ -17,7 +17,7 @@
 
 use std::sync::Arc;
 
-use foreword_ordering::Rewrite;
+use foreword_ordering::{Rewrite, Tenant};
 
 use crate::config::{OnFailure, RequestHeaders};
 use crate::host::{Host, HostError, LogLevel};
@@ -231,9 +231,10 @@ impl Exchange {
             body: new,
             report,
             path,
+            ..
         } = self
             .plugin
-            .rewrite(host, &held.tenant, &body)
+            .rewrite(host, Tenant::named(&held.tenant), &body)
             .ok_or(Decline::Reason(reason::BUSY))?
             .map_err(|skip| Decline::Fault(Fault::Skip(skip)))?;
         let config = self.plugin.config();

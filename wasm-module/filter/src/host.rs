@@ -32,6 +32,23 @@ pub trait Host {
     /// Answers the client now; the request goes no further.
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError>;
 
+    /// What shared data holds under `key`, and the number that a change may be made conditional on; `None`: nothing.
+    ///
+    /// Shared data belongs to the whole proxy, all worker threads, and outlives plugins. A condition holds only where
+    /// there is a value already.
+    fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError>;
+
+    /// Puts `value` there; with `unchanged_since`, only if nobody has since that number was read. Whether it was put.
+    fn set_shared_data(
+        &self,
+        key: &str,
+        value: &[u8],
+        unchanged_since: Option<u32>,
+    ) -> Result<bool, HostError>;
+
+    /// A property of the proxy or of the request, as the proxy writes it; `None`: there is none.
+    fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError>;
+
     /// Defines a counter, or finds the one of that name.
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError>;
 

@@ -36,6 +36,7 @@
     )
 )]
 
+mod agreement;
 mod config;
 mod exchange;
 mod host;

@@ -9,6 +9,7 @@
 
 use foreword_ordering::Skip;
 
+use crate::agreement::Learnt;
 use crate::host::{Host, MetricId};
 use crate::outcome::{Outcome, reason};
 
@@ -28,6 +29,9 @@ pub(crate) struct Metrics {
     matched_tokens: Counter,
     /// By reason. As short as the list of reasons, which are words in the source.
     passed: Vec<(&'static str, Counter)>,
+    learnt_entries: Counter,
+    lost_entries: Counter,
+    untold_requests: Counter,
     ordering_microseconds: Option<MetricId>,
     documents_per_request: Option<MetricId>,
 }
@@ -51,6 +55,9 @@ impl Metrics {
             pinned_documents: Counter::define(host, "foreword_pinned_documents_total"),
             document_tokens: Counter::define(host, "foreword_document_tokens_total"),
             matched_tokens: Counter::define(host, "foreword_matched_tokens_total"),
+            learnt_entries: Counter::define(host, "foreword_learnt_entries_total"),
+            lost_entries: Counter::define(host, "foreword_lost_entries_total"),
+            untold_requests: Counter::define(host, "foreword_untold_requests_total"),
             passed: Skip::REASONS
                 .into_iter()
                 .chain(reason::ALL)
@@ -94,6 +101,17 @@ impl Metrics {
     /// Records the time the core took for one request, whatever it answered.
     pub(crate) fn time(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.ordering_microseconds, nanoseconds / 1_000);
+    }
+
+    /// Counts what was learnt of other workers.
+    pub(crate) fn learnt(&self, host: &impl Host, learnt: Learnt) {
+        self.learnt_entries.add(host, learnt.entries);
+        self.lost_entries.add(host, learnt.lost);
+    }
+
+    /// Counts a request of which other workers know nothing.
+    pub(crate) fn untold(&self, host: &impl Host) {
+        self.untold_requests.add(host, 1);
     }
 
     fn passed(&self, reason: &str) -> Counter {

@@ -10,13 +10,16 @@
 //! | change response headers | BadArgument, headers let go | only in the response-headers callback |
 //! | read the body | BadArgument, range overflows | the range is `0..size` as Envoy announced it; no buffer is `NotFound`, which is handled |
 //! | change the body | NotFound, no buffer | only after Envoy announced a body of more than zero bytes |
+//! | read, write shared data | CasMismatch, handled by the SDK | |
+//! | set the tick | none | |
+//! | read a property | NotFound and failures, handled by the SDK | |
 //! | define, add, record | BadArgument, NotFound | fixed types, ids from `define`, never zero |
 //! | respond, log, clock | none | |
 //!
 //! The SDK exports the response-body callback whether used or not; its default lets every chunk pass.
 
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
@@ -44,6 +47,9 @@ impl RootContext for Root {
         let configuration = configuration.ok().flatten().unwrap_or_default();
         match Plugin::load(&Proxy, &configuration) {
             Ok(plugin) => {
+                if plugin.needs_ticks() {
+                    let _ = hostcalls::set_tick_period(TICK);
+                }
                 self.0 = Some(Arc::new(plugin));
                 true
             }
@@ -51,6 +57,12 @@ impl RootContext for Root {
                 Proxy.log(LogLevel::Error, &error.to_string());
                 false
             }
+        }
+    }
+
+    fn on_tick(&mut self) {
+        if let Some(plugin) = &self.0 {
+            plugin.on_tick(&Proxy);
         }
     }
 
@@ -66,6 +78,9 @@ impl RootContext for Root {
         Some(ContextType::HttpContext)
     }
 }
+
+/// How late an idle worker may learn what others did.
+const TICK: Duration = Duration::from_millis(100);
 
 struct Unconfigured;
 
@@ -142,6 +157,29 @@ impl Host for Proxy {
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
         hostcalls::send_http_response(u32::from(status), headers.to_vec(), Some(body))
             .map_err(refused("respond"))
+    }
+
+    fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {
+        let (value, number) = hostcalls::get_shared_data(key).map_err(refused("shared_data"))?;
+        // A value that is there always has a number.
+        Ok(value.zip(number))
+    }
+
+    fn set_shared_data(
+        &self,
+        key: &str,
+        value: &[u8],
+        unchanged_since: Option<u32>,
+    ) -> Result<bool, HostError> {
+        match hostcalls::set_shared_data(key, Some(value), unchanged_since) {
+            Ok(()) => Ok(true),
+            Err(Status::CasMismatch) => Ok(false),
+            Err(status) => Err(refused("set_shared_data")(status)),
+        }
+    }
+
+    fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
+        hostcalls::get_property(path.to_vec()).map_err(refused("property"))
     }
 
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {

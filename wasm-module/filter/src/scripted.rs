@@ -2,11 +2,15 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
+use std::rc::Rc;
 
 use crate::host::{Host, HostError, LogLevel, MetricId};
 
 #[derive(Default)]
-pub(crate) struct ScriptedHost(RefCell<State>);
+pub(crate) struct ScriptedHost(RefCell<State>, SharedData);
+
+/// Values with their compare-and-swap numbers, by key; several hosts may share them, as workers do.
+type SharedData = Rc<RefCell<BTreeMap<String, (Vec<u8>, u32)>>>;
 
 #[derive(Default)]
 struct State {
@@ -21,6 +25,16 @@ struct State {
 }
 
 impl ScriptedHost {
+    /// Another worker of the same proxy.
+    pub(crate) fn beside(other: &Self) -> Self {
+        Self(RefCell::default(), Rc::clone(&other.1))
+    }
+
+    /// What is in shared data, for tests that look at it or damage it.
+    pub(crate) fn shared(&self) -> std::cell::RefMut<'_, BTreeMap<String, (Vec<u8>, u32)>> {
+        self.1.borrow_mut()
+    }
+
     /// Begins a new request; what the previous one left is forgotten, metrics are not.
     pub(crate) fn request(&self, method: &str, path: &str, headers: &[(&str, &str)]) {
         let mut state = self.0.borrow_mut();
@@ -163,6 +177,33 @@ impl Host for ScriptedHost {
         self.allow("respond")?;
         self.0.borrow_mut().local_response = Some((status, body.to_vec()));
         Ok(())
+    }
+
+    fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {
+        self.allow("shared_data")?;
+        Ok(self.1.borrow().get(key).cloned())
+    }
+
+    fn set_shared_data(
+        &self,
+        key: &str,
+        value: &[u8],
+        unchanged_since: Option<u32>,
+    ) -> Result<bool, HostError> {
+        self.allow("set_shared_data")?;
+        let mut data = self.1.borrow_mut();
+        let number = data.get(key).map_or(0, |(_, number)| *number);
+        // As in Envoy, there is nothing to compare with where there is no value yet.
+        if number > 0 && unchanged_since.is_some_and(|since| since != number) {
+            return Ok(false);
+        }
+        data.insert(key.to_owned(), (value.to_vec(), number + 1));
+        Ok(true)
+    }
+
+    fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
+        self.allow("property")?;
+        Ok((path == ["plugin_name"]).then(|| b"foreword".to_vec()))
     }
 
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {

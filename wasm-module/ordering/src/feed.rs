@@ -122,6 +122,16 @@ impl TenantKey {
     }
 }
 
+impl TenantKey {
+    pub(crate) fn to_bytes(self) -> [u8; 16] {
+        self.0.to_le_bytes()
+    }
+
+    pub(crate) fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(u128::from_le_bytes(bytes))
+    }
+}
+
 impl Follower {
     /// The query of the next request: nothing at the beginning, which asks for all that is held.
     #[must_use]

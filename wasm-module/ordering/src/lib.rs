@@ -29,11 +29,14 @@ mod arrangement;
 mod body;
 pub mod config;
 mod conversation;
+mod deed;
 pub mod document;
 pub mod embedding;
 pub mod feed;
 pub mod hint;
 mod listing;
+#[doc(hidden)]
+pub mod object;
 mod orderer;
 pub mod path;
 mod plain;
@@ -45,10 +48,13 @@ pub mod schedule;
 pub mod similarity;
 pub mod simulation;
 mod sort;
+mod tenant;
 pub mod tree;
 
 pub use body::Skip;
 pub use config::{Config, ConfigError, RawConfig};
+pub use deed::{BadDeed, Deed};
 pub use listing::documents_of;
 pub use orderer::{Orderer, Remembered, Report, Rewrite};
 pub use plain::{Ordered, Plain};
+pub use tenant::Tenant;

@@ -3,12 +3,14 @@
 use crate::arrangement::Listed;
 use crate::body::{self, Skip};
 use crate::config::Config;
-use crate::conversation::memory::Memory;
+use crate::conversation::memory::{Memory, Path};
+use crate::deed::{Continued, Deed, SentRun};
 use crate::path::SentPath;
 use crate::plain::{self, Ordered, Plain};
 use crate::policy::Policy;
 use crate::request;
-use crate::tree::{KnowledgeTree, ViewedNode};
+use crate::tenant::Tenant;
+use crate::tree::{KnowledgeTree, ResidencyEvent, ViewedNode};
 use fxhash::FxHashMap;
 
 /// Orders requests; holds a knowledge tree, a policy and a memory of chats for every tenant and model.
@@ -40,6 +42,8 @@ pub struct Rewrite {
     pub report: Report,
     /// The documents that are sent, as the tree knows them.
     pub path: SentPath,
+    /// All that other orderers of the same requests need to know of this one.
+    pub deed: Deed,
 }
 
 /// What was done with a request's documents.
@@ -96,7 +100,7 @@ impl Orderer {
     /// # Errors
     /// [`Skip`] says why the body is to be sent as it came. Nothing was remembered then, but for
     /// [`Skip::NoDocuments`]: that a chat went on without documents.
-    pub fn rewrite(&mut self, tenant: &str, body: &[u8]) -> Result<Rewrite, Skip> {
+    pub fn rewrite(&mut self, tenant: Tenant<'_>, body: &[u8]) -> Result<Rewrite, Skip> {
         let parsed = body::parse(body, &self.config)?;
         self.now += 1;
         let key = tree_key(tenant, &parsed.model);
@@ -121,19 +125,49 @@ impl Orderer {
             ..
         } = kept;
         let sent = request::send(&self.config, &parsed, tree, policy.as_mut(), memory, &path);
-        // A chat without documents is remembered where chats that open alike may have some written into them: the
-        // one must not be taken for the other.
-        if has_documents || !path.is_empty() || self.config.pins() {
-            memory.record(&path, sent.added);
-        }
+        let chat = Continued::told(memory.place(&path), &sent.added);
+        // A chat without documents is remembered where chats that open alike may have some pinned in them: the one must
+        // not be taken for the other.
+        let added = if has_documents || self.config.pins() {
+            sent.added
+        } else {
+            Vec::new()
+        };
+        memory.record(&path, added);
+        kept.take(&sent.runs);
         if !has_documents && sent.body.is_none() {
             return Err(Skip::NoDocuments);
         }
         Ok(Rewrite {
             body: sent.body,
             report: sent.report,
-            path: sent.path,
+            path: SentPath {
+                runs: sent.runs.iter().map(SentRun::path).collect(),
+            },
+            deed: Deed {
+                tenant: tenant.name.into(),
+                key: tenant.key,
+                model: parsed.model.as_ref().into(),
+                runs: sent.runs,
+                chat,
+            },
         })
+    }
+
+    /// Takes into account what another orderer did with a request: this one then knows the paths that were sent and how
+    /// the chat's messages were, as if it had sent them itself.
+    ///
+    /// What is known of a chat stays as it is, and of what continues a turn that is not known nothing is taken.
+    pub fn learn(&mut self, deed: &Deed) {
+        self.now += 1;
+        let key = tree_key(deed.tenant(), &deed.model);
+        let kept = kept_of(&mut self.trees, &self.config, key, self.now);
+        kept.take(&deed.runs);
+        if let Some(Continued { after, added }) = &deed.chat
+            && let Some(path) = after.map_or(Some(Path::new()), |place| kept.memory.path_to(place))
+        {
+            kept.memory.record(&path, added.clone());
+        }
     }
 
     /// Orders documents that stand in no body, for a caller that writes its prompts itself, and expects them to be sent
@@ -143,7 +177,7 @@ impl Orderer {
     /// [`Skip::TooManyDocuments`], [`Skip::LongModelName`], [`Skip::NoDocuments`]; nothing was remembered then.
     pub fn order(
         &mut self,
-        tenant: &str,
+        tenant: Tenant<'_>,
         model: &str,
         before: &str,
         documents: &[Plain<'_>],
@@ -163,7 +197,7 @@ impl Orderer {
 
     /// The `limit` most recently used nodes of a tenant's tree for a model: see [`KnowledgeTree::view`].
     #[must_use]
-    pub fn view(&self, tenant: &str, model: &str, limit: usize) -> Vec<ViewedNode> {
+    pub fn view(&self, tenant: Tenant<'_>, model: &str, limit: usize) -> Vec<ViewedNode> {
         let kept = self.trees.get(&tree_key(tenant, model));
         kept.map_or_else(Vec::new, |kept| kept.tree.view(limit))
     }
@@ -202,6 +236,21 @@ impl Orderer {
     }
 }
 
+impl Kept {
+    /// These documents were sent: the engine is expected to hold them, and the policy learns their order.
+    fn take(&mut self, runs: &[SentRun]) {
+        for run in runs {
+            if let Some(order) = &run.order {
+                self.policy.remember(&run.ranked(order), order);
+            }
+            self.tree.apply(ResidencyEvent::Stored {
+                scope: run.scope,
+                path: &run.documents,
+            });
+        }
+    }
+}
+
 impl Report {
     /// Nothing was done yet.
     pub(crate) fn new(policy: &'static str) -> Self {
@@ -221,9 +270,10 @@ impl Report {
     }
 }
 
-/// The key of a tenant's tree for a model, framed so that no two pairs share one.
-fn tree_key(tenant: &str, model: &str) -> String {
-    format!("{}:{tenant}{model}", tenant.len())
+/// The key of a tenant's tree for a model, framed so that no two of them share one.
+fn tree_key(tenant: Tenant<'_>, model: &str) -> String {
+    let Tenant { name, key } = tenant;
+    format!("{}:{name}{key};{model}", name.len())
 }
 
 /// What is kept under that key; if nothing is, something new, in place of the least recently used one when there are too many.

@@ -3,7 +3,7 @@
 use crate::body::{MAX_MODEL_BYTES, Skip};
 use crate::config::Config;
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
-use crate::policy::{Order, Policy, match_of};
+use crate::policy::{Order, Policy, fingerprints, match_of};
 use crate::tree::{KnowledgeTree, Scope};
 use fxhash::FxHashSet;
 use xxhash_rust::xxh3::xxh3_64;
@@ -85,7 +85,7 @@ pub(crate) fn order(
         }
     }
     let order = policy.order(&candidates, tree, scope);
-    policy.remember(&candidates, &order);
+    policy.remember(&fingerprints(&candidates), &order);
     let matched = match_of(&candidates, &order, tree, scope);
     let placed = || {
         order
@@ -134,6 +134,7 @@ fn inside(quoted: &str) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::orderer::Orderer;
+    use crate::tenant::Tenant;
 
     fn plain(id: &'static str) -> Plain<'static> {
         Plain {
@@ -145,7 +146,9 @@ mod tests {
 
     fn ordered(orderer: &mut Orderer, ids: &[&'static str]) -> Ordered {
         let documents: Vec<_> = ids.iter().map(|id| plain(id)).collect();
-        orderer.order("t", "m", "Be brief.", &documents).unwrap()
+        orderer
+            .order(Tenant::named("t"), "m", "Be brief.", &documents)
+            .unwrap()
     }
 
     #[test]
@@ -160,7 +163,7 @@ mod tests {
             second.hint.unwrap(),
             "Please read the context in the following priority order: [c] > [\"d\"] > [a] > [b] and answer the question."
         );
-        let elsewhere = orderer.order("t", "m", "Be long.", &[plain("a")]);
+        let elsewhere = orderer.order(Tenant::named("t"), "m", "Be long.", &[plain("a")]);
         assert_eq!(elsewhere.unwrap().matched, 0);
     }
 
@@ -169,7 +172,9 @@ mod tests {
         let config = Config::from_json(br#"{"documents": {"max": 2}}"#).unwrap();
         let mut orderer = Orderer::new(config);
         let mut told = |model: &str, documents: &[Plain<'_>]| {
-            let refused = orderer.order("t", model, "", documents).unwrap_err();
+            let refused = orderer
+                .order(Tenant::named("t"), model, "", documents)
+                .unwrap_err();
             refused.to_string()
         };
         assert_eq!(
@@ -193,7 +198,7 @@ mod tests {
             title: "",
             text: "no name",
         };
-        let order = orderer.order("t", "m", "Be brief.", &[unnamed, plain("a")]);
+        let order = orderer.order(Tenant::named("t"), "m", "Be brief.", &[unnamed, plain("a")]);
         let order = order.unwrap();
         assert_eq!((order.moved, order.hint), (2, None));
     }

@@ -1,8 +1,9 @@
-//! Random chats against a model that stores every text, and two tenants' chats against each alone.
+//! Random chats against a model that stores every text, two tenants' chats against each alone, and workers that tell
+//! each other what they did against one that does everything.
 
 mod model;
 
-use foreword_ordering::{Config, Orderer};
+use foreword_ordering::{Config, Deed, Orderer, Tenant};
 use proptest::prelude::*;
 
 proptest! {
@@ -38,9 +39,42 @@ proptest! {
         for (_, tenant) in steps {
             let body = bodies[usize::from(tenant)].next().unwrap();
             let name = if tenant { "x" } else { "y" };
-            let one = shared.rewrite(name, body.as_bytes()).map(|sent| (sent.body, sent.report));
-            let other = alone[usize::from(tenant)].rewrite(name, body.as_bytes());
+            let one = shared.rewrite(Tenant::named(name), body.as_bytes()).map(|sent| (sent.body, sent.report));
+            let other = alone[usize::from(tenant)].rewrite(Tenant::named(name), body.as_bytes());
             prop_assert_eq!(one, other.map(|sent| (sent.body, sent.report)));
         }
     }
+
+    /// Whichever worker gets a request, it becomes what it would have become had one worker got them all.
+    #[test]
+    fn workers_that_tell_each_other_what_they_did_decide_as_one(
+        steps in prop::collection::vec((any::<model::Step>(), 0_usize..3), 1..40),
+        policy in 0_usize..POLICIES.len(),
+    ) {
+        let config = serde_json::json!({"policy": POLICIES[policy]}).to_string();
+        let new = || Orderer::new(Config::from_json(config.as_bytes()).unwrap());
+        let mut alone = new();
+        let mut workers = [new(), new(), new()];
+        let bodies = model::bodies(&steps.iter().map(|(step, _)| *step).collect::<Vec<_>>());
+        for (body, (_, worker)) in bodies.iter().zip(steps) {
+            let expected = alone.rewrite(Tenant::named("t"), body.as_bytes());
+            let got = workers[worker].rewrite(Tenant::named("t"), body.as_bytes());
+            if let Ok(sent) = &got {
+                let deed = Deed::decode(&sent.deed.encode()).unwrap();
+                for (_, other) in workers.iter_mut().enumerate().filter(|(other, _)| *other != worker) {
+                    other.learn(&deed);
+                }
+            }
+            prop_assert_eq!(
+                got.map(|sent| (sent.body.map(String::from_utf8), sent.report)),
+                expected.map(|sent| (sent.body.map(String::from_utf8), sent.report))
+            );
+        }
+        for worker in &workers {
+            prop_assert_eq!(worker.nodes(), alone.nodes());
+        }
+    }
 }
+
+/// Without `foresight`, which judges by the requests that it was itself asked about how skewed the traffic is.
+const POLICIES: [&str; 4] = ["longest", "greedy", "recency", "context-index"];

@@ -1,7 +1,7 @@
 //! Chats of several turns, through the public API: earlier messages stay, repeated documents are referred to,
 //! documents of an array stay pinned.
 
-use foreword_ordering::{Config, Orderer, Report, Skip};
+use foreword_ordering::{Config, Orderer, Report, Skip, Tenant};
 use serde_json::{Value, json};
 
 /// With pinning on, unless `config` says what is done with conversations.
@@ -50,7 +50,7 @@ fn location(id: &str) -> String {
 /// Contents of the messages as sent, and the report.
 fn send_as(orderer: &mut Orderer, tenant: &str, body: &Value) -> (Vec<String>, Report) {
     let rewrite = orderer
-        .rewrite(tenant, body.to_string().as_bytes())
+        .rewrite(Tenant::named(tenant), body.to_string().as_bytes())
         .unwrap();
     let sent: Value = rewrite.body.map_or_else(
         || body.clone(),
@@ -275,14 +275,14 @@ fn documents_are_pinned_in_content_parts_too() {
     let first = json!({"role": "user", "content": [{"type": "text", "text": "Why?"}]});
     let body = json!({"documents": array(&["a"]), "messages": [first]});
     let sent = orderer
-        .rewrite("", body.to_string().as_bytes())
+        .rewrite(Tenant::default(), body.to_string().as_bytes())
         .unwrap()
         .body
         .unwrap();
     let sent: Value = serde_json::from_slice(&sent).unwrap();
     let body = json!({"messages": [first, answer("So."), question("And?")]});
     let next = orderer
-        .rewrite("", body.to_string().as_bytes())
+        .rewrite(Tenant::default(), body.to_string().as_bytes())
         .unwrap()
         .body
         .unwrap();
@@ -366,10 +366,10 @@ fn chats_that_open_alike_with_other_documents_get_none_of_each_other() {
             &json!({"documents": array(&["z"]), "messages": [question("?")]}),
         );
         for opening in openings {
-            let _ = orderer.rewrite("", opening.to_string().as_bytes());
+            let _ = orderer.rewrite(Tenant::default(), opening.to_string().as_bytes());
         }
         orderer
-            .rewrite("", next.to_string().as_bytes())
+            .rewrite(Tenant::default(), next.to_string().as_bytes())
             .map(|sent| sent.report.pinned)
     };
     assert_eq!(sees(&[open(&["a"])]), Ok(1));
@@ -404,7 +404,7 @@ fn a_chat_seen_late_with_other_documents_is_no_less_a_chat() {
     // Either of the two may have come to this.
     let next = json!({"messages": step(&[answer("5+5"), tool("10")])}).to_string();
     assert_eq!(
-        orderer.rewrite("", next.as_bytes()).err(),
+        orderer.rewrite(Tenant::default(), next.as_bytes()).err(),
         Some(Skip::NoDocuments)
     );
 }
@@ -480,7 +480,7 @@ fn a_tenant_without_documents_takes_nobodys_place() {
     );
     let bare = json!({"messages": [question("Hi")]}).to_string();
     assert_eq!(
-        orderer.rewrite("y", bare.as_bytes()).err(),
+        orderer.rewrite(Tenant::named("y"), bare.as_bytes()).err(),
         Some(Skip::NoDocuments)
     );
     let (_, report) = send_as(

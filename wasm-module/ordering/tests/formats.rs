@@ -1,7 +1,7 @@
 //! Every format in which clients send documents: out equals in, whatever the order, and `documents_of` sees the same.
 
 use foreword_ordering::random::Random;
-use foreword_ordering::{Config, Orderer, Skip, documents_of};
+use foreword_ordering::{Config, Orderer, Skip, Tenant, documents_of};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -258,7 +258,7 @@ proptest! {
             random.shuffle(&mut ids);
             ids.truncate(count);
             let (body, documents) = (format.body)(&ids);
-            let rewrite = orderer.rewrite("", body.as_bytes()).unwrap();
+            let rewrite = orderer.rewrite(Tenant::default(), body.as_bytes()).unwrap();
             prop_assert_eq!(rewrite.report.documents as usize, count, "{}: {}", format.name, body);
             let out = rewrite.body.map_or(body.clone(), |body| String::from_utf8(body).unwrap());
             prop_assert_eq!(without(&body, &documents), without(&out, &documents), "{}", format.name);
@@ -276,10 +276,16 @@ fn every_format_is_moved_and_can_be_switched_off() {
         let (body, _) = body(&[5, 2, 8, 1, 7]);
         let mut orderer = Orderer::new(checked(&config()));
         let moved: u32 = (0..4)
-            .map(|_| orderer.rewrite("", body.as_bytes()).unwrap().report.moved)
+            .map(|_| {
+                orderer
+                    .rewrite(Tenant::default(), body.as_bytes())
+                    .unwrap()
+                    .report
+                    .moved
+            })
             .sum();
         assert!(moved > 0, "{name}");
-        let refused = Orderer::new(checked(&off)).rewrite("", body.as_bytes());
+        let refused = Orderer::new(checked(&off)).rewrite(Tenant::default(), body.as_bytes());
         assert_eq!(refused.err(), Some(Skip::NoDocuments), "{name}");
     }
 }
@@ -288,7 +294,7 @@ fn every_format_is_moved_and_can_be_switched_off() {
 fn on_request_means_only_on_request() {
     for Format { name, body } in &FORMATS[3..8] {
         let (body, _) = body(&[1, 2, 3]);
-        let refused = Orderer::new(Config::default()).rewrite("", body.as_bytes());
+        let refused = Orderer::new(Config::default()).rewrite(Tenant::default(), body.as_bytes());
         assert_eq!(refused.err(), Some(Skip::NoDocuments), "{name}");
     }
 }
@@ -301,7 +307,8 @@ fn documents_that_an_answer_counts_stay_where_they_are() {
     let unnamed = |id: u32| json!({"data": {"text": words(id)}});
     let cohere = json!({"documents": [unnamed(1), unnamed(2)], "messages": [{"role": "user", "content": "?"}]});
     for body in [blocks, cohere] {
-        let refused = Orderer::new(checked(&config())).rewrite("", body.to_string().as_bytes());
+        let refused = Orderer::new(checked(&config()))
+            .rewrite(Tenant::default(), body.to_string().as_bytes());
         assert_eq!(refused.err(), Some(Skip::NoDocuments), "{body}");
     }
 }
@@ -316,7 +323,7 @@ fn places_that_must_be_filled_are() {
         let (body, documents) = body(&[3, 1, 3, 2, 1]);
         let mut orderer = Orderer::new(checked(&config()));
         for _ in 0..3 {
-            let rewrite = orderer.rewrite("", body.as_bytes()).unwrap();
+            let rewrite = orderer.rewrite(Tenant::default(), body.as_bytes()).unwrap();
             let out = rewrite
                 .body
                 .map_or(body.clone(), |body| String::from_utf8(body).unwrap());
@@ -339,7 +346,9 @@ fn a_system_prompt_is_part_of_what_precedes_documents() {
     };
     let mut orderer = Orderer::new(Config::default());
     for (system, matched) in [("x", 0), ("x", 2), ("y", 0), ("y", 2)] {
-        let rewrite = orderer.rewrite("", body(system).as_bytes()).unwrap();
+        let rewrite = orderer
+            .rewrite(Tenant::default(), body(system).as_bytes())
+            .unwrap();
         assert_eq!(rewrite.report.matched, matched, "{system}");
     }
 }

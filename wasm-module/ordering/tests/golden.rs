@@ -4,7 +4,7 @@
 //! `NAME.config.json` the configuration (absent: the defaults). `UPDATE_GOLDEN=1 cargo test -p foreword-ordering --test
 //! golden` writes the outputs anew.
 
-use foreword_ordering::{Config, Orderer};
+use foreword_ordering::{Config, Orderer, Tenant};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,11 @@ fn bodies_become_what_the_golden_files_say() {
                 "requests are numbered from 1, without gaps"
             );
             let body = std::fs::read(&request).unwrap();
-            let sent = orderer.rewrite("", &body).unwrap().body.unwrap_or(body);
+            let sent = orderer
+                .rewrite(Tenant::default(), &body)
+                .unwrap()
+                .body
+                .unwrap_or(body);
             let path = folder.join(format!("{name}.{number}.out.json"));
             if update {
                 std::fs::write(&path, &sent).unwrap();

@@ -2,7 +2,7 @@
 
 use foreword_ordering::path::{Located, Locator, Run, SentPath};
 use foreword_ordering::tree::Scope;
-use foreword_ordering::{Config, Orderer};
+use foreword_ordering::{Config, Orderer, Tenant};
 use serde_json::{Value, json};
 
 fn config(json: &Value) -> Config {
@@ -38,7 +38,7 @@ struct Sent {
 
 fn send(orderer: &mut Orderer, body: &Value) -> Sent {
     let body = body.to_string().into_bytes();
-    let rewrite = orderer.rewrite("", &body).unwrap();
+    let rewrite = orderer.rewrite(Tenant::default(), &body).unwrap();
     let body = rewrite.body.unwrap_or(body);
     Sent {
         prompt: render(&body),

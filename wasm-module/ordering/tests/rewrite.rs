@@ -1,6 +1,7 @@
 //! Bodies in, bodies out, through the public API.
 
-use foreword_ordering::{Config, Orderer, Report, Skip};
+use foreword_ordering::feed::TenantKey;
+use foreword_ordering::{Config, Orderer, Report, Skip, Tenant};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ fn orderer(config: Value) -> Orderer {
 
 /// The body as sent on, and the report.
 fn rewrite(orderer: &mut Orderer, body: &str) -> (String, Report) {
-    let rewrite = orderer.rewrite("", body.as_bytes()).unwrap();
+    let rewrite = orderer.rewrite(Tenant::default(), body.as_bytes()).unwrap();
     let out = rewrite
         .body
         .map_or_else(|| body.to_owned(), |body| String::from_utf8(body).unwrap());
@@ -19,7 +20,7 @@ fn rewrite(orderer: &mut Orderer, body: &str) -> (String, Report) {
 
 fn skip(body: &[u8]) -> Skip {
     Orderer::new(Config::default())
-        .rewrite("", body)
+        .rewrite(Tenant::default(), body)
         .err()
         .unwrap()
 }
@@ -189,7 +190,9 @@ fn in_reorder_mode_the_elements_change_places() {
 fn an_ignored_array_is_left_alone() {
     let mut orderer = orderer(json!({"documents": {"field": "ignore"}}));
     assert_eq!(
-        orderer.rewrite("", with_array(&["a"]).as_bytes()).err(),
+        orderer
+            .rewrite(Tenant::default(), with_array(&["a"]).as_bytes())
+            .err(),
         Some(Skip::NoDocuments)
     );
 }
@@ -222,7 +225,7 @@ fn tenants_and_models_share_nothing() {
     let other_model = body.replace("\"m\"", "\"n\"");
     assert_eq!(
         orderer
-            .rewrite("x", body.as_bytes())
+            .rewrite(Tenant::named("x"), body.as_bytes())
             .unwrap()
             .report
             .matched,
@@ -230,16 +233,41 @@ fn tenants_and_models_share_nothing() {
     );
     assert_eq!(
         orderer
-            .rewrite("", other_model.as_bytes())
+            .rewrite(Tenant::default(), other_model.as_bytes())
             .unwrap()
             .report
             .matched,
         0
     );
     assert_eq!(
-        orderer.rewrite("", body.as_bytes()).unwrap().report.matched,
+        orderer
+            .rewrite(Tenant::default(), body.as_bytes())
+            .unwrap()
+            .report
+            .matched,
         2
     );
+}
+
+/// One tenant's old and new salt, and salts that a model's name tries to look like.
+#[test]
+fn what_was_sent_under_one_salt_is_not_expected_under_another() {
+    let mut orderer = orderer(json!({}));
+    let key = TenantKey::of("salt");
+    let body = |model: &str| tagged(&["a", "b"]).replacen("\"m\"", &json!(model).to_string(), 1);
+    for (key, model) in [
+        (key, "m".to_owned()),
+        (TenantKey::default(), "m".to_owned()),
+        (TenantKey::default(), format!("{key}m")),
+        (TenantKey::default(), format!("{key};m")),
+        (TenantKey::of("another"), "m".to_owned()),
+    ] {
+        let tenant = Tenant { name: "x", key };
+        for matched in [0, 2] {
+            let rewrite = orderer.rewrite(tenant, body(&model).as_bytes()).unwrap();
+            assert_eq!(rewrite.report.matched, matched, "{key}, {model}");
+        }
+    }
 }
 
 #[test]
@@ -248,7 +276,7 @@ fn trees_are_bounded() {
     for tenant in 0..10 {
         orderer
             .rewrite(
-                &tenant.to_string(),
+                Tenant::named(&tenant.to_string()),
                 tagged(&["a", "b", "c", "d", "e"]).as_bytes(),
             )
             .unwrap();
@@ -256,7 +284,7 @@ fn trees_are_bounded() {
     }
     assert_eq!(
         orderer
-            .rewrite("9", tagged(&["a", "b"]).as_bytes())
+            .rewrite(Tenant::named("9"), tagged(&["a", "b"]).as_bytes())
             .unwrap()
             .report
             .matched,
@@ -450,7 +478,7 @@ proptest! {
                 json!({"role": "user", "content": format!("{text}{documents}")})
             };
             let body = json!({"messages": messages.iter().map(content).collect::<Vec<_>>()}).to_string();
-            let Ok(rewrite) = orderer.rewrite("", body.as_bytes()) else { continue };
+            let Ok(rewrite) = orderer.rewrite(Tenant::default(), body.as_bytes()) else { continue };
             let out = rewrite.body.map_or(body.clone(), |body| String::from_utf8(body).unwrap());
             let out: Value = serde_json::from_str(&out).unwrap();
             let body: Value = serde_json::from_str(&body).unwrap();
@@ -473,7 +501,7 @@ proptest! {
 
     #[test]
     fn arbitrary_bytes_do_no_harm(body in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = Orderer::new(Config::default()).rewrite("", &body);
+        let _ = Orderer::new(Config::default()).rewrite(Tenant::default(), &body);
     }
 
     /// Valid requests with one byte changed, inserted or cut.
@@ -484,9 +512,9 @@ proptest! {
         let at = at % body.len();
         if cut { body.truncate(at) } else { body[at] = byte }
         let mut orderer = Orderer::new(Config::default());
-        orderer.rewrite("", with_array(&["c", "b", "a"]).as_bytes()).unwrap();
-        orderer.rewrite("", tagged(&["c", "b", "a"]).as_bytes()).unwrap();
-        if let Ok(rewrite) = orderer.rewrite("", &body)
+        orderer.rewrite(Tenant::default(), with_array(&["c", "b", "a"]).as_bytes()).unwrap();
+        orderer.rewrite(Tenant::default(), tagged(&["c", "b", "a"]).as_bytes()).unwrap();
+        if let Ok(rewrite) = orderer.rewrite(Tenant::default(), &body)
             && let Some(out) = rewrite.body
             && serde_json::from_slice::<Value>(&body).is_ok()
         {

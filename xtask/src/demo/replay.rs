@@ -1,7 +1,7 @@
 //! The requests of the replay, and asking them one after the other.
 
 use anyhow::{Context, Result, anyhow, ensure};
-use foreword_ordering::{Config, Orderer, Report};
+use foreword_ordering::{Config, Orderer, Report, Tenant};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -186,7 +186,7 @@ impl Core {
     fn forward(&mut self, body: Vec<u8>, answer: &Answer) -> Result<Vec<u8>> {
         let rewrite = self
             .orderer
-            .rewrite("", &body)
+            .rewrite(Tenant::default(), &body)
             .map_err(|skip| anyhow!("the core: {skip}"))?;
         let Report {
             documents,

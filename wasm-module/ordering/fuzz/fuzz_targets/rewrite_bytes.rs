@@ -4,7 +4,7 @@
 #![no_main]
 
 use foreword_ordering::path::Locator;
-use foreword_ordering::{Config, Orderer};
+use foreword_ordering::{Config, Orderer, Tenant};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ fuzz_target!(|bodies: &[u8]| {
         .expect("a valid configuration"),
     );
     for body in bodies.split(|byte| *byte == 0).take(8) {
-        let Ok(rewrite) = orderer.rewrite("", body) else {
+        let Ok(rewrite) = orderer.rewrite(Tenant::default(), body) else {
             continue;
         };
         let sent = rewrite.body.as_deref().unwrap_or(body);

@@ -22,6 +22,7 @@ use crate::document::Fingerprint;
 use crate::recency::Recency;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// What a memory may hold; beyond it the least recently used turns are forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,12 +41,20 @@ pub(crate) struct TurnId(u32);
 pub(crate) type Path = SmallVec<[(u32, TurnId); 8]>;
 
 /// A message to be remembered.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Added {
     /// Its index in the request.
     pub(crate) message: u32,
     pub(crate) chain: Chain,
     pub(crate) turn: Turn,
+}
+
+/// A turn as another memory of the same tenant and model knows it too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) chain: Chain,
+    /// See [`Node::lineage`].
+    pub(crate) lineage: u64,
 }
 
 /// See the module's text.
@@ -70,6 +79,8 @@ struct Node {
     message: u32,
     /// Estimated tokens pinned in it and before it.
     pinned_tokens: u64,
+    /// A hash of the chain and the written list, and of the parent's lineage: what tells a chain's turns apart.
+    lineage: u64,
     turn: Turn,
 }
 
@@ -160,8 +171,27 @@ impl Memory {
         path
     }
 
+    /// Where a path ends, for other memories.
+    pub(crate) fn place(&self, path: &Path) -> Option<Place> {
+        let node = path.last().and_then(|(_, id)| self.node(*id))?;
+        Some(Place {
+            chain: node.chain,
+            lineage: node.lineage,
+        })
+    }
+
+    /// The path that ends at a place of another memory, if it is known here; only its last turn.
+    pub(crate) fn path_to(&self, place: Place) -> Option<Path> {
+        let turns = self.by_chain.get(&place.chain)?;
+        turns.iter().find_map(|&id| {
+            let node = self.node(id)?;
+            (node.lineage == place.lineage).then(|| Path::from_iter([(node.message, id)]))
+        })
+    }
+
     /// Remembers that a request was sent: `path`, as it was found for it, was used, and `added` (in the order of the
-    /// messages) continues it. Then forgets down to the bounds. O(path + added + forgotten).
+    /// messages) continues it. What is known already stays as it is. Then forgets down to the bounds. O(path + added +
+    /// forgotten).
     pub(crate) fn record(&mut self, path: &Path, added: Vec<Added>) {
         let mut parent = path.last().map(|(_, id)| *id);
         for added in added {
@@ -238,14 +268,18 @@ impl Memory {
 
     fn add(&mut self, parent: Option<TurnId>, added: Added) -> TurnId {
         let pinned = added.turn.pin().map_or(0, |pin| u64::from(pin.tokens));
-        let before = parent
-            .and_then(|parent| self.node(parent))
-            .map_or(0, |parent| parent.pinned_tokens);
+        let parent_node = parent.and_then(|parent| self.node(parent));
+        let (before, lineage) =
+            parent_node.map_or((0, 0), |parent| (parent.pinned_tokens, parent.lineage));
+        let list = added.turn.list().map_or(0, |list| list.0);
+        let lineage = [lineage, list].map(u64::to_le_bytes).concat();
+        let lineage = [&added.chain.0.to_le_bytes()[..], &lineage].concat();
         let node = Node {
             chain: added.chain,
             parent,
             message: added.message,
             pinned_tokens: before.saturating_add(pinned),
+            lineage: xxh3_64(&lineage),
             turn: added.turn,
         };
         self.bytes += node.bytes();

@@ -9,7 +9,7 @@ mod recency;
 mod retrieval;
 mod sorted;
 
-use crate::document::Candidate;
+use crate::document::{Candidate, Fingerprint};
 use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, NodeId, Scope};
 use smallvec::SmallVec;
@@ -25,9 +25,10 @@ pub trait Policy: Send {
     /// Orders `candidates`, which are distinct and stand in retrieval rank order (at most [`MAX_CANDIDATES`]).
     fn order(&mut self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, scope: Scope) -> Order;
 
-    /// Learns that `candidates` were sent in `order`. A rule that looks at the tree alone has nothing to learn.
-    fn remember(&mut self, candidates: &[Candidate<'_>], order: &Order) {
-        let _ = (candidates, order);
+    /// Learns that the documents `ranked` were sent in `order`. A rule that looks at the tree alone has nothing to
+    /// learn.
+    fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
+        let _ = (ranked, order);
     }
 }
 
@@ -189,6 +190,13 @@ pub fn match_of(
     found
 }
 
+/// The candidates' fingerprints, in rank order.
+#[must_use]
+pub fn fingerprints(candidates: &[Candidate<'_>]) -> SmallVec<[Fingerprint; 16]> {
+    let fingerprints = candidates.iter().map(|candidate| candidate.fingerprint);
+    fingerprints.collect()
+}
+
 /// `0..count`: retrieval order.
 fn ranks(count: usize) -> Order {
     (0..u16::try_from(count).unwrap_or(u16::MAX)).collect()
@@ -260,7 +268,6 @@ impl Lookup {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::document::Fingerprint;
     use crate::tree::Bounds;
     use proptest::prelude::*;
 
@@ -385,7 +392,7 @@ pub(crate) mod tests {
                 for path in &paths {
                     let seen = self::candidates(&mut tree, path);
                     let order = policy.order(&seen, &tree, SCOPE);
-                    policy.remember(&seen, &order);
+                    policy.remember(&fingerprints(&seen), &order);
                 }
                 let order = policy.order(&candidates, &tree, SCOPE);
                 let mut ranks_of: Vec<u16> = order.to_vec();

@@ -5,6 +5,7 @@ use super::Request;
 use crate::arrangement::{Arrangement, Listed, Slot, keeps_repeats, narrowed};
 use crate::body::{Group, edit};
 use crate::document::Candidate;
+use crate::policy::Order;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -27,8 +28,13 @@ impl<'a> Request<'_, 'a> {
             })
     }
 
-    /// Decides how the documents of a group are sent.
-    pub(super) fn arrange(&mut self, group: &Group<'a>, listed: &Listed, turn: u32) -> Arrangement {
+    /// Decides how the documents of a group are sent. The policy's order comes along, if there was one to ask for.
+    pub(super) fn arrange(
+        &mut self,
+        group: &Group<'a>,
+        listed: &Listed,
+        turn: u32,
+    ) -> (Arrangement, Option<Order>) {
         let references = self.references(group, listed, turn);
         let mut arrangement = Arrangement {
             slots: (listed.distinct.iter().zip(&references))
@@ -60,10 +66,9 @@ impl<'a> Request<'_, 'a> {
             })
             .collect();
         if candidates.is_empty() {
-            return arrangement;
+            return (arrangement, None);
         }
         let order = self.policy.order(&candidates, tree, scope);
-        self.policy.remember(&candidates, &order);
         // References stay at their ranks; the documents between them change places.
         let documents: SmallVec<[Slot; 16]> = arrangement
             .slots
@@ -83,7 +88,7 @@ impl<'a> Request<'_, 'a> {
         }
         arrangement.hinted =
             arrangement.moved(listed) > 0 && self.order_hint(group, listed).is_some();
-        arrangement
+        (arrangement, Some(order))
     }
 
     /// For every distinct document, whether its location is sent instead of it.

@@ -1,7 +1,8 @@
 //! One request, from what was found in its body to the body that is sent.
 //!
 //! Messages are taken in the order of the prompt. What is remembered of a message is done again; what is not is decided
-//! now ([`decide`]), knowing what stands before it. Nothing is remembered here: the caller gets what to remember.
+//! now ([`decide`]), knowing what stands before it. Nothing is remembered here and the tree stays as it is: the caller
+//! gets what to remember, and lets the next request see it.
 
 mod decide;
 
@@ -14,9 +15,9 @@ use crate::config::Config;
 use crate::conversation::memory::{Added, Memory, Path};
 use crate::conversation::shown::Shown;
 use crate::conversation::turn::{Pin, Pinned, Turn, Written};
+use crate::deed::SentRun;
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::orderer::Report;
-use crate::path::{Run, SentPath};
 use crate::policy::{Order, Policy, match_of};
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
@@ -27,12 +28,12 @@ pub(crate) struct Outcome {
     pub(crate) body: Option<Vec<u8>>,
     pub(crate) report: Report,
     /// The documents sent, as the tree knows them.
-    pub(crate) path: SentPath,
+    pub(crate) runs: Vec<SentRun>,
     /// The messages behind the known ones; without pinning, only those that documents stand in, and the last one.
     pub(crate) added: Vec<Added>,
 }
 
-/// Sends `parsed`, of which `path` is known, and expects the engine to hold it afterwards.
+/// How `parsed`, of which `path` is known, is sent. The tree learns nothing but the documents' names.
 pub(crate) fn send<'a>(
     config: &'a Config,
     parsed: &Parsed<'a>,
@@ -51,7 +52,7 @@ pub(crate) fn send<'a>(
         sent: 0,
         edits: Vec::new(),
         report: Report::new(config.policy.name()),
-        path: SentPath::default(),
+        runs: Vec::new(),
     };
     if let Some(front) = &parsed.front {
         request.group(front, None, 0);
@@ -81,7 +82,7 @@ pub(crate) fn send<'a>(
     Outcome {
         body: (!request.edits.is_empty()).then(|| edit::apply(parsed.text, request.edits)),
         report: request.report,
-        path: request.path,
+        runs: request.runs,
         added,
     }
 }
@@ -100,7 +101,7 @@ struct Request<'r, 'a> {
     edits: Vec<Edit<'a>>,
     report: Report,
     /// The documents walked so far.
-    path: SentPath,
+    runs: Vec<SentRun>,
 }
 
 impl<'a> Request<'_, 'a> {
@@ -160,7 +161,7 @@ impl<'a> Request<'_, 'a> {
         self.edits.push(Edit::insert(entry, &pin.text));
         let path = pin.documents.iter();
         let path = path.map(|document| (document.fingerprint, document.tokens));
-        self.walk(scope, pin.references, path.collect());
+        self.walk(scope, pin.references, path.collect(), None);
         for document in &pin.documents {
             self.shown.add(
                 turn,
@@ -182,10 +183,11 @@ impl<'a> Request<'_, 'a> {
         turn: u32,
     ) -> (Arrangement, Listed, Option<Rendering>) {
         let listed = Listed::of(group);
-        let arrangement = known
-            .filter(|known| self.is_possible(known, group, &listed, turn))
-            .cloned()
-            .unwrap_or_else(|| self.arrange(group, &listed, turn));
+        let known = known.filter(|known| self.is_possible(known, group, &listed, turn));
+        let (arrangement, order) = match known {
+            Some(known) => (known.clone(), None),
+            None => self.arrange(group, &listed, turn),
+        };
 
         let path = arrangement
             .slots
@@ -195,7 +197,12 @@ impl<'a> Request<'_, 'a> {
                 let found = group.found.get(usize::from(slot.index()))?;
                 Some((listed.fingerprint_at(slot.index()), found.tokens))
             });
-        self.walk(group.scope, arrangement.references(&listed), path.collect());
+        self.walk(
+            group.scope,
+            arrangement.references(&listed),
+            path.collect(),
+            order,
+        );
         self.then(arrangement.digest(&listed));
         if self.last_turn > 0 {
             for &(index, fingerprint) in &listed.distinct {
@@ -258,12 +265,14 @@ impl<'a> Request<'_, 'a> {
             .collect()
     }
 
-    /// Looks up and records that these documents stand in the prompt, in this order; `references` stand among them.
+    /// These documents stand in the prompt, in this order; `references` stand among them. `order` is the policy's, if
+    /// it was asked.
     fn walk(
         &mut self,
         scope: Scope,
         references: u64,
         documents: SmallVec<[(Fingerprint, u32); 16]>,
+        order: Option<Order>,
     ) {
         if documents.is_empty() {
             return;
@@ -271,30 +280,27 @@ impl<'a> Request<'_, 'a> {
         let scope = narrowed(narrowed(scope, self.sent), references);
         let tree = &mut *self.tree;
         let path: SmallVec<[Candidate<'_>; 16]> = documents
-            .into_iter()
-            .map(|(fingerprint, tokens)| Candidate {
+            .iter()
+            .map(|&(fingerprint, tokens)| Candidate {
                 id: tree.intern(fingerprint),
                 fingerprint,
                 label: "",
                 tokens,
             })
             .collect();
-        let order: Order = (0..).take(path.len()).collect();
-        let matched = match_of(&path, &order, tree, scope);
-        tree.insert(
-            scope,
-            path.iter().map(|document| (document.id, document.tokens)),
-        );
-        self.path.runs.push(Run {
-            scope,
-            documents: path.iter().map(|document| document.fingerprint).collect(),
-        });
+        let placed: Order = (0..).take(path.len()).collect();
+        let matched = match_of(&path, &placed, tree, scope);
         self.report.matched += matched.documents;
         self.report.matched_tokens += matched.tokens;
         self.report.document_tokens += path
             .iter()
             .map(|document| u64::from(document.tokens))
             .sum::<u64>();
+        self.runs.push(SentRun {
+            scope,
+            documents: documents.into_vec(),
+            order: order.map(Order::into_vec),
+        });
     }
 
     /// What `digest` stands for was sent.

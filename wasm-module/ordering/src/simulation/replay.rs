@@ -2,7 +2,7 @@
 
 use super::{Capacity, EngineCache, Request, Trace, document_tokens};
 use crate::document::{Candidate, Fingerprint};
-use crate::policy::{Order, Policy, PolicyKind, PolicyOptions};
+use crate::policy::{Order, Policy, PolicyKind, PolicyOptions, fingerprints};
 use crate::tree::KnowledgeTree;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -63,7 +63,7 @@ impl Replay {
             })
             .collect();
         let order = self.policy.order(&candidates, &self.tree, request.scope);
-        self.policy.remember(&candidates, &order);
+        self.policy.remember(&fingerprints(&candidates), &order);
         let path = order
             .iter()
             .filter_map(|&rank| candidates.get(usize::from(rank)))

@@ -1,7 +1,7 @@
 //! A slow, obvious model of chats: it stores every request with its texts, as the client wrote it and as it was sent,
 //! and checks every new one against all of them. Shared by the property tests and the fuzz target.
 
-use foreword_ordering::{Config, Orderer, Report, Skip};
+use foreword_ordering::{Config, Orderer, Report, Skip, Tenant};
 use serde_json::{Value, json};
 
 /// What a client does: a kind, and numbers that choose among few words and documents.
@@ -62,11 +62,13 @@ pub(crate) fn run(setup: u8, steps: &[Step]) {
     };
     // A tenant is known by its first documents.
     let known = json!({"model": "m", "messages": [{"role": "user", "content": "<doc>x</doc>"}]});
-    orderer.rewrite("", known.to_string().as_bytes()).unwrap();
+    orderer
+        .rewrite(Tenant::default(), known.to_string().as_bytes())
+        .unwrap();
     for step in steps {
         let (messages, array) = client.step(step);
         let body = body_of(&messages, &array);
-        let (sent, report) = match orderer.rewrite("", body.as_bytes()) {
+        let (sent, report) = match orderer.rewrite(Tenant::default(), body.as_bytes()) {
             Ok(rewrite) => {
                 let sent = rewrite.body.as_deref().unwrap_or(body.as_bytes());
                 let sent: Value = serde_json::from_slice(sent).expect("what is sent is JSON");

@@ -20,7 +20,7 @@
 
 mod cluster;
 
-use super::{Order, Policy, followed_by_rank};
+use super::{Order, Policy, fingerprints, followed_by_rank};
 use crate::document::{Candidate, Fingerprint};
 use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, Scope};
@@ -360,19 +360,12 @@ impl ContextIndex {
 
 impl Policy for ContextIndex {
     fn order(&mut self, candidates: &[Candidate<'_>], _: &KnowledgeTree, _: Scope) -> Order {
-        followed_by_rank(self.find(&documents(candidates)).path, candidates.len())
+        followed_by_rank(self.find(&fingerprints(candidates)).path, candidates.len())
     }
 
-    fn remember(&mut self, candidates: &[Candidate<'_>], _: &Order) {
-        self.add(&documents(candidates));
+    fn remember(&mut self, ranked: &[Fingerprint], _: &[u16]) {
+        self.add(ranked);
     }
-}
-
-fn documents(candidates: &[Candidate<'_>]) -> SmallVec<[Fingerprint; 16]> {
-    candidates
-        .iter()
-        .map(|candidate| candidate.fingerprint)
-        .collect()
 }
 
 fn count(items: usize) -> u32 {

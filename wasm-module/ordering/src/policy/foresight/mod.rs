@@ -104,12 +104,10 @@ impl Policy for Foresight {
         followed_by_rank(path, candidates.len())
     }
 
-    fn remember(&mut self, candidates: &[Candidate<'_>], order: &Order) {
-        self.window.push(
-            order
-                .iter()
-                .filter_map(|&rank| Some(candidates.get(usize::from(rank))?.fingerprint)),
-        );
+    fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
+        let placed = order.iter();
+        self.window
+            .push(placed.filter_map(|&rank| ranked.get(usize::from(rank)).copied()));
     }
 }
 
@@ -275,7 +273,10 @@ mod tests {
         let mut tree = tree_of(&[]);
         for request in requests {
             let candidates = candidates(&mut tree, request);
-            policy.remember(&candidates, &super::super::ranks(request.len()));
+            policy.remember(
+                &super::super::fingerprints(&candidates),
+                &super::super::ranks(request.len()),
+            );
         }
         policy
     }

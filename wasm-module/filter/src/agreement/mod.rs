@@ -1,0 +1,404 @@
+//! How the workers of one Envoy come to know the same: each tells what its requests did, and learns what others' did.
+//!
+//! ```text
+//!   worker 1 ── VM ── Orderer ── tells ──▶ ┌ ring in shared data ┐ ◀── tells ── Orderer ── VM ── worker 2
+//!                        ▲                 │ [41] [42] [43] …    │                 ▲
+//!                        └───── learns ─── └─────────────────────┘ ── learns ──────┘
+//! ```
+//!
+//! A Wasm VM lives on one worker thread and shares no memory with the others. But Envoy has shared data, keys and values
+//! of the whole process, and one entry a request is little. Before a request is ordered its worker reads how far the
+//! ring has come, about a microsecond, and learns the entries that are new to it; afterwards it tells its own. So a
+//! request knows all that was told before it came; only requests that are ordered in the same instant do not know of
+//! each other. An idle worker catches up at its next tick.
+//!
+//! A new VM, after a reload, a trap or with a new worker, learns the whole ring: the last requests of all workers.
+//!
+//! What may go wrong costs knowledge and nothing else, and is counted: a worker that was overtaken by a whole round, an
+//! entry whose writer ended between taking a position and writing, bytes that are no entry.
+
+mod config;
+mod ring;
+
+use std::collections::VecDeque;
+
+use foreword_ordering::Deed;
+
+pub(crate) use self::config::AgreementConfig;
+use self::ring::{Ring, Slot};
+use crate::host::{Host, HostError};
+
+/// One worker's part in a ring.
+#[derive(Debug)]
+pub(crate) struct Agreement {
+    ring: Ring,
+    /// The position to be read next: everything before it is known.
+    next: u64,
+    /// Positions from there on that this worker wrote itself, ascending. Shorter than the ring.
+    own: VecDeque<u64>,
+}
+
+/// What became of the entries that were new.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Learnt {
+    /// Taken into account.
+    pub(crate) entries: u64,
+    /// Overwritten, never written or not understood.
+    pub(crate) lost: u64,
+}
+
+impl Agreement {
+    /// A part in the ring of that name, of which nothing is known yet.
+    pub(crate) fn open(host: &impl Host, name: &str, entries: u32) -> Result<Self, HostError> {
+        let ring = Ring::open(host, name, entries)?;
+        Ok(Self {
+            next: oldest(&ring, ring.head(host)?),
+            ring,
+            own: VecDeque::new(),
+        })
+    }
+
+    /// Nothing is known any more: the whole ring is to be learnt, own entries too.
+    pub(crate) fn forget(&mut self) {
+        self.next = oldest(&self.ring, self.next);
+        self.own.clear();
+    }
+
+    /// Tells the others what a request did; whether it could be told.
+    pub(crate) fn tell(&mut self, host: &impl Host, deed: &Deed) -> Result<bool, HostError> {
+        let entry = deed.encode();
+        if entry.len() > MAX_ENTRY_BYTES {
+            return Ok(false);
+        }
+        let Some(position) = self.ring.push(host, &entry)? else {
+            return Ok(false);
+        };
+        self.own.push_back(position);
+        Ok(true)
+    }
+
+    /// Hands every entry of others that is new to `learn`, oldest first, `limit` entries at most.
+    pub(crate) fn catch_up(
+        &mut self,
+        host: &impl Host,
+        limit: u64,
+        mut learn: impl FnMut(&Deed),
+    ) -> Result<Learnt, HostError> {
+        let mut learnt = Learnt::default();
+        let head = self.ring.head(host)?;
+        let oldest = oldest(&self.ring, head);
+        learnt.lost = oldest.saturating_sub(self.next);
+        self.next = self.next.max(oldest);
+        for _ in 0..limit {
+            if self.next >= head {
+                break;
+            }
+            while self.own.front().is_some_and(|own| *own < self.next) {
+                self.own.pop_front();
+            }
+            let is_own = self.own.front() == Some(&self.next);
+            let slot = if is_own {
+                Slot::Holds(Vec::new())
+            } else {
+                self.ring.read(host, self.next)?
+            };
+            match slot {
+                _ if is_own => {}
+                Slot::Unwritten if head.saturating_sub(self.next) <= PATIENCE => break,
+                Slot::Unwritten | Slot::Lost => learnt.lost = learnt.lost.saturating_add(1),
+                Slot::Holds(entry) => match Deed::decode(&entry) {
+                    Ok(deed) => {
+                        learn(&deed);
+                        learnt.entries = learnt.entries.saturating_add(1);
+                    }
+                    Err(_) => learnt.lost = learnt.lost.saturating_add(1),
+                },
+            }
+            self.next = self.next.saturating_add(1);
+        }
+        Ok(learnt)
+    }
+}
+
+/// The first position that is not overwritten when the ring has come to `head`.
+fn oldest(ring: &Ring, head: u64) -> u64 {
+    head.saturating_sub(ring.entries())
+}
+
+/// Bytes of an entry: a request of some 1,500 documents. What is longer is not told.
+const MAX_ENTRY_BYTES: usize = 16 << 10;
+
+/// Newer entries that may be there before one that was never written is given up. Its writer had only to make one more
+/// call.
+const PATIENCE: u64 = 64;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use foreword_ordering::{Config, Orderer, Tenant};
+
+    use super::*;
+    use crate::scripted::ScriptedHost;
+
+    /// What a request with that one document did.
+    fn deed(document: u64) -> Deed {
+        let body = format!(
+            r#"{{"messages": [{{"role": "user", "content": "<doc id=\"d\">{document}</doc> Why?"}}]}}"#
+        );
+        let mut orderer = Orderer::new(Config::default());
+        let rewrite = orderer.rewrite(Tenant::default(), body.as_bytes());
+        rewrite.unwrap().deed
+    }
+
+    /// A worker, with what it has learnt.
+    struct Worker {
+        host: ScriptedHost,
+        agreement: Agreement,
+        known: Vec<Deed>,
+        lost: u64,
+    }
+
+    impl Worker {
+        fn beside(host: &ScriptedHost, entries: u32) -> Self {
+            let host = ScriptedHost::beside(host);
+            Self {
+                agreement: Agreement::open(&host, "r", entries).unwrap(),
+                host,
+                known: Vec::new(),
+                lost: 0,
+            }
+        }
+
+        fn tell(&mut self, document: u64) {
+            let told = self.agreement.tell(&self.host, &deed(document));
+            assert_eq!(told, Ok(true));
+        }
+
+        fn catch_up(&mut self) -> Learnt {
+            let known = &mut self.known;
+            let learn = |deed: &Deed| known.push(deed.clone());
+            let learnt = self.agreement.catch_up(&self.host, u64::MAX, learn);
+            let learnt = learnt.unwrap();
+            self.lost += learnt.lost;
+            learnt
+        }
+    }
+
+    fn workers<const N: usize>(entries: u32) -> [Worker; N] {
+        let host = ScriptedHost::default();
+        std::array::from_fn(|_| Worker::beside(&host, entries))
+    }
+
+    fn learnt(entries: u64, lost: u64) -> Learnt {
+        Learnt { entries, lost }
+    }
+
+    #[test]
+    fn workers_learn_what_others_told_once_and_their_own_never() {
+        let [mut one, mut two] = workers(8);
+        one.tell(1);
+        two.tell(2);
+        one.tell(3);
+        assert_eq!(one.catch_up(), learnt(1, 0));
+        assert_eq!(two.catch_up(), learnt(2, 0));
+        assert_eq!(two.known, [deed(1), deed(3)]);
+        assert_eq!(one.catch_up(), learnt(0, 0));
+        let mut new = Worker::beside(&one.host, 8);
+        assert_eq!(new.catch_up(), learnt(3, 0));
+        assert_eq!(new.known, [deed(1), deed(2), deed(3)]);
+    }
+
+    #[test]
+    fn who_learns_little_at_a_time_goes_on_where_it_was() {
+        let [mut one, mut two] = workers(8);
+        for document in 0..5 {
+            one.tell(document);
+        }
+        for expected in [2, 2, 1, 0] {
+            let known = &mut two.known;
+            let learn = |deed: &Deed| known.push(deed.clone());
+            let got = two.agreement.catch_up(&two.host, 2, learn).unwrap();
+            assert_eq!(got, learnt(expected, 0));
+        }
+        assert_eq!(two.known, (0..5).map(deed).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_position_whose_entry_is_being_written_is_waited_for_and_then_given_up() {
+        let [one, mut two] = workers(256);
+        let late = one.agreement.ring.reserve(&one.host).unwrap().unwrap();
+        two.tell(1);
+        let mut three = Worker::beside(&one.host, 256);
+        assert_eq!(three.catch_up(), learnt(0, 0));
+        let entry = deed(0).encode();
+        one.agreement.ring.write(&one.host, late, &entry).unwrap();
+        assert_eq!(three.catch_up(), learnt(2, 0));
+        assert_eq!(three.known, [deed(0), deed(1)]);
+
+        // This one is never written.
+        one.agreement.ring.reserve(&one.host).unwrap();
+        for document in 0..PATIENCE - 1 {
+            two.tell(document);
+        }
+        assert_eq!(three.catch_up(), learnt(0, 0));
+        two.tell(99);
+        assert_eq!(three.catch_up(), learnt(PATIENCE, 1));
+    }
+
+    #[test]
+    fn who_was_overtaken_goes_on_with_what_is_left() {
+        let [mut one, mut two] = workers(4);
+        one.tell(0);
+        assert_eq!(two.catch_up(), learnt(1, 0));
+        for document in 1..=6 {
+            one.tell(document);
+        }
+        assert_eq!(two.catch_up(), learnt(4, 2));
+        assert_eq!(two.known, [0, 3, 4, 5, 6].map(deed));
+        // Told by itself, and overwritten since.
+        two.tell(7);
+        for document in 8..=12 {
+            one.tell(document);
+        }
+        assert_eq!(two.catch_up(), learnt(4, 2));
+    }
+
+    #[test]
+    fn a_writer_that_was_overtaken_overwrites_a_newer_entry_and_that_is_noticed() {
+        let [one, mut two] = workers(2);
+        let late = one.agreement.ring.reserve(&one.host).unwrap().unwrap();
+        two.tell(1);
+        two.tell(2);
+        let entry = deed(0).encode();
+        one.agreement.ring.write(&one.host, late, &entry).unwrap();
+        let mut three = Worker::beside(&one.host, 2);
+        // Positions 1 and 2 are left; the slot of 2 says 0.
+        assert_eq!(three.catch_up(), learnt(1, 0));
+        for document in 3..70 {
+            two.tell(document);
+        }
+        three.catch_up();
+        assert_eq!(three.known.last(), Some(&deed(69)));
+    }
+
+    #[test]
+    fn bytes_that_are_no_entry_are_passed_over() {
+        let [mut one, mut two] = workers(8);
+        for document in 0..4 {
+            one.tell(document);
+        }
+        let damage = |position: u64, bytes: &[u8]| {
+            let key = format!("foreword/1/r/8/{position}");
+            two.host.shared().get_mut(&key).unwrap().0 = bytes.to_vec();
+        };
+        damage(0, b"");
+        damage(1, &[1_u64.to_le_bytes().as_slice(), b"noise"].concat());
+        damage(2, &u64::MAX.to_le_bytes());
+        assert_eq!(two.catch_up(), learnt(1, 3));
+        assert_eq!(two.known, [deed(3)]);
+    }
+
+    #[test]
+    fn a_head_that_is_not_ours_is_an_error_and_no_trap() {
+        let [mut one] = workers(8);
+        for head in [&b""[..], b"123456789"] {
+            let key = "foreword/1/r/8/head";
+            one.host.shared().get_mut(key).unwrap().0 = head.to_vec();
+            assert!(one.agreement.tell(&one.host, &deed(1)).is_err());
+            let caught = one.agreement.catch_up(&one.host, 1, |_| {});
+            assert!(caught.is_err());
+        }
+        one.host.shared().clear();
+        assert!(one.agreement.tell(&one.host, &deed(1)).is_err());
+    }
+
+    #[test]
+    fn what_is_too_long_is_not_told() {
+        let [mut one] = workers(8);
+        let documents = (0..2_000).map(|document| format!("<doc>{document}</doc>"));
+        let content = documents.collect::<String>();
+        let body = serde_json::json!({"messages": [{"role": "user", "content": content}]});
+        let config = Config::from_json(br#"{"documents": {"max": 4096}}"#).unwrap();
+        let mut orderer = Orderer::new(config);
+        let rewrite = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
+        let told = one.agreement.tell(&one.host, &rewrite.unwrap().deed);
+        assert_eq!(told, Ok(false));
+        assert_eq!(one.agreement.ring.head(&one.host), Ok(0));
+    }
+
+    /// Writers that take a position and write it later, readers that come whenever they like: everybody learns what
+    /// others told, in order and once, but for what was overwritten before it was read.
+    #[test]
+    fn any_interleaving_tells_everything_in_order() {
+        const ENTRIES: u32 = 16;
+        for seed in 0..200 {
+            let mut random = foreword_ordering::random::Random::new(seed);
+            let mut workers: [Worker; 3] = workers(ENTRIES);
+            // Positions that were taken and not yet written, by worker.
+            let mut open: [Option<u64>; 3] = [None; 3];
+            let mut all: BTreeMap<u64, (usize, Deed)> = BTreeMap::new();
+            for step in 0..300 {
+                let at = usize::try_from(random.below(3)).unwrap();
+                let worker = &mut workers[at];
+                match (random.below(3), open[at]) {
+                    (0, None) => {
+                        let position = worker.agreement.ring.reserve(&worker.host);
+                        open[at] = position.unwrap();
+                    }
+                    (0 | 1, Some(position)) => {
+                        let deed = deed(step);
+                        let entry = deed.encode();
+                        worker
+                            .agreement
+                            .ring
+                            .write(&worker.host, position, &entry)
+                            .unwrap();
+                        worker.agreement.own.push_back(position);
+                        all.insert(position, (at, deed));
+                        open[at] = None;
+                    }
+                    (1, None) => {
+                        let position = worker.agreement.ring.head(&worker.host).unwrap();
+                        worker.tell(step);
+                        all.insert(position, (at, deed(step)));
+                    }
+                    _ => {
+                        worker.catch_up();
+                    }
+                }
+            }
+            for (at, position) in open.into_iter().enumerate() {
+                if let Some(position) = position {
+                    let (worker, deed) = (&workers[at], deed(1_000));
+                    let entry = deed.encode();
+                    worker
+                        .agreement
+                        .ring
+                        .write(&worker.host, position, &entry)
+                        .unwrap();
+                    all.insert(position, (at, deed));
+                    workers[at].agreement.own.push_back(position);
+                }
+            }
+            for (at, worker) in workers.iter_mut().enumerate() {
+                worker.catch_up();
+                let told = || all.values().filter(|(teller, _)| *teller != at);
+                let mut others = told().map(|(_, deed)| deed);
+                for known in &worker.known {
+                    assert!(
+                        others.any(|told| told == known),
+                        "seed {seed}: out of order, or twice"
+                    );
+                }
+                let head = worker.agreement.ring.head(&worker.host).unwrap();
+                let unread = head - worker.agreement.next;
+                let known = worker.known.len() as u64;
+                assert!(
+                    told().count() as u64 <= known + worker.lost + unread,
+                    "seed {seed}"
+                );
+            }
+        }
+    }
+}

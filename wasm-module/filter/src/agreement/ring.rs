@@ -1,0 +1,142 @@
+//! A ring of entries in the proxy's shared data: who writes first, who overwrites whom, what a reader finds.
+//!
+//! ```text
+//!   …/head     7                                     positions given out so far
+//!   …/0..=3    [4: …] [5: …] [6: …] [3: …]           the entry of position p stands in slot p mod 4, and says p
+//! ```
+//!
+//! A writer takes a position by compare-and-swap on `head`, then writes the slot. In between the slot still holds an
+//! older entry, which a reader knows by its position. Nobody waits for anybody.
+//!
+//! Compare-and-swap cannot guard the *creation* of a key, so `head` is made by [`Ring::open`], which Envoy runs on its
+//! main thread, in a VM of its own, before any worker's. Slots are written by nobody but the owner of their position.
+
+use crate::host::{Host, HostError};
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Ring {
+    /// What all keys begin with. The size is part of it: rings of different sizes are different rings.
+    prefix: String,
+    entries: u32,
+}
+
+/// What a reader finds at a position that was given out.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Slot {
+    /// Its entry.
+    Holds(Vec<u8>),
+    /// Its writer is not done yet, or never will be.
+    Unwritten,
+    /// A newer entry, or something that no writer wrote.
+    Lost,
+}
+
+impl Ring {
+    /// The ring of that name, made if there is none. `entries` is at least 1.
+    pub(super) fn open(host: &impl Host, name: &str, entries: u32) -> Result<Self, HostError> {
+        let ring = Self {
+            prefix: format!("foreword/{LAYOUT}/{name}/{entries}/"),
+            entries,
+        };
+        let head = ring.key("head");
+        if host.shared_data(&head)?.is_none() {
+            host.set_shared_data(&head, &0_u64.to_le_bytes(), None)?;
+        }
+        Ok(ring)
+    }
+
+    pub(super) fn entries(&self) -> u64 {
+        u64::from(self.entries)
+    }
+
+    /// Positions given out so far.
+    pub(super) fn head(&self, host: &impl Host) -> Result<u64, HostError> {
+        Ok(self.head_and_cas(host)?.0)
+    }
+
+    /// Writes an entry behind all others; its position. `None` if others were faster every time.
+    pub(super) fn push(&self, host: &impl Host, entry: &[u8]) -> Result<Option<u64>, HostError> {
+        let Some(position) = self.reserve(host)? else {
+            return Ok(None);
+        };
+        self.write(host, position, entry)?;
+        Ok(Some(position))
+    }
+
+    pub(super) fn reserve(&self, host: &impl Host) -> Result<Option<u64>, HostError> {
+        for _ in 0..ATTEMPTS {
+            let (position, cas) = self.head_and_cas(host)?;
+            let next = position.wrapping_add(1).to_le_bytes();
+            if host.set_shared_data(&self.key("head"), &next, Some(cas))? {
+                return Ok(Some(position));
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) fn write(
+        &self,
+        host: &impl Host,
+        position: u64,
+        entry: &[u8],
+    ) -> Result<(), HostError> {
+        let entry = [&position.to_le_bytes()[..], entry].concat();
+        host.set_shared_data(&self.slot(position), &entry, None)?;
+        Ok(())
+    }
+
+    /// What is at a position below the head.
+    pub(super) fn read(&self, host: &impl Host, position: u64) -> Result<Slot, HostError> {
+        let Some((mut entry, _)) = host.shared_data(&self.slot(position))? else {
+            return Ok(Slot::Unwritten);
+        };
+        let Some(found) = entry.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)) else {
+            return Ok(Slot::Lost);
+        };
+        Ok(if found == position {
+            entry.drain(..size_of::<u64>());
+            Slot::Holds(entry)
+        } else if found < position {
+            Slot::Unwritten
+        } else {
+            Slot::Lost
+        })
+    }
+
+    fn head_and_cas(&self, host: &impl Host) -> Result<(u64, u32), HostError> {
+        const CALL: &str = "shared_data";
+        let (head, cas) = host.shared_data(&self.key("head"))?.ok_or(HostError {
+            call: CALL,
+            status: NO_HEAD,
+        })?;
+        let head = <[u8; 8]>::try_from(head.as_slice()).map_err(|_| HostError {
+            call: CALL,
+            status: NO_HEAD,
+        })?;
+        Ok((u64::from_le_bytes(head), cas))
+    }
+
+    fn slot(&self, position: u64) -> String {
+        // Never by zero: `open` asks for one entry at least.
+        self.key(
+            &position
+                .checked_rem(self.entries())
+                .unwrap_or(0)
+                .to_string(),
+        )
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+}
+
+/// Builds that lay a ring out otherwise use another one.
+const LAYOUT: &str = "1";
+
+/// Times that a writer may lose a race for a position. A race takes a microsecond and is lost to one who got a position.
+const ATTEMPTS: u32 = 16;
+
+/// The head is not there, or not ours.
+const NO_HEAD: u32 = 200;
