@@ -8,7 +8,7 @@ use foreword::kv::publisher;
 use foreword::kv::vllm::Encoding;
 use foreword_engine::text::{ChatTemplate, Tokenizer};
 use foreword_ordering::feed::{Batch, Event as Told, TenantKey};
-use foreword_ordering::{Config, Orderer};
+use foreword_ordering::{Config, Orderer, Tenant};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{BufRead, Write};
@@ -64,7 +64,7 @@ fn request(number: usize, salt: Option<&str>) -> Request {
         body["cache_salt"] = salt.into();
     }
     let rewritten = Orderer::new(Config::default())
-        .rewrite("", body.to_string().as_bytes())
+        .rewrite(Tenant::named(""), body.to_string().as_bytes())
         .expect("it has documents");
     assert_eq!(rewritten.path.runs[0].documents.len(), 4);
     let folder = Path::new(CHECKPOINT);
@@ -655,7 +655,10 @@ async fn the_bridge_behind_our_own_engine_tells_what_the_engine_tells() {
             body["cache_salt"] = salt.into();
         }
         let body = body.to_string();
-        let path = orderer.rewrite("", body.as_bytes()).unwrap().path;
+        let path = orderer
+            .rewrite(Tenant::named(""), body.as_bytes())
+            .unwrap()
+            .path;
         let header = path.to_header().unwrap();
         let headers = [JSON[0], ("x-foreword-path", &*header)];
         for (address, status) in [(house.address(), 200), (bridge.address, 204)] {
