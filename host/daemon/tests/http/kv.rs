@@ -346,7 +346,10 @@ async fn documents_that_the_gateway_named_are_told_with_their_tokens_once_they_a
     follower.follow(&read(&house, "").await).for_each(drop);
     for count in [2, 3] {
         let body = body(&blocks[..count]);
-        let path = orderer.rewrite(Tenant::named(""), body.as_bytes()).unwrap().path;
+        let path = orderer
+            .rewrite(Tenant::named(""), body.as_bytes())
+            .unwrap()
+            .path;
         let header = path.to_header().unwrap();
         let headers = [JSON[0], ("x-foreword-path", &header)];
         let answer = send(house.address(), "POST", CHAT, &headers, body.as_bytes()).await;
