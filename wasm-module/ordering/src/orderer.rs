@@ -12,7 +12,7 @@ use crate::plain::{self, Ordered, Plain};
 use crate::policy::Policy;
 use crate::request::{self, Manner};
 use crate::tenant::Tenant;
-use crate::tree::{KnowledgeTree, ResidencyEvent, ViewedNode};
+use crate::tree::{KnowledgeTree, ViewedNode};
 use fxhash::FxHashMap;
 
 /// Orders requests; holds a knowledge tree, a policy and a memory of chats for every tenant and model.
@@ -347,10 +347,7 @@ impl Kept {
             if let Some(order) = &run.order {
                 self.policy.remember(&run.ranked(order), order);
             }
-            self.tree.apply(ResidencyEvent::Stored {
-                scope: run.scope,
-                path: &run.documents,
-            });
+            self.tree.hold(run.scope, &run.documents);
         }
     }
 }
