@@ -406,7 +406,7 @@ fn kept_of<'t>(
 /// of its own where no other has more than it would have then. So with n tenants in use each keeps its share, an n-th of
 /// `tree.max_trees`, however many models another names. O(trees), once for each new tree.
 fn given_up(trees: &FxHashMap<String, Kept>, tenant: &str) -> Option<String> {
-    let mut counts: FxHashMap<&str, usize> = FxHashMap::default();
+    let mut counts: FxHashMap<&str, u32> = FxHashMap::default();
     for kept in trees.values() {
         *counts.entry(&kept.tenant).or_default() += 1;
     }
