@@ -48,9 +48,10 @@ use std::time::Duration;
 /// The server's metrics.
 pub struct Metrics {
     registry: Registry,
-    http: Family<HttpLabels, Counter>,
+    http: Responses,
     generations: Family<GenerationLabels, Counter>,
-    paths: Family<PathLabels, Counter>,
+    /// Chat requests by what became of their path.
+    pub placements: Placements,
     retrievals: Family<GenerationLabels, Counter>,
     /// From a question to its documents.
     pub retrieval_seconds: Histogram,
@@ -115,28 +116,65 @@ struct PathLabels {
     outcome: &'static str,
 }
 
+/// HTTP responses by route and status, of any server here. The default is told to nobody.
+#[derive(Clone, Debug, Default)]
+pub struct Responses(Family<HttpLabels, Counter>);
+
+impl Responses {
+    /// In this registry.
+    pub fn registered(registry: &mut Registry) -> Self {
+        let family = Family::default();
+        let help = "HTTP requests by route and status";
+        registry.register("http_requests", help, family.clone());
+        Self(family)
+    }
+
+    /// Counts one; `route` is the pattern, never what a client put in the path.
+    pub fn count(&self, route: &str, status: StatusCode) {
+        self.0
+            .get_or_create(&HttpLabels {
+                route: route.to_owned(),
+                status: status.as_u16(),
+            })
+            .inc();
+    }
+}
+
+/// Chat requests by what became of the path that the gateway told, of any server here.
+#[derive(Clone, Debug, Default)]
+pub struct Placements(Family<PathLabels, Counter>);
+
+impl Placements {
+    /// In this registry.
+    pub fn registered(registry: &mut Registry) -> Self {
+        let family = Family::default();
+        let help = "Chat requests by what became of the path that the gateway told";
+        registry.register("document_paths", help, family.clone());
+        Self(family)
+    }
+
+    /// Counts one.
+    pub fn count(&self, outcome: Placement) {
+        self.0
+            .get_or_create(&PathLabels {
+                outcome: outcome.name(),
+            })
+            .inc();
+    }
+}
+
 impl Metrics {
     /// Metrics that read the engine's numbers from `model` once it is set.
     pub fn new(model: Arc<OnceLock<Arc<Model>>>) -> Self {
         let mut registry = Registry::with_prefix("foreword");
-        let http = Family::default();
-        registry.register(
-            "http_requests",
-            "HTTP requests by route and status",
-            http.clone(),
-        );
+        let http = Responses::registered(&mut registry);
         let generations = Family::default();
         registry.register(
             "generations",
             "Generations by how they ended",
             generations.clone(),
         );
-        let paths = Family::default();
-        registry.register(
-            "document_paths",
-            "Chat requests by what became of the path that the gateway told",
-            paths.clone(),
-        );
+        let placements = Placements::registered(&mut registry);
         let retrievals = Family::default();
         registry.register(
             "retrievals",
@@ -178,7 +216,7 @@ impl Metrics {
         let metrics = Self {
             http,
             generations,
-            paths,
+            placements,
             retrievals,
             retrieval_seconds,
             queue_seconds: seconds("queue_seconds", "From submission to the engine's start"),
@@ -201,12 +239,7 @@ impl Metrics {
 
     /// Counts an HTTP response.
     pub fn http(&self, route: &str, status: StatusCode) {
-        self.http
-            .get_or_create(&HttpLabels {
-                route: route.to_owned(),
-                status: status.as_u16(),
-            })
-            .inc();
+        self.http.count(route, status);
     }
 
     /// Counts a generation.
@@ -229,15 +262,6 @@ impl Metrics {
             .get_or_create(&GenerationLabels { outcome })
             .inc();
         self.retrieval_seconds.observe(taken.as_secs_f64());
-    }
-
-    /// Counts a chat request by what became of its path.
-    pub fn placed(&self, outcome: Placement) {
-        self.paths
-            .get_or_create(&PathLabels {
-                outcome: outcome.name(),
-            })
-            .inc();
     }
 
     /// All metrics in the OpenMetrics text format.

@@ -219,7 +219,6 @@ async fn with_documents(
         retriever: Arc::clone(&app.retriever),
         model: Arc::clone(model),
         locator: app.locator.clone(),
-        metrics: Arc::clone(&app.metrics),
         preparing: Arc::clone(&app.preparing),
         deadline: time.deadline().into_std(),
     });
@@ -276,7 +275,8 @@ async fn prepare(
             Dialect::Chat => {
                 let chat = Chat::parse(&body)?;
                 check_model(&model, &chat.options)?;
-                let placer = Placer::new(&app.locator, path.as_ref(), &body, &app.metrics);
+                let counts = &app.metrics.placements;
+                let placer = Placer::new(&app.locator, path.as_ref(), &body, counts);
                 let (request, calls) = model.chat_request(&chat, &placer)?;
                 (request, calls, chat.options)
             }

@@ -14,6 +14,7 @@ mod embeddings;
 mod fields;
 mod format;
 mod options;
+mod prompt;
 mod retrieve;
 mod tools;
 
@@ -22,5 +23,6 @@ pub use completion::{Completion, Prompt};
 pub use embeddings::{Embeddings, Encoding};
 pub use format::Format;
 pub use options::{Delivery, Options};
+pub use prompt::ChatPrompt;
 pub use retrieve::{Retrieve, Retrieving};
 pub use tools::{ToolChoice, Tools};

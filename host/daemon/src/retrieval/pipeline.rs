@@ -22,7 +22,7 @@ use super::prompt::{self, Written};
 use super::{Asked, Retriever};
 use crate::failure::Failure;
 use crate::kv::place::Placer;
-use crate::metrics::Metrics;
+use crate::metrics::Placements;
 use crate::model::Model;
 use crate::request::Chat;
 use foreword_engine::engine::{Generation, Kind, Request, SpeculationId};
@@ -45,8 +45,6 @@ pub struct Pipeline {
     pub model: Arc<Model>,
     /// Finds documents in a prompt.
     pub locator: Locator,
-    /// Counts what the placer finds.
-    pub metrics: Arc<Metrics>,
     /// Requests being prepared at once.
     pub preparing: Arc<Semaphore>,
     /// When nobody wants the answer any more.
@@ -227,7 +225,9 @@ impl Pipeline {
     fn request(&self, chat: &Unanswered, written: &Written) -> Result<Request, Failure> {
         let parsed = Chat::parse(&written.body)?;
         let path = written.path.as_ref();
-        let placer = Placer::new(&self.locator, path, &written.body, &self.metrics);
+        // Only the chat itself counts.
+        let counts = Placements::default();
+        let placer = Placer::new(&self.locator, path, &written.body, &counts);
         let (request, _) = self.model.chat_request(&parsed, &placer)?;
         Ok(Request {
             kind: Kind::Prefill,
