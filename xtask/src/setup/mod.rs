@@ -8,7 +8,9 @@ mod apt;
 mod browser;
 mod deny;
 mod envoy;
+mod helm;
 mod python;
+mod wheel;
 mod zmq;
 
 use std::path::PathBuf;
@@ -26,6 +28,7 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     for_demo(workspace)?;
     zmq::install(workspace)?;
+    helm::install(workspace)?;
     for_browser_tests(workspace)?;
     deny::install(workspace)
 }
