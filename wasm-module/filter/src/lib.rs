@@ -45,10 +45,13 @@ mod outcome;
 mod plugin;
 #[cfg(target_arch = "wasm32")]
 mod proxy;
+mod salt;
 #[cfg(test)]
 mod scripted;
 
-pub use config::{Config, ConfigError, OnFailure, RequestHeaders};
+pub use config::{
+    Config, ConfigError, Mode, OnFailure, PathHeader, RequestHeaders, SCHEMA, SaltKey, TenantSource,
+};
 pub use exchange::{Exchange, Flow};
 pub use host::{Host, HostError, LogLevel, MetricId};
 pub use outcome::Outcome;

@@ -6,19 +6,21 @@
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use foreword_ordering::{Deed, Orderer, Rewrite, Skip, Tenant};
+use foreword_ordering::{Deed, Orderer, Rewrite, Skip, Terms, Trial};
 
 use crate::agreement::Agreement;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, KEY, Mode, SaltKey, TenantSource};
 use crate::host::{Host, HostError, LogLevel};
 use crate::metrics::Metrics;
 use crate::outcome::Outcome;
+use crate::salt::{Identity, Salts};
 
 /// One loaded configuration.
 pub struct Plugin {
     config: Config,
     knowledge: Mutex<Knowledge>,
     metrics: Metrics,
+    salts: Option<Salts>,
 }
 
 struct Knowledge {
@@ -32,15 +34,16 @@ impl Plugin {
     /// told.
     pub fn load(host: &impl Host, configuration: &[u8]) -> Result<Self, ConfigError> {
         let config = Config::from_json(configuration)?;
-        host.log(
-            LogLevel::Info,
-            &format!(
-                "foreword {}: watching POST on {}, bodies up to {} bytes",
-                env!("CARGO_PKG_VERSION"),
-                config.routes.join(", "),
-                config.max_body_bytes
-            ),
-        );
+        if matches!(config.tenant, Some(TenantSource::Claim(_))) && !host.has_metadata() {
+            return Err(ConfigError::Conflict {
+                field: "tenant.claim",
+                rule: "a dynamic module cannot read claims; let jwt_authn write them into a header \
+                       (`claim_to_headers`) and name it in `tenant.header`",
+            });
+        }
+        let salts = config.salt.as_ref();
+        let salts = salts.map(|key| salts_of(host, key)).transpose()?;
+        host.log(LogLevel::Info, &loaded(&config));
         let mut knowledge = Knowledge {
             orderer: Orderer::new(config.ordering.clone()),
             agreement: agreement(host, &config),
@@ -51,6 +54,7 @@ impl Plugin {
             knowledge: Mutex::new(knowledge),
             metrics,
             config,
+            salts,
         })
     }
 
@@ -72,18 +76,39 @@ impl Plugin {
         &self.config
     }
 
+    /// Whose request it is, by the tenant's name.
+    pub(crate) fn identity(&self, name: String) -> Identity {
+        Identity::new(name, self.salts.as_ref())
+    }
+
+    /// Whether every request must go on with a salt of ours, or not at all.
+    pub(crate) fn is_salted(&self) -> bool {
+        self.salts.is_some()
+    }
+
     /// Asks the core, and times it; learns before what other workers did, and tells them afterwards. `None` if this very
     /// thread is using the orderer, which no known proxy can bring about.
     pub(crate) fn rewrite(
         &self,
         host: &impl Host,
-        tenant: Tenant<'_>,
+        identity: &Identity,
         body: &[u8],
     ) -> Option<Result<Rewrite, Skip>> {
         let mut knowledge = self.knowledge()?;
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_REQUEST);
         let start = host.now_ns();
-        let answer = knowledge.orderer.rewrite(tenant, body);
+        let trial = match (self.config.mode, &self.config.experiment) {
+            (Mode::DryRun, _) => Trial::DryRun,
+            (Mode::Order, Some(experiment)) => Trial::Experiment(experiment),
+            (Mode::Order, None) => Trial::None,
+        };
+        let terms = Terms {
+            salt: identity.salt(),
+            trial,
+        };
+        let answer = knowledge
+            .orderer
+            .rewrite_on(&terms, identity.tenant(), body);
         // Saturating: Envoy's clock is the wall clock, which may step back.
         let elapsed = host.now_ns().saturating_sub(start);
         self.metrics.time(host, elapsed);
@@ -173,6 +198,51 @@ const LEARNT_AT_A_REQUEST: u64 = 256;
 /// Entries between which a worker looks after its streams.
 const LEARNT_AT_A_TICK: u64 = 2048;
 
+fn salts_of(host: &impl Host, key: &SaltKey) -> Result<Salts, ConfigError> {
+    let (field, key) = match key {
+        SaltKey::Bytes(bytes) => ("salt.key", Some(bytes.clone())),
+        SaltKey::Environment(name) => {
+            let key = host.environment(name);
+            (
+                "salt.key_env",
+                key.and_then(|key| SaltKey::from_hex(key.trim())),
+            )
+        }
+    };
+    key.and_then(|key| Salts::new(&key))
+        .ok_or_else(|| ConfigError::Invalid {
+            field,
+            // Never what was found.
+            value: "what the environment has under that name".to_owned(),
+            limit: KEY.to_owned(),
+        })
+}
+
+/// One line for the log, in `name=value` pairs.
+fn loaded(config: &Config) -> String {
+    let tenants = match config.tenant {
+        None => "off",
+        Some(TenantSource::Header(_)) => "header",
+        Some(TenantSource::Claim(_)) => "claim",
+    };
+    format!(
+        "event=loaded version={} routes={} max_body_bytes={} mode={} experiment={} tenants={tenants} salts={}",
+        env!("CARGO_PKG_VERSION"),
+        config.routes.join(","),
+        config.max_body_bytes,
+        match config.mode {
+            Mode::Order => "order",
+            Mode::DryRun => "dry-run",
+        },
+        if config.experiment.is_some() {
+            "on"
+        } else {
+            "off"
+        },
+        if config.salt.is_some() { "on" } else { "off" },
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use foreword_ordering::Report;
@@ -191,7 +261,8 @@ mod tests {
     }
 
     fn send(plugin: &Plugin, host: &ScriptedHost, body: &str) -> (Option<Vec<u8>>, Report) {
-        let rewrite = plugin.rewrite(host, Tenant::default(), body.as_bytes());
+        let identity = plugin.identity(String::new());
+        let rewrite = plugin.rewrite(host, &identity, body.as_bytes());
         let rewrite = rewrite.unwrap().unwrap();
         (rewrite.body, rewrite.report)
     }
@@ -245,7 +316,7 @@ mod tests {
     fn plugins_for_others_and_plugins_told_to_be_alone_tell_each_other_nothing() {
         for json in [
             r#"{"routes": ["/v1/x"]}"#,
-            r#"{"tenant_header": "x-tenant"}"#,
+            r#"{"tenant": {"header": "x-tenant"}}"#,
             r#"{"agreement": {"ring": "other"}}"#,
             r#"{"agreement": {"entries": 0}}"#,
         ] {

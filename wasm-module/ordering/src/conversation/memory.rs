@@ -22,7 +22,7 @@ use crate::document::Fingerprint;
 use crate::recency::Recency;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// What a memory may hold; beyond it the least recently used turns are forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,7 +279,7 @@ impl Memory {
             parent,
             message: added.message,
             pinned_tokens: before.saturating_add(pinned),
-            lineage: xxh3_64(&lineage),
+            lineage: xxh3_64_with_seed(&lineage, 0),
             turn: added.turn,
         };
         self.bytes += node.bytes();

@@ -94,6 +94,18 @@ impl KnowledgeTree {
         self.catalog.intern(fingerprint)
     }
 
+    /// Forgets those documents that were interned and are in no path.
+    pub(crate) fn discard<'a>(
+        &mut self,
+        documents: impl IntoIterator<Item = &'a (Fingerprint, u32)>,
+    ) {
+        for (fingerprint, _) in documents {
+            if let Some(id) = self.catalog.find(*fingerprint) {
+                self.catalog.forget_unheld(id);
+            }
+        }
+    }
+
     /// The insertion that last used the document, counted from 1; 0 when it is in no path.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
