@@ -23,6 +23,14 @@ pub(crate) struct EnvoyBuffer {
     pub(crate) length: usize,
 }
 
+impl EnvoyBuffer {
+    /// No bytes.
+    pub(crate) const NOTHING: Self = Self {
+        ptr: std::ptr::null(),
+        length: 0,
+    };
+}
+
 /// Bytes of ours; Envoy copies them before a call returns.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -62,6 +70,8 @@ pub(crate) const RESPONSE_HEADER: u32 = 2;
 pub(crate) const RECEIVED_REQUEST_BODY: u32 = 0;
 /// `http_body_type`: what earlier hooks held back.
 pub(crate) const BUFFERED_REQUEST_BODY: u32 = 1;
+/// `http_body_type`: as with requests.
+pub(crate) const RECEIVED_RESPONSE_BODY: u32 = 2;
 
 /// `metrics_result`.
 pub(crate) const METRICS_SUCCESS: u32 = 0;

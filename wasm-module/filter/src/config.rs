@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use thiserror::Error;
 
 use crate::agreement::AgreementConfig;
+use crate::engines::{EngineConfig, engines};
 
 /// A checked configuration.
 pub struct Config {
@@ -30,6 +31,8 @@ pub struct Config {
     pub request_headers: RequestHeaders,
     /// Where the chosen path is told to the engine.
     pub path_header: PathHeader,
+    /// At least one.
+    pub(crate) engines: Vec<EngineConfig>,
     /// What workers tell each other.
     pub(crate) agreement: AgreementConfig,
     /// A hash of what says whose requests these are. Configurations that differ in it have nothing to tell each other.
@@ -109,6 +112,17 @@ impl Config {
                 "a header other than report_header, which is removed from requests",
             ));
         }
+        let engines = engines(raw.engines.as_ref())?;
+        let agreement = AgreementConfig::from_json(raw.agreement.as_ref())?;
+        let request_headers = request_headers(raw.request_headers.as_ref())?;
+        if engines.len() > 1 && request_headers == RequestHeaders::Release {
+            let limit = "\"hold\": with several engines, the headers say which one is chosen";
+            return Err(invalid("request_headers", "release", limit));
+        }
+        if agreement.entries == 0 && engines.iter().any(|engine| engine.feed.is_some()) {
+            let limit = "1 or more: what a feed says, one worker tells the others";
+            return Err(invalid("agreement.entries", 0, limit));
+        }
         Ok(Self {
             ordering,
             routes: routes(raw.routes.as_ref())?,
@@ -116,9 +130,10 @@ impl Config {
             tenant_header,
             on_failure: on_failure(raw.on_failure.as_ref())?,
             report_header,
-            request_headers: request_headers(raw.request_headers.as_ref())?,
+            request_headers,
             path_header,
-            agreement: AgreementConfig::from_json(raw.agreement.as_ref())?,
+            engines,
+            agreement,
             audience: raw.audience(),
         })
     }
@@ -162,13 +177,15 @@ struct RawConfig {
     request_headers: Option<Value>,
     path_header: Field,
     agreement: Option<Value>,
+    engines: Option<Value>,
 }
 
 impl RawConfig {
     /// Of what may change in a running gateway, such as bounds and policies, nothing is part of it.
     fn audience(&self) -> u64 {
-        let parts = [&self.routes, &self.tenant_header].map(|value| format!("{value:?}"));
-        Fingerprint::of(&[parts[0].as_bytes(), parts[1].as_bytes()]).0
+        let parts = [&self.routes, &self.tenant_header, &self.engines];
+        let parts = parts.map(|value| format!("{value:?}"));
+        Fingerprint::of(&parts.each_ref().map(String::as_bytes)).0
     }
 }
 

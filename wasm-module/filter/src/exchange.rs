@@ -13,21 +13,25 @@
 //! The headers are held until the body is complete, because `content-length` must change with it (Envoy
 //! hangs on a stale one) and the chosen path becomes a header. Where the proxy cannot hold them
 //! ([`RequestHeaders::Release`]) they go on at once, without either. Response headers get the report; response bodies
-//! are not looked at, so streams pass unbuffered.
+//! pass as they come, and what they say of the prompt is read on the way ([`crate::usage`]).
 
 use std::sync::Arc;
 
 use foreword_ordering::{Rewrite, Tenant};
 
 use crate::config::{OnFailure, RequestHeaders};
+use crate::engines::DESTINATION_HEADER;
 use crate::host::{Host, HostError, LogLevel};
 use crate::outcome::{Fault, Outcome, error_body, reason};
-use crate::plugin::Plugin;
+use crate::plugin::{Plugin, Route};
+use crate::sent::Sent;
 
 /// One request and its response.
 pub struct Exchange {
     plugin: Arc<Plugin>,
     phase: Phase,
+    /// Once the request has gone on, if it is ours.
+    sent: Option<Sent>,
 }
 
 /// What the proxy does next with the request.
@@ -74,6 +78,7 @@ impl Exchange {
         Self {
             plugin,
             phase: Phase::Bystander,
+            sent: None,
         }
     }
 
@@ -128,6 +133,9 @@ impl Exchange {
 
     /// The response's headers have arrived, from the upstream or from the proxy itself.
     pub fn on_response_headers(&mut self, host: &impl Host) {
+        if let Some(sent) = &mut self.sent {
+            sent.on_headers(host, &self.plugin);
+        }
         if let (Some(name), Phase::Settled(outcome)) =
             (&self.plugin.config().report_header, &self.phase)
             && let Err(error) = host.set_response_header(name, &outcome.to_string())
@@ -136,12 +144,36 @@ impl Exchange {
         }
     }
 
+    /// A chunk of the response's body goes by, `size` bytes. Nothing is held back or changed.
+    pub fn on_response_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) {
+        if let Some(sent) = &mut self.sent {
+            sent.on_body(host, &self.plugin, size, end_of_stream);
+        }
+    }
+
+    /// The response ends with trailers.
+    pub fn on_response_trailers(&mut self, host: &impl Host) {
+        if let Some(sent) = &mut self.sent {
+            sent.on_end(host, &self.plugin);
+        }
+    }
+
+    /// Request and response are over, whatever became of them.
+    pub fn on_done(&mut self, host: &impl Host) {
+        if let Some(mut sent) = self.sent.take() {
+            sent.on_done(host, &self.plugin);
+        }
+    }
+
     /// Only this filter says what it did and which path it chose: a header of that name from the client would
     /// mislead whoever reads it behind us. Looked up first, since a change of headers makes Envoy choose its route
     /// anew.
     fn strip_own_headers(&self, host: &impl Host) -> Result<(), HostError> {
         let config = self.plugin.config();
-        for name in (config.report_header.iter()).chain([&config.path_header.name]) {
+        let own = config.report_header.as_deref();
+        let own = own.into_iter().chain([config.path_header.name.as_str()]);
+        let several = self.plugin.engines().are_several();
+        for name in own.chain(several.then_some(DESTINATION_HEADER)) {
             if host.request_header(name)?.is_some() {
                 host.remove_request_header(name)?;
             }
@@ -213,7 +245,9 @@ impl Exchange {
         let Phase::Holding(held) = &self.phase else {
             return self.settled_flow();
         };
-        match self.rewrite(host, held) {
+        let (outcome, sent) = self.rewrite(host, held);
+        self.sent = sent;
+        match outcome {
             Ok(outcome) => {
                 self.settle(host, outcome);
                 Flow::Continue
@@ -222,21 +256,41 @@ impl Exchange {
         }
     }
 
-    fn rewrite(&self, host: &impl Host, held: &Held) -> Result<Outcome, Decline> {
+    /// What becomes of the request, and what is to be seen of its answer if it goes on.
+    fn rewrite(&self, host: &impl Host, held: &Held) -> (Result<Outcome, Decline>, Option<Sent>) {
         if held.received == 0 {
-            return Err(Decline::Reason(reason::EMPTY_BODY));
+            return (Err(Decline::Reason(reason::EMPTY_BODY)), None);
         }
-        let body = host.request_body(held.received)?;
+        let body = match host.request_body(held.received) {
+            Ok(body) => body,
+            Err(error) => return (Err(error.into()), None),
+        };
+        let tenant = Tenant::named(&held.tenant);
+        let Some((answer, route)) = self.plugin.rewrite(host, tenant, &body) else {
+            return (Err(Decline::Reason(reason::BUSY)), None);
+        };
+        let deed = answer.as_ref().ok().map(|rewrite| rewrite.deed.clone());
+        let sent = Sent::new(deed, Some(route.errand));
+        let outcome = direct(host, &route).map_err(Decline::from).and_then(|()| {
+            let rewrite = answer.map_err(|skip| Decline::Fault(Fault::Skip(skip)))?;
+            self.apply(host, held, &body, rewrite)
+        });
+        (outcome, Some(sent))
+    }
+
+    fn apply(
+        &self,
+        host: &impl Host,
+        held: &Held,
+        body: &[u8],
+        rewrite: Rewrite,
+    ) -> Result<Outcome, Decline> {
         let Rewrite {
             body: new,
             report,
             path,
             ..
-        } = self
-            .plugin
-            .rewrite(host, Tenant::named(&held.tenant), &body)
-            .ok_or(Decline::Reason(reason::BUSY))?
-            .map_err(|skip| Decline::Fault(Fault::Skip(skip)))?;
+        } = rewrite;
         let config = self.plugin.config();
         let header = &config.path_header;
         let told = header.enabled && config.request_headers == RequestHeaders::Hold;
@@ -247,7 +301,7 @@ impl Exchange {
         let Some(new) = new else {
             return Ok(Outcome::Unchanged(report));
         };
-        if let Err(error) = replace(host, held, &body, &new) {
+        if let Err(error) = replace(host, held, body, &new) {
             // The path is not that of the old body. An engine that gets it all the same finds that out.
             if path.is_some() {
                 host.remove_request_header(&header.name)?;
@@ -303,6 +357,14 @@ impl Exchange {
             Phase::Settled(Outcome::Refused(_)) => Flow::Hold,
             _ => Flow::Continue,
         }
+    }
+}
+
+/// Tells Envoy which engine is chosen.
+fn direct(host: &impl Host, route: &Route) -> Result<(), HostError> {
+    match &route.destinations {
+        Some(destinations) => host.set_request_header(DESTINATION_HEADER, destinations),
+        None => Ok(()),
     }
 }
 

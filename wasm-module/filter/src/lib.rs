@@ -38,7 +38,9 @@
 
 mod agreement;
 mod config;
+mod engines;
 mod exchange;
+mod feed;
 mod host;
 mod metrics;
 mod outcome;
@@ -47,6 +49,8 @@ mod plugin;
 mod proxy;
 #[cfg(test)]
 mod scripted;
+mod sent;
+mod usage;
 
 pub use config::{Config, ConfigError, OnFailure, RequestHeaders};
 pub use exchange::{Exchange, Flow};

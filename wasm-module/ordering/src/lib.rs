@@ -27,11 +27,12 @@
 
 mod arrangement;
 mod body;
+mod bytes;
 pub mod config;
 mod conversation;
-mod deed;
 pub mod document;
 pub mod embedding;
+mod engines;
 pub mod feed;
 pub mod hint;
 mod listing;
@@ -47,12 +48,16 @@ pub mod similarity;
 pub mod simulation;
 mod sort;
 mod tenant;
+mod told;
 pub mod tree;
+mod trees;
 
 pub use body::Skip;
+pub use bytes::BadBytes;
 pub use config::{Config, ConfigError, RawConfig};
-pub use deed::{BadDeed, Deed};
+pub use engines::{Choice, EngineId, MAX_ENGINES};
 pub use listing::documents_of;
 pub use orderer::{Orderer, Remembered, Report, Rewrite};
 pub use plain::{Ordered, Plain};
 pub use tenant::Tenant;
+pub use told::{Correction, Deed, Residency, Told, Usage};

@@ -1,23 +1,27 @@
 //! What is kept for every tenant and model, and the one call that uses it: a request, from body to body.
 
 use crate::arrangement::Listed;
-use crate::body::{self, Skip};
+use crate::body::{self, Skip, edit};
 use crate::config::Config;
 use crate::conversation::memory::{Memory, Path};
-use crate::deed::{Continued, Deed, SentRun};
+use crate::document::estimate_tokens;
+use crate::engines::{self, Choice, EngineId};
+use crate::feed::{Change, Event, TenantKey};
 use crate::path::SentPath;
 use crate::plain::{self, Ordered, Plain};
 use crate::policy::Policy;
 use crate::request;
 use crate::tenant::Tenant;
-use crate::tree::{KnowledgeTree, ResidencyEvent, ViewedNode};
+use crate::told::{Continued, Deed, SentRun, Told};
+use crate::tree::{ResidencyEvent, ViewedNode};
+use crate::trees::Trees;
 use fxhash::FxHashMap;
 
-/// Orders requests; holds a knowledge tree, a policy and a memory of chats for every tenant and model.
+/// Orders requests; holds a policy, a memory of chats and a knowledge tree for each engine, for every tenant and model.
 ///
 /// A tenant's decisions depend on its own requests alone, as long as no more than `tree.max_trees` tenants and models
-/// are in use. Memory is bounded by the configuration: at most `tree.max_trees` times `tree.max_nodes` nodes and
-/// `conversation.max_bytes`.
+/// are in use. Memory is bounded by the configuration: at most `tree.max_trees` times `conversation.max_bytes`, and
+/// `tree.max_nodes` for each engine.
 pub struct Orderer {
     config: Config,
     /// By tenant and model (see [`tree_key`]).
@@ -27,7 +31,11 @@ pub struct Orderer {
 }
 
 struct Kept {
-    tree: KnowledgeTree,
+    /// Whether the tenant has no name: tenants are not told apart.
+    is_nameless: bool,
+    key: TenantKey,
+    model: Box<str>,
+    trees: Trees,
     policy: Box<dyn Policy>,
     memory: Memory,
     last_used: u64,
@@ -93,7 +101,8 @@ impl Orderer {
         }
     }
 
-    /// Orders the documents of `body`, an OpenAI chat request of `tenant`, and expects it to be sent.
+    /// Orders the documents of `body`, an OpenAI chat request of `tenant`, and expects it to be sent to the one engine
+    /// there is.
     ///
     /// Messages that the tenant's chats are known by are sent as they were sent before.
     ///
@@ -101,6 +110,20 @@ impl Orderer {
     /// [`Skip`] says why the body is to be sent as it came. Nothing was remembered then, but for
     /// [`Skip::NoDocuments`]: that a chat went on without documents.
     pub fn rewrite(&mut self, tenant: Tenant<'_>, body: &[u8]) -> Result<Rewrite, Skip> {
+        self.rewrite_among(&[Choice::default()], tenant, body)
+    }
+
+    /// The same with a choice of engines: see [`crate::engines`]. The request is expected to be sent to
+    /// [`Deed::engine`]. Choices above [`MAX_ENGINES`] do not count; without any the first engine is the choice.
+    ///
+    /// # Errors
+    /// As [`Orderer::rewrite`].
+    pub fn rewrite_among(
+        &mut self,
+        choices: &[Choice],
+        tenant: Tenant<'_>,
+        body: &[u8],
+    ) -> Result<Rewrite, Skip> {
         let parsed = body::parse(body, &self.config)?;
         self.now += 1;
         let key = tree_key(tenant, &parsed.model);
@@ -109,7 +132,9 @@ impl Orderer {
             // A tenant that never sends documents takes no other one's place.
             return Err(Skip::NoDocuments);
         }
-        let kept = kept_of(&mut self.trees, &self.config, key, self.now);
+        let kept = kept_of(&mut self.trees, &self.config, key, self.now, || {
+            (tenant, parsed.model.as_ref())
+        });
         let written = parsed.rendered.as_ref().and_then(|(message, group)| {
             Some((
                 u32::try_from(*message).ok()?,
@@ -118,55 +143,138 @@ impl Orderer {
         });
         let chains = parsed.messages.iter().map(|message| message.chain);
         let path = kept.memory.find(chains, written);
+        // The same question asked again is no chat that goes on.
+        let last = u32::try_from(parsed.messages.len().saturating_sub(1)).unwrap_or(u32::MAX);
+        let home = kept.memory.engine(&path, last);
+        let choices = engines::choices(choices, home);
         let Kept {
-            tree,
+            trees,
             policy,
             memory,
             ..
         } = kept;
-        let sent = request::send(&self.config, &parsed, tree, policy.as_mut(), memory, &path);
-        let chat = Continued::told(memory.place(&path), &sent.added);
+        let mut best: Option<(u64, EngineId, request::Outcome<'_>)> = None;
+        for &Choice {
+            engine,
+            outstanding,
+        } in &choices
+        {
+            let tree = trees.of(engine);
+            let sent = request::send(&self.config, &parsed, tree, policy.as_mut(), memory, &path);
+            let cost = (sent.report.document_tokens)
+                .saturating_sub(sent.report.matched_tokens)
+                .saturating_add(outstanding);
+            if (best.as_ref()).is_none_or(|(lowest, ..)| cost < *lowest) {
+                best = Some((cost, engine, sent));
+            }
+        }
+        let Some((_, engine, sent)) = best else {
+            return Err(Skip::NoDocuments);
+        };
+        let request::Outcome {
+            edits,
+            report,
+            runs,
+            added,
+        } = sent;
+        let new = (!edits.is_empty()).then(|| edit::apply(parsed.text, edits));
+        let chat = Continued::told(memory.place(&path), &added);
         // A chat without documents is remembered where chats that open alike may have some pinned in them: the one must
         // not be taken for the other.
         let added = if has_documents || self.config.pins() {
-            sent.added
+            added
         } else {
             Vec::new()
         };
-        memory.record(&path, added);
-        kept.take(&sent.runs);
-        if !has_documents && sent.body.is_none() {
+        memory.record(&path, added, engine);
+        for other in choices.iter().filter(|other| other.engine != engine) {
+            let documents = runs.iter().flat_map(|run| &run.documents);
+            trees
+                .of(other.engine)
+                .forget_unheld(documents.map(|(document, _)| *document));
+        }
+        kept.take(engine, &runs);
+        if !has_documents && new.is_none() {
             return Err(Skip::NoDocuments);
         }
         Ok(Rewrite {
-            body: sent.body,
-            report: sent.report,
             path: SentPath {
-                runs: sent.runs.iter().map(SentRun::path).collect(),
+                runs: runs.iter().map(SentRun::path).collect(),
             },
             deed: Deed {
                 tenant: tenant.name.into(),
                 key: tenant.key,
                 model: parsed.model.as_ref().into(),
-                runs: sent.runs,
+                engine,
+                tokens: estimate_tokens(new.as_ref().map_or(body.len(), Vec::len)),
+                runs,
                 chat,
             },
+            body: new,
+            report,
         })
     }
 
-    /// Takes into account what another orderer did with a request: this one then knows the paths that were sent and how
-    /// the chat's messages were, as if it had sent them itself.
+    /// Takes into account what another orderer did, or learnt of an engine, as if this one had done and learnt it
+    /// itself.
     ///
     /// What is known of a chat stays as it is, and of what continues a turn that is not known nothing is taken.
-    pub fn learn(&mut self, deed: &Deed) {
+    pub fn learn(&mut self, told: &Told) {
+        match told {
+            Told::Deed(deed) => self.learn_deed(deed),
+            Told::Residency(residency) => {
+                for event in &residency.events {
+                    self.learn_event(residency.engine, &residency.model, event);
+                }
+            }
+            Told::Correction(correction) => {
+                let key = tree_key(correction.tenant(), &correction.model);
+                if let Some(kept) = self.trees.get_mut(&key) {
+                    for run in &correction.runs {
+                        kept.trees.of(correction.engine).apply(run.event());
+                    }
+                }
+            }
+        }
+    }
+
+    fn learn_deed(&mut self, deed: &Deed) {
         self.now += 1;
         let key = tree_key(deed.tenant(), &deed.model);
-        let kept = kept_of(&mut self.trees, &self.config, key, self.now);
-        kept.take(&deed.runs);
+        let kept = kept_of(&mut self.trees, &self.config, key, self.now, || {
+            (deed.tenant(), &deed.model)
+        });
+        kept.take(deed.engine, &deed.runs);
         if let Some(Continued { after, added }) = &deed.chat
             && let Some(path) = after.map_or(Some(Path::new()), |place| kept.memory.path_to(place))
         {
-            kept.memory.record(&path, added.clone());
+            kept.memory.record(&path, added.clone(), deed.engine);
+        }
+    }
+
+    /// A feed names tenants by their keys, and a model by the engine's name for it, which a request need not use that
+    /// leaves the model to the engine.
+    ///
+    /// What is stored without a key may be anybody's: where tenants have names, none of them learns of it.
+    fn learn_event(&mut self, engine: EngineId, model: &str, event: &Event) {
+        let change = match event.change() {
+            Change::Forget => ResidencyEvent::Cleared,
+            Change::Tenant(_, change) => change,
+        };
+        let is_stored = matches!(change, ResidencyEvent::Stored { .. });
+        if is_stored && event.tenant() == Some(TenantKey::default()) {
+            let key = tree_key(Tenant::default(), model);
+            kept_of(&mut self.trees, &self.config, key, self.now, || {
+                (Tenant::default(), model)
+            });
+        }
+        for kept in self.trees.values_mut() {
+            let concerns = (*kept.model == *model || kept.model.is_empty())
+                && event.tenant().is_none_or(|key| key == kept.key);
+            let is_known = kept.is_nameless || kept.key != TenantKey::default();
+            if concerns && (is_known || !is_stored) {
+                kept.trees.of(engine).apply(change);
+            }
         }
     }
 
@@ -185,21 +293,23 @@ impl Orderer {
         plain::check(&self.config, model, documents)?;
         self.now += 1;
         let key = tree_key(tenant, model);
-        let kept = kept_of(&mut self.trees, &self.config, key, self.now);
+        let kept = kept_of(&mut self.trees, &self.config, key, self.now, || {
+            (tenant, model)
+        });
         Ok(plain::order(
             &self.config,
-            &mut kept.tree,
+            kept.trees.of(EngineId::default()),
             kept.policy.as_mut(),
             before,
             documents,
         ))
     }
 
-    /// The `limit` most recently used nodes of a tenant's tree for a model: see [`KnowledgeTree::view`].
+    /// The `limit` most recently used nodes of a tenant's tree for a model and the first engine: see [`view`](crate::tree::KnowledgeTree::view).
     #[must_use]
     pub fn view(&self, tenant: Tenant<'_>, model: &str, limit: usize) -> Vec<ViewedNode> {
         let kept = self.trees.get(&tree_key(tenant, model));
-        kept.map_or_else(Vec::new, |kept| kept.tree.view(limit))
+        kept.map_or_else(Vec::new, |kept| kept.trees.first().view(limit))
     }
 
     /// How it was told to order.
@@ -222,7 +332,7 @@ impl Orderer {
     /// Nodes in all trees.
     #[must_use]
     pub fn nodes(&self) -> usize {
-        self.trees.values().map(|kept| kept.tree.len()).sum()
+        self.trees.values().map(|kept| kept.trees.nodes()).sum()
     }
 
     /// What is remembered of all chats.
@@ -238,12 +348,12 @@ impl Orderer {
 
 impl Kept {
     /// These documents were sent: the engine is expected to hold them, and the policy learns their order.
-    fn take(&mut self, runs: &[SentRun]) {
+    fn take(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
             if let Some(order) = &run.order {
                 self.policy.remember(&run.ranked(order), order);
             }
-            self.tree.apply(ResidencyEvent::Stored {
+            self.trees.of(engine).apply(ResidencyEvent::Stored {
                 scope: run.scope,
                 path: &run.documents,
             });
@@ -276,12 +386,14 @@ fn tree_key(tenant: Tenant<'_>, model: &str) -> String {
     format!("{}:{name}{key};{model}", name.len())
 }
 
-/// What is kept under that key; if nothing is, something new, in place of the least recently used one when there are too many.
-fn kept_of<'t>(
+/// What is kept under that key; if nothing is, something new for `whose` tenant and model, in place of the least recently
+/// used one when there are too many.
+fn kept_of<'t, 'k>(
     trees: &'t mut FxHashMap<String, Kept>,
     config: &Config,
     key: String,
     now: u64,
+    whose: impl FnOnce() -> (Tenant<'k>, &'k str),
 ) -> &'t mut Kept {
     if !trees.contains_key(&key)
         && trees.len() >= config.max_trees as usize
@@ -292,11 +404,17 @@ fn kept_of<'t>(
     {
         trees.remove(&oldest);
     }
-    let kept = trees.entry(key).or_insert_with(|| Kept {
-        tree: KnowledgeTree::new(config.tree),
-        policy: config.policy.build(&config.policy_options),
-        memory: Memory::new(config.memory),
-        last_used: now,
+    let kept = trees.entry(key).or_insert_with(|| {
+        let (tenant, model) = whose();
+        Kept {
+            is_nameless: tenant.name.is_empty(),
+            key: tenant.key,
+            model: model.into(),
+            trees: Trees::new(config.tree),
+            policy: config.policy.build(&config.policy_options),
+            memory: Memory::new(config.memory),
+            last_used: now,
+        }
     });
     kept.last_used = now;
     kept

@@ -15,17 +15,17 @@ use crate::config::Config;
 use crate::conversation::memory::{Added, Memory, Path};
 use crate::conversation::shown::Shown;
 use crate::conversation::turn::{Pin, Pinned, Turn, Written};
-use crate::deed::SentRun;
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::orderer::Report;
 use crate::policy::{Order, Policy, match_of};
+use crate::told::SentRun;
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
 /// What became of a request.
-pub(crate) struct Outcome {
-    /// The body to send; `None`: the one that came.
-    pub(crate) body: Option<Vec<u8>>,
+pub(crate) struct Outcome<'a> {
+    /// What is sent instead of parts of the body; empty: nothing.
+    pub(crate) edits: Vec<Edit<'a>>,
     pub(crate) report: Report,
     /// The documents sent, as the tree knows them.
     pub(crate) runs: Vec<SentRun>,
@@ -41,7 +41,7 @@ pub(crate) fn send<'a>(
     policy: &mut dyn Policy,
     memory: &'a Memory,
     path: &Path,
-) -> Outcome {
+) -> Outcome<'a> {
     let mut request = Request {
         config,
         tree,
@@ -80,7 +80,7 @@ pub(crate) fn send<'a>(
         }
     }
     Outcome {
-        body: (!request.edits.is_empty()).then(|| edit::apply(parsed.text, request.edits)),
+        edits: request.edits,
         report: request.report,
         runs: request.runs,
         added,
@@ -161,7 +161,7 @@ impl<'a> Request<'_, 'a> {
         self.edits.push(Edit::insert(entry, &pin.text));
         let path = pin.documents.iter();
         let path = path.map(|document| (document.fingerprint, document.tokens));
-        self.walk(scope, pin.references, path.collect(), None);
+        self.walk(entry.at, scope, pin.references, path.collect(), None);
         for document in &pin.documents {
             self.shown.add(
                 turn,
@@ -198,6 +198,7 @@ impl<'a> Request<'_, 'a> {
                 Some((listed.fingerprint_at(slot.index()), found.tokens))
             });
         self.walk(
+            group.place.start(),
             group.scope,
             arrangement.references(&listed),
             path.collect(),
@@ -265,10 +266,11 @@ impl<'a> Request<'_, 'a> {
             .collect()
     }
 
-    /// These documents stand in the prompt, in this order; `references` stand among them. `order` is the policy's, if
+    /// These documents stand in the prompt from that byte of the body on, in this order; `references` stand among them. `order` is the policy's, if
     /// it was asked.
     fn walk(
         &mut self,
+        at: usize,
         scope: Scope,
         references: u64,
         documents: SmallVec<[(Fingerprint, u32); 16]>,
@@ -298,6 +300,8 @@ impl<'a> Request<'_, 'a> {
             .sum::<u64>();
         self.runs.push(SentRun {
             scope,
+            before: estimate_tokens(at),
+            matched: u32::try_from(matched.tokens).unwrap_or(u32::MAX),
             documents: documents.into_vec(),
             order: order.map(Order::into_vec),
         });

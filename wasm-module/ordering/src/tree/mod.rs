@@ -94,6 +94,15 @@ impl KnowledgeTree {
         self.catalog.intern(fingerprint)
     }
 
+    /// Forgets those of the documents that were interned and never inserted.
+    pub(crate) fn forget_unheld(&mut self, documents: impl Iterator<Item = Fingerprint>) {
+        for document in documents {
+            if let Some(id) = self.catalog.find(document) {
+                self.catalog.forget_unheld(id);
+            }
+        }
+    }
+
     /// The insertion that last used the document, counted from 1; 0 when it is in no path.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
