@@ -4,6 +4,7 @@
 //! cut the stop short.
 
 mod caching;
+mod kv_bridge;
 mod scheduling;
 
 use anyhow::{Context, bail};
@@ -44,6 +45,8 @@ enum Command {
     /// Serve a model over HTTP
     #[command(after_help = LOG_HELP)]
     Serve(Box<ServeArguments>),
+    /// Follow vLLM's KV events and tell gateways which documents it holds
+    KvBridge(Box<kv_bridge::Arguments>),
     /// Tell what ordering documents would save on a log of requests, and write a report
     #[command(after_help = REPLAY_HELP)]
     Replay(ReplayArguments),
@@ -198,6 +201,7 @@ enum CpuPrecision {
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Serve(arguments) => start(*arguments),
+        Command::KvBridge(arguments) => run(arguments.log_format, kv_bridge::run(*arguments)),
         Command::Replay(arguments) => replay(arguments),
     }
 }
@@ -253,12 +257,17 @@ fn start(arguments: ServeArguments) -> ExitCode {
             .error(ErrorKind::ArgumentConflict, message)
             .exit();
     }
-    if let Err(error) = start_log(arguments.log_format) {
+    run(arguments.log_format, serve(arguments))
+}
+
+/// Runs a mode that goes on until a signal ends it.
+fn run(log: LogFormat, mode: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
+    if let Err(error) = start_log(log) {
         Arguments::command()
             .error(ErrorKind::ValueValidation, format!("FOREWORD_LOG: {error}"))
             .exit();
     }
-    match run(arguments) {
+    match block_on(mode) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -267,12 +276,12 @@ fn start(arguments: ServeArguments) -> ExitCode {
     }
 }
 
-fn run(arguments: ServeArguments) -> anyhow::Result<ExitCode> {
+fn block_on(mode: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("cannot start threads")?;
-    let code = runtime.block_on(serve(arguments));
+    let code = runtime.block_on(mode);
     // A model that is still being loaded is not waited for.
     runtime.shutdown_background();
     code

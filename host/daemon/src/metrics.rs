@@ -44,9 +44,10 @@ use std::sync::{Arc, OnceLock};
 /// The server's metrics.
 pub struct Metrics {
     registry: Registry,
-    http: Family<HttpLabels, Counter>,
+    http: Responses,
     generations: Family<GenerationLabels, Counter>,
-    paths: Family<PathLabels, Counter>,
+    /// Chat requests by what became of their path.
+    pub placements: Placements,
     /// From submission to the engine's start.
     pub queue_seconds: Histogram,
     /// From the request's arrival to its first token.
@@ -108,28 +109,65 @@ struct PathLabels {
     outcome: &'static str,
 }
 
+/// HTTP responses by route and status, of any server here.
+#[derive(Clone, Debug)]
+pub struct Responses(Family<HttpLabels, Counter>);
+
+impl Responses {
+    /// In this registry.
+    pub fn registered(registry: &mut Registry) -> Self {
+        let family = Family::default();
+        let help = "HTTP requests by route and status";
+        registry.register("http_requests", help, family.clone());
+        Self(family)
+    }
+
+    /// Counts one; `route` is the pattern, never what a client put in the path.
+    pub fn count(&self, route: &str, status: StatusCode) {
+        self.0
+            .get_or_create(&HttpLabels {
+                route: route.to_owned(),
+                status: status.as_u16(),
+            })
+            .inc();
+    }
+}
+
+/// Chat requests by what became of the path that the gateway told, of any server here.
+#[derive(Clone, Debug)]
+pub struct Placements(Family<PathLabels, Counter>);
+
+impl Placements {
+    /// In this registry.
+    pub fn registered(registry: &mut Registry) -> Self {
+        let family = Family::default();
+        let help = "Chat requests by what became of the path that the gateway told";
+        registry.register("document_paths", help, family.clone());
+        Self(family)
+    }
+
+    /// Counts one.
+    pub fn count(&self, outcome: Placement) {
+        self.0
+            .get_or_create(&PathLabels {
+                outcome: outcome.name(),
+            })
+            .inc();
+    }
+}
+
 impl Metrics {
     /// Metrics that read the engine's numbers from `model` once it is set.
     pub fn new(model: Arc<OnceLock<Arc<Model>>>) -> Self {
         let mut registry = Registry::with_prefix("foreword");
-        let http = Family::default();
-        registry.register(
-            "http_requests",
-            "HTTP requests by route and status",
-            http.clone(),
-        );
+        let http = Responses::registered(&mut registry);
         let generations = Family::default();
         registry.register(
             "generations",
             "Generations by how they ended",
             generations.clone(),
         );
-        let paths = Family::default();
-        registry.register(
-            "document_paths",
-            "Chat requests by what became of the path that the gateway told",
-            paths.clone(),
-        );
+        let placements = Placements::registered(&mut registry);
         let between_tokens_seconds = {
             // 100 µs to 13 s.
             let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
@@ -158,7 +196,7 @@ impl Metrics {
         let metrics = Self {
             http,
             generations,
-            paths,
+            placements,
             queue_seconds: seconds("queue_seconds", "From submission to the engine's start"),
             first_token_seconds: seconds(
                 "time_to_first_token_seconds",
@@ -179,27 +217,13 @@ impl Metrics {
 
     /// Counts an HTTP response.
     pub fn http(&self, route: &str, status: StatusCode) {
-        self.http
-            .get_or_create(&HttpLabels {
-                route: route.to_owned(),
-                status: status.as_u16(),
-            })
-            .inc();
+        self.http.count(route, status);
     }
 
     /// Counts a generation.
     pub fn ended(&self, outcome: Outcome) {
         self.generations
             .get_or_create(&GenerationLabels {
-                outcome: outcome.name(),
-            })
-            .inc();
-    }
-
-    /// Counts a chat request by what became of its path.
-    pub fn placed(&self, outcome: Placement) {
-        self.paths
-            .get_or_create(&PathLabels {
                 outcome: outcome.name(),
             })
             .inc();

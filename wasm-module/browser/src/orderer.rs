@@ -1,10 +1,11 @@
 //! The class `Orderer`: what the gateway does with a request, in the page that writes it.
 
-use crate::values::{self, refused};
+use crate::values::{self, refused, refused_argument};
 use foreword_ordering::document::Fingerprint;
+use foreword_ordering::object;
 use foreword_ordering::tree::{ViewedEdge, ViewedNode};
 use foreword_ordering::{Config, Plain, RawConfig, Tenant, documents_of};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use wasm_bindgen::prelude::*;
 
 /// Orders documents so that a prompt opens like one that was sent before; holds what was sent.
@@ -78,7 +79,8 @@ impl Orderer {
     ) -> Result<JsValue, JsValue> {
         let documents: Vec<Document> = values::list("documents", documents)?;
         let options: Options = values::options("options", options)?;
-        let list: Vec<Plain<'_>> = documents.iter().map(Document::plain).collect();
+        let list = documents.iter().map(Document::plain);
+        let list: Vec<Plain<'_>> = list.collect::<Result<_, _>>()?;
         let ordered = self.core.order(
             Tenant::named(&options.tenant),
             &options.model,
@@ -217,32 +219,36 @@ struct Skipped {
 }
 
 /// What else it has, a score for instance, is the caller's.
-#[derive(Deserialize)]
+#[derive(Default)]
 struct Document {
     id: Option<String>,
     title: Option<String>,
-    text: String,
+    text: Option<String>,
 }
 
+object!(impl<'de> Document { id, title, text }, others: Ignored);
+
 impl Document {
-    fn plain(&self) -> Plain<'_> {
-        Plain {
+    fn plain(&self) -> Result<Plain<'_>, JsValue> {
+        let text = self.text.as_deref();
+        Ok(Plain {
             id: self.id.as_deref().unwrap_or_default(),
             title: self.title.as_deref().unwrap_or_default(),
-            text: &self.text,
-        }
+            text: text.ok_or_else(|| refused_argument("documents", "missing field `text`"))?,
+        })
     }
 }
 
 /// Options of `order` and of `tree`; each takes what concerns it.
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Default)]
 struct Options {
     before: String,
     tenant: String,
     model: String,
     limit: Option<u32>,
 }
+
+object!(impl<'de> Options { before, tenant, model, limit }, others: Refused);
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -2,9 +2,10 @@
 
 use crate::trace::Trace;
 use crate::values::{self, refused};
+use foreword_ordering::object;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
 use foreword_ordering::simulation::Capacity;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use wasm_bindgen::prelude::*;
 
 /// A policy in front of a simulated engine; holds how far it is in a trace.
@@ -90,14 +91,17 @@ impl Replay {
 /// More than any engine has in a page.
 const MAX_PAGE_TOKENS: u32 = 1 << 20;
 
-#[derive(Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Options {
     policy: String,
     cache_tokens: Option<u64>,
     page_tokens: u32,
     seed: u32,
 }
+
+object!(
+    impl<'de> Options { policy, cache_tokens = "cacheTokens", page_tokens = "pageTokens", seed },
+    others: Refused
+);
 
 impl Default for Options {
     fn default() -> Self {

@@ -320,8 +320,20 @@ impl Host for Envoy<'_> {
         Ok(shared::set(key, value, unchanged_since))
     }
 
-    fn property(&self, _path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
-        Ok(None)
+    fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
+        let (Scope::Request(filter), ["upstream", "address"]) = (self.scope, path) else {
+            return Ok(None);
+        };
+        let mut value = EnvoyBuffer::NOTHING;
+        // SAFETY: `filter` is the running hook's; `value` is written before the call returns, and copied at once.
+        unsafe {
+            let found = abi::envoy_dynamic_module_callback_http_filter_get_attribute_string(
+                filter,
+                abi::UPSTREAM_ADDRESS,
+                &raw mut value,
+            );
+            Ok(found.then(|| bytes(&value).to_vec()))
+        }
     }
 
     fn call(

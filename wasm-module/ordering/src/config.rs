@@ -2,13 +2,13 @@
 
 use crate::conversation::memory;
 use crate::hint::{HintTemplate, LocationTemplate, TemplateError};
+use crate::object;
 use crate::policy::{MAX_CANDIDATES, PolicyKind, PolicyOptions};
 use crate::tree::Bounds;
 use serde::Deserialize;
 
 /// Configuration as written. Every field may be absent; an unknown one is an error.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RawConfig {
     /// Name of the [policy](PolicyKind).
     pub policy: String,
@@ -24,9 +24,13 @@ pub struct RawConfig {
     pub conversation: RawConversation,
 }
 
+object!(
+    impl<'de> RawConfig { policy, policy_options, hint, documents, tree, conversation },
+    others: Refused
+);
+
 /// What a policy is told, as written; each takes what concerns it.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RawPolicyOptions {
     /// Where `random` starts.
     pub seed: u64,
@@ -38,9 +42,10 @@ pub struct RawPolicyOptions {
     pub max_contexts: u32,
 }
 
+object!(impl<'de> RawPolicyOptions { seed, window, max_displacement, max_contexts }, others: Refused);
+
 /// The hints, as written.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RawHint {
     /// Whether a request whose documents were moved is told the retriever's order.
     pub enabled: bool,
@@ -55,9 +60,10 @@ pub struct RawHint {
     pub location: String,
 }
 
+object!(impl<'de> RawHint { enabled, template, label, separator, location }, others: Refused);
+
 /// How documents are found, as written.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RawDocuments {
     /// What happens to a `documents` array in the body.
     pub field: DocumentsField,
@@ -85,6 +91,11 @@ pub struct RawDocuments {
     pub max: u32,
 }
 
+object!(
+    impl<'de> RawDocuments { field, tags, loose_tags, blocks, results, numbered, rules, headings, max },
+    others: Refused
+);
+
 /// What happens to a `documents` array in the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -99,8 +110,7 @@ pub enum DocumentsField {
 }
 
 /// The knowledge trees' bounds, as written.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RawTree {
     /// Nodes in one tree; about 150 bytes each.
     pub max_nodes: u32,
@@ -110,12 +120,13 @@ pub struct RawTree {
     pub max_trees: u32,
 }
 
+object!(impl<'de> RawTree { max_nodes, max_tokens, max_trees }, others: Refused);
+
 /// What is done with the earlier turns of a chat, as written.
 ///
 /// A chat is known by its own words: the roles and contents of its messages, byte for byte, and the request's `user`,
 /// `safety_identifier` and `prompt_cache_key`. A client that cuts off or edits a chat's beginning starts another chat.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RawConversation {
     /// Whether a document that stands in an earlier turn, byte for byte, is replaced by a location hint. It takes a
     /// label that no other document of the chat has, and a block that is longer than the hint.
@@ -140,6 +151,11 @@ pub struct RawConversation {
     /// Bytes of these, pinned documents included.
     pub max_bytes: u64,
 }
+
+object!(
+    impl<'de> RawConversation { deduplicate, pin, max_pinned_tokens, max_entries, max_bytes },
+    others: Refused
+);
 
 /// Configuration as checked.
 #[derive(Clone)]

@@ -36,6 +36,8 @@ mod engines;
 pub mod feed;
 pub mod hint;
 mod listing;
+#[doc(hidden)]
+pub mod object;
 mod orderer;
 pub mod path;
 mod plain;

@@ -353,10 +353,7 @@ impl Kept {
             if let Some(order) = &run.order {
                 self.policy.remember(&run.ranked(order), order);
             }
-            self.trees.of(engine).apply(ResidencyEvent::Stored {
-                scope: run.scope,
-                path: &run.documents,
-            });
+            self.trees.of(engine).hold(run.scope, &run.documents);
         }
     }
 }

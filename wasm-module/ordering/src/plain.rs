@@ -6,7 +6,7 @@ use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::policy::{Order, Policy, fingerprints, match_of};
 use crate::tree::{KnowledgeTree, Scope};
 use fxhash::FxHashSet;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A document in the caller's hands; what it has not is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub(crate) fn order(
     before: &str,
     documents: &[Plain<'_>],
 ) -> Ordered {
-    let scope = Scope(xxh3_64(before.as_bytes()));
+    let scope = Scope(xxh3_64_with_seed(before.as_bytes(), 0));
     let mut seen = FxHashSet::default();
     let mut ranks: Vec<u16> = Vec::with_capacity(documents.len());
     let mut candidates: Vec<Candidate<'_>> = Vec::with_capacity(documents.len());

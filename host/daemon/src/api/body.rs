@@ -13,7 +13,7 @@ use std::time::Duration;
 ///
 /// # Errors
 /// When it is declared as something else, is too large, or does not arrive in time. The rest of it was then read past.
-pub(super) async fn read(request: Request, limit: u64, time: TimeLimit) -> Result<Bytes, Failure> {
+pub(crate) async fn read(request: Request, limit: u64, time: TimeLimit) -> Result<Bytes, Failure> {
     if let Err(failure) =
         check_type(request.headers()).and_then(|()| check_length(request.headers(), limit))
     {

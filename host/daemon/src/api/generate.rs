@@ -181,7 +181,8 @@ async fn prepare(
             Dialect::Chat => {
                 let chat = Chat::parse(&body)?;
                 check_model(&model, &chat.options)?;
-                let placer = Placer::new(&app.locator, path.as_ref(), &body, &app.metrics);
+                let counts = &app.metrics.placements;
+                let placer = Placer::new(&app.locator, path.as_ref(), &body, counts);
                 let (request, calls) = model.chat_request(&chat, &placer)?;
                 (request, calls, chat.options)
             }

@@ -11,8 +11,11 @@
 //! a prompt whose blocks are not all there waits at the last one that is. A document is held while its mark's block and
 //! all blocks before it are; an engine need not drop its last blocks first, and when it drops one in the middle, what
 //! follows it has lost its marks. They come back with the next prompt: less may be known here than is held, never more.
+//!
+//! Layers that keep only a window of a sequence, or a state of it, have blocks of their own; they are passed over. Of a
+//! model with such layers the engine may reuse less than is told.
 
-use crate::kv::vllm::read::{BlockEvent, BlockHash};
+use crate::kv::vllm::read::{BlockEvent, BlockHash, Key};
 use foreword_engine::backend::TokenId;
 use foreword_engine::cache::{CacheEvent, Document, DocumentPath, PageHash, Tier};
 use foreword_ordering::feed::TenantKey;
@@ -31,7 +34,11 @@ pub struct Blocks {
     waiting: HashMap<Option<BlockHash>, HashSet<u64>>,
     /// Waiting prompts, the oldest first; some of them may have been served since.
     ages: VecDeque<u64>,
+    /// Tokens of all waiting prompts.
+    waiting_tokens: usize,
     next: u64,
+    /// Groups of layers whose blocks are passed over.
+    partial: HashSet<i64>,
     log: Vec<CacheEvent>,
 }
 
@@ -42,14 +49,25 @@ pub struct Limits {
     pub blocks: usize,
     /// Prompts that wait for blocks; beyond it the oldest go.
     pub prompts: usize,
+    /// Tokens of the prompts that wait; likewise.
+    pub prompt_tokens: usize,
+}
+
+/// How much is remembered now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Blocks that the engine has.
+    pub blocks: usize,
+    /// Prompts that wait for blocks.
+    pub prompts: usize,
 }
 
 #[derive(Debug)]
 struct Block {
     parent: Option<BlockHash>,
     tokens: Arc<[TokenId]>,
-    /// Of a first block: the text that its hash depends on, a salt, say.
-    keys: Vec<String>,
+    /// Of a first block: what its hash depends on beside its tokens, a salt, say.
+    keys: Vec<Key>,
     /// Where it is: on the device, in host memory, elsewhere.
     places: [bool; 3],
     marks: Vec<Mark>,
@@ -86,8 +104,18 @@ impl Blocks {
             prompts: HashMap::new(),
             waiting: HashMap::new(),
             ages: VecDeque::new(),
+            waiting_tokens: 0,
             next: 0,
+            partial: HashSet::new(),
             log: Vec::new(),
+        }
+    }
+
+    /// How much is remembered.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            blocks: self.blocks.len(),
+            prompts: self.prompts.len(),
         }
     }
 
@@ -120,7 +148,14 @@ impl Blocks {
                 block_tokens,
                 medium,
                 keys,
+                group,
             } => {
+                if group.is_partial && self.partial.len() < MAX_GROUPS {
+                    self.partial.insert(group.number);
+                }
+                if group.is_partial || self.partial.contains(&group.number) {
+                    return;
+                }
                 let size = block_tokens.max(1) as usize;
                 let tier = tier(medium.as_deref());
                 let mut parent = parent;
@@ -131,7 +166,14 @@ impl Blocks {
                     parent = Some(hash);
                 }
             }
-            BlockEvent::Removed { blocks, medium } => {
+            BlockEvent::Removed {
+                blocks,
+                medium,
+                group,
+            } => {
+                if self.partial.contains(&group) {
+                    return;
+                }
                 let tier = tier(medium.as_deref());
                 for hash in blocks {
                     self.remove(hash, tier);
@@ -166,7 +208,7 @@ impl Blocks {
         hash: BlockHash,
         parent: Option<BlockHash>,
         tokens: &[TokenId],
-        keys: &[String],
+        keys: &[Key],
         tier: Tier,
     ) {
         if self.blocks.len() >= self.limits.blocks && !self.blocks.contains_key(&hash) {
@@ -193,7 +235,7 @@ impl Blocks {
         self.children.entry(parent).or_default().insert(hash);
         // Whoever waited for it, or for blocks that follow it, goes on.
         for id in self.waiting.remove(&parent).unwrap_or_default() {
-            if let Some(prompt) = self.prompts.remove(&id) {
+            if let Some(prompt) = self.wake(id) {
                 self.walk(id, prompt);
             }
         }
@@ -228,7 +270,7 @@ impl Blocks {
         // Prompts that had come past it begin anew.
         for hash in below {
             for id in self.waiting.remove(&Some(hash)).unwrap_or_default() {
-                if let Some(mut prompt) = self.prompts.remove(&id) {
+                if let Some(mut prompt) = self.wake(id) {
                     (prompt.matched, prompt.at) = (0, None);
                     self.walk(id, prompt);
                 }
@@ -306,6 +348,7 @@ impl Blocks {
             return;
         }
         self.waiting.entry(prompt.at).or_default().insert(id);
+        self.waiting_tokens += prompt.tokens.len();
         self.prompts.insert(id, prompt);
         self.ages.push_back(id);
         self.let_go();
@@ -328,12 +371,20 @@ impl Blocks {
             .min()
     }
 
+    /// A prompt that does not wait any more.
+    fn wake(&mut self, id: u64) -> Option<Prompt> {
+        let prompt = self.prompts.remove(&id)?;
+        self.waiting_tokens -= prompt.tokens.len();
+        Some(prompt)
+    }
+
     /// Forgets the oldest prompts where too many wait.
     fn let_go(&mut self) {
-        while self.prompts.len() > self.limits.prompts
+        while (self.prompts.len() > self.limits.prompts
+            || self.waiting_tokens > self.limits.prompt_tokens)
             && let Some(oldest) = self.ages.pop_front()
         {
-            if let Some(prompt) = self.prompts.remove(&oldest)
+            if let Some(prompt) = self.wake(oldest)
                 && let Some(waiting) = self.waiting.get_mut(&prompt.at)
             {
                 waiting.remove(&oldest);
@@ -355,14 +406,19 @@ impl Blocks {
 /// Marks of a block; further ones are not kept.
 const MAX_MARKS: usize = 8;
 
-/// Whether a first block with these keys may be a request's with this salt. Engines tell the salt, ours its key. Where
-/// they tell nothing, a salted request finds nothing.
-fn is_whose(keys: &[String], salt: &str) -> bool {
-    if salt.is_empty() {
-        keys.is_empty()
-    } else {
-        let key = TenantKey::of(salt).to_string();
-        keys.iter().any(|other| other == salt || *other == key)
+/// Groups of layers that are passed over; models have a handful.
+const MAX_GROUPS: usize = 64;
+
+/// Whether a first block with these keys may be a request's with this salt, and with nothing else that tells it apart (a
+/// LoRA, an image). vLLM tells the salt, our own engine its key. Where an engine tells nothing, a salted request finds
+/// nothing.
+fn is_whose(keys: &[Key], salt: &str) -> bool {
+    match keys {
+        [] => salt.is_empty(),
+        [Key::Text(text)] if !salt.is_empty() => {
+            text == salt || *text == TenantKey::of(salt).to_string()
+        }
+        _ => false,
     }
 }
 
@@ -378,6 +434,7 @@ fn tier(medium: Option<&str>) -> Tier {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv::vllm::read::Group;
     use foreword_engine::cache::DocumentSpan;
     use foreword_engine::engine::feed::Feed;
     use foreword_ordering::random::Random;
@@ -387,6 +444,7 @@ mod tests {
     const LIMITS: Limits = Limits {
         blocks: 1000,
         prompts: 1000,
+        prompt_tokens: 100_000,
     };
 
     fn hash(number: u64) -> BlockHash {
@@ -401,7 +459,8 @@ mod tests {
             tokens: tokens.to_vec(),
             block_tokens: SIZE as u32,
             medium: Some("GPU".to_owned()),
-            keys: keys.iter().map(|&key| key.to_owned()).collect(),
+            keys: keys.iter().map(|&key| Key::Text(key.to_owned())).collect(),
+            group: Group::default(),
         }
     }
 
@@ -409,6 +468,7 @@ mod tests {
         BlockEvent::Removed {
             blocks: numbers.iter().copied().map(hash).collect(),
             medium: Some("GPU".to_owned()),
+            group: 0,
         }
     }
 
@@ -482,9 +542,10 @@ mod tests {
         let tokens: Vec<u32> = (0..4).collect();
         let mut blocks = Blocks::new(LIMITS);
         let elsewhere = |event: BlockEvent| match event {
-            BlockEvent::Removed { blocks, .. } => BlockEvent::Removed {
+            BlockEvent::Removed { blocks, group, .. } => BlockEvent::Removed {
                 blocks,
                 medium: Some("cpu".to_owned()),
+                group,
             },
             other => other,
         };
@@ -496,6 +557,7 @@ mod tests {
             tokens,
             block_tokens,
             keys,
+            group,
             ..
         } = stored(&[1], None, &tokens, &[])
         else {
@@ -509,6 +571,7 @@ mod tests {
             block_tokens,
             medium,
             keys,
+            group,
         });
         assert_eq!(told(&mut blocks).len(), 1);
         blocks.event(removed(&[1]));
@@ -537,10 +600,56 @@ mod tests {
     }
 
     #[test]
+    fn a_blocks_hash_depends_on_nothing_that_the_request_has_not() {
+        let tokens: Vec<u32> = (0..4).collect();
+        let mut blocks = Blocks::new(LIMITS);
+        // A tenant's own LoRA or image beside its salt, or instead of one.
+        blocks.event(stored(&[1], None, &tokens, &["lora", "a"]));
+        blocks.event(stored(&[2], None, &tokens, &["lora"]));
+        let mut image = stored(&[3], None, &tokens, &["a"]);
+        if let BlockEvent::Stored { keys, .. } = &mut image {
+            keys.push(Key::Other);
+        }
+        blocks.event(image);
+        for salt in ["", "a"] {
+            blocks.prompt(tokens.clone(), salt.into(), documents(&[4]));
+        }
+        assert_eq!(told(&mut blocks), []);
+    }
+
+    #[test]
+    fn blocks_of_layers_that_keep_a_window_are_passed_over() {
+        let tokens: Vec<u32> = (0..4).collect();
+        let mut blocks = Blocks::new(LIMITS);
+        blocks.prompt(tokens.clone(), "".into(), documents(&[4]));
+        let mut windowed = stored(&[1], None, &tokens, &[]);
+        if let BlockEvent::Stored { group, .. } = &mut windowed {
+            *group = Group {
+                number: 1,
+                is_partial: true,
+            };
+        }
+        blocks.event(windowed);
+        assert_eq!(told(&mut blocks), []);
+        blocks.event(stored(&[1], None, &tokens, &[]));
+        assert_eq!(told(&mut blocks), [(true, vec![1])]);
+        // The window has moved on; the other layers' block of the same hash is there.
+        blocks.event(BlockEvent::Removed {
+            blocks: vec![hash(1)],
+            medium: None,
+            group: 1,
+        });
+        assert_eq!(told(&mut blocks), []);
+        blocks.event(removed(&[1]));
+        assert_eq!(told(&mut blocks), [(false, vec![1])]);
+    }
+
+    #[test]
     fn what_is_remembered_is_bounded() {
         let limits = Limits {
             blocks: 10,
             prompts: 5,
+            prompt_tokens: 1000,
         };
         let mut blocks = Blocks::new(limits);
         for number in 0..100 {
@@ -556,6 +665,23 @@ mod tests {
         blocks.event(stored(&[11], None, &[1; 4], &[]));
         assert_eq!(blocks.take_events(), [CacheEvent::Gap { events: 0 }]);
         assert!(blocks.blocks.is_empty() && blocks.children.is_empty());
+    }
+
+    #[test]
+    fn the_tokens_of_waiting_prompts_are_bounded_too() {
+        let limits = Limits {
+            prompt_tokens: 20,
+            ..LIMITS
+        };
+        let mut blocks = Blocks::new(limits);
+        for number in 0..10 {
+            blocks.prompt(vec![number; 8], "".into(), documents(&[8]));
+        }
+        assert_eq!((blocks.prompts.len(), blocks.waiting_tokens), (2, 16));
+        blocks.event(stored(&[9], None, &[9; 4], &[]));
+        blocks.event(stored(&[10], Some(9), &[9; 4], &[]));
+        assert_eq!(told(&mut blocks), [(true, vec![1])]);
+        assert_eq!((blocks.prompts.len(), blocks.waiting_tokens), (1, 8));
     }
 
     #[test]

@@ -1,15 +1,180 @@
-//! The KV feed of an engine that speaks of blocks alone: vLLM, and whatever publishes its events.
+//! The KV feed of an engine that speaks of blocks alone: vLLM, and whatever publishes its events. `foreword kv-bridge`.
 //!
 //! ```text
-//!   gateway ── requests, mirrored ──▶ tokens, ends of documents ──▶ prompt(…) ─┐
-//!                                                                              ├─ Blocks ── CacheEvent ──▶ Feed
-//!   engine ─── BlockStored, … ──────▶ crate::kv::vllm::read ──────▶ event(…) ──┘
+//!   Envoy ── copies of requests ──▶ http ──▶ prompts: tokens, ends of documents ── prompt ─┐
+//!                                                                                           ├─▶ residency ──▶ feed
+//!   vLLM ─── BlockStored, … ──────▶ subscription ──▶ sequence: what is missing ─── events ─┘    (blocks)       │
+//!                                                                                                              │
+//!   gateway's filter ◀────────────────── /v1/kv/events, /v1/kv/snapshot ◀──────────────────────────────────────┘
 //! ```
 //!
 //! An engine's events name tokens and hashes of its own; nothing in them says where a document begins. The gateway's
 //! requests say which documents a prompt has, and the model's own template and tokenizer where they end. [`Blocks`]
 //! brings the two together. What comes out is what the cache of our own engine tells, so the same feed serves it.
+//!
+//! One bridge follows one engine's cache. A fleet has a bridge beside each engine and sends each of them copies of all
+//! requests: a prompt whose blocks an engine does not have waits for a while and is forgotten.
 
 mod blocks;
+mod http;
+mod metrics;
+mod prompts;
+mod residency;
+mod sequence;
+pub mod subscription;
 
-pub use blocks::{Blocks, Limits};
+pub use blocks::{Blocks, Counts, Limits};
+
+use crate::gate::{Gate, Phase};
+use crate::keys::ApiKeys;
+use crate::kv::http::{Readers, Source};
+use anyhow::Context;
+use foreword_ordering::Config as OrderingConfig;
+use foreword_ordering::path::Locator;
+use http::App;
+use metrics::Metrics;
+use prompts::Prompts;
+use residency::Residency;
+use std::future::IntoFuture;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use subscription::Subscription;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+
+/// What to follow, and how to tell it.
+pub struct Config {
+    /// Where to listen; port 0 picks a free one.
+    pub listen: SocketAddr,
+    /// The engine's events.
+    pub engine: subscription::Config,
+    /// The folder of its checkpoint, of which template and tokenizer are read.
+    pub model: PathBuf,
+    /// The names under which it serves the model, at least one; the first is told in the feed.
+    pub names: Vec<String>,
+    /// How the gateway finds documents.
+    pub ordering: OrderingConfig,
+    /// The keys to ask for under `/v1`; `None`: nobody is asked.
+    pub keys: Option<ApiKeys>,
+    /// The keys to ask for under `/v1/kv`; `None`: those of the API.
+    pub kv_keys: Option<ApiKeys>,
+    /// Bytes of a copy's body.
+    pub max_body_bytes: u64,
+    /// Copies that may wait to be read.
+    pub max_waiting: u32,
+    /// Memory for the tokens of texts that were tokenised before, in bytes.
+    pub token_cache_bytes: usize,
+    /// What is remembered of the engine.
+    pub limits: Limits,
+    /// How long [`Bridge::stop`] lets copies inside be read to their end.
+    pub grace: Duration,
+}
+
+/// A bridge that listens and follows.
+pub struct Bridge {
+    app: Arc<App>,
+    address: SocketAddr,
+    grace: Duration,
+    connections: JoinHandle<io::Result<()>>,
+    following: JoinHandle<()>,
+}
+
+impl Bridge {
+    /// Reads the model's text files, listens, and follows the engine, whether it is there yet or not; until it is, the
+    /// feed is answered with 503.
+    ///
+    /// # Errors
+    /// When a file cannot be read or the address cannot be listened on.
+    pub async fn start(config: Config) -> anyhow::Result<Self> {
+        let residency = Arc::new(Residency::new(config.limits));
+        let metrics = Arc::new(Metrics::new(Arc::clone(&residency)));
+        let name = config.names.first().cloned().unwrap_or_default();
+        let prompts = {
+            let locator = Locator::new(config.ordering);
+            let placements = metrics.placements.clone();
+            let (model, names, bytes) = (config.model, config.names, config.token_cache_bytes);
+            let load = move || Prompts::load(&model, names, bytes, locator, placements);
+            let loaded = tokio::task::spawn_blocking(load).await;
+            loaded.context("reading the model's text files panicked")??
+        };
+        let listener = TcpListener::bind(config.listen)
+            .await
+            .with_context(|| format!("cannot listen on {}", config.listen))?;
+        let address = listener.local_addr().context("cannot tell the port")?;
+        let gate = Gate::new(config.max_waiting);
+        let kv_keys = config.kv_keys.or_else(|| config.keys.clone());
+        let cores = std::thread::available_parallelism().map_or(1, Into::into);
+        let app = Arc::new(App {
+            readers: Readers::new(kv_keys, Arc::clone(&gate)),
+            gate,
+            prompts,
+            residency: Arc::clone(&residency),
+            metrics: Arc::clone(&metrics),
+            keys: config.keys,
+            max_body_bytes: config.max_body_bytes,
+            preparing: Arc::new(Semaphore::new(cores)),
+        });
+        app.gate.advance(Phase::Open);
+        let closed = {
+            let gate = Arc::clone(&app.gate);
+            async move { gate.reached(Phase::Closed).await }
+        };
+        let routes = http::router(Arc::clone(&app));
+        let serve = axum::serve(listener, routes).with_graceful_shutdown(closed);
+        let connections = tokio::spawn(serve.into_future());
+        let following = {
+            let (app, feed) = (Arc::clone(&app), Arc::clone(residency.feed()));
+            let subscription = Subscription::new(config.engine, residency, metrics);
+            tokio::spawn(async move {
+                let caught_up = || {
+                    app.readers.open(Source {
+                        feed: Arc::clone(&feed),
+                        model: name.clone(),
+                    });
+                };
+                tokio::select! {
+                    () = app.gate.reached(Phase::Stopping) => {}
+                    () = subscription.run(caught_up) => {}
+                }
+            })
+        };
+        Ok(Self {
+            app,
+            address,
+            grace: config.grace,
+            connections,
+            following,
+        })
+    }
+
+    /// The address in use, with its real port.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Takes no more copies, answers readers that wait, and closes.
+    pub async fn stop(self) {
+        let gate = &self.app.gate;
+        let deadline = Instant::now() + self.grace;
+        gate.advance(Phase::Stopping);
+        tracing::info!(inside = gate.inside(), "stopping");
+        let _ = self.following.await;
+        let _ = timeout_at(deadline, gate.emptied()).await;
+        gate.advance(Phase::Cut);
+        gate.emptied().await;
+        gate.advance(Phase::Closed);
+        let writing = deadline.max(Instant::now() + WRITING);
+        if timeout_at(writing, self.connections).await.is_err() {
+            tracing::warn!("closing connections whose clients do not read");
+        }
+        tracing::info!("stopped");
+    }
+}
+
+/// The least time for writing the last answers.
+const WRITING: Duration = Duration::from_secs(1);

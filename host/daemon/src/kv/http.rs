@@ -77,6 +77,11 @@ impl Readers {
         let _ = self.source.set(source);
     }
 
+    /// Whether there is something to read.
+    pub fn is_open(&self) -> bool {
+        self.source.get().is_some()
+    }
+
     /// How many read now.
     pub fn reading(&self) -> u32 {
         MAX_READERS - self.places.available_permits() as u32

@@ -3,7 +3,7 @@
 //! A path that is missing, malformed or another body's costs nothing but the marks in the cache: the engine then knows
 //! the request by its tokens alone. Each case is counted.
 
-use crate::metrics::Metrics;
+use crate::metrics::Placements;
 use axum::http::{HeaderName, HeaderValue};
 use foreword_engine::cache::{DocumentPath, DocumentSpan};
 use foreword_ordering::path::{Located, Locator, SentPath};
@@ -44,7 +44,7 @@ pub struct Placer<'a> {
     locator: &'a Locator,
     header: Option<&'a HeaderValue>,
     body: &'a [u8],
-    metrics: &'a Metrics,
+    counts: &'a Placements,
 }
 
 /// The documents of a prompt, in bytes.
@@ -57,13 +57,13 @@ impl<'a> Placer<'a> {
         locator: &'a Locator,
         header: Option<&'a HeaderValue>,
         body: &'a [u8],
-        metrics: &'a Metrics,
+        counts: &'a Placements,
     ) -> Self {
         Self {
             locator,
             header,
             body,
-            metrics,
+            counts,
         }
     }
 
@@ -71,7 +71,7 @@ impl<'a> Placer<'a> {
     /// were placed when they were new.
     pub fn place(&self, prompt: &str) -> Option<Placed> {
         let (placed, outcome) = self.look(prompt);
-        self.metrics.placed(outcome);
+        self.counts.count(outcome);
         placed
     }
 

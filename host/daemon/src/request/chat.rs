@@ -63,7 +63,7 @@ fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, Failure> {
     }
 }
 
-fn take_variables(fields: &mut Fields) -> Result<Option<Value>, Failure> {
+pub(super) fn take_variables(fields: &mut Fields) -> Result<Option<Value>, Failure> {
     match fields.take("chat_template_kwargs") {
         None => Ok(None),
         Some(variables @ Value::Object(_)) => Ok(Some(variables)),
@@ -74,7 +74,7 @@ fn take_variables(fields: &mut Fields) -> Result<Option<Value>, Failure> {
 /// OpenAI's bound.
 const MAX_TOP_LOGPROBS: i64 = 20;
 
-fn take_messages(fields: &mut Fields) -> Result<Value, Failure> {
+pub(super) fn take_messages(fields: &mut Fields) -> Result<Value, Failure> {
     let mut messages = match fields.take("messages") {
         Some(Value::Array(messages)) if !messages.is_empty() => messages,
         Some(Value::Array(_)) => {

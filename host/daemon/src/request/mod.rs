@@ -13,10 +13,12 @@ mod completion;
 mod fields;
 mod format;
 mod options;
+mod prompt;
 mod tools;
 
 pub use chat::Chat;
 pub use completion::{Completion, Prompt};
 pub use format::Format;
 pub use options::{Delivery, Options};
+pub use prompt::ChatPrompt;
 pub use tools::{ToolChoice, Tools};

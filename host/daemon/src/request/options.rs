@@ -145,7 +145,7 @@ fn take_stop(fields: &mut Fields) -> Result<Vec<String>, Failure> {
     values.into_iter().map(check).collect()
 }
 
-fn take_cache_salt(fields: &mut Fields) -> Result<String, Failure> {
+pub(super) fn take_cache_salt(fields: &mut Fields) -> Result<String, Failure> {
     let salt = fields.string("cache_salt")?;
     match salt.as_deref().map(str::len) {
         None | Some(1..=MAX_SALT_BYTES) => Ok(salt.unwrap_or_default()),

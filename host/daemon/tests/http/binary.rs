@@ -1,11 +1,9 @@
 //! The binary: its arguments, its output, its exit codes.
 
 use crate::support::client::{Reply, begin, get, post};
-use crate::support::until;
+use crate::support::process::Process;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read};
-use std::net::SocketAddr;
-use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::process::{Command, Output};
 
 fn foreword(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_foreword"))
@@ -61,6 +59,19 @@ fn bad_arguments_exit_with_2() {
         2,
         &["--kv-tokens 16 is less than one page: --page-tokens is 32"],
     );
+    for endpoint in [
+        "127.0.0.1:5557",
+        "tcp://*:5557",
+        "tcp://engine",
+        "tcp://engine:0",
+        "ipc:///tmp/events",
+    ] {
+        refused(
+            &["kv-bridge", "--model", "x", "--events", endpoint],
+            2,
+            &["--events", endpoint, "tcp://HOST:PORT"],
+        );
+    }
 }
 
 #[test]
@@ -71,6 +82,21 @@ fn a_folder_without_a_checkpoint_exits_with_1_and_the_chain_of_causes() {
         &["serve", "--model", path, "--listen", "127.0.0.1:0"],
         1,
         &["cannot load the model in", path, "config.json"],
+    );
+    refused(
+        &[
+            "kv-bridge",
+            "--model",
+            path,
+            "--events",
+            "tcp://127.0.0.1:1",
+        ],
+        1,
+        &[
+            "cannot read the model's text files in",
+            path,
+            "tokenizer.json",
+        ],
     );
 }
 
@@ -102,85 +128,16 @@ fn a_missing_file_of_keys_exits_with_1() {
     );
 }
 
-/// The binary serving the engine's test checkpoint; killed when dropped.
-struct Process {
-    child: Child,
-    stdout: BufReader<ChildStdout>,
-    address: SocketAddr,
-}
-
-const CHECKPOINT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/fixtures/qwen2");
-
-impl Process {
-    /// Returns when the line on its standard output says that it listens.
-    fn start() -> Self {
-        Self::start_with(&[])
-    }
-
-    fn start_with(arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_foreword"))
-            .args(["serve", "--model", CHECKPOINT, "--listen", "127.0.0.1:0"])
-            .args(["--log-format", "json"])
-            .args(arguments)
-            .env("FOREWORD_LOG", "trace")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary runs");
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        stdout.read_line(&mut line).unwrap();
-        let address = line.trim_end().strip_prefix("listening on http://");
-        let address = address.and_then(|address| address.parse().ok());
-        let address = address.unwrap_or_else(|| panic!("an address, got {line:?}"));
-        Self {
-            child,
-            stdout,
-            address,
-        }
-    }
-
-    fn signal(&self, name: &str) {
-        let id = self.child.id().to_string();
-        assert!(
-            Command::new("kill")
-                .args(["-s", name, &id])
-                .status()
-                .unwrap()
-                .success()
-        );
-    }
-
-    async fn exit(&mut self) -> ExitStatus {
-        let mut status = None;
-        until("it exits", || {
-            status = self.child.try_wait().unwrap();
-            status.is_some()
-        })
-        .await;
-        status.unwrap()
-    }
-
-    async fn stream(&self, tokens: u32) -> Reply {
-        let body =
-            json!({"prompt": "The", "max_tokens": tokens, "ignore_eos": true, "stream": true});
-        let mut reply = begin(self.address, "/v1/completions", &body).await;
-        reply.event().await.expect("it has begun");
-        reply
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It has usually ended; then there is nothing to kill.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+async fn stream(process: &Process, tokens: u32) -> Reply {
+    let body = json!({"prompt": "The", "max_tokens": tokens, "ignore_eos": true, "stream": true});
+    let mut reply = begin(process.address, "/v1/completions", &body).await;
+    reply.event().await.expect("it has begun");
+    reply
 }
 
 #[tokio::test]
 async fn a_real_model_answers_alike_cold_and_warm_and_the_log_holds_no_text() {
-    let mut process = Process::start();
+    let mut process = Process::serve(&[]);
     let question = "Where is the xylophone kept?";
     let body = json!({
         "model": "qwen2",
@@ -212,15 +169,7 @@ async fn a_real_model_answers_alike_cold_and_warm_and_the_log_holds_no_text() {
 
     process.signal("INT");
     assert_eq!(process.exit().await.code(), Some(0));
-    let (mut rest, mut log) = (String::new(), String::new());
-    process.stdout.read_to_string(&mut rest).unwrap();
-    process
-        .child
-        .stderr
-        .take()
-        .unwrap()
-        .read_to_string(&mut log)
-        .unwrap();
+    let (rest, log) = process.output();
     assert_eq!(rest, "", "one line on standard output");
     assert!(
         log.lines()
@@ -235,8 +184,8 @@ async fn a_real_model_answers_alike_cold_and_warm_and_the_log_holds_no_text() {
 
 #[tokio::test]
 async fn a_signal_lets_a_stream_finish() {
-    let mut process = Process::start();
-    let stream = process.stream(500).await;
+    let mut process = Process::serve(&[]);
+    let stream = stream(&process, 500).await;
     process.signal("TERM");
     let events = stream.events().await;
     assert_eq!(events.last().unwrap(), "[DONE]");
@@ -245,10 +194,10 @@ async fn a_signal_lets_a_stream_finish() {
 
 #[tokio::test]
 async fn a_second_signal_ends_it_at_once() {
-    let mut process = Process::start();
+    let mut process = Process::serve(&[]);
     let mut streams = Vec::new();
     for _ in 0..8 {
-        streams.push(process.stream(8000).await);
+        streams.push(stream(&process, 8000).await);
     }
     process.signal("TERM");
     while get(process.address, "/readyz").await.status == 200 {}
@@ -281,14 +230,14 @@ async fn a_restarted_server_answers_alike_from_its_disk_tier() {
         let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
         (cached.unwrap(), answer["choices"].clone())
     };
-    let mut first = Process::start_with(&arguments);
+    let mut first = Process::serve(&arguments);
     let (cached, expected) = ask(&first).await;
     assert_eq!(cached, 0);
     first.signal("TERM");
     assert_eq!(first.exit().await.code(), Some(0));
     // After an end in good order, and after none.
     for _ in 0..2 {
-        let mut process = Process::start_with(&arguments);
+        let mut process = Process::serve(&arguments);
         let (cached, answer) = ask(&process).await;
         assert!(cached >= 16, "{cached} tokens came from disk");
         assert_eq!(answer, expected);

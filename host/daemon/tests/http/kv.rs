@@ -9,7 +9,7 @@ use foreword::kv::http::MAX_READERS;
 use foreword_engine::cache::CacheEvent;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::feed::{Batch, Change, Event, Follower, TenantKey};
-use foreword_ordering::{Config, Orderer};
+use foreword_ordering::{Config, Orderer, Tenant};
 use serde_json::json;
 use std::io::Write;
 
@@ -304,7 +304,7 @@ async fn a_path_that_does_not_fit_costs_nothing_and_each_case_is_counted() {
     };
     let path_of = |body: &str| {
         let mut orderer = Orderer::new(Config::default());
-        let rewrite = orderer.rewrite("", body.as_bytes()).unwrap();
+        let rewrite = orderer.rewrite(Tenant::named(""), body.as_bytes()).unwrap();
         rewrite.path.to_header().unwrap()
     };
     let (whole, other) = (body(&["a", "b"]), body(&["c"]));
@@ -346,7 +346,10 @@ async fn documents_that_the_gateway_named_are_told_with_their_tokens_once_they_a
     follower.follow(&read(&house, "").await).for_each(drop);
     for count in [2, 3] {
         let body = body(&blocks[..count]);
-        let path = orderer.rewrite("", body.as_bytes()).unwrap().path;
+        let path = orderer
+            .rewrite(Tenant::named(""), body.as_bytes())
+            .unwrap()
+            .path;
         let header = path.to_header().unwrap();
         let headers = [JSON[0], ("x-foreword-path", &header)];
         let answer = send(house.address(), "POST", CHAT, &headers, body.as_bytes()).await;

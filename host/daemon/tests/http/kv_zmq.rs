@@ -22,7 +22,7 @@ struct Subscriber {
 }
 
 /// Where `cargo xtask setup` puts pyzmq and msgspec; `None`, said aloud, when it has not.
-fn modules() -> Option<PathBuf> {
+pub(crate) fn modules() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/python");
     let there = folder.join("zmq").is_dir() && folder.join("msgspec").is_dir();
     if !there {

@@ -3,6 +3,7 @@
 //! One binary, so that it links once.
 
 mod binary;
+mod bridge;
 mod chat;
 mod choices;
 mod completions;

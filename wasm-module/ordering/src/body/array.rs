@@ -10,30 +10,29 @@ use super::parse::{Finder, Found, Group, HintPlace, Place, Source, rendered_scop
 use super::text::Text;
 use crate::config::DocumentsField;
 use crate::document::{Fingerprint, estimate_tokens};
+use crate::object;
 use crate::tree::Scope;
-use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 
 /// Documents of an array: before every message, or to be written into a message.
 pub(super) type FromArray<'a> = (Option<Group<'a>>, Option<(usize, Group<'a>)>);
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy, Default)]
 struct RawDocument<'a> {
-    #[serde(borrow)]
     id: Option<&'a RawValue>,
-    #[serde(borrow)]
     title: Option<&'a RawValue>,
-    #[serde(borrow)]
     text: Option<&'a RawValue>,
-    #[serde(borrow)]
     content: Option<&'a RawValue>,
-    #[serde(borrow)]
     snippet: Option<&'a RawValue>,
     /// Cohere's way: the document's fields in an object of their own.
-    #[serde(borrow)]
     data: Option<&'a RawValue>,
 }
+
+object!(
+    impl<'de> RawDocument<'de> { id, title, text, content, snippet, data },
+    others: Ignored
+);
 
 /// What a `documents` element says, as it stands between quotes; empty where it says nothing.
 struct Parts<'a> {

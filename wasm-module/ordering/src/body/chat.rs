@@ -11,7 +11,7 @@ use super::content::{Piece, pieces};
 use super::json::{object, offset_in, range_in};
 use super::lists::Author;
 use super::{MAX_MODEL_BYTES, Skip};
-use serde::Deserialize;
+use crate::object;
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 use std::borrow::Cow;
@@ -66,41 +66,40 @@ pub(crate) enum Wrap {
     Part { others: bool },
 }
 
-#[derive(Deserialize)]
+#[derive(Default)]
 struct RawChat<'a> {
-    #[serde(borrow)]
     model: Option<Cow<'a, str>>,
-    #[serde(borrow)]
     system: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     messages: Vec<&'a RawValue>,
-    #[serde(borrow)]
     tools: Option<&'a RawValue>,
-    #[serde(borrow)]
     documents: Option<&'a RawValue>,
-    #[serde(borrow)]
     user: Option<&'a RawValue>,
-    #[serde(borrow)]
     safety_identifier: Option<&'a RawValue>,
-    #[serde(borrow)]
     prompt_cache_key: Option<&'a RawValue>,
-    #[serde(borrow)]
     metadata: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
+object!(
+    impl<'de> RawChat<'de> {
+        model, system, messages, tools, documents, user, safety_identifier, prompt_cache_key, metadata,
+    },
+    others: Ignored
+);
+
+#[derive(Default)]
 struct RawMetadata<'a> {
-    #[serde(borrow)]
     user_id: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
+object!(impl<'de> RawMetadata<'de> { user_id }, others: Ignored);
+
+#[derive(Default)]
 struct RawMessage<'a> {
-    #[serde(borrow)]
     role: Option<Cow<'a, str>>,
-    #[serde(borrow)]
     content: Option<&'a RawValue>,
 }
+
+object!(impl<'de> RawMessage<'de> { role, content }, others: Ignored);
 
 impl<'a> Chat<'a> {
     pub(super) fn read(body: &'a str) -> Result<Self, Skip> {

@@ -12,7 +12,7 @@
 use super::Skip;
 use super::json::{inner, read};
 use super::lists::Author;
-use serde::Deserialize;
+use crate::object;
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
@@ -34,28 +34,28 @@ pub(super) struct Block<'a> {
     pub(super) label: &'a str,
 }
 
-#[derive(Deserialize)]
+#[derive(Default)]
 struct RawPart<'a> {
-    #[serde(borrow, rename = "type")]
     kind: Option<&'a RawValue>,
-    #[serde(borrow)]
     text: Option<&'a RawValue>,
-    #[serde(borrow)]
     title: Option<&'a RawValue>,
-    #[serde(borrow)]
     source: Option<&'a RawValue>,
-    #[serde(borrow)]
     content: Option<&'a RawValue>,
-    #[serde(borrow)]
     citations: Option<&'a RawValue>,
-    #[serde(borrow)]
     cache_control: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
+object!(
+    impl<'de> RawPart<'de> { kind = "type", text, title, source, content, citations, cache_control },
+    others: Ignored
+);
+
+#[derive(Default)]
 struct RawCitations {
-    enabled: bool,
+    enabled: Option<bool>,
 }
+
+object!(impl<'de> RawCitations { enabled }, others: Ignored);
 
 /// The pieces of a message's `content`, which `author` wrote.
 pub(super) fn pieces<'a>(
@@ -111,7 +111,8 @@ impl<'a> RawPart<'a> {
     fn label(&self) -> Option<&'a str> {
         let is_document = self.is("document") || self.is("search_result");
         let cites = self.citations.is_some_and(|citations| {
-            serde_json::from_str(citations.get()).map_or(true, |RawCitations { enabled }| enabled)
+            let read = serde_json::from_str::<RawCitations>(citations.get());
+            !read.is_ok_and(|citations| citations.enabled == Some(false))
         });
         if !is_document || cites || self.cache_control.is_some() {
             return None;

@@ -2,40 +2,36 @@
 
 use super::json::{inner, range_in};
 use super::tags::Span;
-use serde::Deserialize;
+use crate::object;
 use serde_json::value::RawValue;
 
 /// A tool's result.
-#[derive(Deserialize)]
+#[derive(Default)]
 struct RawResults<'a> {
-    #[serde(borrow)]
     results: Vec<&'a RawValue>,
 }
 
+object!(impl<'de> RawResults<'de> { results }, others: Ignored);
+
 /// What a result may be called by.
-#[derive(Deserialize)]
+#[derive(Default)]
 struct RawResult<'a> {
-    #[serde(borrow)]
     url: Option<&'a RawValue>,
-    #[serde(borrow)]
     path: Option<&'a RawValue>,
-    #[serde(borrow)]
     file: Option<&'a RawValue>,
-    #[serde(borrow)]
     filename: Option<&'a RawValue>,
-    #[serde(borrow)]
     uri: Option<&'a RawValue>,
-    #[serde(borrow)]
     href: Option<&'a RawValue>,
 }
+
+object!(
+    impl<'de> RawResult<'de> { url, path, file, filename, uri, href },
+    others: Ignored
+);
 
 /// The elements of the array `results` of the object that `text` is; none if one of them does not say by `url`,
 /// `path`, `file`, `filename`, `uri` or `href`, a string, where it comes from.
 pub(super) fn results(text: &str) -> Vec<Span> {
-    // Serde would take an array for a struct.
-    if !text.trim_start().starts_with('{') {
-        return Vec::new();
-    }
     let Ok(RawResults { results }) = serde_json::from_str(text) else {
         return Vec::new();
     };
@@ -51,9 +47,6 @@ pub(super) fn results(text: &str) -> Vec<Span> {
 }
 
 fn origin(element: &str) -> Option<&str> {
-    if !element.starts_with('{') {
-        return None;
-    }
     let result: RawResult<'_> = serde_json::from_str(element).ok()?;
     let keys = [
         result.url,

@@ -23,7 +23,7 @@ use crate::engines::EngineId;
 use crate::recency::Recency;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// What a memory may hold; beyond it the least recently used turns are forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,7 +291,7 @@ impl Memory {
             parent,
             message: added.message,
             pinned_tokens: before.saturating_add(pinned),
-            lineage: xxh3_64(&lineage),
+            lineage: xxh3_64_with_seed(&lineage, 0),
             engine,
             turn: added.turn,
         };

@@ -19,13 +19,12 @@
 use super::crossings::crossings;
 use super::metric::Metric;
 use super::rotation::Rotation;
+use crate::object;
 use crate::random::Random;
-use serde::Deserialize;
 use std::num::NonZeroU32;
 
 /// Buckets, as written: more tables and probes find more and take longer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawBuckets {
     /// Tables; each takes 12 bytes an entry.
     pub tables: u32,
@@ -36,6 +35,8 @@ pub struct RawBuckets {
     /// Entries compared in one look-up, at most: what bounds its time when everything is alike.
     pub max_candidates: u32,
 }
+
+object!(impl<'de> RawBuckets { tables, functions, probes, max_candidates }, others: Refused);
 
 /// Slots by bucket, in several tables.
 #[derive(Debug)]

@@ -5,11 +5,11 @@ use super::buckets::RawBuckets;
 use super::cache;
 use super::metric::Metric;
 use crate::config::ConfigError;
+use crate::object;
 use serde::Deserialize;
 
 /// Similarity caches, as written. Every field may be absent; an unknown one is an error.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RawSimilarity {
     /// Components of an embedding.
     pub dimensions: u32,
@@ -36,6 +36,14 @@ pub struct RawSimilarity {
     /// One hit in so many, on average, is to be checked by a fresh search; absent: none.
     pub sample_one_in: Option<u32>,
 }
+
+object!(
+    impl<'de> RawSimilarity {
+        dimensions, metric, tolerance, capacity, eviction, buckets, ttl_ms, max_documents,
+        max_id_bytes, max_caches, sample_one_in,
+    },
+    others: Refused
+);
 
 /// Which entry makes room for another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]

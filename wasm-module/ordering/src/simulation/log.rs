@@ -6,10 +6,10 @@ use crate::body::Skip;
 use crate::config::Config;
 use crate::document::Fingerprint;
 use crate::listing::documents_of;
+use crate::object;
 use crate::policy::MAX_CANDIDATES;
 use crate::tree::Scope;
 use fxhash::FxHashSet;
-use serde::Deserialize;
 use serde_json::value::RawValue;
 
 /// Why a line is not a request.
@@ -66,15 +66,14 @@ pub enum BadLine {
     Body(Skip),
 }
 
-#[derive(Deserialize)]
+#[derive(Default)]
 struct Raw<'a> {
-    #[serde(borrow)]
     messages: Option<&'a RawValue>,
-    #[serde(borrow)]
     docs: Option<&'a RawValue>,
-    #[serde(borrow)]
     tokens: Option<&'a RawValue>,
 }
+
+object!(impl<'de> Raw<'de> { messages, docs, tokens }, others: Ignored);
 
 /// Reads lines of a log.
 #[derive(Clone)]

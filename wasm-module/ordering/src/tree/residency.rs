@@ -50,13 +50,7 @@ impl KnowledgeTree {
     /// Takes an event into account. O(path length + nodes removed); each node is removed once.
     pub fn apply(&mut self, event: ResidencyEvent<'_>) {
         match event {
-            ResidencyEvent::Stored { scope, path } => {
-                let path: SmallVec<[_; 16]> = path
-                    .iter()
-                    .map(|&(document, tokens)| (self.intern(document), tokens))
-                    .collect();
-                self.insert(scope, path);
-            }
+            ResidencyEvent::Stored { scope, path } => self.hold(scope, path),
             ResidencyEvent::Removed { scope, path } => {
                 let mut at = self.root(scope);
                 for &document in path {
@@ -74,6 +68,15 @@ impl KnowledgeTree {
                 cached_tokens,
             } => self.correct(scope, path, expected_tokens, cached_tokens),
         }
+    }
+
+    /// The engine holds `path`: [`ResidencyEvent::Stored`].
+    pub(crate) fn hold(&mut self, scope: Scope, path: &[(Fingerprint, u32)]) {
+        let path: SmallVec<[_; 16]> = path
+            .iter()
+            .map(|&(document, tokens)| (self.intern(document), tokens))
+            .collect();
+        self.insert(scope, path);
     }
 
     /// Removes what branches off `path` at nodes that were expected to be cached and were not.

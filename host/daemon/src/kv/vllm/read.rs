@@ -29,8 +29,10 @@ pub enum BlockEvent {
         block_tokens: u32,
         /// `GPU`, `CPU`, … as the engine calls it.
         medium: Option<String>,
-        /// What the first block's hash depends on beside its tokens, as far as it is text: a LoRA's name, the salt.
-        keys: Vec<String>,
+        /// What the first block's hash depends on beside its tokens: a LoRA's name, images, the salt.
+        keys: Vec<Key>,
+        /// Whose layers' they are.
+        group: Group,
     },
     /// Blocks were dropped.
     Removed {
@@ -38,11 +40,31 @@ pub enum BlockEvent {
         blocks: Vec<BlockHash>,
         /// Where from.
         medium: Option<String>,
+        /// Whose layers' they were: the group's number, 0 where there is one group.
+        group: i64,
     },
     /// All were.
     Cleared,
     /// An event of a later version.
     Unknown,
+}
+
+/// Something that a block's hash depends on beside its tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// A name or a salt.
+    Text(String),
+    /// An image's place, say.
+    Other,
+}
+
+/// Layers whose KV state an engine keeps in blocks of their own; all of a model's, unless some attend to a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    /// Its number.
+    pub number: i64,
+    /// Whether it keeps less than all of a sequence: the last tokens, or a state.
+    pub is_partial: bool,
 }
 
 /// An engine's hash of a block: a number of 64 bits, or bytes of which 128 bits count.
@@ -65,10 +87,11 @@ struct Fields {
     tokens: Vec<u32>,
     block_tokens: u32,
     medium: Option<String>,
-    keys: Vec<String>,
+    keys: Vec<Key>,
+    group: Group,
 }
 
-const STORED: [&str; 8] = [
+const STORED: [&str; 10] = [
     "block_hashes",
     "parent_block_hash",
     "token_ids",
@@ -77,8 +100,18 @@ const STORED: [&str; 8] = [
     "medium",
     "lora_name",
     "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
 ];
-const REMOVED: [&str; 2] = ["block_hashes", "medium"];
+const REMOVED: [&str; 3] = ["block_hashes", "medium", "group_idx"];
+
+/// Kinds of layers, in vLLM's words, that keep all of a sequence.
+const WHOLE: [&str; 4] = [
+    "full_attention",
+    "mla_attention",
+    "sink_full_attention",
+    "unknown",
+];
 
 /// Whether the fields of events of this type mean what they do here.
 fn is_known(name: &str) -> bool {
@@ -95,10 +128,12 @@ impl Fields {
                 block_tokens: self.block_tokens,
                 medium: self.medium,
                 keys: self.keys,
+                group: self.group,
             },
             "BlockRemoved" => BlockEvent::Removed {
                 blocks: self.blocks,
                 medium: self.medium,
+                group: self.group.number,
             },
             "AllBlocksCleared" => BlockEvent::Cleared,
             _ => BlockEvent::Unknown,
@@ -123,11 +158,15 @@ impl<'de> DeserializeSeed<'de> for Field<'_> {
             "extra_keys" => {
                 let keys: Option<Vec<Option<Vec<Key>>>> = Deserialize::deserialize(value)?;
                 let first = keys.into_iter().flatten().next().flatten();
-                fields.keys = first
-                    .into_iter()
-                    .flatten()
-                    .filter_map(|key| key.0)
-                    .collect();
+                fields.keys = first.unwrap_or_default();
+            }
+            "group_idx" => {
+                let number: Option<i64> = Deserialize::deserialize(value)?;
+                fields.group.number = number.unwrap_or_default();
+            }
+            "kv_cache_spec_kind" => {
+                let kind: Option<String> = Deserialize::deserialize(value)?;
+                fields.group.is_partial = kind.is_some_and(|kind| !WHOLE.contains(&&*kind));
             }
             _ => {
                 IgnoredAny::deserialize(value)?;
@@ -257,9 +296,6 @@ impl<'de> Deserialize<'de> for BlockHash {
     }
 }
 
-/// An extra key, if it is text; others hold anything.
-struct Key(Option<String>);
-
 impl<'de> Deserialize<'de> for Key {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
@@ -269,8 +305,8 @@ impl<'de> Deserialize<'de> for Key {
             Other(IgnoredAny),
         }
         Ok(match Seen::deserialize(deserializer)? {
-            Seen::Text(text) => Self(Some(text)),
-            Seen::Other(IgnoredAny) => Self(None),
+            Seen::Text(text) => Self::Text(text),
+            Seen::Other(IgnoredAny) => Self::Other,
         })
     }
 }
@@ -294,7 +330,27 @@ mod tests {
             tokens: vec![5, 6],
             block_tokens: 2,
             medium: Some("GPU".to_owned()),
-            keys: keys.iter().map(|&key| key.to_owned()).collect(),
+            keys: keys.iter().map(|&key| text(key)).collect(),
+            group: Group::default(),
+        }
+    }
+
+    fn text(key: &str) -> Key {
+        Key::Text(key.to_owned())
+    }
+
+    fn windowed(medium: Option<&str>) -> BlockEvent {
+        BlockEvent::Stored {
+            blocks: vec![BlockHash(7)],
+            parent: None,
+            tokens: vec![5, 6],
+            block_tokens: 2,
+            medium: medium.map(str::to_owned),
+            keys: Vec::new(),
+            group: Group {
+                number: 1,
+                is_partial: true,
+            },
         }
     }
 
@@ -314,7 +370,46 @@ mod tests {
                 json!({"medium": "GPU", "future": {"a": [1]}, "block_size": 2, "token_ids": [5, 6],
                     "block_hashes": [7], "parent_block_hash": -1, "type": "BlockStored",
                     "extra_keys": [["lora", 3, ["image", 1], "salt"], null]}),
-                stored(7, Some(u64::MAX), &["lora", "salt"]),
+                BlockEvent::Stored {
+                    blocks: vec![BlockHash(7)],
+                    parent: Some(BlockHash(u64::MAX.into())),
+                    tokens: vec![5, 6],
+                    block_tokens: 2,
+                    medium: Some("GPU".to_owned()),
+                    keys: vec![text("lora"), Key::Other, Key::Other, text("salt")],
+                    group: Group::default(),
+                },
+            ),
+            // Layers that attend to a window, in both forms.
+            (
+                json!({"type": "BlockStored", "block_hashes": [7], "parent_block_hash": null, "token_ids": [5, 6],
+                    "block_size": 2, "group_idx": 1, "kv_cache_spec_kind": "sliding_window"}),
+                windowed(None),
+            ),
+            (
+                json!([
+                    "BlockStored",
+                    [7],
+                    null,
+                    [5, 6],
+                    2,
+                    null,
+                    "GPU",
+                    null,
+                    null,
+                    1,
+                    "sliding_window",
+                    1024
+                ]),
+                windowed(Some("GPU")),
+            ),
+            (
+                json!({"type": "BlockRemoved", "block_hashes": [7], "medium": null, "group_idx": 1}),
+                BlockEvent::Removed {
+                    blocks: vec![BlockHash(7)],
+                    medium: None,
+                    group: 1,
+                },
             ),
             (
                 json!([
@@ -342,6 +437,7 @@ mod tests {
                 BlockEvent::Removed {
                     blocks: vec![BlockHash(1), BlockHash((u64::MAX - 1).into())],
                     medium: None,
+                    group: 0,
                 },
             ),
             (json!(["AllBlocksCleared"]), BlockEvent::Cleared),

@@ -140,6 +140,7 @@ impl Reply {
                     .await
                     .expect("the whole body");
             }
+            None if self.status == 204 => {}
             None => {
                 while let Some(chunk) = self.chunk().await {
                     body.extend(chunk);

@@ -1,7 +1,9 @@
 //! A running server for one test, and how to wait for things.
 
 pub(crate) mod client;
+pub(crate) mod engine;
 pub(crate) mod parrot;
+pub(crate) mod process;
 
 use foreword::api::Limits;
 use foreword::keys::ApiKeys;

@@ -1,0 +1,205 @@
+//! The bridge's HTTP surface.
+//!
+//! | route | method | key needed |
+//! | --- | --- | --- |
+//! | `/v1/chat/completions`, anything else under `/v1` | POST: a copy of a request, answered with 204 at once | the API's |
+//! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | the feed's own, where it has some, else the API's |
+//! | `/healthz`, `/readyz`, `/metrics` | GET | no |
+//!
+//! A copy's sender does not wait for anything and reads no answer, so nothing that is wrong with a copy is told to it:
+//! it is counted. Copies of requests without documents cost next to nothing; the others are rendered and tokenised, one
+//! at a time per core, and as many as may be inside wait for that.
+
+use super::metrics::Metrics;
+use super::prompts::{Prompts, Reading};
+use super::residency::Residency;
+use crate::answer::TimeLimit;
+use crate::api::body;
+use crate::failure::{Failure, clip};
+use crate::gate::{Gate, Pass, Phase};
+use crate::keys::ApiKeys;
+use crate::kv::http::{self as feed, Readers};
+use crate::kv::place::{PATH_HEADER, Placement};
+use axum::body::Bytes;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+/// What all handlers share.
+pub(super) struct App {
+    /// Who may come in; a copy is inside until its prompt is known.
+    pub(super) gate: Arc<Gate>,
+    /// From copies to prompts.
+    pub(super) prompts: Prompts,
+    /// What the engine holds.
+    pub(super) residency: Arc<Residency>,
+    /// Who reads that.
+    pub(super) readers: Arc<Readers>,
+    /// Counters and gauges.
+    pub(super) metrics: Arc<Metrics>,
+    /// The keys to ask for; `None`: nobody is asked.
+    pub(super) keys: Option<ApiKeys>,
+    /// Bytes of a copy's body.
+    pub(super) max_body_bytes: u64,
+    /// Copies being rendered and tokenised at once: one per core.
+    pub(super) preparing: Arc<Semaphore>,
+}
+
+/// The routes.
+pub(super) fn router(app: Arc<App>) -> Router {
+    let feed = feed::router(Arc::clone(&app.readers));
+    Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/{*rest}", post(other))
+        .route_layer(from_fn_with_state(Arc::clone(&app), authorize))
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .merge(feed.with_state(()))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(unknown_url)
+        .layer(from_fn_with_state(Arc::clone(&app), count))
+        .with_state(app)
+}
+
+async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<StatusCode, Failure> {
+    let Some(path) = request.headers().get(PATH_HEADER).cloned() else {
+        app.metrics.placements.count(Placement::Absent);
+        app.metrics.copy("no_documents");
+        body::discard(request).await;
+        return Ok(StatusCode::NO_CONTENT);
+    };
+    let mut pass = match app.gate.enter() {
+        Ok(pass) => pass,
+        Err(failure) => {
+            body::discard(request).await;
+            return Err(failure);
+        }
+    };
+    let time = TimeLimit {
+        arrival: Instant::now(),
+        limit: BODY_TIME,
+    };
+    let body = tokio::select! {
+        body = body::read(request, app.max_body_bytes, time) => body?,
+        () = pass.cut() => return Err(Failure::Stopping),
+    };
+    // Its pass keeps the server from closing before it is done.
+    tokio::spawn(follow(app, pass, path, body));
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Makes the copy's prompt known, on a thread that may block.
+async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
+    let permit = tokio::select! {
+        permit = Arc::clone(&app.preparing).acquire_owned() => permit,
+        () = pass.cut() => return,
+    };
+    let read = {
+        let app = Arc::clone(&app);
+        move || {
+            let _permit = permit;
+            app.prompts.read(&path, &body)
+        }
+    };
+    let outcome = match tokio::task::spawn_blocking(read).await {
+        Ok(Reading::Prompt(prompt)) => {
+            app.residency.prompt(prompt);
+            "followed"
+        }
+        Ok(Reading::NoDocuments) => "no_documents",
+        Ok(Reading::OtherModel) => "other_model",
+        // What is wrong with it is the client's and the engine's matter, and may hold words of it.
+        Ok(Reading::Unreadable(failure)) => {
+            tracing::debug!(code = failure.code(), "no prompt can be made of a copy");
+            "unreadable"
+        }
+        Err(error) => {
+            tracing::error!(%error, "reading a copy panicked");
+            "unreadable"
+        }
+    };
+    app.metrics.copy(outcome);
+}
+
+/// A copy of a request of a kind that has no documents we could follow.
+async fn other(State(app): State<Arc<App>>, request: Request) -> StatusCode {
+    app.metrics.copy("no_documents");
+    body::discard(request).await;
+    StatusCode::NO_CONTENT
+}
+
+async fn healthz() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+/// 503 until the engine was heard for the first time, and from the first signal to stop. A bridge that lost its engine
+/// later stays ready: what it told last is the best that anybody knows.
+async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
+    let (status, word) = match app.gate.phase() {
+        Phase::Loading => (StatusCode::SERVICE_UNAVAILABLE, "connecting"),
+        Phase::Open if app.readers.is_open() => (StatusCode::OK, "ready"),
+        Phase::Open => (StatusCode::SERVICE_UNAVAILABLE, "connecting"),
+        Phase::Stopping | Phase::Cut | Phase::Closed => {
+            (StatusCode::SERVICE_UNAVAILABLE, "stopping")
+        }
+    };
+    (status, Json(json!({"status": word})))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResponse, Failure> {
+    let text = app.metrics.encode().map_err(Failure::internal)?;
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, kind)], text))
+}
+
+async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let matched = request.extensions().get::<MatchedPath>().cloned();
+    let response = next.run(request).await;
+    let route = matched.as_ref().map_or("unmatched", MatchedPath::as_str);
+    app.metrics.responses.count(route, response.status());
+    response
+}
+
+async fn authorize(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Failure> {
+    match &app.keys {
+        Some(keys) if !keys.admit(request.headers()) => {
+            body::discard(request).await;
+            Err(Failure::Unauthorized)
+        }
+        _ => Ok(next.run(request).await),
+    }
+}
+
+async fn method_not_allowed(request: Request) -> Failure {
+    let failure = Failure::Method {
+        method: clip(request.method().as_str()),
+        path: clip(request.uri().path()),
+    };
+    body::discard(request).await;
+    failure
+}
+
+async fn unknown_url(request: Request) -> Failure {
+    let failure = Failure::UnknownUrl {
+        method: clip(request.method().as_str()),
+        path: clip(request.uri().path()),
+    };
+    body::discard(request).await;
+    failure
+}
+
+/// Time for a copy's body to arrive.
+const BODY_TIME: Duration = Duration::from_secs(60);

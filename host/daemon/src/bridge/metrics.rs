@@ -1,0 +1,168 @@
+//! What the bridge's `/metrics` tells. No label carries anything that a client or the engine sent.
+//!
+//! | name | kind | labels |
+//! | --- | --- | --- |
+//! | `foreword_http_requests_total` | counter | `route`, `status` |
+//! | `foreword_document_paths_total` | counter | `outcome`, as the host's |
+//! | `foreword_bridge_copies_total` | counter | `outcome`: `followed`, `no_documents`, `other_model`, `unreadable` |
+//! | `foreword_bridge_batches_total` | counter | `outcome`: `taken`, `known`, `unreadable` |
+//! | `foreword_bridge_forgotten_total` | counter | `cause`: `gap`, `restart`, `disconnected`, `unreadable` |
+//! | `foreword_bridge_connections_total`, `foreword_bridge_replays_total` | counter | |
+//! | `foreword_bridge_connected` | gauge | 1: the engine's events arrive |
+//! | `foreword_bridge_blocks`, `foreword_bridge_waiting_prompts` | gauge | |
+
+use super::residency::Residency;
+use crate::metrics::{Placements, Responses};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::registry::Registry;
+use std::fmt;
+use std::sync::Arc;
+
+/// The bridge's metrics.
+pub(super) struct Metrics {
+    registry: Registry,
+    /// HTTP responses.
+    pub(super) responses: Responses,
+    /// Copies by what became of their path.
+    pub(super) placements: Placements,
+    /// Times the engine was connected to.
+    pub(super) connections: Counter,
+    /// Times the engine was asked to repeat batches.
+    pub(super) replays: Counter,
+    /// Whether the engine's events arrive.
+    pub(super) connected: Gauge,
+    copies: Family<Outcome, Counter>,
+    batches: Family<Outcome, Counter>,
+    forgotten: Family<Cause, Counter>,
+}
+
+/// Why everything was forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lost {
+    /// Batches are missing and cannot be had again.
+    Gap,
+    /// The engine was started again.
+    Restart,
+    /// The connection was lost, and nobody can tell what was missed.
+    Disconnected,
+    /// A batch could not be read.
+    Unreadable,
+}
+
+impl Lost {
+    /// As it stands in metrics and log.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Gap => "gap",
+            Self::Restart => "restart",
+            Self::Disconnected => "disconnected",
+            Self::Unreadable => "unreadable",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Cause {
+    cause: &'static str,
+}
+
+impl Metrics {
+    /// Metrics of which the last rows are read from `residency` when they are asked for.
+    pub(super) fn new(residency: Arc<Residency>) -> Self {
+        let mut registry = Registry::with_prefix("foreword");
+        let responses = Responses::registered(&mut registry);
+        let placements = Placements::registered(&mut registry);
+        let bridge = registry.sub_registry_with_prefix("bridge");
+        let copies = Family::default();
+        let help = "Copies of requests by what became of them";
+        bridge.register("copies", help, copies.clone());
+        let batches = Family::default();
+        let help = "The engine's batches of events by what became of them";
+        bridge.register("batches", help, batches.clone());
+        let forgotten = Family::default();
+        let help = "Times everything was forgotten, by cause";
+        bridge.register("forgotten", help, forgotten.clone());
+        let connections = Counter::default();
+        let help = "Times the engine was connected to";
+        bridge.register("connections", help, connections.clone());
+        let replays = Counter::default();
+        let help = "Times the engine was asked to repeat batches";
+        bridge.register("replays", help, replays.clone());
+        let connected = Gauge::default();
+        let help = "Whether the engine's events arrive";
+        bridge.register("connected", help, connected.clone());
+        registry.register_collector(Box::new(Known(residency)));
+        Self {
+            registry,
+            responses,
+            placements,
+            connections,
+            replays,
+            connected,
+            copies,
+            batches,
+            forgotten,
+        }
+    }
+
+    /// Counts a copy of a request.
+    pub(super) fn copy(&self, outcome: &'static str) {
+        self.copies.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// Counts a batch.
+    pub(super) fn batch(&self, outcome: &'static str) {
+        self.batches.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// Counts a loss of all that was known.
+    pub(super) fn forgotten(&self, lost: Lost) {
+        let cause = lost.name();
+        self.forgotten.get_or_create(&Cause { cause }).inc();
+    }
+
+    /// All metrics in the OpenMetrics text format.
+    ///
+    /// # Errors
+    /// Never in practice: writing to a string does not fail.
+    pub(super) fn encode(&self) -> Result<String, fmt::Error> {
+        let mut out = String::new();
+        text::encode(&mut out, &self.registry)?;
+        Ok(out)
+    }
+}
+
+/// How much is known, read when scraped.
+#[derive(Debug)]
+struct Known(Arc<Residency>);
+
+impl Collector for Known {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let counts = self.0.counts();
+        for (name, help, value) in [
+            (
+                "bridge_blocks",
+                "Blocks that the engine is known to have",
+                counts.blocks,
+            ),
+            (
+                "bridge_waiting_prompts",
+                "Prompts that wait for the engine's blocks",
+                counts.prompts,
+            ),
+        ] {
+            let metric = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! From a copy of a request to its prompt's tokens and the documents in them, by the checkpoint's own template and
+//! tokenizer, as the engine makes them of the same bytes.
+//!
+//! Only what leads up to the last document's end must come out the same: what the engine does to a prompt's end
+//! (a continued answer, a different opening of one) does not matter here. Where its rendering differs before that,
+//! no block matches, and the request's documents are not told: less is known than is held, never more.
+
+use crate::failure::Failure;
+use crate::kv::place::Placer;
+use crate::metrics::Placements;
+use crate::request::ChatPrompt;
+use anyhow::Context;
+use axum::http::HeaderValue;
+use foreword_engine::backend::TokenId;
+use foreword_engine::cache::DocumentPath;
+use foreword_engine::text::{ChatTemplate, TokenCache, Tokenizer};
+use foreword_ordering::path::Locator;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A prompt with documents.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Prompt {
+    /// Up to the last document's end.
+    pub(super) tokens: Vec<TokenId>,
+    /// What the engine keeps its KV state apart by; empty: nothing.
+    pub(super) salt: Arc<str>,
+    /// At least one.
+    pub(super) documents: DocumentPath,
+}
+
+/// Reads requests as one engine does.
+pub(super) struct Prompts {
+    /// Names under which the engine serves the model; a request for another (a LoRA's, say) is not read.
+    names: Vec<String>,
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    token_cache: TokenCache,
+    locator: Locator,
+    placements: Placements,
+}
+
+/// What became of a request's copy.
+#[derive(Debug)]
+pub(super) enum Reading {
+    /// Its documents were found.
+    Prompt(Prompt),
+    /// There were none to be found; [`Placements`] say why.
+    NoDocuments,
+    /// It asks for another model.
+    OtherModel,
+    /// No prompt can be made of it here.
+    Unreadable(Failure),
+}
+
+impl Prompts {
+    /// Reads template and tokenizer from `folder`; `names` as the engine serves the model.
+    ///
+    /// # Errors
+    /// When a file is missing or malformed, or the checkpoint has no template.
+    pub(super) fn load(
+        folder: &Path,
+        names: Vec<String>,
+        token_cache_bytes: usize,
+        locator: Locator,
+        placements: Placements,
+    ) -> anyhow::Result<Self> {
+        let context = || format!("cannot read the model's text files in {}", folder.display());
+        let tokenizer = Tokenizer::load(folder).with_context(context)?;
+        let template = ChatTemplate::load(folder)
+            .with_context(context)?
+            .with_context(|| format!("{} has no chat template", folder.display()))?;
+        Ok(Self {
+            names,
+            template,
+            token_cache: TokenCache::new(&tokenizer, token_cache_bytes),
+            tokenizer,
+            locator,
+            placements,
+        })
+    }
+
+    /// The prompt of the request with this path and body. Costs what rendering and tokenising cost: not for an async
+    /// worker.
+    pub(super) fn read(&self, path: &HeaderValue, body: &[u8]) -> Reading {
+        match self.try_read(path, body) {
+            Ok(reading) => reading,
+            Err(failure) => Reading::Unreadable(failure),
+        }
+    }
+
+    fn try_read(&self, path: &HeaderValue, body: &[u8]) -> Result<Reading, Failure> {
+        let chat = ChatPrompt::parse(body)?;
+        if let Some(model) = &chat.model
+            && !self.names.contains(model)
+        {
+            return Ok(Reading::OtherModel);
+        }
+        let text = self
+            .template
+            .render_with(
+                &chat.messages,
+                chat.tools.as_ref(),
+                chat.documents.as_ref(),
+                chat.template_variables.as_ref(),
+            )
+            .map_err(|error| Failure::invalid("messages", error.to_string()))?;
+        let placer = Placer::new(&self.locator, Some(path), body, &self.placements);
+        let Some(placed) = placer.place(&text) else {
+            return Ok(Reading::NoDocuments);
+        };
+        let bytes = placed.bytes();
+        let (mut tokens, counts) = self
+            .token_cache
+            .encode_counting(&self.tokenizer, &text, false, &chat.cache_salt, &bytes)
+            .map_err(Failure::internal)?;
+        let Some(documents) = placed.in_tokens(&counts) else {
+            return Ok(Reading::NoDocuments);
+        };
+        // Nothing behind the last document is looked at.
+        let end = documents.documents.last().map_or(0, |last| last.end);
+        tokens.truncate(end as usize);
+        Ok(Reading::Prompt(Prompt {
+            tokens,
+            salt: chat.cache_salt.into(),
+            documents,
+        }))
+    }
+}

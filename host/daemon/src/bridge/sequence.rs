@@ -1,0 +1,144 @@
+//! Where a subscriber stands in an engine's numbered batches, and what the next one means.
+//!
+//! ```text
+//!   known up to 7    8 next · 7, 6, … known · 9 a gap · 3, and younger than 7: another life of the engine
+//! ```
+//!
+//! Numbers begin at 0 with every start of an engine and nothing in them tells one life from another. A batch's own time
+//! does: the batch that a life numbered 7 has one time, to the last bit.
+
+/// See the module's text.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sequence {
+    last: Option<Mark>,
+}
+
+/// A batch, as far as it must be known again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
+    /// Its number.
+    pub(super) number: u64,
+    /// Its time, in seconds since 1970.
+    pub(super) seconds: f64,
+}
+
+/// What a batch is to a subscriber.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// It follows what is known.
+    Next,
+    /// It is known.
+    Known,
+    /// Batches between it and what is known are missing.
+    Gap,
+    /// The engine was started again: nothing that is known holds.
+    Restart,
+}
+
+impl Sequence {
+    /// What a batch that just came is. Where nothing is known, the first batch of a life follows that, and any other
+    /// one shows that there were some before.
+    pub(super) fn hear(&self, batch: Mark) -> Heard {
+        let next = self.last.map_or(0, |last| last.number.saturating_add(1));
+        if batch.number > next {
+            return Heard::Gap;
+        }
+        match self.last {
+            Some(last) if batch.number <= last.number && batch.seconds > last.seconds => {
+                Heard::Restart
+            }
+            Some(last) if batch.number <= last.number => Heard::Known,
+            _ => Heard::Next,
+        }
+    }
+
+    /// The batch is known from now on.
+    pub(super) fn advance(&mut self, batch: Mark) {
+        self.last = Some(batch);
+    }
+
+    /// The batch of that number is passed over, for what is in it is not known.
+    pub(super) fn skip(&mut self, number: u64) {
+        let seconds = self.last.map_or(0.0, |last| last.seconds);
+        self.last = Some(Mark { number, seconds });
+    }
+
+    /// Nothing is.
+    pub(super) fn reset(&mut self) {
+        self.last = None;
+    }
+
+    /// Whether any batch is known.
+    pub(super) fn is_empty(&self) -> bool {
+        self.last.is_none()
+    }
+
+    /// The number from which on to ask for batches again: the last one's own, to see whether it is still the same.
+    pub(super) fn from(&self) -> u64 {
+        self.last.map_or(0, |last| last.number)
+    }
+
+    /// Whether a batch asked for by [`Sequence::from`] is the last one known: the engine's life goes on.
+    pub(super) fn confirms(&self, batch: Mark) -> bool {
+        self.last.is_some_and(|last| {
+            last.number == batch.number && last.seconds.to_bits() == batch.seconds.to_bits()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(number: u64, seconds: f64) -> Mark {
+        Mark { number, seconds }
+    }
+
+    #[test]
+    fn batches_are_told_apart_by_number_and_time() {
+        let mut sequence = Sequence::default();
+        assert_eq!(sequence.hear(mark(0, 1.0)), Heard::Next);
+        assert_eq!(sequence.hear(mark(5, 1.0)), Heard::Gap);
+        sequence.advance(mark(5, 10.0));
+        for (batch, heard) in [
+            (mark(6, 11.0), Heard::Next),
+            (mark(6, 9.0), Heard::Next),
+            (mark(5, 10.0), Heard::Known),
+            (mark(2, 7.0), Heard::Known),
+            (mark(7, 11.0), Heard::Gap),
+            (mark(5, 10.5), Heard::Restart),
+            (mark(0, 12.0), Heard::Restart),
+        ] {
+            assert_eq!(sequence.hear(batch), heard, "{batch:?}");
+        }
+        sequence.reset();
+        assert_eq!(sequence.hear(mark(0, 12.0)), Heard::Next);
+    }
+
+    #[test]
+    fn a_life_goes_on_where_the_same_batch_has_the_same_number() {
+        let mut sequence = Sequence::default();
+        assert!(sequence.is_empty() && !sequence.confirms(mark(0, 1.0)));
+        sequence.advance(mark(3, 1.5));
+        assert_eq!(sequence.from(), 3);
+        assert!(sequence.confirms(mark(3, 1.5)));
+        assert!(!sequence.confirms(mark(3, 1.6)) && !sequence.confirms(mark(4, 1.5)));
+    }
+
+    #[test]
+    fn a_batch_that_was_passed_over_is_followed_by_the_next_and_confirms_nothing() {
+        let mut sequence = Sequence::default();
+        sequence.advance(mark(3, 1.5));
+        sequence.skip(4);
+        assert_eq!(sequence.hear(mark(5, 1.7)), Heard::Next);
+        assert_eq!(sequence.hear(mark(3, 1.5)), Heard::Known);
+        assert!(!sequence.confirms(mark(4, 1.6)));
+    }
+
+    #[test]
+    fn the_last_number_there_is_has_no_next() {
+        let mut sequence = Sequence::default();
+        sequence.advance(mark(u64::MAX, 1.0));
+        assert_eq!(sequence.hear(mark(u64::MAX, 1.0)), Heard::Known);
+    }
+}

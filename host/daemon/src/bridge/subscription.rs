@@ -1,0 +1,265 @@
+//! Following an engine's events over ZeroMQ, for ever: connecting, asking again for what was missed, beginning anew.
+//!
+//! ```text
+//!   connect ─▶ subscribe ─▶ catch up ─▶ batch after batch ─▶ connection lost ─▶ wait, longer each time ─▶ connect
+//!                              ▲             │ a gap, or silence
+//!                              └─────────────┘
+//! ```
+//!
+//! With a replay endpoint, catching up asks for the last known batch and those after it. Where that batch is another
+//! one now, or not kept any more, everything is forgotten and the engine is asked for all that it keeps. Silence is no
+//! proof of anything (a lost batch shows only with the next one, and a peer whose machine died says nothing), so the
+//! same question is asked now and then while nothing comes.
+//!
+//! Without a replay endpoint nobody can tell what a lost connection or a gap has swallowed: everything is forgotten.
+
+use super::metrics::{Lost, Metrics};
+use super::residency::Residency;
+use super::sequence::{Heard, Mark, Sequence};
+use crate::kv::vllm::read;
+use anyhow::{Context, bail};
+use axum::body::Bytes;
+use futures_util::StreamExt;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend, SubSocket, ZmqMessage};
+
+/// Whose events to follow.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The engine's PUB socket, `tcp://HOST:PORT`.
+    pub events: String,
+    /// Its ROUTER socket; `None`: it repeats nothing.
+    pub replay: Option<String>,
+    /// The beginning of the topics to subscribe to; empty: all.
+    pub topic: String,
+}
+
+/// A subscriber.
+pub(super) struct Subscription {
+    config: Config,
+    residency: Arc<Residency>,
+    metrics: Arc<Metrics>,
+    sequence: Sequence,
+}
+
+/// Time for connecting, and for each of the batches that were asked for.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Silence after which the engine is asked whether anything was missed.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Pauses before connecting again: the first, and the longest.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
+/// The number that ends the batches that were asked for: -1.
+const END: u64 = u64::MAX;
+
+impl Subscription {
+    /// Knows nothing yet.
+    pub(super) fn new(config: Config, residency: Arc<Residency>, metrics: Arc<Metrics>) -> Self {
+        Self {
+            config,
+            residency,
+            metrics,
+            sequence: Sequence::default(),
+        }
+    }
+
+    /// Follows the engine for as long as it is polled. `caught_up` is called whenever all that the engine still knows
+    /// of its past is known here.
+    pub(super) async fn run(mut self, caught_up: impl Fn()) {
+        let mut pause = PAUSES[0];
+        loop {
+            let Err(error) = self.follow(&caught_up, &mut pause).await;
+            self.metrics.connected.set(0);
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "the engine's events do not arrive"
+            );
+            sleep(pause).await;
+            pause = PAUSES[1].min(2 * pause);
+        }
+    }
+
+    /// One connection, from its beginning to its end.
+    async fn follow(
+        &mut self,
+        caught_up: &impl Fn(),
+        pause: &mut Duration,
+    ) -> anyhow::Result<Infallible> {
+        let events = self.config.events.clone();
+        let mut socket = SubSocket::new();
+        let mut monitor = socket.monitor();
+        let connecting = timeout(ANSWER, socket.connect(&events)).await;
+        let connecting = connecting.map_err(anyhow::Error::from);
+        let failed = || format!("cannot connect to {events}");
+        connecting.with_context(failed)?.with_context(failed)?;
+        socket.subscribe(&self.config.topic).await?;
+        if self.config.replay.is_none() && !self.sequence.is_empty() {
+            self.forget(Lost::Disconnected);
+            self.sequence.reset();
+        }
+        self.catch_up().await?;
+        *pause = PAUSES[0];
+        self.metrics.connected.set(1);
+        self.metrics.connections.inc();
+        tracing::info!(events, "following the engine");
+        caught_up();
+        loop {
+            tokio::select! {
+                biased;
+                message = timeout(SILENCE, socket.recv()) => match message {
+                    Ok(message) => self.take(message?).await?,
+                    Err(_) => self.catch_up().await?,
+                },
+                event = monitor.next() => {
+                    if let None | Some(SocketEvent::Disconnected(_) | SocketEvent::Closed) = event {
+                        bail!("{events} closed the connection");
+                    }
+                }
+            }
+        }
+    }
+
+    /// A message that came by itself.
+    async fn take(&mut self, message: ZmqMessage) -> anyhow::Result<()> {
+        let (number, payload) = numbered(&message)?;
+        let Some(batch) = self.read(number, &payload) else {
+            return Ok(());
+        };
+        let mark = Mark {
+            number,
+            seconds: batch.seconds,
+        };
+        if self.sequence.hear(mark) == Heard::Restart {
+            self.forget(Lost::Restart);
+            self.sequence.reset();
+        }
+        if self.sequence.hear(mark) == Heard::Gap {
+            self.catch_up().await?;
+        }
+        self.apply(mark, batch);
+        Ok(())
+    }
+
+    /// Asks for what was missed, where there is somebody to ask.
+    async fn catch_up(&mut self) -> anyhow::Result<()> {
+        let Some(replay) = self.config.replay.clone() else {
+            return Ok(());
+        };
+        let failed = || format!("{replay} does not repeat events");
+        if !self.ask(&replay).await.with_context(failed)? {
+            self.forget(Lost::Restart);
+            self.sequence.reset();
+            self.ask(&replay).await.with_context(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Asks for the last batch that is known, or the first of all, and takes those that follow. Whether the last one is
+    /// still what it was.
+    async fn ask(&mut self, replay: &str) -> anyhow::Result<bool> {
+        self.metrics.replays.inc();
+        let mut socket = DealerSocket::new();
+        timeout(ANSWER, socket.connect(replay)).await??;
+        let mut request = ZmqMessage::from(Bytes::new());
+        request.push_back(Bytes::copy_from_slice(&self.sequence.from().to_be_bytes()));
+        timeout(ANSWER, socket.send(request)).await??;
+        let mut is_confirmed = self.sequence.is_empty();
+        loop {
+            let message = timeout(ANSWER, socket.recv()).await??;
+            let (number, payload) = numbered(&message)?;
+            if number == END {
+                return Ok(is_confirmed);
+            }
+            if !is_confirmed {
+                let seconds = read::batch(&payload).map_or(f64::NAN, |batch| batch.seconds);
+                is_confirmed = self.sequence.confirms(Mark { number, seconds });
+                if !is_confirmed {
+                    return Ok(false);
+                }
+            } else if let Some(batch) = self.read(number, &payload) {
+                let seconds = batch.seconds;
+                self.apply(Mark { number, seconds }, batch);
+            }
+        }
+    }
+
+    /// The batch of that number. One that cannot be read may have held anything: then all is forgotten.
+    fn read(&mut self, number: u64, payload: &[u8]) -> Option<read::Batch> {
+        match read::batch(payload) {
+            Ok(batch) => Some(batch),
+            Err(error) => {
+                tracing::warn!(number, %error, "a batch of the engine's cannot be read");
+                self.metrics.batch("unreadable");
+                self.forget(Lost::Unreadable);
+                self.sequence.skip(number);
+                None
+            }
+        }
+    }
+
+    /// Takes what a batch says, unless it is known. Batches before it that could not be had are lost.
+    fn apply(&mut self, mark: Mark, batch: read::Batch) {
+        match self.sequence.hear(mark) {
+            Heard::Known => return self.metrics.batch("known"),
+            Heard::Next => {}
+            Heard::Gap | Heard::Restart if self.sequence.is_empty() => {}
+            Heard::Gap => self.forget(Lost::Gap),
+            Heard::Restart => self.forget(Lost::Restart),
+        }
+        self.metrics.batch("taken");
+        self.residency.events(batch.events);
+        self.sequence.advance(mark);
+    }
+
+    fn forget(&self, lost: Lost) {
+        tracing::warn!(
+            cause = lost.name(),
+            "what the engine holds is not known any more"
+        );
+        self.metrics.forgotten(lost);
+        self.residency.forget();
+    }
+}
+
+/// Number and batch of a message: its last two frames. Before them stand a topic, an empty frame, or both, depending on
+/// the socket and on vLLM's version.
+fn numbered(message: &ZmqMessage) -> anyhow::Result<(u64, Bytes)> {
+    let frames = message.len();
+    let frame = |from_end| frames.checked_sub(from_end).and_then(|at| message.get(at));
+    let (Some(number), Some(payload)) = (frame(2), frame(1)) else {
+        bail!("a message of the engine's has {frames} frames, not at least 2");
+    };
+    let number: [u8; 8] = number[..].try_into().with_context(|| {
+        let bytes = number.len();
+        format!("a batch's number has {bytes} bytes, not 8")
+    })?;
+    Ok((u64::from_be_bytes(number), payload.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(frames: &[&[u8]]) -> ZmqMessage {
+        let frames: Vec<Bytes> = frames.iter().map(|frame| frame.to_vec().into()).collect();
+        frames.try_into().unwrap()
+    }
+
+    #[test]
+    fn number_and_batch_are_the_last_frames_whatever_stands_before() {
+        let number = 7_u64.to_be_bytes();
+        let frames: [&[&[u8]]; 3] = [
+            &[b"kv-events", &number, b"batch"],
+            &[b"", &number, b"batch"],
+            &[b"", b"kv-events", &number, b"batch"],
+        ];
+        for frames in frames {
+            let (number, batch) = numbered(&message(frames)).unwrap();
+            assert_eq!((number, &batch[..]), (7, &b"batch"[..]));
+        }
+        assert!(numbered(&message(&[b"alone"])).is_err());
+        assert!(numbered(&message(&[b"topic", b"short", b"batch"])).is_err());
+    }
+}

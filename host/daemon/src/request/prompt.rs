@@ -1,0 +1,81 @@
+//! What of a chat request makes its prompt, for a reader that answers nothing: whether the rest of the body is what this
+//! server takes is not its question, since another engine has the request.
+
+use super::chat::{take_messages, take_variables};
+use super::fields::{Fields, take_objects};
+use super::options::take_cache_salt;
+use crate::failure::Failure;
+use serde_json::Value;
+
+/// The checked fields that a prompt is rendered from.
+#[derive(Debug)]
+pub struct ChatPrompt {
+    /// The model asked for; `None`: whichever is served.
+    pub model: Option<String>,
+    /// As [`Chat::messages`](super::Chat::messages).
+    pub messages: Value,
+    /// The tools as the client sent them; an engine may show them to the model even where no call is wanted.
+    pub tools: Option<Value>,
+    /// The documents as the client sent them: an array of objects.
+    pub documents: Option<Value>,
+    /// More variables for the template, an object.
+    pub template_variables: Option<Value>,
+    /// Requests with different salts share no KV state.
+    pub cache_salt: String,
+}
+
+impl ChatPrompt {
+    /// # Errors
+    /// [`Failure::Invalid`].
+    pub fn parse(body: &[u8]) -> Result<Self, Failure> {
+        let mut fields = Fields::parse(body)?;
+        Ok(Self {
+            model: fields.string("model")?,
+            messages: take_messages(&mut fields)?,
+            tools: take_objects(&mut fields, "tools")?,
+            documents: take_objects(&mut fields, "documents")?,
+            template_variables: take_variables(&mut fields)?,
+            cache_salt: take_cache_salt(&mut fields)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_does_not_make_the_prompt_may_be_anything() {
+        let body = json!({
+            "model": "m",
+            "messages": [{"role": "user", "content": "hi"}],
+            "tools": [{"type": "function"}],
+            "tool_choice": "none",
+            "logit_bias": {"1": 3},
+            "best_of": 4,
+            "temperature": "hot",
+            "cache_salt": "s",
+        });
+        let prompt = ChatPrompt::parse(body.to_string().as_bytes()).unwrap();
+        assert_eq!(
+            (prompt.model.as_deref(), &*prompt.cache_salt),
+            (Some("m"), "s")
+        );
+        assert!(prompt.tools.is_some() && prompt.documents.is_none());
+    }
+
+    #[test]
+    fn what_makes_it_is_checked() {
+        for body in [
+            json!({"messages": []}),
+            json!({"messages": [{"role": "user", "content": "hi"}], "cache_salt": ""}),
+            json!({"messages": [{"role": "user", "content": "hi"}], "model": 3}),
+        ] {
+            assert!(
+                ChatPrompt::parse(body.to_string().as_bytes()).is_err(),
+                "{body}"
+            );
+        }
+    }
+}

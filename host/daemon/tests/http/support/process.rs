@@ -1,0 +1,92 @@
+//! The binary in a process of its own.
+
+use super::until;
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+
+/// A mode of the binary that listens; killed when dropped.
+pub(crate) struct Process {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    /// Reads what it logs, or it would wait when the pipe is full.
+    log: Option<JoinHandle<String>>,
+    pub(crate) address: SocketAddr,
+}
+
+/// A small real model.
+pub(crate) const CHECKPOINT: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/fixtures/qwen2");
+
+impl Process {
+    /// Serves [`CHECKPOINT`].
+    pub(crate) fn serve(arguments: &[&str]) -> Self {
+        Self::start("serve", Path::new(CHECKPOINT), arguments)
+    }
+
+    /// Returns when the line on its standard output says that it listens.
+    pub(crate) fn start(mode: &str, model: &Path, arguments: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_foreword"))
+            .args([mode, "--listen", "127.0.0.1:0", "--log-format", "json"])
+            .arg("--model")
+            .arg(model)
+            .args(arguments)
+            .env("FOREWORD_LOG", "trace")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        let mut stderr = child.stderr.take().expect("its log");
+        let log = std::thread::spawn(move || {
+            let mut log = String::new();
+            stderr.read_to_string(&mut log).expect("text");
+            log
+        });
+        let mut stdout = BufReader::new(child.stdout.take().expect("its output"));
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let address = line.trim_end().strip_prefix("listening on http://");
+        let address = address.and_then(|address| address.parse().ok());
+        let address = address.unwrap_or_else(|| panic!("an address, got {line:?}"));
+        Self {
+            child,
+            stdout,
+            log: Some(log),
+            address,
+        }
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        let status = Command::new("kill").args(["-s", name, &id]).status();
+        assert!(status.unwrap().success());
+    }
+
+    pub(crate) async fn exit(&mut self) -> ExitStatus {
+        let mut status = None;
+        until("it exits", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        })
+        .await;
+        status.unwrap()
+    }
+
+    /// What it wrote after its first line, and its log; after its end, once.
+    pub(crate) fn output(&mut self) -> (String, String) {
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).unwrap();
+        let log = self.log.take().expect("asked for once");
+        (rest, log.join().expect("the log is read"))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It has usually ended; then there is nothing to kill.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,202 @@
+//! Structs that are read from JSON objects, and from nothing else.
+//!
+//! serde's derive reads a struct from an array too: `[]` would be a configuration, and `["user"]` a message. It makes
+//! code for both, for every struct; in a module that a page loads that is 10 KB of 150. [`object!`](crate::object) makes
+//! the other half, and leaves what all structs share, telling keys apart, to one function.
+
+use serde::de::{DeserializeSeed, Deserializer, Error, Visitor};
+use std::fmt;
+
+/// Implements `Deserialize` for a struct with a `Default`: fields that an object does not name keep their default.
+///
+/// ```
+/// #[derive(Default)]
+/// struct Shape {
+///     sides: u32,
+///     kind: Option<String>,
+/// }
+///
+/// foreword_ordering::object!(impl<'de> Shape { sides, kind = "type" }, others: Refused);
+///
+/// let shape: Shape = serde_json::from_str(r#"{"type": "square"}"#).unwrap();
+/// assert_eq!((shape.sides, shape.kind.as_deref()), (0, Some("square")));
+/// assert!(serde_json::from_str::<Shape>(r#"{"size": 1}"#).is_err());
+/// ```
+///
+/// `others` says what happens to keys that are not listed: [`Others`]. A struct may borrow from the text for the
+/// lifetime named. Every field must be listed, 32 at most; a key that comes twice is an error.
+#[macro_export]
+macro_rules! object {
+    (
+        impl<$de:lifetime> $name:ty { $($field:ident $(= $key:literal)?),+ $(,)? },
+        others: $others:ident
+    ) => {
+        impl<$de> ::serde::Deserialize<$de> for $name {
+            fn deserialize<D: ::serde::Deserializer<$de>>(deserializer: D) -> Result<Self, D::Error> {
+                #[allow(non_camel_case_types)]
+                enum At { $($field),+ }
+                struct Fields;
+
+                impl<$de> ::serde::de::Visitor<$de> for Fields {
+                    type Value = $name;
+
+                    fn expecting(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                        f.write_str("an object")
+                    }
+
+                    fn visit_map<M: ::serde::de::MapAccess<$de>>(
+                        self,
+                        mut map: M,
+                    ) -> Result<Self::Value, M::Error> {
+                        const NAMES: &[&str] = &[$($crate::object!(@name $field $($key)?)),+];
+                        let mut keys = $crate::object::Keys::new(NAMES, $crate::object::Others::$others);
+                        let mut read = <$name>::default();
+                        while let Some(at) = map.next_key_seed(&mut keys)? {
+                            match at {
+                                $(Some(at) if at == At::$field as u32 => read.$field = map.next_value()?,)+
+                                _ => {
+                                    map.next_value::<::serde::de::IgnoredAny>()?;
+                                }
+                            }
+                        }
+                        Ok(read)
+                    }
+                }
+
+                // A field that is not listed does not compile.
+                let _ = |Self { $($field: _),+ }: Self| ();
+                deserializer.deserialize_map(Fields)
+            }
+        }
+    };
+    (@name $field:ident $key:literal) => { $key };
+    (@name $field:ident) => { stringify!($field) };
+}
+
+/// What happens to keys that an object has and its struct has not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Others {
+    /// They are passed over: other people's objects have many.
+    Ignored,
+    /// They are an error that lists what would be read: a misspelt setting would be without effect.
+    Refused,
+}
+
+/// Tells an object's keys apart; used by [`object!`](crate::object).
+#[doc(hidden)]
+pub struct Keys {
+    names: &'static [&'static str],
+    others: Others,
+    /// A bit for every name that was read.
+    seen: u32,
+}
+
+impl Keys {
+    #[must_use]
+    pub fn new(names: &'static [&'static str], others: Others) -> Self {
+        Self {
+            names,
+            others,
+            seen: 0,
+        }
+    }
+}
+
+/// The place of the key's name; `None`: it has none.
+impl<'de> DeserializeSeed<'de> for &mut Keys {
+    type Value = Option<u32>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_identifier(self)
+    }
+}
+
+impl Visitor<'_> for &mut Keys {
+    type Value = Option<u32>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E: Error>(self, key: &str) -> Result<Self::Value, E> {
+        let names = (0_u32..).zip(self.names);
+        let Some((at, name)) = names.into_iter().find(|(_, name)| **name == key) else {
+            return match self.others {
+                Others::Ignored => Ok(None),
+                Others::Refused => Err(E::unknown_field(key, self.names)),
+            };
+        };
+        let bit = 1_u32.wrapping_shl(at);
+        if self.seen & bit != 0 {
+            return Err(E::duplicate_field(name));
+        }
+        self.seen |= bit;
+        Ok(Some(at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::from_str;
+    use serde_json::value::RawValue;
+
+    #[derive(Debug, PartialEq)]
+    struct Setting {
+        size: u32,
+        name: Option<String>,
+    }
+
+    impl Default for Setting {
+        fn default() -> Self {
+            Self {
+                size: 7,
+                name: None,
+            }
+        }
+    }
+
+    object!(impl<'de> Setting { size, name = "its-name" }, others: Refused);
+
+    #[derive(Default)]
+    struct Part<'a> {
+        text: Option<&'a RawValue>,
+    }
+
+    object!(impl<'de> Part<'de> { text }, others: Ignored);
+
+    #[test]
+    fn fields_that_are_absent_keep_their_default() {
+        let read = |text: &str| from_str::<Setting>(text).unwrap();
+        assert_eq!(read("{}"), Setting::default());
+        let name = Some("a".to_owned());
+        assert_eq!(read(r#"{"its-name": "a"}"#), Setting { size: 7, name });
+        // A key may be written with escapes.
+        assert_eq!(read(r#"{"\u0073ize": 2}"#).size, 2);
+    }
+
+    #[test]
+    fn nothing_but_an_object_is_read() {
+        for text in ["[]", "[1, null]", "null", "1", r#""size""#] {
+            let error = from_str::<Setting>(text).unwrap_err().to_string();
+            assert!(error.contains("expected an object"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn unknown_and_repeated_keys_are_named() {
+        let error = |text: &str| from_str::<Setting>(text).unwrap_err().to_string();
+        let unknown = error(r#"{"name": 1}"#);
+        assert!(
+            unknown.starts_with("unknown field `name`, expected `size` or `its-name`"),
+            "{unknown}"
+        );
+        let repeated = error(r#"{"size": 1, "size": 1}"#);
+        assert!(repeated.starts_with("duplicate field `size`"), "{repeated}");
+    }
+
+    #[test]
+    fn other_peoples_objects_may_have_other_keys_and_lend_their_text() {
+        let part: Part<'_> = from_str(r#"{"type": ["x"], "text": {"a": 1}, "text2": 2}"#).unwrap();
+        assert_eq!(part.text.unwrap().get(), r#"{"a": 1}"#);
+    }
+}
