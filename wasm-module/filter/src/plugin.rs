@@ -189,6 +189,16 @@ impl Plugin {
             .settle(host, now_ms(host), errand, Dealt::Answered);
     }
 
+    /// The engine that was chosen did not take the request.
+    pub(crate) fn undo(&self, host: &impl Host, deed: &Deed) {
+        let undone = deed.undone();
+        if !undone.events.is_empty()
+            && let Some(mut knowledge) = self.knowledge()
+        {
+            knowledge.take(host, &self.metrics, Told::Residency(undone));
+        }
+    }
+
     /// Another engine got the request than was chosen: it holds the documents now.
     pub(crate) fn went_to(&self, host: &impl Host, deed: &mut Deed, engine: EngineId) {
         deed.redirect(engine);

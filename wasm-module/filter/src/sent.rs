@@ -42,10 +42,16 @@ impl Sent {
                     plugin.settle(host, errand, Dealt::Failed);
                     plugin.answered_by(host, other);
                     if let Some(deed) = &mut self.deed {
+                        plugin.undo(host, deed);
                         plugin.went_to(host, deed, other);
                     }
                 }
-                None if failed => plugin.settle(host, errand, Dealt::Failed),
+                None if failed => {
+                    plugin.settle(host, errand, Dealt::Failed);
+                    if let Some(deed) = &self.deed {
+                        plugin.undo(host, deed);
+                    }
+                }
                 None => plugin.settle(host, errand, Dealt::Answered),
             }
         }

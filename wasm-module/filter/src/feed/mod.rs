@@ -220,3 +220,200 @@ const FIRST_PAUSE_MS: u64 = 500;
 const MAX_DOUBLINGS: u32 = 6;
 /// Twelve bytes each, and well below an entry's bound.
 const DOCUMENTS_IN_A_MESSAGE: usize = 1_000;
+
+#[cfg(test)]
+mod tests {
+    use foreword_ordering::document::Fingerprint;
+    use foreword_ordering::feed::{Epoch, Pages, TenantKey};
+    use foreword_ordering::tree::Scope;
+
+    use super::lease::TERM_MS;
+    use super::*;
+    use crate::scripted::ScriptedHost;
+
+    fn feed(host: &ScriptedHost) -> Feed {
+        let config = FeedConfig {
+            cluster: "engine".to_owned(),
+            token: Some("secret".to_owned()),
+        };
+        Feed::new(host, EngineId(3), "e", config, "r").unwrap()
+    }
+
+    fn stored(documents: u64) -> Event {
+        Event::Stored {
+            tenant: TenantKey::default(),
+            scope: Scope(1),
+            path: (0..documents)
+                .map(|document| (Fingerprint(document), 5))
+                .collect(),
+        }
+    }
+
+    fn batch(epoch: u64, from: u64, reset: bool, events: Vec<Event>) -> Vec<u8> {
+        let batch = Batch {
+            epoch: Epoch(epoch),
+            from,
+            next: from + events.len() as u64,
+            reset,
+            model: "m".into(),
+            pages: Pages::default(),
+            events,
+        };
+        serde_json::to_vec(&batch).unwrap()
+    }
+
+    fn paths(host: &ScriptedHost) -> Vec<String> {
+        let path = |headers: Vec<(String, String)>| {
+            let found = headers.into_iter().find(|(name, _)| name == ":path");
+            found.unwrap().1
+        };
+        host.calls()
+            .into_iter()
+            .map(|(_, headers)| path(headers))
+            .collect()
+    }
+
+    fn answer(body: &[u8]) -> Answer<'_> {
+        Answer {
+            status: Some(200),
+            body: Some(body),
+        }
+    }
+
+    fn events(said: Option<Vec<Residency>>) -> Vec<Event> {
+        let said = said.unwrap().into_iter();
+        said.flat_map(|residency| {
+            assert_eq!((residency.engine, &*residency.model), (EngineId(3), "m"));
+            residency.events
+        })
+        .collect()
+    }
+
+    #[test]
+    fn one_call_is_made_at_a_time_and_the_next_goes_on_where_it_ended() {
+        let host = ScriptedHost::default();
+        let mut feed = feed(&host);
+        for now in [0, 100, 200] {
+            feed.on_tick(&host, now).unwrap();
+        }
+        assert_eq!(paths(&host), ["/v1/kv/events?wait_ms=5000&"]);
+        let (cluster, headers) = host.calls().remove(0);
+        assert_eq!(cluster, "engine");
+        assert!(headers.contains(&("authorization".into(), "Bearer secret".into())));
+
+        // Somebody else's answer is not its own.
+        assert!(feed.on_answer(&host, 300, 7, answer(b"")).is_none());
+        let first = batch(7, 40, true, vec![stored(2)]);
+        assert_eq!(
+            events(feed.on_answer(&host, 300, 0, answer(&first))),
+            [Event::Cleared, stored(2)]
+        );
+        feed.on_tick(&host, 400).unwrap();
+        assert_eq!(
+            paths(&host)[1],
+            "/v1/kv/events?wait_ms=5000&epoch=0000000000000007&since=41"
+        );
+        let second = batch(7, 41, false, vec![stored(3)]);
+        assert_eq!(
+            events(feed.on_answer(&host, 500, 1, answer(&second))),
+            [stored(3)]
+        );
+        // It went on without us, or began a new life: all is asked for anew.
+        feed.on_tick(&host, 600).unwrap();
+        let gap = batch(7, 99, false, vec![stored(4)]);
+        assert_eq!(
+            events(feed.on_answer(&host, 700, 2, answer(&gap))),
+            [Event::Cleared]
+        );
+        feed.on_tick(&host, 800).unwrap();
+        assert_eq!(paths(&host)[3], "/v1/kv/events?wait_ms=5000&");
+    }
+
+    #[test]
+    fn after_failures_it_waits_longer_each_time_and_keeps_its_place() {
+        let host = ScriptedHost::default();
+        let mut feed = feed(&host);
+        feed.on_tick(&host, 0).unwrap();
+        feed.on_answer(&host, 0, 0, answer(&batch(7, 0, true, Vec::new())))
+            .unwrap();
+        let mut now = 1;
+        let mut pauses = Vec::new();
+        let failures = [
+            (None, None),
+            (Some(401), Some(&b"{}"[..])),
+            (Some(503), Some(b"")),
+            (Some(200), Some(b"noise")),
+            (Some(200), Some(b"{}")),
+            (Some(200), None),
+            (Some(504), Some(b"")),
+            (Some(504), Some(b"")),
+        ];
+        for (call, (status, body)) in (1..).zip(failures) {
+            let since = now;
+            while host.calls().len() == usize::try_from(call).unwrap() {
+                feed.on_tick(&host, now).unwrap();
+                now += 100;
+            }
+            pauses.push(now - 100 - since);
+            now += 10;
+            let said = feed.on_answer(&host, now, call, Answer { status, body });
+            assert_eq!(events(said), []);
+        }
+        assert_eq!(pauses, [0, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000]);
+        let place = "/v1/kv/events?wait_ms=5000&epoch=0000000000000007&since=0";
+        assert!(paths(&host)[1..].iter().all(|path| path == place));
+        // A cluster that is not there is a failure like any other.
+        host.refuse("call");
+        now += 60_000;
+        feed.on_tick(&host, now).unwrap();
+        feed.on_tick(&host, now + 10).unwrap();
+        assert_eq!(host.refused_calls(), 1);
+    }
+
+    #[test]
+    fn another_worker_takes_over_when_the_leader_is_gone_and_begins_anew() {
+        let host = ScriptedHost::default();
+        let mut leader = feed(&host);
+        let mut other = feed(&host);
+        leader.on_tick(&host, 0).unwrap();
+        other.on_tick(&host, 0).unwrap();
+        assert_eq!(host.calls().len(), 1);
+        leader.on_answer(&host, 0, 0, answer(&batch(7, 5, true, Vec::new())));
+        other.on_tick(&host, TERM_MS).unwrap();
+        leader.on_tick(&host, TERM_MS).unwrap();
+        assert_eq!(paths(&host)[1..], ["/v1/kv/events?wait_ms=5000&"]);
+        // An answer that comes too late is nobody's.
+        assert!(leader.on_answer(&host, TERM_MS, 0, answer(b"")).is_none());
+    }
+
+    #[test]
+    fn a_call_that_is_never_answered_is_given_up() {
+        let host = ScriptedHost::default();
+        let mut feed = feed(&host);
+        for now in (0..=21_000).step_by(1_000) {
+            feed.on_tick(&host, now).unwrap();
+        }
+        assert_eq!(host.calls().len(), 2);
+    }
+
+    #[test]
+    fn many_events_become_messages_that_the_ring_takes() {
+        let all: Vec<Event> = (0..600).map(|at| stored(at % 20)).collect();
+        let messages = in_messages(EngineId(0), "m", all.clone().into_iter());
+        let sizes = messages.iter().map(|message| {
+            let told = foreword_ordering::Told::Residency(message.clone());
+            told.encode().len()
+        });
+        assert!(
+            sizes.clone().all(|size| size < 16 << 10),
+            "{:?}",
+            sizes.collect::<Vec<_>>()
+        );
+        assert!(messages.len() < 10);
+        let back: Vec<Event> = messages
+            .into_iter()
+            .flat_map(|message| message.events)
+            .collect();
+        assert_eq!(back, all);
+    }
+}

@@ -11,6 +11,7 @@
 //! ```
 
 use super::correction::{Corrected, Correction, Usage};
+use super::residency::Residency;
 use crate::arrangement::{Arrangement, Slot};
 use crate::body::Chain;
 use crate::bytes::{BadBytes, Reader, Writer};
@@ -18,7 +19,7 @@ use crate::conversation::memory::{Added, Place};
 use crate::conversation::turn::{Turn, Written};
 use crate::document::Fingerprint;
 use crate::engines::EngineId;
-use crate::feed::TenantKey;
+use crate::feed::{Event, TenantKey};
 use crate::path::Run;
 use crate::tenant::Tenant;
 use crate::tree::Scope;
@@ -76,6 +77,30 @@ impl Deed {
     #[must_use]
     pub fn engine(&self) -> EngineId {
         self.engine
+    }
+
+    /// The engine did not take the request, so it does not hold what only this request would have brought.
+    #[must_use]
+    pub fn undone(&self) -> Residency {
+        let events = self.runs.iter().filter_map(|run| {
+            let mut held = 0_u64;
+            let matched = run.documents.iter().take_while(|(_, tokens)| {
+                held += u64::from(*tokens);
+                held <= u64::from(run.matched)
+            });
+            let new = matched.count() + 1;
+            let path: Vec<Fingerprint> = run.path().documents.into_iter().take(new).collect();
+            (path.len() == new).then_some(Event::Removed {
+                tenant: self.key,
+                scope: run.scope,
+                path,
+            })
+        });
+        Residency {
+            engine: self.engine,
+            model: self.model.clone(),
+            events: events.collect(),
+        }
     }
 
     /// The request went to another engine than was chosen.

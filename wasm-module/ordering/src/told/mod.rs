@@ -303,6 +303,20 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_that_did_not_take_a_request_lacks_what_it_would_have_brought() {
+        let removed = |matched: u32| {
+            let events = sent(3, matched).undone().events;
+            events.into_iter().map(|event| match event {
+                Event::Removed { path, .. } => path.len(),
+                other => panic!("{other:?}"),
+            })
+        };
+        assert_eq!(removed(0).collect::<Vec<_>>(), [1]);
+        assert_eq!(removed(200).collect::<Vec<_>>(), [3]);
+        assert_eq!(removed(300).collect::<Vec<_>>(), [] as [usize; 0]);
+    }
+
+    #[test]
     fn an_engine_that_held_what_was_believed_is_not_corrected() {
         let usage = |cached_tokens| Usage {
             prompt_tokens: 2_000,
