@@ -97,6 +97,12 @@ pub struct GatewayOptions {
     /// Whether Envoy lets the filter hold headers (`allow_on_headers_stop_iteration`), as Istio's and Envoy
     /// Gateway's resources cannot say.
     pub headers_may_wait: bool,
+    /// YAML of filters in front of Foreword, without indentation.
+    pub filters_before: Option<String>,
+    /// Variables of Envoy's environment that the filter may read.
+    pub environment: Vec<(&'static str, String)>,
+    /// Whether Envoy logs all that the filter and its VM say.
+    pub verbose: bool,
 }
 
 impl GatewayOptions {
@@ -111,6 +117,9 @@ impl GatewayOptions {
             module: None,
             reloadable: false,
             headers_may_wait: true,
+            filters_before: None,
+            environment: Vec::new(),
+            verbose: false,
         }
     }
 }
@@ -166,7 +175,11 @@ impl Gateway {
             // Whoever has configuration delivered, be it by a file, must have a name.
             .args(["--service-node", "gateway", "--service-cluster", "gateways"])
             // Several Envoys of one user would otherwise meet in shared memory.
-            .arg("--disable-hot-restart");
+            .arg("--disable-hot-restart")
+            .envs(options.environment.iter().cloned());
+        if options.verbose {
+            command.args(["--component-log-level", "wasm:trace,dynamic_modules:trace"]);
+        }
         let mut process = Process::start(command, Watch::Stderr, folder.path())?;
         process.wait_for(|line| line.contains("starting main dispatch loop").then_some(()))?;
 
@@ -271,6 +284,17 @@ impl Gateway {
         self.process.log()
     }
 
+    /// The YAML of Foreword's own lines in Envoy's configuration, without indentation.
+    pub fn filter_yaml(&self) -> Result<String> {
+        let text = fs::read_to_string(self.folder.path().join("envoy.yaml"))?;
+        let (_, rest) = text.split_once(FILTER_BEGIN).context("no filter")?;
+        let (lines, _) = rest.split_once(FILTER_END).context("no filter")?;
+        let lines = lines.lines().skip(1);
+        Ok(lines
+            .map(|line| format!("{}\n", line.get(10..).unwrap_or_default()))
+            .collect())
+    }
+
     /// Ends Envoy in good order and returns its access log, one JSON object a line.
     pub fn stop(mut self) -> Result<String> {
         let quit = b"POST /quitquitquit HTTP/1.1\r\nhost: admin\r\ncontent-length: 0\r\n\r\n";
@@ -346,17 +370,35 @@ fn configuration(
     // JSON strings are YAML strings.
     let module = Value::from(module.to_str().context("the module's path is not UTF-8")?);
     text = replace_once(&text, options.shell.module_path(), &module.to_string())?;
+    if !options.environment.is_empty() && options.shell == Shell::Wasm {
+        let names = options.environment.iter().map(|(name, _)| *name);
+        let names = names.collect::<Vec<_>>().join(", ");
+        let runtime = "runtime: envoy.wasm.runtime.v8\n";
+        let variables = format!("environment_variables: {{ host_env_keys: [{names}] }}");
+        text = replace_once(
+            &text,
+            runtime,
+            &format!("{runtime}{}", indented(&variables, 18)),
+        )?;
+    }
     // A dynamic module may always hold headers.
     if !options.headers_may_wait && options.shell == Shell::Wasm {
         text = replace_once(&text, "allow_on_headers_stop_iteration: true", "")?;
     }
     let plugin = Value::from(plugin.to_string());
-    replace_between(
+    text = replace_between(
         &text,
         "value: |\n",
         FILTER_END,
         &format!("value: {plugin}\n"),
-    )
+    )?;
+    match &options.filters_before {
+        None => Ok(text),
+        Some(filters) => {
+            let behind = "          http_filters:\n";
+            replace_once(&text, behind, &format!("{behind}{}", indented(filters, 10)))
+        }
+    }
 }
 
 /// The configuration with the filter in a file of its own in `folder`, and that file.
@@ -398,11 +440,19 @@ fn with_pages(text: &str, origins: &str) -> Result<String> {
         ("          http_filters:\n", filter, 10),
         ("              domains: [\"*\"]\n", host.as_str(), 14),
     ] {
-        let lines = yaml.lines().map(|line| format!("{:indent$}{line}\n", ""));
-        let lines: String = lines.collect();
-        text = replace_once(&text, behind, &format!("{behind}{lines}"))?;
+        text = replace_once(
+            &text,
+            behind,
+            &format!("{behind}{}", indented(yaml, indent)),
+        )?;
     }
     Ok(text)
+}
+
+fn indented(yaml: &str, indent: usize) -> String {
+    yaml.lines()
+        .map(|line| format!("{:indent$}{line}\n", ""))
+        .collect()
 }
 
 fn replace_once(text: &str, from: &str, to: &str) -> Result<String> {

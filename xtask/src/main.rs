@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! setup    targets, Envoy, cargo-deny      ← test, demo call what they need of it
+//! setup-embedder  the weights of the embedding model
 //! build    the Wasm filter and the host
 //! image    the Wasm filter as an OCI image, for Istio and Envoy Gateway
 //! test     everything CI needs, step by step
@@ -44,6 +45,8 @@ struct Arguments {
 enum Task {
     /// Fetch what the other commands need: Rust targets, Envoy, npm packages, Chromium, cargo-deny (offline once done)
     Setup,
+    /// Fetch all-MiniLM-L6-v2 (83 MB), which embeds documents and questions by their meaning
+    SetupEmbedder,
     /// Build the Wasm filter and the host
     Build(build::Options),
     /// Build the Wasm filter and pack it as an OCI image, without Docker
@@ -72,6 +75,7 @@ fn run(task: Task) -> anyhow::Result<()> {
     let workspace = Workspace::find()?;
     match task {
         Task::Setup => setup::everything(&workspace),
+        Task::SetupEmbedder => setup::for_embedding(&workspace),
         Task::Build(options) => build::run(&workspace, &options),
         Task::Image(options) => image::run(&workspace, &options),
         Task::Browser(options) => browser::run(&workspace, &options),

@@ -138,7 +138,7 @@ fn is_json(body: &[u8]) -> bool {
 #[test]
 fn headers_that_are_not_utf_8_do_not_trap() {
     let upstream = Upstream::start().unwrap();
-    let gateway = configured(&upstream, json!({"tenant_header": "x-tenant"}));
+    let gateway = configured(&upstream, json!({"tenant": {"header": "x-tenant"}}));
     let request = post_with(
         &["x-tenant: MARK", "x-foreword: MARK"],
         tagged(&["a", "b"]).as_bytes(),

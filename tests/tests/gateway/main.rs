@@ -6,11 +6,14 @@
 mod bodies;
 mod bounds;
 mod configuration;
+mod dashboard;
 mod failures;
+mod operations;
 mod ordering;
 mod pages;
 mod released;
 mod streams;
+mod tenants;
 mod workers;
 
 use foreword_tests::http::{Response, exchange, post};

@@ -210,7 +210,7 @@ fn an_exact_repeat_within_a_request_is_dropped_and_counted() {
 #[test]
 fn one_tenants_documents_leave_no_trace_in_anothers_requests() {
     let upstream = Upstream::start().unwrap();
-    let gateway = configured(&upstream, json!({"tenant_header": "x-tenant"}));
+    let gateway = configured(&upstream, json!({"tenant": {"header": "x-tenant"}}));
     let send = |headers: &[&str], ids: &[&str]| {
         let request = post_with(headers, tagged(ids).as_bytes());
         exchange(gateway.address(), &request).unwrap()

@@ -159,6 +159,17 @@ unsafe extern "C" {
         details: ModuleBuffer,
     );
 
+    pub(crate) fn envoy_dynamic_module_callback_http_has_filter_state(
+        filter: HttpFilterEnvoyPtr,
+        key: ModuleBuffer,
+    ) -> bool;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_set_filter_state_bytes(
+        filter: HttpFilterEnvoyPtr,
+        key: ModuleBuffer,
+        value: ModuleBuffer,
+    ) -> bool;
+
     pub(crate) fn envoy_dynamic_module_callback_http_filter_config_define_counter(
         config: HttpFilterConfigEnvoyPtr,
         name: ModuleBuffer,

@@ -52,6 +52,8 @@ nothing! {
     envoy_dynamic_module_callback_http_drain_body(HttpFilterEnvoyPtr, u32, usize) -> bool;
     envoy_dynamic_module_callback_http_append_body(HttpFilterEnvoyPtr, u32, ModuleBuffer) -> bool;
     envoy_dynamic_module_callback_http_received_buffered_request_body(HttpFilterEnvoyPtr) -> bool;
+    envoy_dynamic_module_callback_http_has_filter_state(HttpFilterEnvoyPtr, ModuleBuffer) -> bool;
+    envoy_dynamic_module_callback_http_set_filter_state_bytes(HttpFilterEnvoyPtr, ModuleBuffer, ModuleBuffer) -> bool;
     envoy_dynamic_module_callback_http_filter_config_define_counter(
         HttpFilterConfigEnvoyPtr, ModuleBuffer, *mut ModuleBuffer, usize, *mut usize
     ) -> u32;

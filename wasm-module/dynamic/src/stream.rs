@@ -307,6 +307,51 @@ impl Host for Envoy<'_> {
         Ok(())
     }
 
+    /// This ABI shows texts in the first level of a namespace alone, and a JWT's payload is deeper.
+    fn has_metadata(&self) -> bool {
+        false
+    }
+
+    fn environment(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
+    }
+
+    fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError> {
+        const CALL: &str = "set_log_fields";
+        let filter = self.filter(CALL)?;
+        // Under the names by which Envoy shows what a Wasm filter writes: one log format serves both shells.
+        let key = |name| format!("wasm.foreword.{name}");
+        let Some((first, _)) = fields.first() else {
+            return Ok(());
+        };
+        // SAFETY: `filter` is the running hook's.
+        let known = unsafe {
+            let key = key(first);
+            abi::envoy_dynamic_module_callback_http_has_filter_state(
+                filter,
+                ModuleBuffer::of(key.as_bytes()),
+            )
+        };
+        if known {
+            return Ok(());
+        }
+        for (name, value) in fields {
+            let key = key(name);
+            // SAFETY: `filter` is the running hook's; Envoy copies key and value.
+            let done = unsafe {
+                abi::envoy_dynamic_module_callback_http_set_filter_state_bytes(
+                    filter,
+                    ModuleBuffer::of(key.as_bytes()),
+                    ModuleBuffer::of(value.as_bytes()),
+                )
+            };
+            if !done {
+                return Err(refused(CALL, NO_SUCH_THING));
+            }
+        }
+        Ok(())
+    }
+
     fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {
         Ok(shared::get(key))
     }

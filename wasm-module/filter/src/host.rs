@@ -38,6 +38,16 @@ pub trait Host {
     /// Answers the client now; the request goes no further.
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError>;
 
+    /// Whether [`Host::property`] knows a request's dynamic metadata, nested as it is.
+    fn has_metadata(&self) -> bool;
+
+    /// A variable of the proxy's environment, as far as the filter may see it.
+    fn environment(&self, name: &str) -> Option<String>;
+
+    /// Writes names and values where access logs find them, as `foreword.<name>`. Called once for a request. Where
+    /// another Foreword in the chain has written some, nothing is changed.
+    fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError>;
+
     /// What shared data holds under `key`, and the number that a change may be made conditional on; `None`: nothing.
     ///
     /// Shared data belongs to the whole proxy, all worker threads, and outlives plugins. A condition holds only where

@@ -37,6 +37,7 @@
 )]
 
 mod agreement;
+mod awaited;
 mod config;
 mod engines;
 mod exchange;
@@ -47,12 +48,14 @@ mod outcome;
 mod plugin;
 #[cfg(target_arch = "wasm32")]
 mod proxy;
+mod salt;
 #[cfg(test)]
 mod scripted;
-mod sent;
 mod usage;
 
-pub use config::{Config, ConfigError, OnFailure, RequestHeaders};
+pub use config::{
+    Config, ConfigError, Mode, OnFailure, PathHeader, RequestHeaders, SCHEMA, SaltKey, TenantSource,
+};
 pub use exchange::{Exchange, Flow};
 pub use host::{Host, HostError, LogLevel, MetricId};
 pub use outcome::Outcome;

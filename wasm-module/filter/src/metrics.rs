@@ -1,13 +1,15 @@
 //! Counters and histograms: their names, and what each outcome adds to them.
 //!
 //! ```text
-//! requests = ordered + unchanged + sum of passed_<reason> + refused
+//! requests = ordered + unchanged + dry_run + sum of passed_<reason> + refused
 //! ```
 //!
 //! Envoy shows them as `wasmcustom.<name>`. A metric that cannot be defined or written is left out: counting
 //! must not cost a request.
+//!
+//! No metric is a tenant's: who reads them sees all tenants as one, and a tenant does not read them.
 
-use foreword_ordering::Skip;
+use foreword_ordering::{Arm, Skip};
 
 use crate::agreement::Learnt;
 use crate::host::{Host, MetricId};
@@ -20,6 +22,7 @@ pub(crate) struct Metrics {
     requests: Counter,
     ordered: Counter,
     unchanged: Counter,
+    dry_run: Counter,
     refused: Counter,
     documents: Counter,
     matched_documents: Counter,
@@ -28,6 +31,9 @@ pub(crate) struct Metrics {
     pinned_documents: Counter,
     document_tokens: Counter,
     matched_tokens: Counter,
+    /// Of dry runs.
+    client_matched_tokens: Counter,
+    arms: [(Arm, ArmCounters); 2],
     /// By reason. As short as the list of reasons, which are words in the source.
     passed: Vec<(&'static str, Counter)>,
     engine_prompt_tokens: Counter,
@@ -40,6 +46,15 @@ pub(crate) struct Metrics {
     ordering_microseconds: Option<MetricId>,
     documents_per_request: Option<MetricId>,
     engine_cached_percent: Option<MetricId>,
+    matched_percent: Option<MetricId>,
+}
+
+/// What an experiment's arms are compared by.
+#[derive(Debug, Clone, Copy)]
+struct ArmCounters {
+    requests: Counter,
+    document_tokens: Counter,
+    matched_tokens: Counter,
 }
 
 impl Metrics {
@@ -49,10 +64,23 @@ impl Metrics {
             let name = format!("foreword_passed_{}_total", reason.replace('-', "_"));
             (reason, Counter::define(host, &name))
         };
+        let arm = |arm: Arm| {
+            let counter = |what| {
+                let name = format!("foreword_arm_{}_{what}_total", arm.name());
+                Counter::define(host, &name)
+            };
+            let counters = ArmCounters {
+                requests: counter("requests"),
+                document_tokens: counter("document_tokens"),
+                matched_tokens: counter("matched_tokens"),
+            };
+            (arm, counters)
+        };
         Self {
             requests: Counter::define(host, "foreword_requests_total"),
             ordered: Counter::define(host, "foreword_ordered_total"),
             unchanged: Counter::define(host, "foreword_unchanged_total"),
+            dry_run: Counter::define(host, "foreword_dry_run_total"),
             refused: Counter::define(host, "foreword_refused_total"),
             documents: Counter::define(host, "foreword_documents_total"),
             matched_documents: Counter::define(host, "foreword_matched_documents_total"),
@@ -65,6 +93,8 @@ impl Metrics {
             engine_cached_tokens: Counter::define(host, "foreword_engine_cached_tokens_total"),
             corrections: Counter::define(host, "foreword_corrections_total"),
             feed_events: Counter::define(host, "foreword_feed_events_total"),
+            client_matched_tokens: Counter::define(host, "foreword_client_matched_tokens_total"),
+            arms: Arm::ALL.map(arm),
             learnt_entries: Counter::define(host, "foreword_learnt_entries_total"),
             lost_entries: Counter::define(host, "foreword_lost_entries_total"),
             untold_requests: Counter::define(host, "foreword_untold_requests_total"),
@@ -76,20 +106,27 @@ impl Metrics {
             ordering_microseconds: host.define_histogram("foreword_ordering_microseconds").ok(),
             documents_per_request: host.define_histogram("foreword_documents_per_request").ok(),
             engine_cached_percent: host.define_histogram("foreword_engine_cached_percent").ok(),
+            matched_percent: host.define_histogram("foreword_matched_percent").ok(),
         }
     }
 
     /// Counts a request once, by what became of it.
     pub(crate) fn count(&self, host: &impl Host, outcome: &Outcome) {
         self.requests.add(host, 1);
-        let report = match outcome {
-            Outcome::Ordered(report) => {
+        let (report, arm) = match outcome {
+            Outcome::Ordered { report, arm } => {
                 self.ordered.add(host, 1);
-                report
+                (report, *arm)
             }
-            Outcome::Unchanged(report) => {
+            Outcome::Unchanged { report, arm } => {
                 self.unchanged.add(host, 1);
-                report
+                (report, *arm)
+            }
+            Outcome::DryRun { report, as_sent } => {
+                self.dry_run.add(host, 1);
+                let matched = as_sent.matched_tokens;
+                self.client_matched_tokens.add(host, matched);
+                (report, None)
             }
             Outcome::Passed(reason) => return self.passed(reason).add(host, 1),
             Outcome::Refused(_) => return self.refused.add(host, 1),
@@ -107,6 +144,16 @@ impl Metrics {
             self.documents_per_request,
             u64::from(report.documents),
         );
+        let percent = report.matched_tokens.saturating_mul(100);
+        if let Some(percent) = percent.checked_div(report.document_tokens) {
+            record(host, self.matched_percent, percent);
+        }
+        let mut arms = self.arms.iter();
+        if let Some((_, counters)) = arms.find(|(known, _)| Some(*known) == arm) {
+            counters.requests.add(host, 1);
+            counters.document_tokens.add(host, report.document_tokens);
+            counters.matched_tokens.add(host, report.matched_tokens);
+        }
     }
 
     /// Records the time the core took for one request, whatever it answered.
@@ -180,26 +227,18 @@ mod tests {
     use foreword_ordering::Report;
 
     use super::*;
+    use crate::outcome::REPORT;
     use crate::scripted::ScriptedHost;
 
     #[test]
     fn an_ordered_request_adds_its_counts_and_never_a_zero() {
         let host = ScriptedHost::default();
         let metrics = Metrics::define(&host);
-        let report = Report {
-            policy: "longest",
-            documents: 5,
-            matched: 3,
-            moved: 4,
-            dropped: 0,
-            deduplicated: 0,
-            pinned: 0,
-            replayed: 0,
-            hinted: true,
-            document_tokens: 900,
-            matched_tokens: 700,
+        let outcome = Outcome::Ordered {
+            report: REPORT,
+            arm: None,
         };
-        metrics.count(&host, &Outcome::Ordered(report));
+        metrics.count(&host, &outcome);
         assert_eq!(host.counter("foreword_requests_total"), 1);
         assert_eq!(host.counter("foreword_ordered_total"), 1);
         assert_eq!(host.counter("foreword_documents_total"), 5);
@@ -207,7 +246,44 @@ mod tests {
         assert_eq!(host.counter("foreword_matched_tokens_total"), 700);
         assert_eq!(host.counter("foreword_dropped_documents_total"), 0);
         assert_eq!(host.samples("foreword_documents_per_request"), [5]);
+        assert_eq!(host.samples("foreword_matched_percent"), [77]);
+        assert_eq!(host.counter("foreword_arm_ordered_requests_total"), 0);
         assert_eq!(host.refused_calls(), 0);
+    }
+
+    #[test]
+    fn arms_and_dry_runs_are_counted_apart() {
+        let host = ScriptedHost::default();
+        let metrics = Metrics::define(&host);
+        for arm in [Arm::Control, Arm::Ordered, Arm::Control] {
+            let outcome = Outcome::Unchanged {
+                report: REPORT,
+                arm: Some(arm),
+            };
+            metrics.count(&host, &outcome);
+        }
+        metrics.count(
+            &host,
+            &Outcome::DryRun {
+                report: REPORT,
+                as_sent: Report {
+                    matched_tokens: 60,
+                    ..REPORT
+                },
+            },
+        );
+        assert_eq!(host.counter("foreword_arm_control_requests_total"), 2);
+        assert_eq!(
+            host.counter("foreword_arm_control_document_tokens_total"),
+            1_800
+        );
+        assert_eq!(
+            host.counter("foreword_arm_ordered_matched_tokens_total"),
+            700
+        );
+        assert_eq!(host.counter("foreword_dry_run_total"), 1);
+        assert_eq!(host.counter("foreword_client_matched_tokens_total"), 60);
+        assert_eq!(host.counter("foreword_requests_total"), 4);
     }
 
     #[test]

@@ -1,34 +1,97 @@
-//! What became of a request, and how that is told: to the operator in a response header, to a refused
-//! client in an error of OpenAI's shape.
+//! What became of a request, and how that is told: to the operator in a response header and in the access log, to a
+//! refused client in an error of OpenAI's shape.
 //!
-//! Neither text holds anything of a document, a question or another tenant: counts and fixed words only.
+//! No text holds anything of a document, a question or a tenant: counts and fixed words only.
 
 use std::fmt;
 
-use foreword_ordering::{Report, Skip};
+use foreword_ordering::{Arm, Report, Skip};
 use serde::Serialize;
 
-/// What became of a request.
+use crate::config::OnFailure;
+use crate::host::HostError;
+
+/// What became of a request. Where salts are on, "as it came" leaves out the salt, which is always the gateway's.
 #[derive(Debug)]
 pub enum Outcome {
     /// Sent on with a new body.
-    Ordered(Report),
+    Ordered {
+        /// What was done.
+        report: Report,
+        /// In an experiment.
+        arm: Option<Arm>,
+    },
     /// Looked at and sent on as it came: its documents already stood as they should.
-    Unchanged(Report),
+    Unchanged {
+        /// What was done.
+        report: Report,
+        /// In an experiment.
+        arm: Option<Arm>,
+    },
+    /// Sent on as it came, because nothing else was asked for.
+    DryRun {
+        /// What would have been done.
+        report: Report,
+        /// What the client's order matched.
+        as_sent: Report,
+    },
     /// Sent on as it came, for the reason given in kebab case.
     Passed(&'static str),
     /// Answered with an error, for the reason given in kebab case.
     Refused(&'static str),
 }
 
+impl Outcome {
+    /// One word for the header and the log.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Ordered { .. } => "ordered",
+            Self::Unchanged { .. } => "unchanged",
+            Self::DryRun { .. } => "dry-run",
+            Self::Passed(_) => "passed",
+            Self::Refused(_) => "refused",
+        }
+    }
+
+    /// Names and values for the access log, each name once. The first is always there.
+    pub(crate) fn fields(&self) -> Vec<(&'static str, String)> {
+        let mut fields = vec![("outcome", self.word().to_owned())];
+        let (report, arm, as_sent) = match self {
+            Self::Passed(reason) | Self::Refused(reason) => {
+                fields.push(("reason", (*reason).to_owned()));
+                return fields;
+            }
+            Self::Ordered { report, arm } | Self::Unchanged { report, arm } => (report, *arm, None),
+            Self::DryRun { report, as_sent } => (report, None, Some(as_sent)),
+        };
+        let mut count = |name, value: u64| fields.push((name, value.to_string()));
+        count("documents", report.documents.into());
+        count("matched", report.matched.into());
+        count("moved", report.moved.into());
+        count("dropped", report.dropped.into());
+        count("deduplicated", report.deduplicated.into());
+        count("pinned", report.pinned.into());
+        count("document_tokens", report.document_tokens);
+        count("matched_tokens", report.matched_tokens);
+        if let Some(as_sent) = as_sent {
+            count("client_matched_tokens", as_sent.matched_tokens);
+        }
+        fields.push(("policy", report.policy.to_owned()));
+        fields.extend(arm.map(|arm| ("arm", arm.name().to_owned())));
+        fields
+    }
+}
+
 /// The header's value.
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (word, report) = match self {
-            Self::Ordered(report) => ("ordered", report),
-            Self::Unchanged(report) => ("unchanged", report),
-            Self::Passed(reason) => return write!(f, "passed; reason={reason}"),
-            Self::Refused(reason) => return write!(f, "refused; reason={reason}"),
+        let word = self.word();
+        let (report, arm, as_sent) = match self {
+            Self::Ordered { report, arm } | Self::Unchanged { report, arm } => (report, *arm, None),
+            Self::DryRun { report, as_sent } => (report, None, Some(as_sent)),
+            Self::Passed(reason) | Self::Refused(reason) => {
+                return write!(f, "{word}; reason={reason}");
+            }
         };
         write!(
             f,
@@ -47,16 +110,24 @@ impl fmt::Display for Outcome {
         if report.pinned > 0 {
             write!(f, "; pinned={}", report.pinned)?;
         }
+        if let Some(as_sent) = as_sent {
+            write!(f, "; client_matched={}", as_sent.matched)?;
+        }
+        if let Some(arm) = arm {
+            write!(f, "; arm={}", arm.name())?;
+        }
         Ok(())
     }
 }
 
 /// The shell's reasons to let a request pass; the core has its own, [`Skip::REASONS`].
 pub(crate) mod reason {
-    /// The tenant's name is too long or not UTF-8.
+    /// The tenant's name is too long, not UTF-8, or has control characters.
     pub(crate) const BAD_TENANT: &str = "bad-tenant";
     /// The orderer is in use.
     pub(crate) const BUSY: &str = "busy";
+    /// The request asked for it.
+    pub(crate) const BYPASS: &str = "bypass";
     /// There is no body.
     pub(crate) const EMPTY_BODY: &str = "empty-body";
     /// The body is compressed.
@@ -71,42 +142,95 @@ pub(crate) mod reason {
     pub(crate) const TOO_LARGE: &str = "too-large";
 
     /// Every one, for the counters.
-    pub(crate) const ALL: [&str; 8] = [
-        BAD_TENANT, BUSY, EMPTY_BODY, ENCODED, HOST_ERROR, NO_TENANT, NOT_JSON, TOO_LARGE,
+    pub(crate) const ALL: [&str; 9] = [
+        BAD_TENANT, BUSY, BYPASS, EMPTY_BODY, ENCODED, HOST_ERROR, NO_TENANT, NOT_JSON, TOO_LARGE,
     ];
 }
 
 /// Why a request was not ordered.
 #[derive(Debug)]
 pub(crate) enum Fault {
+    BadTenant {
+        limit: usize,
+    },
+    Busy,
+    EmptyBody,
+    Encoded,
+    Host(HostError),
+    NoTenant,
+    NotJson,
     /// The body has more bytes than the filter reads. The length is not known when it came in chunks.
-    TooLarge { found: Option<u64>, limit: u32 },
+    TooLarge {
+        found: Option<u64>,
+        limit: u32,
+    },
     /// The core found nothing to order, or a fault in the body.
     Skip(Skip),
+}
+
+impl From<HostError> for Fault {
+    fn from(error: HostError) -> Self {
+        Self::Host(error)
+    }
 }
 
 impl Fault {
     /// Kebab-case word for the header and the counter.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
+            Self::BadTenant { .. } => reason::BAD_TENANT,
+            Self::Busy => reason::BUSY,
+            Self::EmptyBody => reason::EMPTY_BODY,
+            Self::Encoded => reason::ENCODED,
+            Self::Host(_) => reason::HOST_ERROR,
+            Self::NoTenant => reason::NO_TENANT,
+            Self::NotJson => reason::NOT_JSON,
             Self::TooLarge { .. } => reason::TOO_LARGE,
             Self::Skip(skip) => skip.reason(),
         }
     }
 
-    /// The status with which `on_failure: refuse` answers; `None` where the client did nothing wrong.
-    pub(crate) fn refusal_status(&self) -> Option<u16> {
-        match self {
-            Self::TooLarge { .. } => Some(413),
-            Self::Skip(Skip::NoDocuments | Skip::NoUserMessage) => None,
-            Self::Skip(_) => Some(400),
-        }
+    /// The status with which it is answered; `None`: the request goes on.
+    ///
+    /// Where salts are on, a body that the filter cannot write a salt into may hold one of the client's own choice, so it
+    /// goes no further, whatever `on_failure` says. One that can be read goes on with its salt.
+    pub(crate) fn refusal_status(&self, on_failure: OnFailure, salted: bool) -> Option<u16> {
+        let refuses = on_failure == OnFailure::Refuse;
+        let (status, is_refused) = match self {
+            Self::TooLarge { .. } => (413, refuses || salted),
+            Self::Skip(Skip::InvalidUtf8 { .. } | Skip::InvalidJson { .. }) => {
+                (400, refuses || salted)
+            }
+            // The client did nothing wrong.
+            Self::Skip(Skip::NoDocuments | Skip::NoUserMessage) | Self::EmptyBody => (400, false),
+            Self::Skip(_) => (400, refuses),
+            Self::NoTenant | Self::BadTenant { .. } => (403, salted),
+            Self::NotJson | Self::Encoded => (415, salted),
+            Self::Busy => (503, salted),
+            Self::Host(_) => (500, salted),
+        };
+        is_refused.then_some(status)
     }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::BadTenant { limit } => write!(
+                f,
+                "the request's tenant is not a text of at most {limit} bytes without control characters"
+            ),
+            Self::Busy => f.write_str("the gateway is busy"),
+            Self::EmptyBody => f.write_str("the request has no body"),
+            Self::Encoded => f.write_str(
+                "the request's content-encoding is not `identity`, the only one that is read here",
+            ),
+            // What the proxy refused is not the client's affair; the log has it.
+            Self::Host(_) => f.write_str("the gateway failed"),
+            Self::NoTenant => f.write_str("the request names no tenant"),
+            Self::NotJson => f.write_str(
+                "the request's content-type is not `application/json`, the only one that is read here",
+            ),
             Self::TooLarge {
                 found: Some(found),
                 limit,
@@ -128,7 +252,7 @@ impl fmt::Display for Fault {
 }
 
 /// The body of a refusal: <https://platform.openai.com/docs/guides/error-codes>.
-pub(crate) fn error_body(fault: &Fault) -> Vec<u8> {
+pub(crate) fn error_body(fault: &Fault, status: u16) -> Vec<u8> {
     #[derive(Serialize)]
     struct Body<'a> {
         error: Error<'a>,
@@ -143,7 +267,11 @@ pub(crate) fn error_body(fault: &Fault) -> Vec<u8> {
     serde_json::to_vec(&Body {
         error: Error {
             message: fault.to_string(),
-            r#type: "invalid_request_error",
+            r#type: match status {
+                403 => "permission_error",
+                500.. => "server_error",
+                _ => "invalid_request_error",
+            },
             param: None,
             code: fault.reason(),
         },
@@ -152,28 +280,55 @@ pub(crate) fn error_body(fault: &Fault) -> Vec<u8> {
 }
 
 #[cfg(test)]
+pub(crate) const REPORT: Report = Report {
+    policy: "longest",
+    documents: 5,
+    matched: 3,
+    moved: 4,
+    dropped: 0,
+    deduplicated: 0,
+    pinned: 0,
+    replayed: 0,
+    hinted: true,
+    document_tokens: 900,
+    matched_tokens: 700,
+};
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
+    const ORDERED: Outcome = Outcome::Ordered {
+        report: REPORT,
+        arm: None,
+    };
+
+    fn dry_run() -> Outcome {
+        Outcome::DryRun {
+            report: REPORT,
+            as_sent: Report {
+                matched: 1,
+                matched_tokens: 60,
+                ..REPORT
+            },
+        }
+    }
+
     #[test]
     fn the_header_gives_counts_in_a_fixed_order() {
-        let report = Report {
-            policy: "longest",
-            documents: 5,
-            matched: 3,
-            moved: 4,
-            dropped: 0,
-            deduplicated: 0,
-            pinned: 0,
-            replayed: 0,
-            hinted: true,
-            document_tokens: 900,
-            matched_tokens: 700,
-        };
         assert_eq!(
-            Outcome::Ordered(report).to_string(),
+            ORDERED.to_string(),
             "ordered; policy=longest; documents=5; matched=3; moved=4; dropped=0; hint=1"
         );
+        assert_eq!(
+            dry_run().to_string(),
+            "dry-run; policy=longest; documents=5; matched=3; moved=4; dropped=0; hint=1; client_matched=1"
+        );
+        let control = Outcome::Unchanged {
+            report: REPORT,
+            arm: Some(Arm::Control),
+        };
+        assert!(control.to_string().ends_with("; hint=1; arm=control"));
         assert_eq!(
             Outcome::Passed("too-large").to_string(),
             "passed; reason=too-large"
@@ -185,12 +340,29 @@ mod tests {
     }
 
     #[test]
+    fn a_field_of_the_log_is_named_once_and_the_first_is_always_there() {
+        for outcome in [ORDERED, dry_run(), Outcome::Passed("bypass")] {
+            let fields = outcome.fields();
+            assert_eq!(fields[0], ("outcome", outcome.word().to_owned()));
+            let mut names: Vec<_> = fields.iter().map(|(name, _)| *name).collect();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), fields.len());
+        }
+        assert!(
+            dry_run()
+                .fields()
+                .contains(&("client_matched_tokens", "60".into()))
+        );
+    }
+
+    #[test]
     fn a_refusal_names_value_and_limit_in_openais_shape() {
         let fault = Fault::TooLarge {
             found: Some(20),
             limit: 10,
         };
-        let body: serde_json::Value = serde_json::from_slice(&error_body(&fault)).unwrap();
+        let body: serde_json::Value = serde_json::from_slice(&error_body(&fault, 413)).unwrap();
         assert_eq!(
             body["error"]["message"],
             "the request body has 20 bytes; the limit is 10"
@@ -201,8 +373,40 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_documents_is_no_fault_of_the_client() {
-        assert_eq!(Fault::Skip(Skip::NoDocuments).refusal_status(), None);
-        assert_eq!(Fault::Skip(Skip::NoUserMessage).refusal_status(), None);
+    fn what_may_hold_a_salt_of_the_clients_own_goes_no_further() {
+        let unread = [
+            Fault::BadTenant { limit: 256 },
+            Fault::Busy,
+            Fault::Encoded,
+            Fault::NoTenant,
+            Fault::NotJson,
+            Fault::Host(HostError {
+                call: "x",
+                status: 1,
+            }),
+            Fault::TooLarge {
+                found: None,
+                limit: 1,
+            },
+            Fault::Skip(Skip::InvalidUtf8 { offset: 0 }),
+            Fault::Skip(Skip::InvalidJson { line: 1, column: 1 }),
+        ];
+        for fault in unread {
+            let status = fault.refusal_status(OnFailure::Pass, true);
+            assert!(status.is_some_and(|status| status >= 400), "{fault:?}");
+            assert_eq!(
+                fault.refusal_status(OnFailure::Pass, false),
+                None,
+                "{fault:?}"
+            );
+        }
+        for skip in [Skip::NoDocuments, Skip::NoUserMessage] {
+            let fault = Fault::Skip(skip);
+            assert_eq!(
+                fault.refusal_status(OnFailure::Refuse, true),
+                None,
+                "{fault:?}"
+            );
+        }
     }
 }

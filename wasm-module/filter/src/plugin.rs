@@ -6,15 +6,18 @@
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use foreword_ordering::{Choice, Deed, EngineId, Orderer, Rewrite, Skip, Tenant, Told, Usage};
+use foreword_ordering::{
+    Choice, Deed, EngineId, Orderer, Rewrite, Skip, Terms, Told, Trial, Usage,
+};
 
 use crate::agreement::Agreement;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, KEY, Mode, SaltKey, TenantSource};
 use crate::engines::{Dealt, Engines, Errand};
 use crate::feed::{Answer, Feed, MAX_BATCH_BYTES};
 use crate::host::{Host, HostError, LogLevel};
 use crate::metrics::Metrics;
 use crate::outcome::Outcome;
+use crate::salt::{Identity, Salts};
 use crate::usage::Counted;
 
 /// One loaded configuration.
@@ -23,6 +26,7 @@ pub struct Plugin {
     engines: Engines,
     knowledge: Mutex<Knowledge>,
     metrics: Metrics,
+    salts: Option<Salts>,
 }
 
 /// Where a request goes.
@@ -48,15 +52,16 @@ impl Plugin {
     /// told.
     pub fn load(host: &impl Host, configuration: &[u8]) -> Result<Self, ConfigError> {
         let config = Config::from_json(configuration)?;
-        host.log(
-            LogLevel::Info,
-            &format!(
-                "foreword {}: watching POST on {}, bodies up to {} bytes",
-                env!("CARGO_PKG_VERSION"),
-                config.routes.join(", "),
-                config.max_body_bytes
-            ),
-        );
+        if matches!(config.tenant, Some(TenantSource::Claim(_))) && !host.has_metadata() {
+            return Err(ConfigError::Conflict {
+                field: "tenant.claim",
+                rule: "a dynamic module cannot read claims; let jwt_authn write them into a header \
+                       (`claim_to_headers`) and name it in `tenant.header`",
+            });
+        }
+        let salts = config.salt.as_ref();
+        let salts = salts.map(|key| salts_of(host, key)).transpose()?;
+        host.log(LogLevel::Info, &loaded(&config));
         let ring = ring(host, &config)
             .inspect_err(|error| {
                 let message = format!("workers do not know of each other: {error}");
@@ -86,6 +91,7 @@ impl Plugin {
             knowledge: Mutex::new(knowledge),
             metrics,
             config,
+            salts,
         })
     }
 
@@ -145,12 +151,22 @@ impl Plugin {
         &self.engines
     }
 
+    /// Whose request it is, by the tenant's name.
+    pub(crate) fn identity(&self, name: String) -> Identity {
+        Identity::new(name, self.salts.as_ref())
+    }
+
+    /// Whether every request must go on with a salt of ours, or not at all.
+    pub(crate) fn is_salted(&self) -> bool {
+        self.salts.is_some()
+    }
+
     /// Asks the core, and times it; learns before what other workers did, and tells them afterwards. `None` if this very
     /// thread is using the orderer, which no known proxy can bring about.
     pub(crate) fn rewrite(
         &self,
         host: &impl Host,
-        tenant: Tenant<'_>,
+        identity: &Identity,
         body: &[u8],
     ) -> Option<(Result<Rewrite, Skip>, Route)> {
         let mut knowledge = self.knowledge()?;
@@ -159,7 +175,19 @@ impl Plugin {
         knowledge.turn = knowledge.turn.wrapping_add(1);
         let choices = self.engines.choices(host, now_ms, knowledge.turn);
         let start = host.now_ns();
-        let answer = knowledge.orderer.rewrite_among(&choices, tenant, body);
+        let trial = match (self.config.mode, &self.config.experiment) {
+            (Mode::DryRun, _) => Trial::DryRun,
+            (Mode::Order, Some(experiment)) => Trial::Experiment(experiment),
+            (Mode::Order, None) => Trial::None,
+        };
+        let terms = Terms {
+            salt: identity.salt(),
+            trial,
+            choices: &choices,
+        };
+        let answer = knowledge
+            .orderer
+            .rewrite_on(&terms, identity.tenant(), body);
         // Saturating: Envoy's clock is the wall clock, which may step back.
         let elapsed = host.now_ns().saturating_sub(start);
         self.metrics.time(host, elapsed);
@@ -176,6 +204,18 @@ impl Plugin {
             destinations: self.engines.destinations(engine, &choices),
         };
         Some((answer, route))
+    }
+
+    /// A request that the core does not see goes to the engine that has least to do.
+    pub(crate) fn route(&self, host: &impl Host, bytes: usize) -> Route {
+        let now_ms = now_ms(host);
+        let choices = self.engines.choices(host, now_ms, now_ms);
+        let engine = least_loaded(&choices);
+        let tokens = estimated_tokens(bytes);
+        Route {
+            errand: self.engines.send(host, now_ms, engine, tokens),
+            destinations: self.engines.destinations(engine, &choices),
+        }
     }
 
     pub(crate) fn settle(&self, host: &impl Host, errand: Errand, dealt: Dealt) {
@@ -335,6 +375,51 @@ const LEARNT_AT_A_REQUEST: u64 = 256;
 /// Entries between which a worker looks after its streams.
 const LEARNT_AT_A_TICK: u64 = 2048;
 
+fn salts_of(host: &impl Host, key: &SaltKey) -> Result<Salts, ConfigError> {
+    let (field, key) = match key {
+        SaltKey::Bytes(bytes) => ("salt.key", Some(bytes.clone())),
+        SaltKey::Environment(name) => {
+            let key = host.environment(name);
+            (
+                "salt.key_env",
+                key.and_then(|key| SaltKey::from_hex(key.trim())),
+            )
+        }
+    };
+    key.and_then(|key| Salts::new(&key))
+        .ok_or_else(|| ConfigError::Invalid {
+            field,
+            // Never what was found.
+            value: "what the environment has under that name".to_owned(),
+            limit: KEY.to_owned(),
+        })
+}
+
+/// One line for the log, in `name=value` pairs.
+fn loaded(config: &Config) -> String {
+    let tenants = match config.tenant {
+        None => "off",
+        Some(TenantSource::Header(_)) => "header",
+        Some(TenantSource::Claim(_)) => "claim",
+    };
+    format!(
+        "event=loaded version={} routes={} max_body_bytes={} mode={} experiment={} tenants={tenants} salts={}",
+        env!("CARGO_PKG_VERSION"),
+        config.routes.join(","),
+        config.max_body_bytes,
+        match config.mode {
+            Mode::Order => "order",
+            Mode::DryRun => "dry-run",
+        },
+        if config.experiment.is_some() {
+            "on"
+        } else {
+            "off"
+        },
+        if config.salt.is_some() { "on" } else { "off" },
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use foreword_ordering::Report;
@@ -353,7 +438,8 @@ mod tests {
     }
 
     fn send(plugin: &Plugin, host: &ScriptedHost, body: &str) -> (Option<Vec<u8>>, Report) {
-        let rewrite = plugin.rewrite(host, Tenant::default(), body.as_bytes());
+        let identity = plugin.identity(String::new());
+        let rewrite = plugin.rewrite(host, &identity, body.as_bytes());
         let rewrite = rewrite.unwrap().0.unwrap();
         (rewrite.body, rewrite.report)
     }
@@ -407,7 +493,7 @@ mod tests {
     fn plugins_for_others_and_plugins_told_to_be_alone_tell_each_other_nothing() {
         for json in [
             r#"{"routes": ["/v1/x"]}"#,
-            r#"{"tenant_header": "x-tenant"}"#,
+            r#"{"tenant": {"header": "x-tenant"}}"#,
             r#"{"agreement": {"ring": "other"}}"#,
             r#"{"agreement": {"entries": 0}}"#,
         ] {

@@ -15,6 +15,7 @@
 //! | read, write shared data | CasMismatch, handled by the SDK | |
 //! | set the tick | none | |
 //! | read a property | NotFound and failures, handled by the SDK | |
+//! | write a property | NotFound, no stream; BadArgument, it is there already | only in callbacks of a request; each once, and none where another filter wrote the first |
 //! | define, add, record | BadArgument, NotFound | fixed types, ids from `define`, never zero |
 //! | respond, log, clock | none | |
 //!
@@ -196,6 +197,31 @@ impl Host for Proxy {
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
         hostcalls::send_http_response(u32::from(status), headers.to_vec(), Some(body))
             .map_err(refused("respond"))
+    }
+
+    fn has_metadata(&self) -> bool {
+        true
+    }
+
+    fn environment(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
+    }
+
+    fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError> {
+        let key = |name| format!("foreword.{name}");
+        let Some((first, _)) = fields.first() else {
+            return Ok(());
+        };
+        let known =
+            hostcalls::get_property(vec![&key(first)]).map_err(refused("set_log_fields"))?;
+        if known.is_some() {
+            return Ok(());
+        }
+        for (name, value) in fields {
+            hostcalls::set_property(vec![&key(name)], Some(value.as_bytes()))
+                .map_err(refused("set_log_fields"))?;
+        }
+        Ok(())
     }
 
     fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {

@@ -16,6 +16,9 @@ type SharedData = Rc<RefCell<BTreeMap<String, (Vec<u8>, u32)>>>;
 struct State {
     request_headers: BTreeMap<String, String>,
     response_headers: BTreeMap<String, String>,
+    metadata: BTreeMap<Vec<String>, Vec<u8>>,
+    log_fields: BTreeMap<String, String>,
+    log: String,
     body: Vec<u8>,
     /// The chunk that goes by.
     response_body: Vec<u8>,
@@ -49,6 +52,8 @@ impl ScriptedHost {
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect();
         state.response_headers.clear();
+        state.metadata.clear();
+        state.log_fields.clear();
         state.body.clear();
         state.local_response = None;
     }
@@ -103,6 +108,22 @@ impl ScriptedHost {
 
     pub(crate) fn local_response(&self) -> Option<(u16, Vec<u8>)> {
         self.0.borrow().local_response.clone()
+    }
+
+    /// Puts a text into the request's metadata.
+    pub(crate) fn set_metadata(&self, path: &[&str], value: &[u8]) {
+        let path = ["metadata", "filter_metadata"].iter().chain(path);
+        let path = path.map(|part| (*part).to_owned()).collect();
+        self.0.borrow_mut().metadata.insert(path, value.to_vec());
+    }
+
+    pub(crate) fn log_field(&self, name: &str) -> Option<String> {
+        self.0.borrow().log_fields.get(name).cloned()
+    }
+
+    /// All that was logged.
+    pub(crate) fn log_text(&self) -> String {
+        self.0.borrow().log.clone()
     }
 
     /// From now on the call of that name is refused.
@@ -227,6 +248,26 @@ impl Host for ScriptedHost {
         Ok(())
     }
 
+    fn has_metadata(&self) -> bool {
+        self.allow("metadata").is_ok()
+    }
+
+    fn environment(&self, name: &str) -> Option<String> {
+        (name == "SCRIPTED_KEY").then(|| "00".repeat(32))
+    }
+
+    fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError> {
+        self.allow("set_log_fields")?;
+        let known = &mut self.0.borrow_mut().log_fields;
+        assert!(known.is_empty(), "fields are written once");
+        known.extend(
+            fields
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), value.clone())),
+        );
+        Ok(())
+    }
+
     fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {
         self.allow("shared_data")?;
         let mut data = self.1.borrow_mut();
@@ -263,8 +304,14 @@ impl Host for ScriptedHost {
 
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
         self.allow("property")?;
-        let found = self.0.borrow().properties.get(&path.join(".")).cloned();
-        Ok(found.or_else(|| (path == ["plugin_name"]).then(|| b"foreword".to_vec())))
+        if let Some(found) = self.0.borrow().properties.get(&path.join(".")) {
+            return Ok(Some(found.clone()));
+        }
+        if path == ["plugin_name"] {
+            return Ok(Some(b"foreword".to_vec()));
+        }
+        let path: Vec<_> = path.iter().map(|part| (*part).to_owned()).collect();
+        Ok(self.0.borrow().metadata.get(&path).cloned())
     }
 
     fn call(
@@ -310,5 +357,9 @@ impl Host for ScriptedHost {
         *now
     }
 
-    fn log(&self, _level: LogLevel, _message: &str) {}
+    fn log(&self, _level: LogLevel, message: &str) {
+        let log = &mut self.0.borrow_mut().log;
+        log.push_str(message);
+        log.push('\n');
+    }
 }

@@ -392,21 +392,15 @@ impl TryFrom<RawConfig> for Config {
             10_000_000,
         )?;
         let words = &raw.hint;
-        let hint = words
-            .enabled
-            .then(|| HintTemplate::new(&words.template, &words.label, &words.separator))
-            .transpose()
+        // Wrong words are wrong whether they are used or not.
+        let hint = HintTemplate::new(&words.template, &words.label, &words.separator)
             .map_err(ConfigError::from)?;
-        let deduplicate = raw
-            .conversation
-            .deduplicate
-            .then(|| LocationTemplate::new(&words.location, &words.label))
-            .transpose()
-            .map_err(ConfigError::from)?;
+        let location =
+            LocationTemplate::new(&words.location, &words.label).map_err(ConfigError::from)?;
         Ok(Self {
             policy,
             policy_options,
-            hint,
+            hint: words.enabled.then_some(hint),
             field: raw.documents.field,
             tags: raw.documents.tags,
             formats: Formats {
@@ -423,7 +417,7 @@ impl TryFrom<RawConfig> for Config {
                 max_tokens: (raw.tree.max_tokens > 0).then_some(raw.tree.max_tokens),
             },
             max_trees: raw.tree.max_trees,
-            deduplicate,
+            deduplicate: raw.conversation.deduplicate.then_some(location),
             pin: (raw.conversation.pin).then_some(raw.conversation.max_pinned_tokens),
             memory: memory::Bounds {
                 max_entries: raw.conversation.max_entries,

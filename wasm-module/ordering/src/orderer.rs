@@ -6,11 +6,12 @@ use crate::config::Config;
 use crate::conversation::memory::{Memory, Path};
 use crate::document::estimate_tokens;
 use crate::engines::{self, Choice, EngineId};
+use crate::experiment::{Arm, Experiment};
 use crate::feed::{Change, Event, TenantKey};
 use crate::path::SentPath;
 use crate::plain::{self, Ordered, Plain};
 use crate::policy::Policy;
-use crate::request;
+use crate::request::{self, Manner};
 use crate::tenant::Tenant;
 use crate::told::{Continued, Deed, SentRun, Told};
 use crate::tree::{ResidencyEvent, ViewedNode};
@@ -20,8 +21,8 @@ use fxhash::FxHashMap;
 /// Orders requests; holds a policy, a memory of chats and a knowledge tree for each engine, for every tenant and model.
 ///
 /// A tenant's decisions depend on its own requests alone, as long as no more than `tree.max_trees` tenants and models
-/// are in use. Memory is bounded by the configuration: at most `tree.max_trees` times `conversation.max_bytes`, and
-/// `tree.max_nodes` for each engine.
+/// are in use; beyond that, on how many tenants there are: each keeps its share of the trees. Memory is bounded by the
+/// configuration: at most `tree.max_trees` times `conversation.max_bytes`, and `tree.max_nodes` for each engine.
 pub struct Orderer {
     config: Config,
     /// By tenant and model (see [`tree_key`]).
@@ -31,8 +32,8 @@ pub struct Orderer {
 }
 
 struct Kept {
-    /// Whether the tenant has no name: tenants are not told apart.
-    is_nameless: bool,
+    /// The tenant's name; empty where tenants are not told apart.
+    tenant: Box<str>,
     key: TenantKey,
     model: Box<str>,
     trees: Trees,
@@ -41,15 +42,46 @@ struct Kept {
     last_used: u64,
 }
 
+/// How one request is to be sent, beside what the configuration says of all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms<'a> {
+    /// Written as the body's `cache_salt`, whatever the client sent; `None`: what it sent stays.
+    pub salt: Option<&'a str>,
+    /// Whether the order is put to the test.
+    pub trial: Trial<'a>,
+    /// The engines that it may go to: see [`crate::engines`]. Those above [`MAX_ENGINES`](crate::MAX_ENGINES) do not
+    /// count; without any it goes to the first engine.
+    pub choices: &'a [Choice],
+}
+
+/// Whether the order is put to the test.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Trial<'a> {
+    /// It is not.
+    #[default]
+    None,
+    /// The order is decided and reported, the body goes on as it came, and that is what is learnt. An array that would
+    /// have been rendered is learnt as if it had been rendered in the client's order.
+    DryRun,
+    /// Some chats go on in the client's order.
+    Experiment(&'a Experiment),
+}
+
 /// What became of a request.
 #[derive(Debug)]
 pub struct Rewrite {
     /// The body to send; `None`: the one that came.
     pub body: Option<Vec<u8>>,
-    /// What was done.
+    /// Whether more than the salt was written: documents changed places, or words were added.
+    pub ordered: bool,
+    /// What was done; in a dry run, what would have been.
     pub report: Report,
     /// The documents that are sent, as the tree knows them.
     pub path: SentPath,
+    /// The chat's arm in an experiment.
+    pub arm: Option<Arm>,
+    /// In a dry run: what was done, which is nothing, and what it matched.
+    pub as_sent: Option<Report>,
     /// All that other orderers of the same requests need to know of this one.
     pub deed: Deed,
 }
@@ -110,21 +142,28 @@ impl Orderer {
     /// [`Skip`] says why the body is to be sent as it came. Nothing was remembered then, but for
     /// [`Skip::NoDocuments`]: that a chat went on without documents.
     pub fn rewrite(&mut self, tenant: Tenant<'_>, body: &[u8]) -> Result<Rewrite, Skip> {
-        self.rewrite_among(&[Choice::default()], tenant, body)
+        self.rewrite_on(&Terms::default(), tenant, body)
     }
 
-    /// The same with a choice of engines: see [`crate::engines`]. The request is expected to be sent to
-    /// [`Deed::engine`]. Choices above [`MAX_ENGINES`] do not count; without any the first engine is the choice.
+    /// The same on terms of its own. With a salt, [`Tenant::key`] is that salt's; without one, and without a key, it is
+    /// the key of the salt that the client sent.
     ///
     /// # Errors
-    /// As [`Orderer::rewrite`].
-    pub fn rewrite_among(
+    /// As [`Orderer::rewrite`]. Nothing is salted then: [`salted`](crate::salted) does that.
+    pub fn rewrite_on(
         &mut self,
-        choices: &[Choice],
-        tenant: Tenant<'_>,
+        terms: &Terms<'_>,
+        mut tenant: Tenant<'_>,
         body: &[u8],
     ) -> Result<Rewrite, Skip> {
         let parsed = body::parse(body, &self.config)?;
+        if terms.salt.is_none() && tenant.key == TenantKey::default() {
+            tenant.key = parsed.salt.key();
+        }
+        let arm = match terms.trial {
+            Trial::Experiment(experiment) => Some(experiment.arm(tenant.name, parsed.start())),
+            Trial::None | Trial::DryRun => None,
+        };
         self.now += 1;
         let key = tree_key(tenant, &parsed.model);
         let has_documents = parsed.has_documents();
@@ -132,9 +171,8 @@ impl Orderer {
             // A tenant that never sends documents takes no other one's place.
             return Err(Skip::NoDocuments);
         }
-        let kept = kept_of(&mut self.trees, &self.config, key, self.now, || {
-            (tenant, parsed.model.as_ref())
-        });
+        let model = parsed.model.as_ref();
+        let kept = kept_of(&mut self.trees, &self.config, key, self.now, tenant, model);
         let written = parsed.rendered.as_ref().and_then(|(message, group)| {
             Some((
                 u32::try_from(*message).ok()?,
@@ -142,65 +180,105 @@ impl Orderer {
             ))
         });
         let chains = parsed.messages.iter().map(|message| message.chain);
-        let path = kept.memory.find(chains, written);
+        let is_trial = matches!(terms.trial, Trial::DryRun) || arm == Some(Arm::Control);
+        let path = if is_trial {
+            // What earlier turns were sent as is not what the client's order is.
+            Path::default()
+        } else {
+            kept.memory.find(chains, written)
+        };
         // The same question asked again is no chat that goes on.
         let last = u32::try_from(parsed.messages.len().saturating_sub(1)).unwrap_or(u32::MAX);
         let home = kept.memory.engine(&path, last);
-        let choices = engines::choices(choices, home);
+        let choices = engines::choices(terms.choices, home);
         let Kept {
             trees,
             policy,
             memory,
             ..
         } = kept;
+        let mut send = |engine, manner| {
+            request::send(
+                &self.config,
+                &parsed,
+                trees.of(engine),
+                policy.as_mut(),
+                memory,
+                &path,
+                manner,
+            )
+        };
+        let manner = if is_trial {
+            Manner::AsRanked
+        } else {
+            Manner::Ordered
+        };
         let mut best: Option<(u64, EngineId, request::Outcome<'_>)> = None;
-        for &Choice {
-            engine,
-            outstanding,
-        } in &choices
-        {
-            let tree = trees.of(engine);
-            let sent = request::send(&self.config, &parsed, tree, policy.as_mut(), memory, &path);
+        for choice in &choices {
+            let sent = send(choice.engine, manner);
             let cost = (sent.report.document_tokens)
                 .saturating_sub(sent.report.matched_tokens)
-                .saturating_add(outstanding);
+                .saturating_add(choice.outstanding);
             if (best.as_ref()).is_none_or(|(lowest, ..)| cost < *lowest) {
-                best = Some((cost, engine, sent));
+                best = Some((cost, choice.engine, sent));
             }
         }
         let Some((_, engine, sent)) = best else {
             return Err(Skip::NoDocuments);
         };
+        let tried = matches!(terms.trial, Trial::DryRun).then(|| {
+            let tried = send(engine, Manner::Tried);
+            (tried.report, tried.runs)
+        });
         let request::Outcome {
-            edits,
+            mut edits,
             report,
             runs,
-            added,
+            mut added,
         } = sent;
-        let new = (!edits.is_empty()).then(|| edit::apply(parsed.text, edits));
+        let mut path_sent = SentPath {
+            runs: runs.iter().map(SentRun::path).collect(),
+        };
+        if tried.is_some() {
+            edits.clear();
+            path_sent.runs.clear();
+        }
+        let ordered = !edits.is_empty();
+        let new = if has_documents || ordered {
+            edits.extend(terms.salt.map(|salt| parsed.salt.write(parsed.text, salt)));
+            (!edits.is_empty()).then(|| edit::apply(parsed.text, edits))
+        } else {
+            None
+        };
+        if is_trial {
+            added.clear();
+        }
         let chat = Continued::told(memory.place(&path), &added);
         // A chat without documents is remembered where chats that open alike may have some pinned in them: the one must
         // not be taken for the other.
-        let added = if has_documents || self.config.pins() {
-            added
-        } else {
-            Vec::new()
-        };
+        if !has_documents && !self.config.pins() {
+            added.clear();
+        }
         memory.record(&path, added, engine);
+        // What was only weighed is in no path.
         for other in choices.iter().filter(|other| other.engine != engine) {
-            let documents = runs.iter().flat_map(|run| &run.documents);
             trees
                 .of(other.engine)
-                .forget_unheld(documents.map(|(document, _)| *document));
+                .discard(runs.iter().flat_map(|run| &run.documents));
         }
         kept.take(engine, &runs);
-        if !has_documents && new.is_none() {
+        if let Some((_, runs)) = &tried {
+            (kept.trees.of(engine)).discard(runs.iter().flat_map(|run| &run.documents));
+        }
+        if !has_documents && !ordered {
             return Err(Skip::NoDocuments);
         }
         Ok(Rewrite {
-            path: SentPath {
-                runs: runs.iter().map(SentRun::path).collect(),
-            },
+            ordered,
+            report: tried.as_ref().map_or(report, |(report, _)| *report),
+            path: path_sent,
+            arm,
+            as_sent: tried.map(|_| report),
             deed: Deed {
                 tenant: tenant.name.into(),
                 key: tenant.key,
@@ -211,7 +289,6 @@ impl Orderer {
                 chat,
             },
             body: new,
-            report,
         })
     }
 
@@ -241,9 +318,14 @@ impl Orderer {
     fn learn_deed(&mut self, deed: &Deed) {
         self.now += 1;
         let key = tree_key(deed.tenant(), &deed.model);
-        let kept = kept_of(&mut self.trees, &self.config, key, self.now, || {
-            (deed.tenant(), &deed.model)
-        });
+        let kept = kept_of(
+            &mut self.trees,
+            &self.config,
+            key,
+            self.now,
+            deed.tenant(),
+            &deed.model,
+        );
         kept.take(deed.engine, &deed.runs);
         if let Some(Continued { after, added }) = &deed.chat
             && let Some(path) = after.map_or(Some(Path::new()), |place| kept.memory.path_to(place))
@@ -264,14 +346,13 @@ impl Orderer {
         let is_stored = matches!(change, ResidencyEvent::Stored { .. });
         if is_stored && event.tenant() == Some(TenantKey::default()) {
             let key = tree_key(Tenant::default(), model);
-            kept_of(&mut self.trees, &self.config, key, self.now, || {
-                (Tenant::default(), model)
-            });
+            let nobody = Tenant::default();
+            kept_of(&mut self.trees, &self.config, key, self.now, nobody, model);
         }
         for kept in self.trees.values_mut() {
             let concerns = (*kept.model == *model || kept.model.is_empty())
                 && event.tenant().is_none_or(|key| key == kept.key);
-            let is_known = kept.is_nameless || kept.key != TenantKey::default();
+            let is_known = kept.tenant.is_empty() || kept.key != TenantKey::default();
             if concerns && (is_known || !is_stored) {
                 kept.trees.of(engine).apply(change);
             }
@@ -293,9 +374,7 @@ impl Orderer {
         plain::check(&self.config, model, documents)?;
         self.now += 1;
         let key = tree_key(tenant, model);
-        let kept = kept_of(&mut self.trees, &self.config, key, self.now, || {
-            (tenant, model)
-        });
+        let kept = kept_of(&mut self.trees, &self.config, key, self.now, tenant, model);
         Ok(plain::order(
             &self.config,
             kept.trees.of(EngineId::default()),
@@ -383,36 +462,53 @@ fn tree_key(tenant: Tenant<'_>, model: &str) -> String {
     format!("{}:{name}{key};{model}", name.len())
 }
 
-/// What is kept under that key; if nothing is, something new for `whose` tenant and model, in place of the least recently
-/// used one when there are too many.
-fn kept_of<'t, 'k>(
+/// What is kept under that key; if nothing is, something new, in place of another one when there are too many.
+fn kept_of<'t>(
     trees: &'t mut FxHashMap<String, Kept>,
     config: &Config,
     key: String,
     now: u64,
-    whose: impl FnOnce() -> (Tenant<'k>, &'k str),
+    tenant: Tenant<'_>,
+    model: &str,
 ) -> &'t mut Kept {
     if !trees.contains_key(&key)
         && trees.len() >= config.max_trees as usize
-        && let Some(oldest) = trees
-            .iter()
-            .min_by_key(|(_, kept)| kept.last_used)
-            .map(|(key, _)| key.clone())
+        && let Some(key) = given_up(trees, tenant.name)
     {
-        trees.remove(&oldest);
+        trees.remove(&key);
     }
-    let kept = trees.entry(key).or_insert_with(|| {
-        let (tenant, model) = whose();
-        Kept {
-            is_nameless: tenant.name.is_empty(),
-            key: tenant.key,
-            model: model.into(),
-            trees: Trees::new(config.tree),
-            policy: config.policy.build(&config.policy_options),
-            memory: Memory::new(config.memory),
-            last_used: now,
-        }
+    let kept = trees.entry(key).or_insert_with(|| Kept {
+        tenant: tenant.name.into(),
+        key: tenant.key,
+        model: model.into(),
+        trees: Trees::new(config.tree),
+        policy: config.policy.build(&config.policy_options),
+        memory: Memory::new(config.memory),
+        last_used: now,
     });
     kept.last_used = now;
     kept
+}
+
+/// The tree that makes room for another one of `tenant`: the least recently used one of the tenant that has most, and
+/// of its own where no other has more than it would have then. So with n tenants in use each keeps its share, an n-th of
+/// `tree.max_trees`, however many models another names. O(trees), once for each new tree.
+fn given_up(trees: &FxHashMap<String, Kept>, tenant: &str) -> Option<String> {
+    let mut counts: FxHashMap<&str, usize> = FxHashMap::default();
+    for kept in trees.values() {
+        *counts.entry(&kept.tenant).or_default() += 1;
+    }
+    let own = counts.get(tenant).copied().unwrap_or_default();
+    let most = counts.values().copied().max().unwrap_or_default();
+    let gives = |kept: &Kept| {
+        if own > 0 && most <= own + 1 {
+            *kept.tenant == *tenant
+        } else {
+            counts.get(&*kept.tenant) == Some(&most)
+        }
+    };
+    let candidates = trees.iter().filter(|(_, kept)| gives(kept));
+    candidates
+        .min_by_key(|(_, kept)| kept.last_used)
+        .map(|(key, _)| key.clone())
 }

@@ -2,7 +2,7 @@
 
 use foreword_ordering::feed::{Event, TenantKey};
 use foreword_ordering::{
-    Choice, Config, Deed, EngineId, Orderer, Residency, Rewrite, Tenant, Told, Usage,
+    Choice, Config, Deed, EngineId, Orderer, Residency, Rewrite, Tenant, Terms, Told, Usage,
 };
 use serde_json::{Value, json};
 
@@ -35,10 +35,18 @@ fn choices(outstanding: &[u64]) -> Vec<Choice> {
         .collect()
 }
 
+fn rewrite_among(orderer: &mut Orderer, choices: &[Choice], body: &str) -> Rewrite {
+    let terms = Terms {
+        choices,
+        ..Terms::default()
+    };
+    let sent = orderer.rewrite_on(&terms, Tenant::default(), body.as_bytes());
+    sent.unwrap()
+}
+
 fn send(orderer: &mut Orderer, outstanding: &[u64], body: &Value) -> Rewrite {
     let body = body.to_string();
-    let sent = orderer.rewrite_among(&choices(outstanding), Tenant::default(), body.as_bytes());
-    sent.unwrap()
+    rewrite_among(orderer, &choices(outstanding), &body)
 }
 
 /// The engine that the request goes to, and what that engine is believed to hold of it.
@@ -146,8 +154,7 @@ fn what_was_weighed_for_other_engines_leaves_nothing_behind() {
     }];
     for choices in [&choice[..], &[]] {
         let text = body(&["0-0", "0-1", "0-2"]).to_string();
-        let rewrite = orderer.rewrite_among(choices, Tenant::default(), text.as_bytes());
-        let rewrite = rewrite.unwrap();
+        let rewrite = rewrite_among(&mut orderer, choices, &text);
         assert_eq!(
             (rewrite.deed.engine(), rewrite.report.matched),
             (EngineId(0), 3)

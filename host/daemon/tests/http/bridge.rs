@@ -331,7 +331,7 @@ async fn an_engine_that_was_restarted_holds_nothing_of_before() {
         }
         let blocks = second.stored(0, second.blocks(), 200, None);
         if repeats {
-            engine.publish(&[blocks.clone()]).await;
+            engine.publish(std::slice::from_ref(&blocks)).await;
         }
         until_held(bridge.address, 0).await;
         if !repeats {
@@ -655,14 +655,13 @@ async fn the_bridge_behind_our_own_engine_tells_what_the_engine_tells() {
             body["cache_salt"] = salt.into();
         }
         let body = body.to_string();
-        let path = orderer
-            .rewrite(Tenant::named(""), body.as_bytes())
-            .unwrap()
-            .path;
-        let header = path.to_header().unwrap();
+        let rewrite = orderer.rewrite(Tenant::named(salt.unwrap_or_default()), body.as_bytes());
+        let rewrite = rewrite.unwrap();
+        let body = rewrite.body.unwrap_or(body.into_bytes());
+        let header = rewrite.path.to_header().unwrap();
         let headers = [JSON[0], ("x-foreword-path", &*header)];
         for (address, status) in [(house.address(), 200), (bridge.address, 204)] {
-            let answer = send(address, "POST", CHAT, &headers, body.as_bytes()).await;
+            let answer = send(address, "POST", CHAT, &headers, &body).await;
             assert_eq!(answer.read().await.status, status);
         }
     }

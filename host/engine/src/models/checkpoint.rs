@@ -201,15 +201,59 @@ impl Checkpoint {
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, CheckpointError> {
-        let (rows, columns) = match *shape {
-            [rows, columns] => (rows, columns),
-            _ => (1, shape.iter().product()),
-        };
         let (folder, files) = match &self.source {
             Source::Random(element, seed) => return Ok(random(name, shape, *element, *seed)),
             Source::Files(folder, files) => (folder, files),
         };
-        let Some((path, entry, bytes)) = files.get(name) else {
+        files.tensor(folder, name, shape)
+    }
+}
+
+/// A folder's tensors by their names, for models that are no decoders.
+pub struct Tensors {
+    folder: PathBuf,
+    files: TensorFiles,
+}
+
+impl Tensors {
+    /// Maps the safetensors files in `folder`.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] when they are missing or malformed.
+    pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
+        Ok(Self {
+            folder: folder.to_owned(),
+            files: TensorFiles::open(folder)?,
+        })
+    }
+
+    /// The values of a tensor that must have this shape, widened.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] when it is missing or has another shape or an unsupported type.
+    pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, CheckpointError> {
+        Ok(self.tensor(name, shape)?.to_f32())
+    }
+
+    pub(crate) fn tensor(
+        &self,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Tensor<'_>, CheckpointError> {
+        self.files.tensor(&self.folder, name, shape)
+    }
+}
+
+impl TensorFiles {
+    /// The tensor called `name` of the files in `folder`, checked for shape and type.
+    fn tensor(
+        &self,
+        folder: &Path,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Tensor<'_>, CheckpointError> {
+        let (rows, columns) = rows_and_columns(shape);
+        let Some((path, entry, bytes)) = self.get(name) else {
             return Err(CheckpointError::new(
                 folder,
                 format!("tensor {name} is missing, expected with shape {shape:?}"),
@@ -259,6 +303,14 @@ impl Checkpoint {
     }
 }
 
+/// A vector is one row.
+fn rows_and_columns(shape: &[usize]) -> (usize, usize) {
+    match *shape {
+        [rows, columns] => (rows, columns),
+        _ => (1, shape.iter().product()),
+    }
+}
+
 fn when<T>(
     wanted: bool,
     make: impl FnOnce() -> Result<T, CheckpointError>,
@@ -268,10 +320,7 @@ fn when<T>(
 
 /// Norms are near one, everything else near zero; the stream depends on name and seed.
 fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'static> {
-    let (rows, columns) = match *shape {
-        [rows, columns] => (rows, columns),
-        _ => (1, shape.iter().product()),
-    };
+    let (rows, columns) = rows_and_columns(shape);
     // FNV-1a, so that a tensor's values do not depend on which others are drawn.
     let mut state = name
         .bytes()

@@ -16,7 +16,7 @@ mod config;
 mod rope;
 mod safetensors;
 
-pub use checkpoint::{Checkpoint, Element};
+pub use checkpoint::{Checkpoint, Element, Tensors};
 pub(crate) use checkpoint::{LayerWeights, Tensor};
 pub use config::ModelConfig;
 pub(crate) use rope::Rope;

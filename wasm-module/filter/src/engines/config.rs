@@ -82,7 +82,11 @@ fn engine(value: &Value) -> Result<EngineConfig, ConfigError> {
     let name = name.ok_or_else(|| {
         let limit =
             format!("a name of 1 to {MAX_NAME_BYTES} ASCII letters, digits, \"-\", \"_\" or \".\"");
-        invalid("engines.name", fields.get("name"), limit)
+        invalid(
+            "engines.name",
+            fields.get("name").unwrap_or(&Value::Null),
+            limit,
+        )
     })?;
     let address = match fields.get("address") {
         None | Some(Value::Null) => None,
@@ -115,7 +119,11 @@ fn feed(value: &Value) -> Result<FeedConfig, ConfigError> {
         .filter(|cluster| (1..=MAX_CLUSTER_BYTES).contains(&cluster.len()))
         .ok_or_else(|| {
             let limit = format!("the name of an Envoy cluster, at most {MAX_CLUSTER_BYTES} bytes");
-            invalid("engines.feed.cluster", fields.get("cluster"), limit)
+            invalid(
+                "engines.feed.cluster",
+                fields.get("cluster").unwrap_or(&Value::Null),
+                limit,
+            )
         })?;
     let token = match fields.get("token") {
         None | Some(Value::Null) => None,
@@ -125,7 +133,7 @@ fn feed(value: &Value) -> Result<FeedConfig, ConfigError> {
                 .filter(|token| is_token(token))
                 .ok_or_else(|| {
                     let limit = format!("1 to {MAX_TOKEN_BYTES} visible ASCII characters");
-                    invalid("engines.feed.token", "…", limit)
+                    invalid("engines.feed.token", &Value::from("…"), limit)
                 })?,
         ),
     };
@@ -146,7 +154,7 @@ fn object<'v>(
         .ok_or_else(|| {
             let limit = format!("an object with the fields {}", known.join(", "));
             // A token may be in it.
-            invalid(field, "…", limit)
+            invalid(field, &Value::from("…"), limit)
         })
 }
 

@@ -10,6 +10,7 @@
 use super::content::{Piece, pieces};
 use super::json::{object, offset_in, range_in};
 use super::lists::Author;
+use super::salt::{Given, SaltPlace};
 use super::{MAX_MODEL_BYTES, Skip};
 use crate::object;
 use serde_json::value::RawValue;
@@ -30,6 +31,7 @@ pub(crate) struct Chain(pub(crate) u128);
 pub(super) struct Chat<'a> {
     /// The model's name, empty when the body has none.
     pub(super) model: Cow<'a, str>,
+    pub(super) salt: SaltPlace<'a>,
     pub(super) messages: Vec<RawTurn<'a>>,
     pub(super) documents: Option<&'a RawValue>,
 }
@@ -73,6 +75,7 @@ struct RawChat<'a> {
     messages: Vec<&'a RawValue>,
     tools: Option<&'a RawValue>,
     documents: Option<&'a RawValue>,
+    cache_salt: Given<'a>,
     user: Option<&'a RawValue>,
     safety_identifier: Option<&'a RawValue>,
     prompt_cache_key: Option<&'a RawValue>,
@@ -81,7 +84,8 @@ struct RawChat<'a> {
 
 object!(
     impl<'de> RawChat<'de> {
-        model, system, messages, tools, documents, user, safety_identifier, prompt_cache_key, metadata,
+        model, system, messages, tools, documents, cache_salt, user, safety_identifier, prompt_cache_key,
+        metadata,
     },
     others: Ignored
 );
@@ -103,7 +107,8 @@ object!(impl<'de> RawMessage<'de> { role, content }, others: Ignored);
 
 impl<'a> Chat<'a> {
     pub(super) fn read(body: &'a str) -> Result<Self, Skip> {
-        let chat: RawChat<'a> = object(body, body.trim_ascii())?;
+        let top = body.trim_ascii();
+        let chat: RawChat<'a> = object(body, top)?;
         let model = chat.model.unwrap_or_default();
         if model.len() > MAX_MODEL_BYTES {
             return Err(Skip::LongModelName {
@@ -146,6 +151,7 @@ impl<'a> Chat<'a> {
             }));
         Ok(Self {
             model,
+            salt: SaltPlace::new(body, top, &chat.cache_salt),
             messages: messages.collect::<Result<_, Skip>>()?,
             documents: chat.documents,
         })

@@ -31,6 +31,14 @@ pub(crate) struct Rendering {
 }
 
 impl<'a> Edit<'a> {
+    /// Something else stands in a range of the body.
+    pub(crate) fn replace(range: Range<usize>, with: String) -> Self {
+        Self {
+            range,
+            with: vec![with.into()],
+        }
+    }
+
     /// Documents that were written into a message before are written into it again.
     pub(crate) fn insert(entry: Entry, text: &'a str) -> Self {
         Self {

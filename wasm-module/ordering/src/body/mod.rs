@@ -21,6 +21,7 @@ mod json;
 mod lists;
 mod parse;
 mod results;
+mod salt;
 mod tags;
 mod text;
 
@@ -29,6 +30,14 @@ use std::borrow::Cow;
 pub(crate) use array::element_text;
 pub(crate) use chat::{Chain, Entry, Wrap};
 pub(crate) use parse::{Found, Group, Message, Parsed, Place, Source, parse};
+pub use salt::salted;
+
+/// A body as text.
+fn text_of(body: &[u8]) -> Result<&str, Skip> {
+    std::str::from_utf8(body).map_err(|error| Skip::InvalidUtf8 {
+        offset: error.valid_up_to(),
+    })
+}
 
 /// A piece of a JSON string without its escapes.
 pub(crate) fn unescaped(piece: &str) -> Cow<'_, str> {

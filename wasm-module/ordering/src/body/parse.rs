@@ -9,6 +9,7 @@ use super::content::{Block, Piece};
 use super::json::{offset_in, range_in};
 use super::lists::{self, Author};
 use super::results::results;
+use super::salt::SaltPlace;
 use super::tags::{self, Span};
 use super::text::Text;
 use crate::config::{Config, DocumentsField};
@@ -25,6 +26,7 @@ pub(crate) struct Parsed<'a> {
     pub(crate) text: &'a str,
     /// The model's name, empty when the body has none.
     pub(crate) model: Cow<'a, str>,
+    pub(crate) salt: SaltPlace<'a>,
     /// Documents that the engine's template renders, before every message.
     pub(crate) front: Option<Group<'a>>,
     pub(crate) messages: Vec<Message<'a>>,
@@ -139,6 +141,15 @@ impl Group<'_> {
 }
 
 impl Parsed<'_> {
+    /// What the chat begins with: its messages up to the user's first. The same at every turn.
+    pub(crate) fn start(&self) -> Chain {
+        let mut messages = self.messages.iter();
+        let asked = messages.find(|message| message.entry.is_some());
+        asked
+            .or(self.messages.first())
+            .map_or(Chain(0), |message| message.chain)
+    }
+
     /// Whether the body holds a document.
     pub(crate) fn has_documents(&self) -> bool {
         self.front.is_some()
@@ -155,9 +166,7 @@ impl Parsed<'_> {
 /// # Errors
 /// Why there is nothing to do.
 pub(crate) fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, Skip> {
-    let body = std::str::from_utf8(body).map_err(|error| Skip::InvalidUtf8 {
-        offset: error.valid_up_to(),
-    })?;
+    let body = super::text_of(body)?;
     let chat = Chat::read(body)?;
     let mut finder = Finder {
         body,
@@ -190,6 +199,7 @@ pub(crate) fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, S
     Ok(Parsed {
         text: body,
         model: chat.model,
+        salt: chat.salt,
         front,
         messages,
         rendered,

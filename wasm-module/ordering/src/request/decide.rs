@@ -1,7 +1,7 @@
 //! How the documents of one group are to be sent, when nothing is remembered of them: which are only referred to, in
 //! which order the others stand, whether an order hint is due.
 
-use super::Request;
+use super::{Manner, Request};
 use crate::arrangement::{Arrangement, Listed, Slot, keeps_repeats, narrowed};
 use crate::body::{Group, edit};
 use crate::document::Candidate;
@@ -28,14 +28,18 @@ impl<'a> Request<'_, 'a> {
             })
     }
 
-    /// Decides how the documents of a group are sent. The policy's order comes along, if there was one to ask for.
+    /// Decides how the documents of a group are sent. The policy's order comes along, if there was one to ask for, or the
+    /// client's where that is kept: a policy that learns from requests learns from both.
     pub(super) fn arrange(
         &mut self,
         group: &Group<'a>,
         listed: &Listed,
         turn: u32,
     ) -> (Arrangement, Option<Order>) {
-        let references = self.references(group, listed, turn);
+        let references = match self.manner {
+            Manner::AsRanked => SmallVec::from_elem(false, listed.distinct.len()),
+            Manner::Ordered | Manner::Tried => self.references(group, listed, turn),
+        };
         let mut arrangement = Arrangement {
             slots: (listed.distinct.iter().zip(&references))
                 .map(|((index, _), is_reference)| {
@@ -52,9 +56,10 @@ impl<'a> Request<'_, 'a> {
             narrowed(group.scope, self.sent),
             arrangement.references(listed),
         );
+        let end = self.end_of_path(group, listed);
         let tree = &mut *self.tree;
         let candidates: SmallVec<[Candidate<'_>; 16]> = (listed.distinct.iter().zip(&references))
-            .filter(|(_, is_reference)| !**is_reference)
+            .filter(|((index, _), is_reference)| !**is_reference && *index < end)
             .filter_map(|((index, fingerprint), _)| {
                 let found = group.found.get(usize::from(*index))?;
                 Some(Candidate {
@@ -67,6 +72,9 @@ impl<'a> Request<'_, 'a> {
             .collect();
         if candidates.is_empty() {
             return (arrangement, None);
+        }
+        if self.manner == Manner::AsRanked {
+            return (arrangement, Some((0..).take(candidates.len()).collect()));
         }
         let order = self.policy.order(&candidates, tree, scope);
         // References stay at their ranks; the documents between them change places.

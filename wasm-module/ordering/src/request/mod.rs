@@ -17,10 +17,22 @@ use crate::conversation::shown::Shown;
 use crate::conversation::turn::{Pin, Pinned, Turn, Written};
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::orderer::Report;
-use crate::policy::{Order, Policy, match_of};
+use crate::policy::{Order, Policy, PolicyKind, match_of};
 use crate::told::SentRun;
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
+
+/// In whose order documents are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// The policy's.
+    Ordered,
+    /// The client's: nothing is moved, left out, referred to or hinted at, and nothing of earlier turns is used. Only an
+    /// array is still written into its message.
+    AsRanked,
+    /// The policy's, but only to say what it would be.
+    Tried,
+}
 
 /// What became of a request.
 pub(crate) struct Outcome<'a> {
@@ -33,7 +45,7 @@ pub(crate) struct Outcome<'a> {
     pub(crate) added: Vec<Added>,
 }
 
-/// How `parsed`, of which `path` is known, is sent. The tree learns nothing but the documents' names.
+/// How `parsed`, of which `path` is known, is sent in that manner. The tree learns nothing but the documents' names.
 pub(crate) fn send<'a>(
     config: &'a Config,
     parsed: &Parsed<'a>,
@@ -41,9 +53,11 @@ pub(crate) fn send<'a>(
     policy: &mut dyn Policy,
     memory: &'a Memory,
     path: &Path,
+    manner: Manner,
 ) -> Outcome<'a> {
     let mut request = Request {
         config,
+        manner,
         tree,
         policy,
         last_turn: parsed.messages.last().map_or(0, |message| message.turn),
@@ -51,7 +65,10 @@ pub(crate) fn send<'a>(
         shown: Shown::default(),
         sent: 0,
         edits: Vec::new(),
-        report: Report::new(config.policy.name()),
+        report: Report::new(match manner {
+            Manner::AsRanked => PolicyKind::Retrieval.name(),
+            Manner::Ordered | Manner::Tried => config.policy.name(),
+        }),
         runs: Vec::new(),
     };
     if let Some(front) = &parsed.front {
@@ -89,6 +106,7 @@ pub(crate) fn send<'a>(
 
 struct Request<'r, 'a> {
     config: &'a Config,
+    manner: Manner,
     tree: &'r mut KnowledgeTree,
     policy: &'r mut dyn Policy,
     /// The chat's last turn: what stands in it is referred to by nothing.
@@ -189,10 +207,11 @@ impl<'a> Request<'_, 'a> {
             None => self.arrange(group, &listed, turn),
         };
 
+        let end = self.end_of_path(group, &listed);
         let path = arrangement
             .slots
             .iter()
-            .filter(|slot| !slot.is_reference())
+            .filter(|slot| !slot.is_reference() && slot.index() < end)
             .filter_map(|slot| {
                 let found = group.found.get(usize::from(slot.index()))?;
                 Some((listed.fingerprint_at(slot.index()), found.tokens))
@@ -217,7 +236,7 @@ impl<'a> Request<'_, 'a> {
         let moved = arrangement.moved(&listed);
         let references = arrangement.slots.iter().filter(|slot| slot.is_reference());
         let references = references.count();
-        let dropped = if keeps_repeats(group) {
+        let dropped = if keeps_repeats(group) || self.keeps_places(group) {
             0
         } else {
             listed.repeats.len()
@@ -305,6 +324,18 @@ impl<'a> Request<'_, 'a> {
             documents: documents.into_vec(),
             order: order.map(Order::into_vec),
         });
+    }
+
+    /// Whether the group goes on byte for byte, repeats included.
+    fn keeps_places(&self, group: &Group<'_>) -> bool {
+        self.manner == Manner::AsRanked && !group.is_rendered()
+    }
+
+    /// The index of the first document that the tree cannot place: behind a repeat that is sent, everything stands
+    /// elsewhere than the path would have it.
+    fn end_of_path(&self, group: &Group<'_>, listed: &Listed) -> u16 {
+        let repeat = listed.repeats.first().filter(|_| self.keeps_places(group));
+        repeat.copied().unwrap_or(u16::MAX)
     }
 
     /// What `digest` stands for was sent.

@@ -94,10 +94,13 @@ impl KnowledgeTree {
         self.catalog.intern(fingerprint)
     }
 
-    /// Forgets those of the documents that were interned and never inserted.
-    pub(crate) fn forget_unheld(&mut self, documents: impl Iterator<Item = Fingerprint>) {
-        for document in documents {
-            if let Some(id) = self.catalog.find(document) {
+    /// Forgets those documents that were interned and are in no path.
+    pub(crate) fn discard<'a>(
+        &mut self,
+        documents: impl IntoIterator<Item = &'a (Fingerprint, u32)>,
+    ) {
+        for (fingerprint, _) in documents {
+            if let Some(id) = self.catalog.find(*fingerprint) {
                 self.catalog.forget_unheld(id);
             }
         }

@@ -4,6 +4,7 @@
 //!  Step ─▶ batch    checks it, lists the work          model     the layers, in order
 //!          pages    where keys and values stand        matrix    weights in panels, products in parallel
 //!          heads, attention, rows, left                kernels   the instructions
+//!                                                      dense     matrix and kernels, for other models
 //! ```
 //!
 //! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32; sums, activations and the
@@ -17,6 +18,7 @@
 mod aligned;
 mod attention;
 mod batch;
+mod dense;
 mod heads;
 mod host;
 mod kernels;
@@ -25,6 +27,8 @@ mod matrix;
 mod model;
 mod pages;
 mod rows;
+
+pub use dense::{Dense, Workspace};
 
 use super::{Backend, BackendError, HostPageId, PageId, Step, Store};
 use crate::models::{Checkpoint, CheckpointError, ModelConfig};

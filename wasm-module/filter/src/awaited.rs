@@ -10,7 +10,7 @@ use crate::usage::Glimpse;
 
 /// See the module's text.
 #[derive(Debug)]
-pub(crate) struct Sent {
+pub(crate) struct Awaited {
     /// What the core expects; `None`: it did not decide on the request.
     deed: Option<Deed>,
     /// `None`: it is settled, or there is nothing to choose.
@@ -19,11 +19,11 @@ pub(crate) struct Sent {
     glimpse: Option<Glimpse>,
 }
 
-impl Sent {
-    pub(crate) fn new(deed: Option<Deed>, errand: Option<Errand>) -> Self {
+impl Awaited {
+    pub(crate) fn new(deed: Option<Deed>, errand: Errand) -> Self {
         Self {
             deed,
-            errand,
+            errand: Some(errand),
             glimpse: None,
         }
     }
@@ -35,7 +35,7 @@ impl Sent {
         if let Some(errand) = self.errand.take() {
             let served_by = logged(host, host.property(&["upstream", "address"])).flatten();
             let served_by = served_by.and_then(|address| plugin.engines().at(&address));
-            let failed = matches!(status, None | Some(b"502" | b"503" | b"504"));
+            let failed = matches!(status, Some(b"502" | b"503" | b"504"));
             match served_by.filter(|other| *other != errand.engine && !failed) {
                 // Envoy tried the chosen one, and then another.
                 Some(other) => {

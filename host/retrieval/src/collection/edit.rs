@@ -1,0 +1,152 @@
+//! Documents that come, change and go.
+
+use super::{Collection, Spec, build};
+use crate::file::FileError;
+use crate::index::{Kind, Refused, Slot};
+use crate::ingest::Document;
+use fxhash::FxHashMap;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Makes another collection of one: documents are known by their ids.
+pub struct Editor {
+    collection: Collection,
+    ids: FxHashMap<String, Slot>,
+    /// Documents that the index was built for.
+    built: usize,
+}
+
+impl Editor {
+    /// Goes on from `collection`. Reads all of its records, for their ids.
+    ///
+    /// # Errors
+    /// [`FileError::Damaged`] when one cannot be read.
+    pub fn new(collection: Collection) -> Result<Self, FileError> {
+        let mut ids = FxHashMap::default();
+        for slot in collection.live() {
+            ids.insert(collection.document(slot)?.id, slot);
+        }
+        Ok(Self {
+            built: collection.len(),
+            collection,
+            ids,
+        })
+    }
+
+    /// Documents there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// Whether exactly this document is there.
+    #[must_use]
+    pub fn holds(&self, document: &Document) -> bool {
+        let slot = self.ids.get(&document.id);
+        slot.is_some_and(|slot| {
+            self.collection.fingerprints.get(slot.0 as usize) == Some(&fingerprint(&json(document)))
+        })
+    }
+
+    /// The ids there are.
+    pub fn ids(&self) -> impl Iterator<Item = &str> {
+        self.ids.keys().map(String::as_str)
+    }
+
+    /// Takes in a document with its vector, in place of the one with its id.
+    ///
+    /// # Errors
+    /// [`Refused`]; nothing has changed then.
+    pub fn put(&mut self, document: &Document, vector: &[f32]) -> Result<(), Refused> {
+        let collection = &mut self.collection;
+        let slot = collection.vectors.push(vector)?;
+        collection.index.add(&collection.vectors, slot);
+        let text = format!("{}\n{}", document.title, document.text);
+        collection.words.add(slot, &text);
+        let record = json(document);
+        collection.fingerprints.to_mut().push(fingerprint(&record));
+        collection.records.added.push(record);
+        let words = slot.0 as usize / 64 + 1;
+        if collection.deleted.len() < words {
+            collection.deleted.to_mut().resize(words, 0);
+        }
+        if let Some(before) = self.ids.insert(document.id.clone(), slot) {
+            self.delete(before);
+        }
+        Ok(())
+    }
+
+    /// Deletes a document; whether it was there.
+    pub fn remove(&mut self, id: &str) -> bool {
+        match self.ids.remove(id) {
+            Some(slot) => {
+                self.delete(slot);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The collection. It is built anew when a quarter of its slots are deleted, or when an IVF's clusters were made for
+    /// less than half of the documents.
+    ///
+    /// # Errors
+    /// [`FileError::Damaged`] when a record cannot be read.
+    pub fn finish(self) -> Result<Collection, FileError> {
+        let Self {
+            collection, built, ..
+        } = self;
+        let deleted = collection.deleted_count();
+        let is_loose = 4 * deleted > collection.vectors.len();
+        let has_grown = collection.spec.kind == Kind::Ivf && collection.len() > 2 * built;
+        match (is_loose, has_grown) {
+            (true, _) => compacted(&collection),
+            (false, true) => Ok(Collection {
+                index: build(Kind::Ivf, &collection.vectors),
+                ..collection
+            }),
+            (false, false) => Ok(collection),
+        }
+    }
+
+    fn delete(&mut self, slot: Slot) {
+        let deleted = self.collection.deleted.to_mut();
+        deleted[slot.0 as usize / 64] |= 1 << (slot.0 % 64);
+    }
+}
+
+/// The documents of `collection` and nothing else.
+fn compacted(collection: &Collection) -> Result<Collection, FileError> {
+    // Without an index while documents move: it is built once at the end.
+    let spec = Spec {
+        kind: Kind::Flat,
+        ..collection.spec.clone()
+    };
+    let mut editor = Editor::new(Collection::new(spec))?;
+    for slot in collection.live() {
+        let document = collection.document(slot)?;
+        let put = editor.put(&document, collection.vectors.row(slot));
+        put.map_err(|refused| FileError::Damaged {
+            path: collection.records.path.clone(),
+            reason: format!("the vector of slot {}: {refused}", slot.0),
+        })?;
+    }
+    let mut compact = editor.collection;
+    compact.index = build(collection.spec.kind, &compact.vectors);
+    compact.spec = collection.spec.clone();
+    Ok(compact)
+}
+
+fn json(document: &Document) -> Vec<u8> {
+    // Strings and JSON values, with strings for keys: nothing that JSON does not have.
+    serde_json::to_vec(document).unwrap_or_default()
+}
+
+fn fingerprint(record: &[u8]) -> u64 {
+    xxh3_64(record)
+}

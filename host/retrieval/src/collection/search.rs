@@ -1,0 +1,130 @@
+//! A query, stage after stage.
+//!
+//! With the question's words beside its vector, two rankings are joined by their ranks (reciprocal rank fusion, Cormack
+//! et al., SIGIR 2009): a document's score is the sum of 1 / (60 + its rank) over the rankings that have it. Words are
+//! looked up first, in one go, and joined with the vectors' best after every stage.
+
+use super::{Collection, Found};
+use crate::file::FileError;
+use crate::index::{Hit, Keep, Refused, Slot, Top};
+use fxhash::FxHashMap;
+use serde_json::{Map, Value};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Query<'q> {
+    /// The question's vector.
+    pub vector: &'q [f32],
+    /// The question itself, where its words shall count too.
+    pub words: Option<&'q str>,
+    /// Documents wanted.
+    pub k: usize,
+    /// Fields of a document's metadata and the values that they must have; of an array, any one.
+    pub filters: &'q Map<String, Value>,
+}
+
+/// Why a query has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum QueryError {
+    /// Its vector was refused.
+    #[error(transparent)]
+    Vector(#[from] Refused),
+    /// A document could not be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// Of reciprocal ranks, as the paper has it.
+const RANK_OFFSET: f32 = 60.0;
+/// How deep rankings are joined, times `k`.
+const DEPTH: usize = 4;
+const LEAST_DEPTH: usize = 20;
+
+impl Collection {
+    /// The best documents for `query`, best first. After every stage of the search `stage` gets the best so far, and may
+    /// end the search there.
+    ///
+    /// # Errors
+    /// [`Refused`]: the vector is none of this collection's.
+    pub fn search(
+        &self,
+        query: &Query<'_>,
+        mut stage: impl FnMut(&[Hit]) -> ControlFlow<()>,
+    ) -> Result<Vec<Hit>, Refused> {
+        let vector = self.vectors.prepare(query.vector)?;
+        let keep = |slot: Slot| !self.is_deleted(slot) && self.passes(slot, query.filters);
+        let keep: &Keep<'_> = &keep;
+        let worded = query.words.map(|words| {
+            let depth = (DEPTH * query.k).max(LEAST_DEPTH);
+            (depth, self.words.search(words, depth, keep))
+        });
+        let depth = worded.as_ref().map_or(query.k, |(depth, _)| *depth);
+        let mut search = self.index.search(&self.vectors, &vector, depth, keep);
+        let best = |top: &[Hit]| match &worded {
+            Some((_, by_words)) => joined(&[top, by_words], query.k),
+            None => top.to_vec(),
+        };
+        while search.advance() {
+            if stage(&best(search.top())).is_break() {
+                break;
+            }
+        }
+        Ok(best(search.top()))
+    }
+
+    /// As [`Collection::search`] to its end, with the documents.
+    ///
+    /// # Errors
+    /// [`QueryError`].
+    pub fn find(&self, query: &Query<'_>) -> Result<Vec<Found>, QueryError> {
+        let hits = self.search(query, |_| ControlFlow::Continue(()))?;
+        Ok(self.found(&hits)?)
+    }
+
+    /// The documents of hits.
+    ///
+    /// # Errors
+    /// [`FileError::Damaged`] when one cannot be read.
+    pub fn found(&self, hits: &[Hit]) -> Result<Vec<Found>, FileError> {
+        let found = |hit: &Hit| {
+            Ok(Found {
+                document: Arc::new(self.document(hit.slot)?),
+                score: hit.score,
+            })
+        };
+        hits.iter().map(found).collect()
+    }
+
+    fn passes(&self, slot: Slot, filters: &Map<String, Value>) -> bool {
+        if filters.is_empty() {
+            return true;
+        }
+        let Ok(document) = self.document(slot) else {
+            return false;
+        };
+        filters.iter().all(|(field, wanted)| {
+            let value = document.metadata.get(field);
+            match wanted {
+                Value::Array(any) => value.is_some_and(|value| any.contains(value)),
+                wanted => value == Some(wanted),
+            }
+        })
+    }
+}
+
+/// Rankings joined by ranks.
+fn joined(rankings: &[&[Hit]], k: usize) -> Vec<Hit> {
+    let mut scores: FxHashMap<Slot, f32> = FxHashMap::default();
+    for ranking in rankings {
+        for (rank, hit) in ranking.iter().enumerate() {
+            *scores.entry(hit.slot).or_default() += 1.0 / (RANK_OFFSET + rank as f32 + 1.0);
+        }
+    }
+    let mut top = Top::new(k);
+    for (slot, score) in scores {
+        top.offer(slot, score);
+    }
+    top.hits().to_vec()
+}

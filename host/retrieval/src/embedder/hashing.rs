@@ -1,0 +1,48 @@
+//! The core's feature hashing as an embedder: no model, no download, the same bits everywhere.
+
+use super::{EmbedError, Embedder, Embedding};
+use foreword_ordering::embedding::{DimensionsError, HashingEmbedder};
+
+/// See [`HashingEmbedder`].
+pub struct Hashing {
+    inner: HashingEmbedder,
+    name: String,
+}
+
+impl Hashing {
+    /// Dimensions of an embedder that was given none.
+    pub const DIMENSIONS: u32 = 768;
+
+    /// An embedder into so many dimensions.
+    ///
+    /// # Errors
+    /// [`DimensionsError`] when there are none or too many.
+    pub fn new(dimensions: u32) -> Result<Self, DimensionsError> {
+        Ok(Self {
+            inner: HashingEmbedder::new(dimensions)?,
+            name: format!("hashing-{dimensions}"),
+        })
+    }
+}
+
+impl Embedder for Hashing {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn dimensions(&self) -> u32 {
+        self.inner.dimensions()
+    }
+
+    fn embed(&self, texts: &[&str]) -> Result<Vec<Embedding>, EmbedError> {
+        let embed = |(at, text): (usize, &&str)| {
+            let vector = self.inner.embed(text).ok_or(EmbedError::Empty { at })?;
+            let tokens = text.split_whitespace().count();
+            Ok(Embedding {
+                vector,
+                tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
+            })
+        };
+        texts.iter().enumerate().map(embed).collect()
+    }
+}

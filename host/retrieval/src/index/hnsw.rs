@@ -1,0 +1,456 @@
+//! A hierarchical navigable small world (Malkov and Yashunin, TPAMI 2020): a graph in which near vectors are linked,
+//! with sparser graphs above it for long steps.
+//!
+//! ```text
+//!   level 2        a ───────────────── f            descend: the nearest node of each level
+//!   level 1        a ──── c ────────── f
+//!   level 0        a ─ b ─ c ─ d ─ e ─ f ─ …        walk: visit the nearest unvisited node, keep the best `breadth`
+//!                                                   └ a stage: so many visits
+//! ```
+//!
+//! A node's level follows from its slot alone, so the same vectors make the same graph. Deleted vectors stay in it as
+//! stepping stones and are passed over. A search that may keep only few (a filter) walks on until it has enough of them
+//! or has seen everything it can reach.
+
+use super::{Array, Hit, Index, Keep, Kind, Search, Slot, Top, Vectors};
+use crate::file::Part;
+use foreword_ordering::random::Random;
+use fxhash::FxHashMap;
+use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+/// How dense the graph is and how thoroughly it is searched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HnswOptions {
+    /// Links of a node on an upper level; twice as many on level 0. The paper's M.
+    pub links: u16,
+    /// Candidates that a new node's links are chosen from. The paper's efConstruction.
+    pub build_breadth: u16,
+    /// Candidates that a search keeps. The paper's ef.
+    pub breadth: u16,
+}
+
+impl Default for HnswOptions {
+    fn default() -> Self {
+        Self {
+            links: 16,
+            build_breadth: 120,
+            breadth: 96,
+        }
+    }
+}
+
+impl HnswOptions {
+    /// Most links and candidates.
+    pub const MOST: u16 = 1_024;
+
+    fn is_possible(self) -> bool {
+        let most = Self::MOST;
+        (2..=most).contains(&self.links)
+            && (1..=most).contains(&self.build_breadth)
+            && (1..=most).contains(&self.breadth)
+    }
+}
+
+/// See the module's text.
+pub struct Hnsw {
+    options: HnswOptions,
+    /// Of each slot, how many links and then the links: `[slots, 1 + 2 · links]`.
+    ground: Array<u32>,
+    /// Of the slots that stand on upper levels, their links there, level 1 first.
+    upper: FxHashMap<u32, Vec<Vec<u32>>>,
+    entry: Option<Slot>,
+}
+
+/// Visits of a stage.
+const VISITS: usize = 4;
+/// Higher levels do not pay for any number of 32 bits.
+const MAX_LEVEL: usize = 12;
+
+impl Hnsw {
+    /// Links `vectors`. Takes time in proportion to their number, about half a millisecond each.
+    #[must_use]
+    pub fn build(vectors: &Vectors, options: HnswOptions) -> Self {
+        let mut graph = Self::empty(options);
+        for slot in 0..vectors.len() as u32 {
+            graph.add(vectors, Slot(slot));
+        }
+        graph
+    }
+
+    /// A graph of nothing; options out of range are taken for the nearest in it.
+    #[must_use]
+    pub fn empty(options: HnswOptions) -> Self {
+        let most = HnswOptions::MOST;
+        Self {
+            options: HnswOptions {
+                links: options.links.clamp(2, most),
+                build_breadth: options.build_breadth.clamp(1, most),
+                breadth: options.breadth.clamp(1, most),
+            },
+            ground: Array::default(),
+            upper: FxHashMap::default(),
+            entry: None,
+        }
+    }
+
+    /// From a file's parts. `None` where they do not fit each other or name slots that are not below `count`.
+    pub(crate) fn over(
+        options: HnswOptions,
+        count: usize,
+        (ground, upper): (Array<u32>, &[u32]),
+    ) -> Option<Self> {
+        if !options.is_possible() {
+            return None;
+        }
+        let most = 2 * usize::from(options.links);
+        let is_slot = |slot: &u32| (*slot as usize) < count;
+        let is_node = |node: &[u32]| match node.split_first() {
+            Some((&links, slots)) => {
+                links as usize <= most && slots.iter().take(links as usize).all(is_slot)
+            }
+            None => false,
+        };
+        if ground.len() != count.checked_mul(most + 1)? || !ground.chunks(most + 1).all(is_node) {
+            return None;
+        }
+        let (entry, rest) = upper.split_first()?;
+        let mut graph = Self {
+            options,
+            ground,
+            upper: FxHashMap::default(),
+            entry: (count > 0).then_some(Slot(*entry)),
+        };
+        if count > 0 && !is_slot(entry) {
+            return None;
+        }
+        let mut rest = rest.iter().copied();
+        while let Some(slot) = rest.next() {
+            let levels = rest.next()? as usize;
+            if !is_slot(&slot) || levels > MAX_LEVEL {
+                return None;
+            }
+            let mut links = Vec::with_capacity(levels);
+            for _ in 0..levels {
+                let count = rest.next()? as usize;
+                if count > most {
+                    return None;
+                }
+                let list: Vec<u32> = rest.by_ref().take(count).collect();
+                if list.len() < count || !list.iter().all(is_slot) {
+                    return None;
+                }
+                links.push(list);
+            }
+            graph.upper.insert(slot, links);
+        }
+        Some(graph)
+    }
+
+    /// Links of a node on a level at most.
+    fn most(&self, level: usize) -> usize {
+        usize::from(self.options.links) * if level == 0 { 2 } else { 1 }
+    }
+
+    fn links(&self, slot: Slot, level: usize) -> &[u32] {
+        let Some(above) = level.checked_sub(1) else {
+            let stride = self.most(0) + 1;
+            let node = &self.ground[slot.0 as usize * stride..][..stride];
+            return &node[1..=node[0] as usize];
+        };
+        let levels = self.upper.get(&slot.0);
+        let links = levels.and_then(|levels| levels.get(above));
+        links.map_or(&[], Vec::as_slice)
+    }
+
+    fn set_links(&mut self, slot: Slot, level: usize, links: &[u32]) {
+        if let Some(above) = level.checked_sub(1) {
+            if let Some(list) = self
+                .upper
+                .get_mut(&slot.0)
+                .and_then(|levels| levels.get_mut(above))
+            {
+                links.clone_into(list);
+            }
+            return;
+        }
+        let stride = self.most(0) + 1;
+        let node = &mut self.ground.to_mut()[slot.0 as usize * stride..][..stride];
+        node[0] = links.len() as u32;
+        node[1..=links.len()].copy_from_slice(links);
+    }
+
+    /// The highest level that a slot stands on.
+    fn level(&self, slot: Slot) -> usize {
+        self.upper.get(&slot.0).map_or(0, Vec::len)
+    }
+
+    /// From `from`, the nearest node that steps to nearer ones lead to on `level`.
+    fn descend(&self, vectors: &Vectors, query: &[f32], mut from: Hit, level: usize) -> Hit {
+        loop {
+            let near = self.links(from.slot, level).iter().map(|&slot| Hit {
+                slot: Slot(slot),
+                score: vectors.score(query, Slot(slot)),
+            });
+            let best = near.fold(
+                from,
+                |best, hit| if hit.score > best.score { hit } else { best },
+            );
+            if best.slot == from.slot {
+                return from;
+            }
+            from = best;
+        }
+    }
+
+    /// Where a walk on `level` begins.
+    fn approach(&self, vectors: &Vectors, query: &[f32], level: usize) -> Option<Hit> {
+        let slot = self.entry?;
+        let mut at = Hit {
+            slot,
+            score: vectors.score(query, slot),
+        };
+        for level in (level + 1..=self.level(slot)).rev() {
+            at = self.descend(vectors, query, at, level);
+        }
+        Some(at)
+    }
+
+    /// Of `candidates`, nearest first, those to link to: each nearer to the node than to any chosen before it, so that
+    /// links point in different directions (the paper's Algorithm 4). The places that are left stay empty: a node whose
+    /// list is full has no room for those that come later, and they would be linked from nowhere.
+    fn choose(vectors: &Vectors, candidates: &[Hit], most: usize) -> Vec<u32> {
+        let mut chosen: Vec<Hit> = Vec::with_capacity(most);
+        for candidate in candidates {
+            if chosen.len() == most {
+                break;
+            }
+            let row = vectors.row(candidate.slot);
+            let goes_its_own_way =
+                (chosen.iter()).all(|other| vectors.score(row, other.slot) < candidate.score);
+            if goes_its_own_way {
+                chosen.push(*candidate);
+            }
+        }
+        chosen.iter().map(|hit| hit.slot.0).collect()
+    }
+}
+
+impl Index for Hnsw {
+    fn kind(&self) -> Kind {
+        Kind::Hnsw
+    }
+
+    fn search<'a>(
+        &'a self,
+        vectors: &'a Vectors,
+        query: &'a [f32],
+        k: usize,
+        keep: &'a Keep<'a>,
+    ) -> Box<dyn Search + 'a> {
+        let breadth = usize::from(self.options.breadth).max(k);
+        Box::new(Walk::new(self, vectors, query, keep, (k, breadth), 0))
+    }
+
+    fn add(&mut self, vectors: &Vectors, slot: Slot) {
+        let stride = self.most(0) + 1;
+        self.ground
+            .to_mut()
+            .resize((slot.0 as usize + 1) * stride, 0);
+        let level = level_of(slot, self.options.links);
+        if level > 0 {
+            self.upper.insert(slot.0, vec![Vec::new(); level]);
+        }
+        let query = vectors.row(slot);
+        let breadth = usize::from(self.options.build_breadth);
+        let top_level = self.entry.map(|entry| self.level(entry));
+        // From the ground up: on the way down from a level where it is linked already, a node would meet itself.
+        for level in top_level.map_or(0..0, |top| 0..level.min(top) + 1) {
+            let keep = |other: Slot| other != slot;
+            let candidates = {
+                let mut walk = Walk::new(self, vectors, query, &keep, (breadth, breadth), level);
+                while walk.advance() {}
+                walk.found.hits().to_vec()
+            };
+            let links = Self::choose(vectors, &candidates, usize::from(self.options.links));
+            self.set_links(slot, level, &links);
+            for neighbour in links.into_iter().map(Slot) {
+                let mut back = self.links(neighbour, level).to_vec();
+                if back.len() < self.most(level) {
+                    back.push(slot.0);
+                } else {
+                    let row = vectors.row(neighbour);
+                    let mut hits: Vec<Hit> = (back.iter().chain([&slot.0]))
+                        .map(|&other| Hit {
+                            slot: Slot(other),
+                            score: vectors.score(row, Slot(other)),
+                        })
+                        .collect();
+                    hits.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.slot.cmp(&b.slot)));
+                    back = Self::choose(vectors, &hits, self.most(level));
+                }
+                self.set_links(neighbour, level, &back);
+            }
+        }
+        if top_level.is_none_or(|top| level > top) {
+            self.entry = Some(slot);
+        }
+    }
+
+    fn hnsw_options(&self) -> Option<HnswOptions> {
+        Some(self.options)
+    }
+
+    fn parts(&self) -> Vec<(Part, Vec<u8>)> {
+        let mut upper = vec![self.entry.map_or(0, |entry| entry.0)];
+        let mut slots: Vec<&u32> = self.upper.keys().collect();
+        slots.sort_unstable();
+        for slot in slots {
+            let levels = &self.upper[slot];
+            upper.extend([*slot, levels.len() as u32]);
+            for links in levels {
+                upper.push(links.len() as u32);
+                upper.extend_from_slice(links);
+            }
+        }
+        vec![
+            (
+                Part::GroundLinks,
+                bytemuck::cast_slice(&self.ground).to_vec(),
+            ),
+            (Part::UpperLinks, bytemuck::cast_slice(&upper).to_vec()),
+        ]
+    }
+}
+
+/// A walk on one level: a search's on level 0, or a new node's for its neighbours.
+struct Walk<'a> {
+    graph: &'a Hnsw,
+    vectors: &'a Vectors,
+    query: &'a [f32],
+    keep: &'a Keep<'a>,
+    level: usize,
+    k: usize,
+    /// The best so far that may be kept.
+    found: Top,
+    /// Seen and not yet visited.
+    open: BinaryHeap<Nearest>,
+    /// A bit for each slot.
+    seen: Vec<u64>,
+    begun: bool,
+}
+
+impl<'a> Walk<'a> {
+    fn new(
+        graph: &'a Hnsw,
+        vectors: &'a Vectors,
+        query: &'a [f32],
+        keep: &'a Keep<'a>,
+        (k, breadth): (usize, usize),
+        level: usize,
+    ) -> Self {
+        Self {
+            graph,
+            vectors,
+            query,
+            keep,
+            level,
+            k,
+            found: Top::new(breadth),
+            open: BinaryHeap::new(),
+            seen: Vec::new(),
+            begun: false,
+        }
+    }
+
+    fn see(&mut self, hit: Hit) {
+        let (word, bit) = (hit.slot.0 as usize / 64, 1 << (hit.slot.0 % 64));
+        if self.seen[word] & bit != 0 {
+            return;
+        }
+        self.seen[word] |= bit;
+        if self.found.admits(hit.slot, hit.score) {
+            self.open.push(Nearest(hit));
+            if (self.keep)(hit.slot) {
+                self.found.offer(hit.slot, hit.score);
+            }
+        }
+    }
+
+    fn is_seen(&self, slot: u32) -> bool {
+        self.seen[slot as usize / 64] & (1 << (slot % 64)) != 0
+    }
+
+    /// Visits the nearest open node; `false` when none of them could lead to anything better.
+    fn visit(&mut self) -> bool {
+        let Some(Nearest(next)) = self.open.pop() else {
+            return false;
+        };
+        if self.found.bar().is_some_and(|bar| next.score < bar) {
+            self.open.clear();
+            return false;
+        }
+        let graph = self.graph;
+        for &slot in graph.links(next.slot, self.level) {
+            if !self.is_seen(slot) {
+                let score = self.vectors.score(self.query, Slot(slot));
+                self.see(Hit {
+                    slot: Slot(slot),
+                    score,
+                });
+            }
+        }
+        true
+    }
+}
+
+impl Search for Walk<'_> {
+    fn advance(&mut self) -> bool {
+        if !self.begun {
+            self.begun = true;
+            self.seen = vec![0; self.vectors.len().div_ceil(64)];
+            if let Some(start) = self.graph.approach(self.vectors, self.query, self.level) {
+                self.see(start);
+            }
+        }
+        (0..VISITS).filter(|_| self.visit()).count() > 0
+    }
+
+    fn top(&self) -> &[Hit] {
+        let hits = self.found.hits();
+        &hits[..hits.len().min(self.k)]
+    }
+}
+
+/// Orders a heap by score.
+#[derive(Clone, Copy)]
+struct Nearest(Hit);
+
+impl Ord for Nearest {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let by_score = self.0.score.total_cmp(&other.0.score);
+        by_score.then(other.0.slot.cmp(&self.0.slot))
+    }
+}
+
+impl PartialOrd for Nearest {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Nearest {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Nearest {}
+
+/// The level of a slot: one in `links` stands on level 1, one in `links²` on level 2, and so on.
+fn level_of(slot: Slot, links: u16) -> usize {
+    let mut random = Random::new(u64::from(slot.0));
+    let is_higher = |_: &usize| random.unit() * f64::from(links) < 1.0;
+    (0..MAX_LEVEL).take_while(is_higher).count()
+}

@@ -1,0 +1,309 @@
+//! An inverted file: vectors in clusters, of which a search visits the nearest.
+//!
+//! ```text
+//!   query ─▶ order clusters by their centres ─▶ ░░▒▒▓▓██ ░░▒▒▓▓██ … up to `probes` of them
+//!                                               └ a stage: so many clusters that there are 32 stages
+//! ```
+//!
+//! Centres come from k-means over a sample (Lloyd's algorithm, from vectors chosen at random with a fixed seed: the same
+//! vectors make the same index). New vectors join the cluster of the nearest centre; centres do not move afterwards, so
+//! an index that has grown to a multiple should be built again.
+
+use super::{Array, Hit, Index, Keep, Kind, Metric, Search, Slot, Top, Vectors};
+use crate::file::Part;
+use foreword_ordering::random::Random;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+/// How vectors are clustered and how many clusters are visited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IvfOptions {
+    /// Clusters, at least one.
+    pub clusters: u32,
+    /// Clusters that a search visits.
+    pub probes: u32,
+}
+
+impl IvfOptions {
+    /// The defaults for so many vectors: four times the square root of their number in clusters, of which a sixth is
+    /// visited, but 32 at least.
+    #[must_use]
+    pub fn for_count(vectors: usize) -> Self {
+        let clusters = (4.0 * (vectors as f64).sqrt()).ceil() as u32;
+        let clusters = clusters.clamp(1, 65_536);
+        Self {
+            clusters,
+            probes: (clusters / 6).max(32).min(clusters),
+        }
+    }
+}
+
+/// See the module's text.
+pub struct Ivf {
+    options: IvfOptions,
+    /// `[clusters, dimensions]`.
+    centres: Array<f32>,
+    dimensions: usize,
+    /// Cluster `c` holds `slots[starts[c]..starts[c + 1]]` and `added[c]`.
+    starts: Array<u32>,
+    slots: Array<u32>,
+    added: Vec<Vec<u32>>,
+}
+
+/// Vectors of the sample for each cluster.
+const SAMPLE: usize = 48;
+const ROUNDS: usize = 8;
+const STAGES: usize = 32;
+const SEED: u64 = 0x1f;
+
+impl Ivf {
+    /// Clusters `vectors`.
+    #[must_use]
+    pub fn build(vectors: &Vectors, options: IvfOptions) -> Self {
+        let dimensions = vectors.dimensions() as usize;
+        let clusters = (options.clusters as usize).clamp(1, vectors.len().max(1));
+        let centres = means(vectors, clusters);
+        let slots: Vec<u32> = (0..vectors.len() as u32).collect();
+        let nearest: Vec<usize> = (slots.par_iter())
+            .map(|slot| nearest(&centres, dimensions, vectors.row(Slot(*slot))))
+            .collect();
+        let mut lists: Vec<Vec<u32>> = vec![Vec::new(); centres.len() / dimensions];
+        for (slot, cluster) in slots.iter().zip(nearest) {
+            lists[cluster].push(*slot);
+        }
+        let (starts, slots) = flattened(&lists);
+        Self {
+            options: IvfOptions {
+                clusters: lists.len() as u32,
+                probes: options.probes.clamp(1, (lists.len() as u32).max(1)),
+            },
+            centres: Array::owned(centres),
+            dimensions,
+            added: vec![Vec::new(); lists.len()],
+            starts: Array::owned(starts),
+            slots: Array::owned(slots),
+        }
+    }
+
+    /// From a file's parts. `None` where they do not fit each other or hold slots that are not below `count`.
+    pub(crate) fn over(
+        options: IvfOptions,
+        dimensions: usize,
+        count: usize,
+        (centres, starts, slots): (Array<f32>, Array<u32>, Array<u32>),
+    ) -> Option<Self> {
+        let clusters = options.clusters as usize;
+        let fits = clusters >= 1
+            && (1..=options.clusters).contains(&options.probes)
+            && clusters.checked_mul(dimensions) == Some(centres.len())
+            && starts.len() == clusters + 1
+            && starts.first() == Some(&0)
+            && starts.last().map(|end| *end as usize) == Some(slots.len())
+            && starts.is_sorted()
+            && slots.iter().all(|slot| (*slot as usize) < count);
+        fits.then(|| Self {
+            options,
+            centres,
+            dimensions,
+            added: vec![Vec::new(); clusters],
+            starts,
+            slots,
+        })
+    }
+
+    /// The slots of a cluster, those of the build first.
+    fn list(&self, cluster: usize) -> impl Iterator<Item = Slot> {
+        let range = self.starts[cluster] as usize..self.starts[cluster + 1] as usize;
+        let slots = self.slots[range].iter().chain(&self.added[cluster]);
+        slots.map(|slot| Slot(*slot))
+    }
+}
+
+impl Index for Ivf {
+    fn kind(&self) -> Kind {
+        Kind::Ivf
+    }
+
+    fn search<'a>(
+        &'a self,
+        vectors: &'a Vectors,
+        query: &'a [f32],
+        k: usize,
+        keep: &'a Keep<'a>,
+    ) -> Box<dyn Search + 'a> {
+        Box::new(Visit {
+            ivf: self,
+            vectors,
+            query,
+            keep,
+            top: Top::new(k),
+            k,
+            order: Vec::new(),
+            begun: false,
+            next: 0,
+            probes: 0,
+        })
+    }
+
+    fn add(&mut self, vectors: &Vectors, slot: Slot) {
+        let cluster = nearest(&self.centres, self.dimensions, vectors.row(slot));
+        self.added[cluster].push(slot.0);
+    }
+
+    fn ivf_options(&self) -> Option<IvfOptions> {
+        Some(self.options)
+    }
+
+    fn parts(&self) -> Vec<(Part, Vec<u8>)> {
+        let clusters = self.options.clusters as usize;
+        let lists: Vec<Vec<u32>> = (0..clusters)
+            .map(|cluster| self.list(cluster).map(|slot| slot.0).collect())
+            .collect();
+        let (starts, slots) = flattened(&lists);
+        vec![
+            (Part::Centres, bytemuck::cast_slice(&self.centres).to_vec()),
+            (Part::ListStarts, bytemuck::cast_slice(&starts).to_vec()),
+            (Part::ListSlots, bytemuck::cast_slice(&slots).to_vec()),
+        ]
+    }
+}
+
+/// A search: the nearest clusters, some in every stage.
+struct Visit<'a> {
+    ivf: &'a Ivf,
+    vectors: &'a Vectors,
+    query: &'a [f32],
+    keep: &'a Keep<'a>,
+    top: Top,
+    k: usize,
+    /// The clusters, those to visit nearest first; known from the first stage on.
+    order: Vec<(f32, usize)>,
+    begun: bool,
+    next: usize,
+    /// Clusters to visit.
+    probes: usize,
+}
+
+impl Visit<'_> {
+    /// Puts the nearest `probes` clusters to the front, nearest first.
+    fn begin(&mut self) {
+        let metric = self.vectors.metric();
+        let centres = self.ivf.centres.chunks_exact(self.ivf.dimensions);
+        let scored = centres.map(|centre| metric.score(self.query, centre));
+        self.order = scored.zip(0..).collect();
+        self.probes = (self.ivf.options.probes as usize).min(self.order.len());
+        if self.probes < self.order.len() {
+            self.order.select_nth_unstable_by(self.probes, nearer);
+        }
+        self.order[..self.probes].sort_unstable_by(nearer);
+    }
+
+    /// Goes on to the other clusters, as long as there are not even `k` to return: a filter lets few pass, or little is
+    /// left of a cluster.
+    fn widen(&mut self) {
+        if self.top.hits().len() < self.k && self.probes < self.order.len() {
+            self.order[self.probes..].sort_unstable_by(nearer);
+            self.probes = self.order.len();
+        }
+    }
+}
+
+impl Search for Visit<'_> {
+    fn advance(&mut self) -> bool {
+        if !std::mem::replace(&mut self.begun, true) {
+            self.begin();
+        }
+        if self.next >= self.probes {
+            self.widen();
+        }
+        if self.next >= self.probes {
+            return false;
+        }
+        let step = (self.ivf.options.probes as usize).div_ceil(STAGES);
+        let end = (self.next + step).min(self.probes);
+        for &(_, cluster) in &self.order[self.next..end] {
+            for slot in self.ivf.list(cluster) {
+                let score = self.vectors.score(self.query, slot);
+                if self.top.admits(slot, score) && (self.keep)(slot) {
+                    self.top.offer(slot, score);
+                }
+            }
+        }
+        self.next = end;
+        // Beyond what was to be visited, no more than needed.
+        if end > self.ivf.options.probes as usize && self.top.hits().len() == self.k {
+            self.probes = end;
+        }
+        true
+    }
+
+    fn top(&self) -> &[Hit] {
+        self.top.hits()
+    }
+}
+
+fn nearer(a: &(f32, usize), b: &(f32, usize)) -> std::cmp::Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+}
+
+/// The centre nearest to `row` by Euclidean distance; for the cosine, whose rows are of length 1, that is the one at the
+/// smallest angle, but for the centres' own lengths.
+fn nearest(centres: &[f32], dimensions: usize, row: &[f32]) -> usize {
+    let scores = centres
+        .chunks_exact(dimensions)
+        .map(|centre| Metric::L2.score(row, centre));
+    let best = |best: (f32, usize), next: (f32, usize)| if next.0 > best.0 { next } else { best };
+    scores.zip(0..).fold((f32::NEG_INFINITY, 0), best).1
+}
+
+/// `count` centres of `vectors`, by Lloyd's algorithm over a sample.
+fn means(vectors: &Vectors, count: usize) -> Vec<f32> {
+    let dimensions = vectors.dimensions() as usize;
+    let mut sample: Vec<u32> = (0..vectors.len() as u32).collect();
+    let mut random = Random::new(SEED);
+    random.shuffle(&mut sample);
+    sample.truncate(count * SAMPLE);
+    let rows: Vec<&[f32]> = sample.iter().map(|slot| vectors.row(Slot(*slot))).collect();
+    let mut centres: Vec<f32> = (rows.iter().take(count))
+        .flat_map(|row| row.iter().copied())
+        .collect();
+    // Without vectors there is one centre, at nothing.
+    centres.resize(count * dimensions, 0.0);
+    for _ in 0..ROUNDS {
+        let clusters: Vec<usize> = (rows.par_iter())
+            .map(|row| nearest(&centres, dimensions, row))
+            .collect();
+        let mut sums = vec![0.0; centres.len()];
+        let mut counts = vec![0_u32; count];
+        for (row, &cluster) in rows.iter().zip(&clusters) {
+            counts[cluster] += 1;
+            for (sum, value) in sums[cluster * dimensions..].iter_mut().zip(*row) {
+                *sum += value;
+            }
+        }
+        for (cluster, &members) in counts.iter().enumerate() {
+            let centre = &mut centres[cluster * dimensions..][..dimensions];
+            if members > 0 {
+                let sums = &sums[cluster * dimensions..];
+                for (value, sum) in centre.iter_mut().zip(sums) {
+                    *value = sum / members as f32;
+                }
+            } else if let Some(row) = rows.get(random.below(rows.len() as u64) as usize) {
+                // An empty cluster begins anew where some vector is.
+                centre.copy_from_slice(row);
+            }
+        }
+    }
+    centres
+}
+
+/// Lists one behind another, and where each begins; the last start is the end.
+fn flattened(lists: &[Vec<u32>]) -> (Vec<u32>, Vec<u32>) {
+    let mut starts = vec![0];
+    let mut slots = Vec::new();
+    for list in lists {
+        slots.extend_from_slice(list);
+        starts.push(slots.len() as u32);
+    }
+    (starts, slots)
+}

@@ -1,0 +1,298 @@
+//! Vector indexes that yield their best `k` after every stage of a search.
+//!
+//! ```text
+//!   search(query, k) ─▶ advance() ─▶ top()  ─▶ advance() ─▶ top()  ─▶ …  ─▶ advance() = false
+//!                       stage 1      k best    stage 2      k best          complete
+//! ```
+//!
+//! | index | a stage is | finds |
+//! | --- | --- | --- |
+//! | [`Flat`] | a share of all vectors | the exact answer |
+//! | [`Ivf`] | a group of clusters, nearest first | most of it, from a fraction of the vectors |
+//! | [`Hnsw`] | a slice of the walk through the graph | most of it, from a few hundred vectors |
+//!
+//! Stages are what lets a prompt be computed while its documents are still searched for (RAGCache, section 5.3). They
+//! are counted in work, not in time as RAGCache counts HNSW's: the same query has the same stages on every machine and
+//! in every test. The indexes are our own because crates that are well kept (usearch, hnsw_rs, faiss's bindings) run a
+//! search to its end in one call; none shows what it has found so far.
+//!
+//! An index holds no vectors: it is asked about [`Vectors`], and finds [`Slot`]s.
+
+mod array;
+mod flat;
+mod hnsw;
+mod ivf;
+mod top;
+mod vectors;
+
+pub use array::Array;
+pub use flat::Flat;
+pub use hnsw::{Hnsw, HnswOptions};
+pub use ivf::{Ivf, IvfOptions};
+pub use top::Top;
+pub use vectors::{Metric, Refused, Vectors};
+
+use serde::{Deserialize, Serialize};
+
+/// A vector's place in its [`Vectors`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u32);
+
+/// A vector that was found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hit {
+    /// Which.
+    pub slot: Slot,
+    /// How near it is: larger is nearer, see [`Metric`].
+    pub score: f32,
+}
+
+/// The kinds of index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// [`Flat`].
+    Flat,
+    /// [`Ivf`].
+    Ivf,
+    /// [`Hnsw`].
+    #[default]
+    Hnsw,
+}
+
+impl Kind {
+    /// Its name in files and options.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Flat => "flat",
+            Self::Ivf => "ivf",
+            Self::Hnsw => "hnsw",
+        }
+    }
+}
+
+/// Which slots a search may return: not the deleted ones, say. Asked only of slots that would be among the best.
+pub type Keep<'a> = dyn Fn(Slot) -> bool + Sync + 'a;
+
+/// A way to find near vectors without comparing all of them, or with.
+pub trait Index: Send + Sync {
+    /// Its kind.
+    fn kind(&self) -> Kind;
+
+    /// Begins a search for the `k` vectors nearest to `query`, which is [prepared](Vectors::prepare), among those to
+    /// `keep`. Nothing is compared before the first stage.
+    fn search<'a>(
+        &'a self,
+        vectors: &'a Vectors,
+        query: &'a [f32],
+        k: usize,
+        keep: &'a Keep<'a>,
+    ) -> Box<dyn Search + 'a>;
+
+    /// Takes in `slot`, which is in `vectors` and was not taken in before. Slots come in ascending order.
+    fn add(&mut self, vectors: &Vectors, slot: Slot);
+
+    /// How it clusters, if it does.
+    fn ivf_options(&self) -> Option<IvfOptions> {
+        None
+    }
+
+    /// How it links, if it does.
+    fn hnsw_options(&self) -> Option<HnswOptions> {
+        None
+    }
+
+    /// What it consists of, for a file: see [`crate::file`].
+    fn parts(&self) -> Vec<(crate::file::Part, Vec<u8>)>;
+}
+
+/// A search under way.
+pub trait Search {
+    /// Goes on by one stage. Whether there was one: after `false` nothing changes any more.
+    fn advance(&mut self) -> bool;
+
+    /// The best so far, nearest first; among equals the lower slot.
+    fn top(&self) -> &[Hit];
+}
+
+/// The whole search at once.
+pub fn run<'s>(search: &'s mut (dyn Search + '_)) -> &'s [Hit] {
+    while search.advance() {}
+    search.top()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use foreword_ordering::random::Random;
+
+    /// `count` points around `centres` centres: `spread` 0 puts them on the centres, 1 anywhere.
+    pub(crate) fn clustered(
+        random: &mut Random,
+        count: usize,
+        dimensions: usize,
+        centres: usize,
+        spread: f32,
+    ) -> Vec<Vec<f32>> {
+        let mut point = |scale: f32| -> Vec<f32> {
+            let mut normal = || (0..6).map(|_| random.unit() as f32).sum::<f32>() - 3.0;
+            (0..dimensions).map(|_| scale * normal()).collect()
+        };
+        let centres: Vec<Vec<f32>> = (0..centres).map(|_| point(1.0)).collect();
+        (0..count)
+            .map(|at| {
+                let offset = point(spread);
+                let centre = &centres[at * 7919 % centres.len()];
+                centre.iter().zip(offset).map(|(a, b)| a + b).collect()
+            })
+            .collect()
+    }
+
+    pub(crate) fn vectors(metric: Metric, points: &[Vec<f32>]) -> Vectors {
+        let mut vectors = Vectors::new(points[0].len() as u32, metric);
+        for point in points {
+            vectors.push(point).unwrap();
+        }
+        vectors
+    }
+
+    fn indexes(vectors: &Vectors) -> [Box<dyn Index>; 3] {
+        [
+            Box::new(Flat::default()),
+            Box::new(Ivf::build(vectors, IvfOptions::for_count(vectors.len()))),
+            Box::new(Hnsw::build(vectors, HnswOptions::default())),
+        ]
+    }
+
+    /// The slow obvious way.
+    fn exact(vectors: &Vectors, query: &[f32], k: usize, keep: &Keep<'_>) -> Vec<Slot> {
+        let slots = (0..vectors.len() as u32).map(Slot);
+        let mut all: Vec<Hit> = slots
+            .filter(|slot| keep(*slot))
+            .map(|slot| Hit {
+                slot,
+                score: vectors.score(query, slot),
+            })
+            .collect();
+        all.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.slot.cmp(&b.slot)));
+        all.iter().take(k).map(|hit| hit.slot).collect()
+    }
+
+    #[test]
+    fn every_index_finds_nearly_all_of_the_nearest_by_every_metric() {
+        let mut random = Random::new(3);
+        let points = clustered(&mut random, 3_000, 24, 40, 0.7);
+        let asked = clustered(&mut random, 60, 24, 40, 0.7);
+        for metric in [Metric::Cosine, Metric::L2, Metric::InnerProduct] {
+            let vectors = vectors(metric, &points);
+            for index in indexes(&vectors) {
+                let mut found = 0;
+                for query in &asked {
+                    let query = vectors.prepare(query).unwrap();
+                    let mut search = index.search(&vectors, &query, 10, &|_| true);
+                    let top = run(&mut *search);
+                    assert!(top.is_sorted_by(|a, b| a.score >= b.score));
+                    let exact = exact(&vectors, &query, 10, &|_| true);
+                    found += top.iter().filter(|hit| exact.contains(&hit.slot)).count();
+                }
+                let name = index.kind().name();
+                let recall = found as f64 / 600.0;
+                let least = if index.kind() == Kind::Flat {
+                    1.0
+                } else {
+                    0.95
+                };
+                assert!(recall >= least, "{name} by {metric:?}: {recall}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_stage_only_ever_improves_the_top_and_the_search_ends() {
+        let mut random = Random::new(4);
+        let points = clustered(&mut random, 2_000, 16, 30, 0.8);
+        let vectors = vectors(Metric::Cosine, &points);
+        let query = vectors.prepare(&points[77]).unwrap();
+        for index in indexes(&vectors) {
+            let mut search = index.search(&vectors, &query, 5, &|_| true);
+            assert!(search.top().is_empty());
+            let mut stages = 0;
+            let mut before: Vec<Hit> = Vec::new();
+            while search.advance() {
+                let top = search.top();
+                assert!(top.len() >= before.len());
+                for (now, then) in top.iter().zip(&before) {
+                    assert!(now.score >= then.score);
+                }
+                before = top.to_vec();
+                stages += 1;
+            }
+            assert!(!search.advance());
+            assert_eq!(search.top(), before);
+            assert_eq!(before[0].slot, Slot(77));
+            assert!(stages >= 8, "{}: {stages} stages", index.kind().name());
+        }
+    }
+
+    #[test]
+    fn what_is_not_to_be_kept_is_passed_over_and_what_lies_behind_it_found() {
+        let mut random = Random::new(5);
+        let points = clustered(&mut random, 1_000, 16, 20, 0.8);
+        let vectors = vectors(Metric::L2, &points);
+        let keep = |slot: Slot| slot.0.is_multiple_of(3);
+        for index in indexes(&vectors) {
+            let mut found = 0;
+            for query in &points[..30] {
+                let mut search = index.search(&vectors, query, 5, &keep);
+                let top = run(&mut *search);
+                assert!(top.iter().all(|hit| keep(hit.slot)));
+                assert_eq!(top.len(), 5, "{}", index.kind().name());
+                let exact = exact(&vectors, query, 5, &keep);
+                found += top.iter().filter(|hit| exact.contains(&hit.slot)).count();
+            }
+            assert!(found >= 130, "{}: {found} of 150", index.kind().name());
+        }
+    }
+
+    #[test]
+    fn what_is_added_later_is_found_like_the_rest() {
+        let mut random = Random::new(6);
+        let points = clustered(&mut random, 1_200, 16, 20, 0.8);
+        let (first, later) = points.split_at(600);
+        let mut space = vectors(Metric::Cosine, first);
+        let mut indexes = indexes(&space);
+        for point in later {
+            let slot = space.push(point).unwrap();
+            for index in &mut indexes {
+                index.add(&space, slot);
+            }
+        }
+        for index in &indexes {
+            let found = (600..1_200).filter(|&at| {
+                let query = space.prepare(&points[at]).unwrap();
+                let mut search = index.search(&space, &query, 1, &|_| true);
+                run(&mut *search)[0].slot == Slot(at as u32)
+            });
+            let found = found.count();
+            assert!(found >= 580, "{}: {found} of 600", index.kind().name());
+        }
+    }
+
+    #[test]
+    fn the_smallest_collections_are_searched_too() {
+        for count in 0..4 {
+            let points: Vec<Vec<f32>> = (0..count).map(|at| vec![1.0, at as f32]).collect();
+            let mut vectors = Vectors::new(2, Metric::Cosine);
+            for point in &points {
+                vectors.push(point).unwrap();
+            }
+            for index in indexes(&vectors) {
+                for k in [0, 1, 9] {
+                    let mut search = index.search(&vectors, &[1.0, 0.0], k, &|_| true);
+                    assert_eq!(run(&mut *search).len(), count.min(k));
+                }
+            }
+        }
+    }
+}

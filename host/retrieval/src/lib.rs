@@ -1,0 +1,25 @@
+//! Retrieval: from a question to ranked documents, in stages.
+//!
+//! ```text
+//!   folder ──▶ ingest ──▶ embedder ──▶ collection ──▶ file (mapped, checksummed, replaced whole)
+//!              read, cut   text to      ├ vectors ── index: flat, IVF, HNSW ── a top k after every stage
+//!                          vector       ├ words ──── BM25
+//!                                       └ records    the documents themselves
+//!   question ─▶ embedder ─▶ collection.search ─▶ stage, stage, … ─▶ ranked documents
+//!                         └ store: PostgreSQL with pgvector, Qdrant (one stage)
+//! ```
+//!
+//! Owned here: vectors, words, their indexes, the file that holds them. Not known here: prompts, orders of documents,
+//! HTTP. Nothing is a daemon: a [`Collection`] that is searched does not change, and whoever updates one writes a new
+//! file in its place.
+
+pub mod collection;
+pub mod embedder;
+pub mod file;
+pub mod index;
+pub mod ingest;
+mod words;
+
+pub use collection::{Collection, Editor, Found, Query, QueryError, Spec};
+pub use embedder::{EmbedError, Embedder, Embedding};
+pub use ingest::Document;

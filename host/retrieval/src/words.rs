@@ -1,0 +1,242 @@
+//! BM25 over words, for questions whose very words matter: names, numbers, identifiers.
+//!
+//! Words are runs of letters and digits in lower case. Those that came from a file are looked up there, by bisection
+//! over the sorted words; those of documents added since stand in a map. A deleted document's words stay until the file
+//! is written; they are counted in how rare a word is, which changes ranks little, and never returned.
+
+use crate::file::{FileError, Part, Parts};
+use crate::index::{Array, Hit, Keep, Slot, Top};
+use fxhash::FxHashMap;
+use std::collections::BTreeMap;
+
+/// Okapi's parameters, at their usual values.
+const K1: f32 = 1.2;
+const B: f32 = 0.75;
+/// Longer words are cut there.
+const MAX_WORD: usize = 64;
+
+/// The words of all documents.
+#[derive(Default)]
+pub(crate) struct Words {
+    mapped: Mapped,
+    added: FxHashMap<String, Vec<Posting>>,
+    /// Words of each slot.
+    lengths: Array<u32>,
+    total: u64,
+}
+
+/// A slot, and how often a word stands in it.
+type Posting = [u32; 2];
+
+#[derive(Default)]
+struct Mapped {
+    /// UTF-8, as checked when it was opened.
+    text: Array<u8>,
+    starts: Array<u64>,
+    posting_starts: Array<u64>,
+    postings: Array<Posting>,
+}
+
+impl Words {
+    /// From a file of `count` slots.
+    pub(crate) fn over(parts: &Parts, count: usize) -> Result<Self, FileError> {
+        let mapped = Mapped {
+            text: parts.numbers(Part::Words)?,
+            starts: parts.numbers(Part::WordStarts)?,
+            posting_starts: parts.numbers(Part::PostingStarts)?,
+            postings: parts.numbers(Part::Postings)?,
+        };
+        let lengths: Array<u32> = parts.numbers(Part::Lengths)?;
+        let spans = |starts: &[u64], end: usize| {
+            starts.first() == Some(&0) && starts.last() == Some(&(end as u64)) && starts.is_sorted()
+        };
+        let fits = lengths.len() == count
+            && mapped.starts.len() == mapped.posting_starts.len()
+            && spans(&mapped.starts, mapped.text.len())
+            && spans(&mapped.posting_starts, mapped.postings.len())
+            && (mapped.postings.iter()).all(|[slot, _]| (*slot as usize) < count);
+        if !fits {
+            return Err(parts.damaged("the words and their places do not fit each other"));
+        }
+        Ok(Self {
+            mapped,
+            added: FxHashMap::default(),
+            total: lengths.iter().map(|length| u64::from(*length)).sum(),
+            lengths,
+        })
+    }
+
+    /// Takes in the next slot's text.
+    pub(crate) fn add(&mut self, slot: Slot, text: &str) {
+        let mut counts: FxHashMap<String, u32> = FxHashMap::default();
+        let mut length = 0;
+        for word in words(text) {
+            *counts.entry(word).or_default() += 1;
+            length += 1;
+        }
+        for (word, times) in counts {
+            self.added.entry(word).or_default().push([slot.0, times]);
+        }
+        self.lengths.to_mut().push(length);
+        self.total += u64::from(length);
+    }
+
+    /// The best `k` slots to keep for any of the words of `text`. O(postings of its words).
+    pub(crate) fn search(&self, text: &str, k: usize, keep: &Keep<'_>) -> Vec<Hit> {
+        let count = self.lengths.len() as f32;
+        let mean = (self.total as f32 / count).max(1.0);
+        let mut asked: Vec<String> = words(text).collect();
+        asked.sort_unstable();
+        asked.dedup();
+        let mut scores: FxHashMap<u32, f32> = FxHashMap::default();
+        for word in &asked {
+            let (mapped, added) = self.postings(word);
+            let frequency = (mapped.len() + added.len()) as f32;
+            let rarity = (1.0 + (count - frequency + 0.5) / (frequency + 0.5)).ln();
+            for &[slot, times] in mapped.iter().chain(added) {
+                let length = self.lengths[slot as usize] as f32;
+                let times = times as f32;
+                let damped = times + K1 * (1.0 - B + B * length / mean);
+                *scores.entry(slot).or_default() += rarity * times * (K1 + 1.0) / damped;
+            }
+        }
+        let mut top = Top::new(k);
+        for (slot, score) in scores {
+            if top.admits(Slot(slot), score) && keep(Slot(slot)) {
+                top.offer(Slot(slot), score);
+            }
+        }
+        top.hits().to_vec()
+    }
+
+    fn postings(&self, word: &str) -> (&[Posting], &[Posting]) {
+        let added = self.added.get(word).map_or(&[][..], Vec::as_slice);
+        (self.mapped.postings(word), added)
+    }
+
+    /// For a file.
+    pub(crate) fn parts(&self) -> Vec<(Part, Vec<u8>)> {
+        let mut all: BTreeMap<&[u8], Vec<Posting>> = (0..self.mapped.len())
+            .map(|at| (self.mapped.word(at), self.mapped.postings_at(at).to_vec()))
+            .collect();
+        for (word, postings) in &self.added {
+            all.entry(word.as_bytes()).or_default().extend(postings);
+        }
+        let (mut text, mut starts) = (Vec::new(), vec![0_u64]);
+        let (mut postings, mut posting_starts) = (Vec::new(), vec![0_u64]);
+        for (word, of_word) in &all {
+            text.extend_from_slice(word);
+            starts.push(text.len() as u64);
+            postings.extend_from_slice(of_word);
+            posting_starts.push(postings.len() as u64);
+        }
+        vec![
+            (Part::Words, text),
+            (Part::WordStarts, bytemuck::cast_slice(&starts).to_vec()),
+            (
+                Part::PostingStarts,
+                bytemuck::cast_slice(&posting_starts).to_vec(),
+            ),
+            (Part::Postings, bytemuck::cast_slice(&postings).to_vec()),
+            (Part::Lengths, bytemuck::cast_slice(&self.lengths).to_vec()),
+        ]
+    }
+}
+
+impl Mapped {
+    fn len(&self) -> usize {
+        self.starts.len().saturating_sub(1)
+    }
+
+    fn word(&self, at: usize) -> &[u8] {
+        &self.text[self.starts[at] as usize..self.starts[at + 1] as usize]
+    }
+
+    fn postings_at(&self, at: usize) -> &[Posting] {
+        &self.postings[self.posting_starts[at] as usize..self.posting_starts[at + 1] as usize]
+    }
+
+    fn postings(&self, word: &str) -> &[Posting] {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = low.midpoint(high);
+            match self.word(middle).cmp(word.as_bytes()) {
+                std::cmp::Ordering::Less => low = middle + 1,
+                std::cmp::Ordering::Greater => high = middle,
+                std::cmp::Ordering::Equal => return self.postings_at(middle),
+            }
+        }
+        &[]
+    }
+}
+
+/// The words of a text, in its order.
+fn words(text: &str) -> impl Iterator<Item = String> {
+    let words = text.split(|c: char| !c.is_alphanumeric());
+    words.filter(|word| !word.is_empty()).map(|word| {
+        let mut word = word.to_lowercase();
+        if word.len() > MAX_WORD {
+            word.truncate(word.floor_char_boundary(MAX_WORD));
+        }
+        word
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXTS: [&str; 4] = [
+        "The ferry leaves the harbour at noon with forty passengers.",
+        "The train leaves the station at noon with forty passengers.",
+        "Tickets are sold on board of the ferry. The ferry has a bar.",
+        "Ångström wrote to the INSPECTOR of train 4711.",
+    ];
+
+    fn indexed() -> Words {
+        let mut words = Words::default();
+        for (slot, text) in (0..).zip(TEXTS) {
+            words.add(Slot(slot), text);
+        }
+        words
+    }
+
+    fn slots(words: &Words, question: &str) -> Vec<u32> {
+        let hits = words.search(question, 3, &|slot| slot != Slot(1));
+        hits.iter().map(|hit| hit.slot.0).collect()
+    }
+
+    #[test]
+    fn rare_words_and_repeated_ones_count_and_deleted_documents_do_not() {
+        let words = indexed();
+        assert_eq!(slots(&words, "When does the ferry leave?"), [2, 0, 3]);
+        assert_eq!(slots(&words, "ångström, 4711"), [3]);
+        assert_eq!(slots(&words, "station"), [0_u32; 0]);
+        assert_eq!(slots(&words, "?!"), [0_u32; 0]);
+    }
+
+    #[test]
+    fn words_from_a_file_and_words_added_since_are_found_alike() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("index");
+        let mut before = Words::default();
+        for (slot, text) in (0..).zip(&TEXTS[..2]) {
+            before.add(Slot(slot), text);
+        }
+        crate::file::write(&path, &before.parts()).unwrap();
+        let mut words = Words::over(&Parts::open(&path).unwrap(), 2).unwrap();
+        for (slot, text) in (2..).zip(&TEXTS[2..]) {
+            words.add(Slot(slot), text);
+        }
+        let whole = indexed();
+        for question in ["the ferry", "train 4711", "noon passengers tickets"] {
+            let keep = |_: Slot| true;
+            assert_eq!(
+                words.search(question, 4, &keep),
+                whole.search(question, 4, &keep)
+            );
+        }
+        assert!(Words::over(&Parts::open(&path).unwrap(), 1).is_err());
+        assert_eq!(words.parts(), whole.parts());
+    }
+}

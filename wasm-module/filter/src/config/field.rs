@@ -1,0 +1,158 @@
+//! Checks of single values. Each names its field, the value and what would be accepted.
+
+use foreword_ordering::Experiment;
+use serde_json::{Map, Value};
+
+use super::ConfigError;
+
+pub(super) fn routes(value: &Value) -> Result<Vec<String>, ConfigError> {
+    let list = value
+        .as_array()
+        .filter(|list| (1..=MAX_ROUTES).contains(&list.len()));
+    let Some(list) = list else {
+        let limit = format!("a list of 1 to {MAX_ROUTES} paths");
+        return Err(invalid("routes", value, limit));
+    };
+    list.iter()
+        .map(|route| match route.as_str() {
+            Some(path)
+                if path.starts_with('/')
+                    && path.len() <= MAX_ROUTE_BYTES
+                    && path.bytes().all(|byte| byte.is_ascii_graphic())
+                    && !path.contains(['?', '#', '%']) =>
+            {
+                Ok(path.to_owned())
+            }
+            _ => Err(invalid(
+                "routes",
+                route,
+                format!(
+                    "a path of at most {MAX_ROUTE_BYTES} visible ASCII characters that begins with \"/\", has no query \
+                     and no \"%\""
+                ),
+            )),
+        })
+        .collect()
+}
+
+pub(super) fn max_body_bytes(value: &Value) -> Result<u32, ConfigError> {
+    value
+        .as_u64()
+        .and_then(|bytes| u32::try_from(bytes).ok())
+        .filter(|bytes| (1..=LIMIT_MAX_BODY_BYTES).contains(bytes))
+        .ok_or_else(|| {
+            let limit = format!("a whole number from 1 to {LIMIT_MAX_BODY_BYTES}");
+            invalid("max_body_bytes", value, limit)
+        })
+}
+
+/// One of two words.
+pub(super) fn one_of<T>(
+    field: &'static str,
+    value: &Value,
+    choices: [(&str, T); 2],
+) -> Result<T, ConfigError> {
+    let limit = choices.each_ref().map(|(word, _)| format!("\"{word}\""));
+    let mut choices = choices.into_iter();
+    choices
+        .find(|(word, _)| value.as_str() == Some(word))
+        .map(|(_, choice)| choice)
+        .ok_or_else(|| invalid(field, value, limit.join(" or ")))
+}
+
+pub(super) fn switch(field: &'static str, value: &Value) -> Result<bool, ConfigError> {
+    value
+        .as_bool()
+        .ok_or_else(|| invalid(field, value, "true or false"))
+}
+
+/// `{"name": …, "control_share": …}`.
+pub(super) fn experiment(value: &Value) -> Result<Experiment, ConfigError> {
+    let fields = object("experiment", value, &["name", "control_share"])?;
+    let name = match fields.get("name") {
+        None => DEFAULT_EXPERIMENT,
+        Some(name) => name
+            .as_str()
+            .filter(|name| is_plain_name(name))
+            .ok_or_else(|| {
+                let limit =
+                    format!("1 to {MAX_NAME_BYTES} ASCII letters, digits, \"-\", \"_\" or \".\"");
+                invalid("experiment.name", name, limit)
+            })?,
+    };
+    let share = fields.get("control_share").unwrap_or(&Value::Null);
+    share
+        .as_f64()
+        .and_then(|share| Experiment::new(name, share))
+        .ok_or_else(|| invalid("experiment.control_share", share, "a number from 0 to 1"))
+}
+
+/// The filter removes such a header from requests and writes its own, so it must not be one that HTTP itself needs.
+pub(super) fn own_header(field: &'static str, value: &Value) -> Result<String, ConfigError> {
+    let name = header_name(field, value)?;
+    if name.starts_with("x-") {
+        Ok(name)
+    } else {
+        Err(invalid(field, value, r#"a name that begins with "x-""#))
+    }
+}
+
+pub(super) fn header_name(field: &'static str, value: &Value) -> Result<String, ConfigError> {
+    let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    match value.as_str() {
+        Some(name)
+            if (1..=MAX_HEADER_NAME_BYTES).contains(&name.len()) && name.bytes().all(token) =>
+        {
+            Ok(name.to_ascii_lowercase())
+        }
+        _ => {
+            let limit = format!("a header name of 1 to {MAX_HEADER_NAME_BYTES} characters");
+            Err(invalid(field, value, limit))
+        }
+    }
+}
+
+/// An object that has none but these fields.
+pub(super) fn object<'v>(
+    field: &'static str,
+    value: &'v Value,
+    known: &[&str],
+) -> Result<&'v Map<String, Value>, ConfigError> {
+    value
+        .as_object()
+        .filter(|fields| fields.keys().all(|key| known.contains(&key.as_str())))
+        .ok_or_else(|| {
+            let limit = format!("an object with the fields {}", known.join(", "));
+            invalid(field, value, limit)
+        })
+}
+
+/// A name that is safe in configurations, headers and logs.
+pub(super) fn is_plain_name(name: &str) -> bool {
+    (1..=MAX_NAME_BYTES).contains(&name.len())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+}
+
+pub(crate) fn invalid(field: &'static str, value: &Value, limit: impl Into<String>) -> ConfigError {
+    let mut value = value.to_string();
+    if let Some((end, _)) = value.char_indices().nth(MAX_QUOTED_CHARS) {
+        value.truncate(end);
+        value.push('…');
+    }
+    ConfigError::Invalid {
+        field,
+        value,
+        limit: limit.into(),
+    }
+}
+
+/// A worker's Wasm memory never shrinks and aborts near 1 GiB; a body needs a few times its own size there.
+const LIMIT_MAX_BODY_BYTES: u32 = 32 << 20;
+const DEFAULT_EXPERIMENT: &str = "default";
+const MAX_ROUTES: usize = 64;
+const MAX_ROUTE_BYTES: usize = 256;
+const MAX_HEADER_NAME_BYTES: usize = 64;
+const MAX_NAME_BYTES: usize = 64;
+const MAX_QUOTED_CHARS: usize = 80;

@@ -1,0 +1,484 @@
+//! One request and its response, from the first callback to the last.
+//!
+//! ```text
+//! request headers ─► not ours ──────────────────────────────► Bystander   goes on, no report
+//!        │
+//!        ├─► cannot be ordered (encoded, too large, …) ──────► Settled     goes on, or is refused
+//!        ▼
+//!     Holding ── body grows ─► over the bound ───────────────► Settled     goes on whole, or is refused
+//!        │
+//!        └─ last byte or trailers ─► core ─► new body or none ► Settled     goes on
+//! ```
+//!
+//! The headers are held until the body is complete, because `content-length` must change with it (Envoy
+//! hangs on a stale one) and the chosen path becomes a header. Where the proxy cannot hold them
+//! ([`RequestHeaders::Release`]) they go on at once, without either. Response headers get the report; response bodies
+//! pass as they come, and what they say of the prompt is read on the way ([`crate::usage`]).
+
+use std::sync::Arc;
+
+use foreword_ordering::Rewrite;
+
+use crate::awaited::Awaited;
+use crate::config::{RequestHeaders, TenantSource};
+use crate::engines::DESTINATION_HEADER;
+use crate::host::{Host, HostError, LogLevel};
+use crate::outcome::{Fault, Outcome, error_body, reason};
+use crate::plugin::{Plugin, Route};
+use crate::salt::Identity;
+
+/// One request and its response.
+pub struct Exchange {
+    plugin: Arc<Plugin>,
+    phase: Phase,
+    /// Once the request has gone on, if it is ours.
+    awaited: Option<Awaited>,
+}
+
+/// What the proxy does next with the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    /// It goes on to the next filter.
+    Continue,
+    /// It stays here, buffered; or it was answered and goes nowhere.
+    Hold,
+}
+
+enum Phase {
+    Bystander,
+    Holding(Held),
+    Settled(Outcome),
+}
+
+/// What is kept of the headers while the body arrives.
+struct Held {
+    identity: Identity,
+    /// The documents stay as they came; the body is read for its salt alone.
+    bypassed: bool,
+    /// The headers wait here with a `content-length`, which must follow the body's size.
+    sized: bool,
+    /// Bytes buffered so far.
+    received: usize,
+}
+
+/// What goes on instead of a body.
+struct Sent {
+    /// `None`: the body that came.
+    body: Option<Vec<u8>>,
+    /// For the engine.
+    path: Option<String>,
+    outcome: Outcome,
+}
+
+impl Exchange {
+    /// An exchange of which nothing has arrived yet.
+    pub fn new(plugin: Arc<Plugin>) -> Self {
+        Self {
+            plugin,
+            phase: Phase::Bystander,
+            awaited: None,
+        }
+    }
+
+    /// The request's headers have arrived; with `end_of_stream` there is nothing more.
+    pub fn on_request_headers(&mut self, host: &impl Host, end_of_stream: bool) -> Flow {
+        let held = self
+            .strip_own_headers(host)
+            .and_then(|()| self.is_ours(host));
+        let bypassed = match held {
+            Ok(false) => return Flow::Continue,
+            Ok(true) => self.is_bypassed(host),
+            Err(error) => Err(error),
+        };
+        let held = match bypassed {
+            Ok(_) if end_of_stream => Err(Fault::EmptyBody),
+            Ok(true) if !self.plugin.is_salted() => {
+                self.settle(host, Outcome::Passed(reason::BYPASS));
+                return Flow::Continue;
+            }
+            Ok(bypassed) => self.read_headers(host, bypassed),
+            Err(error) => Err(error.into()),
+        };
+        match held {
+            Ok(held) => {
+                self.phase = Phase::Holding(held);
+                match self.plugin.config().request_headers {
+                    RequestHeaders::Hold => Flow::Hold,
+                    RequestHeaders::Release => Flow::Continue,
+                }
+            }
+            Err(fault) => self.decline(host, fault),
+        }
+    }
+
+    /// More of the request's body has arrived. `size` counts everything buffered so far.
+    pub fn on_request_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) -> Flow {
+        let Phase::Holding(held) = &mut self.phase else {
+            return self.settled_flow();
+        };
+        held.received = size;
+        let limit = self.plugin.config().max_body_bytes;
+        if size > usize::try_from(limit).unwrap_or(usize::MAX) {
+            // Held since the headers, so nothing of it is lost: it goes on whole.
+            return self.decline(host, Fault::TooLarge { found: None, limit });
+        }
+        if end_of_stream {
+            self.finish(host)
+        } else {
+            Flow::Hold
+        }
+    }
+
+    /// The request ends with trailers: the body is complete.
+    pub fn on_request_trailers(&mut self, host: &impl Host) -> Flow {
+        match self.phase {
+            Phase::Holding(_) => self.finish(host),
+            _ => self.settled_flow(),
+        }
+    }
+
+    /// The response's headers have arrived, from the upstream or from the proxy itself.
+    pub fn on_response_headers(&mut self, host: &impl Host) {
+        if let Some(awaited) = &mut self.awaited {
+            awaited.on_headers(host, &self.plugin);
+        }
+        if let (Some(name), Phase::Settled(outcome)) =
+            (&self.plugin.config().report_header, &self.phase)
+            && let Err(error) = host.set_response_header(name, &outcome.to_string())
+        {
+            host.log(LogLevel::Warn, &error.to_string());
+        }
+    }
+
+    /// A chunk of the response's body goes by, `size` bytes. Nothing is held back or changed.
+    pub fn on_response_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) {
+        if let Some(awaited) = &mut self.awaited {
+            awaited.on_body(host, &self.plugin, size, end_of_stream);
+        }
+    }
+
+    /// The response ends with trailers.
+    pub fn on_response_trailers(&mut self, host: &impl Host) {
+        if let Some(awaited) = &mut self.awaited {
+            awaited.on_end(host, &self.plugin);
+        }
+    }
+
+    /// Request and response are over, whatever became of them.
+    pub fn on_done(&mut self, host: &impl Host) {
+        if let Some(mut awaited) = self.awaited.take() {
+            awaited.on_done(host, &self.plugin);
+        }
+    }
+
+    /// Only this filter says what it did and which path it chose: a header of that name from the client would
+    /// mislead whoever reads it behind us. Looked up first, since a change of headers makes Envoy choose its route
+    /// anew.
+    fn strip_own_headers(&self, host: &impl Host) -> Result<(), HostError> {
+        let config = self.plugin.config();
+        let own = config.report_header.as_deref();
+        let own = own.into_iter().chain([config.path_header.name.as_str()]);
+        let several = self.plugin.engines().are_several();
+        for name in own.chain(several.then_some(DESTINATION_HEADER)) {
+            if host.request_header(name)?.is_some() {
+                host.remove_request_header(name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_ours(&self, host: &impl Host) -> Result<bool, HostError> {
+        if host.request_header(":method")?.as_deref() != Some(b"POST") {
+            return Ok(false);
+        }
+        let path = host.request_header(":path")?.unwrap_or_default();
+        let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
+        let routes = &self.plugin.config().routes;
+        Ok(routes.iter().any(|route| is_route(path, route.as_bytes())))
+    }
+
+    /// Whether the request asks to be left alone. The header ends here: it is meant for the gateway.
+    fn is_bypassed(&self, host: &impl Host) -> Result<bool, HostError> {
+        let Some(name) = &self.plugin.config().bypass_header else {
+            return Ok(false);
+        };
+        let is_asked = host.request_header(name)?.is_some();
+        if is_asked {
+            host.remove_request_header(name)?;
+        }
+        Ok(is_asked)
+    }
+
+    fn read_headers(&self, host: &impl Host, bypassed: bool) -> Result<Held, Fault> {
+        if !host
+            .request_header("content-type")?
+            .is_none_or(|value| is_json(&value))
+        {
+            return Err(Fault::NotJson);
+        }
+        let encoding = host.request_header("content-encoding")?;
+        if !encoding.is_none_or(|value| value.trim_ascii().eq_ignore_ascii_case(b"identity")) {
+            return Err(Fault::Encoded);
+        }
+        let length = host.request_header("content-length")?;
+        let found = length
+            .as_deref()
+            .and_then(|value| str::from_utf8(value).ok()?.trim().parse::<u64>().ok());
+        let limit = self.plugin.config().max_body_bytes;
+        if found.is_some_and(|found| found > u64::from(limit)) {
+            return Err(Fault::TooLarge { found, limit });
+        }
+        let identity = self.plugin.identity(self.tenant(host)?);
+        let mut sized = length.is_some();
+        if sized && self.plugin.config().request_headers == RequestHeaders::Release {
+            // Last of all: from here on the request is sent in chunks, whatever becomes of it.
+            host.remove_request_header("content-length")?;
+            sized = false;
+        }
+        Ok(Held {
+            identity,
+            bypassed,
+            sized,
+            received: 0,
+        })
+    }
+
+    /// With tenants switched on, a request that names none is not ordered: sharing one tree among the
+    /// nameless would tell each of them what the others sent.
+    fn tenant(&self, host: &impl Host) -> Result<String, Fault> {
+        let value = match &self.plugin.config().tenant {
+            None => return Ok(String::new()),
+            Some(TenantSource::Header(name)) => host.request_header(name)?,
+            Some(TenantSource::Claim(path)) => {
+                let mut parts = vec!["metadata", "filter_metadata"];
+                parts.extend(path.iter().map(String::as_str));
+                // A claim that is no text may have no bytes at all.
+                let claim = host.property(&parts);
+                claim.map_err(|_| Fault::BadTenant {
+                    limit: MAX_TENANT_BYTES,
+                })?
+            }
+        };
+        let value = value.unwrap_or_default();
+        if value.is_empty() {
+            return Err(Fault::NoTenant);
+        }
+        let limit = MAX_TENANT_BYTES;
+        String::from_utf8(value)
+            .ok()
+            .filter(|name| name.len() <= limit && !name.contains(char::is_control))
+            .ok_or(Fault::BadTenant { limit })
+    }
+
+    /// The body is complete: rewrite it and let the request go.
+    fn finish(&mut self, host: &impl Host) -> Flow {
+        let Phase::Holding(held) = &self.phase else {
+            return self.settled_flow();
+        };
+        let mut awaited = None;
+        let sent = self.send(host, held, &mut awaited);
+        self.awaited = awaited;
+        match sent {
+            Ok(outcome) => {
+                self.settle(host, outcome);
+                Flow::Continue
+            }
+            Err(fault) => self.decline(host, fault),
+        }
+    }
+
+    /// What is to be seen of the answer is `awaited`, from the moment on at which an engine is chosen.
+    fn send(
+        &self,
+        host: &impl Host,
+        held: &Held,
+        awaited: &mut Option<Awaited>,
+    ) -> Result<Outcome, Fault> {
+        if held.received == 0 {
+            return Err(Fault::EmptyBody);
+        }
+        let body = host.request_body(held.received)?;
+        let sent = if held.bypassed {
+            let route = self.plugin.route(host, body.len());
+            *awaited = Some(Awaited::new(None, route.errand));
+            direct(host, &route)?;
+            salted(&body, held, reason::BYPASS)?
+        } else {
+            let (answer, route) = (self.plugin)
+                .rewrite(host, &held.identity, &body)
+                .ok_or(Fault::Busy)?;
+            let deed = answer.as_ref().ok().map(|rewrite| rewrite.deed.clone());
+            *awaited = Some(Awaited::new(deed, route.errand));
+            direct(host, &route)?;
+            match answer {
+                Ok(rewrite) => self.sent(rewrite),
+                Err(skip) => {
+                    let reason = skip.reason();
+                    let fault = Fault::Skip(skip);
+                    if self.refusal_status(&fault).is_some() {
+                        return Err(fault);
+                    }
+                    salted(&body, held, reason)?
+                }
+            }
+        };
+        let name = &self.plugin.config().path_header.name;
+        if let Some(path) = &sent.path {
+            host.set_request_header(name, path)?;
+        }
+        if let Some(new) = &sent.body
+            && let Err(error) = replace(host, held, &body, new)
+        {
+            // The path is not that of the old body. An engine that gets it all the same finds that out.
+            if sent.path.is_some() {
+                host.remove_request_header(name)?;
+            }
+            return Err(error.into());
+        }
+        Ok(sent.outcome)
+    }
+
+    fn sent(&self, rewrite: Rewrite) -> Sent {
+        let config = self.plugin.config();
+        let told = config.path_header.enabled && config.request_headers == RequestHeaders::Hold;
+        let Rewrite { report, arm, .. } = rewrite;
+        Sent {
+            body: rewrite.body,
+            path: rewrite.path.to_header().filter(|_| told),
+            outcome: match rewrite.as_sent {
+                Some(as_sent) => Outcome::DryRun { report, as_sent },
+                None if rewrite.ordered => Outcome::Ordered { report, arm },
+                None => Outcome::Unchanged { report, arm },
+            },
+        }
+    }
+
+    /// Lets the request go as it came, or refuses it.
+    fn decline(&mut self, host: &impl Host, fault: Fault) -> Flow {
+        if let Fault::Host(error) = &fault {
+            host.log(LogLevel::Warn, &error.to_string());
+        }
+        match self.refusal_status(&fault) {
+            Some(status) => self.refuse(host, status, &fault),
+            None => {
+                self.settle(host, Outcome::Passed(fault.reason()));
+                Flow::Continue
+            }
+        }
+    }
+
+    fn refusal_status(&self, fault: &Fault) -> Option<u16> {
+        fault.refusal_status(self.plugin.config().on_failure, self.plugin.is_salted())
+    }
+
+    fn refuse(&mut self, host: &impl Host, status: u16, fault: &Fault) -> Flow {
+        let mut outcome = Outcome::Refused(fault.reason());
+        let report = outcome.to_string();
+        let mut headers = vec![("content-type", "application/json")];
+        // Not every proxy shows a filter the headers of its own answer.
+        if let Some(name) = &self.plugin.config().report_header {
+            headers.push((name, &report));
+        }
+        if let Err(error) = host.respond(status, &headers, &error_body(fault, status)) {
+            host.log(LogLevel::Warn, &error.to_string());
+            // With salts it may not go on all the same: it waits for the proxy's own time-out.
+            if !self.plugin.is_salted() {
+                outcome = Outcome::Passed(reason::HOST_ERROR);
+            }
+        }
+        self.settle(host, outcome);
+        self.settled_flow()
+    }
+
+    fn settle(&mut self, host: &impl Host, outcome: Outcome) {
+        self.plugin.count(host, &outcome);
+        if self.plugin.config().log_fields
+            && let Err(error) = host.set_log_fields(&outcome.fields())
+        {
+            host.log(LogLevel::Warn, &error.to_string());
+        }
+        self.phase = Phase::Settled(outcome);
+    }
+
+    fn settled_flow(&self) -> Flow {
+        match self.phase {
+            Phase::Settled(Outcome::Refused(_)) => Flow::Hold,
+            _ => Flow::Continue,
+        }
+    }
+}
+
+/// Tells Envoy which engine is chosen.
+fn direct(host: &impl Host, route: &Route) -> Result<(), HostError> {
+    match &route.destinations {
+        Some(destinations) => host.set_request_header(DESTINATION_HEADER, destinations),
+        None => Ok(()),
+    }
+}
+
+/// A body whose documents stay as they came: only its salt is written, where there is one.
+fn salted(body: &[u8], held: &Held, reason: &'static str) -> Result<Sent, Fault> {
+    let salt = held.identity.salt();
+    let body = salt.map(|salt| foreword_ordering::salted(body, salt));
+    Ok(Sent {
+        body: body.transpose().map_err(Fault::Skip)?,
+        path: None,
+        outcome: Outcome::Passed(reason),
+    })
+}
+
+/// Whether an engine may take `path` for `route`: many compare after they have decoded `%` escapes.
+fn is_route(path: &[u8], route: &[u8]) -> bool {
+    let mut rest = path;
+    for expected in route {
+        let (byte, behind) = match rest {
+            [b'%', high, low, behind @ ..] => {
+                let digit = |byte: &u8| char::from(*byte).to_digit(16);
+                match (digit(high), digit(low)) {
+                    (Some(high), Some(low)) => (high << 4 | low, behind),
+                    _ => return false,
+                }
+            }
+            [byte, behind @ ..] => (u32::from(*byte), behind),
+            [] => return false,
+        };
+        if byte != u32::from(*expected) {
+            return false;
+        }
+        rest = behind;
+    }
+    rest.is_empty()
+}
+
+/// Puts `new` in the place of the body and lets `content-length` follow; on an error the old body stands.
+fn replace(host: &impl Host, held: &Held, old: &[u8], new: &[u8]) -> Result<(), HostError> {
+    host.replace_request_body(held.received, new)?;
+    // A change of headers makes Envoy choose its route anew, so none without need.
+    if held.sized
+        && new.len() != held.received
+        && let Err(error) = host.set_request_header("content-length", &new.len().to_string())
+    {
+        // The old length still stands, so the old body must too.
+        host.replace_request_body(new.len(), old)?;
+        return Err(error);
+    }
+    Ok(())
+}
+
+/// `application/json` or a type with the suffix `+json`, with or without parameters.
+fn is_json(content_type: &[u8]) -> bool {
+    let essence = content_type
+        .split(|byte| *byte == b';')
+        .next()
+        .unwrap_or_default();
+    let essence = essence.trim_ascii().to_ascii_lowercase();
+    essence == b"application/json" || essence.ends_with(b"+json")
+}
+
+/// The core keeps one set of trees per tenant, so a tenant's name is kept too.
+const MAX_TENANT_BYTES: usize = 256;
+
+#[cfg(test)]
+mod answers;
+#[cfg(test)]
+mod tests;

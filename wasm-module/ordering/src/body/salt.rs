@@ -1,0 +1,150 @@
+//! A body's `cache_salt`: what an engine keeps prefix caches apart by. vLLM and SGLang read it, and so does our host.
+//!
+//! Who may choose a salt may choose another's, and learn from the time of an answer what the other has asked. So the
+//! gateway writes its own in place of whatever the client sent. A body in which the field cannot be told for certain
+//! (not JSON, the field twice) is an error: which of two salts an engine takes is the engine's affair.
+
+use super::edit::{self, Edit};
+use super::json::{object, offset_in, range_in};
+use super::{Skip, unescaped};
+use crate::feed::TenantKey;
+use crate::object;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+/// Where a body's salt stands, or is to stand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SaltPlace<'a> {
+    /// The client's, as written.
+    given: Option<&'a str>,
+    /// Behind the body's opening brace.
+    inside: usize,
+    /// Whether the body has fields.
+    has_fields: bool,
+}
+
+/// The body with `salt` as its `cache_salt`, and every other byte as it came.
+///
+/// # Errors
+/// [`Skip::InvalidUtf8`], [`Skip::InvalidJson`]: the body may hold a salt that is not seen here.
+pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
+    let body = super::text_of(body)?;
+    let top = body.trim_ascii();
+    let salted: Salted<'_> = object(body, top)?;
+    let place = SaltPlace::new(body, top, &salted.cache_salt);
+    Ok(edit::apply(body, vec![place.write(body, salt)]))
+}
+
+/// A field as written. `null` is something, unlike in an `Option`: a salt written beside it would not be the last one.
+#[derive(Default)]
+pub(super) struct Given<'a>(Option<&'a RawValue>);
+
+impl<'de> Deserialize<'de> for Given<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        <&RawValue>::deserialize(deserializer).map(|value| Self(Some(value)))
+    }
+}
+
+/// A body of which only the salt is read.
+#[derive(Default)]
+struct Salted<'a> {
+    cache_salt: Given<'a>,
+}
+
+object!(impl<'de> Salted<'de> { cache_salt }, others: Ignored);
+
+impl<'a> SaltPlace<'a> {
+    /// In the object `top` of `body`.
+    pub(super) fn new(body: &'a str, top: &'a str, given: &Given<'a>) -> Self {
+        let fields = top.get(1..).unwrap_or_default().trim_ascii_start();
+        Self {
+            given: given.0.map(RawValue::get),
+            inside: offset_in(body, top) + 1,
+            has_fields: !fields.starts_with('}'),
+        }
+    }
+
+    /// The edit that makes it `salt`.
+    pub(crate) fn write(&self, body: &'a str, salt: &str) -> Edit<'a> {
+        let salt = serde_json::Value::from(salt);
+        match self.given {
+            Some(given) => Edit::replace(range_in(body, given), salt.to_string()),
+            None => {
+                let comma = if self.has_fields { "," } else { "" };
+                let field = format!("\"cache_salt\":{salt}{comma}");
+                Edit::replace(self.inside..self.inside, field)
+            }
+        }
+    }
+
+    /// The key of the salt that the client sent; the default if it sent none.
+    pub(crate) fn key(&self) -> TenantKey {
+        let inner = self.given.and_then(super::json::inner);
+        inner.map_or_else(TenantKey::default, |salt| TenantKey::of(&unescaped(salt)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(body: &str) -> String {
+        String::from_utf8(salted(body.as_bytes(), "ours").unwrap()).unwrap()
+    }
+
+    #[test]
+    fn whatever_the_client_sent_is_replaced_and_every_other_byte_stays() {
+        for (body, expected) in [
+            ("{}", r#"{"cache_salt":"ours"}"#),
+            (" { } ", r#" {"cache_salt":"ours" } "#),
+            (r#"{"a":1e400}"#, r#"{"cache_salt":"ours","a":1e400}"#),
+            (
+                r#"{ "a": 1, "cache_salt" : "theirs" }"#,
+                r#"{ "a": 1, "cache_salt" : "ours" }"#,
+            ),
+            (r#"{"cache_salt":null}"#, r#"{"cache_salt":"ours"}"#),
+            (
+                r#"{"cache_salt": {"deep": ["x"]}, "b": 2}"#,
+                r#"{"cache_salt": "ours", "b": 2}"#,
+            ),
+            (
+                r#"{"cache\u005fsalt":"theirs"}"#,
+                r#"{"cache\u005fsalt":"ours"}"#,
+            ),
+            (
+                r#"{"messages":[{"cache_salt":"inner"}]}"#,
+                r#"{"cache_salt":"ours","messages":[{"cache_salt":"inner"}]}"#,
+            ),
+        ] {
+            assert_eq!(sent(body), expected, "{body}");
+        }
+    }
+
+    #[test]
+    fn a_body_whose_salt_is_not_certain_is_refused() {
+        for body in [
+            r#"{"cache_salt":"a","cache_salt":"b"}"#,
+            r#"{"cache_salt":"a","cache\u005fsalt":"b"}"#,
+            r#"{"cache_salt":null,"cache_salt":"b"}"#,
+            r#"[{"cache_salt":"a"}]"#,
+            r#"{"a":1} {"cache_salt":"b"}"#,
+            r#"{"a":NaN}"#,
+            r#"{"a":1"#,
+            r#"{"\ud800":1}"#,
+            "{\"a\":1}\u{feff}",
+            "\u{feff}{\"a\":1}",
+            "",
+            "null",
+        ] {
+            assert!(salted(body.as_bytes(), "ours").is_err(), "{body}");
+        }
+        assert!(salted(b"{\"a\":\"\xff\"}", "ours").is_err());
+    }
+
+    #[test]
+    fn a_salt_is_written_as_a_json_string_whatever_is_in_it() {
+        let sent = salted(b"{}", "a\"b\\\n").unwrap();
+        let sent: serde_json::Value = serde_json::from_slice(&sent).unwrap();
+        assert_eq!(sent["cache_salt"], "a\"b\\\n");
+    }
+}

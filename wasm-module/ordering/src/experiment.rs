@@ -1,0 +1,111 @@
+//! Which requests go on in the client's order, so that what ordering brings can be measured beside them.
+//!
+//! ```text
+//!   experiment's name, tenant, words that the chat begins with ──► hash ──► below the share: control
+//! ```
+//!
+//! The arm is a pure function of these, so a chat stays in its arm from turn to turn, on every worker and replica, and
+//! nothing needs to be remembered. Another name draws other arms.
+
+use crate::body::Chain;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// A comparison under way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experiment {
+    name: String,
+    control_share: f64,
+}
+
+/// What a request gets in an experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arm {
+    /// The policy's order, hints and all.
+    Ordered,
+    /// The client's order, which is learnt; a `documents` array is still rendered, or the arms would differ in more.
+    Control,
+}
+
+impl Experiment {
+    /// An experiment in which that share of the chats is the control arm; `None` unless it is from 0 to 1.
+    #[must_use]
+    pub fn new(name: &str, control_share: f64) -> Option<Self> {
+        (0.0..=1.0).contains(&control_share).then(|| Self {
+            name: name.to_owned(),
+            control_share,
+        })
+    }
+
+    /// The arm of a tenant's chat that begins with these words.
+    pub(crate) fn arm(&self, tenant: &str, start: Chain) -> Arm {
+        let mut bytes = Vec::with_capacity(self.name.len() + tenant.len() + 24);
+        bytes.extend_from_slice(&(self.name.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(self.name.as_bytes());
+        bytes.extend_from_slice(tenant.as_bytes());
+        bytes.extend_from_slice(&start.0.to_le_bytes());
+        // 53 bits, as many as a double holds exactly: below 1, and equally likely everywhere.
+        let place = (xxh3_64(&bytes) >> 11) as f64 / (1_u64 << 53) as f64;
+        if place < self.control_share {
+            Arm::Control
+        } else {
+            Arm::Ordered
+        }
+    }
+}
+
+impl Arm {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Ordered, Self::Control];
+
+    /// One word for headers and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ordered => "ordered",
+            Self::Control => "control",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn control(experiment: &Experiment, tenant: &str) -> Vec<bool> {
+        let chats = (0..10_000).map(|chat| experiment.arm(tenant, Chain(chat)));
+        chats.map(|arm| arm == Arm::Control).collect()
+    }
+
+    #[test]
+    fn the_control_arm_gets_its_share() {
+        for share in [0.0, 0.01, 0.5, 0.9, 1.0] {
+            let experiment = Experiment::new("a", share).unwrap();
+            let found = control(&experiment, "t").into_iter().filter(|is| *is);
+            let found = found.count() as f64 / 10_000.0;
+            // Five standard deviations of ten thousand draws.
+            let slack = 5.0 * (share * (1.0 - share) / 10_000.0).sqrt();
+            assert!((found - share).abs() <= slack, "{found} of {share}");
+        }
+    }
+
+    #[test]
+    fn arms_are_drawn_apart_by_experiment_and_by_tenant() {
+        let [a, b] = ["a", "b"].map(|name| Experiment::new(name, 0.5).unwrap());
+        let drawn = control(&a, "t");
+        for other in [control(&b, "t"), control(&a, "u")] {
+            let alike = drawn
+                .iter()
+                .zip(&other)
+                .filter(|(left, right)| left == right);
+            assert!((4_700..5_300).contains(&alike.count()));
+        }
+        assert_eq!(drawn, control(&a, "t"));
+    }
+
+    #[test]
+    fn a_share_is_from_0_to_1() {
+        for share in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
+            assert_eq!(Experiment::new("a", share), None);
+        }
+    }
+}

