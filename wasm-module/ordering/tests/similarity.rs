@@ -206,7 +206,9 @@ fn a_cache_decides_like_a_list_that_is_searched_from_end_to_end() {
                         tolerance.unwrap_or(tolerances[0]),
                         now_ms,
                     );
-                    cache.insert(&asked, &documents, tolerance.map(f64::from), now_ms).unwrap();
+                    cache
+                        .insert(&asked, &documents, tolerance.map(f64::from), now_ms)
+                        .unwrap();
                     assert_eq!(cache.len(), model.entries.len(), "seed {seed}");
                 }
             }
