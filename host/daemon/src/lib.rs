@@ -28,6 +28,7 @@ pub mod metrics;
 pub mod model;
 pub mod replay;
 pub mod request;
+pub mod retrieval;
 pub mod serve;
 pub mod spans;
 pub mod tiers;

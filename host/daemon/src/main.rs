@@ -4,7 +4,9 @@
 //! cut the stop short.
 
 mod caching;
+mod ingesting;
 mod kv_bridge;
+mod retrieving;
 mod scheduling;
 
 use anyhow::{Context, bail};
@@ -51,6 +53,8 @@ enum Command {
     /// Tell what ordering documents would save on a log of requests, and write a report
     #[command(after_help = REPLAY_HELP)]
     Replay(ReplayArguments),
+    /// Make an index of a folder's texts, or bring one up to date
+    Ingest(ingesting::Arguments),
     /// Tell whether the gateway's filter would take its configuration
     #[command(after_help = CHECK_HELP)]
     CheckConfig(CheckArguments),
@@ -145,6 +149,8 @@ struct ServeArguments {
     scheduling: scheduling::Arguments,
     #[command(flatten)]
     caching: caching::Arguments,
+    #[command(flatten)]
+    retrieving: retrieving::Arguments,
     /// Bytes of a request's body; larger ones are refused with 413
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     max_body_bytes: u64,
@@ -219,6 +225,7 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => start(*arguments),
         Command::KvBridge(arguments) => run(arguments.log_format, kv_bridge::run(*arguments)),
         Command::Replay(arguments) => replay(arguments),
+        Command::Ingest(arguments) => ingesting::run(&arguments),
         Command::CheckConfig(arguments) => check(&arguments),
     }
 }
@@ -357,6 +364,7 @@ fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
             .map(ApiKeys::load)
             .transpose()?,
         ordering: ordering(arguments.ordering.as_deref())?,
+        retrieval: arguments.retrieving.config(arguments.ordering.as_deref())?,
         kv_events: arguments
             .kv_events_endpoint
             .map(|listen| publisher::Config {
