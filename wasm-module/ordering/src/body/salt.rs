@@ -78,9 +78,9 @@ impl<'a> SaltPlace<'a> {
     }
 
     /// The key of the salt that the client sent; the default if it sent none.
-    pub(crate) fn key(&self) -> TenantKey {
+    pub(crate) fn key(&self, key_of: fn(&str) -> TenantKey) -> TenantKey {
         let inner = self.given.and_then(super::json::inner);
-        inner.map_or_else(TenantKey::default, |salt| TenantKey::of(&unescaped(salt)))
+        inner.map_or_else(TenantKey::default, |salt| key_of(&unescaped(salt)))
     }
 }
 
