@@ -53,7 +53,7 @@ fn every_metric_that_the_dashboard_asks_for_is_told() {
     }
     if Shell::chosen() == Shell::Dynamic {
         // There is no VM.
-        assert!(asked.remove("envoy_wasm_foreword_vm_reload"));
+        assert!(asked.remove("envoy_wasm_foreword_vm_reload_success"));
     }
     let missing: Vec<_> = asked
         .iter()

@@ -16,8 +16,8 @@ mod ledger;
 mod traffic;
 mod trap;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ use foreword_tests::{Gateway, GatewayOptions, Upstream};
 use serde_json::{Value, json};
 
 use ledger::Ledger;
-use traffic::Client;
+use traffic::{Client, Door};
 
 const CLIENTS: u64 = 8;
 const WORKERS: u32 = 4;
@@ -97,13 +97,14 @@ fn half_an_hour_of_mixed_traffic_loses_repeats_and_alters_nothing() {
     let ledger = Arc::new(Ledger::default());
     let mut upstream = traffic::upstream(&ledger).unwrap();
     let mut gateway = start(&upstream);
-    let address = Arc::new(RwLock::new(gateway.address()));
+    let door = Arc::new(Door::default());
+    door.open(gateway.address());
     let stop = Arc::new(AtomicBool::new(false));
     let begun = Instant::now();
 
     let clients: Vec<_> = (0..CLIENTS)
         .map(|number| {
-            let mut client = Client::new(number, seed, &address, &ledger);
+            let mut client = Client::new(number, seed, &door, &ledger);
             let stop = Arc::clone(&stop);
             thread::spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
@@ -118,7 +119,7 @@ fn half_an_hour_of_mixed_traffic_loses_repeats_and_alters_nothing() {
     let (mut reloads, mut refused, mut restarts, mut lives) = (0, 0, 0, 1);
     // What a life of Envoy holds when it has seen everything for a while, and at its end.
     let (mut settled, mut after) = (None, 0);
-    let mut served = 0;
+    let (mut served, mut current) = (0, 0);
     while begun.elapsed() < span {
         // What happens next happens when so many more requests have ended, not after some time.
         served += 40 + dice.below(80);
@@ -126,7 +127,7 @@ fn half_an_hour_of_mixed_traffic_loses_repeats_and_alters_nothing() {
         let is_early = begun.elapsed() < span / 3;
         match dice.below(8) {
             0 | 1 => {
-                let bad = json!({"ordering": {"tree": {"max_nodes": 0}}});
+                let bad = json!({"ordering": {"tree": {"max_nodes": 0, "max_tokens": refused}}});
                 let error = gateway.reload(&bad).unwrap_err().to_string();
                 assert!(error.contains("refuses"), "{error}");
                 refused += 1;
@@ -138,14 +139,18 @@ fn half_an_hour_of_mixed_traffic_loses_repeats_and_alters_nothing() {
             3 if is_early => {
                 assert_sound(&gateway);
                 // Its clients' connections break; the new one listens elsewhere.
+                door.close();
                 drop(gateway);
                 gateway = start(&upstream);
-                *address.write().unwrap() = gateway.address();
+                current = 0;
+                door.open(gateway.address());
                 lives += 1;
             }
             _ => {
-                let at = dice.below(configurations.len() as u64) as usize;
-                gateway.reload(&configurations[at]).unwrap();
+                // Another one: Envoy takes no notice of a file that says the same.
+                let others = configurations.len() as u64 - 1;
+                current = (current + 1 + dice.below(others) as usize) % configurations.len();
+                gateway.reload(&configurations[current]).unwrap();
                 reloads += 1;
             }
         }

@@ -1,7 +1,7 @@
 //! What clients do, and how the upstream answers and checks.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
@@ -26,29 +26,52 @@ fn salt(tenant: &str) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Where the gateway listens at the moment; nowhere while it is being restarted.
+#[derive(Default)]
+pub(crate) struct Door {
+    address: Mutex<Option<SocketAddr>>,
+    has_opened: Condvar,
+}
+
+impl Door {
+    pub(crate) fn open(&self, address: SocketAddr) {
+        *self.address.lock().unwrap() = Some(address);
+        self.has_opened.notify_all();
+    }
+
+    pub(crate) fn close(&self) {
+        *self.address.lock().unwrap() = None;
+    }
+
+    fn wait(&self) -> SocketAddr {
+        let mut address = self.address.lock().unwrap();
+        loop {
+            match *address {
+                Some(address) => return address,
+                None => address = self.has_opened.wait(address).unwrap(),
+            }
+        }
+    }
+}
+
 /// One client, on a connection that it keeps as long as it holds.
 pub(crate) struct Client {
     dice: Random,
     tenant: String,
     /// The next request's id; no two clients share one.
     next: u64,
-    address: Arc<RwLock<SocketAddr>>,
+    door: Arc<Door>,
     ledger: Arc<Ledger>,
     connection: Option<Connection>,
 }
 
 impl Client {
-    pub(crate) fn new(
-        number: u64,
-        seed: u64,
-        address: &Arc<RwLock<SocketAddr>>,
-        ledger: &Arc<Ledger>,
-    ) -> Self {
+    pub(crate) fn new(number: u64, seed: u64, door: &Arc<Door>, ledger: &Arc<Ledger>) -> Self {
         Self {
             dice: Random::new(seed << 8 | number),
             tenant: format!("tenant-{}", number % 3),
             next: number << 32,
-            address: Arc::clone(address),
+            door: Arc::clone(door),
             ledger: Arc::clone(ledger),
             connection: None,
         }
@@ -140,8 +163,7 @@ impl Client {
 
     fn connection(&mut self) -> Option<&mut Connection> {
         if self.connection.is_none() {
-            let address = *self.address.read().unwrap();
-            self.connection = Connection::connect(address).ok();
+            self.connection = Connection::connect(self.door.wait()).ok();
         }
         self.connection.as_mut()
     }
@@ -159,8 +181,6 @@ impl Client {
     fn ended(&mut self, answered: Option<Result<Response>>, fate: &str) -> End {
         let Some(Ok(response)) = answered else {
             self.connection = None;
-            // Envoy is being restarted, perhaps.
-            thread::yield_now();
             return End::Failed;
         };
         if response.header("connection") == Some("close") {

@@ -110,7 +110,8 @@ fn in_words(schema: &Value, error: &ValidationError<'_>) -> String {
         path if path.is_empty() => "the configuration".to_owned(),
         path => path,
     };
-    let is_secret = path == "salt" || path.starts_with("salt.");
+    // Keys and tokens are below; what is misspelt there may be one.
+    let is_secret = path.split('.').any(|part| part == "salt" || part == "feed");
     let keyword = error.schema_path().as_str();
     let (part, keyword) = keyword.rsplit_once('/').unwrap_or_default();
     let allowed = schema
@@ -188,6 +189,25 @@ mod tests {
         assert!(told("[]")[0].contains("object"));
         for fine in ["", " ", "{}", r#"{"ordering": {"policy": "foresight"}}"#] {
             assert_eq!(told(fine), [""; 0], "{fine}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_never_shown() {
+        for feed in [
+            r#"{"cluster": "c", "token": "5ecre7\n"}"#,
+            r#"{"cluster": "c", "tokens": "5ecre7"}"#,
+            r#"{"token": "5ecre7"}"#,
+            r#""5ecre7""#,
+        ] {
+            let errors = told(&format!(
+                r#"{{"engines": [{{"name": "a", "feed": {feed}}}]}}"#
+            ));
+            assert!(
+                !errors.is_empty() && !errors.concat().contains("5ecre7"),
+                "{errors:?}"
+            );
+            assert!(errors[0].starts_with("engines.0"), "{errors:?}");
         }
     }
 
