@@ -23,6 +23,14 @@ pub(crate) struct EnvoyBuffer {
     pub(crate) length: usize,
 }
 
+impl EnvoyBuffer {
+    /// No bytes.
+    pub(crate) const NOTHING: Self = Self {
+        ptr: std::ptr::null(),
+        length: 0,
+    };
+}
+
 /// Bytes of ours; Envoy copies them before a call returns.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -62,6 +70,11 @@ pub(crate) const RESPONSE_HEADER: u32 = 2;
 pub(crate) const RECEIVED_REQUEST_BODY: u32 = 0;
 /// `http_body_type`: what earlier hooks held back.
 pub(crate) const BUFFERED_REQUEST_BODY: u32 = 1;
+/// `http_body_type`: as with requests.
+pub(crate) const RECEIVED_RESPONSE_BODY: u32 = 2;
+
+/// `attribute_id`: the address of the host that a request was sent to.
+pub(crate) const UPSTREAM_ADDRESS: u32 = 41;
 
 /// `metrics_result`.
 pub(crate) const METRICS_SUCCESS: u32 = 0;
@@ -97,6 +110,12 @@ unsafe extern "C" {
         header_type: u32,
         key: ModuleBuffer,
         value: ModuleBuffer,
+    ) -> bool;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_get_attribute_string(
+        filter: HttpFilterEnvoyPtr,
+        attribute: u32,
+        result: *mut EnvoyBuffer,
     ) -> bool;
 
     pub(crate) fn envoy_dynamic_module_callback_http_get_body_size(

@@ -45,6 +45,7 @@ nothing! {
         HttpFilterEnvoyPtr, u32, ModuleBuffer, *mut EnvoyBuffer, usize, *mut usize
     ) -> bool;
     envoy_dynamic_module_callback_http_set_header(HttpFilterEnvoyPtr, u32, ModuleBuffer, ModuleBuffer) -> bool;
+    envoy_dynamic_module_callback_http_filter_get_attribute_string(HttpFilterEnvoyPtr, u32, *mut EnvoyBuffer) -> bool;
     envoy_dynamic_module_callback_http_get_body_size(HttpFilterEnvoyPtr, u32) -> usize;
     envoy_dynamic_module_callback_http_get_body_chunks_size(HttpFilterEnvoyPtr, u32) -> usize;
     envoy_dynamic_module_callback_http_get_body_chunks(HttpFilterEnvoyPtr, u32, *mut EnvoyBuffer) -> bool;

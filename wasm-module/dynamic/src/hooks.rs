@@ -55,7 +55,12 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
         // SAFETY: both are this hook's.
         let (envoy, text) = unsafe { (Envoy::config(config), bytes(&text)) };
         match Plugin::load(&envoy, text) {
-            Ok(plugin) => Arc::into_raw(Arc::new(plugin)),
+            Ok(plugin) => {
+                if plugin.has_feeds() {
+                    log(LogLevel::Warn, NO_FEEDS);
+                }
+                Arc::into_raw(Arc::new(plugin))
+            }
             Err(error) => {
                 log(LogLevel::Error, &error.to_string());
                 std::ptr::null()
@@ -166,14 +171,75 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_response_headers(
     filter: Filter,
     _end_of_stream: bool,
 ) -> u32 {
+    // SAFETY: both are this hook's.
+    unsafe {
+        on_response(envoy, filter, |exchange, envoy| {
+            exchange.on_response_headers(envoy)
+        })
+    };
+    abi::CONTINUE
+}
+
+/// # Safety
+/// As `request_headers`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_response_body(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    end_of_stream: bool,
+) -> u32 {
+    // SAFETY: both are this hook's.
+    unsafe {
+        on_response(envoy, filter, |exchange, envoy| {
+            exchange.on_response_body(envoy, envoy.response_size(), end_of_stream);
+        });
+    }
+    abi::CONTINUE
+}
+
+/// # Safety
+/// As `request_headers`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_response_trailers(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+) -> u32 {
+    // SAFETY: both are this hook's.
+    unsafe {
+        on_response(envoy, filter, |exchange, envoy| {
+            exchange.on_response_trailers(envoy)
+        })
+    };
+    abi::CONTINUE
+}
+
+/// # Safety
+/// As `request_headers`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_stream_complete(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+) {
+    // SAFETY: both are this hook's.
+    unsafe { on_response(envoy, filter, |exchange, envoy| exchange.on_done(envoy)) };
+}
+
+/// Runs a response hook. The response goes on whatever happens.
+///
+/// # Safety
+/// `envoy` and `filter` came with the running hook.
+unsafe fn on_response(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    hook: impl FnOnce(&mut Exchange, &Envoy<'_>),
+) {
     guarded((), || {
-        // SAFETY: both are this hook's; Envoy calls one hook of a request at a time.
+        // SAFETY: by the contract; Envoy calls one hook of a request at a time.
         if let Some(exchange) = unsafe { filter.as_mut() } {
-            // SAFETY: as above.
-            exchange.on_response_headers(&unsafe { Envoy::request(envoy) });
+            // SAFETY: by the contract.
+            hook(exchange, &unsafe { Envoy::request(envoy) });
         }
     });
-    abi::CONTINUE
 }
 
 /// Runs a request hook. A panic answers 500 and keeps the request from going on; a request that `filter_new` could make
@@ -206,10 +272,13 @@ fn guarded<T>(fallback: T, hook: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(hook)).unwrap_or(fallback)
 }
 
+/// Envoy gives a dynamic module nothing to be called by now and then.
+const NO_FEEDS: &str = "feeds of engines are not followed by the dynamic module: answers alone correct what is believed";
+
 const PANICKED: &[u8] =
     br#"{"error":{"message":"the gateway failed","type":"server_error","param":null,"code":"gateway_failed"}}"#;
 
-/// Hooks that Envoy demands and the filter has no use for: responses pass, and it makes no calls of its own.
+/// Hooks that Envoy demands and the filter has no use for: it makes no calls of its own.
 macro_rules! unused {
     ($($name:ident($($argument:ty),*) $(-> $status:ident)?;)*) => {$(
         #[unsafe(no_mangle)]
@@ -221,9 +290,6 @@ macro_rules! unused {
 }
 
 unused! {
-    envoy_dynamic_module_on_http_filter_response_body(abi::HttpFilterEnvoyPtr, Filter, bool) -> CONTINUE;
-    envoy_dynamic_module_on_http_filter_response_trailers(abi::HttpFilterEnvoyPtr, Filter) -> CONTINUE;
-    envoy_dynamic_module_on_http_filter_stream_complete(abi::HttpFilterEnvoyPtr, Filter);
     envoy_dynamic_module_on_http_filter_scheduled(abi::HttpFilterEnvoyPtr, Filter, u64);
     envoy_dynamic_module_on_http_filter_http_callout_done(
         abi::HttpFilterEnvoyPtr, Filter, u64, u32, *mut c_void, usize, *mut c_void, usize

@@ -48,6 +48,20 @@ impl Envoy<'_> {
         }
     }
 
+    /// Bytes of the response's chunk that goes by.
+    pub(crate) fn response_size(&self) -> usize {
+        let Ok(filter) = self.filter("response_size") else {
+            return 0;
+        };
+        // SAFETY: `filter` is the running hook's.
+        unsafe {
+            abi::envoy_dynamic_module_callback_http_get_body_size(
+                filter,
+                abi::RECEIVED_RESPONSE_BODY,
+            )
+        }
+    }
+
     /// Bytes of the body that have arrived.
     pub(crate) fn body_size(&self) -> usize {
         let Ok(filter) = self.filter("body_size") else {
@@ -75,6 +89,53 @@ impl Envoy<'_> {
         };
         let buffered = (!same).then_some(abi::BUFFERED_REQUEST_BODY);
         [buffered, Some(abi::RECEIVED_REQUEST_BODY)]
+    }
+
+    fn header(
+        &self,
+        kind: u32,
+        name: &str,
+        call: &'static str,
+    ) -> Result<Option<Vec<u8>>, HostError> {
+        let filter = self.filter(call)?;
+        let mut value = EnvoyBuffer::NOTHING;
+        let name = ModuleBuffer::of(name.as_bytes());
+        // SAFETY: `filter` is the running hook's; `value` is written before the call returns, and copied before
+        // anything can change the header.
+        unsafe {
+            let found = abi::envoy_dynamic_module_callback_http_get_header(
+                filter,
+                kind,
+                name,
+                &raw mut value,
+                0,
+                std::ptr::null_mut(),
+            );
+            Ok(found.then(|| bytes(&value).to_vec()))
+        }
+    }
+
+    /// What one of the buffers holds.
+    fn chunk(&self, filter: abi::HttpFilterEnvoyPtr, kind: u32) -> Vec<u8> {
+        let mut body = Vec::new();
+        // SAFETY: `filter` is the running hook's; Envoy writes as many pieces as it has just counted, and nothing changes
+        // the body before they are copied.
+        unsafe {
+            let count = abi::envoy_dynamic_module_callback_http_get_body_chunks_size(filter, kind);
+            let mut pieces = vec![EnvoyBuffer::NOTHING; count];
+            if count > 0
+                && abi::envoy_dynamic_module_callback_http_get_body_chunks(
+                    filter,
+                    kind,
+                    pieces.as_mut_ptr(),
+                )
+            {
+                for piece in &pieces {
+                    body.extend_from_slice(bytes(piece));
+                }
+            }
+        }
+        body
     }
 
     fn set_header(
@@ -145,25 +206,7 @@ type Measure =
 
 impl Host for Envoy<'_> {
     fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
-        let filter = self.filter("request_header")?;
-        let mut value = EnvoyBuffer {
-            ptr: std::ptr::null(),
-            length: 0,
-        };
-        let name = ModuleBuffer::of(name.as_bytes());
-        // SAFETY: `filter` is the running hook's; `value` is written before the call returns, and copied before
-        // anything can change the header.
-        unsafe {
-            let found = abi::envoy_dynamic_module_callback_http_get_header(
-                filter,
-                abi::REQUEST_HEADER,
-                name,
-                &raw mut value,
-                0,
-                std::ptr::null_mut(),
-            );
-            Ok(found.then(|| bytes(&value).to_vec()))
-        }
+        self.header(abi::REQUEST_HEADER, name, "request_header")
     }
 
     fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError> {
@@ -185,36 +228,23 @@ impl Host for Envoy<'_> {
         self.set_header(abi::RESPONSE_HEADER, name, value, "set_response_header")
     }
 
+    fn response_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
+        self.header(abi::RESPONSE_HEADER, name, "response_header")
+    }
+
+    fn response_body(&self, from: usize, size: usize) -> Result<Vec<u8>, HostError> {
+        let filter = self.filter("response_body")?;
+        let mut body = self.chunk(filter, abi::RECEIVED_RESPONSE_BODY);
+        body.truncate(from.saturating_add(size));
+        body.drain(..from.min(body.len()));
+        Ok(body)
+    }
+
     fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError> {
         let filter = self.filter("request_body")?;
         let mut body = Vec::with_capacity(size);
-        let mut chunks = Vec::new();
         for kind in self.bodies(filter).into_iter().flatten() {
-            // SAFETY: `filter` is the running hook's; Envoy writes as many chunks as it has just counted, and nothing
-            // changes the body before they are copied.
-            unsafe {
-                let count =
-                    abi::envoy_dynamic_module_callback_http_get_body_chunks_size(filter, kind);
-                chunks.clear();
-                chunks.resize(
-                    count,
-                    EnvoyBuffer {
-                        ptr: std::ptr::null(),
-                        length: 0,
-                    },
-                );
-                if count > 0
-                    && abi::envoy_dynamic_module_callback_http_get_body_chunks(
-                        filter,
-                        kind,
-                        chunks.as_mut_ptr(),
-                    )
-                {
-                    chunks
-                        .iter()
-                        .for_each(|chunk| body.extend_from_slice(bytes(chunk)));
-                }
-            }
+            body.extend(self.chunk(filter, kind));
         }
         body.truncate(size);
         Ok(body)
@@ -335,8 +365,29 @@ impl Host for Envoy<'_> {
         Ok(shared::set(key, value, unchanged_since))
     }
 
-    fn property(&self, _path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
-        Ok(None)
+    fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
+        let (Scope::Request(filter), ["upstream", "address"]) = (self.scope, path) else {
+            return Ok(None);
+        };
+        let mut value = EnvoyBuffer::NOTHING;
+        // SAFETY: `filter` is the running hook's; `value` is written before the call returns, and copied at once.
+        unsafe {
+            let found = abi::envoy_dynamic_module_callback_http_filter_get_attribute_string(
+                filter,
+                abi::UPSTREAM_ADDRESS,
+                &raw mut value,
+            );
+            Ok(found.then(|| bytes(&value).to_vec()))
+        }
+    }
+
+    fn call(
+        &self,
+        _cluster: &str,
+        _headers: &[(&str, &str)],
+        _limit_ms: u64,
+    ) -> Result<u32, HostError> {
+        Err(refused("call", NO_TICKS))
     }
 
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {
@@ -415,5 +466,7 @@ fn refused(call: &'static str, status: u32) -> HostError {
 const NO_SUCH_THING: u32 = 100;
 /// A call for a request, while a configuration is being loaded.
 const NO_REQUEST: u32 = 101;
+/// Who never has ticks has no calls to make.
+const NO_TICKS: u32 = 103;
 /// Metrics are defined while a configuration is being loaded, not later.
 const NO_CONFIG: u32 = 102;

@@ -23,6 +23,12 @@ pub trait Host {
     /// Replaces all values of a response header, or adds the header.
     fn set_response_header(&self, name: &str, value: &str) -> Result<(), HostError>;
 
+    /// First value of the response header `name` (lower case, or `:status`). Only in response callbacks.
+    fn response_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError>;
+
+    /// `size` bytes of the chunk of the response body that goes by, from `from` on.
+    fn response_body(&self, from: usize, size: usize) -> Result<Vec<u8>, HostError>;
+
     /// The first `size` bytes of the buffered request body, fewer if it is shorter.
     fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError>;
 
@@ -58,6 +64,15 @@ pub trait Host {
 
     /// A property of the proxy or of the request, as the proxy writes it; `None`: there is none.
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError>;
+
+    /// Sends a request without a body to a cluster of the proxy's, and returns its number; the answer comes to
+    /// [`Plugin::on_answer`](crate::Plugin::on_answer), within `limit_ms`.
+    fn call(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        limit_ms: u64,
+    ) -> Result<u32, HostError>;
 
     /// Defines a counter, or finds the one of that name.
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError>;

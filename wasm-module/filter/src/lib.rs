@@ -37,8 +37,11 @@
 )]
 
 mod agreement;
+mod awaited;
 mod config;
+mod engines;
 mod exchange;
+mod feed;
 mod host;
 mod metrics;
 mod outcome;
@@ -48,6 +51,7 @@ mod proxy;
 mod salt;
 #[cfg(test)]
 mod scripted;
+mod usage;
 
 pub use config::{
     Config, ConfigError, Mode, OnFailure, PathHeader, RequestHeaders, SCHEMA, SaltKey, TenantSource,

@@ -14,6 +14,7 @@ use foreword_ordering::{Arm, Skip};
 use crate::agreement::Learnt;
 use crate::host::{Host, MetricId};
 use crate::outcome::{Outcome, reason};
+use crate::usage::Counted;
 
 /// The metrics of one plugin.
 #[derive(Debug)]
@@ -35,11 +36,16 @@ pub(crate) struct Metrics {
     arms: [(Arm, ArmCounters); 2],
     /// By reason. As short as the list of reasons, which are words in the source.
     passed: Vec<(&'static str, Counter)>,
+    engine_prompt_tokens: Counter,
+    engine_cached_tokens: Counter,
+    corrections: Counter,
+    feed_events: Counter,
     learnt_entries: Counter,
     lost_entries: Counter,
     untold_requests: Counter,
     ordering_microseconds: Option<MetricId>,
     documents_per_request: Option<MetricId>,
+    engine_cached_percent: Option<MetricId>,
     matched_percent: Option<MetricId>,
 }
 
@@ -83,6 +89,10 @@ impl Metrics {
             pinned_documents: Counter::define(host, "foreword_pinned_documents_total"),
             document_tokens: Counter::define(host, "foreword_document_tokens_total"),
             matched_tokens: Counter::define(host, "foreword_matched_tokens_total"),
+            engine_prompt_tokens: Counter::define(host, "foreword_engine_prompt_tokens_total"),
+            engine_cached_tokens: Counter::define(host, "foreword_engine_cached_tokens_total"),
+            corrections: Counter::define(host, "foreword_corrections_total"),
+            feed_events: Counter::define(host, "foreword_feed_events_total"),
             client_matched_tokens: Counter::define(host, "foreword_client_matched_tokens_total"),
             arms: Arm::ALL.map(arm),
             learnt_entries: Counter::define(host, "foreword_learnt_entries_total"),
@@ -95,6 +105,7 @@ impl Metrics {
                 .collect(),
             ordering_microseconds: host.define_histogram("foreword_ordering_microseconds").ok(),
             documents_per_request: host.define_histogram("foreword_documents_per_request").ok(),
+            engine_cached_percent: host.define_histogram("foreword_engine_cached_percent").ok(),
             matched_percent: host.define_histogram("foreword_matched_percent").ok(),
         }
     }
@@ -148,6 +159,27 @@ impl Metrics {
     /// Records the time the core took for one request, whatever it answered.
     pub(crate) fn time(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.ordering_microseconds, nanoseconds / 1_000);
+    }
+
+    /// Counts a prompt by what the engine says of it.
+    pub(crate) fn counted(&self, host: &impl Host, counted: Counted) {
+        self.engine_prompt_tokens.add(host, counted.prompt);
+        let Some(cached) = counted.cached else { return };
+        self.engine_cached_tokens.add(host, cached);
+        let percent = cached.saturating_mul(100).checked_div(counted.prompt);
+        if let Some(percent) = percent {
+            record(host, self.engine_cached_percent, percent);
+        }
+    }
+
+    /// Counts an answer that corrected what was believed.
+    pub(crate) fn corrected(&self, host: &impl Host) {
+        self.corrections.add(host, 1);
+    }
+
+    /// Counts what a feed said.
+    pub(crate) fn fed(&self, host: &impl Host, events: u64) {
+        self.feed_events.add(host, events);
     }
 
     /// Counts what was learnt of other workers.

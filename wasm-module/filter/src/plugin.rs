@@ -6,27 +6,45 @@
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use foreword_ordering::{Deed, Orderer, Rewrite, Skip, Terms, Trial};
+use foreword_ordering::{
+    Choice, Deed, EngineId, Orderer, Rewrite, Skip, Terms, Told, Trial, Usage,
+};
 
 use crate::agreement::Agreement;
 use crate::config::{Config, ConfigError, KEY, Mode, SaltKey, TenantSource};
+use crate::engines::{Dealt, Engines, Errand};
+use crate::feed::{Answer, Feed, MAX_BATCH_BYTES};
 use crate::host::{Host, HostError, LogLevel};
 use crate::metrics::Metrics;
 use crate::outcome::Outcome;
 use crate::salt::{Identity, Salts};
+use crate::usage::Counted;
 
 /// One loaded configuration.
 pub struct Plugin {
     config: Config,
+    engines: Engines,
     knowledge: Mutex<Knowledge>,
     metrics: Metrics,
     salts: Option<Salts>,
+}
+
+/// Where a request goes.
+pub(crate) struct Route {
+    pub(crate) errand: Errand,
+    /// For [`DESTINATION_HEADER`](crate::engines::DESTINATION_HEADER); `None`: there is nothing to choose.
+    pub(crate) destinations: Option<String>,
 }
 
 struct Knowledge {
     orderer: Orderer,
     /// `None`: nothing is told and nothing is learnt.
     agreement: Option<Agreement>,
+    feeds: Vec<Feed>,
+    /// By engine, a bit: whether its answers ever said how much was cached. Then one that says nothing says none.
+    reporting: u64,
+    /// Requests so far.
+    turn: u64,
 }
 
 impl Plugin {
@@ -44,18 +62,45 @@ impl Plugin {
         let salts = config.salt.as_ref();
         let salts = salts.map(|key| salts_of(host, key)).transpose()?;
         host.log(LogLevel::Info, &loaded(&config));
+        let ring = ring(host, &config)
+            .inspect_err(|error| {
+                let message = format!("workers do not know of each other: {error}");
+                host.log(LogLevel::Warn, &message);
+            })
+            .ok();
         let mut knowledge = Knowledge {
             orderer: Orderer::new(config.ordering.clone()),
-            agreement: agreement(host, &config),
+            agreement: None,
+            feeds: Vec::new(),
+            reporting: 0,
+            turn: 0,
         };
+        let mut engines = Engines::without_choice(&config.engines);
+        if let Some((ring, agreement)) = ring {
+            knowledge.agreement = agreement;
+            match Engines::open(host, &config.engines, &ring) {
+                Ok(opened) => engines = opened,
+                Err(error) => host.log(LogLevel::Warn, &error.to_string()),
+            }
+            knowledge.feeds = feeds(host, &config, &ring);
+        }
         let metrics = Metrics::define(host);
         knowledge.catch_up(host, &metrics, u64::MAX);
         Ok(Self {
+            engines,
             knowledge: Mutex::new(knowledge),
             metrics,
             config,
             salts,
         })
+    }
+
+    /// Whether engines' feeds are to be followed, for which ticks are needed.
+    pub fn has_feeds(&self) -> bool {
+        self.config
+            .engines
+            .iter()
+            .any(|engine| engine.feed.is_some())
     }
 
     /// Whether [`Plugin::on_tick`] has anything to do.
@@ -69,11 +114,41 @@ impl Plugin {
     pub fn on_tick(&self, host: &impl Host) {
         if let Some(mut knowledge) = self.knowledge() {
             knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
+            for feed in &mut knowledge.feeds {
+                if let Err(error) = feed.on_tick(host, now_ms(host)) {
+                    host.log(LogLevel::Warn, &error.to_string());
+                }
+            }
+        }
+    }
+
+    /// Bytes of an answer to a [`Host::call`] that are looked at.
+    pub const MAX_ANSWER_BYTES: usize = MAX_BATCH_BYTES;
+
+    /// The answer to a call has come: its status, unless there was no answer, and its body, unless that is longer than
+    /// [`Plugin::MAX_ANSWER_BYTES`].
+    pub fn on_answer(&self, host: &impl Host, call: u32, status: Option<u16>, body: Option<&[u8]>) {
+        let Some(mut knowledge) = self.knowledge() else {
+            return;
+        };
+        let (now_ms, answer) = (now_ms(host), Answer { status, body });
+        let mut feeds = knowledge.feeds.iter_mut();
+        let said = feeds.find_map(|feed| feed.on_answer(host, now_ms, call, answer));
+        // What was told before is older.
+        knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
+        for residency in said.unwrap_or_default() {
+            let events = u64::try_from(residency.events.len()).unwrap_or(u64::MAX);
+            self.metrics.fed(host, events);
+            knowledge.take(host, &self.metrics, Told::Residency(residency));
         }
     }
 
     pub(crate) fn config(&self) -> &Config {
         &self.config
+    }
+
+    pub(crate) fn engines(&self) -> &Engines {
+        &self.engines
     }
 
     /// Whose request it is, by the tenant's name.
@@ -93,9 +168,12 @@ impl Plugin {
         host: &impl Host,
         identity: &Identity,
         body: &[u8],
-    ) -> Option<Result<Rewrite, Skip>> {
+    ) -> Option<(Result<Rewrite, Skip>, Route)> {
         let mut knowledge = self.knowledge()?;
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_REQUEST);
+        let now_ms = now_ms(host);
+        knowledge.turn = knowledge.turn.wrapping_add(1);
+        let choices = self.engines.choices(host, now_ms, knowledge.turn);
         let start = host.now_ns();
         let trial = match (self.config.mode, &self.config.experiment) {
             (Mode::DryRun, _) => Trial::DryRun,
@@ -105,6 +183,7 @@ impl Plugin {
         let terms = Terms {
             salt: identity.salt(),
             trial,
+            choices: &choices,
         };
         let answer = knowledge
             .orderer
@@ -112,10 +191,82 @@ impl Plugin {
         // Saturating: Envoy's clock is the wall clock, which may step back.
         let elapsed = host.now_ns().saturating_sub(start);
         self.metrics.time(host, elapsed);
-        if let Ok(rewrite) = &answer {
-            knowledge.tell(host, &self.metrics, &rewrite.deed);
+        let (engine, tokens) = match &answer {
+            Ok(rewrite) => {
+                let told = Told::Deed(rewrite.deed.clone());
+                knowledge.tell(host, &self.metrics, &told);
+                (rewrite.deed.engine(), rewrite.deed.uncached())
+            }
+            Err(_) => (least_loaded(&choices), estimated_tokens(body.len())),
+        };
+        let route = Route {
+            errand: self.engines.send(host, now_ms, engine, tokens),
+            destinations: self.engines.destinations(engine, &choices),
+        };
+        Some((answer, route))
+    }
+
+    /// A request that the core does not see goes to the engine that has least to do.
+    pub(crate) fn route(&self, host: &impl Host, bytes: usize) -> Route {
+        let now_ms = now_ms(host);
+        let choices = self.engines.choices(host, now_ms, now_ms);
+        let engine = least_loaded(&choices);
+        let tokens = estimated_tokens(bytes);
+        Route {
+            errand: self.engines.send(host, now_ms, engine, tokens),
+            destinations: self.engines.destinations(engine, &choices),
         }
-        Some(answer)
+    }
+
+    pub(crate) fn settle(&self, host: &impl Host, errand: Errand, dealt: Dealt) {
+        self.engines.settle(host, now_ms(host), errand, dealt);
+    }
+
+    /// An engine answered that was not sent to by us.
+    pub(crate) fn answered_by(&self, host: &impl Host, engine: EngineId) {
+        let errand = self.engines.send(host, now_ms(host), engine, 0);
+        self.engines
+            .settle(host, now_ms(host), errand, Dealt::Answered);
+    }
+
+    /// The engine that was chosen did not take the request.
+    pub(crate) fn undo(&self, host: &impl Host, deed: &Deed) {
+        let undone = deed.undone();
+        if !undone.events.is_empty()
+            && let Some(mut knowledge) = self.knowledge()
+        {
+            knowledge.take(host, &self.metrics, Told::Residency(undone));
+        }
+    }
+
+    /// Another engine got the request than was chosen: it holds the documents now.
+    pub(crate) fn went_to(&self, host: &impl Host, deed: &mut Deed, engine: EngineId) {
+        deed.redirect(engine);
+        if let Some(mut knowledge) = self.knowledge() {
+            knowledge.take(host, &self.metrics, Told::Deed(deed.clone()));
+        }
+    }
+
+    /// An engine has counted a prompt, that of `deed` if the core decided on it.
+    pub(crate) fn counted(&self, host: &impl Host, deed: Option<&Deed>, counted: Counted) {
+        self.metrics.counted(host, counted);
+        let (Some(deed), Some(mut knowledge)) = (deed, self.knowledge()) else {
+            return;
+        };
+        let bit = 1_u64.checked_shl(deed.engine().0.into()).unwrap_or(0);
+        if counted.cached.is_some() {
+            knowledge.reporting |= bit;
+        } else if knowledge.reporting & bit == 0 {
+            return;
+        }
+        let usage = Usage {
+            prompt_tokens: counted.prompt,
+            cached_tokens: counted.cached.unwrap_or(0),
+        };
+        if let Some(correction) = deed.judged(usage) {
+            self.metrics.corrected(host);
+            knowledge.take(host, &self.metrics, Told::Correction(correction));
+        }
     }
 
     fn knowledge(&self) -> Option<MutexGuard<'_, Knowledge>> {
@@ -146,19 +297,27 @@ impl Plugin {
 
 impl Knowledge {
     fn catch_up(&mut self, host: &impl Host, metrics: &Metrics, limit: u64) {
-        let Self { orderer, agreement } = self;
+        let Self {
+            orderer, agreement, ..
+        } = self;
         let Some(agreement) = agreement else { return };
-        match agreement.catch_up(host, limit, |deed| orderer.learn(deed)) {
+        match agreement.catch_up(host, limit, |told| orderer.learn(told)) {
             Ok(learnt) => metrics.learnt(host, learnt),
             Err(error) => host.log(LogLevel::Warn, &error.to_string()),
         }
     }
 
-    fn tell(&mut self, host: &impl Host, metrics: &Metrics, deed: &Deed) {
+    /// Learns and tells.
+    fn take(&mut self, host: &impl Host, metrics: &Metrics, told: Told) {
+        self.orderer.learn(&told);
+        self.tell(host, metrics, &told);
+    }
+
+    fn tell(&mut self, host: &impl Host, metrics: &Metrics, told: &Told) {
         let Some(agreement) = &mut self.agreement else {
             return;
         };
-        match agreement.tell(host, deed) {
+        match agreement.tell(host, told) {
             Ok(true) => {}
             Ok(false) => metrics.untold(host),
             Err(error) => {
@@ -169,28 +328,46 @@ impl Knowledge {
     }
 }
 
-/// A part in the configured ring. A proxy without shared data orders all the same, each worker alone.
-fn agreement(host: &impl Host, config: &Config) -> Option<Agreement> {
+/// The name under which workers agree, and a part in that ring unless it is switched off. A proxy without shared data
+/// orders all the same, each worker alone.
+fn ring(host: &impl Host, config: &Config) -> Result<(String, Option<Agreement>), HostError> {
     let wanted = &config.agreement;
-    if wanted.entries == 0 {
-        return None;
-    }
-    let name = || -> Result<String, HostError> {
-        if let Some(name) = &wanted.ring {
-            return Ok(format!("named/{name}"));
+    let name = match &wanted.ring {
+        Some(name) => format!("named/{name}"),
+        None => {
+            // Plugins of other names, or for other tenants, routes or engines, are not meant by default.
+            let plugin = host.property(&["plugin_name"])?.unwrap_or_default();
+            let plugin = String::from_utf8_lossy(&plugin);
+            format!("of/{:016x}/{plugin}", config.audience)
         }
-        // Plugins of other names, or for other tenants or routes, are not meant by default.
-        let plugin = host.property(&["plugin_name"])?.unwrap_or_default();
-        let plugin = String::from_utf8_lossy(&plugin);
-        Ok(format!("of/{:016x}/{plugin}", config.audience))
     };
-    let opened = name().and_then(|name| Agreement::open(host, &name, wanted.entries));
-    opened
-        .inspect_err(|error| {
-            let message = format!("workers do not know of each other: {error}");
-            host.log(LogLevel::Warn, &message);
-        })
-        .ok()
+    let agreement = (wanted.entries > 0)
+        .then(|| Agreement::open(host, &name, wanted.entries))
+        .transpose()?;
+    Ok((name, agreement))
+}
+
+fn feeds(host: &impl Host, config: &Config, ring: &str) -> Vec<Feed> {
+    let engines = (0..).map(EngineId).zip(&config.engines);
+    let feeds = engines.filter_map(|(id, engine)| {
+        let feed = Feed::new(host, id, &engine.name, engine.feed.clone()?, ring);
+        feed.inspect_err(|error| host.log(LogLevel::Warn, &error.to_string()))
+            .ok()
+    });
+    feeds.collect()
+}
+
+fn least_loaded(choices: &[Choice]) -> EngineId {
+    let least = choices.iter().min_by_key(|choice| choice.outstanding);
+    least.map_or(EngineId::default(), |choice| choice.engine)
+}
+
+fn estimated_tokens(bytes: usize) -> u64 {
+    u64::from(foreword_ordering::document::estimate_tokens(bytes))
+}
+
+fn now_ms(host: &impl Host) -> u64 {
+    host.now_ns() / 1_000_000
 }
 
 /// Entries that a request may have to wait for, some three microseconds each.
@@ -263,7 +440,7 @@ mod tests {
     fn send(plugin: &Plugin, host: &ScriptedHost, body: &str) -> (Option<Vec<u8>>, Report) {
         let identity = plugin.identity(String::new());
         let rewrite = plugin.rewrite(host, &identity, body.as_bytes());
-        let rewrite = rewrite.unwrap().unwrap();
+        let rewrite = rewrite.unwrap().0.unwrap();
         (rewrite.body, rewrite.report)
     }
 

@@ -7,8 +7,10 @@
 //! | call | Envoy's other answer | why it cannot come |
 //! | --- | --- | --- |
 //! | read or change request headers | BadArgument, headers let go | [`Exchange`] asks only from the request-headers callback on and until a request callback returns `Continue` (with released headers: within that first callback); Envoy keeps them that long |
-//! | change response headers | BadArgument, headers let go | only in the response-headers callback |
-//! | read the body | BadArgument, range overflows | the range is `0..size` as Envoy announced it; no buffer is `NotFound`, which is handled |
+//! | read or change response headers | BadArgument, headers let go | only in the response-headers callback |
+//! | read a body | BadArgument, range overflows | the range lies within what Envoy announced; no buffer is `NotFound`, which is handled |
+//! | call a cluster | BadArgument, InternalFailure, handled by the SDK | |
+//! | read the answer's status | BadArgument, no headers | only if Envoy announced headers |
 //! | change the body | NotFound, no buffer | only after Envoy announced a body of more than zero bytes |
 //! | read, write shared data | CasMismatch, handled by the SDK | |
 //! | set the tick | none | |
@@ -17,7 +19,7 @@
 //! | define, add, record | BadArgument, NotFound | fixed types, ids from `define`, never zero |
 //! | respond, log, clock | none | |
 //!
-//! The SDK exports the response-body callback whether used or not; its default lets every chunk pass.
+//! The SDK exports every callback whether used or not, so that the response's cost nothing more for being used.
 
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -39,7 +41,19 @@ proxy_wasm::main! {{
 /// One per configuration and worker.
 struct Root(Option<Arc<Plugin>>);
 
-impl Context for Root {}
+impl Context for Root {
+    fn on_http_call_response(&mut self, call: u32, headers: usize, size: usize, _trailers: usize) {
+        let Some(plugin) = &self.0 else { return };
+        // An answer that broke off has no headers, and asking for one then would trap.
+        let status = (headers > 0)
+            .then(|| hostcalls::get_map_value_bytes(MapType::HttpCallResponseHeaders, ":status"))
+            .and_then(|status| str::from_utf8(&status.ok()??).ok()?.parse().ok());
+        let body = (size <= Plugin::MAX_ANSWER_BYTES)
+            .then(|| hostcalls::get_buffer(BufferType::HttpCallResponseBody, 0, size))
+            .and_then(|body| Some(body.ok()?.unwrap_or_default()));
+        plugin.on_answer(&Proxy, call, status, body.as_deref());
+    }
+}
 
 impl RootContext for Root {
     /// `false` makes Envoy refuse the configuration: at start it ends, on an update it keeps the old one.
@@ -111,6 +125,20 @@ impl HttpContext for Stream {
         self.0.on_response_headers(&Proxy);
         Action::Continue
     }
+
+    fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        self.0.on_response_body(&Proxy, size, end_of_stream);
+        Action::Continue
+    }
+
+    fn on_http_response_trailers(&mut self, _count: usize) -> Action {
+        self.0.on_response_trailers(&Proxy);
+        Action::Continue
+    }
+
+    fn on_log(&mut self) {
+        self.0.on_done(&Proxy);
+    }
 }
 
 fn action(flow: Flow) -> Action {
@@ -142,6 +170,17 @@ impl Host for Proxy {
     fn set_response_header(&self, name: &str, value: &str) -> Result<(), HostError> {
         hostcalls::set_map_value(MapType::HttpResponseHeaders, name, Some(value))
             .map_err(refused("set_response_header"))
+    }
+
+    fn response_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
+        hostcalls::get_map_value_bytes(MapType::HttpResponseHeaders, name)
+            .map_err(refused("response_header"))
+    }
+
+    fn response_body(&self, from: usize, size: usize) -> Result<Vec<u8>, HostError> {
+        hostcalls::get_buffer(BufferType::HttpResponseBody, from, size)
+            .map(Option::unwrap_or_default)
+            .map_err(refused("response_body"))
     }
 
     fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError> {
@@ -206,6 +245,17 @@ impl Host for Proxy {
 
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
         hostcalls::get_property(path.to_vec()).map_err(refused("property"))
+    }
+
+    fn call(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        limit_ms: u64,
+    ) -> Result<u32, HostError> {
+        let limit = Duration::from_millis(limit_ms);
+        hostcalls::dispatch_http_call(cluster, headers.to_vec(), None, Vec::new(), limit)
+            .map_err(refused("call"))
     }
 
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {

@@ -20,6 +20,11 @@ struct State {
     log_fields: BTreeMap<String, String>,
     log: String,
     body: Vec<u8>,
+    /// The chunk that goes by.
+    response_body: Vec<u8>,
+    properties: BTreeMap<String, Vec<u8>>,
+    calls: Vec<(String, Vec<(String, String)>)>,
+    interference: Option<String>,
     local_response: Option<(u16, Vec<u8>)>,
     metrics: Vec<(String, Vec<u64>)>,
     now_ns: u64,
@@ -51,6 +56,38 @@ impl ScriptedHost {
         state.log_fields.clear();
         state.body.clear();
         state.local_response = None;
+    }
+
+    /// Sets the response's status, and its header if one is given.
+    pub(crate) fn respond_with(&self, status: &str, header: Option<(&str, &str)>) {
+        let headers = &mut self.0.borrow_mut().response_headers;
+        let all = [(":status", status)].into_iter().chain(header);
+        headers.extend(all.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
+
+    /// A chunk of the response goes by.
+    pub(crate) fn stream(&self, chunk: &[u8]) {
+        self.0.borrow_mut().response_body = chunk.to_vec();
+    }
+
+    pub(crate) fn set_property(&self, path: &[&str], value: &[u8]) {
+        let properties = &mut self.0.borrow_mut().properties;
+        properties.insert(path.join("."), value.to_vec());
+    }
+
+    /// Calls made so far, with their headers; the number of a call is its place.
+    pub(crate) fn calls(&self) -> Vec<(String, Vec<(String, String)>)> {
+        self.0.borrow().calls.clone()
+    }
+
+    /// Somebody else changes the value of `key` right after it is read the next time.
+    pub(crate) fn interfere(&self, key: &str) {
+        self.0.borrow_mut().interference = Some(key.to_owned());
+    }
+
+    /// Sets the clock.
+    pub(crate) fn set_time(&self, ms: u64) {
+        self.0.borrow_mut().now_ns = ms * 1_000_000;
     }
 
     pub(crate) fn receive(&self, bytes: &[u8]) {
@@ -170,6 +207,17 @@ impl Host for ScriptedHost {
         Ok(())
     }
 
+    fn response_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
+        self.allow("response_header")?;
+        let value = self.0.borrow().response_headers.get(name).cloned();
+        Ok(value.map(String::into_bytes))
+    }
+
+    fn response_body(&self, from: usize, size: usize) -> Result<Vec<u8>, HostError> {
+        self.allow("response_body")?;
+        Ok(self.0.borrow().response_body[from..from + size].to_vec())
+    }
+
     fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError> {
         self.allow("request_body")?;
         let mut body = self.body();
@@ -222,7 +270,19 @@ impl Host for ScriptedHost {
 
     fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {
         self.allow("shared_data")?;
-        Ok(self.1.borrow().get(key).cloned())
+        let mut data = self.1.borrow_mut();
+        let found = data.get(key).cloned();
+        if self
+            .0
+            .borrow_mut()
+            .interference
+            .take_if(|other| other == key)
+            .is_some()
+            && let Some((_, number)) = data.get_mut(key)
+        {
+            *number += 1;
+        }
+        Ok(found)
     }
 
     fn set_shared_data(
@@ -244,11 +304,28 @@ impl Host for ScriptedHost {
 
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
         self.allow("property")?;
+        if let Some(found) = self.0.borrow().properties.get(&path.join(".")) {
+            return Ok(Some(found.clone()));
+        }
         if path == ["plugin_name"] {
             return Ok(Some(b"foreword".to_vec()));
         }
         let path: Vec<_> = path.iter().map(|part| (*part).to_owned()).collect();
         Ok(self.0.borrow().metadata.get(&path).cloned())
+    }
+
+    fn call(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        _limit_ms: u64,
+    ) -> Result<u32, HostError> {
+        self.allow("call")?;
+        let headers = headers.iter();
+        let headers = headers.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let calls = &mut self.0.borrow_mut().calls;
+        calls.push((cluster.to_owned(), headers.collect()));
+        Ok(u32::try_from(calls.len() - 1).unwrap())
     }
 
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {

@@ -27,11 +27,12 @@
 
 mod arrangement;
 mod body;
+mod bytes;
 pub mod config;
 mod conversation;
-mod deed;
 pub mod document;
 pub mod embedding;
+mod engines;
 mod experiment;
 pub mod feed;
 pub mod hint;
@@ -50,13 +51,17 @@ pub mod similarity;
 pub mod simulation;
 mod sort;
 mod tenant;
+mod told;
 pub mod tree;
+mod trees;
 
 pub use body::{Skip, salted};
+pub use bytes::BadBytes;
 pub use config::{Config, ConfigError, RawConfig};
-pub use deed::{BadDeed, Deed};
+pub use engines::{Choice, EngineId, MAX_ENGINES};
 pub use experiment::{Arm, Experiment};
 pub use listing::documents_of;
 pub use orderer::{Orderer, Remembered, Report, Rewrite, Terms, Trial};
 pub use plain::{Ordered, Plain};
 pub use tenant::Tenant;
+pub use told::{Correction, Deed, Residency, Told, Usage};

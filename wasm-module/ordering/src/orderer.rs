@@ -4,22 +4,25 @@ use crate::arrangement::Listed;
 use crate::body::{self, Skip, edit};
 use crate::config::Config;
 use crate::conversation::memory::{Memory, Path};
-use crate::deed::{Continued, Deed, SentRun};
+use crate::document::estimate_tokens;
+use crate::engines::{self, Choice, EngineId};
 use crate::experiment::{Arm, Experiment};
-use crate::feed::TenantKey;
+use crate::feed::{Change, Event, TenantKey};
 use crate::path::SentPath;
 use crate::plain::{self, Ordered, Plain};
 use crate::policy::Policy;
 use crate::request::{self, Manner};
 use crate::tenant::Tenant;
-use crate::tree::{KnowledgeTree, ViewedNode};
+use crate::told::{Continued, Deed, SentRun, Told};
+use crate::tree::{ResidencyEvent, ViewedNode};
+use crate::trees::Trees;
 use fxhash::FxHashMap;
 
-/// Orders requests; holds a knowledge tree, a policy and a memory of chats for every tenant and model.
+/// Orders requests; holds a policy, a memory of chats and a knowledge tree for each engine, for every tenant and model.
 ///
 /// A tenant's decisions depend on its own requests alone, as long as no more than `tree.max_trees` tenants and models
-/// are in use; beyond that, on how many tenants there are: each keeps its share of the trees. Memory is bounded by the configuration: at most `tree.max_trees` times `tree.max_nodes` nodes and
-/// `conversation.max_bytes`.
+/// are in use; beyond that, on how many tenants there are: each keeps its share of the trees. Memory is bounded by the
+/// configuration: at most `tree.max_trees` times `conversation.max_bytes`, and `tree.max_nodes` for each engine.
 pub struct Orderer {
     config: Config,
     /// By tenant and model (see [`tree_key`]).
@@ -29,9 +32,11 @@ pub struct Orderer {
 }
 
 struct Kept {
-    /// The tenant's name.
+    /// The tenant's name; empty where tenants are not told apart.
     tenant: Box<str>,
-    tree: KnowledgeTree,
+    key: TenantKey,
+    model: Box<str>,
+    trees: Trees,
     policy: Box<dyn Policy>,
     memory: Memory,
     last_used: u64,
@@ -44,6 +49,9 @@ pub struct Terms<'a> {
     pub salt: Option<&'a str>,
     /// Whether the order is put to the test.
     pub trial: Trial<'a>,
+    /// The engines that it may go to: see [`crate::engines`]. Those above [`MAX_ENGINES`](crate::MAX_ENGINES) do not
+    /// count; without any it goes to the first engine.
+    pub choices: &'a [Choice],
 }
 
 /// Whether the order is put to the test.
@@ -125,7 +133,8 @@ impl Orderer {
         }
     }
 
-    /// Orders the documents of `body`, an OpenAI chat request of `tenant`, and expects it to be sent.
+    /// Orders the documents of `body`, an OpenAI chat request of `tenant`, and expects it to be sent to the one engine
+    /// there is.
     ///
     /// Messages that the tenant's chats are known by are sent as they were sent before.
     ///
@@ -162,7 +171,8 @@ impl Orderer {
             // A tenant that never sends documents takes no other one's place.
             return Err(Skip::NoDocuments);
         }
-        let kept = kept_of(&mut self.trees, &self.config, tenant.name, key, self.now);
+        let model = parsed.model.as_ref();
+        let kept = kept_of(&mut self.trees, &self.config, key, self.now, tenant, model);
         let written = parsed.rendered.as_ref().and_then(|(message, group)| {
             Some((
                 u32::try_from(*message).ok()?,
@@ -177,31 +187,48 @@ impl Orderer {
         } else {
             kept.memory.find(chains, written)
         };
+        // The same question asked again is no chat that goes on.
+        let last = u32::try_from(parsed.messages.len().saturating_sub(1)).unwrap_or(u32::MAX);
+        let home = kept.memory.engine(&path, last);
+        let choices = engines::choices(terms.choices, home);
         let Kept {
-            tree,
+            trees,
             policy,
             memory,
             ..
         } = kept;
-        let mut send = |manner| {
+        let mut send = |engine, manner| {
             request::send(
                 &self.config,
                 &parsed,
-                tree,
+                trees.of(engine),
                 policy.as_mut(),
                 memory,
                 &path,
                 manner,
             )
         };
-        let tried = matches!(terms.trial, Trial::DryRun).then(|| {
-            let tried = send(Manner::Tried);
-            (tried.report, tried.runs)
-        });
-        let sent = send(if is_trial {
+        let manner = if is_trial {
             Manner::AsRanked
         } else {
             Manner::Ordered
+        };
+        let mut best: Option<(u64, EngineId, request::Outcome<'_>)> = None;
+        for choice in &choices {
+            let sent = send(choice.engine, manner);
+            let cost = (sent.report.document_tokens)
+                .saturating_sub(sent.report.matched_tokens)
+                .saturating_add(choice.outstanding);
+            if (best.as_ref()).is_none_or(|(lowest, ..)| cost < *lowest) {
+                best = Some((cost, choice.engine, sent));
+            }
+        }
+        let Some((_, engine, sent)) = best else {
+            return Err(Skip::NoDocuments);
+        };
+        let tried = matches!(terms.trial, Trial::DryRun).then(|| {
+            let tried = send(engine, Manner::Tried);
+            (tried.report, tried.runs)
         });
         let request::Outcome {
             mut edits,
@@ -217,7 +244,7 @@ impl Orderer {
             path_sent.runs.clear();
         }
         let ordered = !edits.is_empty();
-        let body = if has_documents || ordered {
+        let new = if has_documents || ordered {
             edits.extend(terms.salt.map(|salt| parsed.salt.write(parsed.text, salt)));
             (!edits.is_empty()).then(|| edit::apply(parsed.text, edits))
         } else {
@@ -232,17 +259,21 @@ impl Orderer {
         if !has_documents && !self.config.pins() {
             added.clear();
         }
-        memory.record(&path, added);
-        kept.take(&runs);
-        if let Some((_, runs)) = &tried {
-            kept.tree
+        memory.record(&path, added, engine);
+        // What was only weighed is in no path.
+        for other in choices.iter().filter(|other| other.engine != engine) {
+            trees
+                .of(other.engine)
                 .discard(runs.iter().flat_map(|run| &run.documents));
+        }
+        kept.take(engine, &runs);
+        if let Some((_, runs)) = &tried {
+            (kept.trees.of(engine)).discard(runs.iter().flat_map(|run| &run.documents));
         }
         if !has_documents && !ordered {
             return Err(Skip::NoDocuments);
         }
         Ok(Rewrite {
-            body,
             ordered,
             report: tried.as_ref().map_or(report, |(report, _)| *report),
             path: path_sent,
@@ -252,25 +283,79 @@ impl Orderer {
                 tenant: tenant.name.into(),
                 key: tenant.key,
                 model: parsed.model.as_ref().into(),
+                engine,
+                tokens: estimate_tokens(new.as_ref().map_or(body.len(), Vec::len)),
                 runs,
                 chat,
             },
+            body: new,
         })
     }
 
-    /// Takes into account what another orderer did with a request: this one then knows the paths that were sent and how
-    /// the chat's messages were, as if it had sent them itself.
+    /// Takes into account what another orderer did, or learnt of an engine, as if this one had done and learnt it
+    /// itself.
     ///
     /// What is known of a chat stays as it is, and of what continues a turn that is not known nothing is taken.
-    pub fn learn(&mut self, deed: &Deed) {
+    pub fn learn(&mut self, told: &Told) {
+        match told {
+            Told::Deed(deed) => self.learn_deed(deed),
+            Told::Residency(residency) => {
+                for event in &residency.events {
+                    self.learn_event(residency.engine, &residency.model, event);
+                }
+            }
+            Told::Correction(correction) => {
+                let key = tree_key(correction.tenant(), &correction.model);
+                if let Some(kept) = self.trees.get_mut(&key) {
+                    for run in &correction.runs {
+                        kept.trees.of(correction.engine).apply(run.event());
+                    }
+                }
+            }
+        }
+    }
+
+    fn learn_deed(&mut self, deed: &Deed) {
         self.now += 1;
         let key = tree_key(deed.tenant(), &deed.model);
-        let kept = kept_of(&mut self.trees, &self.config, &deed.tenant, key, self.now);
-        kept.take(&deed.runs);
+        let kept = kept_of(
+            &mut self.trees,
+            &self.config,
+            key,
+            self.now,
+            deed.tenant(),
+            &deed.model,
+        );
+        kept.take(deed.engine, &deed.runs);
         if let Some(Continued { after, added }) = &deed.chat
             && let Some(path) = after.map_or(Some(Path::new()), |place| kept.memory.path_to(place))
         {
-            kept.memory.record(&path, added.clone());
+            kept.memory.record(&path, added.clone(), deed.engine);
+        }
+    }
+
+    /// A feed names tenants by their keys, and a model by the engine's name for it, which a request need not use that
+    /// leaves the model to the engine.
+    ///
+    /// What is stored without a key may be anybody's: where tenants have names, none of them learns of it.
+    fn learn_event(&mut self, engine: EngineId, model: &str, event: &Event) {
+        let change = match event.change() {
+            Change::Forget => ResidencyEvent::Cleared,
+            Change::Tenant(_, change) => change,
+        };
+        let is_stored = matches!(change, ResidencyEvent::Stored { .. });
+        if is_stored && event.tenant() == Some(TenantKey::default()) {
+            let key = tree_key(Tenant::default(), model);
+            let nobody = Tenant::default();
+            kept_of(&mut self.trees, &self.config, key, self.now, nobody, model);
+        }
+        for kept in self.trees.values_mut() {
+            let concerns = (*kept.model == *model || kept.model.is_empty())
+                && event.tenant().is_none_or(|key| key == kept.key);
+            let is_known = kept.tenant.is_empty() || kept.key != TenantKey::default();
+            if concerns && (is_known || !is_stored) {
+                kept.trees.of(engine).apply(change);
+            }
         }
     }
 
@@ -289,21 +374,21 @@ impl Orderer {
         plain::check(&self.config, model, documents)?;
         self.now += 1;
         let key = tree_key(tenant, model);
-        let kept = kept_of(&mut self.trees, &self.config, tenant.name, key, self.now);
+        let kept = kept_of(&mut self.trees, &self.config, key, self.now, tenant, model);
         Ok(plain::order(
             &self.config,
-            &mut kept.tree,
+            kept.trees.of(EngineId::default()),
             kept.policy.as_mut(),
             before,
             documents,
         ))
     }
 
-    /// The `limit` most recently used nodes of a tenant's tree for a model: see [`KnowledgeTree::view`].
+    /// The `limit` most recently used nodes of a tenant's tree for a model and the first engine: see [`view`](crate::tree::KnowledgeTree::view).
     #[must_use]
     pub fn view(&self, tenant: Tenant<'_>, model: &str, limit: usize) -> Vec<ViewedNode> {
         let kept = self.trees.get(&tree_key(tenant, model));
-        kept.map_or_else(Vec::new, |kept| kept.tree.view(limit))
+        kept.map_or_else(Vec::new, |kept| kept.trees.first().view(limit))
     }
 
     /// How it was told to order.
@@ -326,7 +411,7 @@ impl Orderer {
     /// Nodes in all trees.
     #[must_use]
     pub fn nodes(&self) -> usize {
-        self.trees.values().map(|kept| kept.tree.len()).sum()
+        self.trees.values().map(|kept| kept.trees.nodes()).sum()
     }
 
     /// What is remembered of all chats.
@@ -342,12 +427,12 @@ impl Orderer {
 
 impl Kept {
     /// These documents were sent: the engine is expected to hold them, and the policy learns their order.
-    fn take(&mut self, runs: &[SentRun]) {
+    fn take(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
             if let Some(order) = &run.order {
                 self.policy.remember(&run.ranked(order), order);
             }
-            self.tree.hold(run.scope, &run.documents);
+            self.trees.of(engine).hold(run.scope, &run.documents);
         }
     }
 }
@@ -381,19 +466,22 @@ fn tree_key(tenant: Tenant<'_>, model: &str) -> String {
 fn kept_of<'t>(
     trees: &'t mut FxHashMap<String, Kept>,
     config: &Config,
-    tenant: &str,
     key: String,
     now: u64,
+    tenant: Tenant<'_>,
+    model: &str,
 ) -> &'t mut Kept {
     if !trees.contains_key(&key)
         && trees.len() >= config.max_trees as usize
-        && let Some(key) = given_up(trees, tenant)
+        && let Some(key) = given_up(trees, tenant.name)
     {
         trees.remove(&key);
     }
     let kept = trees.entry(key).or_insert_with(|| Kept {
-        tenant: tenant.into(),
-        tree: KnowledgeTree::new(config.tree),
+        tenant: tenant.name.into(),
+        key: tenant.key,
+        model: model.into(),
+        trees: Trees::new(config.tree),
         policy: config.policy.build(&config.policy_options),
         memory: Memory::new(config.memory),
         last_used: now,
@@ -406,7 +494,7 @@ fn kept_of<'t>(
 /// of its own where no other has more than it would have then. So with n tenants in use each keeps its share, an n-th of
 /// `tree.max_trees`, however many models another names. O(trees), once for each new tree.
 fn given_up(trees: &FxHashMap<String, Kept>, tenant: &str) -> Option<String> {
-    let mut counts: FxHashMap<&str, usize> = FxHashMap::default();
+    let mut counts: FxHashMap<&str, u32> = FxHashMap::default();
     for kept in trees.values() {
         *counts.entry(&kept.tenant).or_default() += 1;
     }

@@ -3,7 +3,7 @@
 
 mod model;
 
-use foreword_ordering::{Config, Deed, Orderer, Tenant};
+use foreword_ordering::{Config, Orderer, Tenant, Told};
 use proptest::prelude::*;
 
 proptest! {
@@ -60,9 +60,10 @@ proptest! {
             let expected = alone.rewrite(Tenant::named("t"), body.as_bytes());
             let got = workers[worker].rewrite(Tenant::named("t"), body.as_bytes());
             if let Ok(sent) = &got {
-                let deed = Deed::decode(&sent.deed.encode()).unwrap();
+                let told = Told::Deed(sent.deed.clone());
+                let told = Told::decode(&told.encode()).unwrap();
                 for (_, other) in workers.iter_mut().enumerate().filter(|(other, _)| *other != worker) {
-                    other.learn(&deed);
+                    other.learn(&told);
                 }
             }
             prop_assert_eq!(

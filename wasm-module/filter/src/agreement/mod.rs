@@ -22,7 +22,7 @@ mod ring;
 
 use std::collections::VecDeque;
 
-use foreword_ordering::Deed;
+use foreword_ordering::Told;
 
 pub(crate) use self::config::AgreementConfig;
 use self::ring::{Ring, Slot};
@@ -64,9 +64,9 @@ impl Agreement {
         self.own.clear();
     }
 
-    /// Tells the others what a request did; whether it could be told.
-    pub(crate) fn tell(&mut self, host: &impl Host, deed: &Deed) -> Result<bool, HostError> {
-        let entry = deed.encode();
+    /// Tells the others; whether it could be told.
+    pub(crate) fn tell(&mut self, host: &impl Host, told: &Told) -> Result<bool, HostError> {
+        let entry = told.encode();
         if entry.len() > MAX_ENTRY_BYTES {
             return Ok(false);
         }
@@ -82,7 +82,7 @@ impl Agreement {
         &mut self,
         host: &impl Host,
         limit: u64,
-        mut learn: impl FnMut(&Deed),
+        mut learn: impl FnMut(&Told),
     ) -> Result<Learnt, HostError> {
         let mut learnt = Learnt::default();
         let head = self.ring.head(host)?;
@@ -106,9 +106,9 @@ impl Agreement {
                 _ if is_own => {}
                 Slot::Unwritten if head.saturating_sub(self.next) <= PATIENCE => break,
                 Slot::Unwritten | Slot::Lost => learnt.lost = learnt.lost.saturating_add(1),
-                Slot::Holds(entry) => match Deed::decode(&entry) {
-                    Ok(deed) => {
-                        learn(&deed);
+                Slot::Holds(entry) => match Told::decode(&entry) {
+                    Ok(told) => {
+                        learn(&told);
                         learnt.entries = learnt.entries.saturating_add(1);
                     }
                     Err(_) => learnt.lost = learnt.lost.saturating_add(1),
@@ -142,20 +142,20 @@ mod tests {
     use crate::scripted::ScriptedHost;
 
     /// What a request with that one document did.
-    fn deed(document: u64) -> Deed {
+    fn deed(document: u64) -> Told {
         let body = format!(
             r#"{{"messages": [{{"role": "user", "content": "<doc id=\"d\">{document}</doc> Why?"}}]}}"#
         );
         let mut orderer = Orderer::new(Config::default());
         let rewrite = orderer.rewrite(Tenant::default(), body.as_bytes());
-        rewrite.unwrap().deed
+        Told::Deed(rewrite.unwrap().deed)
     }
 
     /// A worker, with what it has learnt.
     struct Worker {
         host: ScriptedHost,
         agreement: Agreement,
-        known: Vec<Deed>,
+        known: Vec<Told>,
         lost: u64,
     }
 
@@ -177,7 +177,7 @@ mod tests {
 
         fn catch_up(&mut self) -> Learnt {
             let known = &mut self.known;
-            let learn = |deed: &Deed| known.push(deed.clone());
+            let learn = |told: &Told| known.push(told.clone());
             let learnt = self.agreement.catch_up(&self.host, u64::MAX, learn);
             let learnt = learnt.unwrap();
             self.lost += learnt.lost;
@@ -217,7 +217,7 @@ mod tests {
         }
         for expected in [2, 2, 1, 0] {
             let known = &mut two.known;
-            let learn = |deed: &Deed| known.push(deed.clone());
+            let learn = |told: &Told| known.push(told.clone());
             let got = two.agreement.catch_up(&two.host, 2, learn).unwrap();
             assert_eq!(got, learnt(expected, 0));
         }
@@ -322,7 +322,9 @@ mod tests {
         let config = Config::from_json(br#"{"documents": {"max": 4096}}"#).unwrap();
         let mut orderer = Orderer::new(config);
         let rewrite = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
-        let told = one.agreement.tell(&one.host, &rewrite.unwrap().deed);
+        let told = one
+            .agreement
+            .tell(&one.host, &Told::Deed(rewrite.unwrap().deed));
         assert_eq!(told, Ok(false));
         assert_eq!(one.agreement.ring.head(&one.host), Ok(0));
     }
@@ -337,7 +339,7 @@ mod tests {
             let mut workers: [Worker; 3] = workers(ENTRIES);
             // Positions that were taken and not yet written, by worker.
             let mut open: [Option<u64>; 3] = [None; 3];
-            let mut all: BTreeMap<u64, (usize, Deed)> = BTreeMap::new();
+            let mut all: BTreeMap<u64, (usize, Told)> = BTreeMap::new();
             for step in 0..300 {
                 let at = usize::try_from(random.below(3)).unwrap();
                 let worker = &mut workers[at];

@@ -20,6 +20,7 @@ use serde_json::value::RawValue;
 use thiserror::Error;
 
 use crate::agreement::AgreementConfig;
+use crate::engines::{EngineConfig, engines};
 pub(crate) use field::invalid;
 use field::{experiment, max_body_bytes, one_of, own_header, routes};
 pub(crate) use tenant::KEY;
@@ -60,6 +61,8 @@ pub struct Config {
     pub path_header: PathHeader,
     /// Whether what was done is also written where access logs find it.
     pub log_fields: bool,
+    /// At least one.
+    pub(crate) engines: Vec<EngineConfig>,
     /// What workers tell each other.
     pub(crate) agreement: AgreementConfig,
     /// A hash of what says whose requests these are. Configurations that differ in it have nothing to tell each other.
@@ -119,7 +122,13 @@ impl Config {
                 .map_err(|error| ConfigError::Ordering(error.to_string()))?,
             None => OrderingConfig::default(),
         };
-        let audience = raw.audience();
+        let given = |field: &Field| match field {
+            Field::Absent => None,
+            Field::Given(value) => Some(value.clone()),
+        };
+        let agreement = AgreementConfig::from_json(given(&raw.agreement).as_ref())?;
+        let engines = engines(given(&raw.engines).as_ref())?;
+        let audience = raw.audience(&engines);
         let config = Self {
             ordering,
             routes: raw.routes.map_or_default(default_routes, routes)?,
@@ -164,13 +173,12 @@ impl Config {
             log_fields: raw
                 .log_fields
                 .map_or_default(|| true, |value| field::switch("log_fields", value))?,
-            agreement: AgreementConfig::from_json(match &raw.agreement {
-                Field::Absent => None,
-                Field::Given(value) => Some(value),
-            })?,
+            engines,
+            agreement,
             audience,
         };
         config.check_headers()?;
+        config.check_engines()?;
         if config.salt.is_some() && config.tenant.is_none() {
             return Err(ConfigError::Conflict {
                 field: "salt",
@@ -178,6 +186,23 @@ impl Config {
             });
         }
         Ok(config)
+    }
+
+    /// A choice of engines is told in headers, and what a feed says is told to other workers.
+    fn check_engines(&self) -> Result<(), ConfigError> {
+        if self.engines.len() > 1 && self.request_headers == RequestHeaders::Release {
+            return Err(ConfigError::Conflict {
+                field: "engines",
+                rule: "with several, a header says which one is chosen: request_headers must be \"hold\"",
+            });
+        }
+        if self.agreement.entries == 0 && self.engines.iter().any(|engine| engine.feed.is_some()) {
+            return Err(ConfigError::Conflict {
+                field: "engines.feed",
+                rule: "one worker follows it and tells the others: agreement.entries must not be 0",
+            });
+        }
+        Ok(())
     }
 
     /// Headers that mean something to the filter must be told apart.
@@ -257,13 +282,16 @@ struct RawConfig {
     path_header: Field,
     log_fields: Field,
     agreement: Field,
+    engines: Field,
 }
 
 impl RawConfig {
     /// Of what may change in a running gateway, such as bounds and policies, nothing is part of it.
-    fn audience(&self) -> u64 {
-        let parts = [&self.routes, &self.tenant].map(|value| format!("{value:?}"));
-        Fingerprint::of(&[parts[0].as_bytes(), parts[1].as_bytes()]).0
+    fn audience(&self, engines: &[EngineConfig]) -> u64 {
+        let [routes, tenant] = [&self.routes, &self.tenant].map(|value| format!("{value:?}"));
+        let engines = engines.iter().map(|engine| (&engine.name, engine.address));
+        let engines = format!("{:?}", engines.collect::<Vec<_>>());
+        Fingerprint::of(&[&routes, &tenant, &engines].map(|part| part.as_bytes())).0
     }
 }
 

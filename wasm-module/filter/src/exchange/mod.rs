@@ -13,22 +13,26 @@
 //! The headers are held until the body is complete, because `content-length` must change with it (Envoy
 //! hangs on a stale one) and the chosen path becomes a header. Where the proxy cannot hold them
 //! ([`RequestHeaders::Release`]) they go on at once, without either. Response headers get the report; response bodies
-//! are not looked at, so streams pass unbuffered.
+//! pass as they come, and what they say of the prompt is read on the way ([`crate::usage`]).
 
 use std::sync::Arc;
 
 use foreword_ordering::Rewrite;
 
+use crate::awaited::Awaited;
 use crate::config::{RequestHeaders, TenantSource};
+use crate::engines::DESTINATION_HEADER;
 use crate::host::{Host, HostError, LogLevel};
 use crate::outcome::{Fault, Outcome, error_body, reason};
-use crate::plugin::Plugin;
+use crate::plugin::{Plugin, Route};
 use crate::salt::Identity;
 
 /// One request and its response.
 pub struct Exchange {
     plugin: Arc<Plugin>,
     phase: Phase,
+    /// Once the request has gone on, if it is ours.
+    awaited: Option<Awaited>,
 }
 
 /// What the proxy does next with the request.
@@ -72,6 +76,7 @@ impl Exchange {
         Self {
             plugin,
             phase: Phase::Bystander,
+            awaited: None,
         }
     }
 
@@ -134,6 +139,9 @@ impl Exchange {
 
     /// The response's headers have arrived, from the upstream or from the proxy itself.
     pub fn on_response_headers(&mut self, host: &impl Host) {
+        if let Some(awaited) = &mut self.awaited {
+            awaited.on_headers(host, &self.plugin);
+        }
         if let (Some(name), Phase::Settled(outcome)) =
             (&self.plugin.config().report_header, &self.phase)
             && let Err(error) = host.set_response_header(name, &outcome.to_string())
@@ -142,12 +150,36 @@ impl Exchange {
         }
     }
 
+    /// A chunk of the response's body goes by, `size` bytes. Nothing is held back or changed.
+    pub fn on_response_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) {
+        if let Some(awaited) = &mut self.awaited {
+            awaited.on_body(host, &self.plugin, size, end_of_stream);
+        }
+    }
+
+    /// The response ends with trailers.
+    pub fn on_response_trailers(&mut self, host: &impl Host) {
+        if let Some(awaited) = &mut self.awaited {
+            awaited.on_end(host, &self.plugin);
+        }
+    }
+
+    /// Request and response are over, whatever became of them.
+    pub fn on_done(&mut self, host: &impl Host) {
+        if let Some(mut awaited) = self.awaited.take() {
+            awaited.on_done(host, &self.plugin);
+        }
+    }
+
     /// Only this filter says what it did and which path it chose: a header of that name from the client would
     /// mislead whoever reads it behind us. Looked up first, since a change of headers makes Envoy choose its route
     /// anew.
     fn strip_own_headers(&self, host: &impl Host) -> Result<(), HostError> {
         let config = self.plugin.config();
-        for name in (config.report_header.iter()).chain([&config.path_header.name]) {
+        let own = config.report_header.as_deref();
+        let own = own.into_iter().chain([config.path_header.name.as_str()]);
+        let several = self.plugin.engines().are_several();
+        for name in own.chain(several.then_some(DESTINATION_HEADER)) {
             if host.request_header(name)?.is_some() {
                 host.remove_request_header(name)?;
             }
@@ -243,7 +275,10 @@ impl Exchange {
         let Phase::Holding(held) = &self.phase else {
             return self.settled_flow();
         };
-        match self.send(host, held) {
+        let mut awaited = None;
+        let sent = self.send(host, held, &mut awaited);
+        self.awaited = awaited;
+        match sent {
             Ok(outcome) => {
                 self.settle(host, outcome);
                 Flow::Continue
@@ -252,18 +287,32 @@ impl Exchange {
         }
     }
 
-    fn send(&self, host: &impl Host, held: &Held) -> Result<Outcome, Fault> {
+    /// What is to be seen of the answer is `awaited`, from the moment on at which an engine is chosen.
+    fn send(
+        &self,
+        host: &impl Host,
+        held: &Held,
+        awaited: &mut Option<Awaited>,
+    ) -> Result<Outcome, Fault> {
         if held.received == 0 {
             return Err(Fault::EmptyBody);
         }
         let body = host.request_body(held.received)?;
         let sent = if held.bypassed {
+            let route = self.plugin.route(host, body.len());
+            *awaited = Some(Awaited::new(None, route.errand));
+            direct(host, &route)?;
             salted(&body, held, reason::BYPASS)?
         } else {
-            match self.plugin.rewrite(host, &held.identity, &body) {
-                None => return Err(Fault::Busy),
-                Some(Ok(rewrite)) => self.sent(rewrite),
-                Some(Err(skip)) => {
+            let (answer, route) = (self.plugin)
+                .rewrite(host, &held.identity, &body)
+                .ok_or(Fault::Busy)?;
+            let deed = answer.as_ref().ok().map(|rewrite| rewrite.deed.clone());
+            *awaited = Some(Awaited::new(deed, route.errand));
+            direct(host, &route)?;
+            match answer {
+                Ok(rewrite) => self.sent(rewrite),
+                Err(skip) => {
                     let reason = skip.reason();
                     let fault = Fault::Skip(skip);
                     if self.refusal_status(&fault).is_some() {
@@ -359,6 +408,14 @@ impl Exchange {
     }
 }
 
+/// Tells Envoy which engine is chosen.
+fn direct(host: &impl Host, route: &Route) -> Result<(), HostError> {
+    match &route.destinations {
+        Some(destinations) => host.set_request_header(DESTINATION_HEADER, destinations),
+        None => Ok(()),
+    }
+}
+
 /// A body whose documents stay as they came: only its salt is written, where there is one.
 fn salted(body: &[u8], held: &Held, reason: &'static str) -> Result<Sent, Fault> {
     let salt = held.identity.salt();
@@ -421,5 +478,7 @@ fn is_json(content_type: &[u8]) -> bool {
 /// The core keeps one set of trees per tenant, so a tenant's name is kept too.
 const MAX_TENANT_BYTES: usize = 256;
 
+#[cfg(test)]
+mod answers;
 #[cfg(test)]
 mod tests;

@@ -4,13 +4,13 @@ use super::*;
 use crate::scripted::ScriptedHost;
 use foreword_ordering::path::SentPath;
 
-const PATH: &str = "/v1/chat/completions";
+pub(super) const PATH: &str = "/v1/chat/completions";
 
-fn plugin(host: &ScriptedHost, json: &str) -> Arc<Plugin> {
+pub(super) fn plugin(host: &ScriptedHost, json: &str) -> Arc<Plugin> {
     Arc::new(Plugin::load(host, json.as_bytes()).unwrap())
 }
 
-fn body(ids: &[&str]) -> String {
+pub(super) fn body(ids: &[&str]) -> String {
     let documents: Vec<_> = ids
         .iter()
         .map(|id| format!(r#"{{"id": "{id}", "text": "text of {id}"}}"#))

@@ -59,6 +59,16 @@ pub(crate) struct Group<'a> {
     pub(crate) hint: Option<HintPlace>,
 }
 
+impl Place {
+    /// The byte of the body at which the documents begin.
+    pub(crate) fn start(&self) -> usize {
+        match self {
+            Self::Slots { slots, .. } => slots.first().map_or(0, |slot| slot.start),
+            Self::Render { entry, .. } => entry.at,
+        }
+    }
+}
+
 /// One document. Its strings are copies of the body's bytes, escapes included.
 #[derive(Debug)]
 pub(crate) struct Found<'a> {

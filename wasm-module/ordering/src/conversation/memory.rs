@@ -19,6 +19,7 @@ use super::turn::Turn;
 use crate::arrangement::Arrangement;
 use crate::body::Chain;
 use crate::document::Fingerprint;
+use crate::engines::EngineId;
 use crate::recency::Recency;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -81,6 +82,8 @@ struct Node {
     pinned_tokens: u64,
     /// A hash of the chain and the written list, and of the parent's lineage: what tells a chain's turns apart.
     lineage: u64,
+    /// Where the request went that the turn was added with, or last used with.
+    engine: EngineId,
     turn: Turn,
 }
 
@@ -171,6 +174,12 @@ impl Memory {
         path
     }
 
+    /// The engine that the last known turn before `message` was sent to.
+    pub(crate) fn engine(&self, path: &Path, message: u32) -> Option<EngineId> {
+        let (_, turn) = path.iter().rfind(|(known, _)| *known < message)?;
+        Some(self.node(*turn)?.engine)
+    }
+
     /// Where a path ends, for other memories.
     pub(crate) fn place(&self, path: &Path) -> Option<Place> {
         let node = path.last().and_then(|(_, id)| self.node(*id))?;
@@ -192,7 +201,7 @@ impl Memory {
     /// Remembers that a request was sent: `path`, as it was found for it, was used, and `added` (in the order of the
     /// messages) continues it. What is known already stays as it is. Then forgets down to the bounds. O(path + added +
     /// forgotten).
-    pub(crate) fn record(&mut self, path: &Path, added: Vec<Added>) {
+    pub(crate) fn record(&mut self, path: &Path, added: Vec<Added>, engine: EngineId) {
         let mut parent = path.last().map(|(_, id)| *id);
         for added in added {
             let is_known = |id: &&TurnId| {
@@ -204,7 +213,7 @@ impl Memory {
             if let Some(&known) = turns.and_then(|turns| turns.iter().find(is_known)) {
                 parent = Some(known);
             } else if turns.map_or(0, <[TurnId]>::len) < MAX_VERSIONS {
-                parent = Some(self.add(parent, added));
+                parent = Some(self.add(parent, added, engine));
             } else {
                 break;
             }
@@ -212,6 +221,9 @@ impl Memory {
         let used: SmallVec<[TurnId; 16]> = self.ancestors(parent).map(|(id, _)| id).collect();
         for id in used {
             self.recency.touch(id.0);
+        }
+        if let Some(last) = parent.and_then(|last| self.node_mut(last)) {
+            last.engine = engine;
         }
         while self.len() > self.bounds.max_entries as usize || self.bytes > self.bounds.max_bytes {
             let Some(oldest) = self.recency.oldest() else {
@@ -266,7 +278,7 @@ impl Memory {
         })
     }
 
-    fn add(&mut self, parent: Option<TurnId>, added: Added) -> TurnId {
+    fn add(&mut self, parent: Option<TurnId>, added: Added, engine: EngineId) -> TurnId {
         let pinned = added.turn.pin().map_or(0, |pin| u64::from(pin.tokens));
         let parent_node = parent.and_then(|parent| self.node(parent));
         let (before, lineage) =
@@ -280,6 +292,7 @@ impl Memory {
             message: added.message,
             pinned_tokens: before.saturating_add(pinned),
             lineage: xxh3_64_with_seed(&lineage, 0),
+            engine,
             turn: added.turn,
         };
         self.bytes += node.bytes();
@@ -439,10 +452,18 @@ mod tests {
     #[test]
     fn a_chat_that_goes_on_is_known() {
         let mut memory = memory(10, 10_000);
-        memory.record(&Path::new(), vec![added(0, 1, written("a"))]);
+        memory.record(
+            &Path::new(),
+            vec![added(0, 1, written("a"))],
+            EngineId::default(),
+        );
         let path = memory.find(chains(&[1, 2, 3]), None);
         assert_eq!(texts(&memory, &path), [(0, "a".into())]);
-        memory.record(&path, vec![added(2, 3, Turn::default())]);
+        memory.record(
+            &path,
+            vec![added(2, 3, Turn::default())],
+            EngineId::default(),
+        );
         let path = memory.find(chains(&[1, 2, 3, 4, 5]), Some((4, list("b"))));
         assert_eq!(texts(&memory, &path), [(0, "a".into()), (2, String::new())]);
         memory.check();
@@ -451,7 +472,11 @@ mod tests {
     #[test]
     fn the_message_that_documents_are_for_is_known_with_these_only() {
         let mut memory = memory(10, 10_000);
-        memory.record(&Path::new(), vec![added(0, 1, written("a"))]);
+        memory.record(
+            &Path::new(),
+            vec![added(0, 1, written("a"))],
+            EngineId::default(),
+        );
         assert_eq!(memory.find(chains(&[1]), Some((0, list("a")))).len(), 1);
         assert_eq!(memory.find(chains(&[1]), Some((0, list("b")))).len(), 0);
         assert_eq!(memory.find(chains(&[1]), None).len(), 0);
@@ -464,15 +489,27 @@ mod tests {
     fn chats_of_the_same_words_with_other_documents_are_not_told_apart() {
         let mut memory = memory(10, 10_000);
         for text in ["a", "b"] {
-            memory.record(&Path::new(), vec![added(0, 1, written(text))]);
+            memory.record(
+                &Path::new(),
+                vec![added(0, 1, written(text))],
+                EngineId::default(),
+            );
         }
         assert!(memory.find(chains(&[1, 2, 3]), None).is_empty());
         // How such a chat went on is remembered: nothing was written into its first message.
-        memory.record(&Path::new(), vec![added(2, 3, Turn::default())]);
+        memory.record(
+            &Path::new(),
+            vec![added(2, 3, Turn::default())],
+            EngineId::default(),
+        );
         let path = memory.find(chains(&[1, 2, 3, 4, 5]), None);
         assert_eq!(texts(&memory, &path), [(2, String::new())]);
         // And one that began without documents is the plain one.
-        memory.record(&Path::new(), vec![added(0, 1, Turn::default())]);
+        memory.record(
+            &Path::new(),
+            vec![added(0, 1, Turn::default())],
+            EngineId::default(),
+        );
         let path = memory.find(chains(&[1, 2, 9]), None);
         assert_eq!(texts(&memory, &path), [(0, String::new())]);
         memory.check();
@@ -484,9 +521,18 @@ mod tests {
         memory.record(
             &Path::new(),
             vec![added(0, 1, written("a")), added(2, 2, written("b"))],
+            EngineId::default(),
         );
-        memory.record(&Path::new(), vec![added(0, 10, written("c"))]);
-        memory.record(&Path::new(), vec![added(0, 20, written("d"))]);
+        memory.record(
+            &Path::new(),
+            vec![added(0, 10, written("c"))],
+            EngineId::default(),
+        );
+        memory.record(
+            &Path::new(),
+            vec![added(0, 20, written("d"))],
+            EngineId::default(),
+        );
         memory.check();
         let path = memory.find(chains(&[1, 0, 2, 0, 3]), None);
         assert_eq!(texts(&memory, &path), [(0, "a".into())]);
@@ -495,7 +541,11 @@ mod tests {
     #[test]
     fn what_is_larger_than_the_memory_is_not_remembered() {
         let mut memory = memory(10, 1_000);
-        memory.record(&Path::new(), vec![added(0, 1, written(&"x".repeat(2_000)))]);
+        memory.record(
+            &Path::new(),
+            vec![added(0, 1, written(&"x".repeat(2_000)))],
+            EngineId::default(),
+        );
         memory.check();
         assert_eq!((memory.len(), memory.bytes()), (0, 0));
     }
@@ -504,7 +554,11 @@ mod tests {
     fn one_chain_has_a_bounded_number_of_turns() {
         let mut memory = memory(1_000, 1_000_000);
         for text in 0..100 {
-            memory.record(&Path::new(), vec![added(0, 1, written(&text.to_string()))]);
+            memory.record(
+                &Path::new(),
+                vec![added(0, 1, written(&text.to_string()))],
+                EngineId::default(),
+            );
         }
         assert_eq!(memory.len(), MAX_VERSIONS);
         memory.check();
@@ -543,7 +597,7 @@ mod tests {
                 let rest = (known..=last).filter(|at| *at == last).map(|at| {
                     added(at, chains_of[at as usize], turn.clone())
                 });
-                memory.record(&path, rest.collect());
+                memory.record(&path, rest.collect(), EngineId::default());
                 memory.check();
                 if memory.len() > 0 && max_entries > 5 && max_bytes > 5_000 {
                     let again = memory.find(chains(&chains_of), list.map(|list| (last, list)));

@@ -15,10 +15,10 @@ use crate::config::Config;
 use crate::conversation::memory::{Added, Memory, Path};
 use crate::conversation::shown::Shown;
 use crate::conversation::turn::{Pin, Pinned, Turn, Written};
-use crate::deed::SentRun;
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::orderer::Report;
 use crate::policy::{Order, Policy, PolicyKind, match_of};
+use crate::told::SentRun;
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
@@ -179,7 +179,7 @@ impl<'a> Request<'_, 'a> {
         self.edits.push(Edit::insert(entry, &pin.text));
         let path = pin.documents.iter();
         let path = path.map(|document| (document.fingerprint, document.tokens));
-        self.walk(scope, pin.references, path.collect(), None);
+        self.walk(entry.at, scope, pin.references, path.collect(), None);
         for document in &pin.documents {
             self.shown.add(
                 turn,
@@ -216,8 +216,13 @@ impl<'a> Request<'_, 'a> {
                 let found = group.found.get(usize::from(slot.index()))?;
                 Some((listed.fingerprint_at(slot.index()), found.tokens))
             });
-        let path = path.collect();
-        self.walk(group.scope, arrangement.references(&listed), path, order);
+        self.walk(
+            group.place.start(),
+            group.scope,
+            arrangement.references(&listed),
+            path.collect(),
+            order,
+        );
         self.then(arrangement.digest(&listed));
         if self.last_turn > 0 {
             for &(index, fingerprint) in &listed.distinct {
@@ -280,10 +285,11 @@ impl<'a> Request<'_, 'a> {
             .collect()
     }
 
-    /// These documents stand in the prompt, in this order; `references` stand among them. `order` is the policy's, if
+    /// These documents stand in the prompt from that byte of the body on, in this order; `references` stand among them. `order` is the policy's, if
     /// it was asked.
     fn walk(
         &mut self,
+        at: usize,
         scope: Scope,
         references: u64,
         documents: SmallVec<[(Fingerprint, u32); 16]>,
@@ -313,6 +319,8 @@ impl<'a> Request<'_, 'a> {
             .sum::<u64>();
         self.runs.push(SentRun {
             scope,
+            before: estimate_tokens(at),
+            matched: u32::try_from(matched.tokens).unwrap_or(u32::MAX),
             documents: documents.into_vec(),
             order: order.map(Order::into_vec),
         });

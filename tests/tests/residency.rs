@@ -1,0 +1,316 @@
+//! What the gateway believes an engine to hold, and what the engine holds: the filter follows the host's feed, and reads
+//! what answers say.
+
+use foreword_ordering::feed::{Batch, Follower};
+use foreword_ordering::random::Random;
+use foreword_tests::http::{Client, Response, exchange, post};
+use foreword_tests::{Gateway, GatewayOptions, Host, Shell, Upstream, artifacts};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::Mutex;
+
+/// Documents in a question.
+const DOCUMENTS: usize = 4;
+/// Topics, of [`DOCUMENTS`] documents each: three times what the host has room for.
+const TOPICS: u64 = 9;
+
+/// Real documents have some hundred tokens; these have as many of the tiny model's.
+fn question(topic: u64, stream: bool) -> String {
+    let documents = (0..DOCUMENTS).map(|document| {
+        let words = format!("What {topic} and {document} say fills some pages. ").repeat(8);
+        format!("<document id=\"{topic}-{document}\">{words}</document>")
+    });
+    let documents: Vec<_> = documents.collect();
+    json!({
+        "model": "tiny",
+        "max_tokens": 1,
+        "stream": stream,
+        "stream_options": if stream { json!({"include_usage": true}) } else { Value::Null },
+        "messages": [{"role": "user", "content": format!("{}\nWhy?", documents.join("\n"))}],
+    })
+    .to_string()
+}
+
+fn host() -> Host {
+    let model = artifacts::repository().join("host/engine/fixtures/qwen2");
+    Host::start(&model, &["--name", "tiny", "--kv-tokens", "2560"]).unwrap()
+}
+
+fn gateway(upstream: SocketAddr, concurrency: u32, plugin: Value) -> Gateway {
+    let options = GatewayOptions {
+        concurrency,
+        plugin: Some(plugin),
+        ..GatewayOptions::new(upstream)
+    };
+    Gateway::start(&options).unwrap()
+}
+
+fn followed() -> Value {
+    json!({"engines": [{"name": "engine", "feed": {"cluster": "engine"}}]})
+}
+
+/// What the gateway said it matched, and the engine of the prompt and what of it was cached.
+fn ask(gateway: &Gateway, body: &str) -> (u64, u64, u64) {
+    let response = exchange(gateway.address(), &post(body.as_bytes())).unwrap();
+    let text = String::from_utf8(response.body.clone()).unwrap();
+    assert_eq!(response.status, 200, "{text}");
+    let usage = text.rsplit_once("\"usage\":").map(|(_, usage)| usage);
+    let usage: Value = serde_json::Deserializer::from_str(usage.unwrap())
+        .into_iter()
+        .next()
+        .unwrap()
+        .unwrap();
+    let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
+    (
+        matched(&response),
+        usage["prompt_tokens"].as_u64().unwrap(),
+        cached.unwrap(),
+    )
+}
+
+fn matched(response: &Response) -> u64 {
+    let field = response
+        .report()
+        .split("; ")
+        .find_map(|field| field.strip_prefix("matched="));
+    field
+        .unwrap_or_else(|| panic!("{}", response.report()))
+        .parse()
+        .unwrap()
+}
+
+fn count(gateway: &Gateway, name: &str) -> u64 {
+    gateway.metric(name).unwrap().unwrap_or_default()
+}
+
+/// Waits until the gateway has read all that the host has said.
+fn synchronize(host: &Host, gateway: &Gateway, follower: &mut Follower) {
+    let path = format!("/v1/kv/events?{}", follower.query());
+    let request = format!("GET {path} HTTP/1.1\r\nhost: host\r\n\r\n");
+    let response = exchange(host.address(), request.as_bytes()).unwrap();
+    let batch: Batch = serde_json::from_slice(&response.body).unwrap();
+    follower.follow(&batch).for_each(drop);
+    // Its first batch, of an empty cache, is one event, which forgets.
+    while count(gateway, "foreword_feed_events_total") < batch.next + 1 {
+        std::thread::yield_now();
+    }
+}
+
+/// Asks about topics at random; how many documents the gateway believed held, and how many were.
+fn play(gateway: &Gateway, mut before: impl FnMut()) -> Vec<(u64, u64)> {
+    let (_, prompt, cached) = ask(gateway, &question(0, false));
+    assert_eq!(cached, 0);
+    let document = prompt / DOCUMENTS as u64;
+    let mut random = Random::new(5);
+    let asked = (0..40).map(|_| {
+        // One topic comes back soon, the others seldom.
+        let topic = random.below(TOPICS).min(random.below(TOPICS));
+        before();
+        let (matched, _, cached) = ask(gateway, &question(topic, false));
+        // What stands around the documents is far less than one of them.
+        (matched, (cached + document / 4) / document)
+    });
+    asked.collect()
+}
+
+#[test]
+fn a_gateway_that_follows_the_feed_believes_what_the_engine_holds() {
+    if Shell::chosen() == Shell::Dynamic {
+        eprintln!("skipped: the dynamic module follows no feeds");
+        return;
+    }
+    let host = host();
+    let gateway = gateway(host.address(), 2, followed());
+    while count(&gateway, "foreword_feed_events_total") < 1 {
+        std::thread::yield_now();
+    }
+    let mut follower = Follower::default();
+    let played = play(&gateway, || synchronize(&host, &gateway, &mut follower));
+    assert!(
+        played.iter().all(|(matched, held)| matched == held),
+        "{played:?}"
+    );
+    let of = |held: u64| played.iter().filter(|(_, found)| *found == held).count();
+    assert!(of(0) > 5 && of(DOCUMENTS as u64) > 5, "{played:?}");
+    assert_eq!(count(&gateway, "foreword_lost_entries_total"), 0);
+}
+
+#[test]
+fn a_gateway_that_is_told_nothing_learns_from_answers() {
+    let host = host();
+    let gateway = gateway(host.address(), 2, json!({}));
+    let played = play(&gateway, || {});
+    let believed: u64 = played.iter().map(|(matched, _)| matched).sum();
+    let held: u64 = played.iter().map(|(_, held)| held).sum();
+    // It believes that what it sent once is held, until an answer says that it was not.
+    assert!(believed > held, "{played:?}");
+    assert!(count(&gateway, "foreword_corrections_total") > 5);
+    let prompt = count(&gateway, "foreword_engine_prompt_tokens_total");
+    let cached = count(&gateway, "foreword_engine_cached_tokens_total");
+    assert!(0 < cached && cached < prompt, "{cached} of {prompt}");
+}
+
+#[test]
+fn a_restarted_engine_is_believed_to_hold_what_it_says() {
+    if Shell::chosen() == Shell::Dynamic {
+        eprintln!("skipped: the dynamic module follows no feeds");
+        return;
+    }
+    // What a host says, by the test.
+    let batches: &'static Mutex<Vec<(u16, String)>> = Box::leak(Box::new(Mutex::new(Vec::new())));
+    let upstream = Upstream::scripted(move |request, reply| {
+        if request.line.contains("/v1/kv/events") {
+            let next = batches.lock().unwrap().pop();
+            // Nothing new: a client that waits in vain.
+            let (status, body) = next.unwrap_or((503, "{}".to_owned()));
+            return reply.json(status, &body);
+        }
+        reply.json(200, r#"{"ok": true}"#)
+    })
+    .unwrap();
+    let gateway = gateway(upstream.address(), 2, followed());
+    let batch = |epoch: &str, events: Value| {
+        json!({"epoch": epoch, "from": 0, "next": 0, "reset": true, "model": "tiny", "events": events})
+            .to_string()
+    };
+    let say = |status: u16, body: String, events: u64| {
+        let before = count(&gateway, "foreword_feed_events_total");
+        batches.lock().unwrap().push((status, body));
+        while count(&gateway, "foreword_feed_events_total") < before + events
+            || !batches.lock().unwrap().is_empty()
+        {
+            std::thread::yield_now();
+        }
+    };
+    let ask = || {
+        let body = question(1, false);
+        let response = exchange(gateway.address(), &post(body.as_bytes())).unwrap();
+        matched(&response)
+    };
+    assert_eq!((ask(), ask()), (0, 4));
+    say(200, batch("0000000000000001", json!([])), 1);
+    assert_eq!((ask(), ask()), (0, 4));
+    // It refuses, or says something else than it should: what is believed stays.
+    for (status, body) in [
+        (401, "{}"),
+        (503, ""),
+        (200, "noise"),
+        (200, "{}"),
+        (200, "["),
+    ] {
+        say(status, body.to_owned(), 0);
+        assert_eq!(ask(), 4, "{status} {body}");
+    }
+    // So it does when the engine has too much to say.
+    let scope = "00000000000000aa";
+    let path: Vec<_> = (0..40)
+        .map(|document| json!([format!("{document:016x}"), 9]))
+        .collect();
+    let stored = json!({"type": "stored", "tenant": "", "scope": scope, "path": path});
+    let all: Vec<_> = (0..5_000).map(|_| stored.clone()).collect();
+    let long = batch("0000000000000002", json!(all));
+    assert!(long.len() > 4 << 20, "{} bytes", long.len());
+    say(200, long, 0);
+    assert_eq!(ask(), 4);
+    // A megabyte is not too much.
+    let long = batch("0000000000000002", json!(all[..1_000]));
+    assert!(long.len() > 1_000_000, "{} bytes", long.len());
+    say(200, long, 1_001);
+    assert_eq!((ask(), ask()), (0, 4));
+    assert_eq!(count(&gateway, "foreword_untold_requests_total"), 0);
+    let log = gateway.log().unwrap();
+    assert!(
+        log.contains("the feed of engine cannot be followed: "),
+        "{log}"
+    );
+    assert!(log.contains("the feed of engine is back"), "{log}");
+}
+
+#[test]
+fn what_a_stream_says_is_read_and_not_a_byte_of_it_changes() {
+    let usage = |prompt: u64, cached: u64| json!({"choices": [], "usage": {"prompt_tokens": prompt, "prompt_tokens_details": {"cached_tokens": cached}}});
+    let upstream = Upstream::scripted(move |_, reply| {
+        reply.begin_events()?;
+        for word in ["one", "two \"usage\": {}", "three"] {
+            reply.event(
+                &json!({"choices": [{"delta": {"content": word}}], "usage": null}).to_string(),
+            )?;
+        }
+        reply.event(&usage(1_000, 0).to_string())?;
+        reply.event("[DONE]")?;
+        reply.end_events()
+    })
+    .unwrap();
+    let stream = |gateway: &Gateway| {
+        let mut client = Client::connect(gateway.address()).unwrap();
+        client.send(&post(question(1, true).as_bytes())).unwrap();
+        client.response().unwrap()
+    };
+    let bare = Gateway::start(&GatewayOptions {
+        plugin: None,
+        ..GatewayOptions::new(upstream.address())
+    })
+    .unwrap();
+    let expected = stream(&bare).body;
+    let gateway = gateway(upstream.address(), 1, json!({}));
+    for asked in 1..=3 {
+        let response = stream(&gateway);
+        assert_eq!(response.body, expected);
+        // It is believed to hold the documents, and says each time that it does not.
+        assert_eq!(matched(&response), if asked == 1 { 0 } else { 4 });
+        let prompts = count(&gateway, "foreword_engine_prompt_tokens_total");
+        assert_eq!(prompts, asked * 1_000);
+        assert_eq!(count(&gateway, "foreword_corrections_total"), asked - 1);
+    }
+}
+
+/// The engine's own count of what it had, by the number of workers.
+#[test]
+fn an_engine_finds_as_much_cached_behind_one_worker_as_behind_several() {
+    let cached = |workers: u32| {
+        let host = host();
+        let gateway = gateway(
+            host.address(),
+            workers,
+            json!({"ordering": {"hint": {"enabled": false}}}),
+        );
+        let mut random = Random::new(3);
+        let mut clients: Vec<_> = (0..4 * workers)
+            .map(|_| Client::connect(gateway.address()).unwrap())
+            .collect();
+        for _ in 0..60 {
+            let topic = random.below(4);
+            let mut documents: Vec<u64> = (0..5).collect();
+            random.shuffle(&mut documents);
+            let documents = documents.iter().take(3).map(|document| {
+                let words = format!("What {topic} and {document} say fills some pages. ").repeat(8);
+                format!("<document id=\"{topic}-{document}\">{words}</document>")
+            });
+            let content = documents.collect::<Vec<_>>().join("\n") + "\nWhy?";
+            let body = json!({"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": content}]});
+            let at = usize::try_from(random.below(clients.len() as u64)).unwrap();
+            clients[at]
+                .send(&post(body.to_string().as_bytes()))
+                .unwrap();
+            assert_eq!(clients[at].response().unwrap().status, 200);
+        }
+        (
+            count(&gateway, "foreword_engine_cached_tokens_total"),
+            count(&gateway, "foreword_engine_prompt_tokens_total"),
+        )
+    };
+    let (one, prompt) = cached(1);
+    assert!(
+        one * 10 > prompt * 3,
+        "{one} of {prompt} tokens were cached"
+    );
+    for workers in [2, 4] {
+        let (several, same) = cached(workers);
+        assert_eq!(same, prompt);
+        println!("{workers} workers: {several} of {prompt} tokens cached, one: {one}");
+        assert!(
+            several.abs_diff(one) * 100 <= one * 3,
+            "{workers} workers: {several}, one: {one}"
+        );
+    }
+}

@@ -1,0 +1,105 @@
+//! A request that went on, until its answer has been seen: which engine was to compute what, and what the engine says it
+//! did.
+
+use foreword_ordering::Deed;
+
+use crate::engines::{Dealt, Errand};
+use crate::host::{Host, HostError, LogLevel};
+use crate::plugin::Plugin;
+use crate::usage::Glimpse;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Awaited {
+    /// What the core expects; `None`: it did not decide on the request.
+    deed: Option<Deed>,
+    /// `None`: it is settled, or there is nothing to choose.
+    errand: Option<Errand>,
+    /// `None`: the answer says nothing that could be read.
+    glimpse: Option<Glimpse>,
+}
+
+impl Awaited {
+    pub(crate) fn new(deed: Option<Deed>, errand: Errand) -> Self {
+        Self {
+            deed,
+            errand: Some(errand),
+            glimpse: None,
+        }
+    }
+
+    /// The answer begins, the engine's or the proxy's own.
+    pub(crate) fn on_headers(&mut self, host: &impl Host, plugin: &Plugin) {
+        let status = logged(host, host.response_header(":status")).flatten();
+        let status = status.as_deref();
+        if let Some(errand) = self.errand.take() {
+            let served_by = logged(host, host.property(&["upstream", "address"])).flatten();
+            let served_by = served_by.and_then(|address| plugin.engines().at(&address));
+            let failed = matches!(status, Some(b"502" | b"503" | b"504"));
+            match served_by.filter(|other| *other != errand.engine && !failed) {
+                // Envoy tried the chosen one, and then another.
+                Some(other) => {
+                    plugin.settle(host, errand, Dealt::Failed);
+                    plugin.answered_by(host, other);
+                    if let Some(deed) = &mut self.deed {
+                        plugin.undo(host, deed);
+                        plugin.went_to(host, deed, other);
+                    }
+                }
+                None if failed => {
+                    plugin.settle(host, errand, Dealt::Failed);
+                    if let Some(deed) = &self.deed {
+                        plugin.undo(host, deed);
+                    }
+                }
+                None => plugin.settle(host, errand, Dealt::Answered),
+            }
+        }
+        let is_plain =
+            logged(host, host.response_header("content-encoding")).is_some_and(|encoding| {
+                encoding.is_none_or(|encoding| encoding.eq_ignore_ascii_case(b"identity"))
+            });
+        self.glimpse = (status == Some(b"200") && is_plain).then(Glimpse::default);
+    }
+
+    /// A chunk of the answer goes by, `size` bytes.
+    pub(crate) fn on_body(
+        &mut self,
+        host: &impl Host,
+        plugin: &Plugin,
+        size: usize,
+        is_last: bool,
+    ) {
+        if let Some(glimpse) = &mut self.glimpse
+            && size > 0
+        {
+            let taken = glimpse.take(size, |from, bytes| host.response_body(from, bytes));
+            if logged(host, taken).is_none() {
+                self.glimpse = None;
+            }
+        }
+        if is_last {
+            self.on_end(host, plugin);
+        }
+    }
+
+    /// The answer has ended.
+    pub(crate) fn on_end(&mut self, host: &impl Host, plugin: &Plugin) {
+        if let Some(counted) = self.glimpse.take().and_then(|glimpse| glimpse.counted()) {
+            plugin.counted(host, self.deed.as_ref(), counted);
+        }
+    }
+
+    /// Request and answer are over, whatever became of them.
+    pub(crate) fn on_done(&mut self, host: &impl Host, plugin: &Plugin) {
+        if let Some(errand) = self.errand.take() {
+            plugin.settle(host, errand, Dealt::Abandoned);
+        }
+    }
+}
+
+fn logged<T>(host: &impl Host, result: Result<T, HostError>) -> Option<T> {
+    result
+        .inspect_err(|error| host.log(LogLevel::Warn, &error.to_string()))
+        .ok()
+}

@@ -1,0 +1,263 @@
+//! The part `engines` of the plugin configuration.
+
+use std::net::SocketAddr;
+
+use foreword_ordering::MAX_ENGINES;
+use serde_json::{Map, Value};
+
+use crate::config::{ConfigError, invalid};
+
+/// One engine behind the gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct EngineConfig {
+    /// In logs.
+    pub(crate) name: String,
+    /// Where Envoy is told to send requests; `None`: there is nothing to choose.
+    pub(crate) address: Option<SocketAddr>,
+    pub(crate) feed: Option<FeedConfig>,
+}
+
+/// Where an engine says what it holds.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct FeedConfig {
+    /// Envoy's cluster.
+    pub(crate) cluster: String,
+    /// Sent as `authorization: Bearer …`. Never logged.
+    pub(crate) token: Option<String>,
+}
+
+impl std::fmt::Debug for FeedConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FeedConfig")
+            .field("cluster", &self.cluster)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The engines, in their order. None given: one, of which nothing is known.
+pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, ConfigError> {
+    let Some(value) = value else {
+        return Ok(vec![EngineConfig {
+            name: "engine".to_owned(),
+            address: None,
+            feed: None,
+        }]);
+    };
+    let list = value
+        .as_array()
+        .filter(|list| (1..=usize::from(MAX_ENGINES)).contains(&list.len()));
+    let list = list.ok_or_else(|| {
+        let limit = format!("a list of 1 to {MAX_ENGINES} engines");
+        invalid("engines", value, limit)
+    })?;
+    let mut engines = Vec::with_capacity(list.len());
+    for value in list {
+        let engine = engine(value)?;
+        if list.len() > 1 && engine.address.is_none() {
+            return Err(invalid(
+                "engines",
+                value,
+                "an engine with an address, as there are several",
+            ));
+        }
+        let is_known = |known: &EngineConfig| {
+            known.name == engine.name
+                || (known.address.is_some() && known.address == engine.address)
+        };
+        if engines.iter().any(is_known) {
+            return Err(invalid(
+                "engines",
+                value,
+                "an engine of its own name and address",
+            ));
+        }
+        engines.push(engine);
+    }
+    Ok(engines)
+}
+
+fn engine(value: &Value) -> Result<EngineConfig, ConfigError> {
+    let fields = object("engines", value, &["name", "address", "feed"])?;
+    let name = text(fields.get("name")).filter(|name| is_name(name));
+    let name = name.ok_or_else(|| {
+        let limit =
+            format!("a name of 1 to {MAX_NAME_BYTES} ASCII letters, digits, \"-\", \"_\" or \".\"");
+        invalid(
+            "engines.name",
+            fields.get("name").unwrap_or(&Value::Null),
+            limit,
+        )
+    })?;
+    let address = match fields.get("address") {
+        None | Some(Value::Null) => None,
+        Some(value) => Some(
+            text(Some(value))
+                .and_then(|address| address.parse().ok())
+                .ok_or_else(|| {
+                    invalid(
+                        "engines.address",
+                        value,
+                        "an IP address with a port, as in \"10.0.0.1:8000\"",
+                    )
+                })?,
+        ),
+    };
+    let feed = match fields.get("feed") {
+        None | Some(Value::Null) => None,
+        Some(value) => Some(feed(value)?),
+    };
+    Ok(EngineConfig {
+        name: name.to_owned(),
+        address,
+        feed,
+    })
+}
+
+fn feed(value: &Value) -> Result<FeedConfig, ConfigError> {
+    let fields = object("engines.feed", value, &["cluster", "token"])?;
+    let cluster = text(fields.get("cluster"))
+        .filter(|cluster| (1..=MAX_CLUSTER_BYTES).contains(&cluster.len()))
+        .ok_or_else(|| {
+            let limit = format!("the name of an Envoy cluster, at most {MAX_CLUSTER_BYTES} bytes");
+            invalid(
+                "engines.feed.cluster",
+                fields.get("cluster").unwrap_or(&Value::Null),
+                limit,
+            )
+        })?;
+    let token = match fields.get("token") {
+        None | Some(Value::Null) => None,
+        // The value is a secret, so the error does not quote it.
+        Some(value) => Some(
+            text(Some(value))
+                .filter(|token| is_token(token))
+                .ok_or_else(|| {
+                    let limit = format!("1 to {MAX_TOKEN_BYTES} visible ASCII characters");
+                    invalid("engines.feed.token", &Value::from("…"), limit)
+                })?,
+        ),
+    };
+    Ok(FeedConfig {
+        cluster: cluster.to_owned(),
+        token: token.map(str::to_owned),
+    })
+}
+
+fn object<'v>(
+    field: &'static str,
+    value: &'v Value,
+    known: &[&str],
+) -> Result<&'v Map<String, Value>, ConfigError> {
+    let fields = value.as_object();
+    fields
+        .filter(|fields| fields.keys().all(|key| known.contains(&key.as_str())))
+        .ok_or_else(|| {
+            let limit = format!("an object with the fields {}", known.join(", "));
+            // A token may be in it.
+            invalid(field, &Value::from("…"), limit)
+        })
+}
+
+fn text(value: Option<&Value>) -> Option<&str> {
+    value.and_then(Value::as_str)
+}
+
+fn is_name(name: &str) -> bool {
+    (1..=MAX_NAME_BYTES).contains(&name.len())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+}
+
+fn is_token(token: &str) -> bool {
+    (1..=MAX_TOKEN_BYTES).contains(&token.len())
+        && token.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+const MAX_NAME_BYTES: usize = 64;
+const MAX_CLUSTER_BYTES: usize = 256;
+const MAX_TOKEN_BYTES: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn engines_are_read_in_their_order() {
+        let value = json!([
+            {"name": "a", "address": "10.0.0.1:8000", "feed": {"cluster": "feed-a", "token": "secret"}},
+            {"name": "b", "address": "[::1]:8000", "feed": null},
+        ]);
+        let engines = engines(Some(&value)).unwrap();
+        assert_eq!(engines[0].address, Some("10.0.0.1:8000".parse().unwrap()));
+        let feed = engines[0].feed.as_ref().unwrap();
+        assert_eq!(
+            (&*feed.cluster, feed.token.as_deref()),
+            ("feed-a", Some("secret"))
+        );
+        assert!(!format!("{engines:?}").contains("secret"));
+        assert_eq!((&*engines[1].name, &engines[1].feed), ("b", &None));
+    }
+
+    #[test]
+    fn one_engine_needs_no_address_and_is_there_without_being_named() {
+        let value = json!([{"name": "a"}]);
+        assert_eq!(engines(Some(&value)).unwrap()[0].address, None);
+        assert_eq!(engines(None).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_its_limit_and_a_secret_is_not() {
+        let one = json!({"name": "a", "address": "10.0.0.1:1"});
+        let many: Vec<Value> = (0..65).map(|_| one.clone()).collect();
+        for (value, words) in [
+            (json!({}), ["engines: {}", "a list of 1 to 64"]),
+            (json!([]), ["engines: []", "a list of 1 to 64"]),
+            (json!(many), ["engines: [", "a list of 1 to 64"]),
+            (
+                json!([{"name": "a", "adress": "x"}]),
+                ["engines: ", "name, address, feed"],
+            ),
+            (
+                json!([{"address": "10.0.0.1:1"}]),
+                ["engines.name: null", "1 to 64"],
+            ),
+            (
+                json!([{"name": "a b"}]),
+                ["engines.name: \"a b\"", "1 to 64"],
+            ),
+            (
+                json!([{"name": "a", "address": "host:1"}]),
+                ["engines.address: \"host:1\"", "IP address"],
+            ),
+            (json!([one, {"name": "b"}]), ["engines: {", "an address"]),
+            (
+                json!([one, {"name": "a", "address": "10.0.0.1:2"}]),
+                ["engines: {", "of its own name"],
+            ),
+            (
+                json!([one, {"name": "b", "address": "10.0.0.1:1"}]),
+                ["engines: {", "of its own name"],
+            ),
+            (
+                json!([{"name": "a", "feed": {}}]),
+                ["engines.feed.cluster: null", "cluster"],
+            ),
+            (
+                json!([{"name": "a", "feed": {"cluster": "c", "token": "secret\n"}}]),
+                ["engines.feed.token", "visible"],
+            ),
+            (
+                json!([{"name": "a", "feed": {"cluster": "c", "tokens": "secret"}}]),
+                ["engines.feed", "cluster, token"],
+            ),
+        ] {
+            let error = engines(Some(&value)).unwrap_err().to_string();
+            for word in words {
+                assert!(error.contains(word), "{error} lacks {word}");
+            }
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! The engines behind the gateway: what each has to do, whether it answers, and how Envoy is told which one is chosen.
+//!
+//! ```text
+//!   shared data   …/engine/a   {2 failures, out until 12:00:07, 4,100 tokens to compute}     all workers read and
+//!                 …/engine/b   {0 failures, –, 900 tokens to compute}                        change these
+//!
+//!   request ──▶ choices: who is not out, with loads ──▶ core chooses ──▶ x-gateway-destination-endpoint: b:8000,a:8000
+//!   answer begins ──▶ the tokens are computed; an engine that gave none, or 502, 503, 504, is out for a while
+//! ```
+//!
+//! An engine that is out is tried again when its time is over, by one request; each failure doubles the time. When all
+//! are out, all are choices: Envoy then says what is wrong. The header names the others behind the chosen one, so that
+//! Envoy's retry goes to them.
+
+mod config;
+mod state;
+
+use foreword_ordering::{Choice, EngineId};
+
+pub(crate) use self::config::{EngineConfig, FeedConfig, engines};
+use self::state::State;
+use crate::host::{Host, HostError};
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Engines {
+    list: Vec<EngineConfig>,
+    /// Keys in shared data, one for each engine; none where there is nothing to choose, or no shared data.
+    keys: Vec<String>,
+}
+
+/// A request on its way to an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Errand {
+    pub(crate) engine: EngineId,
+    /// Tokens that the engine has to compute for it.
+    tokens: u64,
+}
+
+/// How an engine dealt with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dealt {
+    /// It began to answer.
+    Answered,
+    /// It could not be reached, broke off or said that it cannot.
+    Failed,
+    /// The client went away first, which says nothing of the engine.
+    Abandoned,
+}
+
+impl Engines {
+    /// `ring` is the name under which workers agree. Keys are made here: see [`crate::agreement`] on who may do that.
+    pub(crate) fn open(
+        host: &impl Host,
+        list: &[EngineConfig],
+        ring: &str,
+    ) -> Result<Self, HostError> {
+        let mut engines = Self::without_choice(list);
+        if list.len() > 1 {
+            for engine in list {
+                let key = format!("foreword/engine/{}/{ring}/{}", state::LAYOUT, engine.name);
+                if host.shared_data(&key)?.is_none() {
+                    host.set_shared_data(&key, &State::default().bytes(), None)?;
+                }
+                engines.keys.push(key);
+            }
+        }
+        Ok(engines)
+    }
+
+    /// Nothing is known of how engines do, and nothing is kept of it.
+    pub(crate) fn without_choice(list: &[EngineConfig]) -> Self {
+        Self {
+            list: list.to_vec(),
+            keys: Vec::new(),
+        }
+    }
+
+    /// Whether requests are sent to one of several.
+    pub(crate) fn are_several(&self) -> bool {
+        self.list.len() > 1
+    }
+
+    /// The engines that a request may go to. `turn` says which of equals comes first.
+    pub(crate) fn choices(&self, host: &impl Host, now_ms: u64, turn: u64) -> Vec<Choice> {
+        let mut all = Vec::with_capacity(self.list.len());
+        let mut well = Vec::with_capacity(self.list.len());
+        for (engine, key) in (0..).map(EngineId).zip(&self.keys) {
+            let state = State::read(host, key).map(|(state, _)| state);
+            let state = state.unwrap_or_default();
+            let choice = Choice {
+                engine,
+                outstanding: state.outstanding(now_ms),
+            };
+            all.push(choice);
+            if state.is_well(now_ms) {
+                well.push(choice);
+            }
+        }
+        let mut choices = if well.is_empty() { all } else { well };
+        let count = u64::try_from(choices.len()).unwrap_or(1);
+        let first = turn.checked_rem(count).unwrap_or(0);
+        choices.rotate_left(usize::try_from(first).unwrap_or(0));
+        choices
+    }
+
+    /// The request goes to that engine, which has `tokens` to compute for it.
+    pub(crate) fn send(
+        &self,
+        host: &impl Host,
+        now_ms: u64,
+        engine: EngineId,
+        tokens: u64,
+    ) -> Errand {
+        self.change(host, engine, |state| state.send(now_ms, tokens));
+        Errand { engine, tokens }
+    }
+
+    /// An errand is over, once for each [`Engines::send`].
+    pub(crate) fn settle(&self, host: &impl Host, now_ms: u64, errand: Errand, dealt: Dealt) {
+        self.change(host, errand.engine, |state| {
+            state.settle(now_ms, errand.tokens, dealt);
+        });
+    }
+
+    /// Whose address that is, as Envoy writes it.
+    pub(crate) fn at(&self, address: &[u8]) -> Option<EngineId> {
+        let address = str::from_utf8(address).ok()?.parse().ok()?;
+        let mut engines = (0..).map(EngineId).zip(&self.list);
+        engines
+            .find(|(_, engine)| engine.address == Some(address))
+            .map(|(id, _)| id)
+    }
+
+    /// The value of [`DESTINATION_HEADER`]: the chosen engine, then the other choices by what they have to do, then the
+    /// ones that are out, [`MAX_DESTINATIONS`] in all. `None` where there is nothing to choose.
+    pub(crate) fn destinations(&self, chosen: EngineId, choices: &[Choice]) -> Option<String> {
+        if !self.are_several() {
+            return None;
+        }
+        let mut others: Vec<Choice> = choices.to_vec();
+        others.sort_by_key(|choice| choice.outstanding);
+        let out = (0..).map(EngineId).take(self.list.len());
+        let mut order = vec![chosen];
+        for engine in others.into_iter().map(|choice| choice.engine).chain(out) {
+            if !order.contains(&engine) {
+                order.push(engine);
+            }
+        }
+        let addresses = order.iter().take(MAX_DESTINATIONS).filter_map(|engine| {
+            let engine = self.list.get(usize::from(engine.0))?;
+            engine.address.map(|address| address.to_string())
+        });
+        Some(addresses.collect::<Vec<_>>().join(","))
+    }
+
+    /// A change that loses against others is given up after some attempts: loads are estimates, and what is stale is
+    /// forgotten.
+    fn change(&self, host: &impl Host, engine: EngineId, change: impl Fn(&mut State)) {
+        let Some(key) = self.keys.get(usize::from(engine.0)) else {
+            return;
+        };
+        for _ in 0..ATTEMPTS {
+            let Ok((mut state, number)) = State::read(host, key) else {
+                return;
+            };
+            change(&mut state);
+            match host.set_shared_data(key, &state.bytes(), Some(number)) {
+                Ok(false) => {}
+                Ok(true) | Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Where Envoy's `override_host` policy looks for the engine, by the convention of the Gateway API's inference extension.
+pub(crate) const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
+
+/// Addresses in the header: more than Envoy retries.
+const MAX_DESTINATIONS: usize = 8;
+const ATTEMPTS: u32 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scripted::ScriptedHost;
+    use serde_json::json;
+
+    fn three(host: &ScriptedHost) -> Engines {
+        let list = json!([
+            {"name": "a", "address": "10.0.0.1:8000"},
+            {"name": "b", "address": "10.0.0.2:8000"},
+            {"name": "c", "address": "[::1]:8000"},
+        ]);
+        Engines::open(host, &engines(Some(&list)).unwrap(), "r").unwrap()
+    }
+
+    fn ids(choices: &[Choice]) -> Vec<u16> {
+        choices.iter().map(|choice| choice.engine.0).collect()
+    }
+
+    fn loads(engines: &Engines, host: &ScriptedHost, now_ms: u64) -> Vec<u64> {
+        let choices = engines.choices(host, now_ms, 0);
+        choices.iter().map(|choice| choice.outstanding).collect()
+    }
+
+    #[test]
+    fn what_engines_have_to_do_is_known_to_all_workers() {
+        let host = ScriptedHost::default();
+        let (one, two) = (three(&host), three(&host));
+        let errand = one.send(&host, 1_000, EngineId(1), 300);
+        two.send(&host, 1_000, EngineId(1), 50);
+        two.send(&host, 1_000, EngineId(2), 7);
+        assert_eq!(loads(&one, &host, 1_000), [0, 350, 7]);
+        one.settle(&host, 1_100, errand, Dealt::Answered);
+        assert_eq!(loads(&two, &host, 1_100), [0, 50, 7]);
+    }
+
+    #[test]
+    fn what_nobody_settles_is_forgotten() {
+        let host = ScriptedHost::default();
+        let engines = three(&host);
+        engines.send(&host, 1_000, EngineId(0), 300);
+        assert_eq!(loads(&engines, &host, 60_000), [300, 0, 0]);
+        assert_eq!(loads(&engines, &host, 62_000), [0, 0, 0]);
+        // And the next one starts from nothing.
+        engines.send(&host, 62_000, EngineId(0), 5);
+        assert_eq!(loads(&engines, &host, 62_000), [5, 0, 0]);
+    }
+
+    #[test]
+    fn an_engine_that_fails_is_out_and_then_tried_by_one_request() {
+        let host = ScriptedHost::default();
+        let engines = three(&host);
+        let mut now = 1_000;
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            let errand = engines.send(&host, now, EngineId(0), 100);
+            engines.settle(&host, now, errand, Dealt::Failed);
+            assert_eq!(ids(&engines.choices(&host, now, 0)), [1, 2]);
+            let failed = now;
+            while ids(&engines.choices(&host, now, 0)) == [1, 2] {
+                now += 500;
+            }
+            pauses.push(now - failed);
+            // One tries it, and meanwhile nobody else does.
+            let errand = engines.send(&host, now, EngineId(0), 100);
+            assert_eq!(ids(&engines.choices(&host, now, 0)), [1, 2]);
+            engines.settle(&host, now, errand, Dealt::Abandoned);
+        }
+        assert_eq!(pauses[..4], [1_000, 2_000, 4_000, 8_000]);
+        assert_eq!(pauses[6..], [30_000, 30_000]);
+        now += 60_000;
+        let errand = engines.send(&host, now, EngineId(0), 100);
+        engines.settle(&host, now, errand, Dealt::Answered);
+        assert_eq!(ids(&engines.choices(&host, now, 0)), [0, 1, 2]);
+    }
+
+    #[test]
+    fn when_all_are_out_all_are_choices() {
+        let host = ScriptedHost::default();
+        let engines = three(&host);
+        for engine in [0, 1, 2].map(EngineId) {
+            let errand = engines.send(&host, 1_000, engine, 1);
+            engines.settle(&host, 1_000, errand, Dealt::Failed);
+        }
+        assert_eq!(ids(&engines.choices(&host, 1_000, 0)), [0, 1, 2]);
+    }
+
+    #[test]
+    fn of_equals_each_comes_first_in_turn() {
+        let host = ScriptedHost::default();
+        let engines = three(&host);
+        let firsts: Vec<u16> = (0..4)
+            .map(|turn| ids(&engines.choices(&host, 0, turn))[0])
+            .collect();
+        assert_eq!(firsts, [0, 1, 2, 0]);
+    }
+
+    #[test]
+    fn envoy_is_told_the_chosen_one_and_whom_to_try_next() {
+        let host = ScriptedHost::default();
+        let engines = three(&host);
+        engines.send(&host, 0, EngineId(0), 100);
+        let failed = engines.send(&host, 0, EngineId(1), 1);
+        engines.settle(&host, 0, failed, Dealt::Failed);
+        let choices = engines.choices(&host, 0, 0);
+        assert_eq!(
+            engines.destinations(EngineId(0), &choices).unwrap(),
+            "10.0.0.1:8000,[::1]:8000,10.0.0.2:8000"
+        );
+        assert_eq!(engines.at(b"[::1]:8000"), Some(EngineId(2)));
+        for other in [&b"10.0.0.9:8000"[..], b"", b"\xff"] {
+            assert_eq!(engines.at(other), None);
+        }
+    }
+
+    #[test]
+    fn without_shared_data_engines_take_turns() {
+        let host = ScriptedHost::default();
+        let engines = three(&host);
+        host.refuse("shared_data");
+        let errand = engines.send(&host, 0, EngineId(0), 100);
+        engines.settle(&host, 0, errand, Dealt::Failed);
+        assert_eq!(ids(&engines.choices(&host, 0, 1)), [1, 2, 0]);
+    }
+}

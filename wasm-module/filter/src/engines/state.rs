@@ -1,0 +1,106 @@
+//! What all workers know of how an engine does: one value in shared data.
+
+use super::Dealt;
+use crate::host::{Host, HostError};
+
+/// See the module's text.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct State {
+    /// Tokens to compute for requests that it has not begun to answer.
+    outstanding: u64,
+    /// When that was changed.
+    changed_ms: u64,
+    /// Failures since it last answered.
+    failures: u64,
+    /// It is no choice before then.
+    out_until_ms: u64,
+}
+
+impl State {
+    pub(super) fn read(host: &impl Host, key: &str) -> Result<(Self, u32), HostError> {
+        let not_ours = HostError {
+            call: "shared_data",
+            status: NO_STATE,
+        };
+        let (bytes, number) = host.shared_data(key)?.ok_or(not_ours)?;
+        let bytes: [u8; 32] = bytes.try_into().map_err(|_| not_ours)?;
+        let (fields, _) = bytes.as_chunks::<8>();
+        let [outstanding, changed_ms, failures, out_until_ms] = fields else {
+            return Err(not_ours);
+        };
+        let number_of = |field: &[u8; 8]| u64::from_le_bytes(*field);
+        let state = Self {
+            outstanding: number_of(outstanding),
+            changed_ms: number_of(changed_ms),
+            failures: number_of(failures),
+            out_until_ms: number_of(out_until_ms),
+        };
+        Ok((state, number))
+    }
+
+    pub(super) fn bytes(self) -> Vec<u8> {
+        let fields = [
+            self.outstanding,
+            self.changed_ms,
+            self.failures,
+            self.out_until_ms,
+        ];
+        fields.map(u64::to_le_bytes).concat()
+    }
+
+    /// What it has to do. A worker that was lost settles nothing more, so what has not changed for a while is stale.
+    pub(super) fn outstanding(self, now_ms: u64) -> u64 {
+        if now_ms.saturating_sub(self.changed_ms) > STALE_MS {
+            0
+        } else {
+            self.outstanding
+        }
+    }
+
+    /// Whether it may be chosen.
+    pub(super) fn is_well(self, now_ms: u64) -> bool {
+        self.failures == 0
+            || now_ms >= self.out_until_ms
+            // The clock was set back.
+            || self.out_until_ms.saturating_sub(now_ms) > LONGEST_PAUSE_MS
+    }
+
+    pub(super) fn send(&mut self, now_ms: u64, tokens: u64) {
+        self.outstanding = self.outstanding(now_ms).saturating_add(tokens);
+        self.changed_ms = now_ms;
+        if self.failures > 0 {
+            // This request tries it; the others wait for what comes of it.
+            self.out_until_ms = now_ms.saturating_add(self.pause());
+        }
+    }
+
+    pub(super) fn settle(&mut self, now_ms: u64, tokens: u64, dealt: Dealt) {
+        self.outstanding = self.outstanding(now_ms).saturating_sub(tokens);
+        self.changed_ms = now_ms;
+        match dealt {
+            Dealt::Answered => self.failures = 0,
+            Dealt::Abandoned => {}
+            Dealt::Failed => {
+                self.out_until_ms = now_ms.saturating_add(self.pause());
+                self.failures = self.failures.saturating_add(1);
+            }
+        }
+    }
+
+    /// It doubles with each failure.
+    fn pause(self) -> u64 {
+        let doublings = u32::try_from(self.failures)
+            .unwrap_or(u32::MAX)
+            .min(MAX_DOUBLINGS);
+        (FIRST_PAUSE_MS << doublings).min(LONGEST_PAUSE_MS)
+    }
+}
+
+/// Builds that write a state otherwise use other keys.
+pub(super) const LAYOUT: &str = "1";
+
+const STALE_MS: u64 = 60_000;
+const FIRST_PAUSE_MS: u64 = 1_000;
+const LONGEST_PAUSE_MS: u64 = 30_000;
+const MAX_DOUBLINGS: u32 = 5;
+const NO_STATE: u32 = 203;

@@ -1,0 +1,207 @@
+//! Exchanges whose engine is chosen, and whose answer says something, against the scripted host.
+
+use super::tests::{PATH, body, plugin};
+use super::*;
+use crate::scripted::ScriptedHost;
+
+/// A plugin before two engines that hold what they were sent.
+fn two_engines(host: &ScriptedHost) -> Arc<Plugin> {
+    plugin(
+        host,
+        r#"{"engines": [{"name": "a", "address": "10.0.0.1:80"}, {"name": "b", "address": "10.0.0.2:80"}]}"#,
+    )
+}
+
+/// Sends a request as far as its engine, and returns where it goes.
+fn depart(plugin: &Arc<Plugin>, host: &ScriptedHost, body: &str) -> (Exchange, String) {
+    host.request(
+        "POST",
+        PATH,
+        &[("x-gateway-destination-endpoint", "10.6.6.6:80")],
+    );
+    let mut exchange = Exchange::new(Arc::clone(plugin));
+    assert_eq!(exchange.on_request_headers(host, false), Flow::Hold);
+    host.receive(body.as_bytes());
+    exchange.on_request_body(host, body.len(), true);
+    let destinations = host.header("x-gateway-destination-endpoint").unwrap();
+    (exchange, destinations)
+}
+
+/// The answer comes from `address`, if anybody gave one, with that status.
+fn arrive(mut exchange: Exchange, host: &ScriptedHost, address: &str, status: &str) {
+    host.set_property(&["upstream", "address"], address.as_bytes());
+    host.respond_with(status, None);
+    exchange.on_response_headers(host);
+    exchange.on_done(host);
+}
+
+const TO_A: &str = "10.0.0.1:80,10.0.0.2:80";
+const TO_B: &str = "10.0.0.2:80,10.0.0.1:80";
+
+#[test]
+fn requests_go_to_the_engine_that_holds_their_documents_and_new_ones_to_the_idle_one() {
+    let host = ScriptedHost::default();
+    let plugin = two_engines(&host);
+    let (first, to) = depart(&plugin, &host, &body(&["a", "b"]));
+    let (engine, other) = if to == TO_A {
+        (TO_A, TO_B)
+    } else {
+        (TO_B, TO_A)
+    };
+    assert_eq!(to, engine);
+    let (second, to) = depart(&plugin, &host, &body(&["c", "d"]));
+    assert_eq!(to, other);
+    // Without documents, too.
+    let (third, to) = depart(&plugin, &host, r#"{"messages": []}"#);
+    assert!([TO_A, TO_B].contains(&&*to), "{to}");
+    for (exchange, to) in [(first, engine), (second, other), (third, &*to)] {
+        let (address, _) = to.split_once(',').unwrap();
+        arrive(exchange, &host, address, "200");
+    }
+    for (ids, to) in [
+        (["b", "a"], engine),
+        (["d", "c"], other),
+        (["b", "a"], engine),
+    ] {
+        let (exchange, went) = depart(&plugin, &host, &body(&ids));
+        assert_eq!(went, to);
+        let (address, _) = to.split_once(',').unwrap();
+        arrive(exchange, &host, address, "200");
+    }
+}
+
+#[test]
+fn an_engine_that_fails_is_avoided_until_it_is_tried_again() {
+    let host = ScriptedHost::default();
+    let plugin = two_engines(&host);
+    for failure in ["503", "502", "504"] {
+        host.set_time(1_000_000);
+        host.shared().retain(|key, _| !key.contains("/engine/"));
+        let plugin = two_engines(&host);
+        let (exchange, to) = depart(&plugin, &host, &body(&["a", "b"]));
+        arrive(exchange, &host, "", failure);
+        for _ in 0..4 {
+            let (exchange, went) = depart(&plugin, &host, &body(&["b", "a"]));
+            assert_ne!(went, to, "{failure}");
+            let (address, _) = went.split_once(',').unwrap();
+            arrive(exchange, &host, address, "200");
+        }
+    }
+    drop(plugin);
+}
+
+#[test]
+fn an_engine_that_served_instead_of_another_holds_the_documents_now() {
+    let host = ScriptedHost::default();
+    let plugin = two_engines(&host);
+    host.set_time(1_000_000);
+    let (exchange, to) = depart(&plugin, &host, &body(&["a", "b"]));
+    let other = if to == TO_A {
+        "10.0.0.2:80"
+    } else {
+        "10.0.0.1:80"
+    };
+    arrive(exchange, &host, other, "200");
+    // The failed one is out; and when it is back, the documents are elsewhere.
+    for time in [1_000_100, 1_040_000, 1_080_000] {
+        host.set_time(time);
+        let (exchange, went) = depart(&plugin, &host, &body(&["b", "a"]));
+        assert!(went.starts_with(other), "{went} at {time}");
+        assert!(host.counter("foreword_matched_documents_total") >= 2);
+        arrive(exchange, &host, other, "200");
+    }
+}
+
+#[test]
+fn a_client_that_leaves_says_nothing_of_the_engine_and_takes_its_load_along() {
+    let host = ScriptedHost::default();
+    let plugin = two_engines(&host);
+    let choices = |plugin: &Plugin| plugin.engines().choices(&host, 0, 0);
+    let (mut exchange, _) = depart(&plugin, &host, &body(&["a", "b"]));
+    assert!(choices(&plugin).iter().any(|choice| choice.outstanding > 0));
+    exchange.on_done(&host);
+    exchange.on_done(&host);
+    let choices = choices(&plugin);
+    assert_eq!(choices.len(), 2);
+    assert!(choices.iter().all(|choice| choice.outstanding == 0));
+}
+
+#[test]
+fn with_one_engine_no_destination_is_named_and_a_clients_own_is_left_alone() {
+    let host = ScriptedHost::default();
+    let plugin = plugin(&host, "");
+    let (_, to) = depart(&plugin, &host, &body(&["a"]));
+    assert_eq!(to, "10.6.6.6:80");
+}
+
+/// Sends documents and lets the engine say what it had of a prompt of 1,000 tokens; what was believed before.
+fn say(plugin: &Arc<Plugin>, host: &ScriptedHost, ids: &[&str], usage: &str) -> u64 {
+    let before = host.counter("foreword_matched_documents_total");
+    let words = "Words that make it long. ".repeat(30);
+    let body = body(ids).replace("text of ", &format!("{words}text of "));
+    let (mut exchange, _) = depart(plugin, host, &body);
+    host.respond_with("200", None);
+    exchange.on_response_headers(host);
+    let answer = format!("{{\"choices\": [], {usage}}}");
+    for (at, chunk) in answer.as_bytes().chunks(16).enumerate() {
+        host.stream(chunk);
+        exchange.on_response_body(host, chunk.len(), (at + 1) * 16 >= answer.len());
+    }
+    exchange.on_done(host);
+    host.counter("foreword_matched_documents_total") - before
+}
+
+const NOTHING_CACHED: &str =
+    r#""usage": {"prompt_tokens": 1000, "prompt_tokens_details": {"cached_tokens": 0}}"#;
+
+#[test]
+fn an_answer_that_counts_less_than_was_believed_corrects_it() {
+    let host = ScriptedHost::default();
+    let plugin = plugin(&host, "");
+    assert_eq!(say(&plugin, &host, &["a", "b"], NOTHING_CACHED), 0);
+    assert_eq!(say(&plugin, &host, &["a", "c"], NOTHING_CACHED), 1);
+    assert_eq!(host.counter("foreword_corrections_total"), 1);
+    // So [a b] is not held.
+    assert_eq!(say(&plugin, &host, &["b", "a"], NOTHING_CACHED), 1);
+    assert_eq!(host.counter("foreword_engine_prompt_tokens_total"), 3_000);
+    assert_eq!(host.counter("foreword_engine_cached_tokens_total"), 0);
+    assert_eq!(host.samples("foreword_engine_cached_percent"), [0, 0, 0]);
+}
+
+#[test]
+fn an_engine_that_never_counts_corrects_nothing_and_one_that_did_means_none() {
+    let silent = r#""usage": {"prompt_tokens": 1000}"#;
+    let host = ScriptedHost::default();
+    let plugin = plugin(&host, "");
+    say(&plugin, &host, &["a", "b"], silent);
+    say(&plugin, &host, &["a", "b"], silent);
+    assert_eq!(host.counter("foreword_corrections_total"), 0);
+    let full =
+        r#""usage": {"prompt_tokens": 1000, "prompt_tokens_details": {"cached_tokens": 990}}"#;
+    say(&plugin, &host, &["a", "b"], full);
+    assert_eq!(host.counter("foreword_corrections_total"), 0);
+    say(&plugin, &host, &["a", "b"], silent);
+    assert_eq!(host.counter("foreword_corrections_total"), 1);
+}
+
+#[test]
+fn answers_that_say_nothing_readable_are_let_be() {
+    let host = ScriptedHost::default();
+    let plugin = plugin(&host, "");
+    for (status, header) in [("500", None), ("200", Some(("content-encoding", "gzip")))] {
+        let (mut exchange, _) = depart(&plugin, &host, &body(&["a"]));
+        host.respond_with(status, header);
+        exchange.on_response_headers(&host);
+        host.refuse("response_body");
+        exchange.on_response_body(&host, 10, true);
+    }
+    assert_eq!(host.refused_calls(), 0);
+    // A refused call costs the count and nothing else.
+    let (mut exchange, _) = depart(&plugin, &host, &body(&["a"]));
+    host.respond_with("200", None);
+    exchange.on_response_headers(&host);
+    exchange.on_response_body(&host, 10, false);
+    exchange.on_response_body(&host, 10, true);
+    assert_eq!(host.refused_calls(), 1);
+    assert_eq!(host.counter("foreword_engine_prompt_tokens_total"), 0);
+}

@@ -1,0 +1,148 @@
+//! Who of all workers does something that one of them is enough for.
+//!
+//! A lease stands in shared data: who holds it and until when. The holder renews it at its ticks; when it is gone (its VM
+//! was replaced, its worker ended) the lease runs out, and the next worker that looks takes it. Compare-and-swap decides
+//! between two that look at once.
+
+use crate::host::{Host, HostError};
+
+/// A worker's claim to a lease.
+#[derive(Debug)]
+pub(super) struct Lease {
+    key: String,
+    /// Who this worker is among all that claim the lease.
+    holder: u64,
+}
+
+impl Lease {
+    /// A claim of its own. Made where the key is made, too: see [`crate::agreement`] on who may make keys.
+    pub(super) fn claim(host: &impl Host, name: &str) -> Result<Self, HostError> {
+        let key = format!("foreword/lease/{LAYOUT}/{name}");
+        let counter = format!("{key}/holders");
+        for key in [&key, &counter] {
+            if host.shared_data(key)?.is_none() {
+                host.set_shared_data(key, &Term::default().bytes(), None)?;
+            }
+        }
+        for _ in 0..ATTEMPTS {
+            let (last, number) = read(host, &counter)?;
+            let holder = last.holder.wrapping_add(1);
+            let next = Term {
+                holder,
+                until_ms: 0,
+            };
+            if host.set_shared_data(&counter, &next.bytes(), Some(number))? {
+                return Ok(Self { key, holder });
+            }
+        }
+        Err(HostError {
+            call: "set_shared_data",
+            status: CONTENDED,
+        })
+    }
+
+    /// Whether the lease is this worker's, from now on for [`TERM_MS`] unless it is renewed.
+    pub(super) fn hold(&self, host: &impl Host, now_ms: u64) -> Result<bool, HostError> {
+        let (term, number) = read(host, &self.key)?;
+        let is_ours = term.holder == self.holder;
+        // A clock that was set back would make a dead worker's lease last: none is longer than a term.
+        let is_over = term.until_ms <= now_ms || term.until_ms > now_ms.saturating_add(TERM_MS);
+        if !is_ours && !is_over {
+            return Ok(false);
+        }
+        let left = term.until_ms.saturating_sub(now_ms);
+        if is_ours && !is_over && left > TERM_MS / 2 {
+            return Ok(true);
+        }
+        let next = Term {
+            holder: self.holder,
+            until_ms: now_ms.saturating_add(TERM_MS),
+        };
+        host.set_shared_data(&self.key, &next.bytes(), Some(number))
+    }
+}
+
+/// Who holds a lease, and until when; nobody until the beginning of time, at first.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Term {
+    holder: u64,
+    until_ms: u64,
+}
+
+impl Term {
+    fn bytes(self) -> [u8; 16] {
+        (u128::from(self.until_ms) << 64 | u128::from(self.holder)).to_le_bytes()
+    }
+}
+
+fn read(host: &impl Host, key: &str) -> Result<(Term, u32), HostError> {
+    let not_ours = HostError {
+        call: "shared_data",
+        status: NOT_A_LEASE,
+    };
+    let (bytes, number) = host.shared_data(key)?.ok_or(not_ours)?;
+    let (holder, until) = bytes.split_first_chunk().ok_or(not_ours)?;
+    let until = until.try_into().map_err(|_| not_ours)?;
+    let term = Term {
+        holder: u64::from_le_bytes(*holder),
+        until_ms: u64::from_le_bytes(until),
+    };
+    Ok((term, number))
+}
+
+/// How long a lease lasts that is not renewed.
+pub(super) const TERM_MS: u64 = 3_000;
+
+const LAYOUT: &str = "1";
+const ATTEMPTS: u32 = 16;
+const NOT_A_LEASE: u32 = 201;
+const CONTENDED: u32 = 202;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scripted::ScriptedHost;
+
+    #[test]
+    fn one_holds_it_until_it_is_not_renewed() {
+        let host = ScriptedHost::default();
+        let [one, two] = [0, 1].map(|_| Lease::claim(&host, "x").unwrap());
+        assert_eq!(one.hold(&host, 1_000), Ok(true));
+        assert_eq!(two.hold(&host, 1_000), Ok(false));
+        // Renewed in time.
+        assert_eq!(one.hold(&host, 3_000), Ok(true));
+        assert_eq!(two.hold(&host, 4_500), Ok(false));
+        // And then no more.
+        assert_eq!(two.hold(&host, 6_000), Ok(true));
+        assert_eq!(one.hold(&host, 6_001), Ok(false));
+        let other = Lease::claim(&host, "y").unwrap();
+        assert_eq!(other.hold(&host, 6_001), Ok(true));
+    }
+
+    #[test]
+    fn of_two_that_take_it_at_once_one_gets_it() {
+        let host = ScriptedHost::default();
+        let one = Lease::claim(&host, "x").unwrap();
+        // Somebody else changes it after it was read.
+        host.interfere("foreword/lease/1/x");
+        assert_eq!(one.hold(&host, 1_000), Ok(false));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_does_not_make_it_last() {
+        let host = ScriptedHost::default();
+        let [one, two] = [0, 1].map(|_| Lease::claim(&host, "x").unwrap());
+        assert_eq!(one.hold(&host, 100_000_000), Ok(true));
+        assert_eq!(two.hold(&host, 1_000), Ok(true));
+    }
+
+    #[test]
+    fn bytes_that_are_no_lease_are_an_error() {
+        let host = ScriptedHost::default();
+        let lease = Lease::claim(&host, "x").unwrap();
+        for bytes in [&b""[..], b"0123456789", b"01234567890123456"] {
+            host.shared().get_mut("foreword/lease/1/x").unwrap().0 = bytes.to_vec();
+            assert!(lease.hold(&host, 0).is_err());
+        }
+    }
+}

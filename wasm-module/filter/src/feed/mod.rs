@@ -1,0 +1,419 @@
+//! What engines say of themselves: one worker follows each engine's feed and tells the others.
+//!
+//! ```text
+//!   tick ──▶ is the lease ours? ──▶ long poll to the engine ──▶ batch ──▶ Residency ──▶ ring ──▶ every worker
+//!                 └─ no: nothing to do            └─ failed: wait, twice as long each time
+//! ```
+//!
+//! A worker that takes the lease begins with all that the engine holds, which forgets what was believed before; so it does
+//! when the engine began a new life, or the feed went on without it. What a dead leader left undone is done by the
+//! next one, no later than a lease's term and a tick. Without the feed, answers alone correct what is believed
+//! ([`crate::usage`]).
+//!
+//! Knows HTTP's status codes and the feed's JSON; when to call and what to do about an answer. Nothing of trees.
+
+mod lease;
+
+use foreword_ordering::feed::{Batch, Change, Event, Follower};
+use foreword_ordering::{EngineId, Residency};
+
+use self::lease::Lease;
+use crate::engines::FeedConfig;
+use crate::host::{Host, HostError, LogLevel};
+
+/// One worker's part in following one engine.
+#[derive(Debug)]
+pub(crate) struct Feed {
+    engine: EngineId,
+    name: String,
+    config: FeedConfig,
+    lease: Lease,
+    follower: Follower,
+    /// The call under way, and when it was made.
+    waiting: Option<(u32, u64)>,
+    /// Not before then is the next call made.
+    next_ms: u64,
+    /// Calls that failed since the last good one.
+    failures: u32,
+}
+
+/// What a call came to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Answer<'a> {
+    /// `None`: there was no answer.
+    pub(crate) status: Option<u16>,
+    /// All of it; `None`: more than [`MAX_BATCH_BYTES`].
+    pub(crate) body: Option<&'a [u8]>,
+}
+
+impl Feed {
+    /// `ring` is the name under which workers agree.
+    pub(crate) fn new(
+        host: &impl Host,
+        engine: EngineId,
+        name: &str,
+        config: FeedConfig,
+        ring: &str,
+    ) -> Result<Self, HostError> {
+        Ok(Self {
+            engine,
+            name: name.to_owned(),
+            lease: Lease::claim(host, &format!("{ring}/{name}"))?,
+            config,
+            follower: Follower::default(),
+            waiting: None,
+            next_ms: 0,
+            failures: 0,
+        })
+    }
+
+    /// Asks the engine, if that is this worker's to do and it is time.
+    pub(crate) fn on_tick(&mut self, host: &impl Host, now_ms: u64) -> Result<(), HostError> {
+        if !self.lease.hold(host, now_ms)? {
+            // Whoever holds it has begun anew; so will this worker when it is its turn again.
+            self.follower = Follower::default();
+            self.waiting = None;
+            return Ok(());
+        }
+        let is_lost = |since: u64| now_ms.saturating_sub(since) > CALL_LIMIT_MS.saturating_mul(2);
+        if self.waiting.is_some_and(|(_, since)| !is_lost(since)) || now_ms < self.next_ms {
+            return Ok(());
+        }
+        let query = self.follower.query();
+        let path = format!("/v1/kv/events?wait_ms={WAIT_MS}&{query}");
+        let token = self.config.token.as_ref();
+        let authorization = token.map(|token| format!("Bearer {token}"));
+        let mut headers = vec![
+            (":method", "GET"),
+            (":path", path.as_str()),
+            (":authority", self.config.cluster.as_str()),
+            ("accept", "application/json"),
+        ];
+        if let Some(authorization) = &authorization {
+            headers.push(("authorization", authorization));
+        }
+        match host.call(&self.config.cluster, &headers, CALL_LIMIT_MS) {
+            Ok(call) => self.waiting = Some((call, now_ms)),
+            // A cluster that is not there, as far as Envoy says.
+            Err(error) => self.failed(host, now_ms, &error.to_string()),
+        }
+        Ok(())
+    }
+
+    /// Takes the answer to a call: `None` if it is not this feed's, else what the engine said, in messages that fit into
+    /// the ring.
+    pub(crate) fn on_answer(
+        &mut self,
+        host: &impl Host,
+        now_ms: u64,
+        call: u32,
+        answer: Answer<'_>,
+    ) -> Option<Vec<Residency>> {
+        self.waiting.take_if(|(waiting, _)| *waiting == call)?;
+        let batch = match read(answer) {
+            Ok(batch) => batch,
+            Err(problem) => {
+                self.failed(host, now_ms, &problem);
+                return Some(Vec::new());
+            }
+        };
+        if self.failures > 0 {
+            let message = format!("the feed of {} is back", self.name);
+            host.log(LogLevel::Info, &message);
+        }
+        self.failures = 0;
+        self.next_ms = now_ms;
+        let events = self.follower.follow(&batch).map(owned);
+        Some(in_messages(self.engine, &batch.model, events))
+    }
+
+    /// The next call comes later, and what is wrong is said once.
+    fn failed(&mut self, host: &impl Host, now_ms: u64, problem: &str) {
+        if self.failures == 0 {
+            let message = format!("the feed of {} cannot be followed: {problem}", self.name);
+            host.log(LogLevel::Warn, &message);
+        }
+        let pause = FIRST_PAUSE_MS << self.failures.min(MAX_DOUBLINGS);
+        self.failures = self.failures.saturating_add(1);
+        self.next_ms = now_ms.saturating_add(pause);
+    }
+}
+
+fn read(answer: Answer<'_>) -> Result<Batch, String> {
+    match (answer.status, answer.body) {
+        (None, _) => Err("no answer".to_owned()),
+        (Some(200), Some(body)) => serde_json::from_slice(body).map_err(|error| {
+            format!(
+                "no batch of events: line {}, column {}",
+                error.line(),
+                error.column()
+            )
+        }),
+        (Some(200), None) => Err(format!("an answer of more than {MAX_BATCH_BYTES} bytes")),
+        (Some(status), _) => Err(format!("status {status}")),
+    }
+}
+
+fn owned(change: Change<'_>) -> Event {
+    use foreword_ordering::tree::ResidencyEvent;
+    match change {
+        Change::Tenant(tenant, ResidencyEvent::Stored { scope, path }) => Event::Stored {
+            tenant,
+            scope,
+            path: path.to_vec(),
+        },
+        Change::Tenant(tenant, ResidencyEvent::Removed { scope, path }) => Event::Removed {
+            tenant,
+            scope,
+            path: path.to_vec(),
+        },
+        // A feed reports nothing.
+        Change::Forget
+        | Change::Tenant(_, ResidencyEvent::Cleared | ResidencyEvent::Reported { .. }) => {
+            Event::Cleared
+        }
+    }
+}
+
+/// The events in their order, [`DOCUMENTS_IN_A_MESSAGE`] documents or one event at a time.
+fn in_messages(
+    engine: EngineId,
+    model: &str,
+    events: impl Iterator<Item = Event>,
+) -> Vec<Residency> {
+    let mut messages: Vec<Residency> = Vec::new();
+    let mut room = 0_usize;
+    for event in events {
+        let size = match &event {
+            Event::Stored { path, .. } => path.len(),
+            Event::Removed { path, .. } => path.len(),
+            Event::Cleared => 0,
+        };
+        // An event is worth three documents without any.
+        let size = size.saturating_add(3);
+        match messages.last_mut() {
+            Some(last) if size <= room => last.events.push(event),
+            _ => {
+                room = DOCUMENTS_IN_A_MESSAGE;
+                messages.push(Residency {
+                    engine,
+                    model: model.into(),
+                    events: vec![event],
+                });
+            }
+        }
+        room = room.saturating_sub(size);
+    }
+    messages
+}
+
+/// Bytes of an answer that are read: some 40,000 documents.
+pub(crate) const MAX_BATCH_BYTES: usize = 4 << 20;
+
+/// How long the engine may wait for something to happen.
+const WAIT_MS: u64 = 5_000;
+/// How long a call may take.
+const CALL_LIMIT_MS: u64 = 10_000;
+/// The pause after a failure; it doubles with each.
+const FIRST_PAUSE_MS: u64 = 500;
+/// Half a minute at most.
+const MAX_DOUBLINGS: u32 = 6;
+/// Twelve bytes each, and well below an entry's bound.
+const DOCUMENTS_IN_A_MESSAGE: usize = 1_000;
+
+#[cfg(test)]
+mod tests {
+    use foreword_ordering::document::Fingerprint;
+    use foreword_ordering::feed::{Epoch, Pages, TenantKey};
+    use foreword_ordering::tree::Scope;
+
+    use super::lease::TERM_MS;
+    use super::*;
+    use crate::scripted::ScriptedHost;
+
+    fn feed(host: &ScriptedHost) -> Feed {
+        let config = FeedConfig {
+            cluster: "engine".to_owned(),
+            token: Some("secret".to_owned()),
+        };
+        Feed::new(host, EngineId(3), "e", config, "r").unwrap()
+    }
+
+    fn stored(documents: u64) -> Event {
+        Event::Stored {
+            tenant: TenantKey::default(),
+            scope: Scope(1),
+            path: (0..documents)
+                .map(|document| (Fingerprint(document), 5))
+                .collect(),
+        }
+    }
+
+    fn batch(epoch: u64, from: u64, reset: bool, events: Vec<Event>) -> Vec<u8> {
+        let batch = Batch {
+            epoch: Epoch(epoch),
+            from,
+            next: from + events.len() as u64,
+            reset,
+            model: "m".into(),
+            pages: Pages::default(),
+            events,
+        };
+        serde_json::to_vec(&batch).unwrap()
+    }
+
+    fn paths(host: &ScriptedHost) -> Vec<String> {
+        let path = |headers: Vec<(String, String)>| {
+            let found = headers.into_iter().find(|(name, _)| name == ":path");
+            found.unwrap().1
+        };
+        host.calls()
+            .into_iter()
+            .map(|(_, headers)| path(headers))
+            .collect()
+    }
+
+    fn answer(body: &[u8]) -> Answer<'_> {
+        Answer {
+            status: Some(200),
+            body: Some(body),
+        }
+    }
+
+    fn events(said: Option<Vec<Residency>>) -> Vec<Event> {
+        let said = said.unwrap().into_iter();
+        said.flat_map(|residency| {
+            assert_eq!((residency.engine, &*residency.model), (EngineId(3), "m"));
+            residency.events
+        })
+        .collect()
+    }
+
+    #[test]
+    fn one_call_is_made_at_a_time_and_the_next_goes_on_where_it_ended() {
+        let host = ScriptedHost::default();
+        let mut feed = feed(&host);
+        for now in [0, 100, 200] {
+            feed.on_tick(&host, now).unwrap();
+        }
+        assert_eq!(paths(&host), ["/v1/kv/events?wait_ms=5000&"]);
+        let (cluster, headers) = host.calls().remove(0);
+        assert_eq!(cluster, "engine");
+        assert!(headers.contains(&("authorization".into(), "Bearer secret".into())));
+
+        // Somebody else's answer is not its own.
+        assert!(feed.on_answer(&host, 300, 7, answer(b"")).is_none());
+        let first = batch(7, 40, true, vec![stored(2)]);
+        assert_eq!(
+            events(feed.on_answer(&host, 300, 0, answer(&first))),
+            [Event::Cleared, stored(2)]
+        );
+        feed.on_tick(&host, 400).unwrap();
+        assert_eq!(
+            paths(&host)[1],
+            "/v1/kv/events?wait_ms=5000&epoch=0000000000000007&since=41"
+        );
+        let second = batch(7, 41, false, vec![stored(3)]);
+        assert_eq!(
+            events(feed.on_answer(&host, 500, 1, answer(&second))),
+            [stored(3)]
+        );
+        // It went on without us, or began a new life: all is asked for anew.
+        feed.on_tick(&host, 600).unwrap();
+        let gap = batch(7, 99, false, vec![stored(4)]);
+        assert_eq!(
+            events(feed.on_answer(&host, 700, 2, answer(&gap))),
+            [Event::Cleared]
+        );
+        feed.on_tick(&host, 800).unwrap();
+        assert_eq!(paths(&host)[3], "/v1/kv/events?wait_ms=5000&");
+    }
+
+    #[test]
+    fn after_failures_it_waits_longer_each_time_and_keeps_its_place() {
+        let host = ScriptedHost::default();
+        let mut feed = feed(&host);
+        feed.on_tick(&host, 0).unwrap();
+        feed.on_answer(&host, 0, 0, answer(&batch(7, 0, true, Vec::new())))
+            .unwrap();
+        let mut now = 1;
+        let mut pauses = Vec::new();
+        let failures = [
+            (None, None),
+            (Some(401), Some(&b"{}"[..])),
+            (Some(503), Some(b"")),
+            (Some(200), Some(b"noise")),
+            (Some(200), Some(b"{}")),
+            (Some(200), None),
+            (Some(504), Some(b"")),
+            (Some(504), Some(b"")),
+        ];
+        for (call, (status, body)) in (1..).zip(failures) {
+            let since = now;
+            while host.calls().len() == usize::try_from(call).unwrap() {
+                feed.on_tick(&host, now).unwrap();
+                now += 100;
+            }
+            pauses.push(now - 100 - since);
+            now += 10;
+            let said = feed.on_answer(&host, now, call, Answer { status, body });
+            assert_eq!(events(said), []);
+        }
+        assert_eq!(pauses, [0, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000]);
+        let place = "/v1/kv/events?wait_ms=5000&epoch=0000000000000007&since=0";
+        assert!(paths(&host)[1..].iter().all(|path| path == place));
+        // A cluster that is not there is a failure like any other.
+        host.refuse("call");
+        now += 60_000;
+        feed.on_tick(&host, now).unwrap();
+        feed.on_tick(&host, now + 10).unwrap();
+        assert_eq!(host.refused_calls(), 1);
+    }
+
+    #[test]
+    fn another_worker_takes_over_when_the_leader_is_gone_and_begins_anew() {
+        let host = ScriptedHost::default();
+        let mut leader = feed(&host);
+        let mut other = feed(&host);
+        leader.on_tick(&host, 0).unwrap();
+        other.on_tick(&host, 0).unwrap();
+        assert_eq!(host.calls().len(), 1);
+        leader.on_answer(&host, 0, 0, answer(&batch(7, 5, true, Vec::new())));
+        other.on_tick(&host, TERM_MS).unwrap();
+        leader.on_tick(&host, TERM_MS).unwrap();
+        assert_eq!(paths(&host)[1..], ["/v1/kv/events?wait_ms=5000&"]);
+        // An answer that comes too late is nobody's.
+        assert!(leader.on_answer(&host, TERM_MS, 0, answer(b"")).is_none());
+    }
+
+    #[test]
+    fn a_call_that_is_never_answered_is_given_up() {
+        let host = ScriptedHost::default();
+        let mut feed = feed(&host);
+        for now in (0..=21_000).step_by(1_000) {
+            feed.on_tick(&host, now).unwrap();
+        }
+        assert_eq!(host.calls().len(), 2);
+    }
+
+    #[test]
+    fn many_events_become_messages_that_the_ring_takes() {
+        let all: Vec<Event> = (0..600).map(|at| stored(at % 20)).collect();
+        let messages = in_messages(EngineId(0), "m", all.clone().into_iter());
+        let sizes = messages.iter().map(|message| {
+            let told = foreword_ordering::Told::Residency(message.clone());
+            told.encode().len()
+        });
+        assert!(
+            sizes.clone().all(|size| size < 16 << 10),
+            "{:?}",
+            sizes.collect::<Vec<_>>()
+        );
+        assert!(messages.len() < 10);
+        let back: Vec<Event> = messages
+            .into_iter()
+            .flat_map(|message| message.events)
+            .collect();
+        assert_eq!(back, all);
+    }
+}

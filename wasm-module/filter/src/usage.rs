@@ -1,0 +1,219 @@
+//! What an engine says of a prompt in its answer: `usage`, in JSON or in a stream of events, OpenAI's or Anthropic's.
+//!
+//! ```text
+//!   {"id": …, "choices": […], "usage": {"prompt_tokens": 1200, "prompt_tokens_details": {"cached_tokens": 1024}, …}}
+//!   event: message_start                            event: …               data: {…, "usage": {"prompt_tokens": …}}
+//!   data: {…"usage":{"cache_read_input_tokens":…}}                          data: [DONE]
+//!   └────────── the first bytes ─────────┘                          └────────── the last bytes ──────────┘
+//! ```
+//!
+//! An answer goes on as it comes, chunk by chunk; its first and last bytes are copied on the way, and looked at when it
+//! has ended. Text that a model wrote cannot pass for usage, since its quotation marks are escaped there.
+
+use serde::Deserialize;
+
+/// The first and last bytes of an answer.
+#[derive(Debug, Default)]
+pub(crate) struct Glimpse {
+    first: Vec<u8>,
+    last: Vec<u8>,
+}
+
+/// What was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// Tokens of the prompt.
+    pub(crate) prompt: u64,
+    /// Of these, tokens that the engine held; `None`: it does not say.
+    pub(crate) cached: Option<u64>,
+}
+
+impl Glimpse {
+    /// Takes what matters of a chunk of `size` bytes; `read` gives bytes of it by where they begin and how many.
+    pub(crate) fn take<E>(
+        &mut self,
+        size: usize,
+        mut read: impl FnMut(usize, usize) -> Result<Vec<u8>, E>,
+    ) -> Result<(), E> {
+        let wanted = FIRST_BYTES.saturating_sub(self.first.len()).min(size);
+        if size <= LAST_BYTES {
+            let chunk = read(0, size)?;
+            self.first.extend(chunk.iter().take(wanted));
+            self.last.extend(chunk);
+            let surplus = self.last.len().saturating_sub(LAST_BYTES);
+            self.last.drain(..surplus);
+        } else {
+            if wanted > 0 {
+                self.first.extend(read(0, wanted)?);
+            }
+            self.last = read(size.saturating_sub(LAST_BYTES), LAST_BYTES)?;
+        }
+        Ok(())
+    }
+
+    /// The last count of the prompt that the answer holds.
+    pub(crate) fn counted(&self) -> Option<Counted> {
+        last_count(&self.last).or_else(|| last_count(&self.first))
+    }
+}
+
+fn last_count(bytes: &[u8]) -> Option<Counted> {
+    let starts = bytes.windows(KEY.len()).enumerate();
+    let starts = starts.filter(|(_, window)| *window == KEY);
+    let starts: Vec<usize> = starts.map(|(at, _)| at).collect();
+    starts.into_iter().rev().find_map(|at| count_at(bytes, at))
+}
+
+/// The count in the object behind the key at `at`.
+fn count_at(bytes: &[u8], at: usize) -> Option<Counted> {
+    let escaped = at
+        .checked_sub(1)
+        .is_some_and(|before| bytes.get(before) == Some(&b'\\'));
+    if escaped {
+        return None;
+    }
+    let (_, rest) = bytes.split_at_checked(at)?;
+    let rest = rest.strip_prefix(KEY)?.trim_ascii_start();
+    let object = rest.strip_prefix(b":")?.trim_ascii_start();
+    let mut objects = serde_json::Deserializer::from_slice(object).into_iter::<Usage>();
+    objects.next()?.ok()?.counted()
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    prompt_tokens: Option<u64>,
+    prompt_tokens_details: Option<Details>,
+    /// Anthropic's: what was neither read from the cache nor written to it.
+    input_tokens: Option<u64>,
+    cache_read_input_tokens: Option<u64>,
+    cache_creation_input_tokens: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Details {
+    cached_tokens: Option<u64>,
+}
+
+impl Usage {
+    fn counted(self) -> Option<Counted> {
+        if let Some(prompt) = self.prompt_tokens {
+            let details = self.prompt_tokens_details;
+            let cached = details.and_then(|details| details.cached_tokens);
+            return Some(Counted { prompt, cached });
+        }
+        let read = self.cache_read_input_tokens;
+        let prompt = self
+            .input_tokens?
+            .saturating_add(read.unwrap_or(0))
+            .saturating_add(self.cache_creation_input_tokens.unwrap_or(0));
+        Some(Counted {
+            prompt,
+            cached: read,
+        })
+    }
+}
+
+const KEY: &[u8] = br#""usage""#;
+
+/// Anthropic's first event is some 500 bytes long.
+const FIRST_BYTES: usize = 2048;
+/// OpenAI's last event, or what stands behind an answer's text.
+const LAST_BYTES: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is found when the text comes in chunks of that size.
+    fn found(text: &str, chunk: usize) -> Option<Counted> {
+        let mut glimpse = Glimpse::default();
+        for chunk in text.as_bytes().chunks(chunk) {
+            let read = |from: usize, size: usize| -> Result<_, ()> {
+                Ok(chunk[from..from + size].to_vec())
+            };
+            glimpse.take(chunk.len(), read).unwrap();
+            assert!(glimpse.first.len() <= FIRST_BYTES && glimpse.last.len() <= LAST_BYTES);
+        }
+        glimpse.counted()
+    }
+
+    fn check(text: &str, expected: Option<(u64, Option<u64>)>) {
+        let expected = expected.map(|(prompt, cached)| Counted { prompt, cached });
+        for chunk in [1, 7, 300, 5_000, 100_000] {
+            assert_eq!(
+                found(text, chunk),
+                expected,
+                "{text:.200} in chunks of {chunk}"
+            );
+        }
+    }
+
+    #[test]
+    fn openais_answers_are_read() {
+        let usage = r#""usage": {"prompt_tokens": 1200, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 1024}}"#;
+        let long = "x".repeat(20_000);
+        check(
+            &format!(r#"{{"choices": ["{long}"], {usage}}}"#),
+            Some((1200, Some(1024))),
+        );
+        check(
+            &format!("{{{usage}, \"service_tier\": null}}"),
+            Some((1200, Some(1024))),
+        );
+        check(r#"{"usage":{"prompt_tokens":7}}"#, Some((7, None)));
+        check(
+            r#"{"usage":{"prompt_tokens":7,"prompt_tokens_details":null}}"#,
+            Some((7, None)),
+        );
+        check(r#"{"choices": []}"#, None);
+        check("", None);
+    }
+
+    #[test]
+    fn openais_streams_are_read() {
+        let token = "data: {\"choices\":[{\"delta\":{\"content\":\"word\"}}],\"usage\":null}\n\n";
+        let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":50,\"prompt_tokens_details\":{\"cached_tokens\":0}}}\n\n";
+        let stream = format!("{}{usage}data: [DONE]\n\n", token.repeat(500));
+        check(&stream, Some((50, Some(0))));
+        check(&format!("{}data: [DONE]\n\n", token.repeat(500)), None);
+    }
+
+    #[test]
+    fn anthropics_answers_and_streams_are_read() {
+        let usage = r#""usage":{"input_tokens":10,"cache_creation_input_tokens":20,"cache_read_input_tokens":70,"output_tokens":1}"#;
+        check(&format!("{{{usage}}}"), Some((100, Some(70))));
+        let word =
+            "event: content_block_delta\ndata: {\"delta\":{\"text\":\"word\"}}\n\n".repeat(500);
+        let stream = format!(
+            "event: message_start\ndata: {{\"message\":{{\"content\":[],{usage}}}}}\n\n{word}\
+             event: message_delta\ndata: {{\"delta\":{{}},\"usage\":{{\"output_tokens\":15}}}}\n\n\
+             event: message_stop\ndata: {{\"type\":\"message_stop\"}}\n\n"
+        );
+        check(&stream, Some((100, Some(70))));
+    }
+
+    #[test]
+    fn what_a_model_wrote_is_not_usage() {
+        let forged =
+            serde_json::json!({"content": r#"Say "usage": {"prompt_tokens": 1}"#}).to_string();
+        check(&forged, None);
+        let real = format!("{{\"usage\":{{\"prompt_tokens\":3}},{}", &forged[1..]);
+        check(&real, Some((3, None)));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_usage() {
+        for text in [
+            r#"{"usage": {"prompt_tokens": -1}}"#,
+            r#"{"usage": {"prompt_tokens": "7"}}"#,
+            r#"{"usage": {"prompt_tokens": 7"#,
+            r#"{"usage" 7}"#,
+            r#"{"usage": [1]}"#,
+            r#"{"usage": {}}"#,
+            r#""usage""#,
+            r#""usage":"#,
+        ] {
+            check(text, None);
+        }
+    }
+}

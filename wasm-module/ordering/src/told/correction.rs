@@ -1,0 +1,90 @@
+//! What an engine's answer says of what it held.
+
+use crate::bytes::{BadBytes, Reader, Writer};
+use crate::document::Fingerprint;
+use crate::engines::EngineId;
+use crate::feed::TenantKey;
+use crate::tenant::Tenant;
+use crate::tree::{ResidencyEvent, Scope};
+
+/// An engine's count of a prompt, `usage` in its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Of the whole prompt.
+    pub prompt_tokens: u64,
+    /// Of these, the ones that it held already.
+    pub cached_tokens: u64,
+}
+
+/// An engine held less of a request's documents than was believed. [`Deed::judged`](super::Deed::judged) makes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Correction {
+    pub(crate) tenant: Box<str>,
+    pub(crate) key: TenantKey,
+    pub(crate) model: Box<str>,
+    pub(crate) engine: EngineId,
+    pub(crate) runs: Vec<Corrected>,
+}
+
+/// One path, of which less was held. Tokens are estimates, as everywhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Corrected {
+    pub(crate) scope: Scope,
+    pub(crate) path: Vec<Fingerprint>,
+    pub(crate) expected_tokens: u64,
+    pub(crate) cached_tokens: u64,
+}
+
+impl Correction {
+    /// Whose request it was.
+    #[must_use]
+    pub fn tenant(&self) -> Tenant<'_> {
+        Tenant {
+            name: &self.tenant,
+            key: self.key,
+        }
+    }
+
+    pub(super) fn write(&self, to: &mut Writer) {
+        to.text(&self.tenant);
+        to.bytes(&self.key.to_bytes());
+        to.text(&self.model);
+        to.number(u64::from(self.engine.0));
+        to.list(&self.runs, |to, run| {
+            to.bytes(&run.scope.0.to_le_bytes());
+            to.list(&run.path, |to, document| {
+                to.bytes(&document.0.to_le_bytes());
+            });
+            to.number(run.expected_tokens);
+            to.number(run.cached_tokens);
+        });
+    }
+
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, BadBytes> {
+        Ok(Self {
+            tenant: from.text()?,
+            key: TenantKey::from_bytes(from.array()?),
+            model: from.text()?,
+            engine: EngineId(from.narrow("an engine")?),
+            runs: from.list(|from| {
+                Ok(Corrected {
+                    scope: Scope(from.hash()?),
+                    path: from.list(|from| Ok(Fingerprint(from.hash()?)))?,
+                    expected_tokens: from.number()?,
+                    cached_tokens: from.number()?,
+                })
+            })?,
+        })
+    }
+}
+
+impl Corrected {
+    pub(crate) fn event(&self) -> ResidencyEvent<'_> {
+        ResidencyEvent::Reported {
+            scope: self.scope,
+            path: &self.path,
+            expected_tokens: self.expected_tokens,
+            cached_tokens: self.cached_tokens,
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! What one request did to what is known: the paths that it sent and the turns that its chat grew by.
+//!
+//! A deed holds hashes, counts and places, and no word of a document, a question or an answer; only the tenant's and the
+//! model's names are written out. It is as large as the request has documents: about eleven bytes each.
+//!
+//! ```text
+//!   deed     text tenant, key, text model, engine, tokens, list of runs, option of chat
+//!   run      scope, tokens before and matched, list of (fingerprint, tokens), option of as many ranks
+//!   chat     option of (chain, lineage), list of (message, chain, list of arrangements, option of written)
+//!   written  list's fingerprint, arrangement          arrangement   byte hinted, list of slots
+//! ```
+
+use super::correction::{Corrected, Correction, Usage};
+use super::residency::Residency;
+use crate::arrangement::{Arrangement, Slot};
+use crate::body::Chain;
+use crate::bytes::{BadBytes, Reader, Writer};
+use crate::conversation::memory::{Added, Place};
+use crate::conversation::turn::{Turn, Written};
+use crate::document::Fingerprint;
+use crate::engines::EngineId;
+use crate::feed::{Event, TenantKey};
+use crate::path::Run;
+use crate::tenant::Tenant;
+use crate::tree::Scope;
+
+/// See the module's text. [`Orderer::rewrite`](crate::Orderer::rewrite) makes it,
+/// [`Orderer::learn`](crate::Orderer::learn) takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deed {
+    pub(crate) tenant: Box<str>,
+    pub(crate) key: TenantKey,
+    pub(crate) model: Box<str>,
+    pub(crate) engine: EngineId,
+    /// Estimated tokens of the body sent.
+    pub(crate) tokens: u32,
+    pub(crate) runs: Vec<SentRun>,
+    /// `None`: nothing is told of the chat.
+    pub(crate) chat: Option<Continued>,
+}
+
+/// Documents that were sent one behind another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SentRun {
+    /// What stood before them.
+    pub(crate) scope: Scope,
+    /// Estimated tokens of the body before them.
+    pub(crate) before: u32,
+    /// Estimated tokens of those that the engine was believed to hold.
+    pub(crate) matched: u32,
+    /// In the order sent, with their estimated tokens. Not empty.
+    pub(crate) documents: Vec<(Fingerprint, u32)>,
+    /// The rank of each, if the policy was asked for the order: a permutation. `None`: they were sent as before.
+    pub(crate) order: Option<Vec<u16>>,
+}
+
+/// How a chat went on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Continued {
+    /// The last message that was known before; `None`: none was.
+    pub(crate) after: Option<Place>,
+    /// Without [pins](crate::conversation::turn::Pin).
+    pub(crate) added: Vec<Added>,
+}
+
+impl Deed {
+    /// Whose request it was.
+    #[must_use]
+    pub fn tenant(&self) -> Tenant<'_> {
+        Tenant {
+            name: &self.tenant,
+            key: self.key,
+        }
+    }
+
+    /// The engine that the request was meant for.
+    #[must_use]
+    pub fn engine(&self) -> EngineId {
+        self.engine
+    }
+
+    /// The engine did not take the request, so it does not hold what only this request would have brought.
+    #[must_use]
+    pub fn undone(&self) -> Residency {
+        let events = self.runs.iter().filter_map(|run| {
+            let mut held = 0_u64;
+            let matched = run.documents.iter().take_while(|(_, tokens)| {
+                held += u64::from(*tokens);
+                held <= u64::from(run.matched)
+            });
+            let new = matched.count() + 1;
+            let path: Vec<Fingerprint> = run.path().documents.into_iter().take(new).collect();
+            (path.len() == new).then_some(Event::Removed {
+                tenant: self.key,
+                scope: run.scope,
+                path,
+            })
+        });
+        Residency {
+            engine: self.engine,
+            model: self.model.clone(),
+            events: events.collect(),
+        }
+    }
+
+    /// The request went to another engine than was chosen.
+    pub fn redirect(&mut self, engine: EngineId) {
+        self.engine = engine;
+        // What it held is not known, and nothing was decided anew.
+        for run in &mut self.runs {
+            run.matched = 0;
+            run.order = None;
+        }
+    }
+
+    /// Estimated tokens that the engine had to compute.
+    #[must_use]
+    pub fn uncached(&self) -> u64 {
+        let matched = self.runs.iter().map(|run| u64::from(run.matched));
+        u64::from(self.tokens).saturating_sub(matched.sum())
+    }
+
+    /// What the engine's own count says of what it was believed to hold; `None`: it held as much.
+    ///
+    /// The engine counts tokens of its own, over the whole prompt; documents are known by estimates. So its count is
+    /// scaled by what it makes of the whole prompt and what was estimated for that, and what stands before a run is
+    /// taken off. Engines hold whole pages and estimates err, so a run is corrected only when
+    /// more than [`SLACK`] tokens and a sixteenth of what it should have held are missing.
+    #[must_use]
+    pub fn judged(&self, usage: Usage) -> Option<Correction> {
+        if usage.prompt_tokens == 0 {
+            return None;
+        }
+        let scaled = u128::from(usage.cached_tokens) * u128::from(self.tokens);
+        let cached = scaled / u128::from(usage.prompt_tokens);
+        let cached = u64::try_from(cached).unwrap_or(u64::MAX);
+        let corrected = |run: &SentRun| {
+            let (before, expected) = (u64::from(run.before), u64::from(run.matched));
+            let slack = SLACK + (before + expected) / 16;
+            let cached = (cached + slack).saturating_sub(before);
+            (cached < expected).then(|| Corrected {
+                scope: run.scope,
+                path: run.path().documents,
+                expected_tokens: expected,
+                cached_tokens: cached,
+            })
+        };
+        let runs: Vec<Corrected> = self.runs.iter().filter_map(corrected).collect();
+        (!runs.is_empty()).then(|| Correction {
+            tenant: self.tenant.clone(),
+            key: self.key,
+            model: self.model.clone(),
+            engine: self.engine,
+            runs,
+        })
+    }
+
+    pub(super) fn write(&self, to: &mut Writer) {
+        to.text(&self.tenant);
+        to.bytes(&self.key.to_bytes());
+        to.text(&self.model);
+        to.number(u64::from(self.engine.0));
+        to.number(u64::from(self.tokens));
+        to.list(&self.runs, |to, run| {
+            to.bytes(&run.scope.0.to_le_bytes());
+            to.number(u64::from(run.before));
+            to.number(u64::from(run.matched));
+            to.list(&run.documents, |to, (document, tokens)| {
+                to.bytes(&document.0.to_le_bytes());
+                to.number(u64::from(*tokens));
+            });
+            to.option(run.order.as_ref(), |to, order| {
+                for rank in order {
+                    to.number(u64::from(*rank));
+                }
+            });
+        });
+        to.option(self.chat.as_ref(), |to, chat| {
+            to.option(chat.after.as_ref(), |to, place| {
+                to.bytes(&place.chain.0.to_le_bytes());
+                to.bytes(&place.lineage.to_le_bytes());
+            });
+            to.list(&chat.added, |to, added| {
+                to.number(u64::from(added.message));
+                to.bytes(&added.chain.0.to_le_bytes());
+                to.list(&added.turn.groups, Writer::arrangement);
+                to.option(added.turn.written.as_ref(), |to, written| {
+                    to.bytes(&written.list.0.to_le_bytes());
+                    to.arrangement(&written.arrangement);
+                });
+            });
+        });
+    }
+
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, BadBytes> {
+        Ok(Self {
+            tenant: from.text()?,
+            key: TenantKey::from_bytes(from.array()?),
+            model: from.text()?,
+            engine: EngineId(from.narrow("an engine")?),
+            tokens: from.narrow("tokens")?,
+            runs: from.list(Reader::run)?,
+            chat: from.option(Reader::chat)?,
+        })
+    }
+}
+
+impl SentRun {
+    /// The documents without their tokens.
+    pub(crate) fn path(&self) -> Run {
+        Run {
+            scope: self.scope,
+            documents: self
+                .documents
+                .iter()
+                .map(|(document, _)| *document)
+                .collect(),
+        }
+    }
+
+    /// The documents in the order of their ranks, as the policy was given them.
+    pub(crate) fn ranked(&self, order: &[u16]) -> Vec<Fingerprint> {
+        let mut ranked = vec![Fingerprint(0); order.len()];
+        for (rank, (document, _)) in order.iter().zip(&self.documents) {
+            if let Some(place) = ranked.get_mut(usize::from(*rank)) {
+                *place = *document;
+            }
+        }
+        ranked
+    }
+}
+
+impl Continued {
+    /// What may be told of a chat. A pinned text stays with the worker that wrote it, for it is a text; so does the
+    /// chat from there on, for whoever took the rest without the text would send the chat without it.
+    pub(crate) fn told(after: Option<Place>, added: &[Added]) -> Option<Self> {
+        let unpinned = added.iter().take_while(|added| added.turn.pin().is_none());
+        let added: Vec<Added> = unpinned.cloned().collect();
+        (!added.is_empty()).then_some(Self { after, added })
+    }
+}
+
+impl Writer {
+    fn arrangement(&mut self, arrangement: &Arrangement) {
+        self.byte(arrangement.hinted.into());
+        self.list(&arrangement.slots, |to, slot| {
+            let reference = u64::from(slot.is_reference());
+            to.number(u64::from(slot.index()) << 1 | reference);
+        });
+    }
+}
+
+impl Reader<'_> {
+    fn run(&mut self) -> Result<SentRun, BadBytes> {
+        let scope = Scope(self.hash()?);
+        let before = self.narrow("tokens")?;
+        let matched = self.narrow("tokens")?;
+        let documents =
+            self.list(|from| Ok((Fingerprint(from.hash()?), from.narrow("tokens")?)))?;
+        if documents.is_empty() {
+            return Err(self.bad("a document"));
+        }
+        let order = self.option(|from| {
+            let mut seen = vec![false; documents.len()];
+            let rank = |_| {
+                let rank = from.narrow::<u16>("a rank")?;
+                let first = seen
+                    .get_mut(usize::from(rank))
+                    .map(|seen| !std::mem::replace(seen, true));
+                (first == Some(true))
+                    .then_some(rank)
+                    .ok_or_else(|| from.bad("a rank of its own"))
+            };
+            (0..documents.len()).map(rank).collect()
+        })?;
+        Ok(SentRun {
+            scope,
+            before,
+            matched,
+            documents,
+            order,
+        })
+    }
+
+    fn chat(&mut self) -> Result<Continued, BadBytes> {
+        let after = self.option(|from| {
+            Ok(Place {
+                chain: from.chain()?,
+                lineage: from.hash()?,
+            })
+        })?;
+        let added = self.list(|from| {
+            let message = from.narrow("a message")?;
+            let chain = from.chain()?;
+            let groups = from.list(Reader::arrangement)?.into();
+            let written = from.option(|from| {
+                Ok(Written {
+                    list: Fingerprint(from.hash()?),
+                    arrangement: from.arrangement()?,
+                    pin: None,
+                })
+            })?;
+            Ok(Added {
+                message,
+                chain,
+                turn: Turn { groups, written },
+            })
+        })?;
+        // Turns are chained in the order of their messages.
+        if added.is_sorted_by(|one, next| one.message < next.message) {
+            Ok(Continued { after, added })
+        } else {
+            Err(self.bad("messages in their order"))
+        }
+    }
+
+    fn arrangement(&mut self) -> Result<Arrangement, BadBytes> {
+        let hinted = self.flag()?;
+        let slots = self.list(|from| {
+            let slot = from.narrow::<u16>("a slot")?;
+            let index = slot >> 1;
+            Ok(if slot & 1 == 1 {
+                Slot::reference(index)
+            } else {
+                Slot::document(index)
+            })
+        })?;
+        Ok(Arrangement {
+            slots: slots.into(),
+            hinted,
+        })
+    }
+
+    fn chain(&mut self) -> Result<Chain, BadBytes> {
+        Ok(Chain(u128::from_le_bytes(self.array()?)))
+    }
+}
+
+/// Tokens by which an engine may hold less than it was believed to: a page, where pages are largest.
+const SLACK: u64 = 128;

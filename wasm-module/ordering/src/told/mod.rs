@@ -1,0 +1,368 @@
+//! What orderers tell each other, so that each knows what all know.
+//!
+//! ```text
+//!   worker A   rewrite(body) ──▶ new body, Deed ──▶ bytes ─┐
+//!   worker B                              learn(Told) ◀────┘     B orders the next request as if it had sent this one
+//! ```
+//!
+//! - [`Deed`]: what a request did. Its own orderer takes it in the same way as all others.
+//! - [`Residency`]: what an engine's feed says.
+//! - [`Correction`]: what an engine's answer says, where it held less than was believed.
+
+mod correction;
+mod deed;
+mod residency;
+
+pub use correction::{Correction, Usage};
+pub use deed::Deed;
+pub(crate) use deed::{Continued, SentRun};
+pub use residency::Residency;
+
+use crate::bytes::{BadBytes, Reader, Writer};
+
+/// See the module's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// What a request did.
+    Deed(Deed),
+    /// What an engine's feed says.
+    Residency(Residency),
+    /// What an engine's answer says.
+    Correction(Correction),
+}
+
+impl Told {
+    /// In bytes. [`Told::decode`] leads back.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut to = Writer(Vec::with_capacity(256));
+        to.byte(VERSION);
+        match self {
+            Self::Deed(deed) => {
+                to.byte(DEED);
+                deed.write(&mut to);
+            }
+            Self::Residency(residency) => {
+                to.byte(RESIDENCY);
+                residency.write(&mut to);
+            }
+            Self::Correction(correction) => {
+                to.byte(CORRECTION);
+                correction.write(&mut to);
+            }
+        }
+        to.0
+    }
+
+    /// What `bytes` say, all of them.
+    ///
+    /// # Errors
+    /// [`BadBytes`]; nothing of the bytes can be relied on then.
+    pub fn decode(bytes: &[u8]) -> Result<Self, BadBytes> {
+        let mut from = Reader::new(bytes);
+        if from.byte()? != VERSION {
+            return Err(from.bad("version 1"));
+        }
+        let told = match from.byte()? {
+            DEED => Self::Deed(Deed::read(&mut from)?),
+            RESIDENCY => Self::Residency(Residency::read(&mut from)?),
+            CORRECTION => Self::Correction(Correction::read(&mut from)?),
+            _ => return Err(from.bad("a kind")),
+        };
+        from.end()?;
+        Ok(told)
+    }
+}
+
+const VERSION: u8 = 1;
+const DEED: u8 = 1;
+const RESIDENCY: u8 = 2;
+const CORRECTION: u8 = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::correction::Corrected;
+    use super::deed::{Continued, SentRun};
+    use super::*;
+    use crate::arrangement::{Arrangement, Slot};
+    use crate::body::Chain;
+    use crate::conversation::memory::{Added, Place};
+    use crate::conversation::turn::{Turn, Written};
+    use crate::document::Fingerprint;
+    use crate::engines::EngineId;
+    use crate::feed::{Event, TenantKey};
+    use crate::tree::Scope;
+    use proptest::prelude::*;
+
+    fn arrangement() -> impl Strategy<Value = Arrangement> {
+        let slot = (0_u16..4096, any::<bool>()).prop_map(|(index, is_reference)| {
+            if is_reference {
+                Slot::reference(index)
+            } else {
+                Slot::document(index)
+            }
+        });
+        (prop::collection::vec(slot, 0..5), any::<bool>()).prop_map(|(slots, hinted)| Arrangement {
+            slots: slots.into(),
+            hinted,
+        })
+    }
+
+    fn run() -> impl Strategy<Value = SentRun> {
+        let documents = prop::collection::vec((any::<u64>(), any::<u32>()), 1..20);
+        let run = (
+            any::<[u32; 2]>(),
+            any::<u64>(),
+            documents,
+            any::<Option<u64>>(),
+        );
+        run.prop_map(|([before, matched], scope, documents, seed)| SentRun {
+            scope: Scope(scope),
+            before,
+            matched,
+            order: seed.map(|seed| {
+                let mut order: Vec<u16> = (0..documents.len() as u16).collect();
+                order.rotate_left(seed as usize % documents.len());
+                order
+            }),
+            documents: (documents.into_iter())
+                .map(|(document, tokens)| (Fingerprint(document), tokens))
+                .collect(),
+        })
+    }
+
+    fn chat() -> impl Strategy<Value = Continued> {
+        let written = (any::<u64>(), arrangement()).prop_map(|(list, arrangement)| Written {
+            list: Fingerprint(list),
+            arrangement,
+            pin: None,
+        });
+        let added = (
+            any::<u128>(),
+            prop::collection::vec(arrangement(), 0..3),
+            prop::option::of(written),
+        );
+        let after = prop::option::of((any::<u128>(), any::<u64>()));
+        (after, prop::collection::vec(added, 0..4)).prop_map(|(after, added)| Continued {
+            after: after.map(|(chain, lineage)| Place {
+                chain: Chain(chain),
+                lineage,
+            }),
+            added: (0..)
+                .step_by(300)
+                .zip(added)
+                .map(|(message, (chain, groups, written))| Added {
+                    message,
+                    chain: Chain(chain),
+                    turn: Turn {
+                        groups: groups.into(),
+                        written,
+                    },
+                })
+                .collect(),
+        })
+    }
+
+    fn deed() -> impl Strategy<Value = Deed> {
+        let names = ("[a-zé]{0,200}", "[a-z]{0,4}", "[a-z]{0,9}");
+        (
+            names,
+            prop::collection::vec(run(), 0..4),
+            prop::option::of(chat()),
+        )
+            .prop_map(|((tenant, salt, model), runs, chat)| Deed {
+                tenant: tenant.into(),
+                key: TenantKey::of(&salt),
+                model: model.into(),
+                engine: EngineId(3),
+                tokens: 77,
+                runs,
+                chat,
+            })
+    }
+
+    fn event() -> impl Strategy<Value = Event> {
+        let path = prop::collection::vec((any::<u64>(), any::<u32>()), 0..6);
+        (0..3, "[a-z]{0,3}", any::<u64>(), path).prop_map(|(kind, salt, scope, path)| {
+            let (tenant, scope) = (TenantKey::of(&salt), Scope(scope));
+            let path = path
+                .into_iter()
+                .map(|(document, tokens)| (Fingerprint(document), tokens));
+            match kind {
+                0 => Event::Cleared,
+                1 => Event::Stored {
+                    tenant,
+                    scope,
+                    path: path.collect(),
+                },
+                _ => Event::Removed {
+                    tenant,
+                    scope,
+                    path: path.map(|(document, _)| document).collect(),
+                },
+            }
+        })
+    }
+
+    fn told() -> impl Strategy<Value = Told> {
+        let residency = (
+            any::<u16>(),
+            "[a-z]{0,9}",
+            prop::collection::vec(event(), 0..6),
+        );
+        let residency = residency.prop_map(|(engine, model, events)| Residency {
+            engine: EngineId(engine),
+            model: model.into(),
+            events,
+        });
+        let runs = (
+            any::<u64>(),
+            prop::collection::vec(any::<u64>(), 0..6),
+            any::<[u64; 2]>(),
+        );
+        let runs = runs.prop_map(
+            |(scope, path, [expected_tokens, cached_tokens])| Corrected {
+                scope: Scope(scope),
+                path: path.into_iter().map(Fingerprint).collect(),
+                expected_tokens,
+                cached_tokens,
+            },
+        );
+        let correction = (deed(), prop::collection::vec(runs, 0..3));
+        let correction = correction.prop_map(|(deed, runs)| Correction {
+            tenant: deed.tenant,
+            key: deed.key,
+            model: deed.model,
+            engine: deed.engine,
+            runs,
+        });
+        prop_oneof![
+            deed().prop_map(Told::Deed),
+            residency.prop_map(Told::Residency),
+            correction.prop_map(Told::Correction),
+        ]
+    }
+
+    /// A deed of one run: documents of 100 estimated tokens behind 100 tokens, in a prompt of 1,000.
+    fn sent(documents: u64, matched: u32) -> Deed {
+        Deed {
+            tenant: "t".into(),
+            key: TenantKey::default(),
+            model: "m".into(),
+            engine: EngineId(1),
+            tokens: 1_000,
+            runs: vec![SentRun {
+                scope: Scope(0x0102),
+                before: 100,
+                matched,
+                documents: (0..documents)
+                    .map(|document| (Fingerprint(document), 100))
+                    .collect(),
+                order: Some((0..documents as u16).rev().collect()),
+            }],
+            chat: None,
+        }
+    }
+
+    #[test]
+    fn the_bytes_are_fixed() {
+        // Modules of different builds meet in one ring while a gateway is updated.
+        let mut bytes = vec![VERSION, DEED, 1, b't'];
+        bytes.extend([0; 16]);
+        bytes.extend([1, b'm', 1, 0xe8, 7, 1]);
+        bytes.extend([2, 1, 0, 0, 0, 0, 0, 0, 100, 0x80, 1, 2]);
+        bytes.extend([0, 0, 0, 0, 0, 0, 0, 0, 100]);
+        bytes.extend([1, 0, 0, 0, 0, 0, 0, 0, 100]);
+        bytes.extend([1, 1, 0, 0]);
+        assert_eq!(Told::Deed(sent(2, 128)).encode(), bytes);
+    }
+
+    #[test]
+    fn what_cannot_be_read_says_what_was_expected_and_where() {
+        let start = [&[VERSION, DEED, 0][..], &[0; 19]].concat();
+        let huge = [&start[..], &[0xff; 9], &[1]].concat();
+        let run = [&start[..], &[1], &[0; 10]].concat();
+        let none = [&run[..], &[0]].concat();
+        let twice = [&run[..], &[2], &[0; 18], &[1, 0, 0, 0]].concat();
+        for (bytes, error) in [
+            (&[][..], "more bytes at byte 0"),
+            (&[9], "version 1 at byte 1"),
+            (&[VERSION, 9], "a kind at byte 2"),
+            (&[VERSION, DEED, 2, 0xff, 0xff], "UTF-8 at byte 3"),
+            (
+                &[VERSION, DEED, 3, b'a'],
+                "as many bytes as the length says at byte 3",
+            ),
+            (&huge, "as many bytes as the length says at byte 32"),
+            (&none, "a document at byte 34"),
+            (&twice, "a rank of its own at byte 55"),
+        ] {
+            let found = Told::decode(bytes).unwrap_err().to_string();
+            assert_eq!(found, format!("expected {error}"));
+        }
+    }
+
+    #[test]
+    fn an_engine_that_did_not_take_a_request_lacks_what_it_would_have_brought() {
+        let removed = |matched: u32| {
+            let events = sent(3, matched).undone().events;
+            events.into_iter().map(|event| match event {
+                Event::Removed { path, .. } => path.len(),
+                other => panic!("{other:?}"),
+            })
+        };
+        assert_eq!(removed(0).collect::<Vec<_>>(), [1]);
+        assert_eq!(removed(200).collect::<Vec<_>>(), [3]);
+        assert_eq!(removed(300).collect::<Vec<_>>(), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn an_engine_that_held_what_was_believed_is_not_corrected() {
+        let usage = |cached_tokens| Usage {
+            prompt_tokens: 2_000,
+            cached_tokens,
+        };
+        let cached = |deed: &Deed, cached| {
+            let correction = deed.judged(usage(cached))?;
+            Some(correction.runs[0].cached_tokens)
+        };
+        // Its tokens are half as long as estimated: 1,200 of them are the 100 before and five documents.
+        let deed = sent(8, 500);
+        for held in [1_200, 2_000, 1_000, 900] {
+            assert_eq!(deed.judged(usage(held)), None, "{held}");
+        }
+        // It held one document, or nothing: known by estimates, with what they may err by.
+        assert_eq!(cached(&deed, 400), Some(265));
+        assert_eq!(cached(&deed, 0), Some(65));
+        assert_eq!(sent(8, 0).judged(usage(0)), None);
+        let nothing = Usage {
+            prompt_tokens: 0,
+            cached_tokens: 0,
+        };
+        assert_eq!(deed.judged(nothing), None);
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_lead_back_to_what_was_told(told in told()) {
+            prop_assert_eq!(Told::decode(&told.encode()), Ok(told));
+        }
+
+        #[test]
+        fn no_bytes_panic_and_half_is_nothing(told in told(), at in any::<usize>(), byte in any::<u8>()) {
+            let mut bytes = told.encode();
+            let at = at % bytes.len();
+            prop_assert!(Told::decode(&bytes[..at]).is_err());
+            bytes[at] = byte;
+            let _ = Told::decode(&bytes);
+        }
+
+        #[test]
+        fn noise_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Told::decode(&bytes);
+            for kind in [DEED, RESIDENCY, CORRECTION] {
+                let _ = Told::decode(&[&[VERSION, kind], &bytes[..]].concat());
+            }
+        }
+    }
+}
