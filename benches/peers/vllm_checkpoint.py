@@ -1,14 +1,15 @@
 """Writes a checkpoint for the `vllm` bench: a Qwen2 of 8 MB with random weights, and a tokenizer trained on XQuAD.
 
 Usage: vllm_checkpoint.py XQUAD_FILE FOLDER
-What it answers is noise; what its cache holds is as real as any model's.
+What it answers is noise; what its cache holds is as real as any model's. Text is cut as Qwen2's own tokenizer cuts it:
+transformers does so for every model of this type, whatever tokenizer.json says.
 """
 
 import json
 import sys
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 xquad, folder = sys.argv[1:]
@@ -17,7 +18,16 @@ with open(xquad, encoding="utf-8") as file:
 texts = [paragraph["context"] for article in articles for paragraph in article["paragraphs"]]
 
 bpe = Tokenizer(models.BPE())
-bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+words = Regex(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+bpe.normalizer = normalizers.NFC()
+bpe.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.Split(words, "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+)
 bpe.decoder = decoders.ByteLevel()
 special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 alphabet = pre_tokenizers.ByteLevel.alphabet()

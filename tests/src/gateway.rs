@@ -139,7 +139,6 @@ pub struct Gateway {
 impl Gateway {
     /// Starts Envoy and returns when it accepts requests. The error shows the end of Envoy's log.
     pub fn start(options: &GatewayOptions) -> Result<Self> {
-        let envoy = envoy_binary()?;
         let module = match (&options.plugin, &options.module) {
             (None, _) => None,
             (Some(_), Some(module)) => Some(module.clone()),
@@ -163,9 +162,45 @@ impl Gateway {
             text = with_discovery;
         }
         fs::write(&config, text)?;
+        let gateway = Self::launch(folder, options)?;
+        Ok(Self { watched, ..gateway })
+    }
 
+    /// Starts Envoy as a recipe has it, a file of `gateway-config/`, with the filter's module, free ports and these
+    /// replacements put in; each must fit once.
+    pub fn recipe(file: &str, replacements: &[(&str, String)]) -> Result<Self> {
+        let text = repository().join(file);
+        let text =
+            fs::read_to_string(&text).with_context(|| format!("cannot read {}", text.display()))?;
+        let module = Shell::Wasm.module()?;
+        let module = module.to_str().context("the module's path is not UTF-8")?;
+        let mut text = replace_once(
+            &text,
+            Shell::Wasm.module_path(),
+            &Value::from(module).to_string(),
+        )?;
+        let ports = ["port_value: 9901 ", "port_value: 10000 "];
+        let ports = ports.map(|port| (port, "port_value: 0 ".to_owned()));
+        for (from, to) in ports.iter().chain(replacements) {
+            text = replace_once(&text, from, to)?;
+        }
+        let folder = tempfile::Builder::new()
+            .prefix("foreword-gateway-")
+            .tempdir()?;
+        fs::write(folder.path().join("envoy.yaml"), text)?;
+        // Nothing is behind this address: the recipe has its own.
+        let options = GatewayOptions {
+            shell: Shell::Wasm,
+            ..GatewayOptions::new(SocketAddr::from(([127, 0, 0, 1], 0)))
+        };
+        Self::launch(folder, &options)
+    }
+
+    /// Starts Envoy on the `envoy.yaml` in this folder.
+    fn launch(folder: TempDir, options: &GatewayOptions) -> Result<Self> {
+        let config = folder.path().join("envoy.yaml");
         let admin_file = folder.path().join("admin");
-        let mut command = Command::new(envoy);
+        let mut command = Command::new(envoy_binary()?);
         command
             .arg("-c")
             .arg(&config)
@@ -198,7 +233,7 @@ impl Gateway {
             admin,
             folder,
             shell: options.shell,
-            watched,
+            watched: None,
         })
     }
 

@@ -259,11 +259,15 @@ fn bridge(vllm: &Vllm, bodies: &[String]) -> Result<bool> {
             std::cmp::Ordering::Less => less += 1,
             std::cmp::Ordering::Greater => more += 1,
         }
-        wait("the bridge has seen the request's blocks", || {
-            let copies = bridge.metric("foreword_bridge_copies_total{outcome=\"followed\"}")?;
-            Ok(copies == equal + less + more
-                && bridge.metric("foreword_bridge_waiting_prompts")? == 0)
-        })?;
+        let asked = equal + less + more;
+        wait(
+            &format!("the bridge has seen the blocks of request {asked}"),
+            || {
+                let copies = bridge.metric("foreword_bridge_copies_total{outcome=\"followed\"}")?;
+                Ok(copies == equal + less + more
+                    && bridge.metric("foreword_bridge_waiting_prompts")? == 0)
+            },
+        )?;
     }
     println!(
         "\nThe bridge's feed beside vLLM's cached_tokens, {} requests, {hits} of them with a hit: equal {equal}, less {less}, \
