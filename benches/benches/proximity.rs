@@ -111,7 +111,7 @@ impl Outcome {
     fn run(&mut self, queries: &[Query], tolerance: f32, capacity: u32, seed: u64) {
         let config = RawSimilarity {
             dimensions: DIMENSIONS,
-            tolerance,
+            tolerance: tolerance.into(),
             capacity,
             ttl_ms: None,
             ..RawSimilarity::default()

@@ -68,36 +68,54 @@ pub fn corpus() -> Result<Corpus, String> {
     Ok(corpus)
 }
 
+/// A question, and the paragraphs that are retrieved for it, best first.
+pub struct Retrieval {
+    /// Its words.
+    pub question: String,
+    /// Numbers of paragraphs, all of them.
+    pub paragraphs: Vec<usize>,
+}
+
+impl Corpus {
+    /// All questions in a fixed random order, ranked by BM25.
+    #[must_use]
+    pub fn retrievals(&self) -> Vec<Retrieval> {
+        let mut questions: Vec<&str> = self
+            .questions
+            .iter()
+            .map(|(question, _)| question.as_str())
+            .collect();
+        Random::new(1).shuffle(&mut questions);
+        let contexts: Vec<&str> = self.paragraphs.iter().map(String::as_str).collect();
+        let index = Bm25::new(&contexts);
+        questions
+            .iter()
+            .map(|&question| Retrieval {
+                question: question.to_owned(),
+                paragraphs: index.rank(question),
+            })
+            .collect()
+    }
+}
+
 /// The traces of the best `depths` paragraphs, from the file that [`VARIABLE`] names.
 ///
 /// # Errors
 /// Why there are none, in words.
 pub fn traces(depths: &[usize]) -> Result<Vec<Trace>, String> {
     let corpus = corpus()?;
-    let mut questions: Vec<&str> = corpus
-        .questions
-        .iter()
-        .map(|(question, _)| question.as_str())
-        .collect();
-    Random::new(1).shuffle(&mut questions);
-    let contexts: Vec<&str> = corpus.paragraphs.iter().map(String::as_str).collect();
-    let index = Bm25::new(&contexts);
-    let ranked: Vec<Vec<usize>> = questions
-        .iter()
-        .map(|question| index.rank(question))
-        .collect();
+    let ranked = corpus.retrievals();
     let trace = |&depth: &usize| -> Trace {
         ranked
             .iter()
             .map(|ranked| Request {
                 scope: Scope(0),
-                documents: ranked
-                    .iter()
+                documents: (ranked.paragraphs.iter())
                     .take(depth)
                     .map(|&paragraph| Retrieved {
                         label: format!("{paragraph:03}"),
                         fingerprint: Fingerprint(paragraph as u64),
-                        tokens: estimate_tokens(contexts[paragraph].len()),
+                        tokens: estimate_tokens(corpus.paragraphs[paragraph].len()),
                     })
                     .collect(),
             })

@@ -9,12 +9,14 @@
 //! ends when its handle is dropped. Nothing here knows what the filter decides; the tests do.
 
 pub mod artifacts;
+mod bridge;
 mod gateway;
 mod host;
 pub mod http;
 mod process;
 mod upstream;
 
+pub use bridge::Bridge;
 pub use gateway::{Gateway, GatewayOptions, Shell};
 pub use host::Host;
 pub use upstream::{Received, Reply, Upstream};

@@ -1,18 +1,22 @@
 //! An upstream that records what it receives and answers by a script.
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::http::{Headers, find, read_chunk, read_head, write_chunk};
+use crate::http::{Headers, READ_LIMIT, find, read_chunk, read_head, write_chunk};
 
 /// A listening upstream; it accepts nothing more when this is dropped.
 pub struct Upstream {
     address: SocketAddr,
     shared: Arc<Shared>,
+    accepting: Option<JoinHandle<()>>,
 }
 
 struct Shared {
@@ -20,6 +24,9 @@ struct Shared {
     /// `None`: nothing is kept.
     received: Option<Mutex<Vec<Received>>>,
     stopping: AtomicBool,
+    /// Open connections, by number, to be cut when it stops.
+    open: Mutex<HashMap<u64, TcpStream>>,
+    accepted: AtomicU64,
 }
 
 type Script = Box<dyn Fn(&Received, &mut Reply<'_>) -> Result<()> + Send + Sync>;
@@ -69,6 +76,13 @@ impl Upstream {
         )
     }
 
+    /// As [`Self::scripted`], but keeps nothing.
+    pub fn scripted_forgetful(
+        script: impl Fn(&Received, &mut Reply<'_>) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        Self::listen(Box::new(script), None)
+    }
+
     fn listen(script: Script, received: Option<Mutex<Vec<Received>>>) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
@@ -76,19 +90,44 @@ impl Upstream {
             script,
             received,
             stopping: AtomicBool::new(false),
+            open: Mutex::default(),
+            accepted: AtomicU64::new(0),
         });
-        let accepting = Arc::clone(&shared);
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                if accepting.stopping.load(Ordering::Relaxed) {
-                    return;
-                }
-                let shared = Arc::clone(&accepting);
-                // Ends with its connection, so with the gateway at the latest.
-                std::thread::spawn(move || shared.serve(stream));
+        let accepting = Some(accept(listener, &shared));
+        Ok(Self {
+            address,
+            shared,
+            accepting,
+        })
+    }
+
+    /// Goes away, as if its process had been killed, and comes back on the same address: nobody listens meanwhile, and
+    /// every connection is cut.
+    pub fn restart(&mut self) -> Result<()> {
+        self.stop();
+        let deadline = Instant::now() + READ_LIMIT;
+        let listener = loop {
+            match TcpListener::bind(self.address) {
+                Ok(listener) => break listener,
+                Err(error) if Instant::now() > deadline => return Err(error.into()),
+                Err(_) => std::thread::yield_now(),
             }
-        });
-        Ok(Self { address, shared })
+        };
+        self.shared.stopping.store(false, Ordering::Relaxed);
+        self.accepting = Some(accept(listener, &self.shared));
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        // Wakes the accepting thread.
+        let _ = TcpStream::connect(self.address);
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
+        }
+        for stream in self.shared.open().values() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
     }
 
     /// Where it listens.
@@ -114,13 +153,39 @@ impl Upstream {
 
 impl Drop for Upstream {
     fn drop(&mut self) {
-        self.shared.stopping.store(true, Ordering::Relaxed);
-        // Wakes the accepting thread.
-        let _ = TcpStream::connect(self.address);
+        self.stop();
     }
 }
 
+fn accept(listener: TcpListener, shared: &Arc<Shared>) -> JoinHandle<()> {
+    let accepting = Arc::clone(shared);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            if accepting.stopping.load(Ordering::Relaxed) {
+                return;
+            }
+            let shared = Arc::clone(&accepting);
+            let number = shared.accepted.fetch_add(1, Ordering::Relaxed);
+            // Ends with its connection, so with the gateway at the latest.
+            std::thread::spawn(move || {
+                if let Ok(open) = stream.try_clone() {
+                    shared.open().insert(number, open);
+                    // The one that was cut before it was known here.
+                    if !shared.stopping.load(Ordering::Relaxed) {
+                        shared.serve(stream);
+                    }
+                    shared.open().remove(&number);
+                }
+            });
+        }
+    })
+}
+
 impl Shared {
+    fn open(&self) -> MutexGuard<'_, HashMap<u64, TcpStream>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Serves one connection until it closes or the script ends it.
     fn serve(&self, stream: TcpStream) {
         let _ = stream.set_nodelay(true);

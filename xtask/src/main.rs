@@ -9,6 +9,7 @@
 //! browser  the npm package and the demo page
 //! demo     host + Envoy, the handbook's questions twice, figures and a report
 //! corpus   rank the handbook's documents for its questions
+//! vllm     reuse in a real vLLM, by order, and the bridge beside it (6.5 GB)
 //! ```
 //!
 //! One file per command. A child's output goes to stderr, so that stdout carries results only.
@@ -22,6 +23,7 @@ mod image;
 mod setup;
 mod step;
 mod test;
+mod vllm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -59,6 +61,8 @@ enum Task {
     Demo(demo::Options),
     /// Rank the handbook's documents for its questions by BM25 and write retrieved.jsonl
     Corpus(corpus::Options),
+    /// Measure reuse in a real vLLM on XQuAD; installs vLLM's CPU build, 6.5 GB, unless one is named
+    Vllm(vllm::Options),
 }
 
 fn main() -> ExitCode {
@@ -82,5 +86,6 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Test => test::run(&workspace),
         Task::Demo(options) => demo::run(&workspace, &options),
         Task::Corpus(options) => corpus::run(&workspace, &options),
+        Task::Vllm(options) => vllm::run(&workspace, &options),
     }
 }

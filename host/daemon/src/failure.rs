@@ -13,6 +13,7 @@
 //! | 429 | `queue_full` | as many requests as may wait are waiting; `retry-after` says when to come back |
 //! | 500 | `internal_error` | our fault; the cause is in the log, with the request's id |
 //! | 503 | `loading`, `stopping` | not yet, or no longer, serving |
+//! | 503 | `retriever_unavailable` | embedder or index are not there; everything else is served |
 //! | 504 | `request_timeout` | the answer took longer than a request may |
 
 use axum::http::{HeaderValue, StatusCode, header};
@@ -105,6 +106,12 @@ pub enum Failure {
     /// The server takes no more requests.
     #[error("the server is stopping")]
     Stopping,
+    /// Documents or vectors cannot be had now. The cause is logged and not shown.
+    #[error("the retriever is not available; the server's log says why")]
+    Retriever {
+        /// For the log.
+        cause: String,
+    },
     /// The answer took too long.
     #[error("the request took longer than the limit of {} s", limit.as_secs())]
     Timeout {
@@ -139,6 +146,13 @@ impl Failure {
     /// Our own fault.
     pub fn internal(cause: impl std::fmt::Display) -> Self {
         Self::Internal {
+            cause: cause.to_string(),
+        }
+    }
+
+    /// Documents or vectors cannot be had now.
+    pub fn retriever(cause: impl std::fmt::Display) -> Self {
+        Self::Retriever {
             cause: cause.to_string(),
         }
     }
@@ -204,6 +218,11 @@ impl Failure {
             Self::Internal { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, "internal_error"),
             Self::Loading => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "loading"),
             Self::Stopping => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "stopping"),
+            Self::Retriever { .. } => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                SERVER,
+                "retriever_unavailable",
+            ),
             Self::Timeout { .. } => (StatusCode::GATEWAY_TIMEOUT, SERVER, "request_timeout"),
         }
     }
@@ -231,8 +250,10 @@ impl Failure {
 
     /// Writes to the log what the client is not told. Nothing of a request's text is in it.
     pub fn log(&self) {
-        if let Self::Internal { cause } = self {
-            tracing::error!(cause, "internal error");
+        match self {
+            Self::Internal { cause } => tracing::error!(cause, "internal error"),
+            Self::Retriever { cause } => tracing::warn!(cause, "no retrieval"),
+            _ => {}
         }
     }
 }
@@ -246,7 +267,7 @@ impl IntoResponse for Failure {
             Self::QueueFull { retry_after, .. } => {
                 headers.insert(header::RETRY_AFTER, whole_seconds(retry_after));
             }
-            Self::Loading => {
+            Self::Loading | Self::Retriever { .. } => {
                 headers.insert(header::RETRY_AFTER, whole_seconds(SOON));
             }
             Self::Unauthorized => {

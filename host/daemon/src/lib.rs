@@ -10,7 +10,8 @@
 //!  client ◀─JSON/SSE─ api ─┘ anything that went wrong -> status and wording: failure
 //! ```
 //!
-//! Beside the server stands [`replay`]: what ordering would save on a log of requests, computed without any engine.
+//! Beside the server stand [`replay`]: what ordering would save on a log of requests, computed without any engine; and
+//! [`check`]: whether the gateway's filter would take a configuration.
 //!
 //! This package turns HTTP into engine requests and engine events into HTTP. How prompts are cached, scheduled and
 //! computed is the engine's; how documents are ordered is the gateway's.
@@ -18,6 +19,7 @@
 pub mod answer;
 pub mod api;
 pub mod bridge;
+pub mod check;
 pub mod failure;
 pub mod gate;
 pub mod keys;
@@ -26,6 +28,7 @@ pub mod metrics;
 pub mod model;
 pub mod replay;
 pub mod request;
+pub mod retrieval;
 pub mod serve;
 pub mod spans;
 pub mod tiers;

@@ -4,13 +4,16 @@
 //! cut the stop short.
 
 mod caching;
+mod ingesting;
 mod kv_bridge;
+mod retrieving;
 mod scheduling;
 
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use foreword::api::Limits;
+use foreword::check::{self, Verdict};
 use foreword::gate::Phase;
 use foreword::keys::ApiKeys;
 use foreword::kv::publisher;
@@ -50,6 +53,11 @@ enum Command {
     /// Tell what ordering documents would save on a log of requests, and write a report
     #[command(after_help = REPLAY_HELP)]
     Replay(ReplayArguments),
+    /// Make an index of a folder's texts, or bring one up to date
+    Ingest(ingesting::Arguments),
+    /// Tell whether the gateway's filter would take its configuration
+    #[command(after_help = CHECK_HELP)]
+    CheckConfig(CheckArguments),
 }
 
 const LOG_HELP: &str = "Environment:
@@ -61,6 +69,18 @@ const REPLAY_HELP: &str = "Lines of a log, in JSON:
 
 Exit codes: 0 done, 1 a file cannot be read or written, or a bad line with --strict, 2 bad arguments or an empty trace.
 An unbounded cache takes up to 300 bytes of memory for every document of every request.";
+
+const CHECK_HELP: &str = "Every error is told, with path, value and limit. A key in the environment is not looked for.
+
+Exit codes: 0 the filter takes every configuration, 1 it refuses one, 2 a file cannot be read or holds none.";
+
+#[derive(clap::Args)]
+struct CheckArguments {
+    /// The plugin's JSON, or what holds it: Envoy's configuration, Istio's or Envoy Gateway's resources, a ConfigMap
+    /// with one of them; `-`: standard input
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+}
 
 #[derive(clap::Args)]
 struct ReplayArguments {
@@ -129,6 +149,8 @@ struct ServeArguments {
     scheduling: scheduling::Arguments,
     #[command(flatten)]
     caching: caching::Arguments,
+    #[command(flatten)]
+    retrieving: retrieving::Arguments,
     /// Bytes of a request's body; larger ones are refused with 413
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     max_body_bytes: u64,
@@ -203,6 +225,8 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => start(*arguments),
         Command::KvBridge(arguments) => run(arguments.log_format, kv_bridge::run(*arguments)),
         Command::Replay(arguments) => replay(arguments),
+        Command::Ingest(arguments) => ingesting::run(&arguments),
+        Command::CheckConfig(arguments) => check(&arguments),
     }
 }
 
@@ -235,6 +259,17 @@ fn replay(arguments: ReplayArguments) -> ExitCode {
             } else {
                 ExitCode::FAILURE
             }
+        }
+    }
+}
+
+fn check(arguments: &CheckArguments) -> ExitCode {
+    match check::run(&arguments.files) {
+        Ok(Verdict::Accepted) => ExitCode::SUCCESS,
+        Ok(Verdict::Refused) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
         }
     }
 }
@@ -329,6 +364,7 @@ fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
             .map(ApiKeys::load)
             .transpose()?,
         ordering: ordering(arguments.ordering.as_deref())?,
+        retrieval: arguments.retrieving.config(arguments.ordering.as_deref())?,
         kv_events: arguments
             .kv_events_endpoint
             .map(|listen| publisher::Config {

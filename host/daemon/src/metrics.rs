@@ -16,6 +16,9 @@
 //! | `foreword_evicted_pages_total` | counter | `cause` |
 //! | `foreword_preemptions_total`, `foreword_steps_total`, `foreword_fetched_pages_total` | counter | |
 //! | `foreword_{retries,devices_lost,expired}_total` | counter | |
+//! | `foreword_speculations_total`, `foreword_speculations_{refused,joined,superseded}_total` | counter | |
+//! | `foreword_retrievals_total` | counter | `outcome`: `found`, `empty`, `failed` |
+//! | `foreword_retrieval_seconds` | histogram | from a question to its documents |
 //! | `foreword_step_sequences` | histogram | sequences computed side by side in a step |
 //! | `foreword_tokenised_bytes_total`, `foreword_tokenised_before_bytes_total` | counter | text of prompts, and how much of it had its tokens remembered |
 //! | `foreword_requests_waiting`, `foreword_requests_running` | gauge | |
@@ -40,6 +43,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// The server's metrics.
 pub struct Metrics {
@@ -48,6 +52,9 @@ pub struct Metrics {
     generations: Family<GenerationLabels, Counter>,
     /// Chat requests by what became of their path.
     pub placements: Placements,
+    retrievals: Family<GenerationLabels, Counter>,
+    /// From a question to its documents.
+    pub retrieval_seconds: Histogram,
     /// From submission to the engine's start.
     pub queue_seconds: Histogram,
     /// From the request's arrival to its first token.
@@ -109,8 +116,8 @@ struct PathLabels {
     outcome: &'static str,
 }
 
-/// HTTP responses by route and status, of any server here.
-#[derive(Clone, Debug)]
+/// HTTP responses by route and status, of any server here. The default is told to nobody.
+#[derive(Clone, Debug, Default)]
 pub struct Responses(Family<HttpLabels, Counter>);
 
 impl Responses {
@@ -134,7 +141,7 @@ impl Responses {
 }
 
 /// Chat requests by what became of the path that the gateway told, of any server here.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Placements(Family<PathLabels, Counter>);
 
 impl Placements {
@@ -168,6 +175,19 @@ impl Metrics {
             generations.clone(),
         );
         let placements = Placements::registered(&mut registry);
+        let retrievals = Family::default();
+        registry.register(
+            "retrievals",
+            "Searches for documents by what became of them",
+            retrievals.clone(),
+        );
+        let retrieval_seconds = {
+            // 100 µs to 13 s.
+            let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
+            let help = "From a question to its documents";
+            registry.register("retrieval_seconds", help, histogram.clone());
+            histogram
+        };
         let between_tokens_seconds = {
             // 100 µs to 13 s.
             let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
@@ -197,6 +217,8 @@ impl Metrics {
             http,
             generations,
             placements,
+            retrievals,
+            retrieval_seconds,
             queue_seconds: seconds("queue_seconds", "From submission to the engine's start"),
             first_token_seconds: seconds(
                 "time_to_first_token_seconds",
@@ -227,6 +249,19 @@ impl Metrics {
                 outcome: outcome.name(),
             })
             .inc();
+    }
+
+    /// Counts a search, which took so long, by the documents that it found; `None`: it failed.
+    pub fn retrieved(&self, documents: Option<usize>, taken: Duration) {
+        let outcome = match documents {
+            Some(0) => "empty",
+            Some(_) => "found",
+            None => "failed",
+        };
+        self.retrievals
+            .get_or_create(&GenerationLabels { outcome })
+            .inc();
+        self.retrieval_seconds.observe(taken.as_secs_f64());
     }
 
     /// All metrics in the OpenMetrics text format.
@@ -393,6 +428,26 @@ const COUNTERS: &[Row<u64>] = &[
         "devices_lost",
         "Times everything on the device was lost",
         |stats| stats.devices_lost,
+    ),
+    (
+        "speculations",
+        "Speculative prefills taken in, warm-ups included",
+        |stats| stats.speculations_started,
+    ),
+    (
+        "speculations_refused",
+        "Speculative prefills that were none because too many requests waited",
+        |stats| stats.speculations_refused,
+    ),
+    (
+        "speculations_joined",
+        "Requests that found themselves computed already and took that over",
+        |stats| stats.speculations_joined,
+    ),
+    (
+        "speculations_superseded",
+        "Speculative prefills that a later one with other documents replaced",
+        |stats| stats.speculations_superseded,
     ),
     (
         "expired",

@@ -11,7 +11,7 @@ use crate::tiers::Tiers;
 use anyhow::Context;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
 use foreword_engine::backend::{Backend, TokenId};
-use foreword_engine::engine::{Engine, EngineConfig, Generation, Request};
+use foreword_engine::engine::{Engine, EngineConfig, Generation, Kind, Request};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::sampling::Constraint;
 use foreword_engine::text::{
@@ -210,6 +210,50 @@ impl Model {
         Ok((request, calls))
     }
 
+    /// The engine's request to compute the beginning that all chats have in common which open with these messages.
+    /// Costs as [`Model::chat_request`].
+    ///
+    /// # Errors
+    /// When the messages do not fit the model.
+    pub fn prefill_request(&self, chat: &Chat) -> Result<Request, Failure> {
+        let Some(template) = &self.template else {
+            return Err(Failure::invalid(
+                "messages",
+                "this model has no chat template",
+            ));
+        };
+        // Templates insist on turns, and close messages in their own ways: two chats that go on differently tell what
+        // they write in any case.
+        let next = match last_role(&chat.messages) {
+            Some("user") => "assistant",
+            _ => "user",
+        };
+        let render = |text: &str| {
+            let mut messages = chat.messages.clone();
+            if let Some(messages) = messages.as_array_mut() {
+                messages.push(serde_json::json!({"role": next, "content": text}));
+            }
+            template
+                .render_with(
+                    &messages,
+                    chat.tools.as_ref().map(|tools| &tools.shown),
+                    chat.documents.as_ref(),
+                    chat.template_variables.as_ref(),
+                )
+                .map_err(|error| Failure::invalid("messages", error.to_string()))
+        };
+        let (one, other) = (render("A")?, render("B")?);
+        let common = common_beginning(&one, &other);
+        let (tokens, _) = self.encode(common, false, &chat.options, &[])?;
+        let request = self.request(tokens, "messages", &chat.options, None)?;
+        Ok(Request {
+            kind: Kind::Prefill,
+            constraint: None,
+            top_logprobs: None,
+            ..request
+        })
+    }
+
     /// The engine's request for a text completion. Costs as [`Model::chat_request`].
     ///
     /// # Errors
@@ -325,6 +369,17 @@ impl Model {
             .submit(request)
             .map_err(|error| Failure::from_submit(error, max_tokens))
     }
+}
+
+fn last_role(messages: &serde_json::Value) -> Option<&str> {
+    messages.as_array()?.last()?.get("role")?.as_str()
+}
+
+/// What both texts begin with.
+fn common_beginning<'t>(one: &'t str, other: &str) -> &'t str {
+    let pairs = one.char_indices().zip(other.chars());
+    let differs = pairs.into_iter().find(|((_, a), b)| a != b);
+    differs.map_or(one, |((at, _), _)| &one[..at])
 }
 
 /// Unless told otherwise: the tokens of ten megabytes of text or so.

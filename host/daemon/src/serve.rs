@@ -7,6 +7,7 @@ use crate::kv::http::{Readers, Source};
 use crate::kv::publisher::{self, Publisher};
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::retrieval::{self, Retriever};
 use crate::spans::Spans;
 use anyhow::Context;
 use axum::serve::ListenerExt;
@@ -36,6 +37,8 @@ pub struct Config {
     pub kv_keys: Option<ApiKeys>,
     /// How the gateway finds documents.
     pub ordering: OrderingConfig,
+    /// What finds documents.
+    pub retrieval: retrieval::Config,
     /// Where vLLM's KV events are published; `None`: nowhere.
     pub kv_events: Option<publisher::Config>,
     /// Requests inside at once, from the reading of their bodies to the end of their answers.
@@ -92,6 +95,7 @@ impl Server {
             gate,
             metrics: Arc::new(Metrics::new(Arc::clone(&model))),
             model,
+            retriever: Arc::new(Retriever::new(config.retrieval)),
             spans: config.otlp_endpoint.as_deref().map(Spans::to).transpose()?,
             keys: config.keys,
             limits: config.limits,

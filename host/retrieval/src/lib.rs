@@ -18,8 +18,10 @@ pub mod embedder;
 pub mod file;
 pub mod index;
 pub mod ingest;
+pub mod store;
 mod words;
 
 pub use collection::{Collection, Editor, Found, Query, QueryError, Spec};
 pub use embedder::{EmbedError, Embedder, Embedding};
 pub use ingest::Document;
+pub use store::{Ask, Shelf, Store, StoreError};

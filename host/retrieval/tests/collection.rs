@@ -195,7 +195,7 @@ fn a_mirror_adds_replaces_and_deletes_and_leaves_the_rest() {
     second.extend(documents(30..35, "second"));
     let mut told = Vec::new();
     let (collection, summary) = mirror(collection, &second, &embedder, |done, of| {
-        told.push((done, of))
+        told.push((done, of));
     })
     .unwrap();
     assert_eq!(

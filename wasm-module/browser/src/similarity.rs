@@ -76,7 +76,7 @@ impl SimilarityCache {
         let tolerance = if values::is_absent(tolerance) {
             None
         } else {
-            Some(values::real("tolerance", tolerance)? as f32)
+            Some(values::real("tolerance", tolerance)?)
         };
         (self.core)
             .insert(&embedding, &documents, tolerance, now_ms)

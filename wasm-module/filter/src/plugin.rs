@@ -6,6 +6,7 @@
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
+use foreword_ordering::feed::TenantKey;
 use foreword_ordering::{
     Choice, Deed, EngineId, Orderer, Rewrite, Skip, Terms, Told, Trial, Usage,
 };
@@ -182,6 +183,7 @@ impl Plugin {
         };
         let terms = Terms {
             salt: identity.salt(),
+            key_of: Some(TenantKey::of),
             trial,
             choices: &choices,
         };

@@ -3,7 +3,7 @@
 //! An arrangement names documents by their index in the client's list, so it is small enough to be remembered for
 //! every message of every chat, and means the same bytes whenever the client sends the same list.
 
-use crate::body::{Found, Group, Place};
+use crate::body::{Group, Place};
 use crate::document::Fingerprint;
 use crate::sort::sort_by_key;
 use crate::tree::Scope;
@@ -63,18 +63,21 @@ impl Listed {
             distinct: SmallVec::new(),
             repeats: SmallVec::new(),
         };
-        let mut seen: FxHashMap<Fingerprint, &Found<'_>> = FxHashMap::default();
+        let mut seen: FxHashMap<Fingerprint, u16> = FxHashMap::default();
         seen.reserve(group.found.len());
         for (found, index) in group.found.iter().zip(0..) {
             let mut fingerprint = found.fingerprint;
             loop {
                 match seen.entry(fingerprint) {
                     Entry::Vacant(entry) => {
-                        entry.insert(found);
+                        entry.insert(index);
                         listed.distinct.push((index, fingerprint));
                         break;
                     }
-                    Entry::Occupied(entry) if entry.get().source == found.source => {
+                    Entry::Occupied(entry)
+                        if (group.found.get(usize::from(*entry.get())))
+                            .is_some_and(|first| first.source == found.source) =>
+                    {
                         listed.repeats.push(index);
                         break;
                     }

@@ -47,6 +47,9 @@ struct Kept {
 pub struct Terms<'a> {
     /// Written as the body's `cache_salt`, whatever the client sent; `None`: what it sent stays.
     pub salt: Option<&'a str>,
+    /// Makes a tenant's key of the salt that the client sent: [`TenantKey::of`]. `None`: the client's salt tells nobody
+    /// apart. A function, so that a module for pages, which know no tenants, holds no SHA-256.
+    pub key_of: Option<fn(&str) -> TenantKey>,
     /// Whether the order is put to the test.
     pub trial: Trial<'a>,
     /// The engines that it may go to: see [`crate::engines`]. Those above [`MAX_ENGINES`](crate::MAX_ENGINES) do not
@@ -146,7 +149,7 @@ impl Orderer {
     }
 
     /// The same on terms of its own. With a salt, [`Tenant::key`] is that salt's; without one, and without a key, it is
-    /// the key of the salt that the client sent.
+    /// the key of the salt that the client sent, if the terms say how to make it.
     ///
     /// # Errors
     /// As [`Orderer::rewrite`]. Nothing is salted then: [`salted`](crate::salted) does that.
@@ -157,8 +160,10 @@ impl Orderer {
         body: &[u8],
     ) -> Result<Rewrite, Skip> {
         let parsed = body::parse(body, &self.config)?;
-        if terms.salt.is_none() && tenant.key == TenantKey::default() {
-            tenant.key = parsed.salt.key();
+        if let (None, Some(key_of)) = (terms.salt, terms.key_of)
+            && tenant.key == TenantKey::default()
+        {
+            tenant.key = parsed.salt.key(key_of);
         }
         let arm = match terms.trial {
             Trial::Experiment(experiment) => Some(experiment.arm(tenant.name, parsed.start())),
@@ -494,7 +499,7 @@ fn kept_of<'t>(
 /// of its own where no other has more than it would have then. So with n tenants in use each keeps its share, an n-th of
 /// `tree.max_trees`, however many models another names. O(trees), once for each new tree.
 fn given_up(trees: &FxHashMap<String, Kept>, tenant: &str) -> Option<String> {
-    let mut counts: FxHashMap<&str, usize> = FxHashMap::default();
+    let mut counts: FxHashMap<&str, u32> = FxHashMap::default();
     for kept in trees.values() {
         *counts.entry(&kept.tenant).or_default() += 1;
     }

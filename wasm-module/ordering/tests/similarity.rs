@@ -206,7 +206,9 @@ fn a_cache_decides_like_a_list_that_is_searched_from_end_to_end() {
                         tolerance.unwrap_or(tolerances[0]),
                         now_ms,
                     );
-                    cache.insert(&asked, &documents, tolerance, now_ms).unwrap();
+                    cache
+                        .insert(&asked, &documents, tolerance.map(f64::from), now_ms)
+                        .unwrap();
                     assert_eq!(cache.len(), model.entries.len(), "seed {seed}");
                 }
             }
@@ -446,7 +448,7 @@ fn what_is_refused_changes_nothing() {
             "a tolerance of NaN is out of range, it must be 0 to 2",
         ),
     ] {
-        let refused = caches.insert(of, embedding, documents, tolerance, 0);
+        let refused = caches.insert(of, embedding, documents, tolerance.map(f64::from), 0);
         assert_eq!(refused.unwrap_err().to_string(), message);
     }
     assert!(matches!(

@@ -90,7 +90,11 @@ fn without_a_gateways_salt_the_clients_own_keeps_its_trees_apart() {
         if !salt.is_null() {
             body["cache_salt"] = salt;
         }
-        let rewrite = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
+        let terms = Terms {
+            key_of: Some(TenantKey::of),
+            ..Terms::default()
+        };
+        let rewrite = orderer.rewrite_on(&terms, Tenant::default(), body.to_string().as_bytes());
         rewrite.unwrap().report.matched
     };
     assert_eq!(matched(json!("one")), 0);

@@ -9,6 +9,7 @@ mod browser;
 mod deny;
 mod embedder;
 mod envoy;
+mod helm;
 mod python;
 mod wheel;
 mod zmq;
@@ -28,6 +29,7 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     for_demo(workspace)?;
     zmq::install(workspace)?;
+    helm::install(workspace)?;
     for_browser_tests(workspace)?;
     deny::install(workspace)
 }

@@ -15,14 +15,16 @@ use crate::failure::{Failure, clip};
 use crate::gate::{Pass, Phase};
 use crate::kv::place::{PATH_HEADER, Placer};
 use crate::model::Model;
-use crate::request::{Chat, Completion, Delivery, Options};
+use crate::request::{Chat, Completion, Delivery, Options, Retrieving};
+use crate::retrieval::pipeline::{Guess, Pipeline};
 use crate::spans::RequestSpan;
 use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
-use axum::http::HeaderValue;
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use foreword_engine::engine::{self, Generation};
+use foreword_engine::engine::{self, Generation, SpeculationId};
 use foreword_engine::text::Part;
+use serde_json::Value;
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -100,16 +102,26 @@ async fn generate(
         body = body::read(request, app.limits.max_body_bytes, time) => body?,
         () = pass.cut() => return Err(Failure::Stopping),
     };
+    let prepare = async {
+        let chat = match dialect {
+            Dialect::Chat => with_documents(app, &model, body, path, time).await?,
+            Dialect::Completion => WithDocuments::none(body, path),
+        };
+        let (body, path) = (chat.body, chat.path);
+        let prepared = prepare(app, Arc::clone(&model), dialect, body, path).await?;
+        Ok::<_, Failure>((prepared, chat.guessed, chat.retrieved))
+    };
+    let (prepared, guessed, retrieved) = tokio::select! {
+        prepared = prepare => prepared?,
+        () = tokio::time::sleep_until(time.deadline()) => return Err(Failure::Timeout { limit: time.limit }),
+        () = pass.cut() => return Err(Failure::Stopping),
+    };
     let Prepared {
         mut request,
         choices,
         reading,
         delivery,
-    } = tokio::select! {
-        prepared = prepare(app, Arc::clone(&model), dialect, body, path) => prepared?,
-        () = tokio::time::sleep_until(time.deadline()) => return Err(Failure::Timeout { limit: time.limit }),
-        () = pass.cut() => return Err(Failure::Stopping),
-    };
+    } = prepared;
     request.deadline = Some(time.deadline().into_std());
     // Every choice takes a place: the bound on places is what keeps memory and queue bounded.
     let mut passes = vec![pass];
@@ -122,6 +134,9 @@ async fn generate(
             ..request.clone()
         })
         .collect();
+    // The other choices wait for the first one, which is the chat that was guessed at.
+    let (speculation, guess) = guessed.map_or((None, None), |(id, guess)| (Some(id), guess));
+    request.speculation = speculation;
     let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
     let logprobs = request.top_logprobs.is_some();
     let generation = model.submit(request).inspect_err(|failure| {
@@ -130,6 +145,9 @@ async fn generate(
             app.gate.advance(Phase::Stopping);
         }
     })?;
+    if let Some(guess) = guess {
+        tokio::spawn(guess.handed_over());
+    }
     let job = Job {
         envelope: Envelope::new(dialect, &id.0, model.name()),
         logprobs,
@@ -147,9 +165,85 @@ async fn generate(
         time,
         model,
     };
-    match delivery {
-        Delivery::Whole => whole(job).await,
-        Delivery::Stream { include_usage } => Ok(stream(job, include_usage)),
+    let mut response = match delivery {
+        Delivery::Whole => whole(job).await?,
+        Delivery::Stream { include_usage } => stream(job, include_usage),
+    };
+    if let Some(retrieved) = retrieved {
+        response
+            .headers_mut()
+            .insert(X_FOREWORD_RETRIEVED, retrieved);
+    }
+    Ok(response)
+}
+
+/// How many documents were found for a chat that asked for some, or `failed`.
+const X_FOREWORD_RETRIEVED: HeaderName = HeaderName::from_static("x-foreword-retrieved");
+
+/// A chat that needs no documents, or has them.
+struct WithDocuments {
+    body: Bytes,
+    path: Option<HeaderValue>,
+    /// The name under which the engine may know it already, and what it knows.
+    guessed: Option<(SpeculationId, Option<Guess>)>,
+    /// For the header.
+    retrieved: Option<HeaderValue>,
+}
+
+impl WithDocuments {
+    fn none(body: Bytes, path: Option<HeaderValue>) -> Self {
+        Self {
+            body,
+            path,
+            guessed: None,
+            retrieved: None,
+        }
+    }
+}
+
+/// Finds the documents that a chat asks for.
+async fn with_documents(
+    app: &Arc<App>,
+    model: &Arc<Model>,
+    body: Bytes,
+    path: Option<HeaderValue>,
+    time: TimeLimit,
+) -> Result<WithDocuments, Failure> {
+    let Some(wanted) = Retrieving::take(&body)? else {
+        return Ok(WithDocuments::none(body, path));
+    };
+    // What is wrong with the chat itself is told before anything is searched for it.
+    let chat = Chat::parse(&body)?;
+    check_model(model, &chat.options)?;
+    let pipeline = Arc::new(Pipeline {
+        retriever: Arc::clone(&app.retriever),
+        model: Arc::clone(model),
+        locator: app.locator.clone(),
+        preparing: Arc::clone(&app.preparing),
+        deadline: time.deadline().into_std(),
+    });
+    let plain = Value::Object(wanted.body.clone()).to_string();
+    let started = Instant::now();
+    let found = pipeline
+        .run(wanted.body, chat.options.cache_salt, wanted.asked)
+        .await;
+    let counted = found.as_ref().ok().map(|found| found.documents);
+    app.metrics.retrieved(counted, started.elapsed());
+    match found {
+        Ok(found) => Ok(WithDocuments {
+            body: found.written.body.into(),
+            path: found.written.path,
+            guessed: Some((found.id, found.guess)),
+            retrieved: Some(HeaderValue::from(found.documents)),
+        }),
+        Err(failure @ Failure::Retriever { .. }) if wanted.does_without => {
+            failure.log();
+            Ok(WithDocuments {
+                retrieved: Some(HeaderValue::from_static("failed")),
+                ..WithDocuments::none(plain.into(), None)
+            })
+        }
+        Err(failure) => Err(failure),
     }
 }
 
@@ -209,7 +303,7 @@ async fn prepare(
         .map_err(Failure::internal)?
 }
 
-fn check_model(model: &Model, options: &Options) -> Result<(), Failure> {
+pub(super) fn check_model(model: &Model, options: &Options) -> Result<(), Failure> {
     match &options.model {
         Some(asked) if asked != model.name() => Err(Failure::UnknownModel {
             asked: clip(asked),

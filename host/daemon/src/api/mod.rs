@@ -3,6 +3,7 @@
 //! | route | methods | key needed |
 //! | --- | --- | --- |
 //! | `/v1/chat/completions`, `/v1/completions` | POST | yes |
+//! | `/v1/embeddings`, `/v1/retrieve`, `/v1/prefill` | POST | yes |
 //! | `/v1/models`, `/v1/models/{id}` | GET | yes |
 //! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | the feed's own, where it has some |
 //! | `/healthz`, `/readyz`, `/metrics` | GET | no |
@@ -11,12 +12,16 @@
 //!   observe (request id, log span, count) ─▶ authorize (only /v1) ─▶ handler ─▶ Failure or response
 //! ```
 
+mod admit;
 pub(crate) mod body;
 mod dialect;
+mod embeddings;
 mod generate;
 mod logprobs;
 mod models;
+mod prefill;
 mod probes;
+mod retrieve;
 mod stream;
 
 use crate::failure::{Failure, clip};
@@ -26,6 +31,7 @@ use crate::kv;
 use crate::kv::http::Readers;
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::retrieval::Retriever;
 use crate::spans::Spans;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
@@ -59,6 +65,8 @@ pub struct App {
     pub readers: Arc<Readers>,
     /// Finds requests' documents as the gateway does.
     pub locator: Locator,
+    /// Finds documents for requests that come without.
+    pub retriever: Arc<Retriever>,
     /// Requests being parsed, rendered and tokenised at once: one per core.
     pub preparing: Arc<Semaphore>,
 }
@@ -78,6 +86,9 @@ pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completion))
+        .route("/v1/embeddings", post(embeddings::embed))
+        .route("/v1/retrieve", post(retrieve::retrieve))
+        .route("/v1/prefill", post(prefill::prefill))
         .route("/v1/models", get(models::list))
         // A wildcard: names such as `organisation/model` have slashes.
         .route("/v1/models/{*id}", get(models::show))

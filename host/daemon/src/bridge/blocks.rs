@@ -12,6 +12,9 @@
 //! all blocks before it are; an engine need not drop its last blocks first, and when it drops one in the middle, what
 //! follows it has lost its marks. They come back with the next prompt: less may be known here than is held, never more.
 //!
+//! An engine that does not tell salts tells nothing about salted prompts, and once there are any, nothing about the others
+//! either: the blocks of one tenant would be taken for those of all.
+//!
 //! Layers that keep only a window of a sequence, or a state of it, have blocks of their own; they are passed over. Of a
 //! model with such layers the engine may reuse less than is told.
 
@@ -39,6 +42,8 @@ pub struct Blocks {
     next: u64,
     /// Groups of layers whose blocks are passed over.
     partial: HashSet<i64>,
+    /// Whether there was a prompt with a salt, ever.
+    salted: bool,
     log: Vec<CacheEvent>,
 }
 
@@ -66,8 +71,8 @@ pub struct Counts {
 struct Block {
     parent: Option<BlockHash>,
     tokens: Arc<[TokenId]>,
-    /// Of a first block: what its hash depends on beside its tokens, a salt, say.
-    keys: Vec<Key>,
+    /// Of a first block: what tells it apart beside its tokens, a salt, say; `None`: not known.
+    keys: Option<Vec<Key>>,
     /// Where it is: on the device, in host memory, elsewhere.
     places: [bool; 3],
     marks: Vec<Mark>,
@@ -107,6 +112,7 @@ impl Blocks {
             waiting_tokens: 0,
             next: 0,
             partial: HashSet::new(),
+            salted: false,
             log: Vec::new(),
         }
     }
@@ -126,6 +132,12 @@ impl Blocks {
 
     /// The engine is sent, or was sent, this prompt.
     pub fn prompt(&mut self, tokens: Vec<TokenId>, salt: Arc<str>, documents: DocumentPath) {
+        if !salt.is_empty() && !std::mem::replace(&mut self.salted, true) {
+            let is_unknown = |block: &Block| block.parent.is_none() && block.keys.is_none();
+            if self.blocks.values().any(is_unknown) {
+                self.forget();
+            }
+        }
         let id = self.next;
         self.next += 1;
         let prompt = Prompt {
@@ -161,7 +173,7 @@ impl Blocks {
                 let mut parent = parent;
                 // Where there are more blocks than tokens for them, the rest cannot be found by anything.
                 for (hash, tokens) in blocks.into_iter().zip(tokens.chunks_exact(size)) {
-                    let keys = if parent.is_none() { &keys[..] } else { &[] };
+                    let keys = keys.as_deref().filter(|_| parent.is_none());
                     self.store(hash, parent, tokens, keys, tier);
                     parent = Some(hash);
                 }
@@ -188,6 +200,7 @@ impl Blocks {
     pub fn forget(&mut self) {
         *self = Self {
             next: self.next,
+            salted: self.salted,
             log: vec![CacheEvent::Gap { events: 0 }],
             ..Self::new(self.limits)
         };
@@ -197,6 +210,7 @@ impl Blocks {
         let log = std::mem::take(&mut self.log);
         *self = Self {
             next: self.next,
+            salted: self.salted,
             log,
             ..Self::new(self.limits)
         };
@@ -208,7 +222,7 @@ impl Blocks {
         hash: BlockHash,
         parent: Option<BlockHash>,
         tokens: &[TokenId],
-        keys: &[Key],
+        keys: Option<&[Key]>,
         tier: Tier,
     ) {
         if self.blocks.len() >= self.limits.blocks && !self.blocks.contains_key(&hash) {
@@ -217,7 +231,7 @@ impl Blocks {
         let block = self.blocks.entry(hash).or_insert_with(|| Block {
             parent,
             tokens: tokens.into(),
-            keys: keys.to_vec(),
+            keys: keys.map(<[Key]>::to_vec),
             places: [false; 3],
             marks: Vec::new(),
         });
@@ -365,7 +379,7 @@ impl Blocks {
                     return false;
                 };
                 rest.starts_with(&block.tokens)
-                    && (prompt.at.is_some() || is_whose(&block.keys, &prompt.salt))
+                    && (prompt.at.is_some() || self.is_whose(block, &prompt.salt))
             })
             // Two blocks of the same tokens: any, but always the same one.
             .min()
@@ -376,6 +390,19 @@ impl Blocks {
         let prompt = self.prompts.remove(&id)?;
         self.waiting_tokens -= prompt.tokens.len();
         Some(prompt)
+    }
+
+    /// Whether a first block may be a request's with this salt, and with nothing else that tells it apart (a LoRA, an
+    /// image). vLLM tells the salt, our own engine its key.
+    fn is_whose(&self, block: &Block, salt: &str) -> bool {
+        match block.keys.as_deref() {
+            None => salt.is_empty() && !self.salted,
+            Some([]) => salt.is_empty(),
+            Some([Key::Text(text)]) if !salt.is_empty() => {
+                text == salt || *text == TenantKey::of(salt).to_string()
+            }
+            Some(_) => false,
+        }
     }
 
     /// Forgets the oldest prompts where too many wait.
@@ -408,19 +435,6 @@ const MAX_MARKS: usize = 8;
 
 /// Groups of layers that are passed over; models have a handful.
 const MAX_GROUPS: usize = 64;
-
-/// Whether a first block with these keys may be a request's with this salt, and with nothing else that tells it apart (a
-/// LoRA, an image). vLLM tells the salt, our own engine its key. Where an engine tells nothing, a salted request finds
-/// nothing.
-fn is_whose(keys: &[Key], salt: &str) -> bool {
-    match keys {
-        [] => salt.is_empty(),
-        [Key::Text(text)] if !salt.is_empty() => {
-            text == salt || *text == TenantKey::of(salt).to_string()
-        }
-        _ => false,
-    }
-}
 
 fn tier(medium: Option<&str>) -> Tier {
     match medium {
@@ -459,7 +473,7 @@ mod tests {
             tokens: tokens.to_vec(),
             block_tokens: SIZE as u32,
             medium: Some("GPU".to_owned()),
-            keys: keys.iter().map(|&key| Key::Text(key.to_owned())).collect(),
+            keys: Some(keys.iter().map(|&key| Key::Text(key.to_owned())).collect()),
             group: Group::default(),
         }
     }
@@ -607,7 +621,10 @@ mod tests {
         blocks.event(stored(&[1], None, &tokens, &["lora", "a"]));
         blocks.event(stored(&[2], None, &tokens, &["lora"]));
         let mut image = stored(&[3], None, &tokens, &["a"]);
-        if let BlockEvent::Stored { keys, .. } = &mut image {
+        if let BlockEvent::Stored {
+            keys: Some(keys), ..
+        } = &mut image
+        {
             keys.push(Key::Other);
         }
         blocks.event(image);
@@ -615,6 +632,29 @@ mod tests {
             blocks.prompt(tokens.clone(), salt.into(), documents(&[4]));
         }
         assert_eq!(told(&mut blocks), []);
+    }
+
+    #[test]
+    fn where_salts_are_not_told_a_salted_prompt_ends_what_was_believed() {
+        let tokens: Vec<u32> = (0..4).collect();
+        let mut untold = stored(&[1], None, &tokens, &[]);
+        if let BlockEvent::Stored { keys, .. } = &mut untold {
+            *keys = None;
+        }
+        let mut blocks = Blocks::new(LIMITS);
+        blocks.event(untold.clone());
+        blocks.prompt(tokens.clone(), "".into(), documents(&[4]));
+        assert_eq!(told(&mut blocks), [(true, vec![1])]);
+        blocks.prompt(tokens.clone(), "a".into(), documents(&[4]));
+        assert_eq!(blocks.take_events(), [CacheEvent::Gap { events: 0 }]);
+        for salt in ["", "a"] {
+            blocks.event(untold.clone());
+            blocks.prompt(tokens.clone(), salt.into(), documents(&[4]));
+        }
+        assert_eq!(told(&mut blocks), []);
+        // What is told, is told.
+        blocks.event(stored(&[2], None, &tokens, &["a"]));
+        assert_eq!(told(&mut blocks).len(), 1);
     }
 
     #[test]

@@ -32,6 +32,11 @@ impl Fields {
         }
     }
 
+    /// The fields of an object within a body.
+    pub(super) fn of(fields: Map<String, Value>) -> Self {
+        Self(fields)
+    }
+
     pub(super) fn take(&mut self, name: &str) -> Option<Value> {
         self.0
             .get_mut(name)

@@ -10,15 +10,19 @@
 
 mod chat;
 mod completion;
+mod embeddings;
 mod fields;
 mod format;
 mod options;
 mod prompt;
+mod retrieve;
 mod tools;
 
 pub use chat::Chat;
 pub use completion::{Completion, Prompt};
+pub use embeddings::{Embeddings, Encoding};
 pub use format::Format;
 pub use options::{Delivery, Options};
 pub use prompt::ChatPrompt;
+pub use retrieve::{Retrieve, Retrieving};
 pub use tools::{ToolChoice, Tools};

@@ -241,10 +241,11 @@ async fn another_model_is_not_found() {
 #[tokio::test]
 async fn other_urls_and_methods_are_told_apart() {
     let house = House::open().await;
-    let message = get(house.address(), "/v1/embeddings")
-        .await
-        .error(404, "unknown_url", None);
-    assert_eq!(message, "unknown URL: GET /v1/embeddings");
+    let message =
+        get(house.address(), "/v1/images/generations")
+            .await
+            .error(404, "unknown_url", None);
+    assert_eq!(message, "unknown URL: GET /v1/images/generations");
     for (method, path, allow) in [
         ("GET", CHAT, "POST"),
         ("DELETE", "/v1/models", "GET,HEAD"),

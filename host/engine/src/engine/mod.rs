@@ -370,6 +370,12 @@ impl Engine {
         self.handle.shared.submit(request)
     }
 
+    /// Whether a [`Kind::Prefill`] would be taken now, for whoever would have to prepare it first. A refusal counts among
+    /// [`Stats::speculations_refused`].
+    pub fn takes_speculations(&self) -> bool {
+        self.handle.shared.takes_guesses()
+    }
+
     /// Whether requests are being served.
     pub fn health(&self) -> Health {
         self.handle.shared.health()

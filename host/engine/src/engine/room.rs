@@ -69,6 +69,14 @@ impl Room {
         Ok((sequence, generation))
     }
 
+    /// Whether speculative work would be taken now. A refusal counts as one of [`Room::enter`].
+    pub(super) fn takes_guesses(&self) -> bool {
+        let mut inside = self.lock();
+        let takes = inside.waiting < self.max_prefill_batch;
+        inside.refused_guesses += u64::from(!takes);
+        takes
+    }
+
     /// A place for a request of `tenant`.
     ///
     /// # Errors

@@ -109,6 +109,11 @@ impl Shared {
         Ok(generation)
     }
 
+    /// See [`Room::takes_guesses`].
+    pub(super) fn takes_guesses(&self) -> bool {
+        self.room.takes_guesses()
+    }
+
     pub(super) fn stats(&self) -> Stats {
         let inbox = self.lock();
         Stats {

@@ -12,7 +12,7 @@ mod hashing;
 mod minilm;
 
 pub use hashing::Hashing;
-pub use minilm::MiniLm;
+pub use minilm::{LoadError, MiniLm};
 
 /// Texts to vectors of one length.
 pub trait Embedder: Send + Sync {

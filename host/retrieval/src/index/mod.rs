@@ -159,7 +159,7 @@ pub(crate) mod tests {
 
     fn indexes(vectors: &Vectors) -> [Box<dyn Index>; 3] {
         [
-            Box::new(Flat::default()),
+            Box::new(Flat),
             Box::new(Ivf::build(vectors, IvfOptions::for_count(vectors.len()))),
             Box::new(Hnsw::build(vectors, HnswOptions::default())),
         ]

@@ -37,7 +37,7 @@ impl Passages {
             let level = line.len() - heading.len();
             if !fenced && (1..=6).contains(&level) && heading.starts_with(' ') {
                 self.section(&section, &mut |passage| {
-                    passages.push((title.clone(), passage))
+                    passages.push((title.clone(), passage));
                 });
                 section.clear();
                 title = heading.trim().trim_end_matches('#').trim_end().to_owned();
@@ -47,7 +47,7 @@ impl Passages {
             }
         }
         self.section(&section, &mut |passage| {
-            passages.push((title.clone(), passage))
+            passages.push((title.clone(), passage));
         });
         passages
     }

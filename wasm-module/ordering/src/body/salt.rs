@@ -66,9 +66,9 @@ impl<'a> SaltPlace<'a> {
 
     /// The edit that makes it `salt`.
     pub(crate) fn write(&self, body: &'a str, salt: &str) -> Edit<'a> {
-        let salt = serde_json::Value::from(salt);
+        let salt = serde_json::to_string(salt).unwrap_or_default();
         match self.given {
-            Some(given) => Edit::replace(range_in(body, given), salt.to_string()),
+            Some(given) => Edit::replace(range_in(body, given), salt),
             None => {
                 let comma = if self.has_fields { "," } else { "" };
                 let field = format!("\"cache_salt\":{salt}{comma}");
@@ -78,9 +78,9 @@ impl<'a> SaltPlace<'a> {
     }
 
     /// The key of the salt that the client sent; the default if it sent none.
-    pub(crate) fn key(&self) -> TenantKey {
+    pub(crate) fn key(&self, key_of: fn(&str) -> TenantKey) -> TenantKey {
         let inner = self.given.and_then(super::json::inner);
-        inner.map_or_else(TenantKey::default, |salt| TenantKey::of(&unescaped(salt)))
+        inner.map_or_else(TenantKey::default, |salt| key_of(&unescaped(salt)))
     }
 }
 

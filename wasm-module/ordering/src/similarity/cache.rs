@@ -80,7 +80,7 @@ impl SimilarityCache {
                 Buckets::new(
                     shape,
                     config.metric,
-                    config.tolerance,
+                    config.tolerance as f32,
                     config.dimensions,
                     config.capacity,
                 )
@@ -142,7 +142,7 @@ impl SimilarityCache {
         &mut self,
         embedding: &[f32],
         documents: &[S],
-        tolerance: Option<f32>,
+        tolerance: Option<f64>,
         now_ms: u64,
     ) -> Result<(), SimilarityError> {
         self.prepare(embedding)?;

@@ -70,7 +70,7 @@ impl SimilarityCaches {
         name: CacheName<'_>,
         embedding: &[f32],
         documents: &[S],
-        tolerance: Option<f32>,
+        tolerance: Option<f64>,
         now_ms: u64,
     ) -> Result<(), SimilarityError> {
         self.cache(name)

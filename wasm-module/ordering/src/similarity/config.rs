@@ -17,7 +17,7 @@ pub struct RawSimilarity {
     pub metric: Metric,
     /// Farthest distance at which an entry answers for another question, unless it has a tolerance of its own. It
     /// depends on the embedding model: sample, and read the false-hit rate. At 0 only the same embedding hits.
-    pub tolerance: f32,
+    pub tolerance: f64,
     /// Entries of one cache.
     pub capacity: u32,
     /// Which entry makes room for another.

@@ -34,7 +34,7 @@ pub enum SimilarityError {
         /// Its index.
         at: usize,
         /// Its value.
-        value: f32,
+        value: f64,
     },
     /// It is too long for its distances to be finite.
     #[error("the embedding's length is {length}, it may be at most {MAX_LENGTH}")]
@@ -49,11 +49,11 @@ pub enum SimilarityError {
     #[error("a tolerance of {value} is out of range, it must be {low} to {high}")]
     Tolerance {
         /// What was given.
-        value: f32,
+        value: f64,
         /// The least that is allowed.
-        low: f32,
+        low: f64,
         /// The most that is allowed.
-        high: f32,
+        high: f64,
     },
     /// There are more documents than an entry holds.
     #[error("{found} documents, an entry holds at most {limit}")]
@@ -80,7 +80,7 @@ const MAX_LENGTH: f64 = 4e18;
 
 impl Metric {
     /// The tolerances that mean something.
-    pub(super) fn tolerances(self) -> (f32, f32) {
+    pub(super) fn tolerances(self) -> (f64, f64) {
         match self {
             Self::L2 => (0.0, 8e18),
             Self::Cosine => (0.0, 2.0),
@@ -89,7 +89,7 @@ impl Metric {
     }
 
     /// Checks `tolerance`.
-    pub(super) fn check(self, tolerance: f32) -> Result<(), SimilarityError> {
+    pub(super) fn check(self, tolerance: f64) -> Result<(), SimilarityError> {
         let (low, high) = self.tolerances();
         if (low..=high).contains(&tolerance) {
             return Ok(());
@@ -102,7 +102,8 @@ impl Metric {
     }
 
     /// The largest [measure](Self::measure) that `tolerance` accepts.
-    pub(super) fn limit(self, tolerance: f32) -> f32 {
+    pub(super) fn limit(self, tolerance: f64) -> f32 {
+        let tolerance = tolerance as f32;
         match self {
             Self::L2 => tolerance * tolerance,
             Self::Cosine => 2.0 * tolerance,
@@ -151,7 +152,10 @@ impl Metric {
             let wrong = embedding.iter().position(|value| !value.is_finite());
             let at = wrong.unwrap_or_default();
             let value = embedding.get(at).copied().unwrap_or(f32::NAN);
-            return Err(SimilarityError::NotFinite { at, value });
+            return Err(SimilarityError::NotFinite {
+                at,
+                value: value.into(),
+            });
         }
         match self {
             Self::Cosine if length == 0.0 => return Err(SimilarityError::NoDirection),
@@ -257,7 +261,7 @@ mod tests {
         for metric in [Metric::L2, Metric::Cosine, Metric::InnerProduct] {
             assert_eq!(metric.limit(0.5), [0.25, 1.0, -0.5][metric as usize]);
             assert_eq!(metric.distance(metric.limit(0.5)), 0.5);
-            assert!(metric.check(f32::NAN).is_err());
+            assert!(metric.check(f64::NAN).is_err());
         }
         assert_eq!(
             Metric::Cosine.check(2.5).unwrap_err().to_string(),

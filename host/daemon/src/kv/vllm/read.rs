@@ -29,8 +29,9 @@ pub enum BlockEvent {
         block_tokens: u32,
         /// `GPU`, `CPU`, … as the engine calls it.
         medium: Option<String>,
-        /// What the first block's hash depends on beside its tokens: a LoRA's name, images, the salt.
-        keys: Vec<Key>,
+        /// What tells the first block apart beside its tokens: a LoRA's name, images, the salt; `None`: the engine does
+        /// not say, although there may be something.
+        keys: Option<Vec<Key>>,
         /// Whose layers' they are.
         group: Group,
     },
@@ -87,7 +88,7 @@ struct Fields {
     tokens: Vec<u32>,
     block_tokens: u32,
     medium: Option<String>,
-    keys: Vec<Key>,
+    keys: Option<Vec<Key>>,
     group: Group,
 }
 
@@ -157,8 +158,8 @@ impl<'de> DeserializeSeed<'de> for Field<'_> {
             "medium" => fields.medium = Deserialize::deserialize(value)?,
             "extra_keys" => {
                 let keys: Option<Vec<Option<Vec<Key>>>> = Deserialize::deserialize(value)?;
-                let first = keys.into_iter().flatten().next().flatten();
-                fields.keys = first.unwrap_or_default();
+                fields.keys =
+                    keys.map(|keys| keys.into_iter().next().flatten().unwrap_or_default());
             }
             "group_idx" => {
                 let number: Option<i64> = Deserialize::deserialize(value)?;
@@ -330,9 +331,18 @@ mod tests {
             tokens: vec![5, 6],
             block_tokens: 2,
             medium: Some("GPU".to_owned()),
-            keys: keys.iter().map(|&key| text(key)).collect(),
+            keys: Some(keys.iter().map(|&key| text(key)).collect()),
             group: Group::default(),
         }
+    }
+
+    /// The same from an engine that tells no keys.
+    fn untold(block: u64, parent: Option<u64>) -> BlockEvent {
+        let mut event = stored(block, parent, &[]);
+        if let BlockEvent::Stored { keys, .. } = &mut event {
+            *keys = None;
+        }
+        event
     }
 
     fn text(key: &str) -> Key {
@@ -346,7 +356,7 @@ mod tests {
             tokens: vec![5, 6],
             block_tokens: 2,
             medium: medium.map(str::to_owned),
-            keys: Vec::new(),
+            keys: None,
             group: Group {
                 number: 1,
                 is_partial: true,
@@ -376,7 +386,7 @@ mod tests {
                     tokens: vec![5, 6],
                     block_tokens: 2,
                     medium: Some("GPU".to_owned()),
-                    keys: vec![text("lora"), Key::Other, Key::Other, text("salt")],
+                    keys: Some(vec![text("lora"), Key::Other, Key::Other, text("salt")]),
                     group: Group::default(),
                 },
             ),
@@ -430,7 +440,7 @@ mod tests {
             ),
             (
                 json!(["BlockStored", [7], 8, [5, 6], 2, null, "GPU"]),
-                stored(7, Some(8), &[]),
+                untold(7, Some(8)),
             ),
             (
                 json!(["BlockRemoved", [1, -2]]),

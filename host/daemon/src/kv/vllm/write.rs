@@ -50,7 +50,7 @@ enum Block {
         medium: &'static str,
         lora_name: Option<&'static str>,
         /// For each block: what its hash depends on beside tokens and parent.
-        extra_keys: Option<Vec<Option<[String; 1]>>>,
+        extra_keys: Vec<Option<[String; 1]>>,
     },
     BlockRemoved {
         block_hashes: Vec<u64>,
@@ -72,7 +72,7 @@ enum Places<'a> {
         Option<u32>,
         &'static str,
         Option<&'static str>,
-        &'a Option<Vec<Option<[String; 1]>>>,
+        &'a [Option<[String; 1]>],
     ),
     Removed(&'static str, &'a [u64], &'static str),
     Cleared([&'static str; 1]),
@@ -140,13 +140,11 @@ fn blocks(events: &[CacheEvent]) -> Vec<Block> {
                 {
                     block_hashes.push(short(*hash));
                     token_ids.extend_from_slice(tokens);
-                    if let Some(keys) = extra_keys {
-                        keys.push(None);
-                    }
+                    extra_keys.push(None);
                     continue;
                 }
                 let key = (parent.is_none() && !salt.is_empty())
-                    .then(|| vec![Some([TenantKey::of(salt).to_string()])]);
+                    .then(|| [TenantKey::of(salt).to_string()]);
                 blocks.push(Block::BlockStored {
                     block_hashes: vec![short(*hash)],
                     parent_block_hash: parent.map(short),
@@ -156,7 +154,7 @@ fn blocks(events: &[CacheEvent]) -> Vec<Block> {
                     lora_id: None,
                     medium: self::medium(*tier),
                     lora_name: None,
-                    extra_keys: key,
+                    extra_keys: vec![key],
                 });
             }
             CacheEvent::Removed { hash, tier } => {
@@ -242,7 +240,7 @@ mod tests {
             {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": null, "token_ids": [1, 1],
                 "block_size": 2, "lora_id": null, "medium": "CPU", "lora_name": null, "extra_keys": [[key]]},
             {"type": "BlockStored", "block_hashes": [3], "parent_block_hash": null, "token_ids": [3, 3],
-                "block_size": 2, "lora_id": null, "medium": "GPU", "lora_name": null, "extra_keys": null},
+                "block_size": 2, "lora_id": null, "medium": "GPU", "lora_name": null, "extra_keys": [null]},
             {"type": "BlockRemoved", "block_hashes": [long, 1], "medium": "GPU"},
             {"type": "AllBlocksCleared"},
         ], 0]);

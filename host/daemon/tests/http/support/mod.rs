@@ -9,6 +9,7 @@ use foreword::api::Limits;
 use foreword::keys::ApiKeys;
 use foreword::kv::publisher;
 use foreword::model::Model;
+use foreword::retrieval;
 use foreword::serve::{Config, Server};
 use foreword_engine::engine::{EngineConfig, Stats};
 use parrot::{Parrot, Steps};
@@ -28,6 +29,7 @@ pub(crate) struct Options {
     pub(crate) otlp_endpoint: Option<String>,
     pub(crate) kv_keys: Option<ApiKeys>,
     pub(crate) kv_events: Option<publisher::Config>,
+    pub(crate) retrieval: retrieval::Config,
     pub(crate) template: Option<&'static str>,
     pub(crate) name: String,
 }
@@ -44,6 +46,7 @@ impl Default for Options {
             otlp_endpoint: None,
             kv_keys: None,
             kv_events: None,
+            retrieval: retrieval::Config::default(),
             template: Some(parrot::TEMPLATE),
             name: MODEL.to_owned(),
         }
@@ -125,6 +128,7 @@ pub(crate) async fn loading(options: Options) -> Server {
         },
         kv_keys: options.kv_keys,
         ordering: foreword_ordering::Config::default(),
+        retrieval: options.retrieval,
         kv_events: options.kv_events,
         max_inside: options.max_waiting + options.max_running,
         grace: options.grace,

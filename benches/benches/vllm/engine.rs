@@ -1,0 +1,175 @@
+//! vLLM itself, on a checkpoint that was made for it.
+
+use std::fs::File;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use foreword_tests::artifacts::repository;
+use foreword_tests::http::{Client, exchange};
+use tempfile::TempDir;
+
+/// A running vLLM; its processes end when this is dropped.
+pub(crate) struct Vllm {
+    child: Child,
+    folder: TempDir,
+    pub(crate) address: SocketAddr,
+    /// Where it publishes KV events, and where it repeats them.
+    pub(crate) events: SocketAddr,
+    pub(crate) replay: SocketAddr,
+}
+
+/// The name under which it serves the model.
+pub(crate) const MODEL: &str = "tiny";
+
+/// Time for the engine to start: it compiles what it runs.
+const START_LIMIT: Duration = Duration::from_secs(600);
+
+impl Vllm {
+    /// Starts it on `python`, which has vLLM, with this much memory for KV state, in GiB.
+    pub(crate) fn start(python: &Path, xquad: &Path, kv_gib: f64) -> Result<Self> {
+        let folder = tempfile::Builder::new()
+            .prefix("foreword-vllm-")
+            .tempdir()?;
+        let model = folder.path().join("model");
+        let script = repository().join("benches/peers/vllm_checkpoint.py");
+        let made = Command::new(python)
+            .arg(script)
+            .args([xquad, &model])
+            .env("HF_HUB_OFFLINE", "1")
+            .stderr(File::create(folder.path().join("checkpoint.log"))?)
+            .status()
+            .with_context(|| format!("cannot run {}", python.display()))?;
+        ensure!(made.success(), "no checkpoint could be made ({made})");
+        let [address, events, replay] = ports()?;
+        let kv_events = serde_json::json!({
+            "enable_kv_cache_events": true,
+            "publisher": "zmq",
+            // With an address instead of `*` vLLM would connect there, not listen.
+            "endpoint": format!("tcp://*:{}", events.port()),
+            "replay_endpoint": format!("tcp://*:{}", replay.port()),
+            "topic": "kv-events",
+        });
+        let log = File::create(folder.path().join("vllm.log"))?;
+        let child = Command::new(python)
+            .args(["-m", "vllm.entrypoints.openai.api_server", "--model"])
+            .arg(&model)
+            .args(["--served-model-name", MODEL, "--host", "127.0.0.1"])
+            .args(["--port", &address.port().to_string()])
+            .args([
+                "--dtype",
+                "bfloat16",
+                "--max-model-len",
+                "8192",
+                "--max-num-seqs",
+                "8",
+            ])
+            .args(["--enable-prefix-caching", "--enable-prompt-tokens-details"])
+            .args(["--kv-events-config", &kv_events.to_string()])
+            .env("VLLM_CPU_KVCACHE_SPACE", kv_gib.to_string())
+            // For `/reset_prefix_cache`.
+            .env("VLLM_SERVER_DEV_MODE", "1")
+            .env("HF_HUB_OFFLINE", "1")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            // It has processes of its own, which end with the group.
+            .process_group(0)
+            .spawn()?;
+        let mut vllm = Self {
+            child,
+            folder,
+            address,
+            events,
+            replay,
+        };
+        vllm.wait()?;
+        Ok(vllm)
+    }
+
+    /// Waits until it serves.
+    fn wait(&mut self) -> Result<()> {
+        let start = Instant::now();
+        while !self.serves() {
+            let log = self.folder.path().join("vllm.log");
+            let tail = || {
+                let log = std::fs::read_to_string(&log).unwrap_or_default();
+                let lines: Vec<&str> = log.lines().rev().take(30).collect();
+                lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+            };
+            if let Some(status) = self.child.try_wait()? {
+                bail!("vLLM ended before it served ({status}):\n{}", tail());
+            }
+            ensure!(
+                start.elapsed() < START_LIMIT,
+                "vLLM does not serve:\n{}",
+                tail()
+            );
+            sleep(Duration::from_millis(500));
+        }
+        Ok(())
+    }
+
+    fn serves(&self) -> bool {
+        let ask = || {
+            let mut client = Client::connect(self.address)?;
+            client.send(b"GET /health HTTP/1.1\r\nhost: vllm\r\n\r\n")?;
+            client.response()
+        };
+        ask().is_ok_and(|response| response.status == 200)
+    }
+
+    /// The folder of its checkpoint.
+    pub(crate) fn model(&self) -> PathBuf {
+        self.folder.path().join("model")
+    }
+
+    /// Tokens that its cache has room for, as its log says.
+    pub(crate) fn kv_tokens(&self) -> Result<String> {
+        let log = std::fs::read_to_string(self.folder.path().join("vllm.log"))?;
+        let size = log.split_once("KV cache size: ");
+        let size = size.and_then(|(_, rest)| rest.split_once(" tokens"));
+        Ok(size
+            .context("vLLM does not say the size of its cache")?
+            .0
+            .to_owned())
+    }
+
+    /// Makes it forget everything.
+    pub(crate) fn reset(&self) -> Result<()> {
+        let request =
+            b"POST /reset_prefix_cache HTTP/1.1\r\nhost: vllm\r\ncontent-length: 0\r\n\r\n";
+        let response = exchange(self.address, request)?;
+        ensure!(
+            response.status == 200,
+            "/reset_prefix_cache answered {}",
+            response.status
+        );
+        Ok(())
+    }
+}
+
+impl Drop for Vllm {
+    fn drop(&mut self) {
+        // Its group is named by a negative number.
+        let group = format!("-{}", self.child.id());
+        let _ = Command::new("kill")
+            .args(["-s", "TERM", "--", &group])
+            .status();
+        let _ = self.child.wait();
+    }
+}
+
+/// Three ports that are free now: vLLM takes numbers, and does not tell which ones it was given.
+fn ports() -> Result<[SocketAddr; 3]> {
+    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0"));
+    let mut addresses = Vec::new();
+    for listener in listeners {
+        addresses.push(listener?.local_addr()?);
+    }
+    addresses.try_into().ok().context("three addresses")
+}

@@ -1,0 +1,340 @@
+//! Reuse in a real vLLM: 300 questions of XQuAD, in a shuffled order, each with its ten best paragraphs by BM25.
+//!
+//! ```text
+//! FOREWORD_VLLM_PYTHON=…/bin/python FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench vllm
+//! … -- orders     cached share of all prompt tokens: client's order against each policy's, through real Envoy
+//! … -- bridge     what `foreword kv-bridge` says is held, against what vLLM reports as cached
+//! … -- requests=100 kv_gib=0.25
+//! ```
+//!
+//! The whole prompt counts: one system sentence, documents, hint, question. vLLM's CPU build has pages of 128 tokens.
+//! Everything goes one request after another, so nothing here is timed.
+
+mod engine;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use engine::{MODEL, Vllm};
+use foreword_benches::xquad::{self, Corpus};
+use foreword_engine::text::{ChatTemplate, Tokenizer};
+use foreword_ordering::feed::{Batch, Event};
+use foreword_ordering::path::Locator;
+use foreword_ordering::policy::PolicyKind;
+use foreword_ordering::{Config, Orderer, Tenant};
+use foreword_tests::http::{Client, post, post_with};
+use foreword_tests::{Bridge, Gateway, GatewayOptions};
+use serde_json::{Value, json};
+
+/// Names a Python that has vLLM.
+const PYTHON: &str = "FOREWORD_VLLM_PYTHON";
+const REQUESTS: usize = 300;
+const DEPTH: usize = 10;
+/// Of vLLM's memory for KV state: nothing is evicted then.
+const KV_GIB: f64 = 1.0;
+/// Tokens in a page of vLLM's CPU build.
+const PAGE: u64 = 128;
+const POLICIES: [PolicyKind; 4] = [
+    PolicyKind::Sorted,
+    PolicyKind::Greedy,
+    PolicyKind::Longest,
+    PolicyKind::Foresight,
+];
+/// The best policy's share must be at least this many times the client order's.
+const MUST_HOLD: f64 = 3.3;
+
+fn main() -> Result<ExitCode> {
+    // Cargo passes `--bench` when it benches and nothing when it tests.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (python, corpus, file) = match needed() {
+        Ok(needed) => needed,
+        Err(reason) => {
+            println!("SKIPPED: {reason}");
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let requests = number("requests", REQUESTS)?;
+    let vllm = Vllm::start(&python, &file, number("kv_gib", KV_GIB)?)?;
+    println!(
+        "vLLM with room for {} tokens; {requests} questions, {DEPTH} documents each",
+        vllm.kv_tokens()?
+    );
+    let bodies: Vec<String> = bodies(&corpus).into_iter().take(requests).collect();
+    let named: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|word| !word.contains(['-', '=']))
+        .collect();
+    let has = |table: &str| named.is_empty() || named.iter().any(|name| name == table);
+    let mut holds = true;
+    if has("orders") {
+        holds &= orders(&vllm, &bodies)?;
+    }
+    if has("bridge") {
+        holds &= bridge(&vllm, &bodies)?;
+    }
+    Ok(if holds {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// What the bench cannot do without.
+fn needed() -> Result<(PathBuf, Corpus, PathBuf), String> {
+    let path = |variable: &str, what: &str| {
+        let value = std::env::var_os(variable).map(PathBuf::from);
+        value.ok_or_else(|| format!("{variable} does not name {what}"))
+    };
+    let python = path(PYTHON, "a Python that has vLLM")?;
+    let file = path(xquad::VARIABLE, "XQuAD's English file")?;
+    Ok((python, xquad::corpus()?, file))
+}
+
+/// The value of `name=…` on the command line.
+fn number<T: std::str::FromStr>(name: &str, default: T) -> Result<T> {
+    let asked = std::env::args()
+        .find_map(|word| Some(word.strip_prefix(name)?.strip_prefix('=')?.to_owned()));
+    asked.map_or(Ok(default), |value| {
+        value
+            .parse()
+            .ok()
+            .with_context(|| format!("{name}={value} is no number"))
+    })
+}
+
+/// The requests as a client sends them.
+fn bodies(corpus: &Corpus) -> Vec<String> {
+    let retrievals = corpus.retrievals().into_iter();
+    retrievals
+        .map(|retrieval| {
+            let documents = retrieval.paragraphs.iter().take(DEPTH).map(|&paragraph| {
+                let text = &corpus.paragraphs[paragraph];
+                format!("<document id=\"{paragraph:03}\">{text}</document>\n")
+            });
+            let content = format!("{}{}", documents.collect::<String>(), retrieval.question);
+            let body = json!({
+                "model": MODEL,
+                "messages": [
+                    {"role": "system", "content": "Answer the question from the documents."},
+                    {"role": "user", "content": content},
+                ],
+                "max_tokens": 1,
+                "temperature": 0,
+            });
+            body.to_string()
+        })
+        .collect()
+}
+
+/// Tokens of prompts, and those of them that the engine did not compute.
+#[derive(Default)]
+struct Usage {
+    prompt: u64,
+    cached: u64,
+}
+
+impl Usage {
+    fn of(answer: &Value) -> Result<Self> {
+        let usage = &answer["usage"];
+        let prompt = usage["prompt_tokens"].as_u64();
+        let details = &usage["prompt_tokens_details"];
+        Ok(Self {
+            prompt: prompt.with_context(|| format!("no usage in {answer}"))?,
+            cached: details["cached_tokens"].as_u64().unwrap_or(0),
+        })
+    }
+
+    fn share(&self) -> f64 {
+        100.0 * self.cached as f64 / self.prompt as f64
+    }
+}
+
+/// The table of orders. Whether the best is as much better than the client's as it must be.
+fn orders(vllm: &Vllm, bodies: &[String]) -> Result<bool> {
+    println!(
+        "\n| order | prompt tokens | cached | share | of the client's |\n| --- | --- | --- | --- | --- |"
+    );
+    let mut clients = 0.0;
+    let mut best: f64 = 0.0;
+    let without = GatewayOptions {
+        plugin: None,
+        ..GatewayOptions::new(vllm.address)
+    };
+    let with = POLICIES.map(|policy| GatewayOptions {
+        plugin: Some(json!({"ordering": {"policy": policy.name()}})),
+        ..without.clone()
+    });
+    let names = std::iter::once("the client's").chain(POLICIES.map(PolicyKind::name));
+    for (name, options) in names.zip(std::iter::once(&without).chain(&with)) {
+        vllm.reset()?;
+        let gateway = Gateway::start(options)?;
+        let mut client = Client::connect(gateway.address())?;
+        let mut total = Usage::default();
+        for body in bodies {
+            client.send(&post(body.as_bytes()))?;
+            let response = client.response()?;
+            ensure!(
+                response.status == 200,
+                "{name} answered {}",
+                response.status
+            );
+            let report = response.report();
+            let is_decided = ["ordered", "unchanged"]
+                .iter()
+                .any(|word| report.starts_with(word));
+            ensure!(is_decided == options.plugin.is_some(), "{name}: {report:?}");
+            let usage = Usage::of(&response.json()?)?;
+            total.prompt += usage.prompt;
+            total.cached += usage.cached;
+        }
+        let share = total.share();
+        if options.plugin.is_none() {
+            clients = share;
+        }
+        best = best.max(share / clients);
+        println!(
+            "| {name} | {} | {} | {share:.1} % | {:.2} |",
+            total.prompt,
+            total.cached,
+            share / clients
+        );
+    }
+    println!("\nbest: {best:.2} times the client's (must hold: at least {MUST_HOLD})");
+    Ok(best >= MUST_HOLD)
+}
+
+/// What the bridge's feed says before each request, against what vLLM then reports. Whether it never said too much.
+fn bridge(vllm: &Vllm, bodies: &[String]) -> Result<bool> {
+    vllm.reset()?;
+    let bridge = Bridge::start(&vllm.model(), MODEL, vllm.events, vllm.replay, &[])?;
+    wait("the bridge follows the engine", || {
+        Ok(bridge.get("/readyz")?.status == 200)
+    })?;
+    let reader = Reader::new(&vllm.model())?;
+    let mut orderer = Orderer::new(Config::default());
+    let (mut equal, mut less, mut more, mut hits) = (0, 0, 0, 0);
+    let mut engine = Client::connect(vllm.address)?;
+    for body in bodies {
+        let rewrite = orderer
+            .rewrite(Tenant::named(""), body.as_bytes())
+            .context("documents")?;
+        let body = rewrite.body.unwrap_or_else(|| body.clone().into_bytes());
+        let path = rewrite.path.to_header().context("a path")?;
+        let run = &rewrite.path.runs[0];
+        let documents: Vec<u64> = run.documents.iter().map(|document| document.0).collect();
+        let held = held(&bridge)?;
+        let count = (1..=documents.len())
+            .take_while(|&count| held.contains(&(run.scope.0, documents[..count].to_vec())))
+            .count();
+        let said = match count {
+            0 => 0,
+            count => reader.end(&rewrite.path, &body, count)? / PAGE * PAGE,
+        };
+        let request = post_with(
+            &[
+                "content-type: application/json",
+                &format!("x-foreword-path: {path}"),
+            ],
+            &body,
+        );
+        let copied = foreword_tests::http::exchange(bridge.address(), &request)?;
+        ensure!(
+            copied.status == 204,
+            "the bridge answered {}",
+            copied.status
+        );
+        engine.send(&request)?;
+        let response = engine.response()?;
+        ensure!(response.status == 200, "vLLM answered {}", response.status);
+        let reported = Usage::of(&response.json()?)?.cached;
+        hits += u64::from(reported > 0);
+        match said.cmp(&reported) {
+            std::cmp::Ordering::Equal => equal += 1,
+            std::cmp::Ordering::Less => less += 1,
+            std::cmp::Ordering::Greater => more += 1,
+        }
+        wait("the bridge has seen the request's blocks", || {
+            let copies = bridge.metric("foreword_bridge_copies_total{outcome=\"followed\"}")?;
+            Ok(copies == equal + less + more
+                && bridge.metric("foreword_bridge_waiting_prompts")? == 0)
+        })?;
+    }
+    println!(
+        "\nThe bridge's feed beside vLLM's cached_tokens, {} requests, {hits} of them with a hit: equal {equal}, less {less}, \
+         more {more} (must hold: none)",
+        bodies.len()
+    );
+    Ok(more == 0)
+}
+
+/// The paths that the feed says are held, each with its scope.
+fn held(bridge: &Bridge) -> Result<HashSet<(u64, Vec<u64>)>> {
+    let response = bridge.get("/v1/kv/snapshot")?;
+    ensure!(
+        response.status == 200,
+        "the feed answered {}",
+        response.status
+    );
+    let batch: Batch = serde_json::from_slice(&response.body)?;
+    let mut held = HashSet::new();
+    for event in batch.events {
+        if let Event::Stored { scope, path, .. } = event {
+            let path: Vec<u64> = path.iter().map(|(document, _)| document.0).collect();
+            held.extend((1..=path.len()).map(|count| (scope.0, path[..count].to_vec())));
+        }
+    }
+    Ok(held)
+}
+
+/// Where documents end in a prompt, by the checkpoint's template and tokenizer.
+struct Reader {
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    locator: Locator,
+}
+
+impl Reader {
+    fn new(model: &Path) -> Result<Self> {
+        Ok(Self {
+            template: ChatTemplate::load(model)?.context("a chat template")?,
+            tokenizer: Tokenizer::load(model)?,
+            locator: Locator::new(Config::default()),
+        })
+    }
+
+    /// Tokens up to the end of the path's first `count` documents.
+    fn end(
+        &self,
+        path: &foreword_ordering::path::SentPath,
+        body: &[u8],
+        count: usize,
+    ) -> Result<u64> {
+        let value: Value = serde_json::from_slice(body)?;
+        let prompt = self.template.render(&value["messages"], None, None)?;
+        let located = self
+            .locator
+            .locate(path, body, &prompt)
+            .context("documents")?;
+        let (_, end) = located[0].documents[count - 1];
+        let (_, counts) = self.tokenizer.encode_counting(&prompt, false, &[end])?;
+        Ok(counts[0].into())
+    }
+}
+
+fn wait(what: &str, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
+    let start = Instant::now();
+    while !condition()? {
+        ensure!(
+            start.elapsed() < Duration::from_secs(60),
+            "waited in vain: {what}"
+        );
+        sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}

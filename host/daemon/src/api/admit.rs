@@ -1,0 +1,75 @@
+//! What the small routes have in common: a place inside, a body within its bounds, and an end in time.
+
+use super::App;
+use super::body;
+use crate::answer::TimeLimit;
+use crate::failure::Failure;
+use crate::gate::Pass;
+use axum::body::Bytes;
+use axum::extract::Request;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// A request that was let in, and its body.
+pub(super) struct Admitted {
+    pub(super) body: Bytes,
+    pub(super) pass: Pass,
+    pub(super) time: TimeLimit,
+}
+
+/// Lets a request in and reads its body.
+///
+/// # Errors
+/// As every request's: 408, 413, 415, 429, 503.
+pub(super) async fn admit(app: &Arc<App>, request: Request) -> Result<Admitted, Failure> {
+    let time = TimeLimit {
+        arrival: Instant::now(),
+        limit: app.limits.request_timeout,
+    };
+    let mut pass = match app.gate.enter() {
+        Ok(pass) => pass,
+        Err(failure) => {
+            body::discard(request).await;
+            return Err(failure);
+        }
+    };
+    let body = tokio::select! {
+        body = body::read(request, app.limits.max_body_bytes, time) => body?,
+        () = pass.cut() => return Err(Failure::Stopping),
+    };
+    Ok(Admitted { body, pass, time })
+}
+
+impl TimeLimit {
+    /// What `work` comes to, unless it takes too long or the server is cut off. The place inside is held until then.
+    pub(super) async fn within<T>(
+        self,
+        mut pass: Pass,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        tokio::select! {
+            outcome = work => outcome,
+            () = tokio::time::sleep_until(self.deadline()) => Err(Failure::Timeout { limit: self.limit }),
+            () = pass.cut() => Err(Failure::Stopping),
+        }
+    }
+}
+
+impl App {
+    /// Does `work` on a thread that may block, as many at once as there are cores. It goes on when nobody waits for it
+    /// any more, and so does its permit.
+    pub(super) async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let permit = Arc::clone(&self.preparing).acquire_owned().await;
+        let permit = permit.map_err(Failure::internal)?;
+        let work = move || {
+            let _permit = permit;
+            work()
+        };
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(Failure::internal)?
+    }
+}

@@ -1,0 +1,96 @@
+//! `POST /v1/embeddings`, as OpenAI has it.
+
+use super::App;
+use super::admit::{Admitted, admit};
+use crate::failure::{Failure, clip};
+use crate::request::{Embeddings, Encoding};
+use axum::Json;
+use axum::extract::{Request, State};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub(super) async fn embed(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, Failure> {
+    let Admitted { body, pass, time } = admit(&app, request).await?;
+    let work = {
+        let retriever = Arc::clone(&app.retriever);
+        move || {
+            let asked = Embeddings::parse(&body)?;
+            let embedder = retriever.embedder()?;
+            if let Some(model) = asked.model.filter(|model| model != embedder.name()) {
+                return Err(Failure::UnknownModel {
+                    asked: clip(&model),
+                    served: embedder.name().to_owned(),
+                });
+            }
+            let length = embedder.dimensions();
+            if let Some(dimensions) = asked.dimensions.filter(|asked| *asked != length) {
+                let message = format!(
+                    "dimensions must be {length}, which is what {} makes, got {dimensions}",
+                    embedder.name()
+                );
+                return Err(Failure::invalid("dimensions", message));
+            }
+            let texts: Vec<&str> = asked.input.iter().map(String::as_str).collect();
+            let embeddings = retriever.embed("input", &texts)?;
+            let tokens: u64 = embeddings.iter().map(|found| u64::from(found.tokens)).sum();
+            let data: Vec<Value> = (embeddings.iter().enumerate())
+                .map(|(index, embedding)| {
+                    let vector = match asked.encoding {
+                        Encoding::Float => json!(embedding.vector),
+                        Encoding::Base64 => Value::String(base64(&embedding.vector)),
+                    };
+                    json!({"object": "embedding", "index": index, "embedding": vector})
+                })
+                .collect();
+            Ok(json!({
+                "object": "list",
+                "data": data,
+                "model": embedder.name(),
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            }))
+        }
+    };
+    time.within(pass, app.blocking(work)).await.map(Json)
+}
+
+/// The bytes of little-endian f32 in base64 (RFC 4648, with padding).
+fn base64(values: &[f32]) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bytes: Vec<u8> = values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let mut bits = 0;
+        for at in 0..3 {
+            bits = bits << 8 | u32::from(group.get(at).copied().unwrap_or(0));
+        }
+        for place in 0..4 {
+            let index = bits >> (18 - 6 * place) & 63;
+            text.push(if place <= group.len() {
+                char::from(ALPHABET[index as usize])
+            } else {
+                '='
+            });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_that_of_the_standard() {
+        // Python: base64.b64encode(struct.pack("<ff", 1.0, -0.5)), and of one and three numbers.
+        assert_eq!(base64(&[1.0, -0.5]), "AACAPwAAAL8=");
+        assert_eq!(base64(&[1.0]), "AACAPw==");
+        assert_eq!(base64(&[0.0, 0.0, 2.0]), "AAAAAAAAAAAAAABA");
+        assert_eq!(base64(&[]), "");
+    }
+}

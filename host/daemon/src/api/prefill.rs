@@ -1,0 +1,64 @@
+//! `POST /v1/prefill`: the beginning of a prompt, computed ahead (RAGCache++, section 3.6).
+//!
+//! ```text
+//!   {"model": "…", "messages": [{"role": "system", "content": "…"}], "cache_salt": "…"}
+//!   {"object": "prefill", "model": "…", "usage": {"prompt_tokens": 812, "prompt_tokens_details": {"cached_tokens": 0}}}
+//! ```
+//!
+//! The messages are the first of a chat to come, which goes on in any way. What the chat template writes behind them
+//! depends on how, so only what it writes in every case is computed. Refused with 429 while requests wait: warming up is
+//! worth nothing that they would have to wait for. Whoever goes away stops it; what is computed stays in the cache.
+
+use super::App;
+use super::admit::{Admitted, admit};
+use crate::failure::Failure;
+use crate::request::Chat;
+use axum::Json;
+use axum::extract::{Request, State};
+use foreword_engine::engine::Event;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub(super) async fn prefill(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, Failure> {
+    let Admitted { body, pass, time } = admit(&app, request).await?;
+    let model = app.model.get().cloned().ok_or(Failure::Loading)?;
+    let working = async {
+        let prepared = {
+            let model = Arc::clone(&model);
+            app.blocking(move || {
+                let chat = Chat::parse(&body)?;
+                super::generate::check_model(&model, &chat.options)?;
+                model.prefill_request(&chat)
+            })
+        };
+        let mut request = prepared.await?;
+        request.deadline = Some(time.deadline().into_std());
+        let prompt_tokens = request.prompt.len();
+        let mut generation = model.submit(request)?;
+        let mut cached = 0;
+        loop {
+            match generation.next().await {
+                Some(Event::Started { cached_tokens }) => cached = cached_tokens,
+                Some(Event::Finished(_)) => break,
+                Some(Event::Failed(failure)) => {
+                    return Err(Failure::from_engine(failure, time.limit));
+                }
+                Some(Event::Token { .. }) => {}
+                None => return Err(Failure::internal("the engine ended within a prefill")),
+            }
+        }
+        Ok(json!({
+            "object": "prefill",
+            "model": model.name(),
+            "usage": {
+                "prompt_tokens": prompt_tokens,
+                "total_tokens": prompt_tokens,
+                "prompt_tokens_details": {"cached_tokens": cached},
+            },
+        }))
+    };
+    time.within(pass, working).await.map(Json)
+}

@@ -1,0 +1,89 @@
+//! `POST /v1/retrieve`: a question, its documents.
+//!
+//! ```text
+//!   {"query": "…", "embedding": […], "k": 5, "filters": {"year": 2024}, "words": true, "order": false, "cache_salt": "…"}
+//!   {"object": "list", "version": "…", "data": [{"id", "title", "text", "metadata", "score", "rank"}, …], "matched": 0}
+//! ```
+//!
+//! With `order` the documents stand as the engine's cache makes most of them for requests with that salt, behind whatever
+//! prompt holds the most of them now; `rank` keeps the retriever's order, and `matched` says how many of them are held.
+//! Who writes the prompt and knows what stands before the documents orders better: the gateway does.
+
+use super::App;
+use super::admit::{Admitted, admit};
+use crate::failure::Failure;
+use crate::request::Retrieve;
+use crate::retrieval::held::{Known, Ordered};
+use axum::Json;
+use axum::extract::{Request, State};
+use foreword_ordering::document::{Fingerprint, estimate_tokens};
+use foreword_retrieval::Found;
+use serde_json::{Value, json};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Instant;
+
+pub(super) async fn retrieve(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, Failure> {
+    let Admitted { body, pass, time } = admit(&app, request).await?;
+    let work = {
+        let app = Arc::clone(&app);
+        move || answer(&app, &body)
+    };
+    // A store may keep us waiting without computing: it takes no core's permit.
+    let working = async {
+        let working = tokio::task::spawn_blocking(work).await;
+        working.map_err(Failure::internal)?
+    };
+    time.within(pass, working).await.map(Json)
+}
+
+fn answer(app: &App, body: &[u8]) -> Result<Value, Failure> {
+    let asked = Retrieve::parse(body)?;
+    let retriever = &app.retriever;
+    let started = Instant::now();
+    let found = retriever.search(asked.asked, &mut |_| ControlFlow::Continue(()));
+    let counted = found.as_ref().ok().map(Vec::len);
+    app.metrics.retrieved(counted, started.elapsed());
+    let found = found?;
+    let ordered = match (asked.order, app.model.get()) {
+        (true, Some(model)) => {
+            let known: Vec<Known> = found.iter().map(known).collect();
+            let feed = model.engine().feed();
+            retriever.held.order(feed, &asked.cache_salt, None, &known)
+        }
+        _ => Ordered {
+            order: (0..found.len() as u16).collect(),
+            ..Ordered::default()
+        },
+    };
+    let placed = ordered.order.iter().filter_map(|&rank| {
+        let Found { document, score } = found.get(usize::from(rank))?;
+        Some(json!({
+            "id": document.id,
+            "title": document.title,
+            "text": document.text,
+            "metadata": document.metadata,
+            "score": score,
+            "rank": rank,
+        }))
+    });
+    Ok(json!({
+        "object": "list",
+        "version": retriever.version()?,
+        "data": placed.collect::<Vec<_>>(),
+        "matched": ordered.matched,
+    }))
+}
+
+/// A document as the gateway knows it when it stands in a `documents` array.
+fn known(found: &Found) -> Known {
+    let document = &found.document;
+    let parts = [&document.id, &document.title, &document.text].map(String::as_bytes);
+    Known {
+        fingerprint: Fingerprint::of(&parts),
+        tokens: estimate_tokens(parts.iter().map(|part| part.len()).sum()),
+    }
+}

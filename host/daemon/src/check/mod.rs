@@ -1,0 +1,215 @@
+//! `foreword check-config`: whether the gateway's filter would take its configuration, before a gateway is asked.
+//!
+//! ```text
+//!   file ──► YAML or JSON documents ──► find: where plugin configurations stand in them
+//!                                             │
+//!            schema, every error ◄────────────┤
+//!            the filter itself, what a schema cannot say ◄┘
+//! ```
+//!
+//! It says all that is wrong, each with path, value and limit; of what may be a secret only where it stands. It reads no
+//! environment, so it cannot tell whether a key is there.
+
+mod find;
+
+use std::fmt::Write;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use foreword_filter::{Config, SCHEMA};
+use jsonschema::{ValidationError, Validator};
+use serde_json::Value;
+
+/// What came of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The filter would take every configuration.
+    Accepted,
+    /// It would refuse one.
+    Refused,
+}
+
+/// Checks the configurations in `files` (`-`: standard input) and prints what is wrong with them.
+///
+/// # Errors
+/// A file cannot be read, or holds none.
+pub fn run(files: &[PathBuf]) -> anyhow::Result<Verdict> {
+    let schema: Value = serde_json::from_str(SCHEMA)?;
+    let validator = jsonschema::validator_for(&schema)?;
+    let mut verdict = Verdict::Accepted;
+    for file in files {
+        for found in find::configurations(&read(file)?)
+            .with_context(|| format!("cannot read {}", file.display()))?
+        {
+            let errors = errors(&schema, &validator, &found.configuration);
+            let place = match found.place.as_str() {
+                "" => file.display().to_string(),
+                place => format!("{}: {place}", file.display()),
+            };
+            println!("{place}: {}", judged(&errors));
+            if !errors.is_empty() {
+                verdict = Verdict::Refused;
+            }
+        }
+    }
+    Ok(verdict)
+}
+
+fn read(file: &Path) -> anyhow::Result<String> {
+    let context = || format!("cannot read {}", file.display());
+    if file == Path::new("-") {
+        let mut text = String::new();
+        let mut input = std::io::stdin().take(MAX_FILE_BYTES);
+        input.read_to_string(&mut text).with_context(context)?;
+        return Ok(text);
+    }
+    let bytes = std::fs::metadata(file).with_context(context)?.len();
+    if bytes > MAX_FILE_BYTES {
+        bail!(
+            "{} has {bytes} bytes; the limit is {MAX_FILE_BYTES}",
+            file.display()
+        );
+    }
+    std::fs::read_to_string(file).with_context(context)
+}
+
+/// One line, and one for each error.
+fn judged(errors: &[String]) -> String {
+    let mut text = match errors.len() {
+        0 => "the filter takes this configuration".to_owned(),
+        1 => "the filter refuses this configuration, 1 error".to_owned(),
+        count => format!("the filter refuses this configuration, {count} errors"),
+    };
+    for error in errors {
+        let _ = write!(text, "\n  {error}");
+    }
+    text
+}
+
+/// All that is wrong with a configuration. What no schema can say comes when the schema has nothing to say.
+fn errors(schema: &Value, validator: &Validator, configuration: &str) -> Vec<String> {
+    let told = |errors: Vec<String>| match Config::from_json(configuration.as_bytes()) {
+        Err(error) if errors.is_empty() => vec![error.to_string()],
+        _ => errors,
+    };
+    match serde_json::from_str::<Value>(configuration) {
+        // An empty one means the defaults.
+        Err(_) => told(Vec::new()),
+        Ok(value) => {
+            let errors = validator.iter_errors(&value);
+            told(errors.map(|error| in_words(schema, &error)).collect())
+        }
+    }
+}
+
+/// Path, value and what is allowed there.
+fn in_words(schema: &Value, error: &ValidationError<'_>) -> String {
+    let pointer = error.instance_path().as_str();
+    let path = match pointer.trim_start_matches('/').replace('/', ".") {
+        path if path.is_empty() => "the configuration".to_owned(),
+        path => path,
+    };
+    let is_secret = path == "salt" || path.starts_with("salt.");
+    let keyword = error.schema_path().as_str();
+    let (part, keyword) = keyword.rsplit_once('/').unwrap_or_default();
+    let allowed = schema
+        .pointer(part)
+        .and_then(|part| part["x-allowed"].as_str());
+    match allowed {
+        // These name what is wrong themselves.
+        Some(_) | None if keyword == "additionalProperties" && !is_secret => {
+            format!("{path}: {error}")
+        }
+        Some(allowed) if is_secret => format!("{path}: what stands there is not {allowed}"),
+        Some(allowed) => format!("{path}: {} is not {allowed}", quoted(error.instance())),
+        None if is_secret => format!("{path}: {}", error.masked()),
+        None => format!("{path}: {}", short(&error.to_string())),
+    }
+}
+
+fn quoted(value: &Value) -> String {
+    short(&value.to_string())
+}
+
+fn short(text: &str) -> String {
+    match text.char_indices().nth(MAX_QUOTED_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+const MAX_FILE_BYTES: u64 = 16 << 20;
+const MAX_QUOTED_CHARS: usize = 160;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(configuration: &str) -> Vec<String> {
+        let schema: Value = serde_json::from_str(SCHEMA).unwrap();
+        let validator = jsonschema::validator_for(&schema).unwrap();
+        errors(&schema, &validator, configuration)
+    }
+
+    #[test]
+    fn every_error_is_told_with_path_value_and_limit() {
+        let mut errors = told(
+            r#"{"max_body_bytes": 0, "routes": ["v1", "/ok"], "on_failure": "drop", "colour": 1,
+                "report_header": "host", "ordering": {"tree": {"max_nodes": 10000001}, "hint": {"label": "x"}}}"#,
+        );
+        errors.sort();
+        let expected = [
+            ("max_body_bytes: ", "0 is less than the minimum of 1"),
+            ("on_failure: ", r#""drop" is not one of"#),
+            (
+                "ordering.hint.label: ",
+                r#""x" is not a text that contains `{label}` once"#,
+            ),
+            (
+                "ordering.tree.max_nodes: ",
+                "10000001 is greater than the maximum of 10000000",
+            ),
+            ("report_header: ", r#""host" is not a header name"#),
+            ("routes.0: ", r#""v1" is not a path"#),
+            ("the configuration: ", "'colour' was unexpected"),
+        ];
+        assert_eq!(errors.len(), expected.len(), "{errors:#?}");
+        for (error, (path, words)) in errors.iter().zip(expected) {
+            assert!(error.starts_with(path) && error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_a_schema_cannot_say_the_filter_says() {
+        assert!(told(r#"{"path_header": "x-foreword"}"#)[0].contains("must differ"));
+        assert!(told(r#"{"max_body_bytes": 4.0}"#)[0].contains("max_body_bytes: 4.0"));
+        assert!(told(r#"{"mode": "order", "mode": "order"}"#)[0].contains("duplicate field"));
+        assert!(told("[]")[0].contains("object"));
+        for fine in ["", " ", "{}", r#"{"ordering": {"policy": "foresight"}}"#] {
+            assert_eq!(told(fine), [""; 0], "{fine}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_never_shown() {
+        let secret = "5ecre7".repeat(9);
+        for salt in [
+            format!(r#"{{"key": "{secret}"}}"#),
+            format!(r#"{{"key": ["{secret}"]}}"#),
+            format!(r#"{{"key": "{secret}", "key_env": "{secret}"}}"#),
+            format!(r#"{{"keys": "{secret}"}}"#),
+            format!(r#"{{"{secret}": 1}}"#),
+            format!(r#""{secret}""#),
+        ] {
+            for tenant in [r#"{"header": "t"}"#, "null"] {
+                let errors = told(&format!(r#"{{"tenant": {tenant}, "salt": {salt}}}"#));
+                assert!(
+                    !errors.is_empty() && !errors.concat().contains("5ecre7"),
+                    "{errors:?}"
+                );
+                assert!(errors.concat().contains("salt"), "{errors:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! `foreword ingest`: a folder of texts to an index file.
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use foreword::retrieval::EmbedderSource;
+use foreword_retrieval::index::{Kind, Metric};
+use foreword_retrieval::ingest::{Passages, Summary, documents, mirror};
+use foreword_retrieval::{Collection, Embedder, Spec};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Folder with .txt, .md and .jsonl files; lines of the latter: {"id", "title", "text", "metadata"}
+    folder: PathBuf,
+    /// Index file: made, or brought up to date if it is there
+    #[arg(long, value_name = "FILE")]
+    index: PathBuf,
+    /// What makes vectors of texts: `hashing`, `hashing:DIMENSIONS`, or the folder of a sentence encoder
+    #[arg(long, value_name = "EMBEDDER", default_value = "hashing")]
+    embedder: EmbedderSource,
+    /// How near vectors are found, in a new index
+    #[arg(long, value_enum, default_value_t = IndexKind::Hnsw)]
+    kind: IndexKind,
+    /// How vectors are compared, in a new index
+    #[arg(long, value_enum, default_value_t = By::Cosine)]
+    metric: By,
+    /// Words of a passage that a text is cut into, at most
+    #[arg(long, value_name = "WORDS", default_value_t = 160, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    passage_words: u32,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum IndexKind {
+    /// Compare all: exact, for some thousand documents
+    Flat,
+    /// Clusters, of which the nearest are searched: made quickly
+    Ivf,
+    /// A graph of near vectors: searched quickly
+    Hnsw,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum By {
+    /// Angle
+    Cosine,
+    /// Inner product
+    InnerProduct,
+    /// Euclidean distance
+    L2,
+}
+
+/// Makes the index, or brings it up to date, and says what was done.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    match ingest(arguments) {
+        Ok((summary, documents)) => {
+            let Summary {
+                embedded,
+                unchanged,
+                deleted,
+                empty,
+            } = summary;
+            println!(
+                "{}: {documents} documents ({embedded} new or changed, {unchanged} unchanged, {deleted} deleted, {empty} without words)",
+                arguments.index.display()
+            );
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn ingest(arguments: &Arguments) -> anyhow::Result<(Summary, usize)> {
+    let embedder = arguments.embedder.open().map_err(anyhow::Error::msg)?;
+    let collection = collection(arguments, &*embedder)?;
+    let passages = Passages {
+        words: arguments.passage_words as usize,
+    };
+    let documents = documents(&arguments.folder, passages)?;
+    if documents.is_empty() && collection.is_empty() {
+        bail!(
+            "{} holds no .txt, .md or .jsonl file with text",
+            arguments.folder.display()
+        );
+    }
+    let bar = ProgressBar::new(documents.len() as u64);
+    let style = "{prefix:>14} {wide_bar} {pos} of {len}  {eta} left";
+    bar.set_style(ProgressStyle::with_template(style)?);
+    bar.set_prefix("embedding");
+    let mirrored = mirror(collection, &documents, &*embedder, |done, _| {
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    let (collection, summary) = mirrored?;
+    collection.save(&arguments.index)?;
+    Ok((summary, collection.len()))
+}
+
+/// The one in the file, or a new one where there is no file.
+fn collection(arguments: &Arguments, embedder: &dyn Embedder) -> anyhow::Result<Collection> {
+    let exists = arguments.index.try_exists();
+    if exists.with_context(|| arguments.index.display().to_string())? {
+        return Ok(Collection::open(&arguments.index)?);
+    }
+    Ok(Collection::new(Spec {
+        dimensions: embedder.dimensions(),
+        metric: match arguments.metric {
+            By::Cosine => Metric::Cosine,
+            By::InnerProduct => Metric::InnerProduct,
+            By::L2 => Metric::L2,
+        },
+        kind: match arguments.kind {
+            IndexKind::Flat => Kind::Flat,
+            IndexKind::Ivf => Kind::Ivf,
+            IndexKind::Hnsw => Kind::Hnsw,
+        },
+        embedder: embedder.name().to_owned(),
+    }))
+}

@@ -1,0 +1,112 @@
+//! `POST /v1/embeddings`: the fields that make a request for vectors.
+
+use super::fields::{Fields, show, wrong_type};
+use crate::failure::Failure;
+use serde_json::Value;
+
+/// A checked request for vectors.
+#[derive(Debug)]
+pub struct Embeddings {
+    /// The embedder asked for; `None`: whichever there is.
+    pub model: Option<String>,
+    /// Texts, at least one.
+    pub input: Vec<String>,
+    /// How vectors are written.
+    pub encoding: Encoding,
+    /// The vectors' length, if the client insists on one.
+    pub dimensions: Option<u32>,
+}
+
+/// How a vector is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// As an array of numbers.
+    Float,
+    /// As little-endian f32 in base64.
+    Base64,
+}
+
+/// OpenAI's bound.
+const MAX_INPUTS: usize = 2048;
+
+impl Embeddings {
+    /// # Errors
+    /// [`Failure::Invalid`].
+    pub fn parse(body: &[u8]) -> Result<Self, Failure> {
+        let mut fields = Fields::parse(body)?;
+        let encoding = match fields.string("encoding_format")?.as_deref() {
+            None | Some("float") => Encoding::Float,
+            Some("base64") => Encoding::Base64,
+            Some(other) => {
+                let message = format!(
+                    "encoding_format must be \"float\" or \"base64\", got {}",
+                    show(&Value::from(other))
+                );
+                return Err(Failure::invalid("encoding_format", message));
+            }
+        };
+        let dimensions = fields.integer("dimensions", 1..=i64::from(u32::MAX))?;
+        Ok(Self {
+            model: fields.string("model")?,
+            input: take_input(&mut fields)?,
+            encoding,
+            dimensions: dimensions.and_then(|dimensions| u32::try_from(dimensions).ok()),
+        })
+    }
+}
+
+fn take_input(fields: &mut Fields) -> Result<Vec<String>, Failure> {
+    const WANTED: &str = "a string or an array of strings";
+    let texts = match fields.take("input") {
+        None => return Err(Failure::invalid("input", "input is missing")),
+        Some(Value::String(text)) => return Ok(vec![text]),
+        Some(Value::Array(texts)) => texts,
+        Some(other) => return Err(wrong_type("input", WANTED, &other)),
+    };
+    if !(1..=MAX_INPUTS).contains(&texts.len()) {
+        let message = format!(
+            "input must hold 1 to {MAX_INPUTS} texts, got {}",
+            texts.len()
+        );
+        return Err(Failure::invalid("input", message));
+    }
+    let text = |(at, text)| match text {
+        Value::String(text) => Ok(text),
+        // OpenAI takes tokens of its own tokenizer, which mean nothing here.
+        Value::Number(_) | Value::Array(_) => Err(Failure::invalid(
+            "input",
+            "input must be text: tokens mean something to the tokenizer that made them only",
+        )),
+        other => Err(wrong_type(&format!("input[{at}]"), "a string", &other)),
+    };
+    texts.into_iter().enumerate().map(text).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_text_or_several_are_taken_and_tokens_are_not() {
+        let parse = |body: &str| Embeddings::parse(body.as_bytes());
+        let refusal = |body: &str| parse(body).err().unwrap().to_string();
+        assert_eq!(parse(r#"{"input": "a"}"#).unwrap().input, ["a"]);
+        let several =
+            parse(r#"{"input": ["a", "b"], "encoding_format": "base64", "dimensions": 3}"#);
+        let several = several.unwrap();
+        assert_eq!(
+            (several.input.len(), several.encoding),
+            (2, Encoding::Base64)
+        );
+        assert_eq!(several.dimensions, Some(3));
+        assert!(refusal(r#"{"input": [1, 2]}"#).contains("input must be text"));
+        assert!(refusal(r#"{"input": [[1], [2]]}"#).contains("input must be text"));
+        assert_eq!(
+            refusal(r#"{"input": ["a", true]}"#),
+            "input[1] must be a string, got a boolean"
+        );
+        assert!(refusal(r#"{"input": []}"#).contains("1 to 2048 texts, got 0"));
+        assert!(refusal("{}").contains("input is missing"));
+        assert!(refusal(r#"{"input": "a", "encoding_format": "hex"}"#).contains("got \"hex\""));
+    }
+}

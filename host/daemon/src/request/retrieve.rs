@@ -1,0 +1,266 @@
+//! What is to be found: `POST /v1/retrieve`, and the field `retrieval` of a chat.
+
+use super::fields::{Fields, show, wrong_type};
+use crate::failure::Failure;
+use crate::retrieval::Asked;
+use foreword_retrieval::Ask;
+use serde_json::{Map, Value};
+
+/// A checked `POST /v1/retrieve`.
+#[derive(Debug)]
+pub struct Retrieve {
+    /// What is searched for.
+    pub asked: Asked,
+    /// Whether the documents shall stand as the engine's cache makes most of them.
+    pub order: bool,
+    /// Whose cache: requests with this salt.
+    pub cache_salt: String,
+}
+
+/// A chat that wants documents.
+#[derive(Debug)]
+pub struct Retrieving {
+    /// The chat without the field.
+    pub body: Map<String, Value>,
+    /// What is searched for.
+    pub asked: Asked,
+    /// Whether the chat is answered without documents when they cannot be had.
+    pub does_without: bool,
+}
+
+impl Retrieve {
+    /// # Errors
+    /// [`Failure::Invalid`].
+    pub fn parse(body: &[u8]) -> Result<Self, Failure> {
+        let mut fields = Fields::parse(body)?;
+        let asked = take_asked(&mut fields, "")?;
+        if asked.query.is_none() && asked.ask.vector.is_empty() {
+            let message = "query is missing: a question, or its embedding";
+            return Err(Failure::invalid("query", message));
+        }
+        Ok(Self {
+            asked,
+            order: fields.boolean("order")?,
+            cache_salt: fields.string("cache_salt")?.unwrap_or_default(),
+        })
+    }
+}
+
+impl Retrieving {
+    /// What a chat's body says of documents that it wants; `None`: nothing. The question is the last user message unless
+    /// `retrieval` has another, or its embedding.
+    ///
+    /// # Errors
+    /// [`Failure::Invalid`].
+    pub fn take(body: &[u8]) -> Result<Option<Self>, Failure> {
+        if !body.windows(FIELD.len()).any(|bytes| bytes == FIELD) {
+            return Ok(None);
+        }
+        let Ok(Value::Object(mut body)) = serde_json::from_slice(body) else {
+            // Whoever parses it next says what is wrong.
+            return Ok(None);
+        };
+        let mut fields = match body.shift_remove("retrieval") {
+            None | Some(Value::Null | Value::Bool(false)) => return Ok(None),
+            Some(Value::Bool(true)) => Fields::of(Map::new()),
+            Some(Value::Object(fields)) => Fields::of(fields),
+            Some(other) => return Err(wrong_type("retrieval", "an object or a boolean", &other)),
+        };
+        if body
+            .get("documents")
+            .is_some_and(|documents| !documents.is_null())
+        {
+            let message = "retrieval and documents exclude each other";
+            return Err(Failure::invalid("retrieval", message));
+        }
+        let mut asked = take_asked(&mut fields, "retrieval.")?;
+        if asked.query.is_none() {
+            asked.query = last_question(&body);
+        }
+        if asked.query.is_none() && asked.ask.vector.is_empty() {
+            let message = "retrieval.query is missing, and there is no user message with text";
+            return Err(Failure::invalid("retrieval.query", message));
+        }
+        if asked.ask.words.is_some() {
+            asked.ask.words.clone_from(&asked.query);
+        }
+        let does_without = match fields.string("on_failure")?.as_deref() {
+            None | Some("answer") => true,
+            Some("fail") => false,
+            Some(other) => {
+                let message = format!(
+                    "retrieval.on_failure must be \"answer\" or \"fail\", got {}",
+                    show(&Value::from(other))
+                );
+                return Err(Failure::invalid("retrieval.on_failure", message));
+            }
+        };
+        Ok(Some(Self {
+            body,
+            asked,
+            does_without,
+        }))
+    }
+}
+
+const FIELD: &[u8] = b"\"retrieval\"";
+/// Documents of a request that asks for no number of them.
+const DEFAULT_K: i64 = 5;
+const MAX_K: i64 = 200;
+const MAX_QUERY_BYTES: usize = 64 << 10;
+const MAX_DIMENSIONS: usize = 65_536;
+const MAX_FILTERS: usize = 16;
+
+/// The fields that both have, named behind `prefix` in errors.
+fn take_asked(fields: &mut Fields, prefix: &str) -> Result<Asked, Failure> {
+    let invalid = |name: &str, message: String| {
+        Err(Failure::invalid(
+            format!("{prefix}{name}"),
+            format!("{prefix}{message}"),
+        ))
+    };
+    let query = fields.string("query")?;
+    match query.as_deref().map(str::len) {
+        Some(0) => return invalid("query", "query must not be empty".to_owned()),
+        Some(bytes) if bytes > MAX_QUERY_BYTES => {
+            let message =
+                format!("query has {bytes} bytes, more than the limit of {MAX_QUERY_BYTES}");
+            return invalid("query", message);
+        }
+        _ => {}
+    }
+    let vector = match fields.take("embedding") {
+        None => Vec::new(),
+        Some(Value::Array(numbers)) if numbers.len() <= MAX_DIMENSIONS => {
+            let numbers: Option<Vec<f32>> = (numbers.iter())
+                .map(|number| number.as_f64().map(|number| number as f32))
+                .collect();
+            match numbers {
+                Some(numbers) if !numbers.is_empty() => numbers,
+                _ => {
+                    return invalid(
+                        "embedding",
+                        "embedding must hold numbers alone, and some".to_owned(),
+                    );
+                }
+            }
+        }
+        Some(Value::Array(numbers)) => {
+            let found = numbers.len();
+            let message =
+                format!("embedding has {found} numbers, more than the limit of {MAX_DIMENSIONS}");
+            return invalid("embedding", message);
+        }
+        Some(other) => {
+            return Err(wrong_type(
+                &format!("{prefix}embedding"),
+                "an array",
+                &other,
+            ));
+        }
+    };
+    let filters = match fields.take("filters") {
+        None => Map::new(),
+        Some(Value::Object(filters)) if filters.len() <= MAX_FILTERS => filters,
+        Some(Value::Object(filters)) => {
+            let found = filters.len();
+            let message =
+                format!("filters has {found} fields, more than the limit of {MAX_FILTERS}");
+            return invalid("filters", message);
+        }
+        Some(other) => return Err(wrong_type(&format!("{prefix}filters"), "an object", &other)),
+    };
+    let by_words = match fields.take("words") {
+        None | Some(Value::Bool(true)) => true,
+        Some(Value::Bool(false)) => false,
+        Some(other) => return Err(wrong_type(&format!("{prefix}words"), "a boolean", &other)),
+    };
+    let k = fields.integer("k", 1..=MAX_K)?.unwrap_or(DEFAULT_K);
+    Ok(Asked {
+        ask: Ask {
+            vector,
+            words: by_words.then(|| query.clone().unwrap_or_default()),
+            k: usize::try_from(k).unwrap_or_default(),
+            filters,
+        },
+        query,
+    })
+}
+
+/// The text of the last user message.
+fn last_question(body: &Map<String, Value>) -> Option<String> {
+    let messages = body.get("messages")?.as_array()?;
+    let is_users = |message: &&Value| message.get("role").and_then(Value::as_str) == Some("user");
+    let text = match messages.iter().rev().find(is_users)?.get("content")? {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            let texts = parts.iter().filter_map(|part| part.get("text")?.as_str());
+            texts.collect::<Vec<_>>().join("\n")
+        }
+        _ => return None,
+    };
+    Some(text).filter(|text| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn message<T>(result: Result<T, Failure>) -> String {
+        result
+            .err()
+            .map(|failure| failure.to_string())
+            .unwrap_or_default()
+    }
+
+    #[test]
+    fn the_last_user_message_is_the_question_unless_there_is_another() {
+        let chat = |retrieval: Value| {
+            let body = json!({"messages": [
+                {"role": "user", "content": "first"}, {"role": "assistant", "content": "no"},
+                {"role": "user", "content": [{"type": "text", "text": "second"}]}
+            ], "retrieval": retrieval, "seed": 1});
+            Retrieving::take(body.to_string().as_bytes()).unwrap()
+        };
+        let wanted = chat(json!(true)).unwrap();
+        assert_eq!(wanted.asked.query.as_deref(), Some("second"));
+        assert_eq!((wanted.asked.ask.k, wanted.does_without), (5, true));
+        assert_eq!(wanted.asked.ask.words.as_deref(), Some("second"));
+        assert!(!wanted.body.contains_key("retrieval") && wanted.body["seed"] == 1);
+        let wanted = chat(json!({"query": "other", "k": 2, "words": false, "on_failure": "fail"}));
+        let wanted = wanted.unwrap();
+        assert_eq!(wanted.asked.query.as_deref(), Some("other"));
+        assert_eq!((wanted.asked.ask.k, wanted.does_without), (2, false));
+        assert_eq!(wanted.asked.ask.words, None);
+        assert!(chat(json!(false)).is_none() && chat(Value::Null).is_none());
+        assert!(
+            Retrieving::take(b"{\"metadata\": \"retrieval\"}")
+                .unwrap()
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        let chat = |retrieval: Value| {
+            let body =
+                json!({"messages": [{"role": "user", "content": "q"}], "retrieval": retrieval});
+            message(Retrieving::take(body.to_string().as_bytes()))
+        };
+        assert_eq!(
+            chat(json!(3)),
+            "retrieval must be an object or a boolean, got a number"
+        );
+        assert_eq!(
+            chat(json!({"k": 0})),
+            "k must be an integer from 1 to 200, got 0"
+        );
+        assert!(chat(json!({"on_failure": "cry"})).contains("got \"cry\""));
+        assert!(chat(json!({"embedding": [1, "x"]})).contains("numbers alone"));
+        let both = json!({"documents": [{}], "retrieval": true});
+        let both = message(Retrieving::take(both.to_string().as_bytes()));
+        assert_eq!(both, "retrieval and documents exclude each other");
+        assert!(message(Retrieve::parse(b"{}")).starts_with("query is missing"));
+    }
+}

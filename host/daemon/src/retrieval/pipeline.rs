@@ -1,0 +1,308 @@
+//! A chat whose documents are still searched for, computed meanwhile (RAGCache, section 5.3, Algorithm 2).
+//!
+//! ```text
+//!   search   ── stage ──▶ [D1 D3] ── stage ──▶ [D1 D2] ── stage ── stage ──▶ [D1 D2], the end
+//!                 │                    │                                        │
+//!   engine        └ guess: prefill     └ guess: the other is superseded,        └ the chat itself joins the guess:
+//!                   of D1, D3            D1 is found in the cache                 its tokens are there already
+//! ```
+//!
+//! * A guess is made where the set of the best documents changed. Ranks alone change the hint behind the documents, which
+//!   is short.
+//! * None is prepared while as many requests wait as [`EngineConfig::max_prefill_batch`] says: under load there is
+//!   nothing idle to use. The engine counts both.
+//! * The documents' order is the one that the cache makes most of: what it holds, or what the guess before is computing
+//!   right now, whichever is more. So a guess begins like the one before it as far as it can.
+//! * Only the latest stage is looked at: while a guess is prepared, the search goes on and is not waited for.
+//!
+//! [`EngineConfig::max_prefill_batch`]: foreword_engine::engine::EngineConfig
+
+use super::held::{Known, Ordered};
+use super::prompt::{self, Written};
+use super::{Asked, Retriever};
+use crate::failure::Failure;
+use crate::kv::place::Placer;
+use crate::metrics::Placements;
+use crate::model::Model;
+use crate::request::Chat;
+use foreword_engine::engine::{Generation, Kind, Request, SpeculationId};
+use foreword_ordering::Skip;
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::path::Locator;
+use foreword_retrieval::Found;
+use serde_json::{Map, Value};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use tokio::sync::{Semaphore, watch};
+
+/// What a chat's search and its guesses work with.
+pub struct Pipeline {
+    /// What finds documents.
+    pub retriever: Arc<Retriever>,
+    /// Whose engine computes the guesses.
+    pub model: Arc<Model>,
+    /// Finds documents in a prompt.
+    pub locator: Locator,
+    /// Requests being prepared at once.
+    pub preparing: Arc<Semaphore>,
+    /// When nobody wants the answer any more.
+    pub deadline: Instant,
+}
+
+/// A chat with its documents.
+pub struct Prepared {
+    /// The body to go on with.
+    pub written: Written,
+    /// How many documents were found.
+    pub documents: usize,
+    /// The name of all guesses at it.
+    pub id: SpeculationId,
+    /// The latest guess.
+    pub guess: Option<Guess>,
+}
+
+/// A prompt that the engine was given before its documents were known for certain. Dropped, it is cancelled.
+pub struct Guess {
+    /// In the order in which they stand.
+    documents: Vec<Fingerprint>,
+    /// Of the documents, sorted.
+    ids: Vec<String>,
+    generation: Generation,
+}
+
+impl Guess {
+    /// Lets the engine see to it from here: the chat itself, which was submitted under its name, joins or supersedes it,
+    /// and either way it ends.
+    pub async fn handed_over(mut self) {
+        while self.generation.next().await.is_some() {}
+    }
+}
+
+impl Pipeline {
+    /// Searches for the documents of `body`, a chat's without its field `retrieval`, for the tenant of `salt`.
+    ///
+    /// # Errors
+    /// The search's. A guess that fails is none.
+    pub async fn run(
+        self: Arc<Self>,
+        body: Map<String, Value>,
+        salt: String,
+        asked: Asked,
+    ) -> Result<Prepared, Failure> {
+        let (stages, mut latest) = watch::channel(Vec::new());
+        let retriever = Arc::clone(&self.retriever);
+        let mut searching = tokio::task::spawn_blocking(move || {
+            retriever.search(asked, &mut |found| {
+                // Nobody listens any more when the client has gone.
+                match stages.send(found.to_vec()) {
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(_) => ControlFlow::Break(()),
+                }
+            })
+        });
+        let id = SpeculationId(NEXT.fetch_add(1, Ordering::Relaxed));
+        let chat = Arc::new(Unanswered { body, salt, id });
+        let mut guess: Option<Guess> = None;
+        let found = loop {
+            tokio::select! {
+                biased;
+                found = &mut searching => break found.map_err(Failure::internal)??,
+                Ok(()) = latest.changed() => {
+                    let found = latest.borrow_and_update().clone();
+                    guess = self.guess(&chat, found, guess).await;
+                }
+            }
+        };
+        let documents = found.len();
+        let before = guess.as_ref().map(|guess| guess.documents.clone());
+        let written = self.prepare(move |this| this.write(&chat, &found, before.as_deref()));
+        Ok(Prepared {
+            written: written.await?.0,
+            documents,
+            id,
+            guess,
+        })
+    }
+
+    /// Has the engine compute the chat with what was found so far, in place of the guess `before`, unless that is the
+    /// same or there is no time for it.
+    async fn guess(
+        self: &Arc<Self>,
+        chat: &Arc<Unanswered>,
+        found: Vec<Found>,
+        before: Option<Guess>,
+    ) -> Option<Guess> {
+        let mut ids: Vec<String> = found
+            .iter()
+            .map(|found| found.document.id.clone())
+            .collect();
+        ids.sort_unstable();
+        let is_known = before.as_ref().is_some_and(|before| before.ids == ids);
+        if ids.is_empty() || is_known || !self.model.engine().takes_speculations() {
+            return before;
+        }
+        let last = before.as_ref().map(|guess| guess.documents.clone());
+        let chat = Arc::clone(chat);
+        let prepared = self.prepare(move |this| {
+            let (written, documents) = this.write(&chat, &found, last.as_deref())?;
+            Ok((this.request(&chat, &written)?, documents))
+        });
+        let submitted = prepared
+            .await
+            .and_then(|(request, documents)| Ok((self.model.submit(request)?, documents)));
+        match submitted {
+            // The engine supersedes the one before.
+            Ok((generation, documents)) => Some(Guess {
+                documents,
+                ids,
+                generation,
+            }),
+            Err(failure) => {
+                tracing::debug!(%failure, "no guess");
+                before
+            }
+        }
+    }
+
+    /// Does `work` on a thread that may block; as many at once as there are cores.
+    async fn prepare<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let permit = Arc::clone(&self.preparing).acquire_owned().await;
+        let permit = permit.map_err(Failure::internal)?;
+        let this = Arc::clone(self);
+        let work = move || {
+            let _permit = permit;
+            work(&this)
+        };
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(Failure::internal)?
+    }
+
+    /// The chat's body with `found`, and the documents in their order. `before` is being computed.
+    fn write(
+        &self,
+        chat: &Unanswered,
+        found: &[Found],
+        before: Option<&[Fingerprint]>,
+    ) -> Result<(Written, Vec<Fingerprint>), Failure> {
+        if found.is_empty() {
+            let written = Written {
+                body: Value::Object(chat.body.clone()).to_string().into_bytes(),
+                path: None,
+                order: Vec::new(),
+            };
+            return Ok((written, Vec::new()));
+        }
+        let mut documents = Vec::new();
+        let feed = self.model.engine().feed();
+        let written = prompt::write(
+            &self.retriever.ordering,
+            &chat.body,
+            found,
+            |scope, known| {
+                let held = self
+                    .retriever
+                    .held
+                    .order(feed, &chat.salt, Some(scope), known);
+                let order = best(known, before.unwrap_or_default(), held);
+                documents = (order.iter())
+                    .filter_map(|&rank| known.get(usize::from(rank)))
+                    .map(|known| known.fingerprint)
+                    .collect();
+                order
+            },
+        );
+        let skipped = |skip: Skip| Failure::invalid("retrieval", format!("retrieval: {skip}"));
+        Ok((written.map_err(skipped)?, documents))
+    }
+
+    /// The engine's request for a guess.
+    fn request(&self, chat: &Unanswered, written: &Written) -> Result<Request, Failure> {
+        let parsed = Chat::parse(&written.body)?;
+        let path = written.path.as_ref();
+        // Only the chat itself counts.
+        let counts = Placements::default();
+        let placer = Placer::new(&self.locator, path, &written.body, &counts);
+        let (request, _) = self.model.chat_request(&parsed, &placer)?;
+        Ok(Request {
+            kind: Kind::Prefill,
+            speculation: Some(chat.id),
+            deadline: Some(self.deadline),
+            constraint: None,
+            top_logprobs: None,
+            ..request
+        })
+    }
+}
+
+/// The order that the cache makes most of: `held`'s, or one that begins as `before` does, which is being computed.
+fn best(known: &[Known], before: &[Fingerprint], held: Ordered) -> Vec<u16> {
+    let rank = |fingerprint: &Fingerprint| {
+        let at = known
+            .iter()
+            .position(|known| known.fingerprint == *fingerprint)?;
+        u16::try_from(at).ok()
+    };
+    let mut order: Vec<u16> = before.iter().map_while(rank).collect();
+    let tokens = order
+        .iter()
+        .map(|&rank| u64::from(known[usize::from(rank)].tokens));
+    if order.is_empty() || tokens.sum::<u64>() < held.matched_tokens {
+        return held.order;
+    }
+    let rest = (0..known.len() as u16).filter(|rank| !order.contains(rank));
+    let rest: Vec<u16> = rest.collect();
+    order.extend(rest);
+    order
+}
+
+/// A chat that is still without its documents.
+struct Unanswered {
+    body: Map<String, Value>,
+    salt: String,
+    id: SpeculationId,
+}
+
+/// Names of chats to come.
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_being_computed_stays_in_front_unless_more_is_held() {
+        let known: Vec<Known> = [1, 2, 3]
+            .map(|document| Known {
+                fingerprint: Fingerprint(document),
+                tokens: 10,
+            })
+            .to_vec();
+        let before = |documents: &[u64]| -> Vec<Fingerprint> {
+            documents
+                .iter()
+                .map(|document| Fingerprint(*document))
+                .collect()
+        };
+        let held = |order: &[u16], matched_tokens| Ordered {
+            order: order.to_vec(),
+            matched: 1,
+            matched_tokens,
+        };
+        let ranks = || held(&[0, 1, 2], 0);
+        assert_eq!(best(&known, &[], ranks()), [0, 1, 2]);
+        // Document 9 has been found to be none of them: what stood behind it is lost.
+        assert_eq!(best(&known, &before(&[3, 9, 1]), ranks()), [2, 0, 1]);
+        assert_eq!(best(&known, &before(&[9, 3]), ranks()), [0, 1, 2]);
+        assert_eq!(best(&known, &before(&[3]), held(&[1, 0, 2], 20)), [1, 0, 2]);
+        assert_eq!(
+            best(&known, &before(&[3, 2]), held(&[1, 0, 2], 20)),
+            [2, 1, 0]
+        );
+    }
+}

@@ -1,0 +1,200 @@
+//! Documents into a chat's body, as the gateway would write them: the core does it.
+//!
+//! The order is chosen elsewhere ([`super::held`]). The core's orderer writes it all the same, with its hint of the
+//! retriever's order, when it is made to want it: one that has sent these documents once, in the order wanted, and knows
+//! nothing else, sends them so again.
+
+use super::held::Known;
+use axum::http::HeaderValue;
+use foreword_ordering::document::estimate_tokens;
+use foreword_ordering::feed::TenantKey;
+use foreword_ordering::path::SentPath;
+use foreword_ordering::tree::Scope;
+use foreword_ordering::{Config, ConfigError, Orderer, Skip, Tenant};
+use foreword_retrieval::Found;
+use serde_json::{Map, Value, json};
+
+/// A chat's body with its documents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// What the client might have sent.
+    pub body: Vec<u8>,
+    /// The documents' path, for whoever finds them in the prompt again.
+    pub path: Option<HeaderValue>,
+    /// The documents' ranks, in the order in which they stand.
+    pub order: Vec<u16>,
+}
+
+/// The configuration of an orderer that only writes, from the gateway's: documents are found and hints worded alike, but
+/// nothing is remembered of chats.
+///
+/// # Errors
+/// [`ConfigError`] when the gateway's is none.
+pub fn config(gateway: &[u8]) -> Result<Config, ConfigError> {
+    // For its error, which names what is wrong.
+    Config::from_json(gateway)?;
+    let mut fields: Map<String, Value> = serde_json::from_slice(gateway).unwrap_or_default();
+    fields.insert("policy".to_owned(), json!("longest"));
+    fields.insert(
+        "conversation".to_owned(),
+        json!({"deduplicate": false, "max_entries": 0}),
+    );
+    if let Some(documents) = fields.get_mut("documents").and_then(Value::as_object_mut) {
+        documents.insert("field".to_owned(), json!("render"));
+    }
+    Config::from_json(Value::Object(fields).to_string().as_bytes())
+}
+
+/// Writes `found`, in rank order, into `body`, a chat's that has no documents. `order` chooses from what stands before
+/// the documents and from the documents themselves.
+///
+/// # Errors
+/// [`Skip`] when the core does not take the body.
+pub fn write(
+    config: &Config,
+    body: &Map<String, Value>,
+    found: &[Found],
+    order: impl FnOnce(Scope, &[Known]) -> Vec<u16>,
+) -> Result<Written, Skip> {
+    let with = |order: &[u16]| {
+        let documents: Vec<Value> = order
+            .iter()
+            .filter_map(|&rank| found.get(usize::from(rank)))
+            .map(|found| {
+                let document = &found.document;
+                json!({"id": document.id, "title": document.title, "text": document.text})
+            })
+            .collect();
+        let mut body = body.clone();
+        body.insert("documents".to_owned(), Value::Array(documents));
+        Value::Object(body).to_string().into_bytes()
+    };
+    let ranks: Vec<u16> = (0..found.len() as u16).collect();
+    let ranked = with(&ranks);
+    let rewritten = send(&mut Orderer::new(config.clone()), &ranked)?;
+    let Some(run) = rewritten.path.runs.last() else {
+        return Err(Skip::NoDocuments);
+    };
+    let known: Vec<Known> = (run.documents.iter().zip(found))
+        .map(|(fingerprint, found)| {
+            let document = &found.document;
+            let bytes = document.id.len() + document.title.len() + document.text.len();
+            Known {
+                fingerprint: *fingerprint,
+                tokens: estimate_tokens(bytes),
+            }
+        })
+        .collect();
+    // Documents that equal each other are sent once. Their ranks are not those of the list any more: it stays as it is.
+    let order = match known.len() == found.len() {
+        true => order(run.scope, &known),
+        false => ranks.clone(),
+    };
+    let rewritten = if order == ranks {
+        rewritten
+    } else {
+        let mut orderer = Orderer::new(config.clone());
+        send(&mut orderer, &with(&order))?;
+        send(&mut orderer, &ranked)?
+    };
+    Ok(Written {
+        path: header(&rewritten.path),
+        body: rewritten.body.unwrap_or(ranked),
+        order,
+    })
+}
+
+fn send(orderer: &mut Orderer, body: &[u8]) -> Result<foreword_ordering::Rewrite, Skip> {
+    let tenant = Tenant {
+        name: "",
+        key: TenantKey::default(),
+    };
+    orderer.rewrite(tenant, body)
+}
+
+fn header(path: &SentPath) -> Option<HeaderValue> {
+    HeaderValue::try_from(path.to_header()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foreword_retrieval::Document;
+    use std::sync::Arc;
+
+    fn found(ids: &[&str]) -> Vec<Found> {
+        let found = |id: &&str| Found {
+            document: Arc::new(Document {
+                id: (*id).to_owned(),
+                text: format!("text of {id}"),
+                ..Document::default()
+            }),
+            score: 1.0,
+        };
+        ids.iter().map(found).collect()
+    }
+
+    fn chat() -> Map<String, Value> {
+        let body = json!({"model": "m", "messages": [{"role": "user", "content": "Which one?"}], "max_tokens": 3});
+        body.as_object().unwrap().clone()
+    }
+
+    fn text(written: &Written) -> String {
+        let body: Value = serde_json::from_slice(&written.body).unwrap();
+        assert_eq!(body["max_tokens"], 3);
+        body["messages"][0]["content"].as_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn documents_stand_in_the_order_chosen_and_the_hint_tells_the_ranks() {
+        let config = config(b"{}").unwrap();
+        let written = write(&config, &chat(), &found(&["a", "b", "c"]), |_, known| {
+            assert_eq!(known.len(), 3);
+            vec![2, 0, 1]
+        });
+        let written = written.unwrap();
+        let text = text(&written);
+        let at = |what: &str| {
+            text.find(what)
+                .unwrap_or_else(|| panic!("{what} in {text}"))
+        };
+        assert!(at("text of c") < at("text of a") && at("text of a") < at("text of b"));
+        assert!(at("text of b") < at("[a] > [b] > [c]") && at("[c]") < at("Which one?"));
+        assert_eq!(
+            written.path.unwrap().to_str().unwrap().matches(',').count(),
+            2
+        );
+        assert_eq!(written.order, [2, 0, 1]);
+    }
+
+    #[test]
+    fn ranks_need_no_hint_and_equal_documents_are_sent_once() {
+        let config = config(b"{}").unwrap();
+        let written = write(
+            &config,
+            &chat(),
+            &found(&["a", "a", "b"]),
+            |_, _| unreachable!(),
+        );
+        let text = text(&written.unwrap());
+        assert_eq!(text.matches("text of a").count(), 1);
+        assert!(!text.contains("priority"));
+    }
+
+    #[test]
+    fn the_gateways_words_hold_and_its_mistakes_are_named() {
+        let gateway =
+            br#"{"hint": {"template": "Order: {order}."}, "documents": {"field": "ignore"}}"#;
+        let config = config(gateway).unwrap();
+        let written = write(&config, &chat(), &found(&["a", "b"]), |_, _| vec![1, 0]).unwrap();
+        assert!(
+            text(&written).contains("Order: [a] > [b]."),
+            "{}",
+            text(&written)
+        );
+        let wrong = super::config(br#"{"tree": {"max_nodes": 0}}"#)
+            .err()
+            .unwrap();
+        assert!(wrong.to_string().contains("tree.max_nodes"));
+    }
+}

@@ -1,0 +1,250 @@
+//! A chat whose documents are searched for in stages that the test makes: what the engine computes meanwhile.
+
+use crate::support::client::{get, post};
+use crate::support::{House, Options, until};
+use foreword::retrieval::Config;
+use foreword_retrieval::store::Stage;
+use foreword_retrieval::{Ask, Document, Found, Store, StoreError};
+use serde_json::{Value, json};
+use std::ops::ControlFlow;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+/// A search that goes as it is told to.
+struct Scripted {
+    steps: Mutex<Receiver<Step>>,
+}
+
+enum Step {
+    Stage(&'static [&'static str]),
+    End(&'static [&'static str]),
+    Fail,
+}
+
+fn found(ids: &[&str]) -> Vec<Found> {
+    let found = |id: &&str| Found {
+        document: Arc::new(Document {
+            id: (*id).to_owned(),
+            text: format!("{id} is a document. ").repeat(8),
+            ..Document::default()
+        }),
+        score: 1.0,
+    };
+    ids.iter().map(found).collect()
+}
+
+impl Store for Scripted {
+    fn search(&self, _: &Ask, stage: &mut Stage<'_>) -> Result<Vec<Found>, StoreError> {
+        let steps = self.steps.lock().unwrap();
+        while let Ok(step) = steps.recv() {
+            match step {
+                Step::Stage(ids) => {
+                    if stage(&found(ids)) == ControlFlow::Break(()) {
+                        break;
+                    }
+                }
+                Step::End(ids) => return Ok(found(ids)),
+                Step::Fail => break,
+            }
+        }
+        Err(StoreError::Unavailable("the script is over".to_owned()))
+    }
+
+    fn version(&self) -> Result<String, StoreError> {
+        Ok("1".to_owned())
+    }
+
+    fn embedder(&self) -> Result<Option<String>, StoreError> {
+        Ok(None)
+    }
+}
+
+async fn house(max_waiting: u32) -> (House, Sender<Step>) {
+    let (sender, steps) = channel();
+    let store = Scripted {
+        steps: Mutex::new(steps),
+    };
+    let retrieval = Config {
+        store: Some(Arc::new(store)),
+        ..Config::default()
+    };
+    let options = Options {
+        retrieval,
+        max_waiting,
+        max_running: 1,
+        ..Options::default()
+    };
+    (House::with(options).await, sender)
+}
+
+fn chat() -> Value {
+    json!({"messages": [{"role": "user", "content": "Which one? say(this)"}], "retrieval": true})
+}
+
+async fn ask(house: &House) -> tokio::task::JoinHandle<crate::support::client::Response> {
+    let address = house.address();
+    tokio::spawn(async move { post(address, "/v1/chat/completions", &chat()).await })
+}
+
+#[tokio::test]
+async fn a_right_guess_is_joined_and_nothing_is_computed_twice() {
+    let (house, script) = house(8).await;
+    let answer = ask(&house).await;
+    script.send(Step::Stage(&["a", "b"])).unwrap();
+    until("the guess is computed", || {
+        house.stats().speculations_started == 1 && house.stats().running == 0
+    })
+    .await;
+    let computed = house.stats().prompt_tokens;
+    // Other ranks of the same documents are no other guess.
+    script.send(Step::Stage(&["b", "a"])).unwrap();
+    script.send(Step::End(&["a", "b"])).unwrap();
+    let answer = answer.await.unwrap();
+    assert_eq!(answer.header("x-foreword-retrieved"), Some("2"));
+    let answer = answer.json();
+    assert_eq!(answer["choices"][0]["message"]["content"], "this");
+    let usage = &answer["usage"];
+    assert_eq!(usage["prompt_tokens"].as_u64(), Some(computed));
+    assert_eq!(
+        usage["prompt_tokens_details"]["cached_tokens"].as_u64(),
+        Some(computed - 1)
+    );
+    assert_eq!(house.stats().speculations_started, 1);
+    house.idle().await;
+}
+
+#[tokio::test]
+async fn the_chat_takes_the_place_of_a_guess_that_still_waits() {
+    let (house, script) = house(8).await;
+    house.steps.hold(0);
+    let address = house.address();
+    let body = json!({"messages": [{"role": "user", "content": "say(other)"}]});
+    let other = tokio::spawn(async move { post(address, "/v1/chat/completions", &body).await });
+    until("the other one runs", || {
+        let stats = house.stats();
+        stats.running == 1 || stats.waiting == 1
+    })
+    .await;
+    let answer = ask(&house).await;
+    script.send(Step::Stage(&["a", "b"])).unwrap();
+    let waiting =
+        |count| move |house: &House| house.stats().waiting + house.stats().running >= count;
+    until("the guess waits", || waiting(2)(&house)).await;
+    script.send(Step::End(&["a", "b"])).unwrap();
+    until("the chat has come too", || waiting(3)(&house)).await;
+    house.steps.release();
+    let answer = answer.await.unwrap().json();
+    assert_eq!(answer["choices"][0]["message"]["content"], "this");
+    assert_eq!(other.await.unwrap().status, 200);
+    let stats = house.stats();
+    assert_eq!(
+        (stats.speculations_joined, stats.speculations_superseded),
+        (1, 0)
+    );
+    house.idle().await;
+}
+
+#[tokio::test]
+async fn a_wrong_guess_is_superseded_and_what_it_shares_is_kept() {
+    let (house, script) = house(8).await;
+    let answer = ask(&house).await;
+    script.send(Step::Stage(&["a", "c"])).unwrap();
+    until("the first guess is computed", || {
+        house.stats().speculations_started == 1 && house.stats().running == 0
+    })
+    .await;
+    let before = house.stats().cached_tokens;
+    script.send(Step::Stage(&["b", "a"])).unwrap();
+    until("the second guess is computed", || {
+        house.stats().speculations_started == 2 && house.stats().running == 0
+    })
+    .await;
+    // Document a stands in front, though b is the better one now: its tokens were there.
+    let shared = house.stats().cached_tokens - before;
+    assert!(shared > 8 * "a is a document. ".len() as u64, "{shared}");
+    script.send(Step::End(&["b", "a"])).unwrap();
+    let usage = answer.await.unwrap().json()["usage"].clone();
+    let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
+    assert_eq!(
+        cached,
+        usage["prompt_tokens"].as_u64().map(|tokens| tokens - 1)
+    );
+    house.idle().await;
+}
+
+#[tokio::test]
+async fn under_load_nothing_is_guessed() {
+    let (house, script) = house(64).await;
+    house.steps.hold(0);
+    // One runs, and four wait: as many as a batch of prefills.
+    let others: Vec<_> = (0..5)
+        .map(|_| {
+            let address = house.address();
+            let body = json!({"messages": [{"role": "user", "content": "say(other)"}]});
+            tokio::spawn(async move { post(address, "/v1/chat/completions", &body).await })
+        })
+        .collect();
+    until("they wait", || house.stats().waiting >= 4).await;
+    let answer = ask(&house).await;
+    script.send(Step::Stage(&["a", "b"])).unwrap();
+    until("the guess is refused", || {
+        house.stats().speculations_refused == 1
+    })
+    .await;
+    script.send(Step::End(&["a", "b"])).unwrap();
+    house.steps.release();
+    assert_eq!(
+        answer.await.unwrap().json()["choices"][0]["message"]["content"],
+        "this"
+    );
+    for other in others {
+        assert_eq!(other.await.unwrap().status, 200);
+    }
+    assert_eq!(house.stats().speculations_started, 0);
+    let metrics = String::from_utf8(get(house.address(), "/metrics").await.body).unwrap();
+    assert!(
+        metrics.contains("foreword_speculations_refused_total 1"),
+        "{metrics}"
+    );
+    house.idle().await;
+}
+
+#[tokio::test]
+async fn a_search_that_fails_after_a_guess_leaves_nothing_behind() {
+    let (house, script) = house(8).await;
+    let answer = ask(&house).await;
+    script.send(Step::Stage(&["a", "b"])).unwrap();
+    until("the guess is taken in", || {
+        house.stats().speculations_started == 1
+    })
+    .await;
+    script.send(Step::Fail).unwrap();
+    let answer = answer.await.unwrap();
+    assert_eq!(answer.header("x-foreword-retrieved"), Some("failed"));
+    assert_eq!(answer.json()["choices"][0]["message"]["content"], "this");
+    house.idle().await;
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_ends_the_search_and_the_guess() {
+    let (house, script) = house(8).await;
+    house.steps.hold(0);
+    let answer = ask(&house).await;
+    script.send(Step::Stage(&["a", "b"])).unwrap();
+    until("the guess is taken in", || {
+        house.stats().speculations_started == 1
+    })
+    .await;
+    answer.abort();
+    house.steps.release();
+    house.idle().await;
+    until("the place inside is free", || {
+        house.app().gate.inside() == 0
+    })
+    .await;
+    // The search learns of it with its next stage, and the next chat is searched for.
+    script.send(Step::Stage(&["c"])).unwrap();
+    script.send(Step::End(&["a"])).unwrap();
+    let answer = post(house.address(), "/v1/chat/completions", &chat()).await;
+    assert_eq!(answer.header("x-foreword-retrieved"), Some("1"));
+}

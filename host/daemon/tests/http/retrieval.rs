@@ -1,0 +1,296 @@
+//! `/v1/embeddings`, `/v1/retrieve`, `/v1/prefill`, and what is left when what they need is gone.
+
+use crate::support::client::{get, post};
+use crate::support::{House, MODEL, Options};
+use foreword::retrieval::{Config, EmbedderSource};
+use foreword_retrieval::index::{Kind, Metric};
+use foreword_retrieval::ingest::{Document, mirror};
+use foreword_retrieval::{Collection, Shelf, Spec};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+const TEXTS: [(&str, &str); 3] = [
+    ("ferry", "The ferry leaves the harbour at noon."),
+    ("train", "The train leaves the station at seven."),
+    ("bus", "Buses are washed on Sundays."),
+];
+
+/// Writes an index of [`TEXTS`].
+fn index(path: &Path) {
+    let embedder = EmbedderSource::Hashing(256).open().unwrap();
+    let documents = TEXTS.map(|(id, text)| Document {
+        id: id.to_owned(),
+        text: text.to_owned(),
+        metadata: json!({"wheels": id != "ferry"})
+            .as_object()
+            .unwrap()
+            .clone(),
+        ..Document::default()
+    });
+    let spec = Spec {
+        dimensions: embedder.dimensions(),
+        metric: Metric::Cosine,
+        kind: Kind::Hnsw,
+        embedder: embedder.name().to_owned(),
+    };
+    let (collection, _) = mirror(Collection::new(spec), &documents, &*embedder, |_, _| {}).unwrap();
+    collection.save(path).unwrap();
+}
+
+/// A house that searches the index in `folder`, if there is one.
+async fn house(folder: &TempDir, embedder: &str) -> House {
+    let shelf = Shelf::new(folder.path().join("index"));
+    let retrieval = Config {
+        embedder: embedder.parse().unwrap(),
+        store: Some(Arc::new(shelf)),
+        ..Config::default()
+    };
+    House::with(Options {
+        retrieval,
+        ..Options::default()
+    })
+    .await
+}
+
+fn ids(answer: &Value) -> Vec<&str> {
+    let data = answer["data"].as_array().unwrap();
+    data.iter()
+        .map(|found| found["id"].as_str().unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn embeddings_come_in_openais_shape() {
+    let house = House::open().await;
+    let path = "/v1/embeddings";
+    let body = json!({"input": ["the ferry", "the train"], "model": "hashing-768"});
+    let answer = post(house.address(), path, &body).await.json();
+    assert_eq!(answer["object"], "list");
+    assert_eq!(answer["model"], "hashing-768");
+    assert_eq!(answer["data"][1]["index"], 1);
+    assert_eq!(answer["usage"]["total_tokens"], 4);
+    let vector = answer["data"][0]["embedding"].as_array().unwrap();
+    assert_eq!(vector.len(), 768);
+
+    let body = json!({"input": "the ferry", "encoding_format": "base64", "dimensions": 768});
+    let answer = post(house.address(), path, &body).await.json();
+    // Four bytes of f32 for each number, three of them in four characters.
+    assert_eq!(answer["data"][0]["embedding"].as_str().unwrap().len(), 4096);
+
+    for (body, status, words) in [
+        (
+            json!({"input": "x", "dimensions": 3}),
+            400,
+            "dimensions must be 768",
+        ),
+        (
+            json!({"input": ["x", "?!"]}),
+            400,
+            "text 1 has nothing to embed",
+        ),
+        (
+            json!({"input": "x", "model": "ada"}),
+            404,
+            "`ada` does not exist here",
+        ),
+    ] {
+        let refused = post(house.address(), path, &body).await;
+        assert_eq!(refused.status, status, "{body}");
+        let message = refused.json()["error"]["message"].to_string();
+        assert!(message.contains(words), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_question_finds_its_documents_by_words_and_by_vector() {
+    let folder = TempDir::new().unwrap();
+    index(&folder.path().join("index"));
+    let house = house(&folder, "hashing:256").await;
+    let path = "/v1/retrieve";
+    let body = json!({"query": "When does the train leave the station?", "k": 2});
+    let answer = post(house.address(), path, &body).await.json();
+    assert_eq!(ids(&answer), ["train", "ferry"]);
+    let best = &answer["data"][0];
+    assert_eq!(
+        (best["rank"].as_u64(), &best["metadata"]["wheels"]),
+        (Some(0), &json!(true))
+    );
+    assert_eq!(best["text"], TEXTS[1].1);
+    assert!(
+        answer["version"]
+            .as_str()
+            .is_some_and(|version| !version.is_empty())
+    );
+
+    let body = json!({"query": "ferry at noon", "k": 3, "filters": {"wheels": true}});
+    let answer = post(house.address(), path, &body).await.json();
+    assert_eq!(answer["data"].as_array().unwrap().len(), 2);
+
+    let embedding = json!({"input": "buses on Sundays"});
+    let embedding = post(house.address(), "/v1/embeddings", &embedding)
+        .await
+        .json();
+    let body = json!({"embedding": embedding["data"][0]["embedding"], "k": 1});
+    let answer = post(house.address(), path, &body).await.json();
+    assert_eq!(ids(&answer), ["bus"]);
+
+    let refused = post(house.address(), path, &json!({"embedding": [1.0]})).await;
+    assert_eq!(refused.status, 400);
+    assert!(
+        refused.json()["error"]["message"]
+            .to_string()
+            .contains("1 dimensions, this index has 256")
+    );
+}
+
+#[tokio::test]
+async fn a_chat_that_wants_documents_gets_them_and_the_next_order_knows_what_is_held() {
+    let folder = TempDir::new().unwrap();
+    index(&folder.path().join("index"));
+    let house = house(&folder, "hashing:256").await;
+    let chat = |question: &str| {
+        json!({"model": MODEL, "messages": [{"role": "user", "content": format!("{question} say(ok)")}],
+            "retrieval": {"query": question, "k": 2}})
+    };
+    let answer = post(
+        house.address(),
+        "/v1/chat/completions",
+        &chat("When does the train leave the station?"),
+    )
+    .await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("x-foreword-retrieved"), Some("2"));
+    let answer = answer.json();
+    assert_eq!(answer["choices"][0]["message"]["content"], "ok");
+    let bytes: u64 = TEXTS[..2].iter().map(|(_, text)| text.len() as u64).sum();
+    assert!(answer["usage"]["prompt_tokens"].as_u64().unwrap() > bytes);
+
+    // The ferry is the better match now, and the train is what the cache begins with.
+    let body = json!({"query": "the ferry in the harbour at noon", "k": 2, "order": true});
+    let ordered = post(house.address(), "/v1/retrieve", &body).await.json();
+    assert_eq!(ids(&ordered), ["train", "ferry"]);
+    assert_eq!(
+        (&ordered["data"][0]["rank"], &ordered["matched"]),
+        (&json!(1), &json!(2))
+    );
+    let body = json!({"query": "the ferry in the harbour at noon", "k": 2, "order": true, "cache_salt": "other"});
+    let others = post(house.address(), "/v1/retrieve", &body).await.json();
+    assert_eq!(
+        (ids(&others), &others["matched"]),
+        (vec!["ferry", "train"], &json!(0))
+    );
+
+    let second = post(
+        house.address(),
+        "/v1/chat/completions",
+        &chat("The ferry in the harbour at noon?"),
+    )
+    .await
+    .json();
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        .as_u64()
+        .unwrap();
+    assert!(cached > 60, "{cached} tokens of two documents");
+    house.idle().await;
+}
+
+#[tokio::test]
+async fn without_an_index_searching_is_refused_and_everything_else_is_served() {
+    let folder = TempDir::new().unwrap();
+    let house = house(&folder, "hashing:256").await;
+    let refused = post(house.address(), "/v1/retrieve", &json!({"query": "ferry"})).await;
+    assert_eq!(
+        (refused.status, refused.header("retry-after")),
+        (503, Some("1"))
+    );
+    assert_eq!(refused.json()["error"]["code"], "retriever_unavailable");
+    assert!(
+        !refused
+            .json()
+            .to_string()
+            .contains(&*folder.path().to_string_lossy())
+    );
+
+    let chat = |retrieval: Value| json!({"messages": [{"role": "user", "content": "say(hello)"}], "retrieval": retrieval});
+    let answer = post(house.address(), "/v1/chat/completions", &chat(json!(true))).await;
+    assert_eq!(answer.header("x-foreword-retrieved"), Some("failed"));
+    assert_eq!(answer.json()["choices"][0]["message"]["content"], "hello");
+    let strict = chat(json!({"on_failure": "fail"}));
+    let refused = post(house.address(), "/v1/chat/completions", &strict).await;
+    assert_eq!(refused.status, 503);
+
+    // It comes, and is found; it goes, and what was read of it serves on.
+    index(&folder.path().join("index"));
+    let query = json!({"query": "the ferry", "k": 1});
+    let answer = post(house.address(), "/v1/retrieve", &query).await.json();
+    assert_eq!(ids(&answer), ["ferry"]);
+    std::fs::remove_file(folder.path().join("index")).unwrap();
+    let answer = post(house.address(), "/v1/retrieve", &query).await.json();
+    assert_eq!(ids(&answer), ["ferry"]);
+    let metrics = get(house.address(), "/metrics").await;
+    let metrics = String::from_utf8(metrics.body).unwrap();
+    assert!(
+        metrics.contains("foreword_retrievals_total{outcome=\"failed\"} 3"),
+        "{metrics}"
+    );
+}
+
+#[tokio::test]
+async fn without_its_embedder_an_index_is_searched_by_vectors_alone() {
+    let folder = TempDir::new().unwrap();
+    index(&folder.path().join("index"));
+    let house = house(&folder, "models/missing").await;
+    for (path, body) in [
+        ("/v1/embeddings", json!({"input": "ferry"})),
+        ("/v1/retrieve", json!({"query": "ferry"})),
+    ] {
+        let refused = post(house.address(), path, &body).await;
+        assert_eq!(refused.status, 503, "{path}");
+    }
+    let embedder = EmbedderSource::Hashing(256).open().unwrap();
+    let vector = &embedder.embed(&["the ferry"]).unwrap()[0].vector;
+    let answer = post(
+        house.address(),
+        "/v1/retrieve",
+        &json!({"embedding": vector, "k": 1}),
+    )
+    .await;
+    assert_eq!(ids(&answer.json()), ["ferry"]);
+    // An embedder that makes other vectors is as good as none.
+    let other = self::house(&folder, "hashing:128").await;
+    let refused = post(other.address(), "/v1/retrieve", &json!({"query": "ferry"})).await;
+    assert_eq!(refused.status, 503);
+}
+
+#[tokio::test]
+async fn a_prompts_beginning_is_computed_ahead_and_found_by_the_chat() {
+    let house = House::open().await;
+    let system = "You are a captain. ".repeat(20);
+    let body = json!({"model": MODEL, "messages": [{"role": "system", "content": system}]});
+    let answer = post(house.address(), "/v1/prefill", &body).await;
+    assert_eq!(answer.status, 200);
+    let usage = &answer.json()["usage"];
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
+    let computed = usage["prompt_tokens"].as_u64().unwrap();
+    // The mark of the message, its text, and the mark of the next one.
+    assert_eq!(computed, system.len() as u64 + 2);
+
+    let chat = json!({"messages": [{"role": "system", "content": system}, {"role": "user", "content": "say(aye)"}]});
+    let answer = post(house.address(), "/v1/chat/completions", &chat)
+        .await
+        .json();
+    let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        .as_u64()
+        .unwrap();
+    assert!(cached + 16 > computed, "{cached} of {computed}");
+    let again = post(house.address(), "/v1/prefill", &body).await.json();
+    assert_eq!(
+        again["usage"]["prompt_tokens_details"]["cached_tokens"]
+            .as_u64()
+            .unwrap(),
+        computed - 1
+    );
+    house.idle().await;
+}

@@ -1,0 +1,232 @@
+//! An index file as a store: opened when it is first asked, and again when another file stands in its place.
+//!
+//! A file that is missing or damaged is no reason to end what is served from the one before, which stays mapped.
+
+use super::{Ask, Stage, Store, StoreError};
+use crate::collection::{Collection, Found, Query};
+use crate::index::{Hit, Slot};
+use fxhash::FxHashMap;
+use std::fs::Metadata;
+use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// See the module's text.
+pub struct Shelf {
+    path: PathBuf,
+    open: Mutex<Option<Open>>,
+}
+
+#[derive(Clone)]
+struct Open {
+    stamp: Stamp,
+    collection: Arc<Collection>,
+}
+
+/// Tells files of one name apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    modified_ns: i128,
+    bytes: u64,
+}
+
+impl Stamp {
+    fn of(file: &Metadata) -> Self {
+        Self {
+            inode: file.ino(),
+            modified_ns: i128::from(file.mtime()) * 1_000_000_000 + i128::from(file.mtime_nsec()),
+            bytes: file.len(),
+        }
+    }
+}
+
+impl Shelf {
+    /// The file at `path`, which need not be there yet.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            open: Mutex::default(),
+        }
+    }
+
+    /// The collection as it stands in the file now, or as it stood there last.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when there never was one that could be read.
+    pub fn collection(&self) -> Result<Arc<Collection>, StoreError> {
+        self.open().map(|open| open.collection)
+    }
+
+    fn open(&self) -> Result<Open, StoreError> {
+        // Whoever comes while it is opened waits: it would open it too.
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamp = std::fs::metadata(&self.path).map(|file| Stamp::of(&file));
+        if let (Some(known), Ok(stamp)) = (&*open, &stamp)
+            && known.stamp == *stamp
+        {
+            return Ok(known.clone());
+        }
+        let read = match stamp {
+            Ok(stamp) => match Collection::open(&self.path) {
+                Ok(collection) => Ok(Open {
+                    stamp,
+                    collection: Arc::new(collection),
+                }),
+                Err(error) => Err(error.to_string()),
+            },
+            Err(error) => Err(format!("{}: {error}", self.path.display())),
+        };
+        match (read, &*open) {
+            (Ok(read), _) => Ok(open.insert(read).clone()),
+            (Err(_), Some(known)) => Ok(known.clone()),
+            (Err(reason), None) => Err(StoreError::Unavailable(reason)),
+        }
+    }
+}
+
+impl Store for Shelf {
+    fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<Found>, StoreError> {
+        let collection = self.collection()?;
+        let query = Query {
+            vector: &ask.vector,
+            words: ask.words.as_deref(),
+            k: ask.k,
+            filters: &ask.filters,
+        };
+        let mut known: FxHashMap<Slot, Found> = FxHashMap::default();
+        let mut documents = |hits: &[Hit]| -> Result<Vec<Found>, StoreError> {
+            let of_hit = |hit: &Hit| {
+                let found = match known.get(&hit.slot) {
+                    Some(found) => found.clone(),
+                    None => {
+                        let read = collection.found(std::slice::from_ref(hit));
+                        let read =
+                            read.map_err(|error| StoreError::Unavailable(error.to_string()))?;
+                        let found = read.into_iter().next().ok_or_else(|| {
+                            StoreError::Unavailable("a document vanished from its index".to_owned())
+                        })?;
+                        known.entry(hit.slot).or_insert(found).clone()
+                    }
+                };
+                Ok(Found {
+                    score: hit.score,
+                    ..found
+                })
+            };
+            hits.iter().map(of_hit).collect()
+        };
+        let mut before: Vec<Slot> = Vec::new();
+        let mut failed = None;
+        let hits = collection.search(&query, |hits| {
+            if hits.iter().map(|hit| hit.slot).eq(before.iter().copied()) {
+                return ControlFlow::Continue(());
+            }
+            before = hits.iter().map(|hit| hit.slot).collect();
+            match documents(hits) {
+                Ok(found) => stage(&found),
+                Err(error) => {
+                    failed = Some(error);
+                    ControlFlow::Break(())
+                }
+            }
+        });
+        let hits = hits.map_err(|refused| StoreError::Refused(refused.to_string()))?;
+        match failed {
+            Some(error) => Err(error),
+            None => documents(&hits),
+        }
+    }
+
+    fn version(&self) -> Result<String, StoreError> {
+        let Stamp {
+            inode,
+            modified_ns,
+            bytes,
+        } = self.open()?.stamp;
+        Ok(format!("{inode:x}-{modified_ns:x}-{bytes:x}"))
+    }
+
+    fn embedder(&self) -> Result<Option<String>, StoreError> {
+        Ok(Some(self.collection()?.spec().embedder.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collection::Spec;
+    use crate::embedder::{Embedder, Hashing};
+    use crate::index::{Kind, Metric};
+    use crate::ingest::{Document, mirror};
+
+    fn save(path: &std::path::Path, texts: &[&str]) {
+        let embedder = Hashing::new(64).unwrap();
+        let documents: Vec<Document> = (texts.iter().enumerate())
+            .map(|(at, text)| Document {
+                id: at.to_string(),
+                text: (*text).to_owned(),
+                ..Document::default()
+            })
+            .collect();
+        let spec = Spec {
+            dimensions: 64,
+            metric: Metric::Cosine,
+            kind: Kind::Flat,
+            embedder: embedder.name().to_owned(),
+        };
+        let (collection, _) =
+            mirror(Collection::new(spec), &documents, &embedder, |_, _| {}).unwrap();
+        collection.save(path).unwrap();
+    }
+
+    fn best(shelf: &Shelf, question: &str) -> Result<String, StoreError> {
+        let embedder = Hashing::new(64).unwrap();
+        let ask = Ask {
+            vector: embedder.embed(&[question]).unwrap().remove(0).vector,
+            k: 1,
+            ..Ask::default()
+        };
+        let mut last = None;
+        let found = shelf.search(&ask, &mut |found| {
+            last = Some(found.to_vec());
+            ControlFlow::Continue(())
+        })?;
+        assert_eq!(last.as_ref(), Some(&found), "the last stage is the answer");
+        Ok(found[0].document.text.clone())
+    }
+
+    #[test]
+    fn a_file_is_found_when_it_comes_and_again_when_it_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("index");
+        let shelf = Shelf::new(path.clone());
+        let missing = best(&shelf, "ferry").unwrap_err();
+        assert!(matches!(missing, StoreError::Unavailable(_)), "{missing}");
+        save(&path, &["the ferry", "the train"]);
+        assert_eq!(best(&shelf, "ferry").unwrap(), "the ferry");
+        let version = shelf.version().unwrap();
+        assert_eq!(shelf.version().unwrap(), version);
+        save(&path, &["a ferry at noon", "the train"]);
+        assert_eq!(best(&shelf, "ferry").unwrap(), "a ferry at noon");
+        assert_ne!(shelf.version().unwrap(), version);
+    }
+
+    #[test]
+    fn a_file_that_is_removed_or_damaged_does_not_end_the_search() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("index");
+        save(&path, &["the ferry", "the train"]);
+        let shelf = Shelf::new(path.clone());
+        assert_eq!(best(&shelf, "train").unwrap(), "the train");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(best(&shelf, "train").unwrap(), "the train");
+        std::fs::write(&path, "rubbish").unwrap();
+        assert_eq!(best(&shelf, "ferry").unwrap(), "the ferry");
+        let fresh = Shelf::new(path);
+        let damaged = best(&fresh, "ferry").unwrap_err().to_string();
+        assert!(damaged.contains("no index of Foreword"), "{damaged}");
+    }
+}

