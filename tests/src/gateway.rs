@@ -82,6 +82,8 @@ impl Shell {
 pub struct GatewayOptions {
     /// Where requests go.
     pub upstream: SocketAddr,
+    /// Three engines instead, by `gateway-config/envoy/engines.yaml`. With the Wasm module only.
+    pub engines: Option<[SocketAddr; 3]>,
     /// The plugin configuration; `None` leaves the filter out.
     pub plugin: Option<Value>,
     /// Worker threads, each with a VM and trees of its own.
@@ -110,6 +112,7 @@ impl GatewayOptions {
     pub fn new(upstream: SocketAddr) -> Self {
         Self {
             upstream,
+            engines: None,
             plugin: Some(Value::Object(serde_json::Map::new())),
             concurrency: 1,
             shell: Shell::chosen(),
@@ -144,7 +147,11 @@ impl Gateway {
             (Some(_), Some(module)) => Some(module.clone()),
             (Some(_), None) => Some(options.shell.module()?),
         };
-        let template = repository().join(options.shell.template());
+        let template = match options.engines {
+            None => options.shell.template(),
+            Some(_) => ENGINES_TEMPLATE,
+        };
+        let template = repository().join(template);
         let template = fs::read_to_string(&template)
             .with_context(|| format!("cannot read {}", template.display()))?;
         let folder = tempfile::Builder::new()
@@ -385,16 +392,26 @@ fn configuration(
     for (from, to) in [
         ("port_value: 9901 ", "port_value: 0 ".to_owned()),
         ("port_value: 10000 ", "port_value: 0 ".to_owned()),
-        (
+    ] {
+        text = replace_once(&text, from, &to)?;
+    }
+    let engines = options.engines.iter().flatten();
+    for (engine, port) in engines.zip(8001..) {
+        let place = format!("address: 127.0.0.1, port_value: {port} ");
+        ensure!(text.contains(&place), "engines.yaml has no {place:?}");
+        let engine = format!("address: {}, port_value: {} ", engine.ip(), engine.port());
+        text = text.replace(&place, &engine);
+    }
+    if options.engines.is_none() {
+        text = replace_once(
+            &text,
             "address: 127.0.0.1, port_value: 8000 ",
-            format!(
+            &format!(
                 "address: {}, port_value: {} ",
                 upstream.ip(),
                 upstream.port()
             ),
-        ),
-    ] {
-        text = replace_once(&text, from, &to)?;
+        )?;
     }
     if let Some(pages) = &options.pages {
         text = with_pages(&text, pages)?;
@@ -505,6 +522,8 @@ fn replace_between(text: &str, begin: &str, end: &str, to: &str) -> Result<Strin
     let (_, after) = rest.split_once(end).with_context(missing)?;
     Ok(format!("{before}{to}{end}{after}"))
 }
+
+const ENGINES_TEMPLATE: &str = "gateway-config/envoy/engines.yaml";
 
 /// Stands where a plugin's configuration goes.
 const PLUGIN: &str = "{{plugin}}\n";

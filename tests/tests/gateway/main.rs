@@ -7,6 +7,7 @@ mod bodies;
 mod bounds;
 mod configuration;
 mod dashboard;
+mod engines;
 mod failures;
 mod operations;
 mod ordering;

@@ -137,9 +137,9 @@ impl Plugin {
         let said = feeds.find_map(|feed| feed.on_answer(host, now_ms, call, answer));
         // What was told before is older.
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
-        for residency in said.unwrap_or_default() {
-            let events = u64::try_from(residency.events.len()).unwrap_or(u64::MAX);
-            self.metrics.fed(host, events);
+        let said = said.unwrap_or_default();
+        self.metrics.fed(host, said.events);
+        for residency in said.messages {
             knowledge.take(host, &self.metrics, Told::Residency(residency));
         }
     }

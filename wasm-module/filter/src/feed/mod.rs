@@ -37,6 +37,15 @@ pub(crate) struct Feed {
     failures: u32,
 }
 
+/// What an engine said.
+#[derive(Debug, Default)]
+pub(crate) struct Said {
+    /// In messages that fit into the ring.
+    pub(crate) messages: Vec<Residency>,
+    /// Events by the feed's own count, which may tell several as one; all that is held counts as one.
+    pub(crate) events: u64,
+}
+
 /// What a call came to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Answer<'a> {
@@ -100,21 +109,20 @@ impl Feed {
         Ok(())
     }
 
-    /// Takes the answer to a call: `None` if it is not this feed's, else what the engine said, in messages that fit into
-    /// the ring.
+    /// Takes the answer to a call: `None` if it is not this feed's, else what the engine said.
     pub(crate) fn on_answer(
         &mut self,
         host: &impl Host,
         now_ms: u64,
         call: u32,
         answer: Answer<'_>,
-    ) -> Option<Vec<Residency>> {
+    ) -> Option<Said> {
         self.waiting.take_if(|(waiting, _)| *waiting == call)?;
         let batch = match read(answer) {
             Ok(batch) => batch,
             Err(problem) => {
                 self.failed(host, now_ms, &problem);
-                return Some(Vec::new());
+                return Some(Said::default());
             }
         };
         if self.failures > 0 {
@@ -124,7 +132,14 @@ impl Feed {
         self.failures = 0;
         self.next_ms = now_ms;
         let events = self.follower.follow(&batch).map(owned);
-        Some(in_messages(self.engine, &batch.model, events))
+        Some(Said {
+            messages: in_messages(self.engine, &batch.model, events),
+            events: if batch.reset {
+                1
+            } else {
+                batch.next.saturating_sub(batch.from)
+            },
+        })
     }
 
     /// The next call comes later, and what is wrong is said once.
@@ -280,8 +295,8 @@ mod tests {
         }
     }
 
-    fn events(said: Option<Vec<Residency>>) -> Vec<Event> {
-        let said = said.unwrap().into_iter();
+    fn events(said: Option<Said>) -> Vec<Event> {
+        let said = said.unwrap().messages.into_iter();
         said.flat_map(|residency| {
             assert_eq!((residency.engine, &*residency.model), (EngineId(3), "m"));
             residency.events
