@@ -31,7 +31,7 @@ fn main() {
         let (mut alone, mut beside) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             // Both rounds begin from the same state, which is built anew and not timed.
-            let mut time = |with_a: bool| {
+            let time = |with_a: bool| {
                 let mut orderer = Orderer::new(Config::default());
                 if with_a {
                     send(&mut orderer, a, &of_a);
