@@ -15,7 +15,7 @@ use foreword_ordering::random::Random;
 use foreword_ordering::{Config, Orderer, Tenant};
 
 const PATHS: usize = 10_000;
-const ROUNDS: usize = 61;
+const ROUNDS: usize = 41;
 const REQUESTS: usize = 200;
 
 fn main() {
@@ -74,7 +74,7 @@ fn trace(seed: u64, requests: usize) -> Vec<String> {
             .map(|document| {
                 format!(
                     "<doc id=\\\"{document}\\\">{}</doc>",
-                    format!("Words of {document}. ").repeat(60)
+                    format!("Words of {document}. ").repeat(8)
                 )
             })
             .collect();
