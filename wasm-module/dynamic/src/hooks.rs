@@ -174,8 +174,8 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_response_headers(
     // SAFETY: both are this hook's.
     unsafe {
         on_response(envoy, filter, |exchange, envoy| {
-            exchange.on_response_headers(envoy)
-        })
+            exchange.on_response_headers(envoy);
+        });
     };
     abi::CONTINUE
 }
@@ -207,8 +207,8 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_response_trailers(
     // SAFETY: both are this hook's.
     unsafe {
         on_response(envoy, filter, |exchange, envoy| {
-            exchange.on_response_trailers(envoy)
-        })
+            exchange.on_response_trailers(envoy);
+        });
     };
     abi::CONTINUE
 }
@@ -221,7 +221,9 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_stream_complete(
     filter: Filter,
 ) {
     // SAFETY: both are this hook's.
-    unsafe { on_response(envoy, filter, |exchange, envoy| exchange.on_done(envoy)) };
+    unsafe {
+        on_response(envoy, filter, |exchange, envoy| exchange.on_done(envoy));
+    }
 }
 
 /// Runs a response hook. The response goes on whatever happens.

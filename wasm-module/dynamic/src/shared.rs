@@ -7,7 +7,9 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Values, each with the number of its last change.
-static DATA: Mutex<Option<HashMap<String, (Vec<u8>, u32)>>> = Mutex::new(None);
+static DATA: Mutex<Option<Data>> = Mutex::new(None);
+
+type Data = HashMap<String, (Vec<u8>, u32)>;
 
 /// The value of a key, and the number of its last change.
 pub(crate) fn get(key: &str) -> Option<(Vec<u8>, u32)> {
@@ -28,7 +30,7 @@ pub(crate) fn set(key: &str, value: &[u8], unchanged_since: Option<u32>) -> bool
 }
 
 /// No call leaves the map half changed, so a panic elsewhere spoils nothing.
-fn lock() -> MutexGuard<'static, Option<HashMap<String, (Vec<u8>, u32)>>> {
+fn lock() -> MutexGuard<'static, Option<Data>> {
     DATA.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -20,7 +20,8 @@ use smallvec::SmallVec;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EngineId(pub u16);
 
-/// An engine that a request may go to.
+/// An engine that a request may go to. Of several the one is chosen where the fewest tokens must be computed until the
+/// request has been: its own that are not held there, and the outstanding ones. Chats stay where they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
     /// Which.

@@ -52,7 +52,7 @@ pub struct Terms<'a> {
     pub key_of: Option<fn(&str) -> TenantKey>,
     /// Whether the order is put to the test.
     pub trial: Trial<'a>,
-    /// The engines that it may go to: see [`crate::engines`]. Those above [`MAX_ENGINES`](crate::MAX_ENGINES) do not
+    /// The engines that it may go to: see [`Choice`]. Those above [`MAX_ENGINES`](crate::MAX_ENGINES) do not
     /// count; without any it goes to the first engine.
     pub choices: &'a [Choice],
 }

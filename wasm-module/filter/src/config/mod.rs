@@ -291,7 +291,7 @@ impl RawConfig {
         let [routes, tenant] = [&self.routes, &self.tenant].map(|value| format!("{value:?}"));
         let engines = engines.iter().map(|engine| (&engine.name, engine.address));
         let engines = format!("{:?}", engines.collect::<Vec<_>>());
-        Fingerprint::of(&[&routes, &tenant, &engines].map(|part| part.as_bytes())).0
+        Fingerprint::of(&[&routes, &tenant, &engines].map(String::as_bytes)).0
     }
 }
 

@@ -124,8 +124,8 @@ impl Deed {
     ///
     /// The engine counts tokens of its own, over the whole prompt; documents are known by estimates. So its count is
     /// scaled by what it makes of the whole prompt and what was estimated for that, and what stands before a run is
-    /// taken off. Engines hold whole pages and estimates err, so a run is corrected only when
-    /// more than [`SLACK`] tokens and a sixteenth of what it should have held are missing.
+    /// taken off. Engines hold whole pages and estimates err, so a run is corrected only when more than 128 tokens and a
+    /// sixteenth of all up to its expected end are missing.
     #[must_use]
     pub fn judged(&self, usage: Usage) -> Option<Correction> {
         if usage.prompt_tokens == 0 {
