@@ -45,6 +45,17 @@ pub(super) struct Subscription {
     sequence: Sequence,
 }
 
+/// What came of asking for batches.
+enum Asked {
+    /// All that there are.
+    All,
+    /// Some that are new, and others were dropped on the way: an engine that sends faster than is read does so, vLLM from
+    /// 1,000 on. Asked again, it sends the next ones.
+    Some,
+    /// The last one known is another now, or not kept any more: nothing that is known holds.
+    Another,
+}
+
 /// Time for connecting, and for each of the batches that were asked for.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Silence after which the engine is asked whether anything was missed.
@@ -147,18 +158,21 @@ impl Subscription {
         let Some(replay) = self.config.replay.clone() else {
             return Ok(());
         };
-        let failed = || format!("{replay} does not repeat events");
-        if !self.ask(&replay).await.with_context(failed)? {
-            self.forget(Lost::Restart);
-            self.sequence.reset();
-            self.ask(&replay).await.with_context(failed)?;
+        loop {
+            let asked = self.ask(&replay).await;
+            match asked.with_context(|| format!("{replay} does not repeat events"))? {
+                Asked::All => return Ok(()),
+                Asked::Some => {}
+                Asked::Another => {
+                    self.forget(Lost::Restart);
+                    self.sequence.reset();
+                }
+            }
         }
-        Ok(())
     }
 
-    /// Asks for the last batch that is known, or the first of all, and takes those that follow. Whether the last one is
-    /// still what it was.
-    async fn ask(&mut self, replay: &str) -> anyhow::Result<bool> {
+    /// Asks for the last batch that is known, or the first of all, and takes those that follow.
+    async fn ask(&mut self, replay: &str) -> anyhow::Result<Asked> {
         self.metrics.replays.inc();
         let mut socket = DealerSocket::new();
         timeout(ANSWER, socket.connect(replay)).await??;
@@ -166,21 +180,30 @@ impl Subscription {
         request.push_back(Bytes::copy_from_slice(&self.sequence.from().to_be_bytes()));
         timeout(ANSWER, socket.send(request)).await??;
         let mut is_confirmed = self.sequence.is_empty();
+        let mut is_new = false;
         loop {
-            let message = timeout(ANSWER, socket.recv()).await??;
+            let message = match timeout(ANSWER, socket.recv()).await {
+                Err(_) if is_new => return Ok(Asked::Some),
+                message => message??,
+            };
             let (number, payload) = numbered(&message)?;
-            if number == END {
-                return Ok(is_confirmed);
+            if number == END && is_confirmed {
+                return Ok(Asked::All);
             }
             if !is_confirmed {
                 let seconds = read::batch(&payload).map_or(f64::NAN, |batch| batch.seconds);
                 is_confirmed = self.sequence.confirms(Mark { number, seconds });
                 if !is_confirmed {
-                    return Ok(false);
+                    return Ok(Asked::Another);
                 }
             } else if let Some(batch) = self.read(number, &payload) {
                 let seconds = batch.seconds;
-                self.apply(Mark { number, seconds }, batch);
+                let mark = Mark { number, seconds };
+                if is_new && self.sequence.hear(mark) == Heard::Gap {
+                    return Ok(Asked::Some);
+                }
+                self.apply(mark, batch);
+                is_new = true;
             }
         }
     }

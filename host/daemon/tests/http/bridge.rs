@@ -1,7 +1,7 @@
 //! `foreword kv-bridge`: the real binary between a scripted engine, or our own, and a gateway that reads the feed.
 
 use crate::support::client::{JSON, Response, get, send};
-use crate::support::engine::{Engine, Event, Form, Hashes, Wire};
+use crate::support::engine::{Engine, Event, Form, Hashes, REPEATED, Wire};
 use crate::support::process::{CHECKPOINT, Process};
 use crate::support::{House, Options, parrot};
 use foreword::kv::publisher;
@@ -257,6 +257,27 @@ async fn a_bridge_that_comes_late_asks_for_what_it_missed() {
     .await;
     request.copy_to(bridge.address).await;
     until_held(bridge.address, 4).await;
+}
+
+#[tokio::test]
+async fn what_is_dropped_of_a_long_answer_is_asked_for_again() {
+    let request = request(1, None);
+    let mut engine = Engine::start(Wire::TODAY, true).await;
+    for block in 0..request.blocks() {
+        engine.lose(&[request.stored(block, block + 1, 100, None)]);
+        for _ in 0..REPEATED / 2 {
+            engine.lose(&[]);
+        }
+    }
+    let bridge = bridge(&engine);
+    until("it has caught up", async || {
+        get(bridge.address, "/readyz").await.status == 200
+    })
+    .await;
+    request.copy_to(bridge.address).await;
+    until_held(bridge.address, 4).await;
+    assert_eq!(forgotten(bridge.address, "gap").await, 0);
+    assert!(metric(bridge.address, "foreword_bridge_replays_total").await > 5);
 }
 
 #[tokio::test]

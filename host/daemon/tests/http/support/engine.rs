@@ -191,6 +191,9 @@ fn bound(endpoint: Endpoint, asked: SocketAddr) -> SocketAddr {
     }
 }
 
+/// Batches that reach whoever asks for more, before the last one: what a queue holds that is too short for the answer.
+pub(crate) const REPEATED: usize = 20;
+
 /// As vLLM's publisher: every batch with its topic, then -1.
 async fn repeat(mut router: RouterSocket, kept: Arc<Mutex<Vec<Batch>>>) {
     while let Ok(request) = router.recv().await {
@@ -200,8 +203,14 @@ async fn repeat(mut router: RouterSocket, kept: Arc<Mutex<Vec<Batch>>>) {
         };
         let from = u64::from_be_bytes(from[..].try_into().expect("8 bytes"));
         let kept: Vec<Batch> = kept.lock().unwrap().clone();
-        let kept = kept.into_iter().filter(|(number, _)| *number >= from);
-        for (number, batch) in kept.chain([(u64::MAX, Vec::new())]) {
+        let mut kept: Vec<Batch> = kept
+            .into_iter()
+            .filter(|(number, _)| *number >= from)
+            .collect();
+        if kept.len() > REPEATED {
+            kept.drain(REPEATED..kept.len() - 1);
+        }
+        for (number, batch) in kept.into_iter().chain([(u64::MAX, Vec::new())]) {
             let topic = TOPIC.to_vec();
             let number = number.to_be_bytes().to_vec();
             let frames = [client.to_vec(), empty.to_vec(), topic, number, batch];
