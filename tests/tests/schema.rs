@@ -413,8 +413,9 @@ fn the_table_for_people_has_every_field_with_the_schemas_default() {
         for (at, field) in fields.iter().enumerate() {
             told.push(field.as_str());
             let part = leaves.get(field).unwrap_or_else(|| {
-                // An object, by its name.
-                let pointer = format!("/properties/{}", field.replace('.', "/properties/"));
+                // An object, by its name, or a field of a list's items.
+                let path = field.replace("[].", "/items/properties/");
+                let pointer = format!("/properties/{}", path.replace('.', "/properties/"));
                 schema
                     .pointer(&pointer)
                     .unwrap_or_else(|| panic!("{field} is not in the schema"))
