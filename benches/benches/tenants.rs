@@ -15,7 +15,7 @@ use foreword_ordering::random::Random;
 use foreword_ordering::{Config, Orderer, Tenant};
 
 const PATHS: usize = 10_000;
-const ROUNDS: usize = 61;
+const ROUNDS: usize = 41;
 const REQUESTS: usize = 200;
 
 fn main() {
@@ -31,7 +31,7 @@ fn main() {
         let (mut alone, mut beside) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             // Both rounds begin from the same state, which is built anew and not timed.
-            let mut time = |with_a: bool| {
+            let time = |with_a: bool| {
                 let mut orderer = Orderer::new(Config::default());
                 if with_a {
                     send(&mut orderer, a, &of_a);
@@ -74,7 +74,7 @@ fn trace(seed: u64, requests: usize) -> Vec<String> {
             .map(|document| {
                 format!(
                     "<doc id=\\\"{document}\\\">{}</doc>",
-                    format!("Words of {document}. ").repeat(60)
+                    format!("Words of {document}. ").repeat(8)
                 )
             })
             .collect();

@@ -102,7 +102,10 @@ fn each_bridge_of_the_recipe_for_vllm_says_what_its_engine_holds() {
         until("the bridge follows", || held(bridge).is_some());
     }
     let port = |address: SocketAddr| format!("port_value: {} ", address.port());
+    let named = |address: SocketAddr| format!("\"{address}\"");
     let replacements = [
+        ("\"127.0.0.1:8000\"", named(engines[0].host.address())),
+        ("\"127.0.0.1:8001\"", named(engines[1].host.address())),
         ("port_value: 8000 ", port(engines[0].host.address())),
         ("port_value: 8001 ", port(engines[1].host.address())),
         ("port_value: 8100 ", port(engines[0].bridge.address())),
@@ -111,6 +114,15 @@ fn each_bridge_of_the_recipe_for_vllm_says_what_its_engine_holds() {
         ("path: /health ", "path: /healthz ".to_owned()),
     ];
     let gateway = Gateway::recipe("gateway-config/vllm/envoy.yaml", &replacements).unwrap();
+    // The filter has read both feeds.
+    let told = || {
+        gateway
+            .metric("foreword_feed_events_total")
+            .unwrap()
+            .unwrap_or(0)
+    };
+    // The first batch of each, of an empty cache, is one event.
+    until("the filter follows both bridges", || told() >= 2);
     let requests = 12;
     for number in 0..requests {
         let ids = [number % 4, 4 + number % 3, 7 + number % 2];
@@ -129,4 +141,19 @@ fn each_bridge_of_the_recipe_for_vllm_says_what_its_engine_holds() {
         all.extend(held(engine.bridge.address()).unwrap());
     }
     assert!(all.len() >= 12, "{all:?}");
+    // What is asked again goes to where it is held.
+    let response = exchange(gateway.address(), &post(question(&[0, 4, 7]).as_bytes())).unwrap();
+    assert!(
+        response.report().contains("matched=3;"),
+        "{}",
+        response.report()
+    );
+    let usage = &response.json().unwrap()["usage"];
+    let cached = usage["prompt_tokens_details"]["cached_tokens"]
+        .as_u64()
+        .unwrap();
+    assert!(
+        10 * cached > 8 * usage["prompt_tokens"].as_u64().unwrap(),
+        "{usage}"
+    );
 }

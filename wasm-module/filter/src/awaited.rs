@@ -1,7 +1,7 @@
 //! A request that went on, until its answer has been seen: which engine was to compute what, and what the engine says it
 //! did.
 
-use foreword_ordering::Deed;
+use foreword_ordering::{Arm, Deed};
 
 use crate::engines::{Dealt, Errand};
 use crate::host::{Host, HostError, LogLevel};
@@ -13,6 +13,8 @@ use crate::usage::Glimpse;
 pub(crate) struct Awaited {
     /// What the core expects; `None`: it did not decide on the request.
     deed: Option<Deed>,
+    /// In an experiment.
+    arm: Option<Arm>,
     /// `None`: it is settled, or there is nothing to choose.
     errand: Option<Errand>,
     /// `None`: the answer says nothing that could be read.
@@ -20,9 +22,10 @@ pub(crate) struct Awaited {
 }
 
 impl Awaited {
-    pub(crate) fn new(deed: Option<Deed>, errand: Errand) -> Self {
+    pub(crate) fn new(deed: Option<Deed>, arm: Option<Arm>, errand: Errand) -> Self {
         Self {
             deed,
+            arm,
             errand: Some(errand),
             glimpse: None,
         }
@@ -86,7 +89,7 @@ impl Awaited {
     /// The answer has ended.
     pub(crate) fn on_end(&mut self, host: &impl Host, plugin: &Plugin) {
         if let Some(counted) = self.glimpse.take().and_then(|glimpse| glimpse.counted()) {
-            plugin.counted(host, self.deed.as_ref(), counted);
+            plugin.counted(host, self.deed.as_ref(), self.arm, counted);
         }
     }
 

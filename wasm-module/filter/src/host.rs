@@ -44,8 +44,8 @@ pub trait Host {
     /// A variable of the proxy's environment, as far as the filter may see it.
     fn environment(&self, name: &str) -> Option<String>;
 
-    /// Writes names and values where access logs find them, as `foreword.<name>`. Called once for a request. Where
-    /// another Foreword in the chain has written some, nothing is changed.
+    /// Writes names and values where access logs find them, as `foreword.<name>`. Where the first is written
+    /// already, by another Foreword in the chain, nothing is changed.
     fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError>;
 
     /// What shared data holds under `key`, and the number that a change may be made conditional on; `None`: nothing.

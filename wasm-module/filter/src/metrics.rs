@@ -55,6 +55,9 @@ struct ArmCounters {
     requests: Counter,
     document_tokens: Counter,
     matched_tokens: Counter,
+    /// Of answers that say what was cached.
+    engine_prompt_tokens: Counter,
+    engine_cached_tokens: Counter,
 }
 
 impl Metrics {
@@ -73,6 +76,8 @@ impl Metrics {
                 requests: counter("requests"),
                 document_tokens: counter("document_tokens"),
                 matched_tokens: counter("matched_tokens"),
+                engine_prompt_tokens: counter("engine_prompt_tokens"),
+                engine_cached_tokens: counter("engine_cached_tokens"),
             };
             (arm, counters)
         };
@@ -148,8 +153,7 @@ impl Metrics {
         if let Some(percent) = percent.checked_div(report.document_tokens) {
             record(host, self.matched_percent, percent);
         }
-        let mut arms = self.arms.iter();
-        if let Some((_, counters)) = arms.find(|(known, _)| Some(*known) == arm) {
+        if let Some(counters) = self.arm(arm) {
             counters.requests.add(host, 1);
             counters.document_tokens.add(host, report.document_tokens);
             counters.matched_tokens.add(host, report.matched_tokens);
@@ -162,8 +166,12 @@ impl Metrics {
     }
 
     /// Counts a prompt by what the engine says of it.
-    pub(crate) fn counted(&self, host: &impl Host, counted: Counted) {
+    pub(crate) fn counted(&self, host: &impl Host, arm: Option<Arm>, counted: Counted) {
         self.engine_prompt_tokens.add(host, counted.prompt);
+        if let (Some(counters), Some(cached)) = (self.arm(arm), counted.cached) {
+            counters.engine_prompt_tokens.add(host, counted.prompt);
+            counters.engine_cached_tokens.add(host, cached);
+        }
         let Some(cached) = counted.cached else { return };
         self.engine_cached_tokens.add(host, cached);
         let percent = cached.saturating_mul(100).checked_div(counted.prompt);
@@ -191,6 +199,12 @@ impl Metrics {
     /// Counts a request of which other workers know nothing.
     pub(crate) fn untold(&self, host: &impl Host) {
         self.untold_requests.add(host, 1);
+    }
+
+    fn arm(&self, arm: Option<Arm>) -> Option<&ArmCounters> {
+        let mut arms = self.arms.iter();
+        let (_, counters) = arms.find(|(known, _)| Some(*known) == arm)?;
+        Some(counters)
     }
 
     fn passed(&self, reason: &str) -> Counter {

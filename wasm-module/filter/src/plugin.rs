@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use foreword_ordering::feed::TenantKey;
 use foreword_ordering::{
-    Choice, Deed, EngineId, Orderer, Rewrite, Skip, Terms, Told, Trial, Usage,
+    Arm, Choice, Deed, EngineId, Orderer, Rewrite, Skip, Terms, Told, Trial, Usage,
 };
 
 use crate::agreement::Agreement;
@@ -250,8 +250,25 @@ impl Plugin {
     }
 
     /// An engine has counted a prompt, that of `deed` if the core decided on it.
-    pub(crate) fn counted(&self, host: &impl Host, deed: Option<&Deed>, counted: Counted) {
-        self.metrics.counted(host, counted);
+    pub(crate) fn counted(
+        &self,
+        host: &impl Host,
+        deed: Option<&Deed>,
+        arm: Option<Arm>,
+        counted: Counted,
+    ) {
+        self.metrics.counted(host, arm, counted);
+        if self.config.log_fields {
+            let mut fields = vec![("prompt_tokens", counted.prompt.to_string())];
+            fields.extend(
+                counted
+                    .cached
+                    .map(|cached| ("cached_tokens", cached.to_string())),
+            );
+            if let Err(error) = host.set_log_fields(&fields) {
+                host.log(LogLevel::Warn, &error.to_string());
+            }
+        }
         let (Some(deed), Some(mut knowledge)) = (deed, self.knowledge()) else {
             return;
         };

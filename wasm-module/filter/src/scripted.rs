@@ -259,12 +259,10 @@ impl Host for ScriptedHost {
     fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError> {
         self.allow("set_log_fields")?;
         let known = &mut self.0.borrow_mut().log_fields;
-        assert!(known.is_empty(), "fields are written once");
-        known.extend(
-            fields
-                .iter()
-                .map(|(name, value)| ((*name).to_owned(), value.clone())),
-        );
+        for (name, value) in fields {
+            let before = known.insert((*name).to_owned(), value.clone());
+            assert_eq!(before, None, "{name} is written once");
+        }
         Ok(())
     }
 

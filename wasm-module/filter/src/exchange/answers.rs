@@ -166,6 +166,28 @@ fn an_answer_that_counts_less_than_was_believed_corrects_it() {
     assert_eq!(host.counter("foreword_engine_prompt_tokens_total"), 3_000);
     assert_eq!(host.counter("foreword_engine_cached_tokens_total"), 0);
     assert_eq!(host.samples("foreword_engine_cached_percent"), [0, 0, 0]);
+    assert_eq!(host.log_field("prompt_tokens").as_deref(), Some("1000"));
+    assert_eq!(host.log_field("cached_tokens").as_deref(), Some("0"));
+}
+
+#[test]
+fn what_engines_say_is_counted_by_arm() {
+    let usage =
+        r#""usage": {"prompt_tokens": 1000, "prompt_tokens_details": {"cached_tokens": 640}}"#;
+    let host = ScriptedHost::default();
+    let plugin = plugin(&host, r#"{"experiment": {"control_share": 1}}"#);
+    say(&plugin, &host, &["a", "b"], usage);
+    let count = |arm: &str, what: &str| {
+        host.counter(&format!("foreword_arm_{arm}_engine_{what}_tokens_total"))
+    };
+    assert_eq!(
+        (count("control", "prompt"), count("control", "cached")),
+        (1_000, 640)
+    );
+    assert_eq!(
+        (count("ordered", "prompt"), count("ordered", "cached")),
+        (0, 0)
+    );
 }
 
 #[test]

@@ -300,7 +300,7 @@ impl Exchange {
         let body = host.request_body(held.received)?;
         let sent = if held.bypassed {
             let route = self.plugin.route(host, body.len());
-            *awaited = Some(Awaited::new(None, route.errand));
+            *awaited = Some(Awaited::new(None, None, route.errand));
             direct(host, &route)?;
             salted(&body, held, reason::BYPASS)?
         } else {
@@ -308,7 +308,8 @@ impl Exchange {
                 .rewrite(host, &held.identity, &body)
                 .ok_or(Fault::Busy)?;
             let deed = answer.as_ref().ok().map(|rewrite| rewrite.deed.clone());
-            *awaited = Some(Awaited::new(deed, route.errand));
+            let arm = answer.as_ref().ok().and_then(|rewrite| rewrite.arm);
+            *awaited = Some(Awaited::new(deed, arm, route.errand));
             direct(host, &route)?;
             match answer {
                 Ok(rewrite) => self.sent(rewrite),
