@@ -10,7 +10,8 @@
 //!  client ◀─JSON/SSE─ api ─┘ anything that went wrong -> status and wording: failure
 //! ```
 //!
-//! Beside the server stand [`replay`]: what ordering would save on a log of requests, computed without any engine; and
+//! Beside the server stand [`replay`]: what ordering would save on a log of requests, computed without any engine;
+//! [`evaluate`]: whether any engine's answers are as good when documents stand in another order; and
 //! [`check`]: whether the gateway's filter would take a configuration.
 //!
 //! This package turns HTTP into engine requests and engine events into HTTP. How prompts are cached, scheduled and
@@ -20,12 +21,15 @@ pub mod answer;
 pub mod api;
 pub mod bridge;
 pub mod check;
+pub mod evaluate;
 pub mod failure;
 pub mod gate;
 pub mod keys;
 pub mod kv;
 pub mod metrics;
 pub mod model;
+mod page;
+mod progress;
 pub mod replay;
 pub mod request;
 pub mod retrieval;

@@ -4,6 +4,7 @@
 //! cut the stop short.
 
 mod caching;
+mod evaluating;
 mod ingesting;
 mod kv_bridge;
 mod retrieving;
@@ -14,6 +15,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use foreword::api::Limits;
 use foreword::check::{self, Verdict};
+use foreword::evaluate;
 use foreword::gate::Phase;
 use foreword::keys::ApiKeys;
 use foreword::kv::publisher;
@@ -53,6 +55,9 @@ enum Command {
     /// Tell what ordering documents would save on a log of requests, and write a report
     #[command(after_help = REPLAY_HELP)]
     Replay(ReplayArguments),
+    /// Ask a model questions with documents in several orders, compare the answers, and write a report
+    #[command(after_help = evaluating::HELP)]
+    Evaluate(Box<evaluating::Arguments>),
     /// Make an index of a folder's texts, or bring one up to date
     Ingest(ingesting::Arguments),
     /// Tell whether the gateway's filter would take its configuration
@@ -225,6 +230,7 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => start(*arguments),
         Command::KvBridge(arguments) => run(arguments.log_format, kv_bridge::run(*arguments)),
         Command::Replay(arguments) => replay(arguments),
+        Command::Evaluate(arguments) => evaluate(*arguments),
         Command::Ingest(arguments) => ingesting::run(&arguments),
         Command::CheckConfig(arguments) => check(&arguments),
     }
@@ -259,6 +265,19 @@ fn replay(arguments: ReplayArguments) -> ExitCode {
             } else {
                 ExitCode::FAILURE
             }
+        }
+    }
+}
+
+fn evaluate(arguments: evaluating::Arguments) -> ExitCode {
+    match arguments
+        .options()
+        .and_then(|options| evaluate::run(&options))
+    {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a replay found, and its forms as JSON and as a table.
 
 use super::simulate::Outcome;
+use crate::page::words::{grouped, percent, rounded};
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::simulation::{Bound, Capacity};
 use serde_json::json;
@@ -119,29 +120,8 @@ impl Figures {
     }
 }
 
-fn rounded(value: f64, parts: f64) -> f64 {
-    (value * parts).round() / parts
-}
-
-pub(super) fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
-}
-
 pub(super) fn microseconds(value: f64) -> String {
     format!("{value:.1} µs")
-}
-
-/// `1234567` as `1,234,567`.
-pub(super) fn grouped(value: u64) -> String {
-    let digits = value.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 #[cfg(test)]
@@ -195,13 +175,5 @@ pub(super) mod tests {
         for kind in PolicyKind::ALL {
             assert!(table.contains(&format!("\n{} ", kind.name())));
         }
-    }
-
-    #[test]
-    fn long_numbers_are_grouped() {
-        assert_eq!(
-            [7, 999, 1000, 1_234_567].map(grouped),
-            ["7", "999", "1,000", "1,234,567"]
-        );
     }
 }

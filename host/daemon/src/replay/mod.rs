@@ -11,11 +11,11 @@
 
 mod figures;
 mod plots;
-mod progress;
 mod read;
 mod report;
 mod simulate;
 
+use crate::progress;
 use anyhow::{Context, Result};
 use figures::Figures;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};

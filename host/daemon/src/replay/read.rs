@@ -1,6 +1,7 @@
 //! Files to trace, a line at a time. Bad lines are named by file, number and reason, and counted.
 
-use super::{Options, progress};
+use super::Options;
+use crate::progress;
 use anyhow::{Context, Result};
 use foreword_ordering::simulation::{BadLine, CompactTrace, LogReader};
 use indicatif::ProgressBar;

@@ -1,13 +1,16 @@
 //! The report: one HTML file that needs nothing else, filled from the figures. It looks like the demo's.
 
-use super::figures::{Figures, grouped, microseconds, percent};
-use super::plots::{self, Width};
+use super::figures::{Figures, microseconds};
+use super::plots;
+use crate::page::words::{escaped, grouped, percent};
+use crate::page::{both_widths, filled, style};
 use anyhow::Result;
 use std::fmt::Write;
 
 /// The page.
 pub(super) fn page(figures: &Figures) -> Result<String> {
     let values = [
+        ("style", style()),
         ("trace", escaped(&figures.trace)),
         ("requests", grouped(figures.requests as u64)),
         ("documents", grouped(figures.documents as u64)),
@@ -20,33 +23,21 @@ pub(super) fn page(figures: &Figures) -> Result<String> {
         ("legend", legend(figures)),
         (
             "bars",
-            both_widths("Reuse by policy", figures, plots::bars)?,
+            both_widths("Reuse by policy", |width| plots::bars(figures, width))?,
         ),
         (
             "reuse",
-            both_widths("Reuse over requests", figures, plots::reuse)?,
+            both_widths("Reuse over requests", |width| plots::reuse(figures, width))?,
         ),
         (
             "computed",
-            both_widths("Tokens computed over requests", figures, plots::computed)?,
+            both_widths("Tokens computed over requests", |width| {
+                plots::computed(figures, width)
+            })?,
         ),
         ("rows", rows(figures)),
     ];
     Ok(filled(include_str!("report.html"), &values))
-}
-
-/// `template` with every `{{name}}` replaced by its value, in one pass: a value that looks like a place is none.
-fn filled(template: &str, values: &[(&str, String)]) -> String {
-    let mut pieces = template.split("{{");
-    let mut page = pieces.next().unwrap_or_default().to_owned();
-    for piece in pieces {
-        let (name, rest) = piece.split_once("}}").unwrap_or(("", piece));
-        let value = values.iter().find(|(known, _)| *known == name);
-        debug_assert!(value.is_some(), "report.html asks for {name}");
-        page.push_str(value.map_or("", |(_, value)| value));
-        page.push_str(rest);
-    }
-    page
 }
 
 fn bound_kind(figures: &Figures) -> &'static str {
@@ -107,25 +98,6 @@ fn legend(figures: &Figures) -> String {
     format!("<div class=\"legend\">{entries}</div>")
 }
 
-/// A plot drawn twice; the style sheet shows the one that fits the screen.
-fn both_widths(
-    words: &str,
-    figures: &Figures,
-    plot: impl Fn(&Figures, Width) -> Result<String>,
-) -> Result<String> {
-    let drawn = |class: &str, width| -> Result<String> {
-        let svg = plot(figures, width)?;
-        Ok(format!(
-            "<div class=\"{class}\" role=\"img\" aria-label=\"{words}\">{svg}</div>"
-        ))
-    };
-    Ok(format!(
-        "{}\n{}",
-        drawn("desktop", Width::Desktop)?,
-        drawn("phone", Width::Phone)?
-    ))
-}
-
 fn rows(figures: &Figures) -> String {
     let best = figures.best().map(|outcome| outcome.name);
     let baseline = figures.baseline().map(|outcome| outcome.name);
@@ -151,13 +123,6 @@ fn rows(figures: &Figures) -> String {
         );
     }
     rows
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A trace under one policy, or planned in batches: tokens reused as requests go by, and how long decisions took.
 
-use super::progress;
+use crate::progress;
 use anyhow::Result;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
 use foreword_ordering::schedule;

@@ -1,0 +1,197 @@
+//! The arms: the ways in which the same question is asked. An arm is an arrangement of the documents by the client, and
+//! a configuration of the ordering core, which is the filter's own.
+//!
+//! | arm | the client sends | the core orders by | order hint | earlier turns' documents |
+//! | --- | --- | --- | --- | --- |
+//! | `retrieval` | best first | nothing | no | sent again |
+//! | `ordered` | best first | the configured policy | no | sent again |
+//! | `ordered+hint` | best first | the configured policy | yes | sent again |
+//! | `dedup` | best first | the configured policy | no | their bare labels |
+//! | `dedup+hint` | best first | the configured policy | yes | location hints |
+//! | `random` | best first | chance | no | sent again |
+//! | `reversed` | worst first | nothing | no | sent again |
+//! | `first`, `middle`, `last` | the answer's document there | nothing | no | sent again |
+//! | `gateway` | best first | (the gateway does) | | |
+//!
+//! `dedup+hint` is what the filter does with the configuration as it is. The core replaces a document by words with its
+//! label in them, never by nothing; so `dedup`, the arm without hints, has the label alone.
+
+use super::data::{Document, Turn};
+use anyhow::{Context, Result};
+use foreword_ordering::{Config, RawConfig};
+use std::sync::Arc;
+
+/// A way to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Arm {
+    /// As it was retrieved: what all others are compared with.
+    Retrieval,
+    /// Ordered for the cache.
+    Ordered,
+    /// The same, and the retriever's ranking is told.
+    OrderedHint,
+    /// Ordered, and what earlier turns hold is not sent again.
+    Dedup,
+    /// The same, with order hints and location hints.
+    DedupHint,
+    /// In random order.
+    Random,
+    /// The worst document first.
+    Reversed,
+    /// The answer's document first.
+    First,
+    /// The answer's document in the middle.
+    Middle,
+    /// The answer's document last.
+    Last,
+    /// As retrieved, through a gateway that orders.
+    Gateway,
+}
+
+impl Arm {
+    /// All, in the order in which tables show them.
+    pub const ALL: [Self; 11] = [
+        Self::Retrieval,
+        Self::Ordered,
+        Self::OrderedHint,
+        Self::Dedup,
+        Self::DedupHint,
+        Self::Random,
+        Self::Reversed,
+        Self::First,
+        Self::Middle,
+        Self::Last,
+        Self::Gateway,
+    ];
+
+    /// The arms of a position analysis.
+    pub const POSITIONS: [Self; 3] = [Self::First, Self::Middle, Self::Last];
+
+    /// What it is called everywhere.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Retrieval => "retrieval",
+            Self::Ordered => "ordered",
+            Self::OrderedHint => "ordered+hint",
+            Self::Dedup => "dedup",
+            Self::DedupHint => "dedup+hint",
+            Self::Random => "random",
+            Self::Reversed => "reversed",
+            Self::First => "first",
+            Self::Middle => "middle",
+            Self::Last => "last",
+            Self::Gateway => "gateway",
+        }
+    }
+
+    /// The arm of that name.
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|arm| arm.name() == name)
+    }
+
+    /// Whether it asks where the answer's document should stand.
+    #[must_use]
+    pub fn is_position(self) -> bool {
+        Self::POSITIONS.contains(&self)
+    }
+
+    /// The core's configuration for this arm, made from `base`, the gateway's.
+    pub(super) fn config(self, base: &RawConfig, seed: u64) -> Result<Config> {
+        let mut raw = base.clone();
+        let (hints, deduplicates) = match self {
+            Self::OrderedHint => (true, false),
+            Self::Dedup => (false, true),
+            Self::DedupHint => (base.hint.enabled, base.conversation.deduplicate),
+            _ => (false, false),
+        };
+        raw.hint.enabled = hints;
+        raw.conversation.deduplicate = deduplicates;
+        match self {
+            Self::Ordered | Self::OrderedHint | Self::Dedup | Self::DedupHint => {}
+            Self::Random => {
+                raw.policy = "random".into();
+                raw.policy_options.seed = seed;
+            }
+            _ => raw.policy = "retrieval".into(),
+        }
+        if self == Self::Dedup {
+            raw.hint.location = "{document}".into();
+        }
+        let name = self.name();
+        Config::try_from(raw).with_context(|| format!("the configuration for the arm {name}"))
+    }
+
+    /// The documents of a turn, as this arm's client sends them.
+    pub(super) fn arrange(self, turn: &Turn) -> Vec<&Arc<Document>> {
+        let mut documents: Vec<_> = turn.documents.iter().collect();
+        let last = documents.len().saturating_sub(1);
+        let place = match self {
+            Self::Reversed => {
+                documents.reverse();
+                return documents;
+            }
+            Self::First => 0,
+            Self::Middle => documents.len() / 2,
+            Self::Last => last,
+            _ => return documents,
+        };
+        if let Some(at) = turn.answer_document {
+            let answer = documents.remove(at);
+            documents.insert(place, answer);
+        }
+        documents
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn() -> Turn {
+        let document = |id: &str| {
+            Arc::new(Document {
+                id: id.into(),
+                title: String::new(),
+                text: id.into(),
+            })
+        };
+        Turn {
+            question: "Why?".into(),
+            documents: ["a", "b", "c", "d", "e"].map(document).to_vec(),
+            answers: vec!["x".into()],
+            answer_document: Some(1),
+        }
+    }
+
+    #[test]
+    fn an_arms_client_moves_the_answers_document_alone_or_reverses() {
+        let turn = turn();
+        let ids = |arm: Arm| -> String { arm.arrange(&turn).iter().map(|d| &*d.id).collect() };
+        for arm in [Arm::Retrieval, Arm::DedupHint, Arm::Random, Arm::Gateway] {
+            assert_eq!(ids(arm), "abcde");
+        }
+        assert_eq!(ids(Arm::Reversed), "edcba");
+        assert_eq!(ids(Arm::First), "bacde");
+        assert_eq!(ids(Arm::Middle), "acbde");
+        assert_eq!(ids(Arm::Last), "acdeb");
+    }
+
+    #[test]
+    fn names_lead_back_to_arms() {
+        for arm in Arm::ALL {
+            assert_eq!(Arm::by_name(arm.name()), Some(arm));
+        }
+        assert_eq!(Arm::by_name("best"), None);
+    }
+
+    #[test]
+    fn an_impossible_configuration_names_its_arm() {
+        let mut base = RawConfig::default();
+        base.hint.label = "no label".into();
+        let error = Arm::OrderedHint.config(&base, 0).err().unwrap();
+        assert!(format!("{error:#}").contains("the arm ordered+hint: hint.label"));
+        assert!(Arm::Retrieval.config(&base, 0).is_ok());
+    }
+}

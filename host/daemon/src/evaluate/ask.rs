@@ -1,0 +1,344 @@
+//! Asks every question under every arm, several at a time, and keeps what comes.
+//!
+//! ```text
+//!   cases × arms ──▶ plan: case after case, its arms in an order of its own, drawn with the seed
+//!                      │ one by one, under one lock
+//!                      ▼
+//!   worker: body ──▶ the arm's own orderer ──▶ body ──▶ endpoint ──▶ journal
+//!                      (or the gateway)                  │
+//!     ▲                                                  │ the chat's next turn, with this answer in it
+//!     └──────────────────────────────────────────────────┘
+//! ```
+//!
+//! Arms alternate, so that whatever changes in the meantime, the machine's load or the engine's age, meets all of them.
+//! Each has an orderer of its own, which sees its requests alone, as a gateway's would. Chats begin in the plan's order
+//! however many are under way, so without several turns a run's bodies do not depend on `concurrency`; later turns are
+//! ordered as they arrive.
+//!
+//! A run that goes on first shows the orderers what was answered, in the order in which it was ordered then.
+
+use super::arm::Arm;
+use super::client::{Client, Fault};
+use super::data::Case;
+use super::journal::{Journal, Record};
+use super::prompt::Prompts;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::random::Random;
+use foreword_ordering::{Config, Orderer, Report, Tenant};
+use fxhash::{FxHashMap, FxHashSet};
+use indicatif::ProgressBar;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What is asked, and where.
+pub(super) struct Questions<'a> {
+    pub(super) cases: &'a [Case],
+    pub(super) arms: &'a [Arm],
+    /// The core's configuration for each of `arms`.
+    pub(super) configs: Vec<Config>,
+    pub(super) prompts: &'a Prompts,
+    pub(super) client: &'a Client,
+    /// Chat routes: the endpoint's, and the gateway's for its arm.
+    pub(super) url: &'a str,
+    pub(super) gateway: Option<&'a str>,
+    pub(super) seed: u64,
+    pub(super) concurrency: usize,
+}
+
+/// What came of a run.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    /// All answers, older ones too.
+    pub(super) records: Vec<Record>,
+    /// Ids of the cases that the endpoint does not serve under some arm.
+    pub(super) left_out: FxHashSet<String>,
+}
+
+/// A case under an arm; both by their places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Job {
+    case: usize,
+    arm: usize,
+}
+
+impl Questions<'_> {
+    /// Asks what `records` do not answer yet.
+    ///
+    /// # Errors
+    /// The endpoint is not what it was taken for, or fails again and again; the journal cannot be written. What was
+    /// answered until then is in the journal.
+    pub(super) fn ask(
+        &self,
+        journal: &mut Journal,
+        records: Vec<Record>,
+        bar: &ProgressBar,
+    ) -> Result<Outcome> {
+        let mut run = Run::new(self, journal, bar);
+        run.recall(records)?;
+        let run = Mutex::new(run);
+        std::thread::scope(|scope| {
+            for _ in 0..self.concurrency {
+                scope.spawn(|| self.work(&run));
+            }
+        });
+        let run = run.into_inner().unwrap_or_else(PoisonError::into_inner);
+        match run.stop {
+            Some(error) => Err(error),
+            None => Ok(run.outcome),
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn requests(&self) -> usize {
+        let turns = self
+            .plan()
+            .into_iter()
+            .map(|job| self.cases[job.case].turns.len());
+        turns.sum()
+    }
+
+    /// Every case under every arm that asks it.
+    fn plan(&self) -> Vec<Job> {
+        let mut random = Random::new(self.seed);
+        let mut plan = Vec::new();
+        for (case, asked) in self.cases.iter().enumerate() {
+            let asks = |arm: &Arm| !arm.is_position() || asked.has_positions();
+            let mut arms: Vec<_> = (0..self.arms.len())
+                .filter(|&arm| asks(&self.arms[arm]))
+                .collect();
+            random.shuffle(&mut arms);
+            plan.extend(arms.into_iter().map(|arm| Job { case, arm }));
+        }
+        plan
+    }
+
+    fn work(&self, run: &Mutex<Run<'_>>) {
+        let lock = || run.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let mut locked = lock();
+            let Some(job) = locked.next() else { return };
+            let chat = self.chat(job, locked, &lock);
+            if let Err(error) = chat {
+                lock().stop.get_or_insert(error);
+            }
+        }
+    }
+
+    /// Asks a chat's turns that are not answered. Its first request is made before any other chat begins.
+    fn chat<'r, 's: 'r>(
+        &self,
+        job: Job,
+        mut locked: MutexGuard<'r, Run<'s>>,
+        lock: &impl Fn() -> MutexGuard<'r, Run<'s>>,
+    ) -> Result<()> {
+        let (case, arm) = (&self.cases[job.case], self.arms[job.arm]);
+        for turn in locked.answers(job).len()..case.turns.len() {
+            if locked.stop.is_some() {
+                return Ok(());
+            }
+            let request = locked.request(job)?;
+            drop(locked);
+            let url = match self.gateway {
+                Some(gateway) if arm == Arm::Gateway => gateway,
+                _ => self.url,
+            };
+            let answer = self.client.ask(url, &request.body);
+            locked = lock();
+            match answer {
+                Ok(answer) => {
+                    let streamed = answer.streamed;
+                    let report = request.report.as_ref();
+                    let record = Record {
+                        case: case.id.clone(),
+                        turn,
+                        arm: arm.name().to_owned(),
+                        at: request.at,
+                        answer: streamed.text,
+                        finish: streamed.finish,
+                        sent: format!("{:016x}", Fingerprint::of(&[&request.body]).0),
+                        ttft_us: micros(streamed.first),
+                        total_us: micros(answer.total),
+                        prompt_tokens: streamed.usage.prompt_tokens,
+                        cached_tokens: streamed.usage.cached_tokens,
+                        completion_tokens: streamed.usage.completion_tokens,
+                        documents: report.map_or(0, |report| report.documents),
+                        moved: report.map_or(0, |report| report.moved),
+                        deduplicated: report.map_or(0, |report| report.deduplicated),
+                    };
+                    locked.keep(job, record, answer.is_reported)?;
+                }
+                Err(fault) => return locked.fail(job, fault),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the workers share.
+struct Run<'a> {
+    questions: &'a Questions<'a>,
+    plan: std::vec::IntoIter<Job>,
+    /// By arm.
+    orderers: Vec<Orderer>,
+    /// Requests ordered so far.
+    at: u64,
+    /// The answers of every chat that has one.
+    answers: FxHashMap<Job, Vec<String>>,
+    journal: &'a mut Journal,
+    bar: &'a ProgressBar,
+    outcome: Outcome,
+    /// Requests in a row that were not served, and that failed.
+    refused: u32,
+    failed: u32,
+    is_warned: bool,
+    /// Why nothing more is asked.
+    stop: Option<anyhow::Error>,
+}
+
+/// A request, as it goes out.
+struct Request {
+    body: Vec<u8>,
+    /// What the core did; none where it had nothing to do with it, or found no documents.
+    report: Option<Report>,
+    at: u64,
+}
+
+impl<'a> Run<'a> {
+    fn new(questions: &'a Questions<'a>, journal: &'a mut Journal, bar: &'a ProgressBar) -> Self {
+        let configs = questions.configs.iter().cloned();
+        Self {
+            questions,
+            plan: questions.plan().into_iter(),
+            orderers: configs.map(Orderer::new).collect(),
+            at: 0,
+            answers: FxHashMap::default(),
+            journal,
+            bar,
+            outcome: Outcome::default(),
+            refused: 0,
+            failed: 0,
+            is_warned: false,
+            stop: None,
+        }
+    }
+
+    /// Takes in what was answered before.
+    fn recall(&mut self, mut records: Vec<Record>) -> Result<()> {
+        let questions = self.questions;
+        let places: FxHashMap<&str, usize> = (questions.cases.iter().enumerate())
+            .map(|(at, case)| (case.id.as_str(), at))
+            .collect();
+        records.sort_by_key(|record| record.at);
+        for record in records {
+            let of = |what: &str| format!("the kept answer to {:?} {what}", record.case);
+            let case = places.get(record.case.as_str());
+            let arm = (questions.arms.iter()).position(|arm| Some(*arm) == record.arm());
+            let (Some(&case), Some(arm)) = (case, arm) else {
+                bail!(of("belongs to no question that is asked"));
+            };
+            let job = Job { case, arm };
+            let turn = self.answers(job).len();
+            ensure!(
+                record.turn == turn && turn < questions.cases[case].turns.len(),
+                of("is not its chat's next one")
+            );
+            self.at = record.at;
+            self.request(job)?;
+            self.at = record.at + 1;
+            self.answer(job, record);
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Option<Job> {
+        if self.stop.is_some() {
+            return None;
+        }
+        loop {
+            let job = self.plan.next()?;
+            let case = &self.questions.cases[job.case];
+            let is_done = self.answers(job).len() == case.turns.len();
+            if !is_done && !self.outcome.left_out.contains(&case.id) {
+                return Some(job);
+            }
+        }
+    }
+
+    fn answers(&self, job: Job) -> &[String] {
+        self.answers.get(&job).map_or(&[], Vec::as_slice)
+    }
+
+    /// The chat's next request, ordered.
+    fn request(&mut self, job: Job) -> Result<Request> {
+        let questions = self.questions;
+        let (case, arm) = (&questions.cases[job.case], questions.arms[job.arm]);
+        let answers: Vec<&str> = self.answers(job).iter().map(String::as_str).collect();
+        let body = questions.prompts.body(case, arm, &answers);
+        let at = self.at;
+        self.at += 1;
+        let (body, report) = if arm == Arm::Gateway {
+            (body, None)
+        } else {
+            match self.orderers[job.arm].rewrite(Tenant::default(), &body) {
+                Ok(rewrite) => (rewrite.body.unwrap_or(body), Some(rewrite.report)),
+                // As at the gateway; that documents are found was checked before.
+                Err(_) => (body, None),
+            }
+        };
+        Ok(Request { body, report, at })
+    }
+
+    fn keep(&mut self, job: Job, record: Record, is_reported: bool) -> Result<()> {
+        let is_gateway = self.questions.arms[job.arm] == Arm::Gateway;
+        if is_gateway && !is_reported && !self.is_warned {
+            self.is_warned = true;
+            self.bar.suspend(|| {
+                eprintln!("warning: the gateway does not say what it did (x-foreword): is the filter on this route?");
+            });
+        }
+        self.journal.append(&record)?;
+        (self.refused, self.failed) = (0, 0);
+        self.answer(job, record);
+        Ok(())
+    }
+
+    fn answer(&mut self, job: Job, record: Record) {
+        let answers = self.answers.entry(job).or_default();
+        answers.push(record.answer.clone());
+        self.outcome.records.push(record);
+        self.bar.inc(1);
+    }
+
+    /// Leaves the chat's case out, or ends the run.
+    fn fail(&mut self, job: Job, fault: Fault) -> Result<()> {
+        let (count, limit) = match &fault {
+            Fault::Denied(_) => return Err(anyhow!(fault)),
+            Fault::Refused(_) => (&mut self.refused, MAX_REFUSED),
+            Fault::Failed { .. } => (&mut self.failed, MAX_FAILED),
+        };
+        *count += 1;
+        let is_over = *count >= limit;
+        let case = &self.questions.cases[job.case];
+        let arm = self.questions.arms[job.arm].name();
+        if is_over {
+            let kept = self.outcome.records.len();
+            return Err(anyhow!(fault)).with_context(|| {
+                format!("{limit} requests in a row were not answered; {kept} answers are kept, and the same command goes on from there; the last one ({:?}, {arm})", case.id)
+            });
+        }
+        if self.outcome.left_out.insert(case.id.clone()) {
+            self.bar
+                .suspend(|| eprintln!("left out: {:?} ({arm}): {fault}", case.id));
+        }
+        Ok(())
+    }
+}
+
+fn micros(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Refusals in a row that end a run: nothing is served then.
+const MAX_REFUSED: u32 = 20;
+/// Failures in a row, each tried several times, that end a run: the endpoint is gone.
+const MAX_FAILED: u32 = 3;

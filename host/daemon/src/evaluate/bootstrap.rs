@@ -1,0 +1,177 @@
+//! How far a figure would stray if other questions of the same kind had been asked: the paired percentile bootstrap
+//! (Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, chapter 13).
+//!
+//! From `n` cases, `n` are drawn with replacement, 10,000 times; the figure is computed from every draw, and the
+//! interval holds the middle 95 % of what came out. A case is drawn as a whole: its turns, under all arms. So what makes
+//! one question harder than another cancels out of a difference, and turns of one chat, which resemble each other, do
+//! not count as independent.
+
+use foreword_ordering::random::Random;
+
+/// Where a figure lies, with 95 % confidence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Interval {
+    pub(super) low: f64,
+    pub(super) high: f64,
+}
+
+/// What the cases say about an arm's score beside that of retrieval order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// The whole interval lies within [`MARGIN`].
+    Within,
+    /// The whole interval lies above 0.
+    Better,
+    /// The whole interval lies below 0.
+    Worse,
+    /// None of these, or too few cases for any.
+    NotEnough,
+    /// No answer is right under either: whatever is compared, it is not the order.
+    NothingRight,
+}
+
+/// Draws for an interval.
+pub(super) const RESAMPLES: usize = 10_000;
+
+/// Points of a score that are no loss.
+pub(super) const MARGIN: f64 = 1.0;
+
+/// Cases without which nothing is said: of fewer, draws resemble each other more than other questions would.
+pub(super) const MIN_CASES: usize = 30;
+
+/// Cases without which a score is not called within the margin. Where `n` cases agree, 3/n may still disagree (the rule
+/// of three, at 95 %), and the bootstrap cannot see it; one point takes 300.
+pub(super) const MIN_CASES_WITHIN: usize = 300;
+
+/// The interval of `statistic`, which gets the numbers of the cases drawn, some of them several times.
+///
+/// The same seed gives the same draws. Without cases, the interval is the statistic of none.
+pub(super) fn interval(
+    cases: usize,
+    resamples: usize,
+    seed: u64,
+    mut statistic: impl FnMut(&[usize]) -> f64,
+) -> Interval {
+    let mut random = Random::new(seed);
+    let mut drawn = vec![0; cases];
+    let mut values: Vec<f64> = (0..resamples.max(1))
+        .map(|_| {
+            for case in &mut drawn {
+                *case = random.below(cases as u64) as usize;
+            }
+            statistic(&drawn)
+        })
+        .collect();
+    values.sort_unstable_by(f64::total_cmp);
+    let at = |share: f64| {
+        let rank = (share * values.len() as f64).ceil() as usize;
+        values[rank.clamp(1, values.len()) - 1]
+    };
+    Interval {
+        low: at(0.025),
+        high: at(0.975),
+    }
+}
+
+impl Verdict {
+    /// From the interval of a difference in points, over that many cases.
+    pub(super) fn of(difference: Interval, cases: usize) -> Self {
+        let Interval { low, high } = difference;
+        if cases < MIN_CASES {
+            Self::NotEnough
+        } else if low >= -MARGIN && high <= MARGIN && cases >= MIN_CASES_WITHIN {
+            Self::Within
+        } else if low > 0.0 {
+            Self::Better
+        } else if high < 0.0 {
+            Self::Worse
+        } else {
+            Self::NotEnough
+        }
+    }
+
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Self::Within => "within ±1 point",
+            Self::Better => "better",
+            Self::Worse => "worse",
+            Self::NotEnough => "not enough questions",
+            Self::NothingRight => "no answer is right",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mean<'v>(values: &'v [f64]) -> impl FnMut(&[usize]) -> f64 + 'v {
+        |drawn| drawn.iter().map(|&at| values[at]).sum::<f64>() / drawn.len() as f64
+    }
+
+    /// Every draw there is, one after another, instead of 10,000 random ones.
+    fn exact(values: &[f64]) -> Interval {
+        let n = values.len();
+        let mut means: Vec<f64> = (0..n.pow(n as u32))
+            .map(|number| {
+                let drawn: Vec<_> = (0..n).map(|at| number / n.pow(at as u32) % n).collect();
+                mean(values)(&drawn)
+            })
+            .collect();
+        means.sort_by(f64::total_cmp);
+        let at = |share: f64| means[(share * means.len() as f64).ceil() as usize - 1];
+        Interval {
+            low: at(0.025),
+            high: at(0.975),
+        }
+    }
+
+    #[test]
+    fn it_finds_what_all_possible_draws_give() {
+        // Values without ties among their means, so that a quantile cannot fall on a step by luck.
+        for values in [
+            &[1.0, 2.7, 7.3, 11.9, 20.1, 33.4][..],
+            &[-3.1, 0.2, 0.9, 4.4, 4.6, 9.7, 30.3],
+        ] {
+            let exact = exact(values);
+            let drawn = interval(values.len(), RESAMPLES, 7, mean(values));
+            let width = exact.high - exact.low;
+            assert!((drawn.low - exact.low).abs() < 0.05 * width, "{drawn:?}");
+            assert!((drawn.high - exact.high).abs() < 0.05 * width, "{drawn:?}");
+        }
+    }
+
+    #[test]
+    fn a_rate_gets_the_interval_that_the_normal_distribution_gives() {
+        // 400 of 1,000: 0.4 ± 1.96 · sqrt(0.4 · 0.6 / 1000).
+        let values: Vec<_> = (0..1_000).map(|at| f64::from(at % 5 < 2)).collect();
+        let found = interval(values.len(), 2_000, 3, mean(&values));
+        let half = 1.96 * (0.24_f64 / 1_000.0).sqrt();
+        assert!((found.low - (0.4 - half)).abs() < 0.004, "{found:?}");
+        assert!((found.high - (0.4 + half)).abs() < 0.004, "{found:?}");
+    }
+
+    #[test]
+    fn a_seed_fixes_the_interval() {
+        let values: Vec<_> = (0..50).map(|at| f64::from(at * at % 17)).collect();
+        let of = |seed| interval(values.len(), 500, seed, mean(&values));
+        assert_eq!(of(1), of(1));
+        assert_ne!(of(1), of(2));
+        assert_eq!(interval(0, 10, 1, |drawn| drawn.len() as f64).high, 0.0);
+    }
+
+    #[test]
+    fn verdicts_follow_the_interval_and_the_number_of_cases() {
+        let of = |low, high, cases| Verdict::of(Interval { low, high }, cases);
+        assert_eq!(of(-0.9, 0.9, 2_000), Verdict::Within);
+        assert_eq!(of(0.1, 0.9, 2_000), Verdict::Within);
+        assert_eq!(of(0.1, 1.1, 2_000), Verdict::Better);
+        assert_eq!(of(-3.0, -0.1, 2_000), Verdict::Worse);
+        assert_eq!(of(-1.1, 0.9, 2_000), Verdict::NotEnough);
+        // All agree, and it means little.
+        assert_eq!(of(0.0, 0.0, 299), Verdict::NotEnough);
+        assert_eq!(of(0.0, 0.0, 300), Verdict::Within);
+        assert_eq!(of(2.0, 4.0, 29), Verdict::NotEnough);
+        assert_eq!(of(2.0, 4.0, 30), Verdict::Better);
+    }
+}

@@ -1,0 +1,214 @@
+//! One request, sent until it is answered or nothing more is to be hoped for.
+//!
+//! | what happens | what it means |
+//! | --- | --- |
+//! | 401, 403, 404, 405; a redirection; an answer that is no stream | the endpoint is not what it was taken for: the run ends |
+//! | another 4xx | this request cannot be served (too long, say): its question is left out |
+//! | 408, 425, 429, 5xx; refused, broken or slow connections; garbage | tried again, after a wait that doubles |
+
+use super::stream::{self, Broken, Streamed};
+use std::io::{BufReader, Read};
+use std::time::{Duration, Instant};
+
+/// Asks, keeping connections.
+pub(super) struct Client {
+    agent: ureq::Agent,
+    key: Option<String>,
+    retries: u32,
+    backoff: Duration,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) streamed: Streamed,
+    pub(super) total: Duration,
+    /// Whether a gateway said what it did, whatever it was.
+    pub(super) is_reported: bool,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    /// The endpoint serves nothing of the kind.
+    #[error("{0}")]
+    Denied(String),
+    /// It does not serve this request.
+    #[error("{0}")]
+    Refused(String),
+    /// It failed every time.
+    #[error("{reason} (tried {attempts} times)")]
+    Failed { attempts: u32, reason: String },
+}
+
+/// What came of one attempt.
+enum Attempt {
+    Final(Fault),
+    /// Worth another one, after the wait that the endpoint asks for.
+    Again(String, Option<Duration>),
+}
+
+impl Client {
+    /// Every attempt may take `timeout`; the first wait between two is `backoff`.
+    pub(super) fn new(
+        key: Option<String>,
+        timeout: Duration,
+        retries: u32,
+        backoff: Duration,
+    ) -> Self {
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .timeout_global(Some(timeout))
+            .build();
+        Self {
+            agent: config.into(),
+            key,
+            retries,
+            backoff,
+        }
+    }
+
+    /// Sends `body` to `url`.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub(super) fn ask(&self, url: &str, body: &[u8]) -> Result<Answer, Fault> {
+        let (mut wait, mut attempts) = (self.backoff, 0);
+        loop {
+            attempts += 1;
+            match self.attempt(url, body) {
+                Ok(answer) => return Ok(answer),
+                Err(Attempt::Final(fault)) => return Err(fault),
+                Err(Attempt::Again(reason, _)) if attempts > self.retries => {
+                    return Err(Fault::Failed { attempts, reason });
+                }
+                Err(Attempt::Again(_, asked)) => {
+                    std::thread::sleep(asked.map_or(wait, |asked| asked.max(wait)).min(MAX_WAIT));
+                    wait = (2 * wait).min(MAX_WAIT);
+                }
+            }
+        }
+    }
+
+    fn attempt(&self, url: &str, body: &[u8]) -> Result<Answer, Attempt> {
+        let again = |reason: String| Attempt::Again(reason, None);
+        let sent = Instant::now();
+        let mut request = self
+            .agent
+            .post(url)
+            .header("content-type", "application/json")
+            .header("accept", "text/event-stream");
+        if let Some(key) = &self.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let mut response = match request.send(body) {
+            Ok(response) => response,
+            Err(error @ (ureq::Error::BadUri(_) | ureq::Error::Http(_))) => {
+                return Err(Attempt::Final(Fault::Denied(format!("{url}: {error}"))));
+            }
+            Err(error) => return Err(again(format!("{url}: {error}"))),
+        };
+        let status = response.status().as_u16();
+        if status != 200 {
+            let asked = response
+                .headers()
+                .get("retry-after")
+                .and_then(|value| value.to_str().ok()?.parse().ok())
+                .map(Duration::from_secs);
+            let mut words = Vec::new();
+            // What cannot be read is not shown.
+            let _ = response
+                .body_mut()
+                .as_reader()
+                .take(MAX_WORDS)
+                .read_to_end(&mut words);
+            let words = String::from_utf8_lossy(&words);
+            let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
+            let reason = format!("{url} answered {status}: {words}");
+            return Err(match status {
+                408 | 425 | 429 | 500.. => Attempt::Again(reason, asked),
+                401 | 403..=405 => Attempt::Final(Fault::Denied(reason)),
+                400..500 => Attempt::Final(Fault::Refused(reason)),
+                _ => Attempt::Final(Fault::Denied(reason)),
+            });
+        }
+        let is_reported = response.headers().contains_key(REPORT_HEADER);
+        let body = response.body_mut().with_config().limit(MAX_ANSWER).reader();
+        match stream::read(BufReader::new(body), || sent.elapsed()) {
+            Ok(streamed) => Ok(Answer {
+                streamed,
+                total: sent.elapsed(),
+                is_reported,
+            }),
+            Err(broken @ Broken::NoEvents) => {
+                Err(Attempt::Final(Fault::Denied(format!("{url}: {broken}"))))
+            }
+            Err(broken) => Err(again(format!("{url}: {broken}"))),
+        }
+    }
+}
+
+/// The chat route of an endpoint given as its root, its `/v1`, or the route itself.
+///
+/// # Errors
+/// What is wrong with it, when it is no plain HTTP URL.
+pub(super) fn chat_url(endpoint: &str) -> Result<String, String> {
+    let root = endpoint.trim_end_matches('/');
+    let host = root.strip_prefix("http://").unwrap_or_default();
+    if host.is_empty() || host.contains(['?', '#', ' ']) {
+        return Err(format!(
+            "an endpoint is a plain URL such as http://localhost:8000 (TLS is for a proxy before it), not {endpoint:?}"
+        ));
+    }
+    Ok(if root.ends_with("/chat/completions") {
+        root.to_owned()
+    } else if root.ends_with("/v1") {
+        format!("{root}/chat/completions")
+    } else {
+        format!("{root}/v1/chat/completions")
+    })
+}
+
+/// No wait is longer, whatever the endpoint asks for.
+const MAX_WAIT: Duration = Duration::from_secs(30);
+/// Bytes of a refusal that are shown.
+const MAX_WORDS: u64 = 600;
+/// Bytes of a stream; a longer one is garbage.
+const MAX_ANSWER: u64 = 64 << 20;
+/// The filter's default `report_header`.
+const REPORT_HEADER: &str = "x-foreword";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_may_be_given_in_three_ways() {
+        for endpoint in [
+            "http://h:1",
+            "http://h:1/",
+            "http://h:1/v1",
+            "http://h:1/v1/",
+            "http://h:1/v1/chat/completions",
+        ] {
+            assert_eq!(
+                chat_url(endpoint).unwrap(),
+                "http://h:1/v1/chat/completions"
+            );
+        }
+        for wrong in [
+            "",
+            "localhost:8000",
+            "https://h",
+            "http://",
+            "http://h/?a=b",
+        ] {
+            assert!(
+                chat_url(wrong)
+                    .unwrap_err()
+                    .contains("http://localhost:8000")
+            );
+        }
+    }
+}

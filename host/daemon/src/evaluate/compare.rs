@@ -1,0 +1,380 @@
+//! From answers to figures: each arm by itself, and beside retrieval order.
+//!
+//! Only cases that were answered under every arm count, so that all arms speak of the same questions. Position arms, which
+//! ask only where the answer's document is known, speak of the cases that have one, and are compared with retrieval
+//! order over these.
+
+use super::arm::Arm;
+use super::bootstrap::{self, Interval, RESAMPLES, Verdict};
+use super::data::Case;
+use super::journal::Record;
+use super::score::score;
+use fxhash::FxHashMap;
+
+/// An arm's figures.
+#[derive(Clone, Debug)]
+pub(super) struct Figure {
+    pub(super) arm: Arm,
+    /// Questions and chats that count.
+    pub(super) cases: usize,
+    /// Answers that were scored.
+    pub(super) scored: usize,
+    /// In percent.
+    pub(super) exact_match: Estimate,
+    pub(super) f1: Estimate,
+    /// Of all its requests.
+    pub(super) prompt_tokens: Option<u64>,
+    pub(super) cached_tokens: Option<u64>,
+    /// Cached of prompt tokens, in percent.
+    pub(super) reused: Option<f64>,
+    /// In milliseconds.
+    pub(super) ttft_median: f64,
+    pub(super) ttft_p95: f64,
+    /// Of the documents sent, those that the core moved, or only referred to.
+    pub(super) documents: u64,
+    pub(super) moved: u64,
+    pub(super) deduplicated: u64,
+    /// Answers that ended for want of `max_tokens`.
+    pub(super) cut: usize,
+    pub(super) difference: Option<Difference>,
+}
+
+/// A figure, and where it may lie.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Estimate {
+    pub(super) value: f64,
+    pub(super) interval: Interval,
+}
+
+/// An arm less retrieval order, over the same cases.
+#[derive(Clone, Debug)]
+pub(super) struct Difference {
+    /// In points.
+    pub(super) exact_match: (Estimate, Verdict),
+    pub(super) f1: (Estimate, Verdict),
+    pub(super) reused: Option<Estimate>,
+    /// Of the medians, in milliseconds.
+    pub(super) ttft: Estimate,
+}
+
+/// What a case came to under an arm: sums over its turns.
+#[derive(Clone, Debug, Default)]
+struct Sums {
+    scored: f64,
+    exact_match: f64,
+    f1: f64,
+    /// `None` where an answer does not tell.
+    prompt: Option<u64>,
+    cached: Option<u64>,
+    ttft_us: Vec<u64>,
+    documents: u64,
+    moved: u64,
+    deduplicated: u64,
+    cut: usize,
+}
+
+/// The figures of `arms`, in their order.
+pub(super) fn compare(cases: &[Case], arms: &[Arm], records: &[Record], seed: u64) -> Vec<Figure> {
+    let sums = sums(cases, records);
+    let complete = |case: &&Case, wanted: fn(&Arm) -> bool| {
+        let mut wanted = arms.iter().filter(|arm| wanted(arm));
+        wanted.all(|arm| sums.contains_key(&(case.id.as_str(), *arm)))
+    };
+    let all: Vec<&Case> = cases
+        .iter()
+        .filter(|case| complete(case, |arm| !arm.is_position()))
+        .collect();
+    let placed = all
+        .iter()
+        .copied()
+        .filter(|case| complete(case, |arm| arm.is_position()));
+    let placed: Vec<&Case> = placed.collect();
+    let figure = |arm: Arm| {
+        let cases = if arm.is_position() { &placed } else { &all };
+        let own = of(&sums, arm, cases);
+        let baseline = of(&sums, Arm::Retrieval, cases);
+        let is_paired = arm != Arm::Retrieval && baseline.len() == own.len();
+        let difference = (is_paired && !own.is_empty()).then(|| difference(&own, &baseline, seed));
+        Figure {
+            difference,
+            ..alone(arm, &own, seed)
+        }
+    };
+    arms.iter().map(|&arm| figure(arm)).collect()
+}
+
+fn of<'a>(
+    sums: &'a FxHashMap<(&'a str, Arm), Sums>,
+    arm: Arm,
+    cases: &[&'a Case],
+) -> Vec<&'a Sums> {
+    let found = cases.iter().map(|case| sums.get(&(case.id.as_str(), arm)));
+    found.flatten().collect()
+}
+
+/// What every case came to under every arm that answered all its turns.
+fn sums<'a>(cases: &'a [Case], records: &[Record]) -> FxHashMap<(&'a str, Arm), Sums> {
+    let by_id: FxHashMap<&str, &Case> = cases.iter().map(|case| (&*case.id, case)).collect();
+    let mut answered: FxHashMap<(&str, Arm), (usize, Sums)> = FxHashMap::default();
+    for record in records {
+        let case = by_id.get(record.case.as_str());
+        let (Some(case), Some(arm)) = (case, record.arm()) else {
+            continue;
+        };
+        let Some(turn) = case.turns.get(record.turn) else {
+            continue;
+        };
+        let first = || {
+            let sums = Sums {
+                prompt: Some(0),
+                cached: Some(0),
+                ..Sums::default()
+            };
+            (0, sums)
+        };
+        let (turns, sums) = answered.entry((&case.id, arm)).or_insert_with(first);
+        *turns += 1;
+        if !turn.answers.is_empty() {
+            let score = score(&record.answer, &turn.answers);
+            sums.scored += 1.0;
+            sums.exact_match += score.exact_match;
+            sums.f1 += score.f1;
+        }
+        let usage = record.usage();
+        let add = |sum: Option<u64>, count: Option<u64>| Some(sum? + count?);
+        sums.prompt = add(sums.prompt, usage.prompt_tokens);
+        sums.cached = add(sums.cached, usage.cached_tokens);
+        sums.ttft_us.push(record.ttft_us);
+        sums.documents += u64::from(record.documents);
+        sums.moved += u64::from(record.moved);
+        sums.deduplicated += u64::from(record.deduplicated);
+        sums.cut += usize::from(record.finish.as_deref() == Some("length"));
+    }
+    answered
+        .into_iter()
+        .filter(|((id, _), (turns, _))| *turns == by_id[id].turns.len())
+        .map(|(key, (_, sums))| (key, sums))
+        .collect()
+}
+
+fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
+    let every: Vec<usize> = (0..own.len()).collect();
+    let rate = |of: fn(&Sums) -> f64| {
+        let rate = |drawn: &[usize]| rate(own, drawn, of);
+        Estimate {
+            value: rate(&every),
+            interval: bootstrap::interval(own.len(), RESAMPLES, seed, rate),
+        }
+    };
+    let total = |of: fn(&Sums) -> Option<u64>| own.iter().map(|sums| of(sums)).sum();
+    let count = |of: fn(&Sums) -> u64| own.iter().map(|sums| of(sums)).sum();
+    Figure {
+        arm,
+        cases: own.len(),
+        scored: own.iter().map(|sums| sums.scored).sum::<f64>() as usize,
+        exact_match: rate(|sums| sums.exact_match),
+        f1: rate(|sums| sums.f1),
+        prompt_tokens: total(|sums| sums.prompt),
+        cached_tokens: total(|sums| sums.cached),
+        reused: reused(own, &every),
+        ttft_median: ttft(own, &every, 0.5),
+        ttft_p95: ttft(own, &every, 0.95),
+        documents: count(|sums| sums.documents),
+        moved: count(|sums| sums.moved),
+        deduplicated: count(|sums| sums.deduplicated),
+        cut: own.iter().map(|sums| sums.cut).sum(),
+        difference: None,
+    }
+}
+
+fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
+    let every: Vec<usize> = (0..own.len()).collect();
+    let estimate = |statistic: &dyn Fn(&[usize]) -> f64| Estimate {
+        value: statistic(&every),
+        interval: bootstrap::interval(own.len(), RESAMPLES, seed, statistic),
+    };
+    let compared = |of: fn(&Sums) -> f64| {
+        let estimate = estimate(&|drawn| rate(own, drawn, of) - rate(baseline, drawn, of));
+        let is_right = |sums: &&Sums| of(sums) > 0.0;
+        let verdict = if own.iter().chain(baseline).any(is_right) {
+            Verdict::of(estimate.interval, own.len())
+        } else {
+            Verdict::NothingRight
+        };
+        (estimate, verdict)
+    };
+    let both_told = reused(own, &every).is_some() && reused(baseline, &every).is_some();
+    let share = |sums: &[&Sums], drawn: &[usize]| reused(sums, drawn).unwrap_or_default();
+    Difference {
+        exact_match: compared(|sums| sums.exact_match),
+        f1: compared(|sums| sums.f1),
+        reused: both_told.then(|| estimate(&|drawn| share(own, drawn) - share(baseline, drawn))),
+        ttft: estimate(&|drawn| ttft(own, drawn, 0.5) - ttft(baseline, drawn, 0.5)),
+    }
+}
+
+/// The drawn cases' mean score in percent; 0 of none.
+fn rate(sums: &[&Sums], drawn: &[usize], of: fn(&Sums) -> f64) -> f64 {
+    let (mut right, mut scored) = (0.0, 0.0);
+    for &case in drawn {
+        right += of(sums[case]);
+        scored += sums[case].scored;
+    }
+    if scored > 0.0 {
+        100.0 * right / scored
+    } else {
+        0.0
+    }
+}
+
+/// The drawn cases' cached tokens in percent of their prompts'; `None` where the endpoint does not tell.
+fn reused(sums: &[&Sums], drawn: &[usize]) -> Option<f64> {
+    let (mut cached, mut prompt) = (0, 0);
+    for &case in drawn {
+        cached += sums[case].cached?;
+        prompt += sums[case].prompt?;
+    }
+    (prompt > 0).then(|| 100.0 * cached as f64 / prompt as f64)
+}
+
+/// The drawn requests' time to the first token in milliseconds, by nearest rank; 0 of none.
+fn ttft(sums: &[&Sums], drawn: &[usize], share: f64) -> f64 {
+    let times = drawn.iter().flat_map(|&case| &sums[case].ttft_us);
+    let mut times: Vec<u64> = times.copied().collect();
+    if times.is_empty() {
+        return 0.0;
+    }
+    let rank = (share * times.len() as f64).ceil() as usize;
+    let at = rank.clamp(1, times.len()) - 1;
+    *times.select_nth_unstable(at).1 as f64 / 1000.0
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::data::{Document, Turn};
+    use super::super::journal::tests::record;
+    use super::*;
+    use std::sync::Arc;
+
+    /// Cases of one turn each, to be answered with `yes`, each with three documents.
+    pub(in crate::evaluate) fn cases(count: usize) -> Vec<Case> {
+        let document = Arc::new(Document {
+            id: "1".into(),
+            title: String::new(),
+            text: "yes".into(),
+        });
+        (0..count)
+            .map(|at| Case {
+                id: at.to_string(),
+                turns: vec![Turn {
+                    question: "?".into(),
+                    documents: vec![Arc::clone(&document); 3],
+                    answers: vec!["yes".into()],
+                    answer_document: Some(0),
+                }],
+            })
+            .collect()
+    }
+
+    /// The first `right` of `count` answered rightly.
+    pub(in crate::evaluate) fn answered(arm: Arm, count: usize, right: usize) -> Vec<Record> {
+        let answer = |at| if at < right { "yes" } else { "no" };
+        (0..count)
+            .map(|at| record(&at.to_string(), 0, arm, answer(at)))
+            .collect()
+    }
+
+    fn of(figures: &[Figure], arm: Arm) -> &Figure {
+        figures.iter().find(|figure| figure.arm == arm).unwrap()
+    }
+
+    #[test]
+    fn scores_tokens_and_times_are_those_of_the_answers() {
+        let cases = cases(40);
+        let mut records = answered(Arm::Retrieval, 40, 10);
+        records.extend(answered(Arm::Ordered, 40, 30));
+        for (at, record) in records.iter_mut().enumerate() {
+            record.ttft_us = 1_000 * (at as u64 % 40 + 1);
+            record.finish = (at % 40 == 3).then(|| "length".into());
+        }
+        let figures = compare(&cases, &[Arm::Retrieval, Arm::Ordered], &records, 1);
+        let baseline = of(&figures, Arm::Retrieval);
+        assert_eq!((baseline.cases, baseline.scored, baseline.cut), (40, 40, 1));
+        assert_eq!(baseline.exact_match.value, 25.0);
+        assert_eq!((baseline.ttft_median, baseline.ttft_p95), (20.0, 38.0));
+        assert_eq!(baseline.prompt_tokens, Some(4_000));
+        assert_eq!(baseline.reused, Some(40.0));
+        assert!(baseline.difference.is_none());
+        let difference = of(&figures, Arm::Ordered).difference.as_ref().unwrap();
+        let (exact_match, verdict) = &difference.exact_match;
+        assert_eq!((exact_match.value, *verdict), (50.0, Verdict::Better));
+        assert!(exact_match.interval.low > 30.0 && exact_match.interval.high < 70.0);
+        assert_eq!(difference.ttft.value, 0.0);
+        assert_eq!(difference.reused.unwrap().value, 0.0);
+    }
+
+    #[test]
+    fn pairs_make_differences_certain_that_two_samples_would_not() {
+        // Both right in the same 150 of 300; apart, each rate's interval is more than ten points wide.
+        let cases = cases(300);
+        let mut records = answered(Arm::Retrieval, 300, 150);
+        records.extend(answered(Arm::Reversed, 300, 150));
+        let figures = compare(&cases, &[Arm::Retrieval, Arm::Reversed], &records, 0);
+        let reversed = of(&figures, Arm::Reversed);
+        let width = reversed.exact_match.interval.high - reversed.exact_match.interval.low;
+        assert!(width > 10.0);
+        let (_, verdict) = reversed.difference.as_ref().unwrap().exact_match;
+        assert_eq!(verdict, Verdict::Within);
+    }
+
+    #[test]
+    fn only_cases_answered_under_every_arm_count() {
+        let cases = cases(6);
+        let mut records = answered(Arm::Retrieval, 6, 6);
+        records.extend(answered(Arm::Ordered, 4, 4));
+        records.extend(answered(Arm::First, 2, 2));
+        records.push(record("unknown", 0, Arm::Ordered, "yes"));
+        records[0].cached_tokens = None;
+        let arms = [Arm::Retrieval, Arm::Ordered, Arm::First];
+        let figures = compare(&cases, &arms, &records, 0);
+        let counts: Vec<_> = figures.iter().map(|figure| figure.cases).collect();
+        assert_eq!(counts, [4, 4, 2]);
+        assert_eq!(of(&figures, Arm::Retrieval).reused, None);
+        let difference = of(&figures, Arm::First).difference.as_ref().unwrap();
+        assert!(difference.reused.is_none());
+        assert_eq!(difference.exact_match.1, Verdict::NotEnough);
+        assert!(compare(&cases, &arms, &[], 0)[1].difference.is_none());
+    }
+
+    #[test]
+    fn a_chat_counts_when_it_was_answered_to_its_end() {
+        let mut cases = cases(1);
+        let turn = cases[0].turns[0].clone();
+        cases[0].turns.push(Turn {
+            answers: Vec::new(),
+            ..turn.clone()
+        });
+        cases[0].turns.push(turn);
+        let arms = [Arm::Retrieval];
+        let mut records = vec![
+            record("0", 0, Arm::Retrieval, "yes"),
+            record("0", 1, Arm::Retrieval, "whatever"),
+        ];
+        assert_eq!(compare(&cases, &arms, &records, 0)[0].cases, 0);
+        records.push(record("0", 2, Arm::Retrieval, "no"));
+        let figure = &compare(&cases, &arms, &records, 0)[0];
+        assert_eq!((figure.cases, figure.scored), (1, 2));
+        assert_eq!(figure.exact_match.value, 50.0);
+        assert_eq!(figure.prompt_tokens, Some(300));
+    }
+
+    #[test]
+    fn where_nothing_is_right_nothing_is_said() {
+        let cases = cases(400);
+        let mut records = answered(Arm::Retrieval, 400, 0);
+        records.extend(answered(Arm::Random, 400, 0));
+        let figures = compare(&cases, &[Arm::Retrieval, Arm::Random], &records, 0);
+        let (_, verdict) = of(&figures, Arm::Random).difference.as_ref().unwrap().f1;
+        assert_eq!(verdict, Verdict::NothingRight);
+    }
+}

@@ -1,0 +1,175 @@
+//! The questions: read from SQuAD's JSON or from lines of JSON, checked, and put into one shape.
+//!
+//! ```text
+//!   FILE.json  ── squad ── words: BM25 over the file's paragraphs ──┐
+//!                                                                   ├──▶ cases, each of one turn or several
+//!   FILE.jsonl ── lines ── documents as they were retrieved ────────┘
+//! ```
+//!
+//! Nothing here knows of arms or of requests.
+
+mod lines;
+mod squad;
+mod words;
+
+use anyhow::{Context, Result, bail, ensure};
+use foreword_ordering::document::Fingerprint;
+use fxhash::FxHashSet;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What is retrieved.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Document {
+    /// What hints call it.
+    pub(super) id: String,
+    /// May be empty.
+    pub(super) title: String,
+    pub(super) text: String,
+}
+
+/// A question, and what a retriever found for it.
+#[derive(Clone, Debug)]
+pub(super) struct Turn {
+    pub(super) question: String,
+    /// Best first.
+    pub(super) documents: Vec<Arc<Document>>,
+    /// The right answers; none: the turn is asked and not scored.
+    pub(super) answers: Vec<String>,
+    /// Which document the answer stands in, as far as that is clear.
+    pub(super) answer_document: Option<usize>,
+}
+
+/// A chat that is asked as a whole, under every arm.
+#[derive(Clone, Debug)]
+pub(super) struct Case {
+    /// No other case has it.
+    pub(super) id: String,
+    /// At least one; one of them has an answer, and one has documents.
+    pub(super) turns: Vec<Turn>,
+}
+
+/// What a file holds.
+#[derive(Debug, Default)]
+pub(super) struct Data {
+    /// In the order in which they are asked.
+    pub(super) cases: Vec<Case>,
+    /// Questions left out, because the file knows no answer.
+    pub(super) without_answers: usize,
+    /// Of the file's bytes.
+    pub(super) fingerprint: u64,
+}
+
+/// How a file is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading {
+    /// Documents of a question, at most.
+    pub(super) documents: Option<usize>,
+    /// Questions, at most: the first ones.
+    pub(super) questions: Option<usize>,
+    pub(super) seed: u64,
+}
+
+impl Case {
+    /// Whether an answer's place is known in every turn with an answer, and there are places to choose from.
+    pub(super) fn has_positions(&self) -> bool {
+        let scored = self.turns.iter().filter(|turn| !turn.answers.is_empty());
+        scored
+            .clone()
+            .all(|turn| turn.answer_document.is_some() && turn.documents.len() >= 3)
+    }
+}
+
+/// Reads `path`; its ending says in which format it is.
+pub(super) fn read(path: &Path, reading: Reading) -> Result<Data> {
+    let failed = || format!("cannot read {}", path.display());
+    let bytes = std::fs::metadata(path).with_context(failed)?.len();
+    if bytes > MAX_BYTES {
+        bail!(
+            "cannot read {}: it has {bytes} bytes, more than {MAX_BYTES}",
+            path.display()
+        );
+    }
+    let text = std::fs::read(path).with_context(failed)?;
+    let documents = reading.documents;
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    let mut data = match ending {
+        Some("json") => squad::read(&text, documents.unwrap_or(SQUAD_DOCUMENTS), reading.seed),
+        Some("jsonl" | "ndjson") => lines::read(&text, documents),
+        _ => bail!(
+            "{}: the name must end in .json (SQuAD) or .jsonl (lines)",
+            path.display()
+        ),
+    }
+    .with_context(failed)?;
+    data.fingerprint = Fingerprint::of(&[&text]).0;
+    let mut ids = FxHashSet::default();
+    for case in &data.cases {
+        ensure!(
+            ids.insert(case.id.as_str()),
+            "{}: two questions have the id {:?}",
+            path.display(),
+            case.id
+        );
+    }
+    data.cases.truncate(reading.questions.unwrap_or(usize::MAX));
+    ensure!(
+        !data.cases.is_empty(),
+        "{}: no question with an answer",
+        path.display()
+    );
+    Ok(data)
+}
+
+/// Paragraphs that a question of a SQuAD file gets unless told otherwise.
+const SQUAD_DOCUMENTS: usize = 10;
+
+/// A file is held in memory.
+const MAX_BYTES: u64 = 1 << 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_told_apart_by_their_ending_and_cut_after_as_many_questions() {
+        let folder = tempfile::tempdir().unwrap();
+        let reading = Reading {
+            documents: None,
+            questions: Some(1),
+            seed: 0,
+        };
+        let read = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            read(&path, reading).map_err(|error| format!("{error:#}"))
+        };
+        let line = r#"{"question": "q", "documents": ["d"], "answers": ["a"]}"#;
+        let both = format!("{line}\n{line}\n");
+        assert_eq!(read("a.jsonl", &both).unwrap().cases.len(), 1);
+        assert_ne!(
+            read("a.jsonl", &both).unwrap().fingerprint,
+            read("a.jsonl", line).unwrap().fingerprint
+        );
+        for (name, text, words) in [
+            ("a.txt", line, "must end in .json (SQuAD) or .jsonl"),
+            ("a.json", line, "missing field `data`"),
+            ("a.json", r#"{"data": []}"#, "no question with an answer"),
+            ("b.jsonl", "", "no question with an answer"),
+            (
+                "b.jsonl",
+                &format!("{}\n{}", with_id(line), with_id(line)),
+                "two questions have the id \"x\"",
+            ),
+        ] {
+            let error = read(name, text).err().unwrap();
+            assert!(error.contains(words), "{error}");
+        }
+        let gone = super::read(&folder.path().join("gone.json"), reading);
+        assert!(format!("{:#}", gone.err().unwrap()).starts_with("cannot read "));
+    }
+
+    fn with_id(line: &str) -> String {
+        line.replacen('{', r#"{"id": "x", "#, 1)
+    }
+}

@@ -1,0 +1,270 @@
+//! What an evaluation found, as JSON and as a table. No texts: of questions, documents and answers, counts alone.
+
+use super::arm::Arm;
+use super::bootstrap::{RESAMPLES, Verdict};
+use super::compare::{Estimate, Figure};
+use crate::page::words::{grouped, rounded};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// Everything that is shown.
+#[derive(Debug)]
+pub(super) struct Figures {
+    /// The file's name.
+    pub(super) data: String,
+    pub(super) model: String,
+    pub(super) endpoint: String,
+    /// The run's name.
+    pub(super) run: String,
+    pub(super) seed: u64,
+    pub(super) concurrency: usize,
+    /// Questions and chats asked.
+    pub(super) cases: usize,
+    /// Of these, not served under some arm.
+    pub(super) left_out: usize,
+    /// Questions of the file that it knows no answer to.
+    pub(super) without_answers: usize,
+    /// Whether every arm had a cache of its own.
+    pub(super) salted: bool,
+    /// In the order in which tables show them.
+    pub(super) arms: Vec<Figure>,
+}
+
+impl Figures {
+    /// The arms that put the answer's document somewhere.
+    pub(super) fn positions(&self) -> impl Iterator<Item = &Figure> {
+        self.arms.iter().filter(|figure| figure.arm.is_position())
+    }
+
+    /// The others.
+    pub(super) fn orders(&self) -> impl Iterator<Item = &Figure> {
+        self.arms.iter().filter(|figure| !figure.arm.is_position())
+    }
+
+    pub(super) fn baseline(&self) -> Option<&Figure> {
+        self.arms.iter().find(|figure| figure.arm == Arm::Retrieval)
+    }
+
+    /// One object.
+    pub(super) fn to_json(&self) -> String {
+        let arms: Vec<_> = self.arms.iter().map(arm).collect();
+        let figures = json!({
+            "data": self.data,
+            "model": self.model,
+            "endpoint": self.endpoint,
+            "run": self.run,
+            "seed": self.seed,
+            "concurrency": self.concurrency,
+            "questions": self.cases,
+            "left_out": self.left_out,
+            "without_answers": self.without_answers,
+            "cache_salt": self.salted,
+            "confidence": 0.95,
+            "resamples": RESAMPLES,
+            "arms": arms,
+        });
+        figures.to_string()
+    }
+
+    /// Lines for a terminal.
+    pub(super) fn to_table(&self) -> String {
+        let mut table = format!(
+            "{} questions of {}, asked of {}; {} left out\n\n",
+            grouped(self.cases as u64),
+            self.data,
+            self.model,
+            grouped(self.left_out as u64)
+        );
+        let _ = writeln!(
+            table,
+            "{:<14}{:>10}{:>13}{:>9}{:>9}{:>13}{:>12}{:>16}",
+            "arm",
+            "questions",
+            "exact match",
+            "F1",
+            "reused",
+            "TTFT median",
+            "p95",
+            "prompt tokens"
+        );
+        for figure in &self.arms {
+            let _ = writeln!(
+                table,
+                "{:<14}{:>10}{:>13}{:>9}{:>9}{:>13}{:>12}{:>16}",
+                figure.arm.name(),
+                grouped(figure.cases as u64),
+                share(figure.exact_match.value),
+                share(figure.f1.value),
+                figure.reused.map_or("—".into(), share),
+                milliseconds(figure.ttft_median),
+                milliseconds(figure.ttft_p95),
+                figure.prompt_tokens.map_or("—".into(), grouped),
+            );
+        }
+        let mut is_first = true;
+        for figure in &self.arms {
+            let Some(difference) = &figure.difference else {
+                continue;
+            };
+            if std::mem::take(&mut is_first) {
+                let _ = writeln!(
+                    table,
+                    "\n{:<16}{:<22}{:<22}{:<22}TTFT median [95 %]",
+                    "less retrieval", "exact match [95 %]", "", "F1 [95 %]"
+                );
+            }
+            let (exact_match, verdict) = &difference.exact_match;
+            let _ = writeln!(
+                table,
+                "{:<16}{:<22}{:<22}{:<22}{} ms",
+                figure.arm.name(),
+                with_interval(exact_match),
+                verdict.words(),
+                with_interval(&difference.f1.0),
+                with_interval(&difference.ttft),
+            );
+        }
+        table
+    }
+}
+
+fn arm(figure: &Figure) -> Value {
+    let compared = |(estimate, verdict): &(Estimate, Verdict)| {
+        let mut value = interval(estimate);
+        value["verdict"] = verdict.words().into();
+        value
+    };
+    json!({
+        "name": figure.arm.name(),
+        "questions": figure.cases,
+        "scored": figure.scored,
+        "exact_match": interval(&figure.exact_match),
+        "f1": interval(&figure.f1),
+        "prompt_tokens": figure.prompt_tokens,
+        "cached_tokens": figure.cached_tokens,
+        "reused": figure.reused.map(|share| rounded(share, 1e4)),
+        "ttft_ms": {"median": rounded(figure.ttft_median, 1e3), "p95": rounded(figure.ttft_p95, 1e3)},
+        "documents": figure.documents,
+        "moved": figure.moved,
+        "deduplicated": figure.deduplicated,
+        "cut": figure.cut,
+        "difference": figure.difference.as_ref().map(|difference| json!({
+            "exact_match": compared(&difference.exact_match),
+            "f1": compared(&difference.f1),
+            "reused": difference.reused.as_ref().map(interval),
+            "ttft_ms": interval(&difference.ttft),
+        })),
+    })
+}
+
+fn interval(estimate: &Estimate) -> Value {
+    json!({
+        "value": rounded(estimate.value, 1e4),
+        "low": rounded(estimate.interval.low, 1e4),
+        "high": rounded(estimate.interval.high, 1e4),
+    })
+}
+
+/// Percent that are percent already.
+pub(super) fn share(percent: f64) -> String {
+    format!("{percent:.1} %")
+}
+
+pub(super) fn milliseconds(value: f64) -> String {
+    format!("{value:.1} ms")
+}
+
+/// A difference with its interval: `-0.3 [-1.1, +0.5]`.
+pub(super) fn with_interval(estimate: &Estimate) -> String {
+    let Estimate { value, interval } = estimate;
+    format!(
+        "{} [{}, {}]",
+        signed(*value),
+        signed(interval.low),
+        signed(interval.high)
+    )
+}
+
+/// With its sign, and none for what rounds to nothing.
+pub(super) fn signed(value: f64) -> String {
+    let text = format!("{value:+.1}");
+    if matches!(text.as_str(), "+0.0" | "-0.0") {
+        "0.0".into()
+    } else {
+        text
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::compare::compare;
+    use super::super::compare::tests::{answered, cases};
+    use super::*;
+
+    /// Figures of made-up answers: the later an arm, the fewer are right.
+    pub(in crate::evaluate) fn example(arms: &[Arm], count: usize) -> Figures {
+        let cases = cases(count);
+        let mut records = Vec::new();
+        for (at, &arm) in arms.iter().enumerate() {
+            let mut answers = answered(arm, count, count - count * at / 12);
+            for (question, answer) in answers.iter_mut().enumerate() {
+                answer.ttft_us = 20_000 + 1_000 * (question as u64 * 7 % 50) - 900 * at as u64;
+                answer.cached_tokens = Some(10 + 7 * at as u64);
+            }
+            records.extend(answers);
+        }
+        Figures {
+            data: "some <data>.json".into(),
+            model: "m".into(),
+            endpoint: "http://localhost:8000/v1/chat/completions".into(),
+            run: "00".into(),
+            seed: 0,
+            concurrency: 1,
+            cases: count,
+            left_out: 0,
+            without_answers: 0,
+            salted: true,
+            arms: compare(&cases, arms, &records, 0),
+        }
+    }
+
+    #[test]
+    fn the_table_has_every_arm_and_its_difference() {
+        let figures = example(&[Arm::Retrieval, Arm::Ordered, Arm::First], 36);
+        let table = figures.to_table();
+        assert!(table.starts_with("36 questions of some <data>.json, asked of m; 0 left out\n"));
+        assert!(table.contains(
+            "\nretrieval             36      100.0 %  100.0 %   10.0 %      45.0 ms     68.0 ms           3,600\n"
+        ), "{table}");
+        assert!(
+            table.contains("\nordered         -8.3 [-19.4, 0.0]"),
+            "{table}"
+        );
+        assert_eq!(table.matches("\nfirst ").count(), 2);
+        let alone = example(&[Arm::Ordered], 3).to_table();
+        assert!(!alone.contains("less retrieval"));
+    }
+
+    #[test]
+    fn the_json_has_what_the_table_has() {
+        let figures = example(&[Arm::Retrieval, Arm::Ordered], 36);
+        let json: Value = serde_json::from_str(&figures.to_json()).unwrap();
+        let arms = json["arms"].as_array().unwrap();
+        assert_eq!(arms[0]["exact_match"]["value"], 100.0);
+        assert!(arms[0]["difference"].is_null());
+        let difference = &arms[1]["difference"];
+        assert_eq!(difference["exact_match"]["value"], -8.3333);
+        assert_eq!(difference["exact_match"]["verdict"], "not enough questions");
+        assert_eq!(difference["reused"]["value"], 7.0);
+        assert_eq!(difference["ttft_ms"]["value"], -0.9);
+        assert_eq!(json["resamples"], 10_000);
+    }
+
+    #[test]
+    fn nothing_has_no_sign() {
+        assert_eq!(
+            [0.04, -0.04, 0.06, -1.0].map(signed),
+            ["0.0", "0.0", "+0.1", "-1.0"]
+        );
+    }
+}

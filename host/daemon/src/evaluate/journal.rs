@@ -1,0 +1,279 @@
+//! What was answered so far, kept so that a run can be stopped at any time and go on.
+//!
+//! `answers.jsonl` in the run's folder: a first line with the run's parameters, then a line for every answer, appended
+//! when it has come. A line that a crash cut short is dropped, and its question asked again. The parameters must be the
+//! same when a run goes on: answers of two kinds would be compared as if they were of one.
+//!
+//! The file holds the answers' texts, which scoring takes and which may be as confidential as the questions: only its
+//! owner may read it. Questions and documents are not in it. Whoever writes holds a lock on it.
+
+use super::arm::Arm;
+use super::stream::Usage;
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::hash_map::RandomState;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::hash::BuildHasher;
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// An answer, as it is kept.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) case: String,
+    /// From 0.
+    pub(super) turn: usize,
+    /// The arm's name.
+    pub(super) arm: String,
+    /// When the core ordered it: these numbers grow from request to request.
+    pub(super) at: u64,
+    pub(super) answer: String,
+    /// Why it ended.
+    pub(super) finish: Option<String>,
+    /// Hash of the body sent, as 16 hexadecimal digits.
+    pub(super) sent: String,
+    /// Until the first word came.
+    pub(super) ttft_us: u64,
+    pub(super) total_us: u64,
+    pub(super) prompt_tokens: Option<u64>,
+    pub(super) cached_tokens: Option<u64>,
+    pub(super) completion_tokens: Option<u64>,
+    /// Documents, and how many of them stood elsewhere than the client put them or were only referred to.
+    pub(super) documents: u32,
+    pub(super) moved: u32,
+    pub(super) deduplicated: u32,
+}
+
+impl Record {
+    pub(super) fn arm(&self) -> Option<Arm> {
+        Arm::by_name(&self.arm)
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        Usage {
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            completion_tokens: self.completion_tokens,
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    format: u32,
+    run: String,
+    parameters: Map<String, Value>,
+}
+
+/// The file, open for appending.
+#[derive(Debug)]
+pub(super) struct Journal {
+    file: File,
+    path: PathBuf,
+    run: String,
+}
+
+impl Journal {
+    /// Opens the journal in `folder`, both made if need be, and reads what it holds.
+    ///
+    /// # Errors
+    /// It cannot be read or written, another run writes it, it was made with other parameters, or it is damaged.
+    pub(super) fn open(
+        folder: &Path,
+        parameters: &Map<String, Value>,
+    ) -> Result<(Self, Vec<Record>)> {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make {}", folder.display()))?;
+        let path = folder.join("answers.jsonl");
+        let failed = || format!("cannot use {}", path.display());
+        let mut file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&path)
+            .with_context(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                bail!("another run is writing {}", path.display());
+            }
+            Err(TryLockError::Error(error)) => return Err(error).with_context(failed),
+        }
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).with_context(failed)?;
+        let whole = text.iter().rposition(|&byte| byte == b'\n');
+        let whole = whole.map_or(0, |at| at + 1);
+        if whole < text.len() {
+            text.truncate(whole);
+            file.set_len(whole as u64).with_context(failed)?;
+            file.seek(std::io::SeekFrom::End(0)).with_context(failed)?;
+        }
+        let mut journal = Self {
+            file,
+            path: path.clone(),
+            run: format!("{:016x}", RandomState::new().hash_one("foreword evaluate")),
+        };
+        let mut lines = text
+            .split(|&byte| byte == b'\n')
+            .filter(|line| !line.is_empty());
+        let Some(first) = lines.next() else {
+            let header = Header {
+                format: FORMAT,
+                run: journal.run.clone(),
+                parameters: parameters.clone(),
+            };
+            journal.write(&header)?;
+            return Ok((journal, Vec::new()));
+        };
+        let header: Header = serde_json::from_slice(first)
+            .with_context(|| format!("{} does not begin like a run's answers", path.display()))?;
+        ensure!(
+            header.format == FORMAT,
+            "{} has format {}, this version reads and writes {FORMAT}",
+            path.display(),
+            header.format
+        );
+        if let Some(difference) = difference(&header.parameters, parameters) {
+            bail!(
+                "{} holds a run with other parameters: {difference}; go on with the same ones, or choose another --out",
+                folder.display()
+            );
+        }
+        journal.run = header.run;
+        let records = lines.enumerate().map(|(at, line)| {
+            serde_json::from_slice(line)
+                .with_context(|| format!("{}:{} is damaged", path.display(), at + 2))
+        });
+        let records = records.collect::<Result<_>>()?;
+        Ok((journal, records))
+    }
+
+    /// What the run is called: drawn when it began, no other run's name.
+    pub(super) fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// Keeps an answer.
+    pub(super) fn append(&mut self, record: &Record) -> Result<()> {
+        self.write(record)
+    }
+
+    /// A line in one write: what is read later is whole, or has no end of line.
+    fn write(&mut self, line: &impl Serialize) -> Result<()> {
+        let mut text = serde_json::to_vec(line)?;
+        text.push(b'\n');
+        self.file
+            .write_all(&text)
+            .with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+/// The first parameter that differs, and how.
+fn difference(was: &Map<String, Value>, is: &Map<String, Value>) -> Option<String> {
+    let names = was.keys().chain(is.keys());
+    let shown = |value: Option<&Value>| value.map_or("absent".to_owned(), Value::to_string);
+    names
+        .map(|name| (name, was.get(name), is.get(name)))
+        .find(|(_, was, is)| was != is)
+        .map(|(name, was, is)| format!("{name} was {} and is {}", shown(was), shown(is)))
+}
+
+const FORMAT: u32 = 1;
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn parameters(seed: u64) -> Map<String, Value> {
+        let value = json!({"model": "m", "seed": seed});
+        value.as_object().unwrap().clone()
+    }
+
+    pub(in crate::evaluate) fn record(case: &str, turn: usize, arm: Arm, answer: &str) -> Record {
+        Record {
+            case: case.into(),
+            turn,
+            arm: arm.name().into(),
+            at: 0,
+            answer: answer.into(),
+            finish: Some("stop".into()),
+            sent: "0".into(),
+            ttft_us: 1_000,
+            total_us: 2_000,
+            prompt_tokens: Some(100),
+            cached_tokens: Some(40),
+            completion_tokens: Some(3),
+            documents: 5,
+            moved: 0,
+            deduplicated: 0,
+        }
+    }
+
+    fn open(folder: &Path, seed: u64) -> Result<(Journal, Vec<Record>), String> {
+        Journal::open(folder, &parameters(seed)).map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn answers_are_there_again_and_a_torn_line_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("answers.jsonl");
+        let (mut journal, records) = open(folder.path(), 1).unwrap();
+        assert!(records.is_empty());
+        let run = journal.run().to_owned();
+        for (turn, answer) in ["one\n{}", "two"].into_iter().enumerate() {
+            journal
+                .append(&record("a", turn, Arm::Retrieval, answer))
+                .unwrap();
+        }
+        assert!(open(folder.path(), 1).unwrap_err().contains("another run"));
+        drop(journal);
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+        let (mut journal, records) = open(folder.path(), 1).unwrap();
+        assert_eq!((records.len(), journal.run()), (1, run.as_str()));
+        assert_eq!(records[0].answer, "one\n{}");
+        journal
+            .append(&record("a", 1, Arm::Retrieval, "two"))
+            .unwrap();
+        drop(journal);
+        assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        // Torn in the first line: as if it had not begun.
+        std::fs::write(&path, &bytes[..20]).unwrap();
+        assert!(open(folder.path(), 2).unwrap().1.is_empty());
+    }
+
+    #[test]
+    fn other_parameters_and_damage_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(open(folder.path(), 1).unwrap());
+        let error = open(folder.path(), 2).unwrap_err();
+        assert!(
+            error.contains("seed was 1 and is 2; go on with the same ones"),
+            "{error}"
+        );
+        let path = folder.path().join("answers.jsonl");
+        let header = std::fs::read_to_string(&path).unwrap();
+        for (text, words) in [
+            (format!("{header}nonsense\n"), "answers.jsonl:2 is damaged"),
+            (
+                header.replace("\"format\":1", "\"format\":2"),
+                "has format 2",
+            ),
+            ("nonsense\n".into(), "does not begin like"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = open(folder.path(), 1).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        let error = open(&path, 1).unwrap_err();
+        assert!(error.contains("cannot make"), "{error}");
+    }
+}

@@ -1,0 +1,249 @@
+//! `foreword evaluate`: are answers as good when documents stand in another order? Asked of the user's own model, with
+//! questions whose answers are known, before the filter is switched on.
+//!
+//! ```text
+//!  FILE ──▶ data ──▶ cases ─┐
+//!                           ├─▶ ask: every case under every arm ──▶ journal (answers.jsonl)
+//!  arms: the core's ────────┘     prompt, orderer, client,            │
+//!  configuration per arm          stream                              ▼
+//!                                           score ──▶ compare, bootstrap ──▶ table, JSON, report (plots)
+//! ```
+//!
+//! The arms order with the filter's own core, so that what is measured is what the filter does
+//! (`tests/tests/evaluate.rs` holds it to that, through Envoy). The endpoint may be any that speaks OpenAI's chat
+//! protocol over plain HTTP. A run that was stopped goes on; one that is done is scored again without a request.
+
+mod arm;
+mod ask;
+mod bootstrap;
+mod client;
+mod compare;
+mod data;
+mod figures;
+mod journal;
+mod plots;
+mod prompt;
+mod report;
+mod score;
+mod stream;
+
+pub use arm::Arm;
+
+use crate::progress;
+use anyhow::{Context, Result, anyhow, ensure};
+use ask::Questions;
+use client::{Client, chat_url};
+use data::Reading;
+use figures::Figures;
+use foreword_ordering::{Config, RawConfig};
+use fxhash::FxHashSet;
+use journal::Journal;
+use prompt::Prompts;
+use serde_json::{Map, Value, json};
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What to ask, of whom, and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The endpoint: its root, its `/v1` or its chat route.
+    pub endpoint: String,
+    /// A gateway before the same endpoint, for [`Arm::Gateway`].
+    pub gateway: Option<String>,
+    /// The model's name there.
+    pub model: String,
+    /// The questions.
+    pub data: PathBuf,
+    /// The run's folder.
+    pub out: PathBuf,
+    /// Empty: all that make a difference for the questions.
+    pub arms: Vec<Arm>,
+    /// Whether the answer's document is also put first, in the middle and last.
+    pub positions: bool,
+    /// Questions, at most.
+    pub questions: Option<usize>,
+    /// Documents of a question, at most.
+    pub documents: Option<usize>,
+    /// Requests under way.
+    pub concurrency: usize,
+    /// Of all that is drawn: the questions' order, the arms', random orders, resamples.
+    pub seed: u64,
+    /// The system message; empty: none.
+    pub system: String,
+    /// Tokens of an answer.
+    pub max_tokens: u32,
+    /// More members of every body; they take the place of ours.
+    pub extra: Map<String, Value>,
+    /// The gateway's configuration of ordering.
+    pub ordering: RawConfig,
+    /// Whether every arm has a cache of its own, by `cache_salt`.
+    pub salts: bool,
+    /// Sent as a bearer token.
+    pub api_key: Option<String>,
+    /// Of one attempt.
+    pub timeout: Duration,
+    /// Attempts beside the first.
+    pub retries: u32,
+    /// The first wait between two attempts; it doubles.
+    pub backoff: Duration,
+    /// Whether standard output gets JSON instead of a table.
+    pub json: bool,
+}
+
+/// Asks, prints the figures to standard output, and writes `figures.json` and `report.html` into the run's folder.
+///
+/// # Errors
+/// An argument that does not fit, a file that cannot be read or written, an endpoint that does not answer.
+pub fn run(options: &Options) -> Result<()> {
+    let url = chat_url(&options.endpoint).map_err(|wrong| anyhow!("--endpoint: {wrong}"))?;
+    let gateway = options.gateway.as_deref().map(chat_url).transpose();
+    let gateway = gateway.map_err(|wrong| anyhow!("--gateway: {wrong}"))?;
+    let data = data::read(
+        &options.data,
+        Reading {
+            documents: options.documents,
+            questions: options.questions,
+            seed: options.seed,
+        },
+    )?;
+    let has_chats = data.cases.iter().any(|case| case.turns.len() > 1);
+    let arms = arms(options, has_chats)?;
+    let configs = arms
+        .iter()
+        .map(|arm| arm.config(&options.ordering, options.seed))
+        .collect::<Result<Vec<_>>>()?;
+    let parameters = parameters(options, &arms, data.fingerprint, &url, gateway.as_deref());
+
+    let mut prompts = Prompts {
+        model: options.model.clone(),
+        system: options.system.clone(),
+        max_tokens: options.max_tokens,
+        extra: options.extra.clone(),
+        salt: None,
+        tag: Prompts::tag(&options.ordering)?,
+    };
+    let base = Config::try_from(options.ordering.clone()).context("the ordering configuration")?;
+    for case in &data.cases {
+        prompts.check(case, &base)?;
+    }
+    let (mut journal, records) = Journal::open(&options.out, &parameters)?;
+    if options.salts {
+        prompts.salt = Some(format!("evaluate-{}", journal.run()));
+    }
+    let client = Client::new(
+        options.api_key.clone(),
+        options.timeout,
+        options.retries,
+        options.backoff,
+    );
+    let questions = Questions {
+        cases: &data.cases,
+        arms: &arms,
+        configs,
+        prompts: &prompts,
+        client: &client,
+        url: &url,
+        gateway: gateway.as_deref(),
+        seed: options.seed,
+        concurrency: options.concurrency,
+    };
+    let bar = progress::bar("asking", questions.requests())?;
+    let outcome = questions.ask(&mut journal, records, &bar);
+    bar.finish_and_clear();
+    let outcome = outcome?;
+
+    let name = options.data.file_name().unwrap_or_default();
+    let figures = Figures {
+        data: name.to_string_lossy().into_owned(),
+        model: options.model.clone(),
+        endpoint: url,
+        run: journal.run().to_owned(),
+        seed: options.seed,
+        concurrency: options.concurrency,
+        cases: data.cases.len(),
+        left_out: outcome.left_out.len(),
+        without_answers: data.without_answers,
+        salted: options.salts,
+        arms: compare::compare(&data.cases, &arms, &outcome.records, options.seed),
+    };
+    show(&figures, options)
+}
+
+fn show(figures: &Figures, options: &Options) -> Result<()> {
+    let json = figures.to_json() + "\n";
+    let page = report::page(figures)?;
+    for (name, text) in [("figures.json", &json), ("report.html", &page)] {
+        let path = options.out.join(name);
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        eprintln!("written: {}", path.display());
+    }
+    let printed = if options.json {
+        json
+    } else {
+        figures.to_table()
+    };
+    std::io::stdout()
+        .write_all(printed.as_bytes())
+        .context("cannot write to standard output")
+}
+
+/// The arms asked, each once, in the order of [`Arm::ALL`].
+fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
+    let mut arms: FxHashSet<Arm> = options.arms.iter().copied().collect();
+    if arms.is_empty() {
+        arms.extend([
+            Arm::Retrieval,
+            Arm::Ordered,
+            Arm::OrderedHint,
+            Arm::Random,
+            Arm::Reversed,
+        ]);
+        if has_chats {
+            arms.extend([Arm::Dedup, Arm::DedupHint]);
+        }
+        arms.extend(options.gateway.as_ref().map(|_| Arm::Gateway));
+    }
+    if options.positions {
+        arms.extend(Arm::POSITIONS);
+    }
+    ensure!(
+        options.gateway.is_some() || !arms.contains(&Arm::Gateway),
+        "the arm gateway needs --gateway"
+    );
+    Ok(Arm::ALL
+        .into_iter()
+        .filter(|arm| arms.contains(arm))
+        .collect())
+}
+
+/// What answers depend on, and what times do: a run goes on with the same ones only. The key, and how patiently the
+/// endpoint is asked, are no part of it.
+fn parameters(
+    options: &Options,
+    arms: &[Arm],
+    data: u64,
+    url: &str,
+    gateway: Option<&str>,
+) -> Map<String, Value> {
+    let names: Vec<_> = arms.iter().map(|arm| arm.name()).collect();
+    [
+        ("model", json!(options.model)),
+        ("data", json!(format!("{data:016x}"))),
+        ("arms", json!(names)),
+        ("questions", json!(options.questions)),
+        ("documents", json!(options.documents)),
+        ("seed", json!(options.seed)),
+        ("concurrency", json!(options.concurrency)),
+        ("system", json!(options.system)),
+        ("max_tokens", json!(options.max_tokens)),
+        ("extra", json!(options.extra)),
+        ("ordering", json!(format!("{:?}", options.ordering))),
+        ("cache_salt", json!(options.salts)),
+        ("endpoint", json!(url)),
+        ("gateway", json!(gateway)),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into_iter()
+    .collect()
+}

@@ -1,0 +1,219 @@
+//! The report's plots as SVG text: an arm to a row, its name at the left.
+
+use super::arm::Arm;
+use super::bootstrap::{Interval, MARGIN};
+use super::compare::{Estimate, Figure};
+use super::figures::{Figures, milliseconds, share, signed};
+use crate::page::plot::{BASELINE, BEST, GRID, INK, OTHERS, Width, drawn};
+use anyhow::Result;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+/// Exact match less that of retrieval order, with intervals, over a band of ±1 point.
+pub(super) fn exact_match_differences(figures: &Figures, width: Width) -> Result<String> {
+    differences(figures, width, |figure| {
+        Some(figure.difference.as_ref()?.exact_match.0)
+    })
+}
+
+/// The same of F1.
+pub(super) fn f1_differences(figures: &Figures, width: Width) -> Result<String> {
+    differences(figures, width, |figure| {
+        Some(figure.difference.as_ref()?.f1.0)
+    })
+}
+
+fn differences(
+    figures: &Figures,
+    width: Width,
+    of: impl Fn(&Figure) -> Option<Estimate>,
+) -> Result<String> {
+    let rows = figures.orders().filter_map(|figure| {
+        let estimate = of(figure)?;
+        Some(Row {
+            name: figure.arm.name(),
+            colour: colour(figure.arm),
+            value: estimate.value,
+            interval: Some(estimate.interval),
+            label: signed(estimate.value),
+        })
+    });
+    rows_of(&rows.collect::<Vec<_>>(), Some(MARGIN), width)
+}
+
+/// Exact match where the answer's document stands first, in the middle and last, with intervals.
+pub(super) fn positions(figures: &Figures, width: Width) -> Result<String> {
+    let rows = figures.positions().map(|figure| Row {
+        name: figure.arm.name(),
+        colour: colour(figure.arm),
+        value: figure.exact_match.value,
+        interval: Some(figure.exact_match.interval),
+        label: share(figure.exact_match.value),
+    });
+    rows_of(&rows.collect::<Vec<_>>(), None, width)
+}
+
+/// Cached of prompt tokens, where the endpoint tells.
+pub(super) fn reused(figures: &Figures, width: Width) -> Result<String> {
+    let rows = figures.orders().filter_map(|figure| {
+        let reused = figure.reused?;
+        Some(Row {
+            name: figure.arm.name(),
+            colour: colour(figure.arm),
+            value: reused,
+            interval: None,
+            label: share(reused),
+        })
+    });
+    rows_of(&rows.collect::<Vec<_>>(), None, width)
+}
+
+/// Median time to the first token.
+pub(super) fn ttft(figures: &Figures, width: Width) -> Result<String> {
+    let rows = figures.orders().map(|figure| Row {
+        name: figure.arm.name(),
+        colour: colour(figure.arm),
+        value: figure.ttft_median,
+        interval: None,
+        label: milliseconds(figure.ttft_median),
+    });
+    rows_of(&rows.collect::<Vec<_>>(), None, width)
+}
+
+/// A bar from 0, or, with an interval, a point and a line.
+struct Row {
+    name: &'static str,
+    colour: RGBColor,
+    value: f64,
+    interval: Option<Interval>,
+    label: String,
+}
+
+fn colour(arm: Arm) -> RGBColor {
+    match arm {
+        Arm::Retrieval => BASELINE,
+        Arm::Ordered | Arm::OrderedHint | Arm::Dedup | Arm::DedupHint | Arm::Gateway => BEST,
+        _ => OTHERS,
+    }
+}
+
+const ROW: i32 = 34;
+const EDGE: i32 = 8;
+/// Room for names at the left and for labels at the right.
+const NAMES: i32 = 116;
+const LABELS: i32 = 84;
+
+/// Rows under each other on one scale, which reaches from 0 or below to the greatest value. `band` reaches as far to
+/// either side of 0.
+fn rows_of(rows: &[Row], band: Option<f64>, width: Width) -> Result<String> {
+    let ends = rows.iter().flat_map(|row| {
+        let interval = row.interval.unwrap_or(Interval {
+            low: row.value,
+            high: row.value,
+        });
+        [interval.low, interval.high]
+    });
+    let band_ends = band.map_or([0.0, 0.0], |band| [-1.5 * band, 1.5 * band]);
+    let (mut low, mut high) = (band_ends[0], band_ends[1]);
+    for end in ends {
+        (low, high) = (low.min(end), high.max(end));
+    }
+    let span = (high - low).max(1e-9);
+    let pixels = i32::try_from(width.pixels())?;
+    let height = 2 * EDGE + i32::try_from(rows.len())? * ROW;
+    let room = f64::from(pixels - NAMES - LABELS);
+    let x = |value: f64| NAMES + (room * (value - low) / span).round() as i32;
+    drawn("rows", |svg| {
+        let size = (pixels.unsigned_abs(), height.unsigned_abs());
+        let area = SVGBackend::with_string(svg, size).into_drawing_area();
+        if let Some(band) = band {
+            let corners = [(x(-band), EDGE), (x(band), height - EDGE)];
+            area.draw(&Rectangle::new(corners, GRID.filled()))?;
+        }
+        let zero = [(x(0.0), EDGE / 2), (x(0.0), height - EDGE / 2)];
+        area.draw(&PathElement::new(zero, INK.stroke_width(1)))?;
+        for (number, row) in (0..).zip(rows) {
+            let top = EDGE + number * ROW;
+            draw_row(&area, row, top, &x, pixels)?;
+        }
+        area.present()?;
+        Ok(())
+    })
+}
+
+fn draw_row(
+    area: &DrawingArea<SVGBackend<'_>, Shift>,
+    row: &Row,
+    top: i32,
+    x: &impl Fn(f64) -> i32,
+    pixels: i32,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let words = |horizontal| {
+        let font = ("sans-serif", 15).into_font().color(&INK);
+        font.pos(Pos::new(horizontal, VPos::Center))
+    };
+    let middle = top + ROW / 2;
+    let name = (NAMES - 10, middle);
+    area.draw(&Text::new(row.name, name, words(HPos::Right)))?;
+    match row.interval {
+        Some(Interval { low, high }) => {
+            let line = [(x(low), middle), (x(high), middle)];
+            area.draw(&PathElement::new(line, row.colour.stroke_width(2)))?;
+            for end in [low, high] {
+                let tick = [(x(end), middle - 5), (x(end), middle + 5)];
+                area.draw(&PathElement::new(tick, row.colour.stroke_width(2)))?;
+            }
+            let point = Circle::new((x(row.value), middle), 5, row.colour.filled());
+            area.draw(&point)?;
+        }
+        None => {
+            let corners = [
+                (x(0.0), top + 5),
+                (x(row.value).max(x(0.0) + 1), top + ROW - 5),
+            ];
+            area.draw(&Rectangle::new(corners, row.colour.filled()))?;
+        }
+    }
+    let label = (pixels - LABELS + 12, middle);
+    let label = Text::new(row.label.as_str(), label, words(HPos::Left));
+    area.draw(&label)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::figures::tests::example;
+    use super::*;
+
+    #[test]
+    fn every_plot_names_its_arms_at_both_widths() {
+        let figures = example(&Arm::ALL, 12);
+        for width in [Width::Desktop, Width::Phone] {
+            for plot in [
+                exact_match_differences,
+                f1_differences,
+                reused,
+                ttft,
+                positions,
+            ] {
+                let svg = plot(&figures, width).unwrap();
+                assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+                assert!(!svg.contains("NaN") && !svg.contains("inf"));
+            }
+            let svg = exact_match_differences(&figures, width).unwrap();
+            assert!(!svg.contains("\nretrieval\n"));
+            assert!(svg.contains("\nordered+hint\n"));
+            let svg = positions(&figures, width).unwrap();
+            assert!(svg.contains("\nmiddle\n") && !svg.contains("\nreversed\n"));
+        }
+    }
+
+    #[test]
+    fn no_rows_and_rows_without_a_span_are_drawn() {
+        let figures = example(&[Arm::Retrieval], 1);
+        for plot in [exact_match_differences, reused, ttft, positions] {
+            assert!(plot(&figures, Width::Phone).is_ok());
+        }
+    }
+}

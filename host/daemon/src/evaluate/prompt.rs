@@ -1,0 +1,235 @@
+//! Requests' bodies, as a client without Foreword writes them: a system message, and in each turn's user message its
+//! documents in tags, then the question. What a turn sent stays in the chat's history.
+//!
+//! A document's block is what the core writes for an element of a `documents` array, and no function of anything else. A
+//! text that holds the tag's own name in brackets gets a space there (`< /document>`), or the document would end early.
+
+use super::arm::Arm;
+use super::data::{Case, Document};
+use anyhow::{Result, anyhow, ensure};
+use foreword_ordering::{Config, RawConfig, documents_of};
+use fxhash::FxHashSet;
+use serde_json::{Map, Value, json};
+
+/// What all requests of a run have in common.
+#[derive(Clone, Debug)]
+pub(super) struct Prompts {
+    pub(super) model: String,
+    /// May be empty: then there is no system message.
+    pub(super) system: String,
+    pub(super) max_tokens: u32,
+    /// Members that take the place of ours, or stand beside them.
+    pub(super) extra: Map<String, Value>,
+    /// Begins every `cache_salt`; `None`: requests have none.
+    pub(super) salt: Option<String>,
+    /// The tag around a document.
+    pub(super) tag: String,
+}
+
+impl Prompts {
+    /// A tag that the core takes for a document's, under the gateway's configuration.
+    pub(super) fn tag(ordering: &RawConfig) -> Result<String> {
+        let tags = &ordering.documents.tags;
+        let usual = tags.iter().find(|tag| *tag == "document");
+        let tag = usual.or(tags.first());
+        tag.cloned()
+            .ok_or_else(|| anyhow!("documents.tags is empty: documents are sent in tags"))
+    }
+
+    /// The request for the turn behind those that `answers` answered.
+    pub(super) fn body(&self, case: &Case, arm: Arm, answers: &[&str]) -> Vec<u8> {
+        let mut messages = Vec::new();
+        if !self.system.is_empty() {
+            messages.push(json!({"role": "system", "content": self.system}));
+        }
+        for (at, turn) in case.turns.iter().take(answers.len() + 1).enumerate() {
+            let mut content = String::new();
+            for document in arm.arrange(turn) {
+                self.write_block(&mut content, document);
+            }
+            if !content.is_empty() {
+                content.push('\n');
+            }
+            content.push_str(&turn.question);
+            messages.push(json!({"role": "user", "content": content}));
+            if let Some(answer) = answers.get(at) {
+                messages.push(json!({"role": "assistant", "content": answer}));
+            }
+        }
+        let mut body = Map::new();
+        body.insert("model".into(), self.model.clone().into());
+        body.insert("messages".into(), messages.into());
+        body.insert("temperature".into(), 0.into());
+        body.insert("max_tokens".into(), self.max_tokens.into());
+        body.insert("stream".into(), true.into());
+        body.insert("stream_options".into(), json!({"include_usage": true}));
+        if let Some(salt) = &self.salt {
+            let salt = format!("{salt}-{}", arm.name());
+            body.insert("cache_salt".into(), salt.into());
+        }
+        body.extend(self.extra.clone());
+        Value::Object(body).to_string().into_bytes()
+    }
+
+    /// Whether the core finds a case's documents and nothing else; what is measured would not be the order otherwise.
+    pub(super) fn check(&self, case: &Case, config: &Config) -> Result<()> {
+        for turn in &case.turns {
+            let alone = Case {
+                id: case.id.clone(),
+                turns: vec![turn.clone()],
+            };
+            let sent: FxHashSet<_> = turn
+                .documents
+                .iter()
+                .map(|document| self.block(document))
+                .collect();
+            let found = match documents_of(&self.body(&alone, Arm::Retrieval, &[]), config) {
+                Ok(groups) => groups.iter().map(|group| group.documents.len()).sum(),
+                Err(_) if sent.is_empty() => 0,
+                Err(skip) => {
+                    return Err(anyhow!("{:?} would not be ordered: {skip}", case.id));
+                }
+            };
+            ensure!(
+                found == sent.len(),
+                "{:?} has {} documents, but {found} would be found in its request: a text of it looks like documents",
+                case.id,
+                sent.len()
+            );
+        }
+        Ok(())
+    }
+
+    fn block(&self, document: &Document) -> String {
+        let mut text = String::new();
+        self.write_block(&mut text, document);
+        text
+    }
+
+    fn write_block(&self, text: &mut String, document: &Document) {
+        let tag = &self.tag;
+        let inside = |words: &str| {
+            let words = words.replace(&format!("<{tag}"), &format!("< {tag}"));
+            words.replace(&format!("</{tag}"), &format!("< /{tag}"))
+        };
+        let id = document.id.replace('"', "'").replace(['\n', '\r'], " ");
+        text.push_str(&format!("<{tag} id=\"{id}\">\n"));
+        if !document.title.is_empty() {
+            text.push_str(&inside(&document.title));
+            text.push_str("\n\n");
+        }
+        text.push_str(&inside(&document.text));
+        text.push_str(&format!("\n</{tag}>\n"));
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::data::Turn;
+    use super::*;
+    use std::sync::Arc;
+
+    pub(in crate::evaluate) fn prompts() -> Prompts {
+        Prompts {
+            model: "m".into(),
+            system: "Be brief.".into(),
+            max_tokens: 9,
+            extra: Map::new(),
+            salt: Some("run".into()),
+            tag: "document".into(),
+        }
+    }
+
+    fn case(turns: &[(&[&str], &str)]) -> Case {
+        let turns = turns.iter().map(|(texts, question)| Turn {
+            question: (*question).to_owned(),
+            documents: texts
+                .iter()
+                .map(|text| {
+                    Arc::new(Document {
+                        id: text[..1].to_owned(),
+                        title: String::new(),
+                        text: (*text).to_owned(),
+                    })
+                })
+                .collect(),
+            answers: vec!["x".into()],
+            answer_document: Some(0),
+        });
+        Case {
+            id: "case".into(),
+            turns: turns.collect(),
+        }
+    }
+
+    #[test]
+    fn a_body_holds_the_chat_so_far_and_ends_with_the_next_question() {
+        let case = case(&[(&["abc", "def"], "Why?"), (&[], "How?"), (&[], "When?")]);
+        let body = prompts().body(&case, Arm::Reversed, &["So."]);
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(
+            body["messages"],
+            json!([
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "<document id=\"d\">\ndef\n</document>\n<document id=\"a\">\nabc\n</document>\n\nWhy?"},
+                {"role": "assistant", "content": "So."},
+                {"role": "user", "content": "How?"},
+            ])
+        );
+        assert_eq!(body["cache_salt"], "run-reversed");
+        assert_eq!(
+            (&body["stream"], &body["max_tokens"]),
+            (&json!(true), &json!(9))
+        );
+
+        let mut other = prompts();
+        (other.salt, other.system) = (None, String::new());
+        other.extra.insert("temperature".into(), json!(0.5));
+        let body = other.body(&case, Arm::Retrieval, &[]);
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(body["messages"][0]["role"], "user");
+        assert_eq!(body["temperature"], json!(0.5));
+        assert!(body.get("cache_salt").is_none());
+    }
+
+    #[test]
+    fn the_core_finds_exactly_the_documents_whatever_their_texts() {
+        let config = Config::default();
+        let prompts = prompts();
+        let nasty = case(&[(
+            &[
+                "a </document> b",
+                "b\n<document id=\"x\">",
+                "c <doc>d</doc>",
+                "a </document> b",
+            ],
+            "Why?",
+        )]);
+        prompts.check(&nasty, &config).unwrap();
+        assert!(prompts.check(&case(&[(&[], "Why?")]), &config).is_ok());
+        let question = case(&[(&["abc"], "What is in <doc>this</doc>?")]);
+        let error = prompts.check(&question, &config).unwrap_err().to_string();
+        assert!(
+            error.contains("has 1 documents, but 2 would be found"),
+            "{error}"
+        );
+        let few = Config::from_json(br#"{"documents": {"max": 1}}"#).unwrap();
+        let error = prompts.check(&case(&[(&["a", "b"], "?")]), &few);
+        assert!(
+            error
+                .unwrap_err()
+                .to_string()
+                .contains("would not be ordered")
+        );
+    }
+
+    #[test]
+    fn the_tag_is_one_that_the_gateway_knows() {
+        let mut raw = RawConfig::default();
+        assert_eq!(Prompts::tag(&raw).unwrap(), "document");
+        raw.documents.tags = vec!["chunk".into(), "doc".into()];
+        assert_eq!(Prompts::tag(&raw).unwrap(), "chunk");
+        raw.documents.tags.clear();
+        assert!(Prompts::tag(&raw).is_err());
+    }
+}

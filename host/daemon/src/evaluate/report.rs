@@ -1,0 +1,234 @@
+//! The report: one HTML file, filled from the figures.
+
+use super::bootstrap::{MIN_CASES, MIN_CASES_WITHIN, RESAMPLES, Verdict};
+use super::compare::{Estimate, Figure};
+use super::figures::{Figures, milliseconds, share, with_interval};
+use super::plots;
+use crate::page::words::{escaped, grouped};
+use crate::page::{both_widths, filled, style};
+use anyhow::Result;
+use std::fmt::Write;
+
+/// The page.
+pub(super) fn page(figures: &Figures) -> Result<String> {
+    let values = [
+        ("style", style()),
+        ("data", escaped(&figures.data)),
+        ("model", escaped(&figures.model)),
+        ("endpoint", escaped(&figures.endpoint)),
+        ("run", escaped(&figures.run)),
+        ("seed", figures.seed.to_string()),
+        ("concurrency", figures.concurrency.to_string()),
+        ("questions", grouped(figures.cases as u64)),
+        ("left_out", grouped(figures.left_out as u64)),
+        ("without_answers", grouped(figures.without_answers as u64)),
+        ("cut", cut(figures)),
+        ("caches", caches(figures).to_owned()),
+        ("resamples", grouped(RESAMPLES as u64)),
+        ("min_cases", MIN_CASES.to_string()),
+        ("min_cases_within", MIN_CASES_WITHIN.to_string()),
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("tiles", tiles(figures)),
+        ("differences", differences(figures)?),
+        ("positions", positions(figures)?),
+        ("reused", reused(figures)?),
+        (
+            "ttft",
+            both_widths("Time to the first token by arm", |width| {
+                plots::ttft(figures, width)
+            })?,
+        ),
+        ("rows", rows(figures)),
+        ("compared", compared(figures)),
+    ];
+    Ok(filled(include_str!("report.html"), &values))
+}
+
+fn caches(figures: &Figures) -> &'static str {
+    if figures.salted {
+        "one for each arm, by cache_salt, where the engine honours it; all share the engine’s memory"
+    } else {
+        "shared by the arms: what one computed, another reused; read reuse and times with care"
+    }
+}
+
+/// Answers that were cut, by arm, where there are any.
+fn cut(figures: &Figures) -> String {
+    let cut: Vec<_> = (figures.arms.iter())
+        .filter(|figure| figure.cut > 0)
+        .map(|figure| format!("{} {}", figure.arm.name(), grouped(figure.cut as u64)))
+        .collect();
+    if cut.is_empty() {
+        "none".into()
+    } else {
+        cut.join(", ")
+    }
+}
+
+/// The arm that the filter is: the gateway itself if it was asked, else the core with hints.
+fn filter(figures: &Figures) -> Option<&Figure> {
+    use super::arm::Arm::{DedupHint, Gateway, Ordered, OrderedHint};
+    [Gateway, DedupHint, OrderedHint, Ordered]
+        .into_iter()
+        .find_map(|arm| figures.arms.iter().find(|figure| figure.arm == arm))
+}
+
+fn tiles(figures: &Figures) -> String {
+    let Some(filter) = filter(figures) else {
+        return String::new();
+    };
+    let tile = |what: &str, value: String, was: Option<String>| {
+        let was = was.map_or_else(String::new, |was| format!("{was} in retrieval order"));
+        format!(
+            "<div class=\"tile\"><span>{what}</span><b class=\"best\">{value}</b><span class=\"was\">{was}</span></div>\n"
+        )
+    };
+    let baseline = figures.baseline();
+    let of = |value: fn(&Figure) -> String| (value(filter), baseline.map(value));
+    let name = filter.arm.name();
+    let (exact, exact_was) = of(|figure| share(figure.exact_match.value));
+    let (reused, reused_was) = of(|figure| figure.reused.map_or("—".into(), share));
+    let (ttft, ttft_was) = of(|figure| milliseconds(figure.ttft_median));
+    [
+        tile(&format!("Exact match, {name}"), exact, exact_was),
+        tile("Prompt tokens reused", reused, reused_was),
+        tile("Time to first token, median", ttft, ttft_was),
+    ]
+    .concat()
+}
+
+fn differences(figures: &Figures) -> Result<String> {
+    if figures
+        .arms
+        .iter()
+        .all(|figure| figure.difference.is_none())
+    {
+        return Ok(String::new());
+    }
+    let exact_match = both_widths("Exact match less retrieval order", |width| {
+        plots::exact_match_differences(figures, width)
+    })?;
+    let f1 = both_widths("F1 less retrieval order", |width| {
+        plots::f1_differences(figures, width)
+    })?;
+    Ok(format!(
+        "<figure>\n<h2>Exact match, less that of retrieval order</h2>\n<figcaption>In points, with 95 % intervals; the \
+         band is ±1 point.</figcaption>\n{exact_match}\n</figure>\n<figure>\n<h2>F1, less that of retrieval order</h2>\n\
+         <figcaption>The same.</figcaption>\n{f1}\n</figure>\n"
+    ))
+}
+
+fn positions(figures: &Figures) -> Result<String> {
+    let Some(any) = figures.positions().next() else {
+        return Ok(String::new());
+    };
+    let questions = grouped(any.cases as u64);
+    let plot = both_widths(
+        "Exact match by the place of the answer’s document",
+        |width| plots::positions(figures, width),
+    )?;
+    Ok(format!(
+        "<figure>\n<h2>Where the answer’s document stands</h2>\n<figcaption>Exact match over the {questions} questions \
+         whose answer stands in one known document, put first, in the middle and last, the others in retrieval order. A \
+         model that is weakest in the middle is lost there.</figcaption>\n{plot}\n</figure>\n"
+    ))
+}
+
+fn reused(figures: &Figures) -> Result<String> {
+    if figures.orders().all(|figure| figure.reused.is_none()) {
+        return Ok(
+            "<p class=\"soft\">The endpoint does not tell how much it reused \
+                   (<code>usage.prompt_tokens_details.cached_tokens</code>).</p>"
+                .into(),
+        );
+    }
+    both_widths("Reuse by arm", |width| plots::reused(figures, width))
+}
+
+fn class(figure: &Figure) -> &'static str {
+    match figure.arm {
+        super::arm::Arm::Retrieval => " class=\"baseline\"",
+        _ => "",
+    }
+}
+
+fn rows(figures: &Figures) -> String {
+    let mut rows = String::new();
+    for figure in &figures.arms {
+        let _ = writeln!(
+            rows,
+            "<tr{}><th>{}</th><td class=\"wide\">{}</td><td>{}</td><td>{}</td><td class=\"wide\">{}</td><td class=\"wide\">{}</td><td class=\"wide\">{}</td></tr>",
+            class(figure),
+            figure.arm.name(),
+            grouped(figure.cases as u64),
+            share(figure.exact_match.value),
+            share(figure.f1.value),
+            figure.reused.map_or("—".into(), share),
+            milliseconds(figure.ttft_median),
+            milliseconds(figure.ttft_p95),
+        );
+    }
+    rows
+}
+
+fn compared(figures: &Figures) -> String {
+    let score = |(estimate, verdict): &(Estimate, Verdict), wide: bool| {
+        format!(
+            "<td{0}>{1}</td><td class=\"words{2}\">{3}</td>",
+            if wide { " class=\"wide\"" } else { "" },
+            with_interval(estimate),
+            if wide { " wide" } else { "" },
+            verdict.words()
+        )
+    };
+    let mut rows = String::new();
+    for figure in &figures.arms {
+        let Some(difference) = &figure.difference else {
+            continue;
+        };
+        let _ = writeln!(
+            rows,
+            "<tr><th>{}</th>{}{}<td class=\"wide\">{} ms</td></tr>",
+            figure.arm.name(),
+            score(&difference.exact_match, false),
+            score(&difference.f1, true),
+            with_interval(&difference.ttft),
+        );
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::arm::Arm;
+    use super::super::figures::tests::example;
+    use super::*;
+
+    #[test]
+    fn the_page_is_filled_escaped_and_needs_nothing_from_outside() {
+        let mut figures = example(&Arm::ALL, 12);
+        figures.model.push_str(" {{rows}}");
+        let page = page(&figures).unwrap();
+        assert_eq!(page.matches("{{").count(), page.matches("{{rows}}").count());
+        assert!(page.contains("some &lt;data&gt;.json"));
+        assert_eq!(page.matches("<svg").count(), 10);
+        let links = page
+            .replace("http://www.w3.org/2000/svg", "")
+            .replace("http://localhost:8000/v1/chat/completions", "");
+        for outside in [
+            "http:", "https:", "src=", "@import", "url(", "<script", " style=",
+        ] {
+            assert!(!links.contains(outside), "{outside}");
+        }
+    }
+
+    #[test]
+    fn an_evaluation_of_one_arm_makes_a_page() {
+        for arm in [Arm::Retrieval, Arm::Random, Arm::Gateway] {
+            let mut figures = example(&[arm], 1);
+            assert!(page(&figures).unwrap().contains(arm.name()));
+            figures.arms[0].reused = None;
+            assert!(page(&figures).unwrap().contains("does not tell"));
+        }
+    }
+}

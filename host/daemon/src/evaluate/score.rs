@@ -1,0 +1,122 @@
+//! Whether an answer is right: SQuAD's exact match and F1, as the script of its authors computes them
+//! (`evaluate-v2.0.py`, Rajpurkar et al., 2018).
+//!
+//! Both compare words after the script's normalisation: lower case, no ASCII punctuation, no `a`, `an` and `the`, no
+//! white space but between words. Of several right answers the best one counts, for each score by itself.
+
+use fxhash::FxHashMap;
+
+/// How right an answer is, from 0 to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Score {
+    /// 1 when the words are those of a right answer, else 0.
+    pub(super) exact_match: f64,
+    /// Harmonic mean of the share of the answer's words that are right and the share of the right words that it has.
+    pub(super) f1: f64,
+}
+
+/// `answer` against the best of the `right` ones; 0 when there are none.
+///
+/// What a model thinks aloud, up to a last `</think>`, is not its answer.
+pub(super) fn score(answer: &str, right: &[String]) -> Score {
+    let answer = answer
+        .rsplit_once("</think>")
+        .map_or(answer, |(_, answer)| answer);
+    let answer = normalised(answer);
+    let mut best = Score::default();
+    for right in right {
+        let right = normalised(right);
+        best.exact_match = best.exact_match.max(f64::from(u8::from(answer == right)));
+        best.f1 = best.f1.max(f1(&answer, &right));
+    }
+    best
+}
+
+/// The words that count, one space between two.
+fn normalised(text: &str) -> String {
+    let text = text.to_lowercase();
+    let text: String = text.chars().filter(|c| !c.is_ascii_punctuation()).collect();
+    // The script's `\b(a|an|the)\b`: articles stand between letters and anything else, white space or not.
+    let is_letter = |c: char| c.is_alphanumeric() || c == '_';
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text.as_str();
+    while let Some(first) = rest.chars().next() {
+        let of_a_kind = |c: char| is_letter(c) == is_letter(first);
+        let end = rest.find(|c| !of_a_kind(c)).unwrap_or(rest.len());
+        let (run, behind) = rest.split_at(end);
+        kept.push_str(if matches!(run, "a" | "an" | "the") {
+            " "
+        } else {
+            run
+        });
+        rest = behind;
+    }
+    kept.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn f1(answer: &str, right: &str) -> f64 {
+    if answer.is_empty() || right.is_empty() {
+        return f64::from(u8::from(answer == right));
+    }
+    let mut left: FxHashMap<&str, u32> = FxHashMap::default();
+    for word in right.split(' ') {
+        *left.entry(word).or_default() += 1;
+    }
+    let (mut common, mut words) = (0_u32, 0_u32);
+    for word in answer.split(' ') {
+        words += 1;
+        if let Some(count) = left.get_mut(word).filter(|count| **count > 0) {
+            *count -= 1;
+            common += 1;
+        }
+    }
+    let right_words = right.split(' ').count() as f64;
+    // 2 p r / (p + r) with p = common / words and r = common / right words.
+    2.0 * f64::from(common) / (f64::from(words) + right_words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn is(answer: &str, right: &[&str], exact_match: f64, f1: f64) {
+        let right: Vec<_> = right.iter().map(|&text| text.to_owned()).collect();
+        let score = score(answer, &right);
+        assert_eq!(score.exact_match, exact_match, "exact match of {answer:?}");
+        assert!((score.f1 - f1).abs() < 1e-12, "F1 of {answer:?}: {score:?}");
+    }
+
+    #[test]
+    fn case_punctuation_articles_and_spaces_do_not_count() {
+        is("The  Denver Broncos.", &["denver broncos"], 1.0, 1.0);
+        is("an A-Team\n", &["ateam"], 1.0, 1.0);
+        is("$1,000", &["1000"], 1.0, 1.0);
+        // As Python's `\b` has it: what no letter touches is an article, also at a dash that is not ASCII.
+        is("the—dog", &["—dog"], 1.0, 1.0);
+        is("theatre", &["atre"], 0.0, 0.0);
+        is("ÉCOLE", &["école"], 1.0, 1.0);
+    }
+
+    #[test]
+    fn f1_counts_each_common_word_once() {
+        // Two of three words right, both of the right ones found.
+        is("in Santa Clara", &["Santa Clara"], 0.0, 0.8);
+        // `ho` is common twice, not three times: 2 of 3 and 2 of 2.
+        is("ho ho ho", &["ho ho"], 0.0, 0.8);
+        is("nothing alike", &["Santa Clara"], 0.0, 0.0);
+    }
+
+    #[test]
+    fn the_best_answer_counts_and_no_words_equal_no_words_alone() {
+        is("308", &["three hundred", "308 points", "308"], 1.0, 1.0);
+        is("", &["308"], 0.0, 0.0);
+        is("The.", &["a"], 1.0, 1.0);
+        is("x", &[], 0.0, 0.0);
+    }
+
+    #[test]
+    fn thoughts_are_not_the_answer() {
+        is("<think>Maybe 307?</think>\n\n308", &["308"], 1.0, 1.0);
+    }
+}

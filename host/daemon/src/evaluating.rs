@@ -1,0 +1,148 @@
+//! The arguments of `foreword evaluate`.
+
+use anyhow::{Context, bail};
+use foreword::evaluate::{Arm, Options};
+use foreword_ordering::RawConfig;
+use serde_json::{Map, Value};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub(crate) const HELP: &str = "Data:
+  FILE.json   SQuAD: the file's paragraphs are the documents; each question gets the best K by BM25, its own among them
+  FILE.jsonl  {\"question\": …, \"documents\": [best first: a text, or {\"id\", \"title\", \"text\"}], \"answers\": [texts]}
+              or {\"turns\": [{\"question\", \"documents\", \"answers\"}, …]} on each line
+
+Arms: retrieval, ordered, ordered+hint, dedup, dedup+hint (what the filter does), random, reversed, gateway;
+  first, middle, last: where the answer's document stands
+
+DIR/answers.jsonl holds the answers' texts, readable by its owner alone: a run that was stopped goes on from it.
+
+Exit codes: 0 done, 1 it failed (what was answered is kept), 2 bad arguments.";
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// OpenAI-compatible endpoint, plain HTTP: http://localhost:8000, say
+    #[arg(long, value_name = "URL")]
+    endpoint: String,
+    /// The model's name there
+    #[arg(long, value_name = "NAME")]
+    model: String,
+    /// Questions with answers: SQuAD (.json) or lines (.jsonl)
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+    /// Folder of the run: answers, figures, report
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Ways to ask [default: those without a position; dedup ones where chats have turns]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = arm)]
+    arms: Vec<Arm>,
+    /// Also put the answer's document first, in the middle and last
+    #[arg(long)]
+    positions: bool,
+    /// Ask the first N questions only (of SQuAD's, N drawn at random)
+    #[arg(long, value_name = "N")]
+    questions: Option<NonZeroUsize>,
+    /// Documents of a question [default: 10 for SQuAD, all for lines]
+    #[arg(long, value_name = "K")]
+    documents: Option<NonZeroUsize>,
+    /// Requests under way
+    #[arg(long, value_name = "C", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1_024))]
+    concurrency: u16,
+    /// Seed of all that is drawn
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// A gateway with the filter before the same endpoint; adds the arm gateway
+    #[arg(long, value_name = "URL")]
+    gateway: Option<String>,
+    /// The gateway's configuration: its plugin configuration's `ordering`, in JSON
+    #[arg(long, value_name = "FILE")]
+    ordering: Option<PathBuf>,
+    /// Environment variable that holds the API key
+    #[arg(long, value_name = "VAR")]
+    api_key_env: Option<String>,
+    /// System message; empty: none
+    #[arg(long, value_name = "TEXT", default_value = SYSTEM)]
+    system: String,
+    /// Tokens of an answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+    /// More members for every request, a JSON object: {"chat_template_kwargs": {"enable_thinking": false}}, say
+    #[arg(long, value_name = "JSON", value_parser = object, default_value = "{}", hide_default_value = true)]
+    extra: Object,
+    /// Send no cache_salt, for endpoints that refuse it: the arms then share the engine's cache
+    #[arg(long)]
+    no_cache_salt: bool,
+    /// Seconds that one attempt may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout_s: u64,
+    /// Attempts beside the first, where another may help
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=100))]
+    retries: u32,
+    /// Milliseconds before the second attempt; doubled each time, up to 30 s
+    #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(0..=30_000))]
+    backoff_ms: u64,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// A JSON object as one argument.
+#[derive(Clone)]
+struct Object(Map<String, Value>);
+
+impl Arguments {
+    pub(crate) fn options(self) -> anyhow::Result<Options> {
+        let ordering = match &self.ordering {
+            None => RawConfig::default(),
+            Some(file) => {
+                let failed = || format!("cannot read the configuration {}", file.display());
+                let text = std::fs::read(file).with_context(failed)?;
+                serde_json::from_slice(&text).with_context(failed)?
+            }
+        };
+        let api_key = match &self.api_key_env {
+            None => None,
+            Some(name) => match std::env::var(name) {
+                Ok(key) if !key.is_empty() => Some(key),
+                _ => bail!("--api-key-env: the environment has no {name}"),
+            },
+        };
+        Ok(Options {
+            endpoint: self.endpoint,
+            gateway: self.gateway,
+            model: self.model,
+            data: self.data,
+            out: self.out,
+            arms: self.arms,
+            positions: self.positions,
+            questions: self.questions.map(NonZeroUsize::get),
+            documents: self.documents.map(NonZeroUsize::get),
+            concurrency: self.concurrency.into(),
+            seed: self.seed,
+            system: self.system,
+            max_tokens: self.max_tokens,
+            extra: self.extra.0,
+            ordering,
+            salts: !self.no_cache_salt,
+            api_key,
+            timeout: Duration::from_secs(self.timeout_s),
+            retries: self.retries,
+            backoff: Duration::from_millis(self.backoff_ms),
+            json: self.json,
+        })
+    }
+}
+
+fn arm(name: &str) -> Result<Arm, String> {
+    let names = Arm::ALL.map(Arm::name).join(", ");
+    Arm::by_name(name).ok_or(format!("it must be one of {names}"))
+}
+
+fn object(text: &str) -> Result<Object, String> {
+    serde_json::from_str(text)
+        .map(Object)
+        .map_err(|error| format!("it must be a JSON object: {error}"))
+}
+
+const SYSTEM: &str = "Answer the question from the documents, with the answer alone and in as few words as possible.";

@@ -1,0 +1,157 @@
+//! What is sent under each arm.
+
+use crate::{Evaluation, arm, asked, question, reader};
+use foreword_tests::Received;
+use serde_json::{Value, json};
+
+/// The requests with that arm's salt.
+fn of<'r>(received: &'r [Received], name: &str) -> Vec<&'r Received> {
+    let salt = |request: &Received| {
+        let body: Value = serde_json::from_slice(&request.body).unwrap();
+        body["cache_salt"].as_str().unwrap().to_owned()
+    };
+    let ending = format!("-{name}");
+    received
+        .iter()
+        .filter(|request| salt(request).ends_with(&ending))
+        .collect()
+}
+
+/// Ids of the documents in the last message, in its order.
+fn ids(request: &Received) -> String {
+    let asked = asked(request);
+    let ids = asked.split("<document id=\"").skip(1);
+    let ids: Vec<_> = ids.map(|rest| rest.split('"').next().unwrap()).collect();
+    ids.join(" ")
+}
+
+#[test]
+fn arms_order_by_themselves_alone_and_have_caches_of_their_own() {
+    let upstream = reader();
+    // `s0 t` opens the first prompt; the second has them in another order, behind its own.
+    let lines = [question(0, 2), question(2, 0)];
+    let evaluation = Evaluation::of(&lines);
+    let arms = "retrieval,ordered,ordered+hint,random,reversed";
+    let figures = evaluation.figures(&upstream, &["--arms", arms]);
+    let received = upstream.received();
+    let second = |name: &str| {
+        let requests = of(&received, name);
+        assert_eq!(requests.len(), 2, "{name}");
+        (
+            ids(requests[1]),
+            asked(requests[1]).contains("[d2] > [s0] > [t]"),
+        )
+    };
+    assert_eq!(second("retrieval"), ("d2 s0 t".into(), false));
+    assert_eq!(second("reversed"), ("t s0 d2".into(), false));
+    assert_eq!(second("ordered"), ("s0 t d2".into(), false));
+    assert_eq!(second("ordered+hint"), ("s0 t d2".into(), true));
+    assert_eq!(arm(&figures, "ordered")["moved"], 3);
+    assert_eq!(arm(&figures, "retrieval")["moved"], 0);
+    let mut random: Vec<_> = second("random").0.split(' ').map(String::from).collect();
+    random.sort();
+    assert_eq!(random, ["d2", "s0", "t"]);
+}
+
+#[test]
+fn chats_go_on_with_their_own_answers_and_say_documents_once_where_they_are_deduplicated() {
+    let upstream = reader();
+    let text = "A text that is longer than any hint in its place could ever be. ".repeat(3);
+    let shared = json!({"id": "shared", "text": text});
+    let turn = |id: &str| {
+        json!({
+            "question": format!("What of {id}?"),
+            "documents": [{"id": id, "text": format!("This is {id}")}, shared],
+            "answers": [id],
+        })
+    };
+    let lines = [json!({"id": "chat", "turns": [turn("one"), turn("two")]})];
+    let evaluation = Evaluation::of(&lines);
+    // By default all arms that differ for chats.
+    let figures = evaluation.figures(&upstream, &[]);
+    let names: Vec<_> = figures["arms"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|arm| arm["name"].clone())
+        .collect();
+    let default = [
+        "retrieval",
+        "ordered",
+        "ordered+hint",
+        "dedup",
+        "dedup+hint",
+        "random",
+        "reversed",
+    ];
+    assert_eq!(names, default);
+    let received = upstream.received();
+    let second = |name: &str| {
+        let requests = of(&received, name);
+        let body: Value = serde_json::from_slice(&requests[1].body).unwrap();
+        assert_eq!(
+            body["messages"][2],
+            json!({"role": "assistant", "content": "one"}),
+            "{name}"
+        );
+        asked(requests[1])
+    };
+    assert_eq!(second("ordered").matches(&text).count(), 1);
+    let bare = second("dedup");
+    assert!(
+        !bare.contains(&text) && bare.contains("[shared]") && !bare.contains("refer"),
+        "{bare}"
+    );
+    let hinted = second("dedup+hint");
+    assert!(!hinted.contains(&text), "{hinted}");
+    assert!(
+        hinted.contains("Please refer to [shared] in the previous conversation."),
+        "{hinted}"
+    );
+    assert_eq!(arm(&figures, "dedup+hint")["deduplicated"], 1);
+    assert_eq!(arm(&figures, "retrieval")["exact_match"]["value"], 100.0);
+}
+
+#[test]
+fn the_key_the_salt_and_other_members_are_sent_as_told() {
+    let upstream = reader();
+    let evaluation = Evaluation::of(&[question(1, 0)]);
+    let arguments = [
+        "--arms",
+        "retrieval",
+        "--no-cache-salt",
+        "--api-key-env",
+        "SOME_KEY",
+        "--system",
+        "Say it.",
+        "--max-tokens",
+        "7",
+        "--extra",
+        r#"{"chat_template_kwargs": {"enable_thinking": false}}"#,
+    ];
+    let output = evaluation
+        .command(upstream.address(), &arguments)
+        .env("SOME_KEY", "secret")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let request = upstream.last().unwrap();
+    assert_eq!(request.header("authorization"), Some("Bearer secret"));
+    assert!(request.line.starts_with("POST /v1/chat/completions "));
+    let body: Value = serde_json::from_slice(&request.body).unwrap();
+    assert!(body.get("cache_salt").is_none());
+    assert_eq!(
+        body["messages"][0],
+        json!({"role": "system", "content": "Say it."})
+    );
+    assert_eq!(
+        body["chat_template_kwargs"],
+        json!({"enable_thinking": false})
+    );
+    assert_eq!(
+        (&body["max_tokens"], &body["temperature"]),
+        (&json!(7), &json!(0))
+    );
+    let kept = std::fs::read_to_string(evaluation.path("answers.jsonl")).unwrap();
+    assert!(!kept.contains("secret"));
+}

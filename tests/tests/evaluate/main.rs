@@ -1,0 +1,142 @@
+//! `foreword evaluate`, run as its user runs it: against endpoints that follow a script, and through real Envoy.
+
+mod arms;
+mod faults;
+mod gateway;
+mod resume;
+mod scores;
+
+use foreword_tests::{Received, Reply, Upstream, artifacts};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+use tempfile::TempDir;
+
+static BINARY: LazyLock<PathBuf> = LazyLock::new(|| artifacts::host_binary("dev").unwrap());
+
+/// A folder with questions and the run's own folder in it.
+struct Evaluation {
+    folder: TempDir,
+    data: &'static str,
+}
+
+impl Evaluation {
+    fn of(lines: &[Value]) -> Self {
+        let lines: Vec<_> = lines.iter().map(Value::to_string).collect();
+        Self::of_file("data.jsonl", &lines.join("\n"))
+    }
+
+    fn of_file(data: &'static str, text: &str) -> Self {
+        let folder = TempDir::new().unwrap();
+        std::fs::write(folder.path().join(data), text).unwrap();
+        Self { folder, data }
+    }
+
+    fn command(&self, endpoint: SocketAddr, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&*BINARY);
+        command
+            .args(["evaluate", "--model", "m", "--data", self.data])
+            .args(["--out", "run", "--endpoint", &format!("http://{endpoint}")])
+            .args(arguments)
+            // The waits between attempts are the client's business, not the tests'.
+            .args(["--backoff-ms", "0"])
+            .current_dir(self.folder.path());
+        for name in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    fn run(&self, upstream: &Upstream, arguments: &[&str]) -> Output {
+        self.command(upstream.address(), arguments)
+            .output()
+            .unwrap()
+    }
+
+    /// Of a run that succeeds.
+    #[track_caller]
+    fn figures(&self, upstream: &Upstream, arguments: &[&str]) -> Value {
+        figures_of(&self.run(upstream, &[arguments, &["--json"]].concat()))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join("run").join(name)
+    }
+
+    /// The kept answers, as they were written.
+    fn records(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.path("answers.jsonl")).unwrap();
+        let lines = text.lines().skip(1);
+        lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+}
+
+/// What a run with `--json` printed.
+#[track_caller]
+fn figures_of(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", error_of(output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn error_of(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A question about the thing of that number, whose document stands at `rank` of three; the others are shared by many.
+fn question(number: usize, rank: usize) -> Value {
+    let mut documents = vec![
+        json!({"id": format!("s{}", number % 2), "text": format!("Shared words number {}.", number % 2)}),
+        json!({"id": "t", "text": "Words that stand everywhere."}),
+    ];
+    let text = format!("The code of thing {number} is X{number}.");
+    documents.insert(rank, json!({"id": format!("d{number}"), "text": text}));
+    json!({
+        "id": format!("q{number}"),
+        "question": format!("What is the code of thing {number}?"),
+        "documents": documents,
+        "answers": [format!("X{number}")],
+    })
+}
+
+/// The last message of a request.
+fn asked(request: &Received) -> String {
+    let body: Value = serde_json::from_slice(&request.body).unwrap();
+    let last = body["messages"].as_array().unwrap().last().unwrap();
+    last["content"].as_str().unwrap().to_owned()
+}
+
+/// What a model says that reads the first document only.
+fn first_document(request: &Received) -> String {
+    let asked = asked(request);
+    let first = asked.split("</document>").next().unwrap();
+    let code = first.split_once(" is ").map(|(_, code)| code);
+    code.map_or("nothing", |code| code.trim()).to_owned()
+}
+
+/// Streams an answer in two pieces, with usage.
+fn answer(reply: &mut Reply<'_>, text: &str) -> anyhow::Result<()> {
+    let middle = text.len() / 2;
+    reply.begin_events()?;
+    for piece in [&text[..middle], &text[middle..]] {
+        reply.event(&json!({"choices": [{"delta": {"content": piece}}]}).to_string())?;
+    }
+    reply.event(&json!({"choices": [{"delta": {}, "finish_reason": "stop"}]}).to_string())?;
+    let usage = json!({"prompt_tokens": 100, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 30}});
+    reply.event(&json!({"choices": [], "usage": usage}).to_string())?;
+    reply.event("[DONE]")?;
+    reply.end_events()
+}
+
+/// An endpoint whose model reads the first document only.
+fn reader() -> Upstream {
+    Upstream::scripted(|request, reply| answer(reply, &first_document(request))).unwrap()
+}
+
+fn arm<'f>(figures: &'f Value, name: &str) -> &'f Value {
+    let arms = figures["arms"].as_array().unwrap();
+    arms.iter().find(|arm| arm["name"] == name).unwrap()
+}
