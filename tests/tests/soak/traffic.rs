@@ -199,7 +199,7 @@ impl Client {
                 self.connection = None;
                 End::Refused
             }
-            502 | 503 | 504 => End::Failed,
+            502..=504 => End::Failed,
             status => {
                 self.ledger.fault(format!(
                     "{status}: {:?}",
