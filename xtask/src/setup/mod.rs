@@ -9,6 +9,7 @@ mod browser;
 mod deny;
 mod embedder;
 mod envoy;
+mod pgserver;
 mod python;
 mod wheel;
 mod zmq;
@@ -28,6 +29,7 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     for_demo(workspace)?;
     zmq::install(workspace)?;
+    pgserver::install(workspace)?;
     for_browser_tests(workspace)?;
     deny::install(workspace)
 }
