@@ -1,19 +1,22 @@
 //! Proximity's study (its section 4.2) over XQuAD: four variants of every question in random order; how many searches a
 //! similarity cache saves, and what that costs in answers, by tolerance and capacity.
 //!
-//! `FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench proximity`
+//! `FOREWORD_XQUAD=…/xquad.en.json [FOREWORD_EMBEDDER=DIR] cargo bench -p foreword-benches --bench proximity`
 //!
-//! Embeddings come from the hashing embedder. The search is exact: XQuAD's 240 paragraphs stand among other vectors,
+//! Embeddings come from the sentence encoder in the folder named, or from the hashing embedder. The tables are also
+//! written as heat maps to `target/proximity.html`, or to the file that `FOREWORD_REPORT` names. The search is exact: XQuAD's 240 paragraphs stand among other vectors,
 //! in directions that no question has, so that a search takes as long as one of a corpus of that size.
 
 use foreword_benches::xquad;
-use foreword_ordering::embedding::HashingEmbedder;
 use foreword_ordering::random::Random;
 use foreword_ordering::similarity::{RawSimilarity, SimilarityCache, SimilarityConfig};
+use foreword_retrieval::Embedder;
+use foreword_retrieval::embedder::{Hashing, MiniLm};
 use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-const DIMENSIONS: u32 = 768;
 /// Documents that a search returns.
 const K: usize = 5;
 /// Vectors in the corpus.
@@ -58,7 +61,8 @@ fn main() {
             return;
         }
     };
-    let queries = queries(&corpus);
+    let embedder = embedder();
+    let queries = queries(&corpus, &*embedder);
     let mut base = Outcome::default();
     for query in &queries {
         base.queries += 1;
@@ -66,7 +70,8 @@ fn main() {
         base.answered += u32::from(query.holds_answer(&query.fresh));
     }
     println!(
-        "{} queries; a search takes {:.0} us among {CORPUS} vectors and finds the answer's paragraph among {K} for {:.1} %\n",
+        "{}: {} queries; a search takes {:.0} us among {CORPUS} vectors and finds the answer's paragraph among {K} for {:.1} %\n",
+        embedder.name(),
         queries.len(),
         base.mean_latency_us(),
         base.answered_percent()
@@ -79,13 +84,23 @@ fn main() {
         print!(" {capacity} entries |");
     }
     println!("\n|{}", " --- |".repeat(CAPACITIES.len() + 1));
+    let mut grid = Vec::new();
     for tolerance in TOLERANCES {
         print!("| {tolerance} |");
+        let mut row = Vec::new();
         for capacity in CAPACITIES {
             let mut outcome = Outcome::default();
             for seed in 1..=ORDERS {
                 outcome.run(&queries, tolerance, capacity, seed);
             }
+            row.push(Cell {
+                hits: percent(outcome.hits, outcome.queries),
+                latency: 100.0 * outcome.mean_latency_us() / base.mean_latency_us(),
+                lost: base.answered_percent() - outcome.answered_percent(),
+                recall: 100.0
+                    * (outcome.recalled + K * (outcome.queries - outcome.hits) as usize) as f64
+                    / (K * outcome.queries as usize) as f64,
+            });
             print!(
                 " {:.1} / {:.1} / {:.1} / {} |",
                 percent(outcome.hits, outcome.queries),
@@ -103,14 +118,110 @@ fn main() {
             );
         }
         println!();
+        grid.push(row);
     }
+    let path = std::env::var("FOREWORD_REPORT").unwrap_or_else(|_| {
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../target/proximity.html").to_owned()
+    });
+    let written = std::fs::write(&path, report(embedder.name(), &grid));
+    match written {
+        Ok(()) => println!("\nheat maps: {path}"),
+        Err(error) => println!("\nno heat maps: {path}: {error}"),
+    }
+}
+
+fn embedder() -> Box<dyn Embedder> {
+    match std::env::var_os("FOREWORD_EMBEDDER") {
+        Some(folder) => Box::new(MiniLm::load(Path::new(&folder)).expect("a sentence encoder")),
+        None => Box::new(Hashing::new(768).expect("the study's dimensions")),
+    }
+}
+
+/// What a setting comes to, for a cell of each heat map.
+#[derive(Clone, Copy)]
+struct Cell {
+    /// Per cent of the queries.
+    hits: f64,
+    /// Per cent of the search's.
+    latency: f64,
+    /// Points of the answers that a fresh search finds.
+    lost: f64,
+    /// Per cent of the documents that fresh searches find, over all queries.
+    recall: f64,
+}
+
+/// Heat maps of four figures, as one HTML page.
+fn report(embedder: &str, grid: &[Vec<Cell>]) -> String {
+    /// What it is called, its value, and how good that is, from 0 to 1.
+    type Figure = (&'static str, fn(&Cell) -> f64, fn(&Cell) -> f64);
+    let figures: [Figure; 4] = [
+        ("Hit rate, %", |cell| cell.hits, |cell| cell.hits / 100.0),
+        (
+            "Mean retrieval latency, % of the search's",
+            |cell| cell.latency,
+            |cell| 1.0 - cell.latency / 100.0,
+        ),
+        (
+            "Answers lost, points",
+            |cell| cell.lost,
+            |cell| 1.0 - cell.lost / 20.0,
+        ),
+        (
+            "Recall of the documents, %",
+            |cell| cell.recall,
+            |cell| (cell.recall - 40.0) / 60.0,
+        ),
+    ];
+    let mut page = format!(
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Searches saved</title>\
+         <style>body{{font:15px/1.5 system-ui,sans-serif;margin:2em;color:#222}}h1{{font-size:1.4em}}\
+         figure{{display:inline-block;margin:1em 2em 1em 0}}text{{font:13px system-ui,sans-serif}}</style>\
+         <h1>Searches saved by a similarity cache, {embedder}</h1>\
+         <p>XQuAD's questions with four prefixes each, by tolerance (down) and entries (across). Darker is better.</p>"
+    );
+    for (name, figure, goodness) in figures {
+        let (cell, left, top) = (74, 50, 26);
+        let (width, height) = (left + cell * CAPACITIES.len(), top + 34 * TOLERANCES.len());
+        let _ = write!(
+            page,
+            "<figure><figcaption>{name}</figcaption><svg width={width} height={height}>"
+        );
+        for (at, capacity) in CAPACITIES.iter().enumerate() {
+            let x = left + cell * at + cell / 2;
+            let _ = write!(
+                page,
+                "<text x={x} y=17 text-anchor=middle>{capacity}</text>"
+            );
+        }
+        for (down, (tolerance, row)) in TOLERANCES.iter().zip(grid).enumerate() {
+            let y = top + 34 * down;
+            let _ = write!(page, "<text x=8 y={}>{tolerance}</text>", y + 21);
+            for (at, values) in row.iter().enumerate() {
+                let (shown, share) = (figure(values), goodness(values).clamp(0.0, 1.0));
+                let lightness = 96.0 - 58.0 * share;
+                let ink = if share > 0.55 { "#fff" } else { "#222" };
+                let x = left + cell * at;
+                let _ = write!(
+                    page,
+                    "<rect x={x} y={y} width={} height=32 fill=\"hsl(205 60% {lightness:.0}%)\"/>\
+                     <text x={} y={} text-anchor=middle fill=\"{ink}\">{shown:.1}</text>",
+                    cell - 2,
+                    x + cell / 2 - 1,
+                    y + 21
+                );
+            }
+        }
+        page.push_str("</svg></figure>");
+    }
+    page.push_str("</html>");
+    page
 }
 
 impl Outcome {
     /// Asks all `queries` in the order of `seed`, beginning with an empty cache.
     fn run(&mut self, queries: &[Query], tolerance: f32, capacity: u32, seed: u64) {
         let config = RawSimilarity {
-            dimensions: DIMENSIONS,
+            dimensions: u32::try_from(queries[0].embedding.len()).expect("an embedding"),
             tolerance: tolerance.into(),
             capacity,
             ttl_ms: None,
@@ -159,15 +270,22 @@ impl Query {
 }
 
 /// Four variants of every question, each with what a search finds.
-fn queries(corpus: &xquad::Corpus) -> Vec<Query> {
-    let embedder = HashingEmbedder::new(DIMENSIONS).expect("the study's dimensions");
-    let embed = |text: &str| embedder.embed(text).expect("a text with words");
+fn queries(corpus: &xquad::Corpus, embedder: &dyn Embedder) -> Vec<Query> {
+    let embed = |text: &str| {
+        let embedded = embedder.embed(&[text]).expect("a text with words");
+        embedded.into_iter().next().expect("one text").vector
+    };
     let mut vectors: Vec<Vec<f32>> = corpus.paragraphs.iter().map(|text| embed(text)).collect();
     let mut random = Random::new(0);
     while vectors.len() < CORPUS {
-        // A nonsense of words that nobody asks for.
-        let words: Vec<String> = (0..40).map(|_| format!("{:x}", random.bits())).collect();
-        vectors.push(embed(&words.join(" ")));
+        // In a direction that no question has: nothing but time.
+        let mut vector: Vec<f32> = vectors[0]
+            .iter()
+            .map(|_| random.unit() as f32 - 0.5)
+            .collect();
+        let length = vector.iter().map(|value| value * value).sum::<f32>().sqrt();
+        vector.iter_mut().for_each(|value| *value /= length);
+        vectors.push(vector);
     }
     let variants = corpus.questions.iter().flat_map(|(question, answer)| {
         PREFIXES.map(|prefix| (format!("{prefix}{question}"), *answer))

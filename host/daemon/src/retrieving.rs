@@ -2,6 +2,8 @@
 
 use anyhow::Context;
 use foreword::retrieval::{Config, EmbedderSource, prompt};
+use foreword_retrieval::index::Metric;
+use foreword_retrieval::store::{Pgvector, Qdrant};
 use foreword_retrieval::{Shelf, Store};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +14,24 @@ pub(crate) struct Arguments {
     /// Index that documents are searched in, made by `foreword ingest`; need not be there yet
     #[arg(long, value_name = "FILE")]
     index: Option<PathBuf>,
+    /// Search a table of PostgreSQL with pgvector instead, postgres://USER:PASSWORD@HOST/DATABASE; columns id, title, text,
+    /// metadata, embedding
+    #[arg(
+        long,
+        value_name = "URL",
+        conflicts_with = "index",
+        requires = "pgvector_table"
+    )]
+    pgvector: Option<String>,
+    /// The table, as TABLE or SCHEMA.TABLE
+    #[arg(long, value_name = "TABLE")]
+    pgvector_table: Option<String>,
+    /// Search a collection of Qdrant instead, http://HOST:6333/collections/NAME
+    #[arg(long, value_name = "URL", conflicts_with_all = ["index", "pgvector"])]
+    qdrant: Option<String>,
+    /// File with Qdrant's API key
+    #[arg(long, value_name = "FILE", requires = "qdrant")]
+    qdrant_key_file: Option<PathBuf>,
     /// What makes vectors of texts: `hashing`, `hashing:DIMENSIONS`, or the folder of a sentence encoder
     #[arg(long, value_name = "EMBEDDER", default_value = "hashing")]
     embedder: EmbedderSource,
@@ -26,11 +46,29 @@ impl Arguments {
             }
             None => b"{}".to_vec(),
         };
-        let index = self.index.clone();
         Ok(Config {
             embedder: self.embedder.clone(),
-            store: index.map(|index| Arc::new(Shelf::new(index)) as Arc<dyn Store>),
+            store: self.store()?,
             ordering: prompt::config(&json)?,
         })
+    }
+
+    fn store(&self) -> anyhow::Result<Option<Arc<dyn Store>>> {
+        if let Some(index) = &self.index {
+            return Ok(Some(Arc::new(Shelf::new(index.clone()))));
+        }
+        if let (Some(url), Some(table)) = (&self.pgvector, &self.pgvector_table) {
+            let store = Pgvector::new(url, table, Metric::Cosine).map_err(anyhow::Error::msg)?;
+            return Ok(Some(Arc::new(store)));
+        }
+        let Some(url) = &self.qdrant else {
+            return Ok(None);
+        };
+        let key = self.qdrant_key_file.as_ref().map(|file| {
+            let key = std::fs::read_to_string(file);
+            key.with_context(|| format!("cannot read {}", file.display()))
+        });
+        let key = key.transpose()?.map(|key| key.trim().to_owned());
+        Ok(Some(Arc::new(Qdrant::new(url, key))))
     }
 }

@@ -10,6 +10,7 @@ mod deny;
 mod embedder;
 mod envoy;
 mod helm;
+mod pgserver;
 mod python;
 mod wheel;
 mod zmq;
@@ -30,6 +31,7 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     for_demo(workspace)?;
     zmq::install(workspace)?;
     helm::install(workspace)?;
+    pgserver::install(workspace)?;
     for_browser_tests(workspace)?;
     deny::install(workspace)
 }

@@ -3,11 +3,17 @@
 //! | store | stages | words | filters |
 //! | --- | --- | --- | --- |
 //! | [`Shelf`] | as its index has them | BM25, joined by ranks | any field of the metadata |
+//! | [`Pgvector`] | one | no | any field of `metadata` |
+//! | [`Qdrant`] | one | no | any field of the payload |
 //!
 //! A store that cannot be reached is an error of that one request, and is tried again with the next.
 
+mod pgvector;
+mod qdrant;
 mod shelf;
 
+pub use pgvector::Pgvector;
+pub use qdrant::Qdrant;
 pub use shelf::Shelf;
 
 use crate::collection::Found;

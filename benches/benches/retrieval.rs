@@ -1,0 +1,321 @@
+//! Staged search: how much of the exact answer IVF and HNSW find at their defaults, how early the final answer stands,
+//! and what speculating on it brings and costs.
+//!
+//! `[FOREWORD_INDEX=FILE] cargo bench -p foreword-benches --bench retrieval [-- indexes|load]`
+//!
+//! Vectors are those of an index file that `foreword ingest` made, or of a seeded mixture. A question is one of the
+//! vectors, and not among its own answers. `load` runs the real engine on a device whose steps take as long as a formula
+//! says, with the stages that the searches of `indexes` had.
+
+use foreword_benches::Tables;
+use foreword_benches::simulated::{Costs, House, prompt};
+use foreword_engine::engine::{
+    EngineConfig, Event, Generation, Kind, Request, SpeculationId, Stats,
+};
+use foreword_ordering::random::Random;
+use foreword_retrieval::Collection;
+use foreword_retrieval::index::{
+    Flat, Hnsw, HnswOptions, Index, Ivf, IvfOptions, Metric, Slot, Vectors, run,
+};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const QUESTIONS: usize = 500;
+
+fn main() {
+    let tables = Tables::asked_for();
+    let (name, collection) = match std::env::var_os("FOREWORD_INDEX") {
+        Some(path) => {
+            let collection = Collection::open(Path::new(&path)).expect("an index file");
+            (
+                format!(
+                    "{} by {}",
+                    path.to_string_lossy(),
+                    collection.spec().embedder
+                ),
+                Some(collection),
+            )
+        }
+        None => ("a mixture of 200 clusters".to_owned(), None),
+    };
+    let mixture = mixture();
+    let vectors = collection.as_ref().map_or(&mixture, Collection::vectors);
+    println!(
+        "{} vectors of {} dimensions: {name}\n",
+        vectors.len(),
+        vectors.dimensions()
+    );
+    let step = (vectors.len() / QUESTIONS).max(1);
+    let questions: Vec<Slot> = (0..vectors.len() as u32).step_by(step).map(Slot).collect();
+    let ivf = Ivf::build(vectors, IvfOptions::for_count(vectors.len()));
+    if tables.has("indexes") {
+        let start = Instant::now();
+        let hnsw = Hnsw::build(vectors, HnswOptions::default());
+        println!("HNSW built in {:.1} s\n", start.elapsed().as_secs_f64());
+        indexes(vectors, &questions, &ivf, &hnsw);
+    }
+    if tables.has("load") {
+        load(vectors, &questions, &ivf);
+    }
+}
+
+/// 20,000 points around 200 centres, of which each lies as far from its centre as centres lie from each other.
+fn mixture() -> Vectors {
+    const COUNT: usize = 20_000;
+    const DIMENSIONS: usize = 384;
+    /// Directions in which points differ: texts fill few of their embedding's.
+    const INNER: usize = 24;
+    let mut random = Random::new(11);
+    let mut normals = |count: usize| -> Vec<f32> {
+        let mut normal = || (0..6).map(|_| random.unit() as f32).sum::<f32>() - 3.0;
+        (0..count).map(|_| normal()).collect()
+    };
+    let axes: Vec<Vec<f32>> = (0..INNER).map(|_| normals(DIMENSIONS)).collect();
+    let centres: Vec<Vec<f32>> = (0..200).map(|_| normals(INNER)).collect();
+    let mut vectors = Vectors::new(DIMENSIONS as u32, Metric::Cosine);
+    for at in 0..COUNT {
+        let offset = normals(INNER);
+        let inner = centres[at % centres.len()]
+            .iter()
+            .zip(offset)
+            .map(|(a, b)| a + b);
+        let mut point = vec![0.0; DIMENSIONS];
+        for (inner, axis) in inner.zip(&axes) {
+            for (value, axis) in point.iter_mut().zip(axis) {
+                *value += inner * axis;
+            }
+        }
+        vectors.push(&point).expect("a point");
+    }
+    vectors
+}
+
+/// One staged search.
+struct Search {
+    /// The best after every stage.
+    stages: Vec<Vec<Slot>>,
+    /// When each stage was over.
+    ends: Vec<Duration>,
+}
+
+impl Search {
+    fn of(index: &dyn Index, vectors: &Vectors, question: Slot, k: usize) -> Self {
+        let keep = move |slot: Slot| slot != question;
+        let query = vectors.row(question);
+        let start = Instant::now();
+        let mut search = index.search(vectors, query, k, &keep);
+        let mut this = Self {
+            stages: Vec::new(),
+            ends: Vec::new(),
+        };
+        while search.advance() {
+            this.ends.push(start.elapsed());
+            this.stages
+                .push(search.top().iter().map(|hit| hit.slot).collect());
+        }
+        this
+    }
+
+    /// The first stage from which on the answer does not change any more, counted from 0.
+    fn settled(&self) -> usize {
+        let last = self.stages.last();
+        let changed = self.stages.iter().rposition(|stage| Some(stage) != last);
+        changed.map_or(0, |stage| stage + 1)
+    }
+
+    fn settled_share(&self) -> f64 {
+        (self.settled() + 1) as f64 / self.stages.len() as f64
+    }
+}
+
+fn indexes(vectors: &Vectors, questions: &[Slot], ivf: &Ivf, hnsw: &Hnsw) {
+    let all = Ivf::build(vectors, {
+        let options = IvfOptions::for_count(vectors.len());
+        IvfOptions {
+            probes: options.clusters,
+            ..options
+        }
+    });
+    println!(
+        "| index | k | recall | µs | stages | final in the first 13 % | settled after, mean share of stages | not overlapped: without / with speculation |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    let rows: [(&str, &dyn Index); 4] = [
+        ("IVF, defaults", ivf),
+        ("HNSW, defaults", hnsw),
+        ("IVF, every cluster", &all),
+        ("flat", &Flat),
+    ];
+    for (name, index) in rows {
+        for k in [2, 5, 10] {
+            let (mut found, mut early, mut stages, mut shares) = (0, 0, 0, 0.0);
+            let (mut whole, mut waited) = (Duration::ZERO, Duration::ZERO);
+            for &question in questions {
+                let keep = move |slot: Slot| slot != question;
+                let mut exact = Flat.search(vectors, vectors.row(question), k, &keep);
+                let exact: Vec<Slot> = run(&mut *exact).iter().map(|hit| hit.slot).collect();
+                // The quickest of three: others use the machine too.
+                let searches = (0..3).map(|_| Search::of(index, vectors, question, k));
+                let search = searches
+                    .min_by_key(|search| search.ends.last().copied())
+                    .expect("three");
+                let last = search.stages.last().expect("a stage");
+                found += last.iter().filter(|slot| exact.contains(slot)).count();
+                early += usize::from(search.settled_share() <= 0.13);
+                shares += search.settled_share();
+                stages += search.stages.len();
+                whole += *search.ends.last().expect("a stage");
+                waited += search.ends[search.settled()];
+            }
+            let count = questions.len() as f64;
+            println!(
+                "| {name} | {k} | {:.3} | {:.0} | {:.0} | {:.0} % | {:.0} % | {:.1} |",
+                found as f64 / (count * k as f64),
+                whole.as_secs_f64() * 1e6 / count,
+                stages as f64 / count,
+                100.0 * early as f64 / count,
+                100.0 * shares / count,
+                whole.as_secs_f64() / waited.as_secs_f64(),
+            );
+        }
+    }
+    println!();
+}
+
+/// What a search takes in `load`; RAGCache's take 0.1 to 0.45 s.
+const SEARCH: Duration = Duration::from_millis(300);
+const K: usize = 4;
+const DOCUMENT_TOKENS: u32 = 512;
+const REQUESTS: usize = 400;
+
+/// Something that happens in `load`.
+enum What {
+    Guess(Vec<Slot>),
+    Chat(Vec<Slot>),
+}
+
+/// Time to the first token at several rates of arrival, with speculation and without.
+fn load(vectors: &Vectors, questions: &[Slot], ivf: &Ivf) {
+    let searches: Vec<Search> = questions
+        .iter()
+        .map(|question| Search::of(ivf, vectors, *question, K))
+        .collect();
+    println!(
+        "{K} documents of {DOCUMENT_TOKENS} tokens, a search of {} ms, Mistral 7B on an A10G by formula",
+        SEARCH.as_millis()
+    );
+    println!(
+        "| requests/s | TTFT without, mean / p95, s | with | ratio of means | guesses started, refused, joined, superseded, per request |"
+    );
+    println!("| --- | --- | --- | --- | --- |");
+    for rate in [0.1, 0.5, 1.0, 1.5, 2.0, 3.0] {
+        let (without, _) = serve(&searches, rate, false);
+        let (with, stats) = serve(&searches, rate, true);
+        let share = |count: u64| count as f64 / REQUESTS as f64;
+        println!(
+            "| {rate} | {:.3} / {:.3} | {:.3} / {:.3} | {:.2} | {:.2}, {:.2}, {:.2}, {:.2} |",
+            mean(&without),
+            tail(&without),
+            mean(&with),
+            tail(&with),
+            mean(&with) / mean(&without),
+            share(stats.speculations_started),
+            share(stats.speculations_refused),
+            share(stats.speculations_joined),
+            share(stats.speculations_superseded),
+        );
+    }
+}
+
+fn serve(searches: &[Search], rate: f64, speculates: bool) -> (Vec<f64>, Stats) {
+    let config = EngineConfig {
+        max_waiting: 100_000,
+        max_step_tokens: 2_048,
+        ..EngineConfig::default()
+    };
+    let mut house = House::new(Costs::MISTRAL_7B_A10G, 200_000, &config);
+    let mut random = Random::new(5);
+    let mut events: Vec<(Duration, usize, What)> = Vec::new();
+    let mut arrivals = Vec::new();
+    let mut time = 0.0;
+    for number in 0..REQUESTS {
+        time -= (1.0 - random.unit()).ln() / rate;
+        let arrival = Duration::from_secs_f64(time);
+        arrivals.push(arrival);
+        let search = &searches[number % searches.len()];
+        let mut before: &[Slot] = &[];
+        for (at, stage) in search.stages.iter().enumerate() {
+            let share = (at + 1) as f64 / search.stages.len() as f64;
+            let when = arrival + SEARCH.mul_f64(share);
+            if speculates && stage.len() == K && *stage != before {
+                events.push((when, number, What::Guess(stage.clone())));
+            }
+            before = stage;
+        }
+        events.push((arrival + SEARCH, number, What::Chat(before.to_vec())));
+    }
+    events.sort_by_key(|(when, _, _)| *when);
+    let mut first_tokens = vec![0.0; REQUESTS];
+    let mut guesses: Vec<Option<Generation>> = (0..REQUESTS).map(|_| None).collect();
+    let mut open: Vec<(usize, Generation)> = Vec::new();
+    let mut events = events.into_iter().peekable();
+    loop {
+        while let Some((_, number, what)) = events.next_if(|(when, _, _)| *when <= house.now()) {
+            let (kind, documents) = match what {
+                What::Guess(documents) => (Kind::Prefill, documents),
+                What::Chat(documents) => (Kind::Answer, documents),
+            };
+            let documents = documents
+                .iter()
+                .map(|slot| (u64::from(slot.0), DOCUMENT_TOKENS));
+            let generation = house.submit(Request {
+                kind,
+                prompt: prompt(documents, number as u64),
+                max_tokens: 32,
+                speculation: speculates.then_some(SpeculationId(number as u64)),
+                ..Request::default()
+            });
+            match (kind, generation) {
+                (Kind::Prefill, generation) => {
+                    if let Ok(generation) = generation {
+                        guesses[number] = Some(generation);
+                    }
+                }
+                (Kind::Answer, generation) => open.push((number, generation.expect("room"))),
+            }
+        }
+        if house.stepper().is_idle() {
+            match events.peek() {
+                Some((when, _, _)) => house.sleep_until(*when),
+                None => break,
+            }
+            continue;
+        }
+        house.step();
+        let now = house.now();
+        open.retain_mut(|(number, generation)| {
+            while let Some(event) = generation.try_next() {
+                match event {
+                    Event::Token { .. } if first_tokens[*number] == 0.0 => {
+                        first_tokens[*number] = (now - arrivals[*number]).as_secs_f64();
+                    }
+                    Event::Finished(_) => return false,
+                    Event::Failed(failure) => panic!("{failure}"),
+                    _ => {}
+                }
+            }
+            true
+        });
+    }
+    (first_tokens, house.stepper().stats())
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn tail(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values[values.len() * 95 / 100]
+}

@@ -1,0 +1,184 @@
+//! PostgreSQL with the pgvector extension as a store.
+//!
+//! ```text
+//!   table: id text, title text, text text, metadata jsonb, embedding vector(N)      by default, names can be others
+//!   SELECT …, embedding <=> $1 AS distance FROM table WHERE metadata @> $2 ORDER BY embedding <=> $1 LIMIT k
+//! ```
+//!
+//! The whole search is one stage, and words do not count. A connection is made when it is first needed and again when it
+//! was lost; searches take turns on it. There is no TLS: put the database on the same machine or in the same network, or
+//! a proxy between.
+
+use super::{Ask, Stage, Store, StoreError};
+use crate::collection::Found;
+use crate::index::Metric;
+use crate::ingest::Document;
+use postgres::types::ToSql;
+use postgres::{Client, Config, NoTls, Row};
+use serde_json::{Map, Value};
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A table of a PostgreSQL server.
+pub struct Pgvector {
+    config: Config,
+    /// Its name, quoted.
+    table: String,
+    metric: Metric,
+    client: Mutex<Option<Client>>,
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// PostgreSQL ends a longer search.
+const STATEMENT_TIMEOUT: &str = "-c statement_timeout=5000";
+
+impl Pgvector {
+    /// The table of that name, in the database that `url` leads to (`postgres://user:password@host:port/database`),
+    /// compared by `metric`, for which it should have an index.
+    ///
+    /// # Errors
+    /// Why `url` is none, in words that do not repeat it: it may hold a password.
+    pub fn new(url: &str, table: &str, metric: Metric) -> Result<Self, String> {
+        let parsed = url.parse::<Config>();
+        let mut config = parsed.map_err(|error| format!("no PostgreSQL URL: {error}"))?;
+        config.connect_timeout(CONNECT_TIMEOUT);
+        config.options(STATEMENT_TIMEOUT);
+        let parts: Vec<String> = table.split('.').map(quoted).collect();
+        Ok(Self {
+            config,
+            table: parts.join("."),
+            metric,
+            client: Mutex::default(),
+        })
+    }
+
+    /// Does `work` on the connection; once more on a new one when the old one turns out to be lost.
+    fn with<T>(
+        &self,
+        work: impl Fn(&mut Client) -> Result<T, postgres::Error>,
+    ) -> Result<T, StoreError> {
+        let mut place = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        let had = place.as_ref().is_some_and(|client| !client.is_closed());
+        loop {
+            let is_new = place.as_ref().is_none_or(Client::is_closed);
+            if is_new {
+                *place = Some(self.config.connect(NoTls).map_err(|error| told(&error))?);
+            }
+            let Some(client) = place.as_mut() else {
+                return Err(StoreError::Unavailable("no connection".to_owned()));
+            };
+            match work(client) {
+                Err(error) if error.is_closed() && had && !is_new => *place = None,
+                outcome => return outcome.map_err(|error| told(&error)),
+            }
+        }
+    }
+}
+
+impl Store for Pgvector {
+    fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<Found>, StoreError> {
+        let operator = match self.metric {
+            Metric::Cosine => "<=>",
+            Metric::InnerProduct => "<#>",
+            Metric::L2 => "<->",
+        };
+        let vector = literal(&ask.vector);
+        let mut parameters: Vec<String> = vec![vector];
+        let mut conditions = String::from("true");
+        for (field, wanted) in &ask.filters {
+            let any = match wanted {
+                Value::Array(any) => any.as_slice(),
+                wanted => std::slice::from_ref(wanted),
+            };
+            conditions.push_str(" AND (false");
+            for value in any {
+                let mut object = Map::new();
+                object.insert(field.clone(), value.clone());
+                parameters.push(Value::Object(object).to_string());
+                // Writing to a string does not fail.
+                let _ = write!(
+                    conditions,
+                    " OR metadata @> ${}::text::jsonb",
+                    parameters.len()
+                );
+            }
+            conditions.push(')');
+        }
+        let statement = format!(
+            "SELECT id::text, coalesce(title, '')::text, text::text, coalesce(metadata, '{{}}'::jsonb)::text, \
+             (embedding {operator} $1::text::vector)::float8 AS distance \
+             FROM {} WHERE {conditions} ORDER BY embedding {operator} $1::text::vector LIMIT {}",
+            self.table, ask.k
+        );
+        let rows = self.with(|client| {
+            let parameters: Vec<&(dyn ToSql + Sync)> = parameters
+                .iter()
+                .map(|value| value as &(dyn ToSql + Sync))
+                .collect();
+            client.query(&statement, &parameters)
+        })?;
+        let found: Vec<Found> = rows.iter().map(|row| self.found(row)).collect();
+        // There is nothing left to end.
+        let _ = stage(&found);
+        Ok(found)
+    }
+
+    /// As PostgreSQL counts what was inserted, updated and deleted in the table since its statistics began.
+    fn version(&self) -> Result<String, StoreError> {
+        let row = self.with(|client| {
+            let statement = "SELECT (n_tup_ins + n_tup_upd + n_tup_del)::text FROM pg_stat_all_tables \
+                             WHERE relid = $1::text::regclass";
+            client.query_one(statement, &[&self.table])
+        })?;
+        Ok(row.get(0))
+    }
+
+    fn embedder(&self) -> Result<Option<String>, StoreError> {
+        Ok(None)
+    }
+}
+
+impl Pgvector {
+    fn found(&self, row: &Row) -> Found {
+        let distance: f64 = row.get(4);
+        let score = match self.metric {
+            Metric::Cosine => 1.0 - distance,
+            // pgvector's is the negative product.
+            Metric::InnerProduct => -distance,
+            Metric::L2 => -distance * distance,
+        };
+        let metadata: String = row.get(3);
+        Found {
+            score: score as f32,
+            document: Arc::new(Document {
+                id: row.get(0),
+                title: row.get(1),
+                text: row.get(2),
+                metadata: serde_json::from_str(&metadata).unwrap_or_default(),
+            }),
+        }
+    }
+}
+
+/// What an error means to whoever asked. SQLSTATE 22 is about data: the vector's length, say.
+fn told(error: &postgres::Error) -> StoreError {
+    match error.as_db_error() {
+        Some(told) if told.code().code().starts_with("22") => {
+            StoreError::Refused(told.message().to_owned())
+        }
+        Some(told) => StoreError::Unavailable(format!("PostgreSQL: {}", told.message())),
+        None => StoreError::Unavailable(format!("PostgreSQL: {error}")),
+    }
+}
+
+/// A vector as pgvector reads it.
+fn literal(vector: &[f32]) -> String {
+    let numbers: Vec<String> = vector.iter().map(f32::to_string).collect();
+    format!("[{}]", numbers.join(","))
+}
+
+/// A name in SQL.
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
