@@ -13,16 +13,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use foreword_benches::zipf_topics;
+use foreword_benches::chats;
 use foreword_tests::artifacts::dynamic_module;
 use foreword_tests::http::{Client, post};
 use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
 use serde_json::json;
 
 const CLIENTS: usize = 4;
-const BODIES: usize = 1_000;
-const DOCUMENTS_PER_BODY: usize = 15;
-const BODY_BYTES: usize = 16_000;
 const ROUNDS: usize = 9;
 const REQUESTS_PER_ROUND: usize = 4_000;
 /// The filter must leave at least this share of the requests per second.
@@ -37,7 +34,7 @@ fn main() -> Result<ExitCode> {
         (1, 40)
     };
 
-    let bodies = bodies();
+    let bodies: Vec<Vec<u8>> = chats().iter().map(|chat| post(chat.as_bytes())).collect();
     let upstream = Upstream::forgetful()?;
     let without = GatewayOptions {
         plugin: None,
@@ -199,27 +196,4 @@ impl Variant {
         }
         line
     }
-}
-
-/// Chat requests of about [`BODY_BYTES`] with [`DOCUMENTS_PER_BODY`] tagged documents before the question.
-fn bodies() -> Vec<Vec<u8>> {
-    let text_bytes = BODY_BYTES / DOCUMENTS_PER_BODY - 40;
-    let lists = zipf_topics(1, BODIES, 5_000, DOCUMENTS_PER_BODY);
-    let words =
-        "retrieved text of a plausible length, with some punctuation and a number like 42. ";
-    lists
-        .iter()
-        .map(|list| {
-            let mut content = String::new();
-            for document in list {
-                let mut text = format!("{document}: ");
-                text.extend(words.chars().cycle().take(text_bytes - text.len()));
-                let _ = write!(content, r#"<document id=\"{document}\">{text}</document>\n"#);
-            }
-            let body = format!(
-                r#"{{"model": "m", "messages": [{{"role": "system", "content": "Answer briefly."}}, {{"role": "user", "content": "{content}What does it say?"}}], "max_tokens": 64, "stream": false}}"#
-            );
-            post(body.as_bytes())
-        })
-        .collect()
 }

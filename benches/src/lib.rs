@@ -14,6 +14,30 @@ pub fn zipf_topics(seed: u64, requests: usize, documents: u64, k: usize) -> Vec<
         .collect()
 }
 
+/// A thousand chat requests of about 16 KB, each with 15 tagged documents before its question, from 5,000 documents by
+/// Zipf's law.
+#[must_use]
+pub fn chats() -> Vec<String> {
+    const DOCUMENTS: usize = 15;
+    const TEXT_BYTES: usize = 16_000 / DOCUMENTS - 40;
+    const WORDS: &str =
+        "retrieved text of a plausible length, with some punctuation and a number like 42. ";
+    let lists = zipf_topics(1, 1_000, 5_000, DOCUMENTS);
+    let chat = |list: &Vec<u64>| {
+        let documents: String = (list.iter())
+            .map(|document| {
+                let mut text = format!("{document}: ");
+                text.extend(WORDS.chars().cycle().take(TEXT_BYTES - text.len()));
+                format!(r#"<document id=\"{document}\">{text}</document>\n"#)
+            })
+            .collect();
+        format!(
+            r#"{{"model": "m", "messages": [{{"role": "system", "content": "Answer briefly."}}, {{"role": "user", "content": "{documents}What does it say?"}}], "max_tokens": 64, "stream": false}}"#
+        )
+    };
+    lists.iter().map(chat).collect()
+}
+
 /// Which of a bench's tables its command line asks for: those that it names, or all where it names none.
 #[derive(Debug)]
 pub struct Tables(Vec<String>);

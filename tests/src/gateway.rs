@@ -99,7 +99,7 @@ pub struct GatewayOptions {
     /// Whether Envoy lets the filter hold headers (`allow_on_headers_stop_iteration`), as Istio's and Envoy
     /// Gateway's resources cannot say.
     pub headers_may_wait: bool,
-    /// YAML of filters in front of Foreword, without indentation.
+    /// YAML of filters in front of Foreword, or in its place, without indentation.
     pub filters_before: Option<String>,
     /// Variables of Envoy's environment that the filter may read.
     pub environment: Vec<(&'static str, String)>,
@@ -417,7 +417,8 @@ fn configuration(
         text = with_pages(&text, pages)?;
     }
     let (Some(plugin), Some(module)) = (&options.plugin, module) else {
-        return replace_between(&text, FILTER_BEGIN, FILTER_END, "");
+        let others = options.filters_before.as_deref().unwrap_or_default();
+        return replace_between(&text, FILTER_BEGIN, FILTER_END, &indented(others, 10));
     };
     // JSON strings are YAML strings.
     let module = Value::from(module.to_str().context("the module's path is not UTF-8")?);

@@ -1,0 +1,152 @@
+//! What the filter adds to the time of one request: from its last byte sent to the first event of the answer.
+//!
+//! `cargo bench -p foreword-benches --bench latency`
+//!
+//! One client on one connection to each Envoy, one request at a time, the Envoys in turns from request to request, so that
+//! whatever else the machine does hits all alike. Requests have 16 KB and 15 documents; the upstream answers at once with
+//! a stream of events. Beside no filter at all stands Envoy's own buffer filter, which holds a body until it is complete
+//! and does nothing else: what anything must cost that reads whole bodies.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use foreword_benches::chats;
+use foreword_tests::artifacts::dynamic_module;
+use foreword_tests::http::{Client, post};
+use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
+
+const REQUESTS: usize = 6_000;
+const BUFFER: &str = "- name: envoy.filters.http.buffer
+  typed_config:
+    \"@type\": type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer
+    max_request_bytes: 4194304
+";
+/// A filter may add this much, median to median.
+const WASM_ADDS: Duration = Duration::from_micros(500);
+const DYNAMIC_ADDS: Duration = Duration::from_micros(200);
+
+fn main() -> Result<ExitCode> {
+    let benching = std::env::args().any(|argument| argument == "--bench");
+    let requests = if benching { REQUESTS } else { 20 };
+    let bodies: Vec<Vec<u8>> = chats().iter().map(|chat| post(chat.as_bytes())).collect();
+    let upstream = Upstream::scripted_forgetful(|_, reply| {
+        reply.begin_events()?;
+        reply.event(r#"{"choices": []}"#)?;
+        reply.event("[DONE]")?;
+        reply.end_events()
+    })?;
+
+    let without = GatewayOptions {
+        plugin: None,
+        ..GatewayOptions::new(upstream.address())
+    };
+    let buffer = GatewayOptions {
+        filters_before: Some(BUFFER.to_owned()),
+        ..without.clone()
+    };
+    let wasm = GatewayOptions {
+        shell: Shell::Wasm,
+        ..GatewayOptions::new(upstream.address())
+    };
+    let dynamic = GatewayOptions {
+        shell: Shell::Dynamic,
+        module: Some(dynamic_module("release")?),
+        ..GatewayOptions::new(upstream.address())
+    };
+    let mut variants = [
+        Variant::start("no filter", &without, "")?,
+        Variant::start("buffer", &buffer, "")?,
+        Variant::start("foreword, Wasm", &wasm, "documents=15")?,
+        Variant::start("foreword, dynamic", &dynamic, "documents=15")?,
+    ];
+    for number in 0..requests + requests / 10 {
+        let body = &bodies[number % bodies.len()];
+        for turn in 0..variants.len() {
+            let index = (number + turn) % variants.len();
+            variants[index].ask(body)?;
+        }
+        if number == requests / 10 {
+            for variant in &mut variants {
+                variant.times.clear();
+            }
+        }
+    }
+
+    println!("first event of an answer, {requests} requests of 16 KB to each, one at a time");
+    println!("| | median | p99 | median added | of the buffer's time |");
+    println!("| --- | --- | --- | --- | --- |");
+    let base = variants[0].quantile(0.5);
+    let buffered = variants[1].quantile(0.5).as_secs_f64();
+    for variant in &mut variants {
+        let (median, slow) = (variant.quantile(0.5), variant.quantile(0.99));
+        println!(
+            "| {} | {} µs | {} µs | {} µs | {:.2} |",
+            variant.name,
+            median.as_micros(),
+            slow.as_micros(),
+            median.saturating_sub(base).as_micros(),
+            median.as_secs_f64() / buffered,
+        );
+    }
+    let added = |variant: &mut Variant| variant.quantile(0.5).saturating_sub(base);
+    let [_, _, wasm, dynamic] = &mut variants;
+    let holds = added(wasm) < WASM_ADDS && added(dynamic) < DYNAMIC_ADDS;
+    println!("must hold: Wasm adds less than {WASM_ADDS:?}, dynamic less than {DYNAMIC_ADDS:?}");
+    Ok(if holds || !benching {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+struct Variant {
+    name: &'static str,
+    /// What each report must contain: a filter that does nothing would be fast.
+    report: &'static str,
+    client: Client,
+    times: Vec<Duration>,
+    _gateway: Gateway,
+}
+
+impl Variant {
+    fn start(name: &'static str, options: &GatewayOptions, report: &'static str) -> Result<Self> {
+        let gateway = Gateway::start(options).context(name)?;
+        Ok(Self {
+            name,
+            report,
+            client: Client::connect(gateway.address())?,
+            times: Vec::new(),
+            _gateway: gateway,
+        })
+    }
+
+    fn ask(&mut self, body: &[u8]) -> Result<()> {
+        self.client.send(body)?;
+        let start = Instant::now();
+        let head = self.client.head()?;
+        let first = self.client.piece(&head)?;
+        let elapsed = start.elapsed();
+        ensure!(
+            head.status == 200 && first.is_some_and(|event| event.starts_with(b"data: ")),
+            "{}: no event, status {}",
+            self.name,
+            head.status
+        );
+        ensure!(
+            head.report().contains(self.report),
+            "{}: report {:?}",
+            self.name,
+            head.report()
+        );
+        while self.client.piece(&head)?.is_some() {}
+        self.times.push(elapsed);
+        Ok(())
+    }
+
+    fn quantile(&mut self, share: f64) -> Duration {
+        self.times.sort_unstable();
+        let at = (self.times.len() as f64 * share) as usize;
+        self.times.get(at).copied().unwrap_or_default()
+    }
+}
