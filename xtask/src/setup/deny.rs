@@ -20,6 +20,8 @@ pub(crate) fn program(workspace: &Workspace) -> PathBuf {
 }
 
 pub(super) fn install(workspace: &Workspace) -> Result<()> {
+    // It reads the manifests of every platform's crates, and builds fetch those of this one.
+    Step::cargo("crates", workspace.root(), &["fetch", "--locked"]).run()?;
     if is_version(&program(workspace)) {
         say("cargo-deny", &format!("{VERSION} is there"));
         return Ok(());
