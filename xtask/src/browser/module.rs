@@ -50,14 +50,15 @@ pub(super) fn build(workspace: &Workspace, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// JavaScript without its documentation, which the types beside it have too: a quarter of what a page would load.
+/// JavaScript without its documentation, which the types beside it have too, and without indentation: a quarter of what a
+/// page would load. The glue has no text of several lines.
 fn without_docs(text: &str) -> String {
     let mut lines = Vec::new();
     let mut is_doc = false;
     for line in text.lines() {
         is_doc |= line.trim_start().starts_with("/**");
         if !is_doc {
-            lines.push(line);
+            lines.push(line.trim_start());
         }
         is_doc &= !line.trim_end().ends_with("*/");
     }
@@ -72,9 +73,6 @@ mod tests {
     fn documentation_goes_and_code_stays() {
         let text =
             "/** One line. */\nlet a = 1;\n  /**\n   * Some.\n   */\n  let b = a ** 2; // stays\n";
-        assert_eq!(
-            without_docs(text),
-            "let a = 1;\n  let b = a ** 2; // stays\n"
-        );
+        assert_eq!(without_docs(text), "let a = 1;\nlet b = a ** 2; // stays\n");
     }
 }

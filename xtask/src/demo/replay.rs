@@ -1,7 +1,7 @@
 //! The requests of the replay, and asking them one after the other.
 
 use anyhow::{Context, Result, anyhow, ensure};
-use foreword_ordering::{Config, Orderer, Report, Tenant};
+use foreword_ordering::{Config, Orderer, Report, Tenant, Told, Usage};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -165,8 +165,8 @@ pub(super) fn replay(
     Ok(replayed)
 }
 
-/// The core, run here beside the filter on the same requests. It decides alike, so it knows the bytes that Envoy
-/// sent on.
+/// The core, run here beside the filter on the same requests and answers. It decides alike, so it knows the bytes that
+/// Envoy sent on.
 struct Core {
     orderer: Orderer,
 }
@@ -200,6 +200,13 @@ impl Core {
             "the filter reports {:?}, the core by itself {ours:?}",
             answer.filter_report
         );
+        let usage = Usage {
+            prompt_tokens: answer.prompt_tokens,
+            cached_tokens: answer.cached_tokens,
+        };
+        if let Some(correction) = rewrite.deed.judged(usage) {
+            self.orderer.learn(&Told::Correction(correction));
+        }
         Ok(rewrite.body.unwrap_or(body))
     }
 }
