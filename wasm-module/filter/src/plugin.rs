@@ -1,8 +1,9 @@
 //! What the requests of one configuration share: the checked configuration, what is known, the metrics.
 //!
-//! What is known sits in a mutex: the orderer, and its part in what workers tell each other ([`crate::agreement`]). A Wasm VM runs on one worker thread, so there it is always free, unless a host nested
-//! callbacks: then the request passes instead of trapping the worker. In a dynamic module all workers share the
-//! plugin and wait for each other, for the microseconds that an order takes.
+//! What is known sits in a mutex: the orderer, and its part in what workers tell each other ([`crate::agreement`]). A
+//! Wasm VM runs on one worker thread, so there it is always free, unless a host nested callbacks: then the request passes
+//! instead of trapping the worker. In a dynamic module all workers share the plugin and wait for each other, for the
+//! microseconds that an order takes.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 

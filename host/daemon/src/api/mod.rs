@@ -21,10 +21,11 @@ mod logprobs;
 mod models;
 mod prefill;
 mod probes;
+pub(crate) mod refusals;
 mod retrieve;
 mod stream;
 
-use crate::failure::{Failure, clip};
+use crate::failure::Failure;
 use crate::gate::Gate;
 use crate::keys::ApiKeys;
 use crate::kv;
@@ -92,14 +93,14 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models", get(models::list))
         // A wildcard: names such as `organisation/model` have slashes.
         .route("/v1/models/{*id}", get(models::show))
-        .method_not_allowed_fallback(method_not_allowed)
+        .method_not_allowed_fallback(refusals::method_not_allowed)
         .route_layer(from_fn_with_state(Arc::clone(&app), authorize))
         .route("/healthz", get(probes::healthz))
         .route("/readyz", get(probes::readyz))
         .route("/metrics", get(probes::metrics))
         .merge(feed.with_state(()))
-        .method_not_allowed_fallback(method_not_allowed)
-        .fallback(unknown_url)
+        .method_not_allowed_fallback(refusals::method_not_allowed)
+        .fallback(refusals::unknown_url)
         .layer(from_fn_with_state(Arc::clone(&app), observe))
         .with_state(app)
 }
@@ -164,37 +165,12 @@ async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) 
     .await
 }
 
-/// Lets only holders of a key pass, where there are keys.
 async fn authorize(
     State(app): State<Arc<App>>,
     request: Request,
     next: Next,
 ) -> Result<Response, Failure> {
-    match &app.keys {
-        Some(keys) if !keys.admit(request.headers()) => {
-            body::discard(request).await;
-            Err(Failure::Unauthorized)
-        }
-        _ => Ok(next.run(request).await),
-    }
-}
-
-async fn method_not_allowed(request: Request) -> Failure {
-    let failure = Failure::Method {
-        method: clip(request.method().as_str()),
-        path: clip(request.uri().path()),
-    };
-    body::discard(request).await;
-    failure
-}
-
-async fn unknown_url(request: Request) -> Failure {
-    let failure = Failure::UnknownUrl {
-        method: clip(request.method().as_str()),
-        path: clip(request.uri().path()),
-    };
-    body::discard(request).await;
-    failure
+    refusals::authorize(app.keys.as_ref(), request, next).await
 }
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -14,8 +14,8 @@ use super::metrics::Metrics;
 use super::prompts::{Prompts, Reading};
 use super::residency::Residency;
 use crate::answer::TimeLimit;
-use crate::api::body;
-use crate::failure::{Failure, clip};
+use crate::api::{body, refusals};
+use crate::failure::Failure;
 use crate::gate::{Gate, Pass, Phase};
 use crate::keys::ApiKeys;
 use crate::kv::http::{self as feed, Readers};
@@ -64,8 +64,8 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .merge(feed.with_state(()))
-        .method_not_allowed_fallback(method_not_allowed)
-        .fallback(unknown_url)
+        .method_not_allowed_fallback(refusals::method_not_allowed)
+        .fallback(refusals::unknown_url)
         .layer(from_fn_with_state(Arc::clone(&app), count))
         .with_state(app)
 }
@@ -174,31 +174,7 @@ async fn authorize(
     request: Request,
     next: Next,
 ) -> Result<Response, Failure> {
-    match &app.keys {
-        Some(keys) if !keys.admit(request.headers()) => {
-            body::discard(request).await;
-            Err(Failure::Unauthorized)
-        }
-        _ => Ok(next.run(request).await),
-    }
-}
-
-async fn method_not_allowed(request: Request) -> Failure {
-    let failure = Failure::Method {
-        method: clip(request.method().as_str()),
-        path: clip(request.uri().path()),
-    };
-    body::discard(request).await;
-    failure
-}
-
-async fn unknown_url(request: Request) -> Failure {
-    let failure = Failure::UnknownUrl {
-        method: clip(request.method().as_str()),
-        path: clip(request.uri().path()),
-    };
-    body::discard(request).await;
-    failure
+    refusals::authorize(app.keys.as_ref(), request, next).await
 }
 
 /// Time for a copy's body to arrive.

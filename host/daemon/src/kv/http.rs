@@ -15,7 +15,7 @@
 //! is then told to begin anew.
 
 use super::wire;
-use crate::api::body;
+use crate::api::refusals;
 use crate::failure::{Failure, SOON, clip};
 use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
@@ -130,13 +130,7 @@ async fn authorize(
     request: Request,
     next: Next,
 ) -> Result<Response, Failure> {
-    match &readers.keys {
-        Some(keys) if !keys.admit(request.headers()) => {
-            body::discard(request).await;
-            Err(Failure::Unauthorized)
-        }
-        _ => Ok(next.run(request).await),
-    }
+    refusals::authorize(readers.keys.as_ref(), request, next).await
 }
 
 /// The parameters, checked.
