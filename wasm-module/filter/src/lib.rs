@@ -51,6 +51,7 @@ mod proxy;
 mod salt;
 #[cfg(test)]
 mod scripted;
+mod shared;
 mod usage;
 
 pub use config::{

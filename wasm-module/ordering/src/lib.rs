@@ -55,7 +55,7 @@ mod told;
 pub mod tree;
 mod trees;
 
-pub use body::{Skip, salted};
+pub use body::{Question, Retrieved, Skip, question, salted};
 pub use bytes::BadBytes;
 pub use config::{Config, ConfigError, RawConfig};
 pub use engines::{Choice, EngineId, MAX_ENGINES};

@@ -1,7 +1,7 @@
 //! What is kept for every tenant and model, and the one call that uses it: a request, from body to body.
 
 use crate::arrangement::Listed;
-use crate::body::{self, Skip, edit};
+use crate::body::{self, Retrieved, Skip, edit};
 use crate::config::Config;
 use crate::conversation::memory::{Memory, Path};
 use crate::document::estimate_tokens;
@@ -55,6 +55,8 @@ pub struct Terms<'a> {
     /// The engines that it may go to: see [`Choice`]. Those above [`MAX_ENGINES`](crate::MAX_ENGINES) do not
     /// count; without any it goes to the first engine.
     pub choices: &'a [Choice],
+    /// Documents that a retriever found for a body without any.
+    pub retrieved: Option<&'a Retrieved<'a>>,
 }
 
 /// Whether the order is put to the test.
@@ -159,7 +161,7 @@ impl Orderer {
         mut tenant: Tenant<'_>,
         body: &[u8],
     ) -> Result<Rewrite, Skip> {
-        let parsed = body::parse(body, &self.config)?;
+        let parsed = body::parse_with(body, terms.retrieved, &self.config)?;
         if let (None, Some(key_of)) = (terms.salt, terms.key_of)
             && tenant.key == TenantKey::default()
         {

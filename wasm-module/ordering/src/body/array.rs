@@ -1,10 +1,11 @@
 //! The `documents` array beside a body's messages: OpenAI-compatible engines' and Cohere's.
 //!
 //! Its documents are written into the last user message, or its elements put in order, as the operator says
-//! ([`DocumentsField`]).
+//! ([`DocumentsField`]). An array that a retriever gave for the body stands nowhere in it: its documents are always
+//! written.
 
 use super::Skip;
-use super::chat::{RawTurn, Wrap};
+use super::chat::{Entry, RawTurn, Wrap};
 use super::json::{inner, range_in, read};
 use super::parse::{Finder, Found, Group, HintPlace, Place, Source, rendered_scope};
 use super::text::Text;
@@ -14,6 +15,18 @@ use crate::object;
 use crate::tree::Scope;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
+use std::ops::Range;
+
+/// Documents that were found for a body, not by its client. They are written into its last user message, before its
+/// text, and stay there where chats are [pinned](crate::config::RawConversation::pin).
+#[derive(Clone, Copy, Debug)]
+pub struct Retrieved<'a> {
+    /// A JSON array, best first, of what may stand in a body's `documents`.
+    pub documents: &'a str,
+    /// What stands before and behind them, as between the quotes of a JSON string. The same for every request: it is not
+    /// part of what the tree knows.
+    pub around: [&'a str; 2],
+}
 
 /// Documents of an array: before every message, or to be written into a message.
 pub(super) type FromArray<'a> = (Option<Group<'a>>, Option<(usize, Group<'a>)>);
@@ -89,8 +102,7 @@ impl<'a> Finder<'a, '_> {
         if elements.is_empty() {
             return Ok((None, None));
         }
-        let target = (messages.iter().enumerate().rev())
-            .find_map(|(at, message)| Some((at, message, message.entry?)));
+        let target = target(messages);
         let documents = elements.iter().enumerate();
         let documents = documents.map(|(index, element)| self.document(index, element.get()));
         let documents: Vec<Parts<'a>> = documents.collect::<Result<_, Skip>>()?;
@@ -126,32 +138,30 @@ impl<'a> Finder<'a, '_> {
             };
             return Ok((Some(group), None));
         }
-        let (index_of, message, entry) = target.ok_or(Skip::NoUserMessage)?;
-        let found = documents.into_iter().map(|parts| {
-            let Parts {
-                id, title, text, ..
-            } = parts;
-            Found {
-                fingerprint: Fingerprint::of(&[id.as_bytes(), title.as_bytes(), text.as_bytes()]),
-                label: if id.is_empty() { title } else { id },
-                tokens: estimate_tokens(id.len() + title.len() + text.len()),
-                source: Source::Parts { id, title, text },
-            }
-        });
-        let group = Group {
-            scope: rendered_scope(message),
-            found: found.collect(),
-            place: Place::Render {
-                array: range_in(self.body, array.get()),
-                entry,
-            },
-            hint: Some(HintPlace {
-                at: entry.at,
-                before: "",
-                after: r"\n",
-            }),
-        };
-        Ok((None, Some((index_of, group))))
+        let array = range_in(self.body, array.get());
+        let target = target.ok_or(Skip::NoUserMessage)?;
+        Ok((
+            None,
+            Some(rendered(documents, target, Some(array), [""; 2])),
+        ))
+    }
+
+    /// The documents that a retriever found; `None` if it found none.
+    pub(super) fn retrieved(
+        &mut self,
+        retrieved: &Retrieved<'a>,
+        messages: &[RawTurn<'a>],
+    ) -> Result<Option<(usize, Group<'a>)>, Skip> {
+        let elements: Vec<&'a RawValue> = read(self.body, retrieved.documents)?;
+        self.add(elements.len())?;
+        if elements.is_empty() {
+            return Ok(None);
+        }
+        let documents = elements.iter().enumerate();
+        let documents = documents.map(|(index, element)| self.document(index, element.get()));
+        let documents: Vec<Parts<'a>> = documents.collect::<Result<_, Skip>>()?;
+        let target = target(messages).ok_or(Skip::NoUserMessage)?;
+        Ok(Some(rendered(documents, target, None, retrieved.around)))
     }
 
     /// What a `documents` element says.
@@ -194,4 +204,45 @@ impl<'a> Finder<'a, '_> {
             in_data: data.is_some(),
         })
     }
+}
+
+/// The message that documents can be written into: the last one of a user's with text.
+fn target<'m, 'a>(messages: &'m [RawTurn<'a>]) -> Option<(usize, &'m RawTurn<'a>, Entry)> {
+    let mut messages = messages.iter().enumerate().rev();
+    messages.find_map(|(at, message)| Some((at, message, message.entry?)))
+}
+
+/// These documents, to be written into that message, and which one it is.
+fn rendered<'a>(
+    documents: Vec<Parts<'a>>,
+    (index, message, entry): (usize, &RawTurn<'a>, Entry),
+    array: Option<Range<usize>>,
+    around: [&'a str; 2],
+) -> (usize, Group<'a>) {
+    let found = documents.into_iter().map(|parts| {
+        let Parts {
+            id, title, text, ..
+        } = parts;
+        Found {
+            fingerprint: Fingerprint::of(&[id.as_bytes(), title.as_bytes(), text.as_bytes()]),
+            label: if id.is_empty() { title } else { id },
+            tokens: estimate_tokens(id.len() + title.len() + text.len()),
+            source: Source::Parts { id, title, text },
+        }
+    });
+    let group = Group {
+        scope: rendered_scope(message),
+        found: found.collect(),
+        place: Place::Render {
+            array,
+            entry,
+            around,
+        },
+        hint: Some(HintPlace {
+            at: entry.at,
+            before: "",
+            after: r"\n",
+        }),
+    };
+    (index, group)
 }

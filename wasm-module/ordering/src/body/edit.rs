@@ -50,7 +50,7 @@ impl<'a> Edit<'a> {
 
 /// The edits that put `sent` and a hint where a group's documents stood; what was rendered, if they were rendered.
 pub(crate) fn edits<'a>(
-    place: &Place,
+    place: &Place<'a>,
     hint_place: Option<HintPlace>,
     sent: Vec<Sent<'_, 'a>>,
     hint: Option<String>,
@@ -76,29 +76,37 @@ pub(crate) fn edits<'a>(
             }));
             (edits, None)
         }
-        Place::Render { array, entry } => {
-            let rendering = render(entry.wrap, &sent, hint);
-            let edits = vec![
-                Edit {
-                    range: entry.at..entry.at,
-                    with: vec![rendering.text.clone().into()],
-                },
-                Edit {
-                    range: array.clone(),
-                    with: vec!["null".into()],
-                },
-            ];
+        Place::Render {
+            array,
+            entry,
+            around,
+        } => {
+            let rendering = render(entry.wrap, *around, &sent, hint);
+            let mut edits = vec![Edit {
+                range: entry.at..entry.at,
+                with: vec![rendering.text.clone().into()],
+            }];
+            edits.extend(array.as_ref().map(|array| Edit {
+                range: array.clone(),
+                with: vec!["null".into()],
+            }));
             (edits, Some(rendering))
         }
     }
 }
 
-fn render(wrap: Wrap, sent: &[Sent<'_, '_>], hint: Option<(String, HintPlace)>) -> Rendering {
+fn render(
+    wrap: Wrap,
+    [before, behind]: [&str; 2],
+    sent: &[Sent<'_, '_>],
+    hint: Option<(String, HintPlace)>,
+) -> Rendering {
     let mut text = String::new();
     let mut documents = Vec::with_capacity(sent.len());
     if let Wrap::Part { .. } = wrap {
         text.push_str(r#"{"type":"text","text":""#);
     }
+    text.push_str(before);
     for sent in sent {
         match sent {
             Sent::Document(found) => documents.push(write_block(&mut text, &found.source)),
@@ -108,6 +116,7 @@ fn render(wrap: Wrap, sent: &[Sent<'_, '_>], hint: Option<(String, HintPlace)>) 
             }
         }
     }
+    text.push_str(behind);
     if let Some((hint, place)) = hint {
         text.push_str(place.before);
         text.push_str(&hint);

@@ -20,6 +20,7 @@ pub(crate) mod edit;
 mod json;
 mod lists;
 mod parse;
+mod question;
 mod results;
 mod salt;
 mod tags;
@@ -27,9 +28,11 @@ mod text;
 
 use std::borrow::Cow;
 
+pub use array::Retrieved;
 pub(crate) use array::element_text;
 pub(crate) use chat::{Chain, Entry, Wrap};
-pub(crate) use parse::{Found, Group, Message, Parsed, Place, Source, parse};
+pub(crate) use parse::{Found, Group, Message, Parsed, Place, Source, parse, parse_with};
+pub use question::{Question, question};
 pub use salt::salted;
 
 /// A body as text.

@@ -4,6 +4,7 @@
 //! what is looked for on request.
 
 use super::Skip;
+use super::array::Retrieved;
 use super::chat::{Chain, Chat, Entry, RawTurn};
 use super::content::{Block, Piece};
 use super::json::{offset_in, range_in};
@@ -54,12 +55,12 @@ pub(crate) struct Group<'a> {
     pub(crate) scope: Scope,
     /// In the client's order; at least one.
     pub(crate) found: Vec<Found<'a>>,
-    pub(crate) place: Place,
+    pub(crate) place: Place<'a>,
     /// Where an order hint goes, and what separates it from its neighbours.
     pub(crate) hint: Option<HintPlace>,
 }
 
-impl Place {
+impl Place<'_> {
     /// The byte of the body at which the documents begin.
     pub(crate) fn start(&self) -> usize {
         match self {
@@ -94,15 +95,21 @@ pub(crate) enum Source<'a> {
 
 /// Where a group's documents go.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum Place<'a> {
     /// Each into one of these ranges of the body; what is between them stays. When documents are dropped, the last
     /// slots are left empty, unless `all_filled`.
     Slots {
         slots: Vec<Range<usize>>,
         all_filled: bool,
     },
-    /// Their rendered blocks into a message; `array` becomes `null`.
-    Render { array: Range<usize>, entry: Entry },
+    /// Their rendered blocks into a message.
+    Render {
+        /// Becomes `null`; `None`: the documents are not the body's own.
+        array: Option<Range<usize>>,
+        entry: Entry,
+        /// What stands before and behind them, as between the quotes of a JSON string.
+        around: [&'a str; 2],
+    },
 }
 
 /// See [`Group::hint`].
@@ -166,6 +173,15 @@ impl Parsed<'_> {
 /// # Errors
 /// Why there is nothing to do.
 pub(crate) fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, Skip> {
+    parse_with(body, None, config)
+}
+
+/// The same of a body for which these documents were `retrieved`, if it has no array of its own.
+pub(crate) fn parse_with<'a>(
+    body: &'a [u8],
+    retrieved: Option<&Retrieved<'a>>,
+    config: &Config,
+) -> Result<Parsed<'a>, Skip> {
     let body = super::text_of(body)?;
     let chat = Chat::read(body)?;
     let mut finder = Finder {
@@ -176,9 +192,10 @@ pub(crate) fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, S
     let array = chat
         .documents
         .filter(|_| config.field != DocumentsField::Ignore);
-    let (front, rendered) = match array {
-        Some(array) => finder.array(array, &chat.messages)?,
-        None => (None, None),
+    let (front, rendered) = match (array, retrieved) {
+        (Some(array), _) => finder.array(array, &chat.messages)?,
+        (None, Some(retrieved)) => (None, finder.retrieved(retrieved, &chat.messages)?),
+        (None, None) => (None, None),
     };
     let mut messages = Vec::with_capacity(chat.messages.len());
     for message in &chat.messages {

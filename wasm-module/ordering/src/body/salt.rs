@@ -37,7 +37,7 @@ pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
 
 /// A field as written. `null` is something, unlike in an `Option`: a salt written beside it would not be the last one.
 #[derive(Default)]
-pub(super) struct Given<'a>(Option<&'a RawValue>);
+pub(super) struct Given<'a>(pub(super) Option<&'a RawValue>);
 
 impl<'de> Deserialize<'de> for Given<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -1,0 +1,74 @@
+//! What a plugin's requests know together: the orderer, and its part in what workers tell each other
+//! ([`crate::agreement`]).
+
+use foreword_ordering::{Orderer, Told};
+
+use crate::agreement::Agreement;
+use crate::config::Config;
+use crate::feed::Feed;
+use crate::host::{Host, LogLevel};
+use crate::metrics::Metrics;
+
+pub(super) struct Knowledge {
+    pub(super) orderer: Orderer,
+    /// `None`: nothing is told and nothing is learnt.
+    pub(super) agreement: Option<Agreement>,
+    pub(super) feeds: Vec<Feed>,
+    /// By engine, a bit: whether its answers ever said how much was cached. Then one that says nothing says none.
+    pub(super) reporting: u64,
+    /// Requests so far.
+    pub(super) turn: u64,
+}
+
+impl Knowledge {
+    /// Nothing is known yet, and nobody is told.
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            orderer: Orderer::new(config.ordering.clone()),
+            agreement: None,
+            feeds: Vec::new(),
+            reporting: 0,
+            turn: 0,
+        }
+    }
+
+    /// A panic left it half changed: it starts with what the next requests learn.
+    pub(super) fn begin_anew(&mut self, config: &Config) {
+        self.orderer = Orderer::new(config.ordering.clone());
+        if let Some(agreement) = &mut self.agreement {
+            agreement.forget();
+        }
+    }
+
+    /// Learns what others have told, at most so many entries.
+    pub(super) fn catch_up(&mut self, host: &impl Host, metrics: &Metrics, limit: u64) {
+        let Self {
+            orderer, agreement, ..
+        } = self;
+        let Some(agreement) = agreement else { return };
+        match agreement.catch_up(host, limit, |told| orderer.learn(told)) {
+            Ok(learnt) => metrics.learnt(host, learnt),
+            Err(error) => host.log(LogLevel::Warn, &error.to_string()),
+        }
+    }
+
+    /// Learns and tells.
+    pub(super) fn take(&mut self, host: &impl Host, metrics: &Metrics, told: Told) {
+        self.orderer.learn(&told);
+        self.tell(host, metrics, &told);
+    }
+
+    pub(super) fn tell(&mut self, host: &impl Host, metrics: &Metrics, told: &Told) {
+        let Some(agreement) = &mut self.agreement else {
+            return;
+        };
+        match agreement.tell(host, told) {
+            Ok(true) => {}
+            Ok(false) => metrics.untold(host),
+            Err(error) => {
+                metrics.untold(host);
+                host.log(LogLevel::Warn, &error.to_string());
+            }
+        }
+    }
+}

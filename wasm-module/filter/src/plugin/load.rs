@@ -1,0 +1,131 @@
+//! How a plugin begins: its configuration checked, its part in the workers' agreement, its salts.
+
+use foreword_ordering::EngineId;
+
+use super::Plugin;
+use super::knowledge::Knowledge;
+use crate::agreement::Agreement;
+use crate::config::{Config, ConfigError, KEY, Mode, SaltKey, TenantSource};
+use crate::engines::Engines;
+use crate::feed::Feed;
+use crate::host::{Host, HostError, LogLevel};
+use crate::metrics::Metrics;
+use crate::salt::Salts;
+use crate::shared::Shared;
+
+impl Plugin {
+    /// Checks the configuration, defines the metrics and learns what other workers, or this one before a reload, have
+    /// told.
+    pub fn load(host: &impl Host, configuration: &[u8]) -> Result<Self, ConfigError> {
+        let config = Config::from_json(configuration)?;
+        if matches!(config.tenant, Some(TenantSource::Claim(_))) && !host.has_metadata() {
+            return Err(ConfigError::Conflict {
+                field: "tenant.claim",
+                rule: "a dynamic module cannot read claims; let jwt_authn write them into a header \
+                       (`claim_to_headers`) and name it in `tenant.header`",
+            });
+        }
+        let salts = config.salt.as_ref();
+        let salts = salts.map(|key| salts_of(host, key)).transpose()?;
+        host.log(LogLevel::Info, &loaded(&config));
+        let ring = ring(host, &config)
+            .inspect_err(|error| {
+                let message = format!("workers do not know of each other: {error}");
+                host.log(LogLevel::Warn, &message);
+            })
+            .ok();
+        let mut knowledge = Knowledge::new(&config);
+        let mut engines = Engines::without_choice(&config.engines);
+        if let Some((ring, agreement)) = ring {
+            knowledge.agreement = agreement;
+            match Engines::open(host, &config.engines, &ring) {
+                Ok(opened) => engines = opened,
+                Err(error) => host.log(LogLevel::Warn, &error.to_string()),
+            }
+            knowledge.feeds = feeds(host, &config, &ring);
+        }
+        let metrics = Metrics::define(host);
+        knowledge.catch_up(host, &metrics, u64::MAX);
+        Ok(Self {
+            engines,
+            knowledge: Shared::new(knowledge),
+            metrics,
+            config,
+            salts,
+        })
+    }
+}
+
+/// The name under which workers agree, and a part in that ring unless it is switched off. A proxy without shared data
+/// orders all the same, each worker alone.
+fn ring(host: &impl Host, config: &Config) -> Result<(String, Option<Agreement>), HostError> {
+    let wanted = &config.agreement;
+    let name = match &wanted.ring {
+        Some(name) => format!("named/{name}"),
+        None => {
+            // Plugins of other names, or for other tenants, routes or engines, are not meant by default.
+            let plugin = host.property(&["plugin_name"])?.unwrap_or_default();
+            let plugin = String::from_utf8_lossy(&plugin);
+            format!("of/{:016x}/{plugin}", config.audience)
+        }
+    };
+    let agreement = (wanted.entries > 0)
+        .then(|| Agreement::open(host, &name, wanted.entries))
+        .transpose()?;
+    Ok((name, agreement))
+}
+
+fn feeds(host: &impl Host, config: &Config, ring: &str) -> Vec<Feed> {
+    let engines = (0..).map(EngineId).zip(&config.engines);
+    let feeds = engines.filter_map(|(id, engine)| {
+        let feed = Feed::new(host, id, &engine.name, engine.feed.clone()?, ring);
+        feed.inspect_err(|error| host.log(LogLevel::Warn, &error.to_string()))
+            .ok()
+    });
+    feeds.collect()
+}
+
+fn salts_of(host: &impl Host, key: &SaltKey) -> Result<Salts, ConfigError> {
+    let (field, key) = match key {
+        SaltKey::Bytes(bytes) => ("salt.key", Some(bytes.clone())),
+        SaltKey::Environment(name) => {
+            let key = host.environment(name);
+            (
+                "salt.key_env",
+                key.and_then(|key| SaltKey::from_hex(key.trim())),
+            )
+        }
+    };
+    key.and_then(|key| Salts::new(&key))
+        .ok_or_else(|| ConfigError::Invalid {
+            field,
+            // Never what was found.
+            value: "what the environment has under that name".to_owned(),
+            limit: KEY.to_owned(),
+        })
+}
+
+/// One line for the log, in `name=value` pairs.
+fn loaded(config: &Config) -> String {
+    let tenants = match config.tenant {
+        None => "off",
+        Some(TenantSource::Header(_)) => "header",
+        Some(TenantSource::Claim(_)) => "claim",
+    };
+    format!(
+        "event=loaded version={} routes={} max_body_bytes={} mode={} experiment={} tenants={tenants} salts={}",
+        env!("CARGO_PKG_VERSION"),
+        config.routes.join(","),
+        config.max_body_bytes,
+        match config.mode {
+            Mode::Order => "order",
+            Mode::DryRun => "dry-run",
+        },
+        if config.experiment.is_some() {
+            "on"
+        } else {
+            "off"
+        },
+        if config.salt.is_some() { "on" } else { "off" },
+    )
+}

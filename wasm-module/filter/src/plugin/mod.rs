@@ -1,0 +1,267 @@
+//! What the requests of one configuration share: the checked configuration, what is known, the metrics.
+//!
+//! | file | answers |
+//! | --- | --- |
+//! | `load` | how a plugin begins |
+//! | `knowledge` | what its requests know together |
+//! | here | what a request asks of it |
+
+mod knowledge;
+mod load;
+
+use std::sync::MutexGuard;
+
+use foreword_ordering::feed::TenantKey;
+use foreword_ordering::{Arm, Choice, Deed, EngineId, Rewrite, Skip, Terms, Told, Trial, Usage};
+
+use self::knowledge::Knowledge;
+use crate::config::{Config, Mode};
+use crate::engines::{Dealt, Engines, Errand};
+use crate::feed::{Answer, MAX_BATCH_BYTES};
+use crate::host::{Host, LogLevel};
+use crate::metrics::Metrics;
+use crate::outcome::Outcome;
+use crate::salt::{Identity, Salts};
+use crate::shared::Shared;
+use crate::usage::Counted;
+
+/// One loaded configuration.
+pub struct Plugin {
+    config: Config,
+    engines: Engines,
+    knowledge: Shared<Knowledge>,
+    metrics: Metrics,
+    salts: Option<Salts>,
+}
+
+/// Where a request goes.
+pub(crate) struct Route {
+    pub(crate) errand: Errand,
+    /// For [`DESTINATION_HEADER`](crate::engines::DESTINATION_HEADER); `None`: there is nothing to choose.
+    pub(crate) destinations: Option<String>,
+}
+
+impl Plugin {
+    /// Whether engines' feeds are to be followed, for which ticks are needed.
+    pub fn has_feeds(&self) -> bool {
+        self.config
+            .engines
+            .iter()
+            .any(|engine| engine.feed.is_some())
+    }
+
+    /// Whether [`Plugin::on_tick`] has anything to do.
+    pub fn needs_ticks(&self) -> bool {
+        self.knowledge()
+            .is_some_and(|knowledge| knowledge.agreement.is_some())
+    }
+
+    /// Some time has passed: what other workers did meanwhile is learnt, so that a request that comes late finds little
+    /// left to learn.
+    pub fn on_tick(&self, host: &impl Host) {
+        if let Some(mut knowledge) = self.knowledge() {
+            knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
+            for feed in &mut knowledge.feeds {
+                if let Err(error) = feed.on_tick(host, now_ms(host)) {
+                    host.log(LogLevel::Warn, &error.to_string());
+                }
+            }
+        }
+    }
+
+    /// Bytes of an answer to a [`Host::call`] that are looked at.
+    pub const MAX_ANSWER_BYTES: usize = MAX_BATCH_BYTES;
+
+    /// The answer to a call has come: its status, unless there was no answer, and its body, unless that is longer than
+    /// [`Plugin::MAX_ANSWER_BYTES`].
+    pub fn on_answer(&self, host: &impl Host, call: u32, status: Option<u16>, body: Option<&[u8]>) {
+        let Some(mut knowledge) = self.knowledge() else {
+            return;
+        };
+        let (now_ms, answer) = (now_ms(host), Answer { status, body });
+        let mut feeds = knowledge.feeds.iter_mut();
+        let said = feeds.find_map(|feed| feed.on_answer(host, now_ms, call, answer));
+        // What was told before is older.
+        knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
+        let said = said.unwrap_or_default();
+        self.metrics.fed(host, said.events);
+        for residency in said.messages {
+            knowledge.take(host, &self.metrics, Told::Residency(residency));
+        }
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn engines(&self) -> &Engines {
+        &self.engines
+    }
+
+    /// Whose request it is, by the tenant's name.
+    pub(crate) fn identity(&self, name: String) -> Identity {
+        Identity::new(name, self.salts.as_ref())
+    }
+
+    /// Whether every request must go on with a salt of ours, or not at all.
+    pub(crate) fn is_salted(&self) -> bool {
+        self.salts.is_some()
+    }
+
+    /// Asks the core, and times it; learns before what other workers did, and tells them afterwards. `None` if this very
+    /// thread is using the orderer, which no known proxy can bring about.
+    pub(crate) fn rewrite(
+        &self,
+        host: &impl Host,
+        identity: &Identity,
+        body: &[u8],
+    ) -> Option<(Result<Rewrite, Skip>, Route)> {
+        let mut knowledge = self.knowledge()?;
+        knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_REQUEST);
+        let now_ms = now_ms(host);
+        knowledge.turn = knowledge.turn.wrapping_add(1);
+        let choices = self.engines.choices(host, now_ms, knowledge.turn);
+        let start = host.now_ns();
+        let trial = match (self.config.mode, &self.config.experiment) {
+            (Mode::DryRun, _) => Trial::DryRun,
+            (Mode::Order, Some(experiment)) => Trial::Experiment(experiment),
+            (Mode::Order, None) => Trial::None,
+        };
+        let terms = Terms {
+            salt: identity.salt(),
+            key_of: Some(TenantKey::of),
+            trial,
+            choices: &choices,
+            retrieved: None,
+        };
+        let answer = knowledge
+            .orderer
+            .rewrite_on(&terms, identity.tenant(), body);
+        // Saturating: Envoy's clock is the wall clock, which may step back.
+        let elapsed = host.now_ns().saturating_sub(start);
+        self.metrics.time(host, elapsed);
+        let (engine, tokens) = match &answer {
+            Ok(rewrite) => {
+                let told = Told::Deed(rewrite.deed.clone());
+                knowledge.tell(host, &self.metrics, &told);
+                (rewrite.deed.engine(), rewrite.deed.uncached())
+            }
+            Err(_) => (least_loaded(&choices), estimated_tokens(body.len())),
+        };
+        let route = Route {
+            errand: self.engines.send(host, now_ms, engine, tokens),
+            destinations: self.engines.destinations(engine, &choices),
+        };
+        Some((answer, route))
+    }
+
+    /// A request that the core does not see goes to the engine that has least to do.
+    pub(crate) fn route(&self, host: &impl Host, bytes: usize) -> Route {
+        let now_ms = now_ms(host);
+        let choices = self.engines.choices(host, now_ms, now_ms);
+        let engine = least_loaded(&choices);
+        let tokens = estimated_tokens(bytes);
+        Route {
+            errand: self.engines.send(host, now_ms, engine, tokens),
+            destinations: self.engines.destinations(engine, &choices),
+        }
+    }
+
+    pub(crate) fn settle(&self, host: &impl Host, errand: Errand, dealt: Dealt) {
+        self.engines.settle(host, now_ms(host), errand, dealt);
+    }
+
+    /// An engine answered that was not sent to by us.
+    pub(crate) fn answered_by(&self, host: &impl Host, engine: EngineId) {
+        let errand = self.engines.send(host, now_ms(host), engine, 0);
+        self.engines
+            .settle(host, now_ms(host), errand, Dealt::Answered);
+    }
+
+    /// The engine that was chosen did not take the request.
+    pub(crate) fn undo(&self, host: &impl Host, deed: &Deed) {
+        let undone = deed.undone();
+        if !undone.events.is_empty()
+            && let Some(mut knowledge) = self.knowledge()
+        {
+            knowledge.take(host, &self.metrics, Told::Residency(undone));
+        }
+    }
+
+    /// Another engine got the request than was chosen: it holds the documents now.
+    pub(crate) fn went_to(&self, host: &impl Host, deed: &mut Deed, engine: EngineId) {
+        deed.redirect(engine);
+        if let Some(mut knowledge) = self.knowledge() {
+            knowledge.take(host, &self.metrics, Told::Deed(deed.clone()));
+        }
+    }
+
+    /// An engine has counted a prompt, that of `deed` if the core decided on it.
+    pub(crate) fn counted(
+        &self,
+        host: &impl Host,
+        deed: Option<&Deed>,
+        arm: Option<Arm>,
+        counted: Counted,
+    ) {
+        self.metrics.counted(host, arm, counted);
+        if self.config.log_fields {
+            let mut fields = vec![("prompt_tokens", counted.prompt.to_string())];
+            fields.extend(
+                counted
+                    .cached
+                    .map(|cached| ("cached_tokens", cached.to_string())),
+            );
+            if let Err(error) = host.set_log_fields(&fields) {
+                host.log(LogLevel::Warn, &error.to_string());
+            }
+        }
+        let (Some(deed), Some(mut knowledge)) = (deed, self.knowledge()) else {
+            return;
+        };
+        let bit = 1_u64.checked_shl(deed.engine().0.into()).unwrap_or(0);
+        if counted.cached.is_some() {
+            knowledge.reporting |= bit;
+        } else if knowledge.reporting & bit == 0 {
+            return;
+        }
+        let usage = Usage {
+            prompt_tokens: counted.prompt,
+            cached_tokens: counted.cached.unwrap_or(0),
+        };
+        if let Some(correction) = deed.judged(usage) {
+            self.metrics.corrected(host);
+            knowledge.take(host, &self.metrics, Told::Correction(correction));
+        }
+    }
+
+    fn knowledge(&self) -> Option<MutexGuard<'_, Knowledge>> {
+        self.knowledge
+            .lock(|knowledge| knowledge.begin_anew(&self.config))
+    }
+
+    pub(crate) fn count(&self, host: &impl Host, outcome: &Outcome) {
+        self.metrics.count(host, outcome);
+    }
+}
+
+fn least_loaded(choices: &[Choice]) -> EngineId {
+    let least = choices.iter().min_by_key(|choice| choice.outstanding);
+    least.map_or(EngineId::default(), |choice| choice.engine)
+}
+
+fn estimated_tokens(bytes: usize) -> u64 {
+    u64::from(foreword_ordering::document::estimate_tokens(bytes))
+}
+
+fn now_ms(host: &impl Host) -> u64 {
+    host.now_ns() / 1_000_000
+}
+
+/// Entries that a request may have to wait for, some three microseconds each.
+const LEARNT_AT_A_REQUEST: u64 = 256;
+/// Entries between which a worker looks after its streams.
+const LEARNT_AT_A_TICK: u64 = 2048;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,54 @@
+//! What the requests of one plugin share, one at a time.
+//!
+//! A Wasm VM runs on one worker thread, so there it is always free, unless a host nested callbacks: then the request does
+//! without instead of trapping the worker. In a dynamic module all workers share the plugin and wait for each other, for
+//! the microseconds that an order or a look-up takes.
+
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+/// A value that one request at a time uses.
+#[derive(Debug)]
+pub(crate) struct Shared<T>(Mutex<T>);
+
+impl<T> Shared<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    /// `None` if this very thread is using it, which no known proxy can bring about. After a panic the value is half
+    /// changed: `renew` makes it whole.
+    pub(crate) fn lock(&self, renew: impl FnOnce(&mut T)) -> Option<MutexGuard<'_, T>> {
+        let poisoned = match self.0.try_lock() {
+            Ok(value) => return Some(value),
+            // Waiting for itself, the only thread would trap.
+            Err(TryLockError::WouldBlock) if cfg!(target_arch = "wasm32") => return None,
+            Err(TryLockError::WouldBlock) => match self.0.lock() {
+                Ok(value) => return Some(value),
+                Err(poisoned) => poisoned,
+            },
+            Err(TryLockError::Poisoned(poisoned)) => poisoned,
+        };
+        let mut value = poisoned.into_inner();
+        renew(&mut value);
+        self.0.clear_poison();
+        Some(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_panic_the_value_is_renewed_once() {
+        let shared = Shared::new(1);
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut value = shared.lock(|_| unreachable!()).unwrap();
+            *value = 2;
+            panic!("for the test");
+        }));
+        assert!(caught.is_err());
+        assert_eq!(*shared.lock(|value| *value = 3).unwrap(), 3);
+        assert_eq!(*shared.lock(|_| unreachable!()).unwrap(), 3);
+    }
+}

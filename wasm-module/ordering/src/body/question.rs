@@ -1,0 +1,283 @@
+//! What a chat asks, for whoever looks for documents that it did not bring.
+//!
+//! ```text
+//!   {"messages": [ system, …, user: "Which one?" ], "tools": …, "retrieval": {…}}
+//!                  opening          text                        field, cut out of what is sent
+//! ```
+
+use super::json::{inner, object, offset_in, range_in, read};
+use super::salt::Given;
+use super::{Skip, parse, text_of, unescaped};
+use crate::config::Config;
+use crate::object;
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// A chat as a retriever sees it.
+#[derive(Debug)]
+pub struct Question<'a> {
+    /// The text of the last user message, its parts on lines of their own; `None`: it has none.
+    pub text: Option<Cow<'a, str>>,
+    /// Whether the chat brings documents, in whatever turn.
+    pub has_documents: bool,
+    /// The field `retrieval` as written: what the client says about it. It is meant for the gateway.
+    pub field: Option<&'a str>,
+    /// Where that field stands, its comma included: cut out, the body is what the client would have sent without it.
+    pub cut: Option<Range<usize>>,
+    /// How the prompt begins, whatever is asked.
+    pub opening: Opening<'a>,
+}
+
+/// The beginning of a chat's prompt, as JSON.
+#[derive(Debug, Default)]
+pub struct Opening<'a> {
+    /// The messages before the first one of a user or an assistant; empty: there is nothing to compute ahead.
+    pub messages: Vec<Cow<'a, str>>,
+    /// The other fields that the prompt or its place in a cache depends on: `model`, `tools`, `cache_salt`.
+    pub fields: Vec<(&'static str, &'a str)>,
+}
+
+#[derive(Default)]
+struct RawChat<'a> {
+    model: Option<&'a RawValue>,
+    system: Option<&'a RawValue>,
+    messages: Vec<&'a RawValue>,
+    tools: Option<&'a RawValue>,
+    cache_salt: Option<&'a RawValue>,
+    retrieval: Given<'a>,
+}
+
+object!(
+    impl<'de> RawChat<'de> { model, system, messages, tools, cache_salt, retrieval },
+    others: Ignored
+);
+
+#[derive(Default)]
+struct RawMessage<'a> {
+    role: Option<Cow<'a, str>>,
+    content: Option<&'a RawValue>,
+}
+
+object!(impl<'de> RawMessage<'de> { role, content }, others: Ignored);
+
+#[derive(Default)]
+struct RawPart<'a> {
+    text: Option<&'a RawValue>,
+}
+
+object!(impl<'de> RawPart<'de> { text }, others: Ignored);
+
+/// What `body` asks. Documents are looked for as the orderer of that configuration does.
+///
+/// # Errors
+/// [`Skip`], as [`Orderer::rewrite`](crate::Orderer::rewrite) would say of the body.
+pub fn question<'a>(body: &'a [u8], config: &Config) -> Result<Question<'a>, Skip> {
+    let has_documents = parse(body, config)?.has_documents();
+    let body = text_of(body)?;
+    let top = body.trim_ascii();
+    let chat: RawChat<'a> = object(body, top)?;
+    let mut opening = Opening::default();
+    // Anthropic's: a field instead of a message.
+    opening.messages.extend(chat.system.map(|system| {
+        let message = format!(r#"{{"role":"system","content":{}}}"#, system.get());
+        Cow::Owned(message)
+    }));
+    let mut opens = true;
+    let mut text = None;
+    for raw in &chat.messages {
+        let message: RawMessage<'a> = object(body, raw.get())?;
+        let role = message.role.as_deref().unwrap_or_default();
+        opens &= matches!(role, "system" | "developer");
+        if opens {
+            opening.messages.push(Cow::Borrowed(raw.get()));
+        }
+        if role == "user" {
+            let content = message.content.map_or("", RawValue::get);
+            // As the documents: into the last message that has room for them.
+            if content.starts_with(['"', '[']) {
+                text = text_in(body, content)?;
+            }
+        }
+    }
+    let fields = [
+        ("model", chat.model),
+        ("tools", chat.tools),
+        ("cache_salt", chat.cache_salt),
+    ];
+    let fields = fields.into_iter();
+    opening.fields = fields
+        .filter_map(|(name, value)| Some((name, value?.get())))
+        .collect();
+    Ok(Question {
+        text: text.filter(|text| !text.trim_ascii().is_empty()),
+        has_documents,
+        field: chat.retrieval.0.map(RawValue::get),
+        cut: (chat.retrieval.0).and_then(|value| field(body, value.get())),
+        opening,
+    })
+}
+
+/// What a message's content says.
+fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Skip> {
+    if let Some(text) = inner(content) {
+        return Ok(Some(unescaped(text)));
+    }
+    let mut all = String::new();
+    for part in read::<Vec<&'a RawValue>>(body, content)? {
+        let part = part.get();
+        let text = match inner(part) {
+            Some(text) => Some(text),
+            None if part.starts_with('{') => {
+                let part: RawPart<'a> = read(body, part)?;
+                part.text.and_then(|text| inner(text.get()))
+            }
+            None => None,
+        };
+        if let Some(text) = text {
+            if !all.is_empty() {
+                all.push('\n');
+            }
+            all.push_str(&unescaped(text));
+        }
+    }
+    Ok(Some(Cow::Owned(all)))
+}
+
+/// Where the field of an object stands in `body` that has this value, with the comma that would be left.
+fn field(body: &str, value: &str) -> Option<Range<usize>> {
+    let value = range_in(body, value);
+    let name = body
+        .get(..value.start)?
+        .trim_ascii_end()
+        .strip_suffix(':')?;
+    let name = name.trim_ascii_end().strip_suffix('"')?;
+    // This name has no quotes, however it is escaped.
+    let start = name.rfind('"')?;
+    let behind = body.get(value.end..)?.trim_ascii_start();
+    if let Some(behind) = behind.strip_prefix(',') {
+        return Some(start..offset_in(body, behind.trim_ascii_start()));
+    }
+    let before = body.get(..start)?.trim_ascii_end();
+    let start = before.strip_suffix(',').map_or(start, str::len);
+    Some(start..value.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(body: &str) -> Question<'_> {
+        question(body.as_bytes(), &Config::default()).unwrap()
+    }
+
+    #[test]
+    fn the_question_is_the_last_user_messages_text() {
+        let text = |messages: &str| {
+            let body = format!(r#"{{"messages": {messages}}}"#);
+            asked(&body).text.map(Cow::into_owned)
+        };
+        assert_eq!(
+            text(
+                r#"[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+                {"role": "user", "content": "c\n\u0041\""}, {"role": "tool", "content": "d"}]"#
+            ),
+            Some("c\nA\"".to_owned())
+        );
+        let parts = r#"[{"type": "text", "text": "a"}, {"type": "image_url"}, "b", 7]"#;
+        assert_eq!(
+            text(&format!(r#"[{{"role": "user", "content": {parts}}}]"#)),
+            Some("a\nb".to_owned())
+        );
+        for nothing in [
+            "[]",
+            r#"[{"role": "user", "content": " \n"}]"#,
+            r#"[{"role": "user", "content": []}]"#,
+            r#"[{"role": "user", "content": null}]"#,
+            r#"[{"role": "system", "content": "a"}]"#,
+        ] {
+            assert_eq!(text(nothing), None, "{nothing}");
+        }
+    }
+
+    #[test]
+    fn a_chat_with_documents_says_so_wherever_they_stand() {
+        for (body, has_documents) in [
+            (
+                r#"{"messages": [{"role": "user", "content": "<doc id=\"a\">b</doc>"}, {"role": "user", "content": "c"}]}"#,
+                true,
+            ),
+            (
+                r#"{"messages": [{"role": "user", "content": "c"}], "documents": ["a"]}"#,
+                true,
+            ),
+            (
+                r#"{"messages": [{"role": "user", "content": "c"}], "documents": []}"#,
+                false,
+            ),
+            (
+                r#"{"messages": [{"role": "user", "content": "c"}], "documents": null}"#,
+                false,
+            ),
+        ] {
+            assert_eq!(asked(body).has_documents, has_documents, "{body}");
+        }
+    }
+
+    #[test]
+    fn the_field_is_cut_out_and_every_other_byte_stays() {
+        for (body, field, rest) in [
+            (r#"{"retrieval": false}"#, "false", "{}"),
+            (
+                r#"{ "retrieval" :{"k": 2} , "a": 1}"#,
+                r#"{"k": 2}"#,
+                r#"{ "a": 1}"#,
+            ),
+            (r#"{"a": 1 , "retrieval": true }"#, "true", r#"{"a": 1  }"#),
+            (
+                r#"{"a": 1, "retr\u0069eval": null, "b": 2}"#,
+                "null",
+                r#"{"a": 1, "b": 2}"#,
+            ),
+            (
+                r#"{"a": {"retrieval": 1}, "retrieval": 2}"#,
+                "2",
+                r#"{"a": {"retrieval": 1}}"#,
+            ),
+        ] {
+            let question = asked(body);
+            assert_eq!(question.field, Some(field), "{body}");
+            let mut cut = body.to_owned();
+            cut.replace_range(question.cut.unwrap(), "");
+            assert_eq!(cut, rest);
+        }
+        assert_eq!(asked("{}").cut, None);
+    }
+
+    #[test]
+    fn a_prompts_opening_ends_where_somebody_speaks() {
+        let body = r#"{"model": "m", "messages": [{"role": "system", "content": "s"}, {"role": "developer", "content": "d"},
+            {"role": "user", "content": "u"}, {"role": "system", "content": "late"}], "tools": [1], "cache_salt": "x"}"#;
+        let opening = asked(body).opening;
+        assert_eq!(
+            opening.messages,
+            [
+                r#"{"role": "system", "content": "s"}"#,
+                r#"{"role": "developer", "content": "d"}"#
+            ]
+        );
+        assert_eq!(
+            opening.fields,
+            [
+                ("model", r#""m""#),
+                ("tools", "[1]"),
+                ("cache_salt", r#""x""#)
+            ]
+        );
+        let anthropic = asked(r#"{"system": "s", "messages": [{"role": "user", "content": "u"}]}"#);
+        assert_eq!(
+            anthropic.opening.messages,
+            [r#"{"role":"system","content":"s"}"#]
+        );
+    }
+}
