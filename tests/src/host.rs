@@ -21,16 +21,15 @@ pub struct Host {
 impl Host {
     /// Builds `foreword` in the cargo profile `dev` and serves `model`; `args` are added to the command line.
     pub fn start(model: &Path, args: &[&str]) -> Result<Self> {
-        Self::start_in_profile("dev", model, args)
+        Self::start_binary(&host_binary("dev")?, model, args)
     }
 
-    /// The same with a cargo profile by name. Returns when the host says where it listens; the error shows the
-    /// end of its log.
-    pub fn start_in_profile(profile: &str, model: &Path, args: &[&str]) -> Result<Self> {
+    /// The same with this `foreword`. Returns when the host says where it listens; the error shows the end of its log.
+    pub fn start_binary(binary: &Path, model: &Path, args: &[&str]) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("foreword-host-")
             .tempdir()?;
-        let mut command = Command::new(host_binary(profile)?);
+        let mut command = Command::new(binary);
         command
             .args(["serve", "--listen", "127.0.0.1:0", "--model"])
             .arg(model)

@@ -29,6 +29,22 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// What was built, for the tests and for the demo.
+pub(crate) struct Built {
+    /// The filter's module.
+    pub(crate) filter: PathBuf,
+    /// The `foreword` binary.
+    pub(crate) host: PathBuf,
+}
+
+impl Built {
+    /// Tells a step's tests of it, which else build both by themselves.
+    pub(crate) fn given_to(&self, step: Step) -> Step {
+        step.env("FOREWORD_FILTER", &self.filter.to_string_lossy())
+            .env("FOREWORD_HOST", &self.host.to_string_lossy())
+    }
+}
+
 /// Builds the filter and returns its path.
 pub(crate) fn filter(workspace: &Workspace) -> Result<PathBuf> {
     module(
