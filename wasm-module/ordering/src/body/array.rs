@@ -1,10 +1,11 @@
 //! The `documents` array beside a body's messages: OpenAI-compatible engines' and Cohere's.
 //!
 //! Its documents are written into the last user message, or its elements put in order, as the operator says
-//! ([`DocumentsField`]).
+//! ([`DocumentsField`]). In a body of Cohere's first API, which nobody else reads, they stay in their array: its answers
+//! cite documents by their ids, or by their places, and then nothing moves.
 
 use super::Skip;
-use super::chat::{RawTurn, Wrap};
+use super::chat::{Chat, Wrap};
 use super::json::{inner, range_in, read};
 use super::parse::{Finder, Found, Group, HintPlace, Place, Source, rendered_scope};
 use super::text::Text;
@@ -43,13 +44,6 @@ struct Parts<'a> {
     in_data: bool,
 }
 
-impl Parts<'_> {
-    /// Whether an answer names it by its place in the array, so that it must stay there.
-    fn is_counted(&self) -> bool {
-        self.in_data && self.id.is_empty()
-    }
-}
-
 impl<'a> RawDocument<'a> {
     /// Its text, by whatever name.
     fn text(&self) -> Option<&'a str> {
@@ -78,12 +72,14 @@ pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
 }
 
 impl<'a> Finder<'a, '_> {
-    /// The documents of the `documents` array; nothing if it is empty.
-    pub(super) fn array(
-        &mut self,
-        array: &'a RawValue,
-        messages: &[RawTurn<'a>],
-    ) -> Result<FromArray<'a>, Skip> {
+    /// The documents of the chat's `documents` array; nothing if there is none, or it is empty.
+    pub(super) fn array(&mut self, chat: &Chat<'a>) -> Result<FromArray<'a>, Skip> {
+        let field = self.config.field;
+        let array = chat.documents.filter(|_| field != DocumentsField::Ignore);
+        let Some(array) = array else {
+            return Ok((None, None));
+        };
+        let messages = &chat.messages;
         let elements: Vec<&'a RawValue> = read(self.body, array.get())?;
         self.add(elements.len())?;
         if elements.is_empty() {
@@ -94,10 +90,13 @@ impl<'a> Finder<'a, '_> {
         let documents = elements.iter().enumerate();
         let documents = documents.map(|(index, element)| self.document(index, element.get()));
         let documents: Vec<Parts<'a>> = documents.collect::<Result<_, Skip>>()?;
-        if self.config.field == DocumentsField::Reorder {
-            if documents.iter().any(Parts::is_counted) {
-                return Ok((None, None));
-            }
+        let stays = chat.is_cohere || field == DocumentsField::Reorder;
+        let is_counted =
+            |parts: &Parts<'_>| (parts.in_data || chat.is_cohere) && parts.id.is_empty();
+        if stays && documents.iter().any(is_counted) {
+            return Ok((None, None));
+        }
+        if stays {
             let found = elements.iter().zip(&documents);
             let found = found.map(|(element, parts)| Found::whole(element.get(), parts.id));
             let found = found.collect();

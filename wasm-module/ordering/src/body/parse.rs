@@ -12,7 +12,7 @@ use super::results::results;
 use super::salt::SaltPlace;
 use super::tags::{self, Span};
 use super::text::Text;
-use crate::config::{Config, DocumentsField};
+use crate::config::Config;
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
 use std::borrow::Cow;
@@ -173,13 +173,7 @@ pub(crate) fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, S
         config,
         count: 0,
     };
-    let array = chat
-        .documents
-        .filter(|_| config.field != DocumentsField::Ignore);
-    let (front, rendered) = match array {
-        Some(array) => finder.array(array, &chat.messages)?,
-        None => (None, None),
-    };
+    let (front, rendered) = finder.array(&chat)?;
     let mut messages = Vec::with_capacity(chat.messages.len());
     for message in &chat.messages {
         let mut groups = Vec::new();
