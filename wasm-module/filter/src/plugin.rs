@@ -27,6 +27,8 @@ pub struct Plugin {
     config: Config,
     engines: Engines,
     knowledge: Mutex<Knowledge>,
+    /// Apart from what is known, so that no request waits while a batch is read.
+    feeds: Mutex<Vec<Feed>>,
     metrics: Metrics,
     salts: Option<Salts>,
 }
@@ -42,7 +44,6 @@ struct Knowledge {
     orderer: Orderer,
     /// `None`: nothing is told and nothing is learnt.
     agreement: Option<Agreement>,
-    feeds: Vec<Feed>,
     /// By engine, a bit: whether its answers ever said how much was cached. Then one that says nothing says none.
     reporting: u64,
     /// Requests so far.
@@ -73,24 +74,25 @@ impl Plugin {
         let mut knowledge = Knowledge {
             orderer: Orderer::new(config.ordering.clone()),
             agreement: None,
-            feeds: Vec::new(),
             reporting: 0,
             turn: 0,
         };
         let mut engines = Engines::without_choice(&config.engines);
+        let mut followed = Vec::new();
         if let Some((ring, agreement)) = ring {
             knowledge.agreement = agreement;
             match Engines::open(host, &config.engines, &ring) {
                 Ok(opened) => engines = opened,
                 Err(error) => host.log(LogLevel::Warn, &error.to_string()),
             }
-            knowledge.feeds = feeds(host, &config, &ring);
+            followed = feeds(host, &config, &ring);
         }
         let metrics = Metrics::define(host);
         knowledge.catch_up(host, &metrics, u64::MAX);
         Ok(Self {
             engines,
             knowledge: Mutex::new(knowledge),
+            feeds: Mutex::new(followed),
             metrics,
             config,
             salts,
@@ -116,10 +118,10 @@ impl Plugin {
     pub fn on_tick(&self, host: &impl Host) {
         if let Some(mut knowledge) = self.knowledge() {
             knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
-            for feed in &mut knowledge.feeds {
-                if let Err(error) = feed.on_tick(host, now_ms(host)) {
-                    host.log(LogLevel::Warn, &error.to_string());
-                }
+        }
+        for feed in self.feeds().iter_mut().flat_map(|feeds| feeds.iter_mut()) {
+            if let Err(error) = feed.on_tick(host, now_ms(host)) {
+                host.log(LogLevel::Warn, &error.to_string());
             }
         }
     }
@@ -130,19 +132,21 @@ impl Plugin {
     /// The answer to a call has come: its status, unless there was no answer, and its body, unless that is longer than
     /// [`Plugin::MAX_ANSWER_BYTES`].
     pub fn on_answer(&self, host: &impl Host, call: u32, status: Option<u16>, body: Option<&[u8]>) {
-        let Some(mut knowledge) = self.knowledge() else {
+        let (now_ms, answer) = (now_ms(host), Answer { status, body });
+        let said = self.feeds().and_then(|mut feeds| {
+            let mut feeds = feeds.iter_mut();
+            feeds.find_map(|feed| feed.on_answer(host, now_ms, call, answer))
+        });
+        let (Some(said), Some(mut knowledge)) = (said, self.knowledge()) else {
             return;
         };
-        let (now_ms, answer) = (now_ms(host), Answer { status, body });
-        let mut feeds = knowledge.feeds.iter_mut();
-        let said = feeds.find_map(|feed| feed.on_answer(host, now_ms, call, answer));
         // What was told before is older.
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
-        let said = said.unwrap_or_default();
-        self.metrics.fed(host, said.events);
         for residency in said.messages {
             knowledge.take(host, &self.metrics, Told::Residency(residency));
         }
+        // Whoever sees the count sees what is known.
+        self.metrics.fed(host, said.events);
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -286,6 +290,15 @@ impl Plugin {
         if let Some(correction) = deed.judged(usage) {
             self.metrics.corrected(host);
             knowledge.take(host, &self.metrics, Told::Correction(correction));
+        }
+    }
+
+    /// Ticks and answers come on one thread: who finds it in use is nested in it.
+    fn feeds(&self) -> Option<MutexGuard<'_, Vec<Feed>>> {
+        match self.feeds.try_lock() {
+            Ok(feeds) => Some(feeds),
+            Err(TryLockError::WouldBlock) => None,
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         }
     }
 
