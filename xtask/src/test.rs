@@ -66,16 +66,10 @@ fn rustdoc(workspace: &Workspace) -> Step {
     Step::cargo("rustdoc", workspace.root(), &arguments).env("RUSTDOCFLAGS", "-D warnings")
 }
 
-/// The tests have run with the Wasm filter; those of the gateway hold for its other shell too.
+/// The tests have run with the Wasm filter; those of the gateway hold for its other shell too. They are named within the
+/// workspace, whose features they were built with.
 fn gateway_as_dynamic_module(workspace: &Workspace) -> Step {
-    let arguments = [
-        "test",
-        "--locked",
-        "-p",
-        "foreword-tests",
-        "--test",
-        "gateway",
-    ];
+    let arguments = ["test", "--locked", "--workspace", "--test", "gateway"];
     Step::cargo("gateway, dynamic module", workspace.root(), &arguments)
         .env("FOREWORD_SHELL", "dynamic")
 }
