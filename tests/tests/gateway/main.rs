@@ -13,6 +13,7 @@ mod operations;
 mod ordering;
 mod pages;
 mod released;
+mod retrieval;
 mod streams;
 mod tenants;
 mod workers;

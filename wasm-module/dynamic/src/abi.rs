@@ -61,6 +61,13 @@ pub(crate) struct ModuleHttpHeader {
     pub(crate) value: ModuleBuffer,
 }
 
+/// A header of Envoy's.
+#[repr(C)]
+pub(crate) struct EnvoyHttpHeader {
+    pub(crate) key: EnvoyBuffer,
+    pub(crate) value: EnvoyBuffer,
+}
+
 /// `http_header_type`.
 pub(crate) const REQUEST_HEADER: u32 = 0;
 /// `http_header_type`.
@@ -78,6 +85,13 @@ pub(crate) const UPSTREAM_ADDRESS: u32 = 41;
 
 /// `metrics_result`.
 pub(crate) const METRICS_SUCCESS: u32 = 0;
+
+/// `http_callout_init_result`.
+pub(crate) const CALLOUT_STARTED: u32 = 0;
+/// `http_callout_result`.
+pub(crate) const CALLOUT_ANSWERED: u32 = 0;
+/// `http_callout_result`: the answer is longer than Envoy keeps.
+pub(crate) const CALLOUT_TOO_LONG: u32 = 2;
 
 /// `log_level`.
 pub(crate) const LOG_INFO: u32 = 2;
@@ -157,6 +171,20 @@ unsafe extern "C" {
         headers_length: usize,
         body: ModuleBuffer,
         details: ModuleBuffer,
+    );
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_http_callout(
+        filter: HttpFilterEnvoyPtr,
+        id: *mut u64,
+        cluster: ModuleBuffer,
+        headers: *mut ModuleHttpHeader,
+        headers_length: usize,
+        body: ModuleBuffer,
+        timeout_ms: u64,
+    ) -> u32;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_continue_decoding(
+        filter: HttpFilterEnvoyPtr,
     );
 
     pub(crate) fn envoy_dynamic_module_callback_http_has_filter_state(

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use foreword_filter::{Exchange, Flow, Host, LogLevel, Plugin};
 
-use crate::abi::{self, EnvoyBuffer};
+use crate::abi::{self, EnvoyBuffer, EnvoyHttpHeader};
 use crate::stream::{Envoy, bytes, log};
 
 /// Ours behind a configuration: an [`Arc`] of a [`Plugin`], which its requests share.
@@ -226,6 +226,71 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_stream_complete(
     }
 }
 
+/// The answer to a call of the request's has come, or none will.
+///
+/// # Safety
+/// As `request_headers`; headers and body live as long as the call.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_http_callout_done(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    call: u64,
+    result: u32,
+    headers: *const EnvoyHttpHeader,
+    headers_length: usize,
+    chunks: *const EnvoyBuffer,
+    chunks_length: usize,
+) {
+    // SAFETY: both are this hook's, and so are headers and chunks.
+    unsafe {
+        on_request(envoy, filter, |exchange, envoy| {
+            let status = match result {
+                abi::CALLOUT_ANSWERED => status(slice(headers, headers_length)),
+                abi::CALLOUT_TOO_LONG => Some(200),
+                _ => None,
+            };
+            let body = body(slice(chunks, chunks_length), exchange.max_answer_bytes());
+            let body = body.filter(|_| result != abi::CALLOUT_TOO_LONG);
+            exchange.on_answer(envoy, call, status, body.as_deref());
+            Flow::Continue
+        });
+    }
+}
+
+/// # Safety
+/// `pointer`, unless it is null, is that of so many values, which live as long as the running hook.
+unsafe fn slice<'hook, T>(pointer: *const T, length: usize) -> &'hook [T] {
+    if pointer.is_null() {
+        return &[];
+    }
+    // SAFETY: by the contract.
+    unsafe { std::slice::from_raw_parts(pointer, length) }
+}
+
+/// # Safety
+/// The headers are of the running hook.
+unsafe fn status(headers: &[EnvoyHttpHeader]) -> Option<u16> {
+    // SAFETY: by the contract.
+    let mut headers =
+        (headers.iter()).map(|header| unsafe { (bytes(&header.key), bytes(&header.value)) });
+    let (_, status) = headers.find(|(name, _)| *name == b":status")?;
+    str::from_utf8(status).ok()?.parse().ok()
+}
+
+/// All of it, unless it is longer than `limit`.
+///
+/// # Safety
+/// The chunks are of the running hook.
+unsafe fn body(chunks: &[EnvoyBuffer], limit: usize) -> Option<Vec<u8>> {
+    let size: usize = chunks.iter().map(|chunk| chunk.length).sum();
+    if size > limit {
+        return None;
+    }
+    // SAFETY: by the contract.
+    let pieces: Vec<&[u8]> = chunks.iter().map(|chunk| unsafe { bytes(chunk) }).collect();
+    Some(pieces.concat())
+}
+
 /// Runs a response hook. The response goes on whatever happens.
 ///
 /// # Safety
@@ -280,7 +345,7 @@ const NO_FEEDS: &str = "feeds of engines are not followed by the dynamic module:
 const PANICKED: &[u8] =
     br#"{"error":{"message":"the gateway failed","type":"server_error","param":null,"code":"gateway_failed"}}"#;
 
-/// Hooks that Envoy demands and the filter has no use for: it makes no calls of its own.
+/// Hooks that Envoy demands and the filter has no use for: it streams no calls and waits for no other thread.
 macro_rules! unused {
     ($($name:ident($($argument:ty),*) $(-> $status:ident)?;)*) => {$(
         #[unsafe(no_mangle)]
@@ -293,9 +358,6 @@ macro_rules! unused {
 
 unused! {
     envoy_dynamic_module_on_http_filter_scheduled(abi::HttpFilterEnvoyPtr, Filter, u64);
-    envoy_dynamic_module_on_http_filter_http_callout_done(
-        abi::HttpFilterEnvoyPtr, Filter, u64, u32, *mut c_void, usize, *mut c_void, usize
-    );
     envoy_dynamic_module_on_http_filter_http_stream_headers(
         abi::HttpFilterEnvoyPtr, Filter, u64, *mut c_void, usize, bool
     );

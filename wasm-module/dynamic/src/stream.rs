@@ -194,6 +194,16 @@ impl Envoy<'_> {
     }
 }
 
+/// For one call, which copies them.
+fn headers_of(headers: &[(&str, &str)]) -> Vec<ModuleHttpHeader> {
+    let headers = headers.iter();
+    let headers = headers.map(|(name, value)| ModuleHttpHeader {
+        key: ModuleBuffer::of(name.as_bytes()),
+        value: ModuleBuffer::of(value.as_bytes()),
+    });
+    headers.collect()
+}
+
 type Define = unsafe extern "C" fn(
     abi::HttpFilterConfigEnvoyPtr,
     ModuleBuffer,
@@ -286,13 +296,7 @@ impl Host for Envoy<'_> {
 
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
         let filter = self.filter("respond")?;
-        let mut headers: Vec<_> = headers
-            .iter()
-            .map(|(name, value)| ModuleHttpHeader {
-                key: ModuleBuffer::of(name.as_bytes()),
-                value: ModuleBuffer::of(value.as_bytes()),
-            })
-            .collect();
+        let mut headers = headers_of(headers);
         // SAFETY: `filter` is the running hook's; headers, body and details outlive the call, which copies them.
         unsafe {
             abi::envoy_dynamic_module_callback_http_send_response(
@@ -388,6 +392,43 @@ impl Host for Envoy<'_> {
         _limit_ms: u64,
     ) -> Result<u32, HostError> {
         Err(refused("call", NO_TICKS))
+    }
+
+    fn ask(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        limit_ms: u64,
+    ) -> Result<u64, HostError> {
+        const CALL: &str = "ask";
+        let filter = self.filter(CALL)?;
+        let mut headers = headers_of(headers);
+        let mut id = 0;
+        // SAFETY: `filter` is the running hook's; everything else outlives the call, which copies it. An answer never comes
+        // before the call returns.
+        let result = unsafe {
+            abi::envoy_dynamic_module_callback_http_filter_http_callout(
+                filter,
+                &raw mut id,
+                ModuleBuffer::of(cluster.as_bytes()),
+                headers.as_mut_ptr(),
+                headers.len(),
+                ModuleBuffer::of(body),
+                limit_ms,
+            )
+        };
+        match result {
+            abi::CALLOUT_STARTED => Ok(id),
+            status => Err(refused(CALL, status)),
+        }
+    }
+
+    fn resume(&self) -> Result<(), HostError> {
+        let filter = self.filter("resume")?;
+        // SAFETY: `filter` is the running hook's.
+        unsafe { abi::envoy_dynamic_module_callback_http_filter_continue_decoding(filter) };
+        Ok(())
     }
 
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {
