@@ -84,6 +84,8 @@ pub struct GatewayOptions {
     pub upstream: SocketAddr,
     /// Three engines instead, by `gateway-config/envoy/engines.yaml`.
     pub engines: Option<[SocketAddr; 3]>,
+    /// More clusters, of one address each, that the plugin may call.
+    pub clusters: Vec<(&'static str, SocketAddr)>,
     /// The plugin configuration; `None` leaves the filter out.
     pub plugin: Option<Value>,
     /// Worker threads, each with a VM and trees of its own.
@@ -113,6 +115,7 @@ impl GatewayOptions {
         Self {
             upstream,
             engines: None,
+            clusters: Vec::new(),
             plugin: Some(Value::Object(serde_json::Map::new())),
             concurrency: 1,
             shell: Shell::chosen(),
@@ -429,6 +432,15 @@ fn configuration(
                 upstream.port()
             ),
         )?;
+    }
+    // The file ends with the list of clusters.
+    for (name, address) in &options.clusters {
+        let [ip, port] = [address.ip().to_string(), address.port().to_string()];
+        text.push_str(&format!(
+            "  - name: {name}\n    type: STATIC\n    connect_timeout: 1s\n    load_assignment:\n      cluster_name: {name}\n      \
+             endpoints:\n      - lb_endpoints:\n        - endpoint: {{ address: {{ socket_address: {{ address: {ip}, \
+             port_value: {port} }} }} }}\n"
+        ));
     }
     if let Some(pages) = &options.pages {
         text = with_pages(&text, pages)?;

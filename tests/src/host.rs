@@ -1,10 +1,11 @@
 //! The host daemon, `foreword`, serving a model on a free port.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::artifacts::host_binary;
@@ -14,8 +15,12 @@ use crate::process::{Process, Watch};
 #[derive(Debug)]
 pub struct Host {
     address: SocketAddr,
-    process: Process,
-    _folder: TempDir,
+    /// Its program, and the arguments behind the address.
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    /// `None` while it is killed.
+    process: Option<Process>,
+    folder: TempDir,
 }
 
 impl Host {
@@ -26,24 +31,38 @@ impl Host {
 
     /// The same with this `foreword`. Returns when the host says where it listens; the error shows the end of its log.
     pub fn start_binary(binary: &Path, model: &Path, args: &[&str]) -> Result<Self> {
-        let folder = tempfile::Builder::new()
-            .prefix("foreword-host-")
-            .tempdir()?;
-        let mut command = Command::new(binary);
-        command
-            .args(["serve", "--listen", "127.0.0.1:0", "--model"])
-            .arg(model)
-            .args(args);
-        let mut process = Process::start(command, Watch::Stdout, folder.path())?;
-        let address = process.wait_for(|line| {
+        let mut arguments = vec![OsString::from("--model"), model.into()];
+        arguments.extend(args.iter().map(OsString::from));
+        let mut host = Self {
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            program: binary.to_owned(),
+            arguments,
+            process: None,
+            folder: tempfile::Builder::new()
+                .prefix("foreword-host-")
+                .tempdir()?,
+        };
+        host.revive()?;
+        Ok(host)
+    }
+
+    /// Ends it at once, as `kill -9` does.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Starts it again, where it listened before.
+    pub fn revive(&mut self) -> Result<()> {
+        let mut command = Command::new(&self.program);
+        command.args(["serve", "--listen", &self.address.to_string()]);
+        command.args(&self.arguments);
+        let mut process = Process::start(command, Watch::Stdout, self.folder.path())?;
+        self.address = process.wait_for(|line| {
             let (_, address) = line.split_once("listening on http://")?;
             address.trim().parse().ok()
         })?;
-        Ok(Self {
-            address,
-            process,
-            _folder: folder,
-        })
+        self.process = Some(process);
+        Ok(())
     }
 
     /// Where it listens.
@@ -53,6 +72,7 @@ impl Host {
 
     /// All that it has said on its standard output.
     pub fn log(&self) -> Result<String> {
-        self.process.log()
+        let process = self.process.as_ref().context("it is killed")?;
+        process.log()
     }
 }

@@ -57,8 +57,8 @@ fn the_schema_is_one_and_takes_the_defaults_and_the_shipped_configurations() {
     let validator = jsonschema::validator_for(&schema).unwrap();
     let mut defaults = json!({});
     for (path, part) in leaves(&schema) {
-        let optional =
-            ["experiment", "tenant", "salt", "engines"].map(|name| path.starts_with(name));
+        let optional = ["experiment", "tenant", "salt", "engines", "retrieval"]
+            .map(|name| path.starts_with(name));
         if !optional.contains(&true) {
             put(&mut defaults, &path, part["default"].clone());
         }
@@ -95,7 +95,7 @@ fn the_schema_is_one_and_takes_the_defaults_and_the_shipped_configurations() {
     };
     assert_eq!(said(&spelt), said(&silent));
 
-    for name in ["envoy", "dynamic-module"] {
+    for name in ["envoy", "dynamic-module", "retrieval"] {
         let path = repository().join(format!("gateway-config/envoy/{name}.yaml"));
         let text = std::fs::read_to_string(path).unwrap();
         let (_, value) = text.split_once("value: |\n").unwrap();
@@ -277,6 +277,7 @@ fn configuration(leaves: &BTreeMap<String, Value>, random: &mut Random) -> Value
             "tenant.payload" | "tenant.namespace" => Some(("tenant.claim", json!("sub"))),
             "experiment.name" => Some(("experiment.control_share", json!(0.5))),
             path if path.starts_with("salt.") => Some(("tenant", json!({"header": "t"}))),
+            path if path.starts_with("retrieval.") => Some(("retrieval.cluster", json!("c"))),
             _ => None,
         };
         if let Some((path, value)) = companion.filter(|_| random.below(4) > 0) {
@@ -361,6 +362,9 @@ fn every_value_of_every_field_is_judged_alike() {
                 "experiment.name" => put(&mut config, "experiment.control_share", json!(0.5)),
                 path if path.starts_with("salt.") => {
                     put(&mut config, "tenant", json!({"header": "t"}));
+                }
+                path if path.starts_with("retrieval.") => {
+                    put(&mut config, "retrieval.cluster", json!("c"));
                 }
                 _ => {}
             }

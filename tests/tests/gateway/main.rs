@@ -14,6 +14,7 @@ mod operations;
 mod ordering;
 mod pages;
 mod released;
+mod retrieval;
 mod streams;
 mod tenants;
 mod workers;

@@ -93,6 +93,8 @@ pub(crate) const METRICS_SUCCESS: u32 = 0;
 pub(crate) const CALL_MADE: u32 = 0;
 /// `http_callout_result`: there is an answer, whatever its status.
 pub(crate) const CALL_ANSWERED: u32 = 0;
+/// `http_callout_result`: the answer is longer than Envoy keeps.
+pub(crate) const CALL_TOO_LONG: u32 = 2;
 
 /// `log_level`.
 pub(crate) const LOG_INFO: u32 = 2;
@@ -172,6 +174,20 @@ unsafe extern "C" {
         headers_length: usize,
         body: ModuleBuffer,
         details: ModuleBuffer,
+    );
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_http_callout(
+        filter: HttpFilterEnvoyPtr,
+        id: *mut u64,
+        cluster: ModuleBuffer,
+        headers: *mut ModuleHttpHeader,
+        headers_length: usize,
+        body: ModuleBuffer,
+        timeout_ms: u64,
+    ) -> u32;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_continue_decoding(
+        filter: HttpFilterEnvoyPtr,
     );
 
     pub(crate) fn envoy_dynamic_module_callback_http_has_filter_state(

@@ -89,6 +89,9 @@ extern "C" fn envoy_dynamic_module_callback_http_send_response(
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_callback_http_filter_continue_decoding(_: HttpFilterEnvoyPtr) {}
+
+#[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_callback_log(_: u32, _: ModuleBuffer) {}
 
 /// Functions that find nothing and do nothing: `false` or 0, which for metrics is success.
@@ -111,6 +114,9 @@ nothing! {
     envoy_dynamic_module_callback_http_drain_body(HttpFilterEnvoyPtr, u32, usize) -> bool;
     envoy_dynamic_module_callback_http_append_body(HttpFilterEnvoyPtr, u32, ModuleBuffer) -> bool;
     envoy_dynamic_module_callback_http_received_buffered_request_body(HttpFilterEnvoyPtr) -> bool;
+    envoy_dynamic_module_callback_http_filter_http_callout(
+        HttpFilterEnvoyPtr, *mut u64, ModuleBuffer, *mut ModuleHttpHeader, usize, ModuleBuffer, u64
+    ) -> u32;
     envoy_dynamic_module_callback_http_has_filter_state(HttpFilterEnvoyPtr, ModuleBuffer) -> bool;
     envoy_dynamic_module_callback_http_set_filter_state_bytes(HttpFilterEnvoyPtr, ModuleBuffer, ModuleBuffer) -> bool;
     envoy_dynamic_module_callback_http_filter_config_define_counter(

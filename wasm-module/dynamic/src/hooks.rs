@@ -132,39 +132,18 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_http_callout_don
             (
                 Envoy::config(envoy),
                 config.as_ref(),
-                listed(headers, headers_length),
-                listed(pieces, pieces_length),
+                slice(headers, headers_length),
+                slice(pieces, pieces_length),
             )
         };
         let (Some(config), Ok(call)) = (config, u32::try_from(call)) else {
             return;
         };
-        let answered = result == abi::CALL_ANSWERED;
-        let status = headers.iter().filter(|_| answered).find_map(|header| {
-            // SAFETY: the header is this hook's.
-            let (name, value) = unsafe { (bytes(&header.key), bytes(&header.value)) };
-            (name == b":status").then(|| str::from_utf8(value).ok()?.parse().ok())?
-        });
-        let size: usize = pieces.iter().map(|piece| piece.length).sum();
-        let body = (size <= Plugin::MAX_ANSWER_BYTES).then(|| {
-            // SAFETY: the pieces are this hook's.
-            let pieces = pieces.iter().map(|piece| unsafe { bytes(piece) });
-            pieces.collect::<Vec<_>>().concat()
-        });
+        // SAFETY: headers and pieces are this hook's.
+        let (status, body) = unsafe { (status(headers), body(pieces, Plugin::MAX_ANSWER_BYTES)) };
+        let status = status.filter(|_| result == abi::CALL_ANSWERED);
         (config.plugin).on_answer(&envoy, call, status, body.as_deref());
     });
-}
-
-/// A list of Envoy's; null is an empty one.
-///
-/// # Safety
-/// There are `length` items, for as long as the slice is in use.
-unsafe fn listed<'hook, T>(items: *const T, length: usize) -> &'hook [T] {
-    if items.is_null() {
-        return &[];
-    }
-    // SAFETY: by the contract.
-    unsafe { std::slice::from_raw_parts(items, length) }
 }
 
 /// A request begins.
@@ -313,6 +292,71 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_stream_complete(
     }
 }
 
+/// The answer to a call of the request's has come, or none will.
+///
+/// # Safety
+/// As `request_headers`; headers and body live as long as the call.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_http_callout_done(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    call: u64,
+    result: u32,
+    headers: *const EnvoyHttpHeader,
+    headers_length: usize,
+    chunks: *const EnvoyBuffer,
+    chunks_length: usize,
+) {
+    // SAFETY: both are this hook's, and so are headers and chunks.
+    unsafe {
+        on_request(envoy, filter, |exchange, envoy| {
+            let status = match result {
+                abi::CALL_ANSWERED => status(slice(headers, headers_length)),
+                abi::CALL_TOO_LONG => Some(200),
+                _ => None,
+            };
+            let body = body(slice(chunks, chunks_length), exchange.max_answer_bytes());
+            let body = body.filter(|_| result != abi::CALL_TOO_LONG);
+            exchange.on_answer(envoy, call, status, body.as_deref());
+            Flow::Continue
+        });
+    }
+}
+
+/// # Safety
+/// `pointer`, unless it is null, is that of so many values, which live as long as the running hook.
+unsafe fn slice<'hook, T>(pointer: *const T, length: usize) -> &'hook [T] {
+    if pointer.is_null() {
+        return &[];
+    }
+    // SAFETY: by the contract.
+    unsafe { std::slice::from_raw_parts(pointer, length) }
+}
+
+/// # Safety
+/// The headers are of the running hook.
+unsafe fn status(headers: &[EnvoyHttpHeader]) -> Option<u16> {
+    // SAFETY: by the contract.
+    let mut headers =
+        (headers.iter()).map(|header| unsafe { (bytes(&header.key), bytes(&header.value)) });
+    let (_, status) = headers.find(|(name, _)| *name == b":status")?;
+    str::from_utf8(status).ok()?.parse().ok()
+}
+
+/// All of it, unless it is longer than `limit`.
+///
+/// # Safety
+/// The chunks are of the running hook.
+unsafe fn body(chunks: &[EnvoyBuffer], limit: usize) -> Option<Vec<u8>> {
+    let size: usize = chunks.iter().map(|chunk| chunk.length).sum();
+    if size > limit {
+        return None;
+    }
+    // SAFETY: by the contract.
+    let pieces: Vec<&[u8]> = chunks.iter().map(|chunk| unsafe { bytes(chunk) }).collect();
+    Some(pieces.concat())
+}
+
 /// Runs a response hook. The response goes on whatever happens.
 ///
 /// # Safety
@@ -364,7 +408,8 @@ fn guarded<T>(fallback: T, hook: impl FnOnce() -> T) -> T {
 
 const NO_CLOCK: &str = "there can be no thread, so engines' feeds are not followed: answers alone correct what is believed";
 
-/// Hooks that Envoy demands and the filter has no use for: a request makes no calls of its own.
+/// Hooks that Envoy demands and the filter has no use for: it streams no calls and, within a request, waits for no other
+/// thread.
 macro_rules! unused {
     ($($name:ident($($argument:ty),*) $(-> $status:ident)?;)*) => {$(
         #[unsafe(no_mangle)]
@@ -377,9 +422,6 @@ macro_rules! unused {
 
 unused! {
     envoy_dynamic_module_on_http_filter_scheduled(abi::HttpFilterEnvoyPtr, Filter, u64);
-    envoy_dynamic_module_on_http_filter_http_callout_done(
-        abi::HttpFilterEnvoyPtr, Filter, u64, u32, *mut c_void, usize, *mut c_void, usize
-    );
     envoy_dynamic_module_on_http_filter_http_stream_headers(
         abi::HttpFilterEnvoyPtr, Filter, u64, *mut c_void, usize, bool
     );

@@ -411,6 +411,43 @@ impl Host for Envoy<'_> {
         }
     }
 
+    fn ask(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        limit_ms: u64,
+    ) -> Result<u64, HostError> {
+        const CALL: &str = "ask";
+        let filter = self.filter(CALL)?;
+        let mut headers = of_headers(headers);
+        let mut id = 0;
+        // SAFETY: `filter` is the running hook's; everything else outlives the call, which copies it. An answer never comes
+        // before the call returns.
+        let result = unsafe {
+            abi::envoy_dynamic_module_callback_http_filter_http_callout(
+                filter,
+                &raw mut id,
+                ModuleBuffer::of(cluster.as_bytes()),
+                headers.as_mut_ptr(),
+                headers.len(),
+                ModuleBuffer::of(body),
+                limit_ms,
+            )
+        };
+        match result {
+            abi::CALL_MADE => Ok(id),
+            status => Err(refused(CALL, status)),
+        }
+    }
+
+    fn resume(&self) -> Result<(), HostError> {
+        let filter = self.filter("resume")?;
+        // SAFETY: `filter` is the running hook's.
+        unsafe { abi::envoy_dynamic_module_callback_http_filter_continue_decoding(filter) };
+        Ok(())
+    }
+
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {
         self.define(
             abi::envoy_dynamic_module_callback_http_filter_config_define_counter,

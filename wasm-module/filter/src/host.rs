@@ -74,6 +74,20 @@ pub trait Host {
         limit_ms: u64,
     ) -> Result<u32, HostError>;
 
+    /// Sends a request with a body to a cluster of the proxy's, for the request whose callback is running, and returns its
+    /// number; the answer comes to [`Exchange::on_answer`](crate::Exchange::on_answer), within `limit_ms`, unless the request
+    /// is over before. Numbers of one request's calls differ.
+    fn ask(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        limit_ms: u64,
+    ) -> Result<u64, HostError>;
+
+    /// Lets the request go on that a request callback has held; not from within one.
+    fn resume(&self) -> Result<(), HostError>;
+
     /// Defines a counter, or finds the one of that name.
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError>;
 

@@ -49,6 +49,7 @@ mod outcome;
 mod plugin;
 #[cfg(target_arch = "wasm32")]
 mod proxy;
+mod retrieval;
 mod salt;
 #[cfg(test)]
 mod scripted;

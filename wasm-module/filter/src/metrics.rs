@@ -215,22 +215,22 @@ impl Metrics {
 
 /// A counter; `None` where the proxy would not define it.
 #[derive(Debug, Clone, Copy)]
-struct Counter(Option<MetricId>);
+pub(crate) struct Counter(Option<MetricId>);
 
 impl Counter {
-    fn define(host: &impl Host, name: &str) -> Self {
+    pub(crate) fn define(host: &impl Host, name: &str) -> Self {
         Self(host.define_counter(name).ok())
     }
 
     /// Envoy refuses to add zero, so zero is not added.
-    fn add(self, host: &impl Host, amount: u64) {
+    pub(crate) fn add(self, host: &impl Host, amount: u64) {
         if let (Some(id), 1..) = (self.0, amount) {
             let _ = host.add(id, amount);
         }
     }
 }
 
-fn record(host: &impl Host, histogram: Option<MetricId>, value: u64) {
+pub(crate) fn record(host: &impl Host, histogram: Option<MetricId>, value: u64) {
     if let Some(id) = histogram {
         let _ = host.record(id, value);
     }

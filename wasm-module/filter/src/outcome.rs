@@ -9,6 +9,7 @@ use foreword_ordering::{Arm, Report, Skip};
 
 use crate::config::OnFailure;
 use crate::host::HostError;
+use crate::retrieval::Reason;
 
 /// What became of a request. Where salts are on, "as it came" leaves out the salt, which is always the gateway's.
 #[derive(Debug)]
@@ -137,6 +138,8 @@ pub(crate) mod reason {
     pub(crate) const NO_TENANT: &str = "no-tenant";
     /// The content type is not JSON.
     pub(crate) const NOT_JSON: &str = "not-json";
+    /// No documents could be had.
+    pub(crate) const RETRIEVAL: &str = "retrieval";
     /// The body is longer than `max_body_bytes`.
     pub(crate) const TOO_LARGE: &str = "too-large";
 
@@ -156,6 +159,8 @@ pub(crate) enum Fault {
     EmptyBody,
     Encoded,
     Host(HostError),
+    /// No documents could be had, and the operator wants no answer without.
+    Retrieval(Reason),
     NoTenant,
     NotJson,
     /// The body has more bytes than the filter reads. The length is not known when it came in chunks.
@@ -182,6 +187,7 @@ impl Fault {
             Self::EmptyBody => reason::EMPTY_BODY,
             Self::Encoded => reason::ENCODED,
             Self::Host(_) => reason::HOST_ERROR,
+            Self::Retrieval(_) => reason::RETRIEVAL,
             Self::NoTenant => reason::NO_TENANT,
             Self::NotJson => reason::NOT_JSON,
             Self::TooLarge { .. } => reason::TOO_LARGE,
@@ -205,6 +211,7 @@ impl Fault {
             Self::Skip(_) => (400, refuses),
             Self::NoTenant | Self::BadTenant { .. } => (403, salted),
             Self::NotJson | Self::Encoded => (415, salted),
+            Self::Retrieval(reason) => (reason.refusal_status(), true),
             Self::Busy => (503, salted),
             Self::Host(_) => (500, salted),
         };
@@ -219,6 +226,7 @@ impl fmt::Display for Fault {
                 f,
                 "the request's tenant is not a text of at most {limit} bytes without control characters"
             ),
+            Self::Retrieval(reason) => reason.fmt(f),
             Self::Busy => f.write_str("the gateway is busy"),
             Self::EmptyBody => f.write_str("the request has no body"),
             Self::Encoded => f.write_str(

@@ -10,6 +10,7 @@
 //! | read or change response headers | BadArgument, headers let go | only in the response-headers callback |
 //! | read a body | BadArgument, range overflows | the range lies within what Envoy announced; no buffer is `NotFound`, which is handled |
 //! | call a cluster | BadArgument, InternalFailure, handled by the SDK | |
+//! | let a held request go | none | |
 //! | read the answer's status | BadArgument, no headers | only if Envoy announced headers |
 //! | change the body | NotFound, no buffer | only after Envoy announced a body of more than zero bytes |
 //! | read, write shared data | CasMismatch, handled by the SDK | |
@@ -44,13 +45,7 @@ struct Root(Option<Arc<Plugin>>);
 impl Context for Root {
     fn on_http_call_response(&mut self, call: u32, headers: usize, size: usize, _trailers: usize) {
         let Some(plugin) = &self.0 else { return };
-        // An answer that broke off has no headers, and asking for one then would trap.
-        let status = (headers > 0)
-            .then(|| hostcalls::get_map_value_bytes(MapType::HttpCallResponseHeaders, ":status"))
-            .and_then(|status| str::from_utf8(&status.ok()??).ok()?.parse().ok());
-        let body = (size <= Plugin::MAX_ANSWER_BYTES)
-            .then(|| hostcalls::get_buffer(BufferType::HttpCallResponseBody, 0, size))
-            .and_then(|body| Some(body.ok()?.unwrap_or_default()));
+        let (status, body) = answer(headers, size, Plugin::MAX_ANSWER_BYTES);
         plugin.on_answer(&Proxy, call, status, body.as_deref());
     }
 }
@@ -106,7 +101,13 @@ impl HttpContext for Unconfigured {}
 /// One per request.
 struct Stream(Exchange);
 
-impl Context for Stream {}
+impl Context for Stream {
+    fn on_http_call_response(&mut self, call: u32, headers: usize, size: usize, _trailers: usize) {
+        let (status, body) = answer(headers, size, self.0.max_answer_bytes());
+        self.0
+            .on_answer(&Proxy, call.into(), status, body.as_deref());
+    }
+}
 
 impl HttpContext for Stream {
     fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
@@ -139,6 +140,18 @@ impl HttpContext for Stream {
     fn on_log(&mut self) {
         self.0.on_done(&Proxy);
     }
+}
+
+/// The status and body of the answer that has come, unless the body is longer than `limit`.
+fn answer(headers: usize, size: usize, limit: usize) -> (Option<u16>, Option<Vec<u8>>) {
+    // An answer that broke off has no headers, and asking for one then would trap.
+    let status = (headers > 0)
+        .then(|| hostcalls::get_map_value_bytes(MapType::HttpCallResponseHeaders, ":status"))
+        .and_then(|status| str::from_utf8(&status.ok()??).ok()?.parse().ok());
+    let body = (size <= limit)
+        .then(|| hostcalls::get_buffer(BufferType::HttpCallResponseBody, 0, size))
+        .and_then(|body| Some(body.ok()?.unwrap_or_default()));
+    (status, body)
 }
 
 fn action(flow: Flow) -> Action {
@@ -256,6 +269,23 @@ impl Host for Proxy {
         let limit = Duration::from_millis(limit_ms);
         hostcalls::dispatch_http_call(cluster, headers.to_vec(), None, Vec::new(), limit)
             .map_err(refused("call"))
+    }
+
+    fn ask(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        limit_ms: u64,
+    ) -> Result<u64, HostError> {
+        let limit = Duration::from_millis(limit_ms);
+        hostcalls::dispatch_http_call(cluster, headers.to_vec(), Some(body), Vec::new(), limit)
+            .map(u64::from)
+            .map_err(refused("ask"))
+    }
+
+    fn resume(&self) -> Result<(), HostError> {
+        hostcalls::resume_http_request().map_err(refused("resume"))
     }
 
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {

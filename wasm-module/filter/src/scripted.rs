@@ -24,6 +24,9 @@ struct State {
     response_body: Vec<u8>,
     properties: BTreeMap<String, Vec<u8>>,
     calls: Vec<(String, Vec<(String, String)>)>,
+    /// Bodies of [`Host::ask`], by its numbers, with the path.
+    asked: Vec<(String, Vec<u8>)>,
+    resumed: bool,
     interference: Option<String>,
     local_response: Option<(u16, Vec<u8>)>,
     metrics: Vec<(String, Vec<u64>)>,
@@ -56,6 +59,7 @@ impl ScriptedHost {
         state.log_fields.clear();
         state.body.clear();
         state.local_response = None;
+        state.resumed = false;
     }
 
     /// Sets the response's status, and its header if one is given.
@@ -78,6 +82,16 @@ impl ScriptedHost {
     /// Calls made so far, with their headers; the number of a call is its place.
     pub(crate) fn calls(&self) -> Vec<(String, Vec<(String, String)>)> {
         self.0.borrow().calls.clone()
+    }
+
+    /// Paths and bodies of what was asked so far; the number of a call is its place.
+    pub(crate) fn asked(&self) -> Vec<(String, Vec<u8>)> {
+        self.0.borrow().asked.clone()
+    }
+
+    /// Whether the request was let go after it was held.
+    pub(crate) fn is_resumed(&self) -> bool {
+        self.0.borrow().resumed
     }
 
     /// Somebody else changes the value of `key` right after it is read the next time.
@@ -324,6 +338,27 @@ impl Host for ScriptedHost {
         let calls = &mut self.0.borrow_mut().calls;
         calls.push((cluster.to_owned(), headers.collect()));
         Ok(u32::try_from(calls.len() - 1).unwrap())
+    }
+
+    fn ask(
+        &self,
+        _cluster: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        limit_ms: u64,
+    ) -> Result<u64, HostError> {
+        self.allow("ask")?;
+        assert!(limit_ms > 0);
+        let path = headers.iter().find(|(name, _)| *name == ":path").unwrap().1;
+        let asked = &mut self.0.borrow_mut().asked;
+        asked.push((path.to_owned(), body.to_vec()));
+        Ok(u64::try_from(asked.len() - 1).unwrap())
+    }
+
+    fn resume(&self) -> Result<(), HostError> {
+        self.allow("resume")?;
+        self.0.borrow_mut().resumed = true;
+        Ok(())
     }
 
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {

@@ -60,7 +60,7 @@ pub(super) fn one_of<T>(
         .ok_or_else(|| invalid(field, value, limit.join(" or ")))
 }
 
-pub(super) fn switch(field: &'static str, value: &Value) -> Result<bool, ConfigError> {
+pub(crate) fn switch(field: &'static str, value: &Value) -> Result<bool, ConfigError> {
     value
         .as_bool()
         .ok_or_else(|| invalid(field, value, "true or false"))
@@ -97,7 +97,7 @@ pub(super) fn own_header(field: &'static str, value: &Value) -> Result<String, C
     }
 }
 
-pub(super) fn header_name(field: &'static str, value: &Value) -> Result<String, ConfigError> {
+pub(crate) fn header_name(field: &'static str, value: &Value) -> Result<String, ConfigError> {
     let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     match value.as_str() {
         Some(name)
@@ -113,7 +113,7 @@ pub(super) fn header_name(field: &'static str, value: &Value) -> Result<String, 
 }
 
 /// An object that has none but these fields.
-pub(super) fn object<'v>(
+pub(crate) fn object<'v>(
     field: &'static str,
     value: &'v Value,
     known: &[&str],

@@ -15,14 +15,15 @@ mod tenant;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::{Config as OrderingConfig, Experiment};
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::agreement::AgreementConfig;
 use crate::engines::{EngineConfig, engines};
-pub(crate) use field::invalid;
+use crate::retrieval::RetrievalConfig;
 use field::{experiment, max_body_bytes, one_of, own_header, routes};
+pub(crate) use field::{header_name, invalid, object, switch};
 pub(crate) use tenant::KEY;
 pub use tenant::{SaltKey, TenantSource};
 
@@ -65,6 +66,8 @@ pub struct Config {
     pub(crate) engines: Vec<EngineConfig>,
     /// What workers tell each other.
     pub(crate) agreement: AgreementConfig,
+    /// Where documents come from for chats that bring none; `None`: from nowhere.
+    pub(crate) retrieval: Option<RetrievalConfig>,
     /// A hash of what says whose requests these are. Configurations that differ in it have nothing to tell each other.
     pub(crate) audience: u64,
 }
@@ -117,11 +120,9 @@ impl Config {
             // Serde would read `[]` as a struct without fields, so as the defaults.
             Some(_) => return Err(ConfigError::NotAnObject),
         };
-        let ordering = match &raw.ordering {
-            Some(json) => OrderingConfig::from_json(json.get().as_bytes())
-                .map_err(|error| ConfigError::Ordering(error.to_string()))?,
-            None => OrderingConfig::default(),
-        };
+        let retrieval = raw.retrieval.map_or_null(|| None, retrieval)?;
+        let keeps = retrieval.as_ref().is_some_and(|(_, keeps)| *keeps);
+        let ordering = ordering(raw.ordering.as_deref(), keeps)?;
         let given = |field: &Field| match field {
             Field::Absent => None,
             Field::Given(value) => Some(value.clone()),
@@ -175,10 +176,18 @@ impl Config {
                 .map_or_default(|| true, |value| field::switch("log_fields", value))?,
             engines,
             agreement,
+            retrieval: retrieval.map(|(retrieval, _)| retrieval),
             audience,
         };
         config.check_headers()?;
         config.check_engines()?;
+        let filters = |retrieval: &RetrievalConfig| retrieval.tenant_filter.is_some();
+        if config.tenant.is_none() && config.retrieval.as_ref().is_some_and(filters) {
+            return Err(ConfigError::Conflict {
+                field: "retrieval.tenant_filter",
+                rule: "documents are filtered by the tenant's name, so it needs `tenant`",
+            });
+        }
         if config.salt.is_some() && config.tenant.is_none() {
             return Err(ConfigError::Conflict {
                 field: "salt",
@@ -202,6 +211,13 @@ impl Config {
                 rule: "one worker follows it and tells the others: agreement.entries must not be 0",
             });
         }
+        let warms = |retrieval: &RetrievalConfig| retrieval.warm_up.is_some();
+        if self.engines.len() > 1 && self.retrieval.as_ref().is_some_and(warms) {
+            return Err(ConfigError::Conflict {
+                field: "retrieval.warm_up",
+                rule: "which of several engines gets a chat is not known before its documents are: it must be null",
+            });
+        }
         Ok(())
     }
 
@@ -211,18 +227,21 @@ impl Config {
             Some(TenantSource::Header(name)) => Some(name),
             _ => None,
         };
+        let embedding = self.retrieval.as_ref();
+        let embedding = embedding.and_then(|retrieval| retrieval.embedding.header.as_ref());
         let named = [
             ("report_header", self.report_header.as_ref()),
             ("path_header", Some(&self.path_header.name)),
             ("bypass_header", self.bypass_header.as_ref()),
             ("tenant.header", tenant),
+            ("retrieval.embedding.header", embedding),
         ];
         for (at, (field, name)) in named.iter().enumerate() {
             let mut others = named.iter().skip(at.saturating_add(1));
             if name.is_some() && others.any(|(_, other)| other == name) {
                 return Err(ConfigError::Conflict {
                     field,
-                    rule: "report_header, path_header, bypass_header and tenant.header must differ",
+                    rule: "report_header, path_header, bypass_header, tenant.header and retrieval.embedding.header must differ",
                 });
             }
         }
@@ -242,6 +261,9 @@ pub enum ConfigError {
     /// The core refused its part.
     #[error("plugin configuration: ordering: {0}")]
     Ordering(String),
+    /// The core refused the similarity cache.
+    #[error("plugin configuration: retrieval: {0}")]
+    Retrieval(String),
     /// A field's value is outside its limits.
     #[error("plugin configuration: {field}: {value} is not {limit}")]
     Invalid {
@@ -283,6 +305,7 @@ struct RawConfig {
     log_fields: Field,
     agreement: Field,
     engines: Field,
+    retrieval: Field,
 }
 
 impl RawConfig {
@@ -340,6 +363,36 @@ impl Field {
             Self::Given(value) => check(value).map(Some),
         }
     }
+}
+
+fn retrieval(value: &Value) -> Result<(RetrievalConfig, bool), ConfigError> {
+    Ok((
+        RetrievalConfig::from_json(value)?,
+        RetrievalConfig::keeps(value)?,
+    ))
+}
+
+/// The core's part. What a retriever found stays in a chat if it `keeps` it and nothing else is said: no client sends it
+/// again.
+fn ordering(json: Option<&RawValue>, keeps: bool) -> Result<OrderingConfig, ConfigError> {
+    let checked = |json: &str| {
+        OrderingConfig::from_json(json.as_bytes())
+            .map_err(|error| ConfigError::Ordering(error.to_string()))
+    };
+    let json = json.map_or("{}", RawValue::get);
+    // First of all, for the places that errors name.
+    let config = checked(json)?;
+    if !keeps {
+        return Ok(config);
+    }
+    let mut value: Value = serde_json::from_str(json).map_err(ConfigError::Json)?;
+    let conversation = value
+        .as_object_mut()
+        .map(|fields| fields.entry("conversation").or_insert_with(|| json!({})));
+    if let Some(Value::Object(fields)) = conversation {
+        fields.entry("pin").or_insert(Value::Bool(true));
+    }
+    checked(&value.to_string())
 }
 
 /// `null` switches the header off; the usual one is still removed where a client sends it.

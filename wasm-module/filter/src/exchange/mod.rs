@@ -8,6 +8,7 @@
 //!     Holding ── body grows ─► over the bound ───────────────► Settled     goes on whole, or is refused
 //!        │
 //!        └─ last byte or trailers ─► core ─► new body or none ► Settled     goes on
+//!               └─► no documents: Searching ─ answers ─┘
 //! ```
 //!
 //! The headers are held until the body is complete, because `content-length` must change with it (Envoy
@@ -15,17 +16,20 @@
 //! ([`RequestHeaders::Release`]) they go on at once, without either. Response headers get the report; response bodies
 //! pass as they come, and what they say of the prompt is read on the way ([`crate::usage`]).
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
-use foreword_ordering::Rewrite;
+use foreword_ordering::{Retrieved, Rewrite};
 
 use crate::awaited::Awaited;
-use crate::config::{RequestHeaders, TenantSource};
+use crate::config::{Mode, RequestHeaders, TenantSource};
 use crate::dialect::Dialect;
 use crate::engines::DESTINATION_HEADER;
 use crate::host::{Host, HostError, LogLevel};
 use crate::outcome::{Fault, Outcome, reason};
 use crate::plugin::{Plugin, Route};
+use crate::retrieval::{Answer, Ended, OnNothing, Reason, Search, Step};
 use crate::salt::Identity;
 
 /// One request and its response.
@@ -36,6 +40,10 @@ pub struct Exchange {
     dialect: Dialect,
     /// Once the request has gone on, if it is ours.
     awaited: Option<Awaited>,
+    /// For documents, if any were to be looked for.
+    search: Option<Box<Search>>,
+    /// How that ended.
+    ended: Option<Ended>,
 }
 
 /// What the proxy does next with the request.
@@ -50,6 +58,8 @@ pub enum Flow {
 enum Phase {
     Bystander,
     Holding(Held),
+    /// The body is complete, and waits for documents.
+    Searching(Held),
     Settled(Outcome),
 }
 
@@ -62,6 +72,10 @@ struct Held {
     sized: bool,
     /// Bytes buffered so far.
     received: usize,
+    /// An embedding of the question's that the client sent in a header.
+    embedding: Option<Vec<u8>>,
+    /// Where the body speaks to the gateway alone. Known once the body is complete.
+    cut: Option<Range<usize>>,
 }
 
 /// What goes on instead of a body.
@@ -81,6 +95,8 @@ impl Exchange {
             phase: Phase::Bystander,
             dialect: Dialect::default(),
             awaited: None,
+            search: None,
+            ended: None,
         }
     }
 
@@ -156,7 +172,44 @@ impl Exchange {
         }
         if let (Some(name), Phase::Settled(outcome)) =
             (&self.plugin.config().report_header, &self.phase)
-            && let Err(error) = host.set_response_header(name, &outcome.to_string())
+            && let Err(error) = host.set_response_header(name, &self.report(outcome))
+        {
+            host.log(LogLevel::Warn, &error.to_string());
+        }
+    }
+
+    /// Bytes of an answer to a [`Host::ask`] that are looked at.
+    pub fn max_answer_bytes(&self) -> usize {
+        let retrieval = self.plugin.retrieval();
+        retrieval.map_or(0, |retrieval| retrieval.config().retriever.max_answer_bytes)
+    }
+
+    /// The answer to a [`Host::ask`] has come: its status, unless there was no answer, and its body, unless that is longer
+    /// than [`Exchange::max_answer_bytes`]. A request that waited for it goes on.
+    pub fn on_answer(
+        &mut self,
+        host: &impl Host,
+        call: u64,
+        status: Option<u16>,
+        body: Option<&[u8]>,
+    ) {
+        let (Some(search), Some(retrieval)) = (&mut self.search, self.plugin.retrieval()) else {
+            return;
+        };
+        let answer = Answer { status, body };
+        let step = search.on_answer(host, retrieval, call, answer);
+        let Some(Step::Over(found)) = step else {
+            return;
+        };
+        let held = match std::mem::replace(&mut self.phase, Phase::Bystander) {
+            Phase::Searching(held) => held,
+            phase => {
+                self.phase = phase;
+                return;
+            }
+        };
+        if self.answered(host, &held, found) == Flow::Continue
+            && let Err(error) = host.resume()
         {
             host.log(LogLevel::Warn, &error.to_string());
         }
@@ -181,6 +234,8 @@ impl Exchange {
         if let Some(mut awaited) = self.awaited.take() {
             awaited.on_done(host, &self.plugin);
         }
+        // A search that nobody waits for any more, and its place among the warm-ups.
+        self.search = None;
     }
 
     /// Only this filter says what it did and which path it chose: a header of that name from the client would
@@ -243,6 +298,14 @@ impl Exchange {
             return Err(Fault::TooLarge { found, limit });
         }
         let identity = self.plugin.identity(self.tenant(host)?);
+        let retrieval = self.plugin.retrieval();
+        let mut embedding = None;
+        if let Some(name) = retrieval.and_then(|it| it.config().embedding.header.as_ref()) {
+            embedding = host.request_header(name)?;
+            if embedding.is_some() {
+                host.remove_request_header(name)?;
+            }
+        }
         let mut sized = length.is_some();
         if sized && self.plugin.config().request_headers == RequestHeaders::Release {
             // Last of all: from here on the request is sent in chunks, whatever becomes of it.
@@ -254,6 +317,8 @@ impl Exchange {
             bypassed,
             sized,
             received: 0,
+            embedding,
+            cut: None,
         })
     }
 
@@ -284,13 +349,78 @@ impl Exchange {
             .ok_or(Fault::BadTenant { limit })
     }
 
-    /// The body is complete: rewrite it and let the request go.
+    /// The body is complete: look for documents if it has none, rewrite it and let the request go.
     fn finish(&mut self, host: &impl Host) -> Flow {
-        let Phase::Holding(held) = &self.phase else {
-            return self.settled_flow();
+        let mut held = match std::mem::replace(&mut self.phase, Phase::Bystander) {
+            Phase::Holding(held) => held,
+            phase => {
+                self.phase = phase;
+                return self.settled_flow();
+            }
         };
+        match self.search(host, &mut held) {
+            Ok(None) => self.go_on(host, &held, None),
+            Ok(Some(Step::Wait)) => {
+                self.phase = Phase::Searching(held);
+                Flow::Hold
+            }
+            Ok(Some(Step::Over(found))) => self.answered(host, &held, found),
+            Err(error) => self.decline(host, error.into()),
+        }
+    }
+
+    /// Begins to look for documents; `None`: there is no need, or it is the core that says what is wrong.
+    fn search(&mut self, host: &impl Host, held: &mut Held) -> Result<Option<Step>, HostError> {
+        let config = self.plugin.config();
+        let is_ordered = !held.bypassed && config.mode == Mode::Order && held.received > 0;
+        let Some(retrieval) = self.plugin.retrieval().filter(|_| is_ordered) else {
+            return Ok(None);
+        };
+        let body = host.request_body(held.received)?;
+        let Ok(question) = foreword_ordering::question(&body, &config.ordering) else {
+            return Ok(None);
+        };
+        held.cut.clone_from(&question.cut);
+        let (identity, header) = (&held.identity, held.embedding.as_deref());
+        let whose = (identity.tenant().name, identity.salt());
+        Ok(
+            match Search::begin(host, retrieval, &question, header, whose) {
+                Ok(None) => None,
+                Ok(Some((search, step))) => {
+                    self.search = Some(Box::new(search));
+                    Some(step)
+                }
+                Err(reason) => Some(Step::Over(Err(reason))),
+            },
+        )
+    }
+
+    /// The search for documents is over.
+    fn answered(
+        &mut self,
+        host: &impl Host,
+        held: &Held,
+        found: Result<Option<String>, Reason>,
+    ) -> Flow {
+        let retrieval = self.plugin.retrieval();
+        let on_failure = retrieval.map(|retrieval| retrieval.config().on_failure);
+        self.ended = match (&self.search, &found) {
+            (Some(search), _) => search.ended(),
+            // It did not even begin.
+            (None, Err(reason)) => Some(Ended::at_once(*reason)),
+            (None, Ok(_)) => None,
+        };
+        match found {
+            Ok(documents) => self.go_on(host, held, documents.as_deref()),
+            Err(_) if on_failure == Some(OnNothing::Continue) => self.go_on(host, held, None),
+            Err(reason) => self.decline(host, Fault::Retrieval(reason)),
+        }
+    }
+
+    /// Rewrites the body, with `documents` that were found for it, and lets the request go.
+    fn go_on(&mut self, host: &impl Host, held: &Held, documents: Option<&str>) -> Flow {
         let mut awaited = None;
-        let sent = self.send(host, held, &mut awaited);
+        let sent = self.send(host, held, documents, &mut awaited);
         self.awaited = awaited;
         match sent {
             Ok(outcome) => {
@@ -306,20 +436,26 @@ impl Exchange {
         &self,
         host: &impl Host,
         held: &Held,
+        documents: Option<&str>,
         awaited: &mut Option<Awaited>,
     ) -> Result<Outcome, Fault> {
         if held.received == 0 {
             return Err(Fault::EmptyBody);
         }
-        let body = host.request_body(held.received)?;
+        let came = host.request_body(held.received)?;
+        let mut body = Cow::Borrowed(came.as_slice());
+        if let Some(cut) = held.cut.clone().filter(|cut| cut.end <= came.len()) {
+            body.to_mut().drain(cut);
+        }
         let sent = if held.bypassed {
             let route = self.plugin.route(host, body.len());
             *awaited = Some(Awaited::new(None, None, route.errand));
             direct(host, &route)?;
             salted(&body, held, reason::BYPASS)?
         } else {
+            let retrieved = documents.map(|documents| self.retrieved(documents));
             let (answer, route) = (self.plugin)
-                .rewrite(host, &held.identity, &body)
+                .rewrite(host, &held.identity, &body, retrieved.as_ref())
                 .ok_or(Fault::Busy)?;
             let deed = answer.as_ref().ok().map(|rewrite| rewrite.deed.clone());
             let arm = answer.as_ref().ok().and_then(|rewrite| rewrite.arm);
@@ -341,8 +477,10 @@ impl Exchange {
         if let Some(path) = &sent.path {
             host.set_request_header(name, path)?;
         }
-        if let Some(new) = &sent.body
-            && let Err(error) = replace(host, held, &body, new)
+        let new = sent.body.as_deref();
+        let new = new.or_else(|| held.cut.is_some().then_some(&*body));
+        if let Some(new) = new
+            && let Err(error) = replace(host, held, &came, new)
         {
             // The path is not that of the old body. An engine that gets it all the same finds that out.
             if sent.path.is_some() {
@@ -351,6 +489,15 @@ impl Exchange {
             return Err(error.into());
         }
         Ok(sent.outcome)
+    }
+
+    fn retrieved<'d>(&'d self, documents: &'d str) -> Retrieved<'d> {
+        let retrieval = self.plugin.retrieval();
+        let wrapper = retrieval.map(|retrieval| &retrieval.config().wrapper);
+        Retrieved {
+            documents,
+            around: wrapper.map_or([""; 2], |wrapper| wrapper.each_ref().map(String::as_str)),
+        }
     }
 
     fn sent(&self, rewrite: Rewrite) -> Sent {
@@ -388,7 +535,7 @@ impl Exchange {
 
     fn refuse(&mut self, host: &impl Host, status: u16, fault: &Fault) -> Flow {
         let mut outcome = Outcome::Refused(fault.reason());
-        let report = outcome.to_string();
+        let report = self.report(&outcome);
         let mut headers = vec![("content-type", "application/json")];
         // Not every proxy shows a filter the headers of its own answer.
         if let Some(name) = &self.plugin.config().report_header {
@@ -408,17 +555,30 @@ impl Exchange {
 
     fn settle(&mut self, host: &impl Host, outcome: Outcome) {
         self.plugin.count(host, &outcome);
-        if self.plugin.config().log_fields
-            && let Err(error) = host.set_log_fields(&outcome.fields())
-        {
-            host.log(LogLevel::Warn, &error.to_string());
+        if self.plugin.config().log_fields {
+            let mut fields = outcome.fields();
+            if let Some(ended) = self.ended {
+                fields.push(("retrieval", ended.word.to_owned()));
+                fields.push(("retrieval_ms", ended.milliseconds.to_string()));
+            }
+            if let Err(error) = host.set_log_fields(&fields) {
+                host.log(LogLevel::Warn, &error.to_string());
+            }
         }
         self.phase = Phase::Settled(outcome);
     }
 
+    /// For the response header.
+    fn report(&self, outcome: &Outcome) -> String {
+        match self.ended {
+            Some(ended) => format!("{outcome}; retrieval={}", ended.word),
+            None => outcome.to_string(),
+        }
+    }
+
     fn settled_flow(&self) -> Flow {
         match self.phase {
-            Phase::Settled(Outcome::Refused(_)) => Flow::Hold,
+            Phase::Searching(_) | Phase::Settled(Outcome::Refused(_)) => Flow::Hold,
             _ => Flow::Continue,
         }
     }
@@ -496,5 +656,7 @@ const MAX_TENANT_BYTES: usize = 256;
 
 #[cfg(test)]
 mod answers;
+#[cfg(test)]
+mod retrieval;
 #[cfg(test)]
 mod tests;

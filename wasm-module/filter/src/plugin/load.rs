@@ -10,6 +10,7 @@ use crate::engines::Engines;
 use crate::feed::Feed;
 use crate::host::{Host, HostError, LogLevel};
 use crate::metrics::Metrics;
+use crate::retrieval::Retrieval;
 use crate::salt::Salts;
 use crate::shared::Shared;
 
@@ -51,6 +52,7 @@ impl Plugin {
             engines,
             knowledge: Shared::new(knowledge),
             feeds: Shared::new(followed),
+            retrieval: (config.retrieval.clone()).map(|config| Retrieval::new(host, config)),
             metrics,
             config,
             salts,
@@ -115,7 +117,7 @@ fn loaded(config: &Config) -> String {
         Some(TenantSource::Claim(_)) => "claim",
     };
     format!(
-        "event=loaded version={} routes={} max_body_bytes={} mode={} experiment={} tenants={tenants} salts={}",
+        "event=loaded version={} routes={} max_body_bytes={} mode={} experiment={} tenants={tenants} salts={} retrieval={}",
         env!("CARGO_PKG_VERSION"),
         config.routes.join(","),
         config.max_body_bytes,
@@ -129,5 +131,10 @@ fn loaded(config: &Config) -> String {
             "off"
         },
         if config.salt.is_some() { "on" } else { "off" },
+        if config.retrieval.is_some() {
+            "on"
+        } else {
+            "off"
+        },
     )
 }

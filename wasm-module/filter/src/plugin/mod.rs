@@ -12,7 +12,9 @@ mod load;
 use std::sync::MutexGuard;
 
 use foreword_ordering::feed::TenantKey;
-use foreword_ordering::{Arm, Choice, Deed, EngineId, Rewrite, Skip, Terms, Told, Trial, Usage};
+use foreword_ordering::{
+    Arm, Choice, Deed, EngineId, Retrieved, Rewrite, Skip, Terms, Told, Trial, Usage,
+};
 
 use self::knowledge::Knowledge;
 use crate::config::{Config, Mode};
@@ -21,6 +23,7 @@ use crate::feed::{Answer, Feed, MAX_BATCH_BYTES};
 use crate::host::{Host, LogLevel};
 use crate::metrics::Metrics;
 use crate::outcome::Outcome;
+use crate::retrieval::Retrieval;
 use crate::salt::{Identity, Salts};
 use crate::shared::Shared;
 use crate::usage::Counted;
@@ -34,6 +37,8 @@ pub struct Plugin {
     feeds: Shared<Vec<Feed>>,
     metrics: Metrics,
     salts: Option<Salts>,
+    /// `None`: documents are looked for nowhere.
+    retrieval: Option<Retrieval>,
 }
 
 /// Where a request goes.
@@ -102,6 +107,10 @@ impl Plugin {
         &self.engines
     }
 
+    pub(crate) fn retrieval(&self) -> Option<&Retrieval> {
+        self.retrieval.as_ref()
+    }
+
     /// Whose request it is, by the tenant's name.
     pub(crate) fn identity(&self, name: String) -> Identity {
         Identity::new(name, self.salts.as_ref())
@@ -112,13 +121,14 @@ impl Plugin {
         self.salts.is_some()
     }
 
-    /// Asks the core, and times it; learns before what other workers did, and tells them afterwards. `None` if this very
+    /// Asks the core, with documents that were `retrieved` for the body, and times it; learns before what other workers did, and tells them afterwards. `None` if this very
     /// thread is using the orderer, which no known proxy can bring about.
     pub(crate) fn rewrite(
         &self,
         host: &impl Host,
         identity: &Identity,
         body: &[u8],
+        retrieved: Option<&Retrieved<'_>>,
     ) -> Option<(Result<Rewrite, Skip>, Route)> {
         let mut knowledge = self.knowledge()?;
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_REQUEST);
@@ -136,7 +146,7 @@ impl Plugin {
             key_of: Some(TenantKey::of),
             trial,
             choices: &choices,
-            retrieved: None,
+            retrieved,
         };
         let answer = knowledge
             .orderer

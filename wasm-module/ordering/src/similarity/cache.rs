@@ -12,6 +12,7 @@
 
 use super::buckets::Buckets;
 use super::config::{Eviction, RawSimilarity, SimilarityConfig};
+use super::distance::Machine;
 use super::metric::{Metric, SimilarityError};
 use super::quality::{Quality, Sample};
 use super::rows::Rows;
@@ -26,6 +27,7 @@ use fxhash::FxHashSet;
 #[derive(Debug)]
 pub struct SimilarityCache {
     config: RawSimilarity,
+    machine: Machine,
     rows: Rows,
     /// Without them every row is compared.
     buckets: Option<Buckets>,
@@ -75,6 +77,7 @@ impl SimilarityCache {
     pub fn new(config: &SimilarityConfig) -> Self {
         let config = config.raw.clone();
         Self {
+            machine: Machine::new(),
             rows: Rows::new(config.dimensions),
             buckets: config.buckets.map(|shape| {
                 Buckets::new(
@@ -261,6 +264,7 @@ impl SimilarityCache {
     fn nearest(&mut self) -> Option<(u32, f32)> {
         let mut nearest = Nearest {
             metric: self.config.metric,
+            machine: self.machine,
             query: &self.query,
             entries: &self.entries,
             found: None,
@@ -337,6 +341,7 @@ impl SimilarityCache {
 /// The nearest entry so far of those that accept a query.
 struct Nearest<'c> {
     metric: Metric,
+    machine: Machine,
     query: &'c [f32],
     entries: &'c [Option<Entry>],
     /// Its slot and measure.
@@ -350,7 +355,7 @@ impl Nearest<'_> {
             return;
         }
         let limit = self.found.map_or(limit, |(_, best)| limit.min(best));
-        let Some(measure) = self.metric.measure(self.query, row, limit) else {
+        let Some(measure) = self.metric.measure(self.machine, self.query, row, limit) else {
             return;
         };
         let number = |slot: u32| {

@@ -1,67 +1,136 @@
-//! The arithmetic of distances, in portable code that the compiler turns into vector instructions.
+//! The arithmetic of distances: the same bits on every target.
 //!
 //! ```text
-//!   row  |-- segment --|-- segment --|-- segment --| ...     given up once the sum so far exceeds the limit
-//!        | 32 steps    |
-//!        |  x 4 lanes  |
+//!   row   |-- segment --|-- segment --|-- segment --| ...     given up once the sum so far exceeds the limit
+//!         | 8 steps     |             ▲             ▲
+//!         | x 16 lanes  |             looked at behind segments 1, 2, 4, 8, ... and the last one
 //! ```
 //!
-//! The order of additions is part of the definition: it is the same with SSE2, with Wasm SIMD and without either, so
-//! every build finds the same distance, bit for bit. No sum is contracted with a product (Rust does not), and there
-//! are no transcendental functions.
+//! The order of additions is part of the definition: sixteen sums run side by side, and are added to each other in one
+//! way. A processor with wider vectors takes more of them at once and finds the same, bit for bit; no sum is contracted
+//! with a product, and there are no transcendental functions. [`Machine`] knows what this processor has, at run time; in
+//! Wasm, and where there is nothing better, the portable code is all there is.
 //!
 //! Squares are not negative and rounding is monotonic: a partial sum never exceeds the whole one. So giving up early
 //! loses nothing, and a row that is far away costs one segment.
 
-/// Sums that run side by side: a vector of SSE2 and of Wasm. More would spill where there are no vectors.
-const LANES: usize = 4;
-/// Additions to each lane of a segment.
-const STEPS: usize = 32;
-/// Components of a segment: rows are padded to a multiple of it.
-pub(super) const SEGMENT: usize = LANES * STEPS;
+#[cfg(not(target_arch = "wasm32"))]
+mod wide;
+#[cfg(not(target_arch = "wasm32"))]
+pub(super) use wide::Machine;
 
-type Segment = [[f32; LANES]; STEPS];
+/// Lanes of a quad: a vector of SSE2 and of Wasm.
+const QUAD: usize = 4;
+/// All lanes are a vector of AVX-512, or two of AVX2.
+const QUADS: usize = 4;
+/// Additions to each lane of a segment.
+const STEPS: usize = 8;
+/// Components of a segment: rows are padded to a multiple of it.
+pub(super) const SEGMENT: usize = QUAD * QUADS * STEPS;
+
+type Lanes = [[f32; QUAD]; QUADS];
+type Segment = [Lanes; STEPS];
+
+/// Which instructions there are. Here: whatever the compiler was told.
+#[cfg(target_arch = "wasm32")]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Machine;
+
+#[cfg(target_arch = "wasm32")]
+impl Machine {
+    pub(super) fn new() -> Self {
+        Self
+    }
+
+    /// See [`squared_distance`].
+    pub(super) fn squared_distance(self, a: &[f32], b: &[f32], limit: f32) -> Option<f32> {
+        squared_distance(a, b, limit)
+    }
+
+    /// See [`inner_product`].
+    pub(super) fn inner_product(self, a: &[f32], b: &[f32]) -> f32 {
+        inner_product(a, b)
+    }
+}
 
 /// The squared Euclidean distance of two rows of equal length, a multiple of [`SEGMENT`]; `None` once it exceeds
 /// `limit`.
-pub(super) fn squared_distance(a: &[f32], b: &[f32], limit: f32) -> Option<f32> {
-    let mut sum = 0.0;
-    for (a, b) in segments(a).zip(segments(b)) {
-        sum += sum_of(a, b, |a, b| {
-            let difference = a - b;
-            difference * difference
-        });
-        if sum > limit {
-            return None;
-        }
-    }
-    Some(sum)
+fn squared_distance(a: &[f32], b: &[f32], limit: f32) -> Option<f32> {
+    sum(a, b, limit, |a, b| {
+        let difference = a - b;
+        difference * difference
+    })
 }
 
 /// The inner product of two rows of equal length, a multiple of [`SEGMENT`].
-pub(super) fn inner_product(a: &[f32], b: &[f32]) -> f32 {
-    segments(a)
-        .zip(segments(b))
-        .map(|(a, b)| sum_of(a, b, |a, b| a * b))
-        .sum()
+fn inner_product(a: &[f32], b: &[f32]) -> f32 {
+    sum(a, b, f32::INFINITY, |a, b| a * b).unwrap_or_default()
 }
 
-fn segments(row: &[f32]) -> impl Iterator<Item = &Segment> {
-    let (lanes, _) = row.as_chunks::<LANES>();
-    let (segments, _) = lanes.as_chunks::<STEPS>();
-    segments.iter()
-}
-
+/// The sum of terms; `None` once it exceeds `limit`.
 #[inline(always)]
-fn sum_of(a: &Segment, b: &Segment, term: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut sums = [0.0; LANES];
+fn sum(a: &[f32], b: &[f32], limit: f32, term: impl Fn(f32, f32) -> f32 + Copy) -> Option<f32> {
+    let mut sums = [[0.0; QUAD]; QUADS];
+    let mut looks = Looks::default();
+    for (a, b) in segments(a).zip(segments(b)) {
+        let [first, second, third, fourth] = &mut sums;
+        add(first, a, b, |[quad, _, _, _]| quad, term);
+        add(second, a, b, |[_, quad, _, _]| quad, term);
+        add(third, a, b, |[_, _, quad, _]| quad, term);
+        add(fourth, a, b, |[_, _, _, quad]| quad, term);
+        if looks.is_due() && total(&sums) > limit {
+            return None;
+        }
+    }
+    Some(total(&sums)).filter(|sum| *sum <= limit)
+}
+
+/// A segment's terms of one quad. Quad after quad, so that where there are no vectors four sums stay in registers:
+/// sixteen would not, which takes twice as long in Wasm.
+#[inline(always)]
+fn add(
+    sums: &mut [f32; QUAD],
+    a: &Segment,
+    b: &Segment,
+    quad: impl Fn(&Lanes) -> &[f32; QUAD],
+    term: impl Fn(f32, f32) -> f32,
+) {
     for (a, b) in a.iter().zip(b) {
-        for ((sum, &a), &b) in sums.iter_mut().zip(a).zip(b) {
+        for ((sum, &a), &b) in sums.iter_mut().zip(quad(a)).zip(quad(b)) {
             *sum += term(a, b);
         }
     }
-    let [a, b, c, d] = sums;
+}
+
+fn segments(row: &[f32]) -> impl Iterator<Item = &Segment> {
+    let (quads, _) = row.as_chunks::<QUAD>();
+    let (steps, _) = quads.as_chunks::<QUADS>();
+    let (segments, _) = steps.as_chunks::<STEPS>();
+    segments.iter()
+}
+
+/// The lanes' sums together: halves onto halves.
+#[inline(always)]
+fn total(sums: &Lanes) -> f32 {
+    let added = |a: [f32; QUAD], b: [f32; QUAD]| {
+        let ([a, b, c, d], [e, f, g, h]) = (a, b);
+        [a + e, b + f, c + g, d + h]
+    };
+    let [first, second, third, fourth] = *sums;
+    let [a, b, c, d] = added(added(first, third), added(second, fourth));
     (a + c) + (b + d)
+}
+
+/// Behind which segments the sum is looked at: a look costs as much as half a segment.
+#[derive(Default)]
+struct Looks(u32);
+
+impl Looks {
+    #[inline(always)]
+    fn is_due(&mut self) -> bool {
+        self.0 += 1;
+        self.0.is_power_of_two()
+    }
 }
 
 #[cfg(test)]
@@ -97,11 +166,33 @@ mod tests {
     #[test]
     fn a_limit_is_inclusive_and_giving_up_loses_nothing() {
         let mut random = Random::new(2);
-        for _ in 0..200 {
-            let (a, b) = (row(&mut random, 6), row(&mut random, 6));
-            let whole = squared_distance(&a, &b, f32::INFINITY).unwrap();
-            assert_eq!(squared_distance(&a, &b, whole), Some(whole));
-            assert_eq!(squared_distance(&a, &b, whole.next_down()), None);
+        for segments in 1..10 {
+            for _ in 0..50 {
+                let (a, b) = (row(&mut random, segments), row(&mut random, segments));
+                let whole = squared_distance(&a, &b, f32::INFINITY).unwrap();
+                assert_eq!(squared_distance(&a, &b, whole), Some(whole));
+                assert_eq!(squared_distance(&a, &b, whole.next_down()), None);
+            }
+        }
+    }
+
+    #[test]
+    fn every_machine_finds_the_same_bits() {
+        let mut random = Random::new(3);
+        let machine = Machine::new();
+        for segments in 1..10 {
+            for _ in 0..50 {
+                let (a, b) = (row(&mut random, segments), row(&mut random, segments));
+                let products = inner_product(&a, &b);
+                assert_eq!(machine.inner_product(&a, &b).to_bits(), products.to_bits());
+                let whole = squared_distance(&a, &b, f32::INFINITY).unwrap();
+                for limit in [f32::INFINITY, whole, whole.next_down(), whole / 3.0] {
+                    assert_eq!(
+                        machine.squared_distance(&a, &b, limit),
+                        squared_distance(&a, &b, limit)
+                    );
+                }
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Which vectors may be compared, how far apart two are, and what a tolerance means.
 
-use super::distance::{inner_product, squared_distance};
+use super::distance::Machine;
 use serde::Deserialize;
 
 /// How far apart two embeddings are. Take the one that the retriever uses.
@@ -114,11 +114,13 @@ impl Metric {
     /// How far apart two rows are, in a measure that orders like the distance and is cheaper; `None`: farther than
     /// `limit`. Rows are what [`Self::row`] wrote.
     #[inline]
-    pub(super) fn measure(self, a: &[f32], b: &[f32], limit: f32) -> Option<f32> {
+    pub(super) fn measure(self, machine: Machine, a: &[f32], b: &[f32], limit: f32) -> Option<f32> {
         match self {
             // For unit vectors, the square of the chord is twice the cosine's distance.
-            Self::L2 | Self::Cosine => squared_distance(a, b, limit),
-            Self::InnerProduct => Some(-inner_product(a, b)).filter(|&measure| measure <= limit),
+            Self::L2 | Self::Cosine => machine.squared_distance(a, b, limit),
+            Self::InnerProduct => {
+                Some(-machine.inner_product(a, b)).filter(|&measure| measure <= limit)
+            }
         }
     }
 
@@ -203,7 +205,8 @@ mod tests {
 
     fn distance(metric: Metric, a: &[f32], b: &[f32]) -> f32 {
         let (a, b) = (row(metric, a).unwrap(), row(metric, b).unwrap());
-        metric.distance(metric.measure(&a, &b, f32::INFINITY).unwrap())
+        let measure = metric.measure(Machine::new(), &a, &b, f32::INFINITY);
+        metric.distance(measure.unwrap())
     }
 
     #[test]

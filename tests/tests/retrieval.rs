@@ -1,0 +1,280 @@
+//! Retrieval with all that is real: Envoy, the filter, our host as engine, retriever and embedder, and an index made by
+//! `foreword ingest`.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
+
+use foreword_tests::http::{Client, Response, exchange, post};
+use foreword_tests::{Gateway, GatewayOptions, Host, artifacts};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+fn model() -> PathBuf {
+    artifacts::repository().join("host/engine/fixtures/qwen2")
+}
+
+/// An index of a few short texts.
+fn index(folder: &TempDir) -> PathBuf {
+    let texts = folder.path().join("texts");
+    std::fs::create_dir(&texts).unwrap();
+    for (name, text) in [
+        (
+            "coffee",
+            "The coffee machine on the second floor is cleaned on Fridays.",
+        ),
+        (
+            "garage",
+            "The garage closes at ten in the evening; ask the porter for a key.",
+        ),
+        (
+            "visa",
+            "A visa takes three weeks; the embassy wants two photographs.",
+        ),
+        (
+            "leave",
+            "Parental leave is announced seven weeks ahead, in writing.",
+        ),
+    ] {
+        std::fs::write(texts.join(format!("{name}.txt")), text).unwrap();
+    }
+    let index = folder.path().join("corpus.index");
+    let done = Command::new(artifacts::host_binary("dev").unwrap())
+        .args(["ingest", "--index"])
+        .args([&index, &texts])
+        .output()
+        .unwrap();
+    assert!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    index
+}
+
+fn host(index: Option<&Path>) -> Host {
+    let mut args = vec!["--name", "tiny", "--kv-tokens", "8192"];
+    if let Some(index) = index {
+        args.extend(["--index", index.to_str().unwrap()]);
+    }
+    Host::start(&model(), &args).unwrap()
+}
+
+fn chat(question: &str) -> String {
+    json!({"model": "tiny", "max_tokens": 1, "messages": [
+        {"role": "system", "content": "Answer from the documents. ".repeat(8)},
+        {"role": "user", "content": question}]})
+    .to_string()
+}
+
+fn ask(gateway: &Gateway, question: &str) -> Response {
+    let response = exchange(gateway.address(), &post(chat(question).as_bytes())).unwrap();
+    let body = String::from_utf8_lossy(&response.body);
+    assert_eq!(response.status, 200, "{body}");
+    response
+}
+
+fn cached(response: &Response) -> u64 {
+    let usage = &response.json().unwrap()["usage"];
+    usage["prompt_tokens_details"]["cached_tokens"]
+        .as_u64()
+        .unwrap()
+}
+
+#[track_caller]
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "waited in vain: {what}"
+        );
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn the_shipped_configuration_finds_caches_and_reuses() {
+    let folder = TempDir::new().unwrap();
+    let host = host(Some(&index(&folder)));
+    let port = format!("port_value: {} ", host.address().port());
+    let replacements = [
+        ("port_value: 8000 ", port),
+        // A machine under load may take its time.
+        ("\"timeout_ms\": 1000", "\"timeout_ms\": 60000".to_owned()),
+    ];
+    let gateway = Gateway::recipe("gateway-config/envoy/retrieval.yaml", &replacements).unwrap();
+    let first = ask(&gateway, "When is the coffee machine cleaned?");
+    assert!(
+        first.report().contains("documents=4;"),
+        "{}",
+        first.report()
+    );
+    assert!(
+        first.report().ends_with("retrieval=miss"),
+        "{}",
+        first.report()
+    );
+    let count = |name: &str| {
+        gateway
+            .metric(&format!("foreword_retrieval_{name}_total"))
+            .unwrap()
+    };
+    assert_eq!(count("warm_ups"), Some(1));
+    // Nearly the same words, so the same documents: the engine has them.
+    let second = ask(&gateway, "When is the coffee machine cleaned");
+    assert!(
+        second.report().contains("matched=4;") && second.report().ends_with("retrieval=hit"),
+        "{}",
+        second.report()
+    );
+    let prompt = second.json().unwrap()["usage"]["prompt_tokens"]
+        .as_u64()
+        .unwrap();
+    assert!(
+        10 * cached(&second) > 7 * prompt,
+        "{} of {prompt}",
+        cached(&second)
+    );
+    let third = ask(&gateway, "Which papers does the embassy want for a visa?");
+    assert!(
+        third.report().ends_with("retrieval=miss"),
+        "{}",
+        third.report()
+    );
+    assert_eq!(
+        (count("hits"), count("misses"), count("failed_warm_ups")),
+        (Some(1), Some(2), Some(0))
+    );
+    assert!(cached(&third) > 0);
+}
+
+#[test]
+fn killing_retriever_embedder_or_engines_host_loses_no_chat_that_could_be_served() {
+    let folder = TempDir::new().unwrap();
+    let index = index(&folder);
+    let engine = host(None);
+    let mut peers = [host(Some(&index)), host(None)];
+    let retrieval = json!({"cluster": "retriever", "timeout_ms": 60_000, "embedding": {"cluster": "embedder"},
+        "similarity": {"dimensions": 768, "tolerance": 0, "capacity": 2}});
+    let gateway = Gateway::start(&GatewayOptions {
+        clusters: vec![
+            ("retriever", peers[0].address()),
+            ("embedder", peers[1].address()),
+        ],
+        plugin: Some(json!({"retrieval": retrieval})),
+        concurrency: 2,
+        ..GatewayOptions::new(engine.address())
+    })
+    .unwrap();
+    let (done, answered) = (AtomicBool::new(false), AtomicU32::new(0));
+    let sender = |sender: u32, address: SocketAddr| {
+        let mut client = Client::connect(address).unwrap();
+        for round in 0.. {
+            if done.load(SeqCst) {
+                return;
+            }
+            let question = format!("Where is the key number {sender} {round} of the garage?");
+            client.send(&post(chat(&question).as_bytes())).unwrap();
+            let response = client.response().unwrap();
+            let body = String::from_utf8_lossy(&response.body);
+            assert_eq!(response.status, 200, "{} {body}", response.report());
+            answered.fetch_add(1, SeqCst);
+        }
+    };
+    std::thread::scope(|scope| {
+        let senders: Vec<_> = (0..2)
+            .map(|number| {
+                let (sender, address) = (&sender, gateway.address());
+                scope.spawn(move || sender(number, address))
+            })
+            .collect();
+        let more = |by: u32| {
+            let goal = answered.load(SeqCst) + by;
+            until("traffic flows", || {
+                senders.iter().any(ScopedJoinHandle::is_finished) || answered.load(SeqCst) >= goal
+            });
+        };
+        for peer in &mut peers {
+            more(4);
+            peer.kill();
+            more(8);
+            peer.revive().unwrap();
+        }
+        more(4);
+        done.store(true, SeqCst);
+    });
+    until("both are found again", || {
+        ask(&gateway, "Who has the key?")
+            .report()
+            .ends_with("retrieval=miss")
+    });
+    let count = |name: &str| {
+        gateway
+            .metric(&format!("foreword_retrieval_{name}_total"))
+            .unwrap()
+    };
+    assert!(count("failed_unreachable") > Some(0));
+    assert!(count("misses") > Some(0));
+    assert_eq!(gateway.failures().unwrap(), 0);
+}
+
+#[test]
+fn a_host_that_comes_back_is_engine_and_retriever_again() {
+    let folder = TempDir::new().unwrap();
+    let mut host = host(Some(&index(&folder)));
+    let gateway = Gateway::start(&GatewayOptions {
+        clusters: vec![("host", host.address())],
+        plugin: Some(json!({"retrieval": {"cluster": "host", "timeout_ms": 60_000}})),
+        ..GatewayOptions::new(host.address())
+    })
+    .unwrap();
+    assert!(
+        ask(&gateway, "Where is the key?")
+            .report()
+            .ends_with("retrieval=miss")
+    );
+    host.kill();
+    let down = exchange(
+        gateway.address(),
+        &post(chat("Where is the key?").as_bytes()),
+    )
+    .unwrap();
+    assert_eq!(down.status, 503);
+    assert!(
+        down.report().ends_with("retrieval=unreachable"),
+        "{}",
+        down.report()
+    );
+    host.revive().unwrap();
+    until("it is found again", || {
+        let response = exchange(
+            gateway.address(),
+            &post(chat("Where is the key?").as_bytes()),
+        )
+        .unwrap();
+        response.status == 200 && response.report().ends_with("retrieval=miss")
+    });
+}
+
+#[test]
+fn a_host_without_an_index_answers_without_documents() {
+    // The host has no index: the chat is answered, and why without documents is said.
+    let host = host(None);
+    let gateway = Gateway::start(&GatewayOptions {
+        clusters: vec![("host", host.address())],
+        plugin: Some(json!({"retrieval": {"cluster": "host", "timeout_ms": 60_000}})),
+        ..GatewayOptions::new(host.address())
+    })
+    .unwrap();
+    let response = ask(&gateway, "Where is the key?");
+    assert_eq!(
+        response.report(),
+        "passed; reason=no-documents; retrieval=unreachable"
+    );
+    let body: Value = response.json().unwrap();
+    assert!(body["choices"][0]["message"]["content"].is_string());
+}

@@ -1,0 +1,208 @@
+//! What embedder and retriever answer, checked before any of it is used.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::reason::Reason;
+use super::vector;
+
+/// What a call came to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Answer<'a> {
+    /// `None`: there was no answer.
+    pub(crate) status: Option<u16>,
+    /// All of it; `None`: it is longer than may be.
+    pub(crate) body: Option<&'a [u8]>,
+}
+
+/// What a retriever found, best first.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Found {
+    pub(super) documents: Vec<Document>,
+    /// Whatever changes its answers changes this.
+    pub(super) version: String,
+}
+
+/// A document, as it is kept and sent.
+#[derive(Debug, Clone)]
+pub(super) struct Document {
+    /// Empty: it has none, and cannot be kept.
+    pub(super) id: String,
+    /// An element of a `documents` array: id, title and text alone, so that it is the same for every question.
+    pub(super) element: Arc<str>,
+}
+
+impl<'a> Answer<'a> {
+    /// The body of a good answer.
+    pub(super) fn good(self) -> Result<&'a [u8], Reason> {
+        match (self.status, self.body) {
+            // Envoy's own words for "it took too long" and "nobody is there".
+            (Some(504), _) => Err(Reason::Timeout),
+            (None | Some(502 | 503), _) => Err(Reason::Unreachable),
+            (Some(200), Some(body)) => Ok(body),
+            (Some(200), None) => Err(Reason::TooLarge),
+            (Some(_), _) => Err(Reason::Status),
+        }
+    }
+}
+
+/// The vector of one text: OpenAI's `POST /v1/embeddings`.
+pub(super) fn embedding(answer: Answer<'_>) -> Result<Vec<f32>, Reason> {
+    #[derive(Deserialize)]
+    struct Embeddings {
+        data: Vec<Embedding>,
+    }
+    #[derive(Deserialize)]
+    struct Embedding {
+        embedding: Value,
+    }
+    let body = answer.good()?;
+    let read: Embeddings = serde_json::from_slice(body).map_err(|_| Reason::BadAnswer)?;
+    let first = read.data.into_iter().next().ok_or(Reason::BadAnswer)?;
+    vector::from_json(&first.embedding).ok_or(Reason::BadEmbedding)
+}
+
+/// At most `limit` documents: our host's `POST /v1/retrieve`, or whatever answers alike.
+pub(super) fn found(answer: Answer<'_>, limit: usize) -> Result<Found, Reason> {
+    #[derive(Deserialize)]
+    struct Answered<'a> {
+        #[serde(borrow)]
+        data: Vec<Element<'a>>,
+        #[serde(default)]
+        version: Option<String>,
+    }
+    #[derive(Deserialize)]
+    struct Element<'a> {
+        #[serde(borrow, default)]
+        id: Option<&'a RawValue>,
+        #[serde(borrow, default)]
+        title: Option<&'a RawValue>,
+        #[serde(borrow)]
+        text: &'a RawValue,
+    }
+    let text = str::from_utf8(answer.good()?).map_err(|_| Reason::BadAnswer)?;
+    let read: Answered<'_> = serde_json::from_str(text).map_err(|_| Reason::BadAnswer)?;
+    if read.data.len() > limit {
+        return Err(Reason::BadAnswer);
+    }
+    let is_text = |raw: &RawValue| raw.get().starts_with('"');
+    let mut documents = Vec::with_capacity(read.data.len());
+    for Element { id, title, text } in read.data {
+        if !is_text(text) || id.is_some_and(|id| !is_text(id)) {
+            return Err(Reason::BadAnswer);
+        }
+        // As they came: what is copied keeps its escapes, and the same document is the same bytes.
+        let fields = [
+            ("id", id),
+            ("title", title.filter(|title| is_text(title))),
+            ("text", Some(text)),
+        ];
+        let fields = fields.into_iter();
+        let fields = fields.filter_map(|(name, raw)| Some(format!("\"{name}\":{}", raw?.get())));
+        let element = format!("{{{}}}", fields.collect::<Vec<_>>().join(","));
+        let id = id.and_then(|id| serde_json::from_str(id.get()).ok());
+        documents.push(Document {
+            id: id.unwrap_or_default(),
+            element: element.into(),
+        });
+    }
+    Ok(Found {
+        documents,
+        version: read.version.unwrap_or_default(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(body: &str) -> Answer<'_> {
+        Answer {
+            status: Some(200),
+            body: Some(body.as_bytes()),
+        }
+    }
+
+    #[test]
+    fn a_document_is_its_id_title_and_text_and_nothing_of_the_search() {
+        let body = r#"{"object": "list", "version": "7", "data": [
+            {"id": "a\u0062", "title": "T", "text": "x\n", "metadata": {"year": 1}, "score": 0.5, "rank": 0},
+            {"text": "bare", "title": null}]}"#;
+        let found = found(answer(body), 2).unwrap();
+        assert_eq!(found.version, "7");
+        assert_eq!(&*found.documents[0].id, "ab");
+        assert_eq!(
+            &*found.documents[0].element,
+            r#"{"id":"a\u0062","title":"T","text":"x\n"}"#
+        );
+        assert_eq!(&*found.documents[1].element, r#"{"text":"bare"}"#);
+        assert_eq!(found.documents[1].id, "");
+    }
+
+    #[test]
+    fn what_no_retriever_says_is_a_bad_answer() {
+        for body in [
+            "",
+            "null",
+            "[]",
+            "{}",
+            r#"{"data": {}}"#,
+            r#"{"data": [{"id": "a"}]}"#,
+            r#"{"data": [{"id": 7, "text": "x"}]}"#,
+            r#"{"data": [{"id": "a", "text": 7}]}"#,
+            r#"{"data": [{"id": "a", "text": "x"}, {"id": "b", "text": "x"}]}"#,
+            r#"{"data": [{"id": "a", "text": "x"}"#,
+            "<html>",
+        ] {
+            assert_eq!(
+                found(answer(body), 1).err(),
+                Some(Reason::BadAnswer),
+                "{body}"
+            );
+        }
+        let binary = Answer {
+            status: Some(200),
+            body: Some(b"{\"data\": [], \"version\": \"\xff\"}"),
+        };
+        assert_eq!(found(binary, 1).err(), Some(Reason::BadAnswer));
+        assert!(
+            found(answer(r#"{"data": []}"#), 1)
+                .unwrap()
+                .documents
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn every_way_to_fail_has_its_reason() {
+        let failed = |status, body| embedding(Answer { status, body }).err();
+        let good = Some(b"{\"data\": [{\"embedding\": [1]}]}".as_slice());
+        assert_eq!(failed(Some(200), good), None);
+        assert_eq!(failed(None, None), Some(Reason::Unreachable));
+        assert_eq!(failed(Some(503), good), Some(Reason::Unreachable));
+        assert_eq!(failed(Some(504), good), Some(Reason::Timeout));
+        assert_eq!(failed(Some(500), good), Some(Reason::Status));
+        assert_eq!(failed(Some(404), good), Some(Reason::Status));
+        assert_eq!(failed(Some(200), None), Some(Reason::TooLarge));
+        for bad in [r#"{"data": []}"#, "{}", "NaN"] {
+            assert_eq!(
+                embedding(answer(bad)).err(),
+                Some(Reason::BadAnswer),
+                "{bad}"
+            );
+        }
+        for bad in [
+            r#"{"data": [{"embedding": []}]}"#,
+            r#"{"data": [{"embedding": ["NaN"]}]}"#,
+        ] {
+            assert_eq!(
+                embedding(answer(bad)).err(),
+                Some(Reason::BadEmbedding),
+                "{bad}"
+            );
+        }
+    }
+}

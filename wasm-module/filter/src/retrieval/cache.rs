@@ -1,0 +1,209 @@
+//! What earlier questions found: the core's similarity caches, and the texts that belong to their ids.
+//!
+//! Keys never cross tenants. When the retriever says that it has another version, everything is forgotten; until it is
+//! asked again, which a time to live makes sure of, its old answers stand.
+
+use std::sync::Arc;
+
+use foreword_ordering::similarity::{CacheName, Sample, SimilarityCaches, SimilarityConfig};
+
+use super::answers::Found;
+use super::documents::Documents;
+use super::reason::Reason;
+
+/// Answers of one retriever.
+#[derive(Debug)]
+pub(super) struct Cache {
+    caches: SimilarityCaches,
+    documents: Documents,
+    /// What the retriever called itself last.
+    version: String,
+}
+
+/// What a question nearly the same has found.
+#[derive(Debug)]
+pub(super) struct Hit {
+    /// Elements of a `documents` array, best first.
+    pub(super) elements: Vec<Arc<str>>,
+    /// It is to be checked by a search all the same.
+    pub(super) sample: Option<Sample>,
+}
+
+impl Cache {
+    pub(super) fn new(config: SimilarityConfig, max_document_bytes: usize) -> Self {
+        Self {
+            caches: SimilarityCaches::new(config),
+            documents: Documents::new(max_document_bytes),
+            version: String::new(),
+        }
+    }
+
+    /// `None`: search, then [keep](Self::keep).
+    pub(super) fn lookup(
+        &mut self,
+        tenant: &str,
+        vector: &[f32],
+        now_ms: u64,
+    ) -> Result<Option<Hit>, Reason> {
+        let retriever = &self.version;
+        let name = CacheName { tenant, retriever };
+        let hit = self.caches.lookup(name, vector, now_ms);
+        let Some(hit) = hit.map_err(|_| Reason::BadEmbedding)? else {
+            return Ok(None);
+        };
+        // A text that made room for others is searched for again.
+        let elements = self.documents.get(tenant, hit.documents);
+        Ok(elements.map(|elements| Hit {
+            elements,
+            sample: hit.sample,
+        }))
+    }
+
+    /// Keeps what was found, if each of its documents has an id to be kept under. Whether it is kept.
+    pub(super) fn keep(
+        &mut self,
+        tenant: &str,
+        vector: &[f32],
+        found: &Found,
+        now_ms: u64,
+    ) -> bool {
+        self.follow(&found.version);
+        if found
+            .documents
+            .iter()
+            .any(|document| document.id.is_empty())
+        {
+            return false;
+        }
+        let ids = found.documents.iter().map(|document| &*document.id);
+        let ids: Vec<&str> = ids.collect();
+        let retriever = &self.version;
+        let name = CacheName { tenant, retriever };
+        if self
+            .caches
+            .insert(name, vector, &ids, None, now_ms)
+            .is_err()
+        {
+            return false;
+        }
+        for document in &found.documents {
+            let element = Arc::clone(&document.element);
+            self.documents.put(tenant, &document.id, element);
+        }
+        true
+    }
+
+    /// Counts a sampled hit against what a search found. Whether the hit was wrong.
+    pub(super) fn report(&mut self, tenant: &str, sample: &Sample, found: &Found) -> bool {
+        self.follow(&found.version);
+        let wrong = |cache: &Self| cache.caches.quality().false_hits;
+        let before = wrong(self);
+        let ids = found.documents.iter().map(|document| &*document.id);
+        let retriever = &self.version;
+        let name = CacheName { tenant, retriever };
+        self.caches
+            .report(name, sample, &ids.collect::<Vec<&str>>());
+        wrong(self) > before
+    }
+
+    /// After a panic.
+    pub(super) fn clear(&mut self) {
+        self.caches.clear();
+        self.documents.clear();
+    }
+
+    fn follow(&mut self, version: &str) {
+        if self.version != version {
+            self.clear();
+            self.version = version.to_owned();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::answers::Document;
+    use super::*;
+
+    fn found(version: &str, ids: &[&str]) -> Found {
+        let documents = ids.iter().map(|id| Document {
+            id: (*id).to_owned(),
+            element: format!("{{\"text\":\"of {id}\"}}").into(),
+        });
+        Found {
+            documents: documents.collect(),
+            version: version.to_owned(),
+        }
+    }
+
+    fn cache(max_document_bytes: usize) -> Cache {
+        let config = br#"{"dimensions": 2, "tolerance": 0.01, "ttl_ms": 1000, "sample_one_in": 1}"#;
+        Cache::new(
+            SimilarityConfig::from_json(config).unwrap(),
+            max_document_bytes,
+        )
+    }
+
+    fn hit(cache: &mut Cache, tenant: &str, vector: [f32; 2], now_ms: u64) -> Option<String> {
+        let hit = cache.lookup(tenant, &vector, now_ms).unwrap()?;
+        Some(hit.elements.concat())
+    }
+
+    #[test]
+    fn a_near_question_of_the_same_tenant_gets_what_was_found_until_it_is_too_old() {
+        let mut cache = cache(1 << 20);
+        assert!(cache.keep("t", &[1.0, 0.0], &found("1", &["a", "b"]), 0));
+        let both = r#"{"text":"of a"}{"text":"of b"}"#;
+        assert_eq!(hit(&mut cache, "t", [1.0, 0.1], 999).as_deref(), Some(both));
+        assert_eq!(hit(&mut cache, "t", [1.0, 0.5], 999), None);
+        assert_eq!(hit(&mut cache, "u", [1.0, 0.0], 999), None);
+        assert_eq!(hit(&mut cache, "t", [1.0, 0.0], 1_000), None);
+        assert_eq!(
+            cache.lookup("t", &[1.0], 0).err(),
+            Some(Reason::BadEmbedding)
+        );
+    }
+
+    #[test]
+    fn another_version_of_the_retriever_makes_everything_forgotten() {
+        let mut cache = cache(1 << 20);
+        cache.keep("t", &[1.0, 0.0], &found("1", &["a"]), 0);
+        cache.keep("u", &[0.0, 1.0], &found("2", &["a"]), 0);
+        assert_eq!(hit(&mut cache, "t", [1.0, 0.0], 0), None);
+        assert!(hit(&mut cache, "u", [0.0, 1.0], 0).is_some());
+    }
+
+    #[test]
+    fn an_entry_whose_texts_are_gone_is_a_miss_and_one_without_ids_is_none() {
+        let mut cache = cache(500);
+        cache.keep("t", &[1.0, 0.0], &found("1", &["a"]), 0);
+        cache.keep("t", &[0.0, 1.0], &found("1", &["b", "c"]), 0);
+        assert_eq!(hit(&mut cache, "t", [1.0, 0.0], 0), None);
+        assert!(hit(&mut cache, "t", [0.0, 1.0], 0).is_some());
+        assert!(!cache.keep("t", &[1.0, 1.0], &found("1", &["a", ""]), 0));
+        assert!(!cache.keep(
+            "t",
+            &[1.0, 1.0],
+            &found("1", &["x".repeat(999).as_str()]),
+            0
+        ));
+    }
+
+    #[test]
+    fn a_sampled_hit_is_judged_by_a_fresh_search() {
+        let mut cache = cache(1 << 20);
+        cache.keep("t", &[1.0, 0.0], &found("1", &["a", "b"]), 0);
+        let sample = |cache: &mut Cache| {
+            cache
+                .lookup("t", &[1.0, 0.0], 0)
+                .unwrap()
+                .unwrap()
+                .sample
+                .unwrap()
+        };
+        let first = sample(&mut cache);
+        assert!(!cache.report("t", &first, &found("1", &["b", "a"])));
+        let second = sample(&mut cache);
+        assert!(cache.report("t", &second, &found("1", &["b", "c"])));
+    }
+}

@@ -1,0 +1,145 @@
+//! The texts of the documents that similarity caches name, each once, however many questions found it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Documents by tenant and id, as elements of a `documents` array; the least recently used go first. No tenant gets
+/// another's.
+#[derive(Debug)]
+pub(super) struct Documents {
+    max_bytes: usize,
+    bytes: usize,
+    held: HashMap<Key, Held>,
+    by_use: BTreeMap<u64, Key>,
+    /// Uses so far.
+    used: u64,
+}
+
+/// Tenant and id. Shared, for it is in both maps.
+type Key = Arc<(Box<str>, Box<str>)>;
+
+#[derive(Debug)]
+struct Held {
+    element: Arc<str>,
+    used: u64,
+}
+
+impl Documents {
+    pub(super) fn new(max_bytes: usize) -> Self {
+        Self {
+            max_bytes,
+            bytes: 0,
+            held: HashMap::new(),
+            by_use: BTreeMap::new(),
+            used: 0,
+        }
+    }
+
+    /// Keeps a document, in place of what had its id; not one that is larger than all may be together.
+    pub(super) fn put(&mut self, tenant: &str, id: &str, element: Arc<str>) {
+        let key: Key = Arc::new((tenant.into(), id.into()));
+        self.remove(&key);
+        let size = size(&key, &element);
+        if size > self.max_bytes {
+            return;
+        }
+        while self.bytes.saturating_add(size) > self.max_bytes {
+            let Some((_, oldest)) = self.by_use.pop_first() else {
+                break;
+            };
+            self.remove(&oldest);
+        }
+        self.used = self.used.saturating_add(1);
+        self.bytes = self.bytes.saturating_add(size);
+        self.by_use.insert(self.used, Arc::clone(&key));
+        let used = self.used;
+        self.held.insert(key, Held { element, used });
+    }
+
+    /// All of these; `None` if one is gone.
+    pub(super) fn get(&mut self, tenant: &str, ids: &[Box<str>]) -> Option<Vec<Arc<str>>> {
+        let mut elements = Vec::with_capacity(ids.len());
+        for id in ids {
+            let key: Key = Arc::new((tenant.into(), id.clone()));
+            let held = self.held.get_mut(&key)?;
+            self.used = self.used.saturating_add(1);
+            if let Some(key) = self.by_use.remove(&held.used) {
+                self.by_use.insert(self.used, key);
+            }
+            held.used = self.used;
+            elements.push(Arc::clone(&held.element));
+        }
+        Some(elements)
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::new(self.max_bytes);
+    }
+
+    fn remove(&mut self, key: &Key) {
+        if let Some(held) = self.held.remove(key) {
+            self.by_use.remove(&held.used);
+            self.bytes = self.bytes.saturating_sub(size(key, &held.element));
+        }
+    }
+}
+
+/// What a document takes, with what finds it.
+fn size(key: &Key, element: &str) -> usize {
+    const BESIDE: usize = 200;
+    let texts = [key.0.len(), key.1.len(), element.len(), BESIDE];
+    texts.into_iter().fold(0, usize::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(ids: &[&str]) -> Vec<Box<str>> {
+        ids.iter().map(|&id| id.into()).collect()
+    }
+
+    #[test]
+    fn the_least_recently_used_go_first_and_the_bytes_stay_within_their_bound() {
+        let mut documents = Documents::new(3 * 300);
+        for id in ["a", "b", "c"] {
+            documents.put("t", id, "x".repeat(98).into());
+        }
+        assert!(documents.get("t", &ids(&["a", "c"])).is_some());
+        documents.put("t", "d", "x".repeat(98).into());
+        assert!(documents.get("t", &ids(&["b"])).is_none());
+        assert!(documents.get("t", &ids(&["a", "c", "d"])).is_some());
+        documents.put("t", "e", "x".repeat(2_000).into());
+        assert!(documents.get("t", &ids(&["e"])).is_none());
+        assert!(documents.get("t", &ids(&["a", "c", "d"])).is_some());
+        for round in 0..1_000 {
+            documents.put(
+                "t",
+                &format!("{}", round % 7),
+                "y".repeat(round % 90).into(),
+            );
+            let real: usize = documents
+                .held
+                .iter()
+                .map(|(key, held)| size(key, &held.element))
+                .sum();
+            assert!(real == documents.bytes && real <= 900);
+            assert_eq!(documents.held.len(), documents.by_use.len());
+        }
+    }
+
+    #[test]
+    fn a_documents_new_text_takes_the_place_of_its_old_one_and_tenants_have_their_own() {
+        let mut documents = Documents::new(10_000);
+        documents.put("t", "a", "old".into());
+        documents.put("t", "a", "new".into());
+        documents.put("u", "a", "other".into());
+        let got = |documents: &mut Documents, tenant| documents.get(tenant, &ids(&["a"])).unwrap();
+        assert_eq!(&*got(&mut documents, "t")[0], "new");
+        assert_eq!(&*got(&mut documents, "u")[0], "other");
+        assert!(documents.get("v", &ids(&["a"])).is_none());
+        documents.clear();
+        assert!(documents.get("t", &ids(&["a"])).is_none());
+        assert_eq!(documents.bytes, 0);
+    }
+}

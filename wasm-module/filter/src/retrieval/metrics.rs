@@ -1,0 +1,81 @@
+//! Counters and histograms of retrieval, defined where it is configured.
+//!
+//! ```text
+//!   searches = hits + misses + sum of failed_<reason>      (a chat that leaves in the middle counts in the left side alone)
+//! ```
+
+use super::reason::Reason;
+use crate::host::{Host, MetricId};
+use crate::metrics::{Counter, record};
+
+/// The metrics of one plugin's retrieval.
+#[derive(Debug)]
+pub(super) struct Metrics {
+    pub(super) searches: Counter,
+    /// Answered by the similarity cache.
+    pub(super) hits: Counter,
+    /// Answered by the retriever.
+    pub(super) misses: Counter,
+    /// Of these: it found nothing.
+    pub(super) empty: Counter,
+    failed: Vec<(Reason, Counter)>,
+    pub(super) embeddings: Counter,
+    pub(super) opted_out: Counter,
+    pub(super) warm_ups: Counter,
+    pub(super) failed_warm_ups: Counter,
+    /// There were as many as may be.
+    pub(super) skipped_warm_ups: Counter,
+    /// Hits that were checked, and of these the wrong ones.
+    pub(super) sampled: Counter,
+    pub(super) false_hits: Counter,
+    lookup_microseconds: Option<MetricId>,
+    milliseconds: Option<MetricId>,
+}
+
+impl Metrics {
+    pub(super) fn define(host: &impl Host) -> Self {
+        let counter =
+            |what: &str| Counter::define(host, &format!("foreword_retrieval_{what}_total"));
+        let failed = |reason: Reason| {
+            let name = format!("failed_{}", reason.word().replace('-', "_"));
+            (reason, counter(&name))
+        };
+        Self {
+            searches: counter("searches"),
+            hits: counter("hits"),
+            misses: counter("misses"),
+            empty: counter("empty"),
+            failed: Reason::ALL.map(failed).to_vec(),
+            embeddings: counter("embeddings"),
+            opted_out: counter("opted_out"),
+            warm_ups: counter("warm_ups"),
+            failed_warm_ups: counter("failed_warm_ups"),
+            skipped_warm_ups: counter("skipped_warm_ups"),
+            sampled: counter("sampled"),
+            false_hits: counter("false_hits"),
+            lookup_microseconds: host
+                .define_histogram("foreword_retrieval_lookup_microseconds")
+                .ok(),
+            milliseconds: host
+                .define_histogram("foreword_retrieval_milliseconds")
+                .ok(),
+        }
+    }
+
+    pub(super) fn failed(&self, host: &impl Host, reason: Reason) {
+        let known = self.failed.iter().find(|(known, _)| *known == reason);
+        if let Some((_, counter)) = known {
+            counter.add(host, 1);
+        }
+    }
+
+    /// Records what a look-up in the cache took.
+    pub(super) fn looked_up(&self, host: &impl Host, nanoseconds: u64) {
+        record(host, self.lookup_microseconds, nanoseconds / 1_000);
+    }
+
+    /// Records for how long a chat was held.
+    pub(super) fn held(&self, host: &impl Host, nanoseconds: u64) {
+        record(host, self.milliseconds, nanoseconds / 1_000_000);
+    }
+}

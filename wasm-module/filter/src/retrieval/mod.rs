@@ -1,0 +1,96 @@
+//! Documents for chats that bring none.
+//!
+//! ```text
+//!   body complete ─▶ what is asked ─▶ vector ─▶ similarity cache ─ hit ───────────▶ documents ─▶ core ─▶ engine
+//!   (held)             │ the client's, or       │ miss                              ▲
+//!                      ▼ the embedder's         ├─▶ retriever ─▶ answer ─▶ cache ───┘
+//!                   /v1/embeddings              └─▶ engine: /v1/prefill of the system prompt, meanwhile
+//! ```
+//!
+//! | file | answers |
+//! | --- | --- |
+//! | `config` | what may be set |
+//! | `wanted` | what one chat asks for |
+//! | `search` | one chat's way through all this |
+//! | `answers`, `vector` | what embedder and retriever may answer |
+//! | `cache`, `documents` | what earlier questions found |
+//! | `reason` | why there are no documents |
+//! | `metrics` | how often all that happens |
+//!
+//! **One place.** Documents go into the message that asks for them, before its text: system prompt, documents, question.
+//! In front of the system prompt they would take the beginning from it that all requests share; behind the question no
+//! prefix would hold them. A chat that goes on keeps them there, byte for byte ([`RetrievalConfig::keeps`]), and its next
+//! question gets its own. The core does all of that, as with documents that a client sends.
+//!
+//! **Every worker has a cache of its own**, in Wasm. Documents are texts, and what workers tell each other holds none: a
+//! ring of ids alone would save no call. The dynamic module's workers share one.
+//!
+//! **What fails costs documents, not requests**, unless the operator says otherwise. Every call has a time-out, every
+//! answer a bound, and everything kept too. Nothing here logs, counts or reports a word of a question or a document.
+
+mod answers;
+mod cache;
+mod config;
+mod documents;
+mod metrics;
+mod reason;
+mod search;
+mod vector;
+mod wanted;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+pub(crate) use self::answers::Answer;
+pub(crate) use self::config::{OnNothing, RetrievalConfig};
+pub(crate) use self::reason::Reason;
+pub(crate) use self::search::{Ended, Search, Step};
+
+use self::cache::Cache;
+use self::metrics::Metrics;
+use crate::host::Host;
+use crate::shared::Shared;
+
+/// What the chats of one plugin share.
+pub(crate) struct Retrieval {
+    config: RetrievalConfig,
+    cache: Option<Shared<Cache>>,
+    /// Warm-ups under way.
+    warming: Arc<AtomicU32>,
+    metrics: Metrics,
+}
+
+impl Retrieval {
+    pub(crate) fn new(host: &impl Host, config: RetrievalConfig) -> Self {
+        Self {
+            cache: config
+                .similarity
+                .clone()
+                .map(|similarity| Shared::new(Cache::new(similarity, config.max_document_bytes))),
+            warming: Arc::default(),
+            metrics: Metrics::define(host),
+            config,
+        }
+    }
+
+    pub(crate) fn config(&self) -> &RetrievalConfig {
+        &self.config
+    }
+
+    /// A place among those that warm up; `None`: all are taken.
+    fn slot(&self) -> Option<Slot> {
+        let most = self.config.warm_up.as_ref()?.max_in_flight;
+        let slot = Slot(Arc::clone(&self.warming));
+        // Counted before it is compared, and taken back by being dropped.
+        (self.warming.fetch_add(1, Ordering::Relaxed) < most).then_some(slot)
+    }
+}
+
+/// One warm-up's place, free again when this is dropped: with its answer, or with its chat.
+struct Slot(Arc<AtomicU32>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

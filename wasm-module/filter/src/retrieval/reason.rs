@@ -1,0 +1,86 @@
+//! Why a chat got no documents, in one word for headers, counters and logs.
+
+use std::fmt;
+
+/// See the module's text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// The client's field `retrieval`, or its header, cannot be read.
+    BadRequest,
+    /// The question is longer than may be searched for.
+    LongQuestion,
+    /// Nobody answered.
+    Unreachable,
+    /// The answer did not come in time.
+    Timeout,
+    /// The answer is an error.
+    Status,
+    /// The answer is longer than is read.
+    TooLarge,
+    /// The answer is none of a retriever's, or an embedder's.
+    BadAnswer,
+    /// The question's vector is none, or not one for this cache.
+    BadEmbedding,
+    /// The cache is in use.
+    Busy,
+}
+
+impl Reason {
+    /// Every one, for the counters.
+    pub(crate) const ALL: [Self; 9] = [
+        Self::BadRequest,
+        Self::LongQuestion,
+        Self::Unreachable,
+        Self::Timeout,
+        Self::Status,
+        Self::TooLarge,
+        Self::BadAnswer,
+        Self::BadEmbedding,
+        Self::Busy,
+    ];
+
+    /// In kebab case.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::BadRequest => "bad-request",
+            Self::LongQuestion => "long-question",
+            Self::Unreachable => "unreachable",
+            Self::Timeout => "timeout",
+            Self::Status => "status",
+            Self::TooLarge => "too-large",
+            Self::BadAnswer => "bad-answer",
+            Self::BadEmbedding => "bad-embedding",
+            Self::Busy => "busy",
+        }
+    }
+
+    /// The status of an answer to the client, where there is to be one.
+    pub(crate) fn refusal_status(self) -> u16 {
+        match self {
+            Self::BadRequest | Self::LongQuestion => 400,
+            Self::Timeout => 504,
+            _ => 503,
+        }
+    }
+}
+
+/// For the client.
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::BadRequest => {
+                "what the request says about retrieval is neither a boolean nor an object of known fields with an embedding of numbers"
+            }
+            Self::LongQuestion => "the last user message is too long to be searched for",
+            Self::Unreachable => "no documents could be retrieved: nobody answered",
+            Self::Timeout => "no documents could be retrieved in time",
+            Self::Status | Self::TooLarge | Self::BadAnswer => {
+                "no documents could be retrieved: the answer was none that can be used"
+            }
+            Self::BadEmbedding => {
+                "no documents could be retrieved: the question's embedding is none that can be used"
+            }
+            Self::Busy => "the gateway is busy",
+        })
+    }
+}

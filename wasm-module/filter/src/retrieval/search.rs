@@ -1,0 +1,329 @@
+//! One chat's way to its documents: which call is under way, and what its answer leads to.
+//!
+//! ```text
+//!   begin ─┬─ vector known ────────────────▶ look up ─┬─ hit ──▶ over         (a sampled hit is checked beside)
+//!          ├─ vector needed ─▶ Embedding ─────▲       └─ miss ─▶ Retrieving ─▶ over
+//!          └─ no cache ─────────────────────────────────────────▲  └─ warm-up beside
+//! ```
+
+use foreword_ordering::Question;
+use foreword_ordering::similarity::Sample;
+use serde_json::{Map, Value};
+
+use super::answers::{Answer, embedding, found};
+use super::cache::{Cache, Hit};
+use super::config::Peer;
+use super::reason::Reason;
+use super::wanted::Wanted;
+use super::{Retrieval, Slot};
+use crate::host::{Host, HostError, LogLevel};
+
+/// See the module's text.
+pub(crate) struct Search {
+    tenant: String,
+    wanted: Wanted,
+    stage: Stage,
+    vector: Option<Vec<f32>>,
+    /// Calls that the chat does not wait for.
+    beside: Vec<(u64, Beside)>,
+    started_ns: u64,
+    ended: Option<Ended>,
+}
+
+enum Stage {
+    Embedding(u64),
+    Retrieving(u64),
+    Over,
+}
+
+enum Beside {
+    WarmUp { _slot: Slot },
+    Check(Sample),
+}
+
+/// What the chat does next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// It waits for an answer.
+    Wait,
+    /// It goes on with these documents, a JSON array; `None`: there are none.
+    Over(Result<Option<String>, Reason>),
+}
+
+/// How it ended, for the report.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ended {
+    /// `hit`, `miss`, `empty` or a reason.
+    pub(crate) word: &'static str,
+    pub(crate) milliseconds: u64,
+}
+
+impl Ended {
+    pub(crate) fn at_once(reason: Reason) -> Self {
+        Self {
+            word: reason.word(),
+            milliseconds: 0,
+        }
+    }
+}
+
+impl Search {
+    /// Begins the search for what `question` asks; `None`: nothing is to be searched for. `header` holds an embedding of the
+    /// client's.
+    pub(crate) fn begin(
+        host: &impl Host,
+        retrieval: &Retrieval,
+        question: &Question<'_>,
+        header: Option<&[u8]>,
+        (tenant, salt): (&str, Option<&str>),
+    ) -> Result<Option<(Self, Step)>, Reason> {
+        let config = retrieval.config();
+        let wanted = Wanted::read(config, question, header, tenant, salt);
+        let wanted = wanted.inspect_err(|reason| {
+            retrieval.metrics.searches.add(host, 1);
+            retrieval.metrics.failed(host, *reason);
+        })?;
+        let Some(mut wanted) = wanted else {
+            let is_off = question.field.is_some_and(|field| field == "false");
+            retrieval.metrics.opted_out.add(host, is_off.into());
+            return Ok(None);
+        };
+        retrieval.metrics.searches.add(host, 1);
+        let mut search = Self {
+            tenant: tenant.to_owned(),
+            vector: wanted.vector.take(),
+            wanted,
+            stage: Stage::Over,
+            beside: Vec::new(),
+            started_ns: host.now_ns(),
+            ended: None,
+        };
+        let step = match &config.embedding.embedder {
+            _ if search.vector.is_some() => search.look_up(host, retrieval),
+            Some(embedder) if search.may_hit(retrieval) => search.embed(host, retrieval, embedder),
+            _ => search.retrieve(host, retrieval),
+        };
+        Ok(Some((search, step)))
+    }
+
+    /// The answer to a call of this chat has come. `None`: the chat did not wait for it.
+    pub(crate) fn on_answer(
+        &mut self,
+        host: &impl Host,
+        retrieval: &Retrieval,
+        call: u64,
+        answer: Answer<'_>,
+    ) -> Option<Step> {
+        match self.stage {
+            Stage::Embedding(waiting) if waiting == call => {
+                self.stage = Stage::Over;
+                Some(match embedding(answer) {
+                    Ok(vector) => {
+                        self.vector = Some(vector);
+                        self.look_up(host, retrieval)
+                    }
+                    Err(reason) => self.fail(host, retrieval, reason),
+                })
+            }
+            Stage::Retrieving(waiting) if waiting == call => {
+                self.stage = Stage::Over;
+                Some(self.retrieved(host, retrieval, answer))
+            }
+            _ => {
+                self.on_beside(host, retrieval, call, answer);
+                None
+            }
+        }
+    }
+
+    /// How it ended, if it did.
+    pub(crate) fn ended(&self) -> Option<Ended> {
+        self.ended
+    }
+
+    /// Whether the cache could answer for another question.
+    fn may_hit(&self, retrieval: &Retrieval) -> bool {
+        retrieval.cache.is_some() && self.wanted.is_common
+    }
+
+    fn embed(&mut self, host: &impl Host, retrieval: &Retrieval, embedder: &Peer) -> Step {
+        let model = retrieval.config().embedding.model.as_ref();
+        let mut body = Map::new();
+        body.insert("input".to_owned(), self.wanted.question.as_str().into());
+        body.insert("encoding_format".to_owned(), "base64".into());
+        body.extend(model.map(|model| ("model".to_owned(), model.as_str().into())));
+        let body = Value::Object(body);
+        retrieval.metrics.embeddings.add(host, 1);
+        match ask(host, embedder, body.to_string().as_bytes()) {
+            Ok(call) => {
+                self.stage = Stage::Embedding(call);
+                Step::Wait
+            }
+            Err(_) => self.fail(host, retrieval, Reason::Unreachable),
+        }
+    }
+
+    /// The vector is known.
+    fn look_up(&mut self, host: &impl Host, retrieval: &Retrieval) -> Step {
+        let (Some(vector), true) = (&self.vector, self.may_hit(retrieval)) else {
+            return self.retrieve(host, retrieval);
+        };
+        let start = host.now_ns();
+        let found = with_cache(retrieval, |cache| {
+            cache.lookup(&self.tenant, vector, now_ms(host))
+        });
+        let elapsed = host.now_ns().saturating_sub(start);
+        retrieval.metrics.looked_up(host, elapsed);
+        match found.unwrap_or(Err(Reason::Busy)) {
+            Err(reason) => self.fail(host, retrieval, reason),
+            Ok(None) => self.retrieve(host, retrieval),
+            Ok(Some(Hit { elements, sample })) => {
+                retrieval.metrics.hits.add(host, 1);
+                if let Some(sample) = sample {
+                    let body = self.wanted.ask(self.vector.as_deref());
+                    if let Ok(call) = ask(host, &retrieval.config().retriever, &body) {
+                        self.beside.push((call, Beside::Check(sample)));
+                    }
+                }
+                let documents = elements.iter().map(|element| &**element);
+                self.over(host, retrieval, "hit", documents)
+            }
+        }
+    }
+
+    fn retrieve(&mut self, host: &impl Host, retrieval: &Retrieval) -> Step {
+        let body = self.wanted.ask(self.vector.as_deref());
+        match ask(host, &retrieval.config().retriever, &body) {
+            Ok(call) => {
+                self.stage = Stage::Retrieving(call);
+                self.warm_up(host, retrieval);
+                Step::Wait
+            }
+            Err(_) => self.fail(host, retrieval, Reason::Unreachable),
+        }
+    }
+
+    /// Has the engine compute the prompt's beginning in the meantime.
+    fn warm_up(&mut self, host: &impl Host, retrieval: &Retrieval) {
+        let warm_up = retrieval.config().warm_up.as_ref();
+        let (Some(warm_up), Some(opening)) = (warm_up, self.wanted.opening.take()) else {
+            return;
+        };
+        let Some(slot) = retrieval.slot() else {
+            retrieval.metrics.skipped_warm_ups.add(host, 1);
+            return;
+        };
+        retrieval.metrics.warm_ups.add(host, 1);
+        match ask(host, &warm_up.engine, opening.as_bytes()) {
+            Ok(call) => self.beside.push((call, Beside::WarmUp { _slot: slot })),
+            Err(_) => retrieval.metrics.failed_warm_ups.add(host, 1),
+        }
+    }
+
+    fn retrieved(&mut self, host: &impl Host, retrieval: &Retrieval, answer: Answer<'_>) -> Step {
+        let found = match found(answer, self.wanted.limit) {
+            Ok(found) => found,
+            Err(reason) => return self.fail(host, retrieval, reason),
+        };
+        if let (Some(vector), true) = (&self.vector, self.may_hit(retrieval)) {
+            with_cache(retrieval, |cache| {
+                cache.keep(&self.tenant, vector, &found, now_ms(host))
+            });
+        }
+        retrieval.metrics.misses.add(host, 1);
+        let word = if found.documents.is_empty() {
+            retrieval.metrics.empty.add(host, 1);
+            "empty"
+        } else {
+            "miss"
+        };
+        let documents = found.documents.iter().map(|document| &*document.element);
+        self.over(host, retrieval, word, documents)
+    }
+
+    /// A warm-up's answer, or a check's.
+    fn on_beside(
+        &mut self,
+        host: &impl Host,
+        retrieval: &Retrieval,
+        call: u64,
+        answer: Answer<'_>,
+    ) {
+        let Some(at) = self.beside.iter().position(|(known, _)| *known == call) else {
+            return;
+        };
+        match self.beside.swap_remove(at) {
+            (_, Beside::WarmUp { .. }) => {
+                let failed = answer.status != Some(200);
+                retrieval.metrics.failed_warm_ups.add(host, failed.into());
+            }
+            (_, Beside::Check(sample)) => {
+                let Ok(found) = found(answer, self.wanted.limit) else {
+                    return;
+                };
+                let wrong = with_cache(retrieval, |cache| {
+                    cache.report(&self.tenant, &sample, &found)
+                });
+                retrieval.metrics.sampled.add(host, 1);
+                let wrong = wrong.is_some_and(|wrong| wrong);
+                retrieval.metrics.false_hits.add(host, wrong.into());
+            }
+        }
+    }
+
+    fn over<'d>(
+        &mut self,
+        host: &impl Host,
+        retrieval: &Retrieval,
+        word: &'static str,
+        documents: impl Iterator<Item = &'d str>,
+    ) -> Step {
+        self.end(host, retrieval, word);
+        let documents: Vec<&str> = documents.collect();
+        let array = (!documents.is_empty()).then(|| format!("[{}]", documents.join(",")));
+        Step::Over(Ok(array))
+    }
+
+    fn fail(&mut self, host: &impl Host, retrieval: &Retrieval, reason: Reason) -> Step {
+        retrieval.metrics.failed(host, reason);
+        self.end(host, retrieval, reason.word());
+        Step::Over(Err(reason))
+    }
+
+    fn end(&mut self, host: &impl Host, retrieval: &Retrieval, word: &'static str) {
+        let elapsed = host.now_ns().saturating_sub(self.started_ns);
+        retrieval.metrics.held(host, elapsed);
+        self.ended = Some(Ended {
+            word,
+            milliseconds: elapsed / 1_000_000,
+        });
+    }
+}
+
+/// `None`: this very thread is using it.
+fn with_cache<T>(retrieval: &Retrieval, work: impl FnOnce(&mut Cache) -> T) -> Option<T> {
+    let cache = retrieval.cache.as_ref()?;
+    let mut cache = cache.lock(Cache::clear)?;
+    Some(work(&mut cache))
+}
+
+fn ask(host: &impl Host, peer: &Peer, body: &[u8]) -> Result<u64, HostError> {
+    let authorization = peer.token.as_ref().map(|token| format!("Bearer {token}"));
+    let mut headers = vec![
+        (":method", "POST"),
+        (":path", peer.path.as_str()),
+        (":authority", peer.cluster.as_str()),
+        ("content-type", "application/json"),
+        ("accept", "application/json"),
+    ];
+    if let Some(authorization) = &authorization {
+        headers.push(("authorization", authorization));
+    }
+    let asked = host.ask(&peer.cluster, &headers, body, peer.timeout_ms);
+    // A cluster that is not there, as far as Envoy says.
+    asked.inspect_err(|error| host.log(LogLevel::Warn, &error.to_string()))
+}
+
+fn now_ms(host: &impl Host) -> u64 {
+    host.now_ns() / 1_000_000
+}

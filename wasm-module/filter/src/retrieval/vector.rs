@@ -1,0 +1,112 @@
+//! A question's vector as it comes over the wire: a JSON array of numbers, or the bytes of little-endian `f32` in base64
+//! (RFC 4648), as OpenAI's `encoding_format: "base64"` has them.
+
+use serde_json::Value;
+
+/// Components of a vector that are read at all; a cache says itself how many it takes.
+const MAX_DIMENSIONS: usize = 16_384;
+
+/// From either; `None`: it is no vector of finite numbers.
+pub(super) fn from_json(value: &Value) -> Option<Vec<f32>> {
+    let vector = match value {
+        Value::String(text) => from_base64(text.as_bytes())?,
+        Value::Array(numbers) if numbers.len() <= MAX_DIMENSIONS => {
+            let numbers = numbers.iter();
+            numbers
+                .map(|number| number.as_f64().map(|number| number as f32))
+                .collect::<Option<Vec<f32>>>()?
+        }
+        _ => return None,
+    };
+    checked(vector)
+}
+
+/// From base64 with or without padding.
+pub(super) fn from_header(value: &[u8]) -> Option<Vec<f32>> {
+    checked(from_base64(value.trim_ascii())?)
+}
+
+fn checked(vector: Vec<f32>) -> Option<Vec<f32>> {
+    let is_one = !vector.is_empty() && vector.iter().all(|value| value.is_finite());
+    is_one.then_some(vector)
+}
+
+fn from_base64(text: &[u8]) -> Option<Vec<f32>> {
+    let bare = text.strip_suffix(b"=").unwrap_or(text);
+    let bare = bare.strip_suffix(b"=").unwrap_or(bare);
+    if bare.len() > MAX_DIMENSIONS.saturating_mul(6) {
+        return None;
+    }
+    let mut bytes = Vec::with_capacity(bare.len());
+    for group in bare.chunks(4) {
+        let mut bits = 0_u32;
+        for place in 0..4 {
+            let digit = group.get(place).map_or(Some(0), |&byte| digit(byte))?;
+            bits = bits << 6 | digit;
+        }
+        // Two digits make a byte, three make two, one makes none.
+        let whole = group.len().checked_sub(1).filter(|&whole| whole > 0)?;
+        let [_, made @ ..] = bits.to_be_bytes();
+        bytes.extend(made.iter().take(whole));
+    }
+    let (words, rest) = bytes.as_chunks::<4>();
+    let vector = words.iter().map(|word| f32::from_le_bytes(*word));
+    rest.is_empty().then(|| vector.collect())
+}
+
+fn digit(byte: u8) -> Option<u32> {
+    let from = |first: u8, value: u32| u32::from(byte.saturating_sub(first)).saturating_add(value);
+    match byte {
+        b'A'..=b'Z' => Some(from(b'A', 0)),
+        b'a'..=b'z' => Some(from(b'a', 26)),
+        b'0'..=b'9' => Some(from(b'0', 52)),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn arrays_and_base64_say_the_same() {
+        // As the host's own encoder has it.
+        for (text, vector) in [
+            ("AACAPwAAAL8=", vec![1.0, -0.5]),
+            ("AACAPw==", vec![1.0]),
+            ("AACAPw", vec![1.0]),
+            ("AAAAAAAAAAAAAABA", vec![0.0, 0.0, 2.0]),
+        ] {
+            assert_eq!(from_json(&json!(text)).as_ref(), Some(&vector), "{text}");
+            assert_eq!(from_header(text.as_bytes()).as_ref(), Some(&vector));
+            assert_eq!(from_json(&json!(vector)), Some(vector));
+        }
+    }
+
+    #[test]
+    fn what_is_no_vector_is_none() {
+        for value in [
+            json!([]),
+            json!([1, "2"]),
+            json!([1e300]),
+            json!([null]),
+            json!(""),
+            json!("AACA"),
+            json!("AACAPwAAAL8=="[..11].to_owned() + "A"),
+            json!("A"),
+            json!("AA=A"),
+            json!("ÄÄÄÄ"),
+            // Not a number.
+            json!("AADAfw=="),
+            json!(vec![0.5; 20_000]),
+            json!(7),
+            json!(null),
+        ] {
+            let shown = value.to_string();
+            assert_eq!(from_json(&value), None, "{}", &shown[..shown.len().min(40)]);
+        }
+    }
+}

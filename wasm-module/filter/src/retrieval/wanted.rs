@@ -1,0 +1,269 @@
+//! What one chat asks of the retriever, from its body, a header and the configuration.
+//!
+//! A client may send `retrieval` in the body, in the words of our host: `false` to go without documents, `true`, which
+//! says nothing, or an object with `embedding` (numbers, or base64), `query`, `k`, `filters`, `words`.
+
+use foreword_ordering::Question;
+use serde_json::{Map, Value, json};
+
+use super::config::RetrievalConfig;
+use super::reason::Reason;
+use super::vector;
+
+/// A search that is to be made.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    /// What is searched for.
+    pub(super) question: String,
+    /// The client's.
+    pub(super) vector: Option<Vec<f32>>,
+    /// What the retriever is asked for beside question and vector.
+    pub(super) fields: Map<String, Value>,
+    /// Documents that the retriever may answer with.
+    pub(super) limit: usize,
+    /// Whether any question like it would be answered alike: the client asks for nothing special.
+    pub(super) is_common: bool,
+    /// The body of a request that computes the prompt's beginning; `None`: it has none.
+    pub(super) opening: Option<String>,
+}
+
+/// What the field says.
+#[derive(Debug, Default)]
+struct Field {
+    off: bool,
+    vector: Option<Vec<f32>>,
+    query: Option<String>,
+    k: Option<u64>,
+    special: Map<String, Value>,
+}
+
+impl Wanted {
+    /// `None`: the client wants no documents, brings its own, or asks nothing that could be searched for. `header` is the
+    /// embedding in it.
+    pub(super) fn read(
+        config: &RetrievalConfig,
+        question: &Question<'_>,
+        header: Option<&[u8]>,
+        tenant: &str,
+        salt: Option<&str>,
+    ) -> Result<Option<Self>, Reason> {
+        if question.has_documents {
+            return Ok(None);
+        }
+        let Field {
+            off,
+            vector,
+            query,
+            k,
+            special,
+        } = Field::read(question.field).ok_or(Reason::BadRequest)?;
+        let Some(text) = question.text.as_deref().filter(|_| !off) else {
+            return Ok(None);
+        };
+        let is_common = query.is_none() && k.is_none() && special.is_empty();
+        let text = query.as_deref().unwrap_or(text);
+        if text.len() > config.max_question_bytes {
+            return Err(Reason::LongQuestion);
+        }
+        let vector = match (vector, header) {
+            (Some(vector), _) => Some(vector),
+            (None, Some(header)) => Some(vector::from_header(header).ok_or(Reason::BadRequest)?),
+            (None, None) => None,
+        };
+        let k = k.unwrap_or(config.k.into());
+        let mut fields = special;
+        fields.insert("k".to_owned(), k.into());
+        if let Some(name) = &config.tenant_filter {
+            let filters = fields.entry("filters").or_insert_with(|| json!({}));
+            // The client's own say about it does not count.
+            let filters = filters.as_object_mut().ok_or(Reason::BadRequest)?;
+            filters.insert(name.clone(), tenant.into());
+        }
+        Ok(Some(Self {
+            question: text.to_owned(),
+            vector,
+            fields,
+            limit: usize::try_from(k).unwrap_or(usize::MAX),
+            is_common,
+            opening: opening(question, salt),
+        }))
+    }
+
+    /// The retriever's request.
+    pub(super) fn ask(&self, vector: Option<&[f32]>) -> Vec<u8> {
+        let mut fields = self.fields.clone();
+        fields.insert("query".to_owned(), self.question.as_str().into());
+        if let Some(vector) = vector {
+            fields.insert("embedding".to_owned(), json!(vector));
+        }
+        Value::Object(fields).to_string().into_bytes()
+    }
+}
+
+impl Field {
+    fn read(raw: Option<&str>) -> Option<Self> {
+        let mut field = Self::default();
+        let value = raw.map_or(Ok(Value::Null), serde_json::from_str).ok()?;
+        let fields = match value {
+            Value::Null | Value::Bool(true) => return Some(field),
+            Value::Bool(false) => {
+                field.off = true;
+                return Some(field);
+            }
+            Value::Object(fields) => fields,
+            _ => return None,
+        };
+        for (name, value) in fields {
+            match (name.as_str(), value) {
+                (_, Value::Null) => {}
+                ("embedding", value) => field.vector = Some(vector::from_json(&value)?),
+                ("query", Value::String(query)) if !query.trim_ascii().is_empty() => {
+                    field.query = Some(query);
+                }
+                ("k", value) => field.k = Some(value.as_u64().filter(|k| (1..=MAX_K).contains(k))?),
+                ("filters", value @ Value::Object(_)) | ("words", value @ Value::Bool(_)) => {
+                    field.special.insert(name, value);
+                }
+                _ => return None,
+            }
+        }
+        Some(field)
+    }
+}
+
+/// What `POST /v1/prefill` takes. The gateway's salt is the one that the chat will have.
+fn opening(question: &Question<'_>, salt: Option<&str>) -> Option<String> {
+    let opening = &question.opening;
+    if opening.messages.is_empty() {
+        return None;
+    }
+    let mut fields = vec![format!("\"messages\":[{}]", opening.messages.join(","))];
+    let given = opening.fields.iter();
+    let given = given.filter(|(name, _)| salt.is_none() || *name != "cache_salt");
+    fields.extend(given.map(|(name, value)| format!("\"{name}\":{value}")));
+    fields.extend(salt.map(|salt| format!("\"cache_salt\":{}", Value::from(salt))));
+    Some(format!("{{{}}}", fields.join(",")))
+}
+
+const MAX_K: u64 = 200;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foreword_ordering::{Config, question};
+
+    fn read(config: Value, body: &Value, header: Option<&[u8]>) -> Result<Option<Wanted>, Reason> {
+        let config = RetrievalConfig::from_json(&config).unwrap();
+        let body = body.to_string();
+        let question = question(body.as_bytes(), &Config::default()).unwrap();
+        Wanted::read(&config, &question, header, "red", None)
+    }
+
+    fn chat(retrieval: Value) -> Value {
+        json!({"messages": [{"role": "user", "content": "Why?"}], "retrieval": retrieval})
+    }
+
+    fn asked(wanted: &Wanted) -> Value {
+        serde_json::from_slice(&wanted.ask(wanted.vector.as_deref())).unwrap()
+    }
+
+    #[test]
+    fn a_chat_that_says_nothing_asks_its_question() {
+        for field in [json!(null), json!(true), json!({})] {
+            let wanted = read(json!({"cluster": "c"}), &chat(field), None)
+                .unwrap()
+                .unwrap();
+            assert_eq!(asked(&wanted), json!({"query": "Why?", "k": 5}));
+            assert!(wanted.is_common && wanted.opening.is_none());
+        }
+        assert!(
+            read(json!({"cluster": "c"}), &chat(json!(false)), None)
+                .unwrap()
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn what_a_client_asks_for_is_asked_for_and_is_nobody_elses_answer() {
+        for (field, expected) in [
+            (json!({"k": 2}), json!({"query": "Why?", "k": 2})),
+            (json!({"query": "How?"}), json!({"query": "How?", "k": 5})),
+            (
+                json!({"filters": {"year": 1}, "words": false}),
+                json!({"query": "Why?", "k": 5, "filters": {"year": 1}, "words": false}),
+            ),
+        ] {
+            let wanted = read(json!({"cluster": "c"}), &chat(field), None)
+                .unwrap()
+                .unwrap();
+            assert_eq!(asked(&wanted), expected);
+            assert!(!wanted.is_common);
+        }
+        let vector = chat(json!({"embedding": [0.5, 1]}));
+        let wanted = read(json!({"cluster": "c"}), &vector, Some(b"!"))
+            .unwrap()
+            .unwrap();
+        assert!(wanted.is_common);
+        assert_eq!(asked(&wanted)["embedding"], json!([0.5, 1.0]));
+        let header = Some(b"AACAPwAAAL8=".as_slice());
+        let wanted = read(json!({"cluster": "c"}), &chat(json!(true)), header)
+            .unwrap()
+            .unwrap();
+        assert_eq!(wanted.vector, Some(vec![1.0, -0.5]));
+    }
+
+    #[test]
+    fn a_tenants_filter_cannot_be_talked_away() {
+        let config = json!({"cluster": "c", "tenant_filter": "tenant"});
+        let field = json!({"filters": {"tenant": "blue", "year": 1}});
+        let wanted = read(config, &chat(field), None).unwrap().unwrap();
+        assert_eq!(
+            asked(&wanted)["filters"],
+            json!({"tenant": "red", "year": 1})
+        );
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_a_bad_request() {
+        for field in [
+            json!(7),
+            json!("yes"),
+            json!({"k": 0}),
+            json!({"k": 201}),
+            json!({"query": ""}),
+            json!({"query": 1}),
+            json!({"filters": []}),
+            json!({"embedding": "!"}),
+            json!({"embedding": [1e300]}),
+            json!({"embeding": [1]}),
+        ] {
+            let read = read(json!({"cluster": "c"}), &chat(field.clone()), None);
+            assert_eq!(read.err(), Some(Reason::BadRequest), "{field}");
+        }
+        let header = read(json!({"cluster": "c"}), &chat(json!(true)), Some(b"\xff"));
+        assert_eq!(header.err(), Some(Reason::BadRequest));
+        let short = json!({"cluster": "c", "max_question_bytes": 3});
+        assert_eq!(
+            read(short, &chat(json!(true)), None).err(),
+            Some(Reason::LongQuestion)
+        );
+        // Nobody's affair where documents are there.
+        let mut own = chat(json!(7));
+        own["documents"] = json!(["mine"]);
+        assert!(read(json!({"cluster": "c"}), &own, None).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_warm_ups_body_opens_as_the_chat_will() {
+        let body = json!({"model": "m", "cache_salt": "mine", "tools": [1], "messages": [
+            {"role": "system", "content": "s"}, {"role": "user", "content": "u"}]});
+        let body = body.to_string();
+        let question = question(body.as_bytes(), &Config::default()).unwrap();
+        let read =
+            |salt| -> Value { serde_json::from_str(&opening(&question, salt).unwrap()).unwrap() };
+        let expected = json!({"model": "m", "cache_salt": "mine", "tools": [1],
+            "messages": [{"role": "system", "content": "s"}]});
+        assert_eq!(read(None), expected);
+        assert_eq!(read(Some("ours"))["cache_salt"], "ours");
+    }
+}
