@@ -1,13 +1,16 @@
 //! What the harness starts: where it lies, and how it is built.
 //!
-//! Cargo itself says where it put a build's result, so profiles and target folders need no guessing.
+//! Cargo itself says where it put a build's result, so profiles and target folders need no guessing. An environment
+//! variable in place of a build names what is built already: `FOREWORD_ENVOY`, `FOREWORD_FILTER`, `FOREWORD_HOST` (of the
+//! dev profile). `cargo xtask test` uses the last two: a package alone has other features than the workspace, so cargo
+//! would build the host's dependencies again.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// The repository's root.
 pub fn repository() -> &'static Path {
@@ -16,10 +19,10 @@ pub fn repository() -> &'static Path {
         .unwrap_or(Path::new("."))
 }
 
-/// Envoy, as `cargo xtask setup` installs it, or as the environment variable `FOREWORD_ENVOY` says.
+/// Envoy, as `cargo xtask setup` installs it.
 pub fn envoy_binary() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("FOREWORD_ENVOY") {
-        return Ok(path.into());
+    if let Some(path) = given("FOREWORD_ENVOY")? {
+        return Ok(path);
     }
     let path = repository().join(".tools/envoy/envoy/_bin/envoy");
     if !path.is_file() {
@@ -35,6 +38,9 @@ pub fn envoy_binary() -> Result<PathBuf> {
 pub fn filter_module() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let build = || {
+        if let Some(path) = given("FOREWORD_FILTER").map_err(|error| format!("{error:#}"))? {
+            return Ok(path);
+        }
         let arguments = [
             "--profile",
             "wasm",
@@ -56,10 +62,22 @@ pub fn dynamic_module(profile: &str) -> Result<PathBuf> {
 
 /// The `foreword` binary in the given cargo profile (`dev`, `release`).
 pub fn host_binary(profile: &str) -> Result<PathBuf> {
+    if let ("dev", Some(path)) = (profile, given("FOREWORD_HOST")?) {
+        return Ok(path);
+    }
     build(
         &["--profile", profile, "-p", "foreword", "--bin", "foreword"],
         "",
     )
+}
+
+/// What is built already, if the environment names it.
+fn given(variable: &str) -> Result<Option<PathBuf>> {
+    let Some(path) = std::env::var_os(variable).map(PathBuf::from) else {
+        return Ok(None);
+    };
+    ensure!(path.is_file(), "{variable}: no file {}", path.display());
+    Ok(Some(path))
 }
 
 /// Builds, and returns the produced file with that extension.

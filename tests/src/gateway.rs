@@ -82,7 +82,7 @@ impl Shell {
 pub struct GatewayOptions {
     /// Where requests go.
     pub upstream: SocketAddr,
-    /// Three engines instead, by `gateway-config/envoy/engines.yaml`. With the Wasm module only.
+    /// Three engines instead, by `gateway-config/envoy/engines.yaml`.
     pub engines: Option<[SocketAddr; 3]>,
     /// More clusters, of one address each, that the plugin may call.
     pub clusters: Vec<(&'static str, SocketAddr)>,
@@ -151,12 +151,9 @@ impl Gateway {
             (Some(_), None) => Some(options.shell.module()?),
         };
         let template = match options.engines {
-            None => options.shell.template(),
-            Some(_) => ENGINES_TEMPLATE,
+            None => shipped(options.shell.template())?,
+            Some(_) => with_shell(&shipped(ENGINES_TEMPLATE)?, options.shell)?,
         };
-        let template = repository().join(template);
-        let template = fs::read_to_string(&template)
-            .with_context(|| format!("cannot read {}", template.display()))?;
         let folder = tempfile::Builder::new()
             .prefix("foreword-gateway-")
             .tempdir()?;
@@ -179,9 +176,7 @@ impl Gateway {
     /// Starts Envoy as a recipe has it, a file of `gateway-config/`, with the filter's module, free ports and these
     /// replacements put in; each must fit once.
     pub fn recipe(file: &str, replacements: &[(&str, String)]) -> Result<Self> {
-        let text = repository().join(file);
-        let text =
-            fs::read_to_string(&text).with_context(|| format!("cannot read {}", text.display()))?;
+        let text = shipped(file)?;
         let module = Shell::Wasm.module()?;
         let module = module.to_str().context("the module's path is not UTF-8")?;
         let mut text = replace_once(
@@ -384,6 +379,28 @@ fn admin_get(admin: SocketAddr, path: &str) -> Result<String> {
     Ok(String::from_utf8(response.body)?)
 }
 
+/// A file of the repository.
+fn shipped(file: &str) -> Result<String> {
+    let path = repository().join(file);
+    fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// A configuration with the Wasm module, with the filter's lines as that shell wants them.
+fn with_shell(text: &str, shell: Shell) -> Result<String> {
+    if shell == Shell::Wasm {
+        return Ok(text.to_owned());
+    }
+    let other = shipped(shell.template())?;
+    let (_, filter) = other.split_once(FILTER_BEGIN).context("no filter")?;
+    let (filter, _) = filter.split_once(FILTER_END).context("no filter's end")?;
+    replace_between(
+        text,
+        FILTER_BEGIN,
+        FILTER_END,
+        &format!("{FILTER_BEGIN}{filter}"),
+    )
+}
+
 /// The users' configuration with this run's addresses, module and plugin configuration.
 fn configuration(
     template: &str,
@@ -492,9 +509,7 @@ fn discovered(text: &str, folder: &Path) -> Result<(String, String)> {
 
 /// Puts the two documents of `cors.yaml` where they say.
 fn with_pages(text: &str, origins: &str) -> Result<String> {
-    let path = repository().join("gateway-config/envoy/cors.yaml");
-    let cors =
-        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let cors = shipped("gateway-config/envoy/cors.yaml")?;
     let (filter, host) = cors
         .split_once("---\n")
         .context("cors.yaml has no second document")?;

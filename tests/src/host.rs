@@ -26,17 +26,16 @@ pub struct Host {
 impl Host {
     /// Builds `foreword` in the cargo profile `dev` and serves `model`; `args` are added to the command line.
     pub fn start(model: &Path, args: &[&str]) -> Result<Self> {
-        Self::start_in_profile("dev", model, args)
+        Self::start_binary(&host_binary("dev")?, model, args)
     }
 
-    /// The same with a cargo profile by name. Returns when the host says where it listens; the error shows the
-    /// end of its log.
-    pub fn start_in_profile(profile: &str, model: &Path, args: &[&str]) -> Result<Self> {
+    /// The same with this `foreword`. Returns when the host says where it listens; the error shows the end of its log.
+    pub fn start_binary(binary: &Path, model: &Path, args: &[&str]) -> Result<Self> {
         let mut arguments = vec![OsString::from("--model"), model.into()];
         arguments.extend(args.iter().map(OsString::from));
         let mut host = Self {
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
-            program: host_binary(profile)?,
+            program: binary.to_owned(),
             arguments,
             process: None,
             folder: tempfile::Builder::new()

@@ -4,7 +4,7 @@
 use foreword_ordering::feed::{Batch, Follower};
 use foreword_ordering::random::Random;
 use foreword_tests::http::{Client, Response, exchange, post};
-use foreword_tests::{Gateway, GatewayOptions, Host, Shell, Upstream, artifacts};
+use foreword_tests::{Gateway, GatewayOptions, Host, Upstream, artifacts};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -83,15 +83,19 @@ fn count(gateway: &Gateway, name: &str) -> u64 {
     gateway.metric(name).unwrap().unwrap_or_default()
 }
 
-/// Waits until the gateway has read all that the host has said.
-fn synchronize(host: &Host, gateway: &Gateway, follower: &mut Follower) {
-    let path = format!("/v1/kv/events?{}", follower.query());
-    let request = format!("GET {path} HTTP/1.1\r\nhost: host\r\n\r\n");
-    let response = exchange(host.address(), request.as_bytes()).unwrap();
-    let batch: Batch = serde_json::from_slice(&response.body).unwrap();
-    follower.follow(&batch).for_each(drop);
-    // Its first batch, of an empty cache, is one event, which forgets.
-    while count(gateway, "foreword_feed_events_total") < batch.next + 1 {
+/// Waits until the gateway has read all that the hosts have said.
+fn synchronize(hosts: &[Host], gateway: &Gateway, followers: &mut [Follower]) {
+    let said = hosts.iter().zip(followers).map(|(host, follower)| {
+        let path = format!("/v1/kv/events?{}", follower.query());
+        let request = format!("GET {path} HTTP/1.1\r\nhost: host\r\n\r\n");
+        let response = exchange(host.address(), request.as_bytes()).unwrap();
+        let batch: Batch = serde_json::from_slice(&response.body).unwrap();
+        follower.follow(&batch).for_each(drop);
+        // Its first batch, of an empty cache, is one event, which forgets.
+        batch.next + 1
+    });
+    let said: u64 = said.sum();
+    while count(gateway, "foreword_feed_events_total") < said {
         std::thread::yield_now();
     }
 }
@@ -115,24 +119,43 @@ fn play(gateway: &Gateway, mut before: impl FnMut()) -> Vec<(u64, u64)> {
 
 #[test]
 fn a_gateway_that_follows_the_feed_believes_what_the_engine_holds() {
-    if Shell::chosen() == Shell::Dynamic {
-        eprintln!("skipped: the dynamic module follows no feeds");
-        return;
-    }
-    let host = host();
-    let gateway = gateway(host.address(), 2, followed());
-    while count(&gateway, "foreword_feed_events_total") < 1 {
+    let hosts = [host()];
+    let gateway = gateway(hosts[0].address(), 2, followed());
+    assert_believed(&gateway, &hosts);
+}
+
+#[test]
+fn of_several_engines_each_is_believed_to_hold_what_it_says() {
+    let hosts = [(); 3].map(|()| host());
+    let names = ["a", "b", "c"];
+    let engines = hosts.iter().zip(names).map(|(host, name)| {
+        let cluster = format!("feed-{name}");
+        json!({"name": name, "address": host.address().to_string(), "feed": {"cluster": cluster}})
+    });
+    let options = GatewayOptions {
+        engines: Some(hosts.each_ref().map(Host::address)),
+        plugin: Some(json!({"engines": engines.collect::<Vec<_>>()})),
+        concurrency: 2,
+        ..GatewayOptions::new(hosts[0].address())
+    };
+    assert_believed(&Gateway::start(&options).unwrap(), &hosts);
+}
+
+/// Plays until what is asked about comes back, evicted or not: what is believed held is held, no more and no less.
+fn assert_believed(gateway: &Gateway, hosts: &[Host]) {
+    // Until then, all that is held counts as one event.
+    while count(gateway, "foreword_feed_events_total") < hosts.len() as u64 {
         std::thread::yield_now();
     }
-    let mut follower = Follower::default();
-    let played = play(&gateway, || synchronize(&host, &gateway, &mut follower));
+    let mut followers: Vec<Follower> = hosts.iter().map(|_| Follower::default()).collect();
+    let played = play(gateway, || synchronize(hosts, gateway, &mut followers));
     assert!(
         played.iter().all(|(matched, held)| matched == held),
         "{played:?}"
     );
     let of = |held: u64| played.iter().filter(|(_, found)| *found == held).count();
     assert!(of(0) > 5 && of(DOCUMENTS as u64) > 5, "{played:?}");
-    assert_eq!(count(&gateway, "foreword_lost_entries_total"), 0);
+    assert_eq!(count(gateway, "foreword_lost_entries_total"), 0);
 }
 
 #[test]
@@ -152,10 +175,6 @@ fn a_gateway_that_is_told_nothing_learns_from_answers() {
 
 #[test]
 fn a_restarted_engine_is_believed_to_hold_what_it_says() {
-    if Shell::chosen() == Shell::Dynamic {
-        eprintln!("skipped: the dynamic module follows no feeds");
-        return;
-    }
     // What a host says, by the test.
     let batches: &'static Mutex<Vec<(u16, String)>> = Box::leak(Box::new(Mutex::new(Vec::new())));
     let upstream = Upstream::scripted(move |request, reply| {

@@ -1,8 +1,9 @@
 //! `cargo xtask build`: the filter, as a Wasm module and as a dynamic module, and the host.
 
 use std::path::PathBuf;
+use std::{env, fs};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::setup;
@@ -28,24 +29,82 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// What was built, for the tests and for the demo.
+pub(crate) struct Built {
+    /// The filter's module.
+    pub(crate) filter: PathBuf,
+    /// The `foreword` binary.
+    pub(crate) host: PathBuf,
+}
+
+impl Built {
+    /// Tells a step's tests of it, which else build both by themselves.
+    pub(crate) fn given_to(&self, step: Step) -> Step {
+        step.env("FOREWORD_FILTER", &self.filter.to_string_lossy())
+            .env("FOREWORD_HOST", &self.host.to_string_lossy())
+    }
+}
+
 /// Builds the filter and returns its path.
 pub(crate) fn filter(workspace: &Workspace) -> Result<PathBuf> {
+    module(
+        workspace,
+        "filter",
+        "foreword-filter",
+        FILTER_TARGET,
+        "wasm",
+    )
+}
+
+/// Builds a package as a Wasm module and returns its path. The same source gives the same bytes on every machine: none of
+/// the builder's own paths is in them, where panics would name them.
+pub(crate) fn module(
+    workspace: &Workspace,
+    name: &str,
+    package: &str,
+    target: &str,
+    profile: &str,
+) -> Result<PathBuf> {
+    let remap = remapped(target, &sources()?);
     let arguments = [
         "build",
         "--locked",
         "--profile",
-        "wasm",
+        profile,
         "--target",
-        FILTER_TARGET,
+        target,
         "--package",
-        "foreword-filter",
+        package,
+        "--config",
+        &*remap,
     ];
-    Step::cargo("filter", workspace.root(), &arguments).run()?;
-    built(
-        workspace
-            .artifacts_for(FILTER_TARGET, "wasm")
-            .join("foreword_filter.wasm"),
-    )
+    Step::cargo(name, workspace.root(), &arguments).run()?;
+    let file = package.replace('-', "_") + ".wasm";
+    built(workspace.artifacts_for(target, profile).join(file))
+}
+
+/// The folders that cargo unpacked the dependencies into, one per registry.
+fn sources() -> Result<Vec<PathBuf>> {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(env::home_dir()?.join(".cargo")));
+    let registries = home.context("no home folder")?.join("registry/src");
+    let mut found = Vec::new();
+    // None at all: every dependency comes from elsewhere (vendored), by paths that we do not know.
+    for registry in fs::read_dir(&registries).into_iter().flatten() {
+        found.push(registry?.path());
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Cargo's setting under which the compiler writes `/` in place of each of these folders.
+fn remapped(target: &str, folders: &[PathBuf]) -> String {
+    let flags = folders.iter().map(|folder| {
+        let folder = folder.display();
+        format!("{:?}", format!("--remap-path-prefix={folder}=/"))
+    });
+    let flags: Vec<String> = flags.collect();
+    format!("target.{target}.rustflags=[{}]", flags.join(","))
 }
 
 /// Builds the filter as a dynamic module and returns its path.

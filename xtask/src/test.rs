@@ -3,14 +3,16 @@
 //! The steps share build profiles. Clippy's metadata serves rustdoc, and clippy is what compiles the benches; the tests
 //! and the demo share the dev profile's artifacts (dependencies and the engine are optimised in it).
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use crate::build::{self, Built};
 use crate::step::{Step, seconds};
 use crate::workspace::Workspace;
-use crate::{browser, build, corpus, demo, setup};
+use crate::{browser, corpus, demo, setup};
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut plan = Plan::begin(workspace);
@@ -25,9 +27,19 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     plan.cargo("clippy, browser", CLIPPY_BROWSER)?;
     plan.step(rustdoc(workspace))?;
 
-    plan.task("filter", || build::filter(workspace).map(drop))?;
-    plan.cargo("tests", "test --locked --workspace")?;
-    plan.step(gateway_as_dynamic_module(workspace))?;
+    let mut filter = PathBuf::new();
+    plan.task("filter", || {
+        filter = build::filter(workspace)?;
+        Ok(())
+    })?;
+    let built = Built {
+        filter,
+        // Built with the tests, before they run.
+        host: workspace.artifacts("dev").join("foreword"),
+    };
+    let tests = ["test", "--locked", "--workspace"];
+    plan.step(built.given_to(Step::cargo("tests", workspace.root(), &tests)))?;
+    plan.step(built.given_to(gateway_as_dynamic_module(workspace)))?;
     plan.task("npm package and page", || browser::check(workspace))?;
     plan.task("corpus is as ranked", || corpus::check(workspace))?;
 
@@ -40,7 +52,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         Err(reason) => plan.skip("advisories", &format!("no RustSec database: {reason}")),
     }
 
-    plan.task("demo", || demo::check(workspace))?;
+    plan.task("demo", || demo::check(workspace, &built))?;
     plan.print();
     Ok(())
 }
@@ -54,16 +66,10 @@ fn rustdoc(workspace: &Workspace) -> Step {
     Step::cargo("rustdoc", workspace.root(), &arguments).env("RUSTDOCFLAGS", "-D warnings")
 }
 
-/// The tests have run with the Wasm filter; those of the gateway hold for its other shell too.
+/// The tests have run with the Wasm filter; those of the gateway hold for its other shell too. They are named within the
+/// workspace, whose features they were built with.
 fn gateway_as_dynamic_module(workspace: &Workspace) -> Step {
-    let arguments = [
-        "test",
-        "--locked",
-        "-p",
-        "foreword-tests",
-        "--test",
-        "gateway",
-    ];
+    let arguments = ["test", "--locked", "--workspace", "--test", "gateway"];
     Step::cargo("gateway, dynamic module", workspace.root(), &arguments)
         .env("FOREWORD_SHELL", "dynamic")
 }

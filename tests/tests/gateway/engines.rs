@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use foreword_tests::http::{Client, Response, exchange, post_with};
-use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
+use foreword_tests::{Gateway, GatewayOptions, Upstream};
 use serde_json::{Value, json};
 
 use crate::tagged_texts;
@@ -83,18 +83,8 @@ fn served_by(response: &Response) -> String {
     body["engine"].as_str().unwrap().to_owned()
 }
 
-fn is_dynamic() -> bool {
-    if Shell::chosen() == Shell::Dynamic {
-        eprintln!("skipped: engines.yaml loads the Wasm module");
-    }
-    Shell::chosen() == Shell::Dynamic
-}
-
 #[test]
 fn each_topic_stays_with_one_engine_and_every_engine_has_topics() {
-    if is_dynamic() {
-        return;
-    }
     let engines = ["a", "b", "c"].map(engine);
     let gateway = gateway(
         engines.each_ref().map(|engine| engine.upstream.address()),
@@ -133,9 +123,6 @@ fn each_topic_stays_with_one_engine_and_every_engine_has_topics() {
 
 #[test]
 fn no_request_is_lost_when_an_engine_is_killed_in_mid_traffic() {
-    if is_dynamic() {
-        return;
-    }
     let engines = ["a", "b", "c"].map(engine);
     let gateway = gateway(
         engines.each_ref().map(|engine| engine.upstream.address()),
@@ -176,9 +163,6 @@ fn no_request_is_lost_when_an_engine_is_killed_in_mid_traffic() {
 
 #[test]
 fn an_engine_that_was_never_there_is_passed_over() {
-    if is_dynamic() {
-        return;
-    }
     let absent = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -202,9 +186,6 @@ fn an_engine_that_was_never_there_is_passed_over() {
 
 #[test]
 fn when_no_engine_answers_the_client_is_told() {
-    if is_dynamic() {
-        return;
-    }
     let absent = [(); 3].map(|()| {
         TcpListener::bind("127.0.0.1:0")
             .unwrap()
@@ -222,9 +203,6 @@ fn when_no_engine_answers_the_client_is_told() {
 
 #[test]
 fn the_shipped_configuration_starts_as_it_stands() {
-    if is_dynamic() {
-        return;
-    }
     let path = foreword_tests::artifacts::repository().join("gateway-config/envoy/engines.yaml");
     let text = std::fs::read_to_string(path).unwrap();
     let (_, value) = text.split_once("value: |\n").unwrap();

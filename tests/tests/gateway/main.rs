@@ -9,6 +9,7 @@ mod configuration;
 mod dashboard;
 mod engines;
 mod failures;
+mod formats;
 mod operations;
 mod ordering;
 mod pages;

@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_void};
 
 /// Envoy's object behind a request; valid during a hook that got it.
 pub(crate) type HttpFilterEnvoyPtr = *mut c_void;
-/// Envoy's object behind a configuration; valid during `config_new`.
+/// Envoy's object behind a configuration; valid until `config_destroy`, and used in its hooks alone.
 pub(crate) type HttpFilterConfigEnvoyPtr = *mut c_void;
 
 /// The version that `on_program_init` returns.
@@ -68,6 +68,9 @@ pub(crate) struct EnvoyHttpHeader {
     pub(crate) value: EnvoyBuffer,
 }
 
+/// Envoy's way to a configuration's hooks from any thread; ours to delete.
+pub(crate) type ConfigSchedulerPtr = *mut c_void;
+
 /// `http_header_type`.
 pub(crate) const REQUEST_HEADER: u32 = 0;
 /// `http_header_type`.
@@ -86,12 +89,12 @@ pub(crate) const UPSTREAM_ADDRESS: u32 = 41;
 /// `metrics_result`.
 pub(crate) const METRICS_SUCCESS: u32 = 0;
 
-/// `http_callout_init_result`.
-pub(crate) const CALLOUT_STARTED: u32 = 0;
-/// `http_callout_result`.
-pub(crate) const CALLOUT_ANSWERED: u32 = 0;
-/// `http_callout_result`: the answer is longer than Envoy keeps.
-pub(crate) const CALLOUT_TOO_LONG: u32 = 2;
+/// `http_callout_init_result`: the call is under way.
+pub(crate) const CALL_MADE: u32 = 0;
+/// `http_callout_result`: there is an answer, whatever its status.
+pub(crate) const CALL_ANSWERED: u32 = 0;
+/// `http_callout_result`: there is one, longer than Envoy keeps.
+pub(crate) const CALL_TOO_LONG: u32 = 2;
 
 /// `log_level`.
 pub(crate) const LOG_INFO: u32 = 2;
@@ -229,4 +232,43 @@ unsafe extern "C" {
         label_values_length: usize,
         value: u64,
     ) -> u32;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_config_increment_counter(
+        config: HttpFilterConfigEnvoyPtr,
+        id: usize,
+        label_values: *mut ModuleBuffer,
+        label_values_length: usize,
+        value: u64,
+    ) -> u32;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_config_record_histogram_value(
+        config: HttpFilterConfigEnvoyPtr,
+        id: usize,
+        label_values: *mut ModuleBuffer,
+        label_values_length: usize,
+        value: u64,
+    ) -> u32;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_config_http_callout(
+        config: HttpFilterConfigEnvoyPtr,
+        id: *mut u64,
+        cluster: ModuleBuffer,
+        headers: *mut ModuleHttpHeader,
+        headers_length: usize,
+        body: ModuleBuffer,
+        limit_ms: u64,
+    ) -> u32;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_config_scheduler_new(
+        config: HttpFilterConfigEnvoyPtr,
+    ) -> ConfigSchedulerPtr;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_config_scheduler_commit(
+        scheduler: ConfigSchedulerPtr,
+        event: u64,
+    );
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_config_scheduler_delete(
+        scheduler: ConfigSchedulerPtr,
+    );
 }

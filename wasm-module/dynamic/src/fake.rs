@@ -1,16 +1,75 @@
-//! Envoy's side of the ABI for the tests: it defines metrics, remembers the last answer and knows nothing else. The
+//! Envoy's side of the ABI for the tests: it defines metrics, remembers the last answer and the schedulers, and knows
+//! nothing else. The
 //! whole filter runs against real Envoy in `tests/`.
 #![allow(unsafe_code, reason = "definitions of what Envoy defines otherwise")]
 
 use std::cell::RefCell;
+use std::sync::Mutex;
 
 use crate::abi::{
-    EnvoyBuffer, HttpFilterConfigEnvoyPtr, HttpFilterEnvoyPtr, ModuleBuffer, ModuleHttpHeader,
+    ConfigSchedulerPtr, EnvoyBuffer, HttpFilterConfigEnvoyPtr, HttpFilterEnvoyPtr, ModuleBuffer,
+    ModuleHttpHeader,
 };
 
 thread_local! {
     /// Status of the last answer that was sent on this thread.
     static ANSWERED: RefCell<Option<u32>> = const { RefCell::new(None) };
+}
+
+/// What became of each scheduler of the process.
+static SCHEDULERS: Mutex<Vec<Scheduled>> = Mutex::new(Vec::new());
+
+/// What a scheduler was used for.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Scheduled {
+    /// The configuration that it is for.
+    pub(crate) config: usize,
+    pub(crate) events: usize,
+    pub(crate) deleted: bool,
+}
+
+/// The schedulers of a configuration.
+pub(crate) fn schedulers(config: HttpFilterConfigEnvoyPtr) -> Vec<Scheduled> {
+    let all = SCHEDULERS.lock().unwrap();
+    let of_it = all
+        .iter()
+        .filter(|scheduled| scheduled.config == config as usize);
+    of_it.copied().collect()
+}
+
+/// A scheduler's pointer is its number and one.
+fn scheduled(scheduler: ConfigSchedulerPtr, change: impl FnOnce(&mut Scheduled)) {
+    change(&mut SCHEDULERS.lock().unwrap()[scheduler as usize - 1]);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_callback_http_filter_config_scheduler_new(
+    config: HttpFilterConfigEnvoyPtr,
+) -> ConfigSchedulerPtr {
+    let mut all = SCHEDULERS.lock().unwrap();
+    all.push(Scheduled {
+        config: config as usize,
+        ..Scheduled::default()
+    });
+    all.len() as ConfigSchedulerPtr
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_callback_http_filter_config_scheduler_commit(
+    scheduler: ConfigSchedulerPtr,
+    _: u64,
+) {
+    scheduled(scheduler, |scheduled| scheduled.events += 1);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_callback_http_filter_config_scheduler_delete(
+    scheduler: ConfigSchedulerPtr,
+) {
+    scheduled(scheduler, |scheduled| {
+        assert!(!scheduled.deleted, "deleted twice");
+        scheduled.deleted = true;
+    });
 }
 
 pub(crate) fn take_answer() -> Option<u32> {
@@ -71,5 +130,14 @@ nothing! {
     ) -> u32;
     envoy_dynamic_module_callback_http_filter_record_histogram_value(
         HttpFilterEnvoyPtr, usize, *mut ModuleBuffer, usize, u64
+    ) -> u32;
+    envoy_dynamic_module_callback_http_filter_config_http_callout(
+        HttpFilterConfigEnvoyPtr, *mut u64, ModuleBuffer, *mut ModuleHttpHeader, usize, ModuleBuffer, u64
+    ) -> u32;
+    envoy_dynamic_module_callback_http_filter_config_increment_counter(
+        HttpFilterConfigEnvoyPtr, usize, *mut ModuleBuffer, usize, u64
+    ) -> u32;
+    envoy_dynamic_module_callback_http_filter_config_record_histogram_value(
+        HttpFilterConfigEnvoyPtr, usize, *mut ModuleBuffer, usize, u64
     ) -> u32;
 }

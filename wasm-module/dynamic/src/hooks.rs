@@ -1,4 +1,4 @@
-//! What Envoy calls: the 21 exports that Envoy 1.40 demands of an HTTP filter.
+//! What Envoy calls: the 21 exports that Envoy 1.40 demands of an HTTP filter, and two of a configuration's own.
 //!
 //! Each hook ends its panics: an uncaught one would abort Envoy and every stream in it. A request whose hook panicked is
 //! answered with 500, if that can still be done; the next finds everything as it was, but for what the orderer knew.
@@ -14,10 +14,18 @@ use std::sync::Arc;
 use foreword_filter::{Exchange, Flow, Host, LogLevel, Plugin};
 
 use crate::abi::{self, EnvoyBuffer, EnvoyHttpHeader};
+use crate::clock::Clock;
 use crate::stream::{Envoy, bytes, log};
 
-/// Ours behind a configuration: an [`Arc`] of a [`Plugin`], which its requests share.
-type Config = *const Plugin;
+/// Ours behind a configuration.
+struct Loaded {
+    /// Its requests share it, and may outlive the configuration.
+    plugin: Arc<Plugin>,
+    /// Runs where engines' feeds are followed.
+    _clock: Option<Clock>,
+}
+
+type Config = *const Loaded;
 /// Ours behind a request: a boxed [`Exchange`].
 type Filter = *mut Exchange;
 
@@ -56,10 +64,16 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
         let (envoy, text) = unsafe { (Envoy::config(config), bytes(&text)) };
         match Plugin::load(&envoy, text) {
             Ok(plugin) => {
-                if plugin.has_feeds() {
-                    log(LogLevel::Warn, NO_FEEDS);
+                // SAFETY: the configuration is this hook's.
+                let clock = || unsafe { Clock::start(config) };
+                let clock = plugin.has_feeds().then(clock).flatten();
+                if plugin.has_feeds() && clock.is_none() {
+                    log(LogLevel::Warn, NO_CLOCK);
                 }
-                Arc::into_raw(Arc::new(plugin))
+                Box::into_raw(Box::new(Loaded {
+                    plugin: Arc::new(plugin),
+                    _clock: clock,
+                }))
             }
             Err(error) => {
                 log(LogLevel::Error, &error.to_string());
@@ -73,8 +87,75 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
 /// Called by Envoy once for what `config_new` returned.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_destroy(config: Config) {
-    // SAFETY: from `Arc::into_raw`; requests under way hold counts of their own.
-    guarded((), || drop(unsafe { Arc::from_raw(config) }));
+    // SAFETY: from `Box::into_raw`; requests under way have plugins of their own.
+    guarded((), || drop(unsafe { Box::from_raw(config.cast_mut()) }));
+}
+
+/// The clock has ticked. On the main thread.
+///
+/// # Safety
+/// Called by Envoy with its object and what `config_new` returned.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_scheduled(
+    envoy: abi::HttpFilterConfigEnvoyPtr,
+    config: Config,
+    _event: u64,
+) {
+    guarded((), || {
+        // SAFETY: both are this hook's, and the configuration is destroyed after it.
+        let (envoy, config) = unsafe { (Envoy::config(envoy), config.as_ref()) };
+        if let Some(config) = config {
+            config.plugin.on_tick(&envoy);
+        }
+    });
+}
+
+/// A configuration's call was answered, or will not be. On the main thread.
+///
+/// # Safety
+/// Called by Envoy with its object, what `config_new` returned, and as many headers and pieces as it says, none of which
+/// live longer than the hook.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_http_callout_done(
+    envoy: abi::HttpFilterConfigEnvoyPtr,
+    config: Config,
+    call: u64,
+    result: u32,
+    headers: *const EnvoyHttpHeader,
+    headers_length: usize,
+    pieces: *const EnvoyBuffer,
+    pieces_length: usize,
+) {
+    guarded((), || {
+        // SAFETY: all are this hook's.
+        let (envoy, config, headers, pieces) = unsafe {
+            (
+                Envoy::config(envoy),
+                config.as_ref(),
+                listed(headers, headers_length),
+                listed(pieces, pieces_length),
+            )
+        };
+        let (Some(config), Ok(call)) = (config, u32::try_from(call)) else {
+            return;
+        };
+        // SAFETY: headers and pieces are this hook's.
+        let (status, body) = unsafe { (status(headers), body(pieces, Plugin::MAX_ANSWER_BYTES)) };
+        let status = status.filter(|_| result == abi::CALL_ANSWERED);
+        (config.plugin).on_answer(&envoy, call, status, body.as_deref());
+    });
+}
+
+/// A list of Envoy's; null is an empty one.
+///
+/// # Safety
+/// There are `length` items, for as long as the slice is in use.
+unsafe fn listed<'hook, T>(items: *const T, length: usize) -> &'hook [T] {
+    if items.is_null() {
+        return &[];
+    }
+    // SAFETY: by the contract.
+    unsafe { std::slice::from_raw_parts(items, length) }
 }
 
 /// A request begins.
@@ -87,12 +168,9 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_new(
     _filter: abi::HttpFilterEnvoyPtr,
 ) -> Filter {
     guarded(std::ptr::null_mut(), || {
-        // SAFETY: from `Arc::into_raw`, and not destroyed before its last `filter_new`.
-        let plugin = unsafe {
-            Arc::increment_strong_count(config);
-            Arc::from_raw(config)
-        };
-        Box::into_raw(Box::new(Exchange::new(plugin)))
+        // SAFETY: from `config_new`, and not destroyed before its last `filter_new`.
+        let plugin = unsafe { &(*config).plugin };
+        Box::into_raw(Box::new(Exchange::new(Arc::clone(plugin))))
     })
 }
 
@@ -245,26 +323,16 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_http_callout_done(
     unsafe {
         on_request(envoy, filter, |exchange, envoy| {
             let status = match result {
-                abi::CALLOUT_ANSWERED => status(slice(headers, headers_length)),
-                abi::CALLOUT_TOO_LONG => Some(200),
+                abi::CALL_ANSWERED => status(listed(headers, headers_length)),
+                abi::CALL_TOO_LONG => Some(200),
                 _ => None,
             };
-            let body = body(slice(chunks, chunks_length), exchange.max_answer_bytes());
-            let body = body.filter(|_| result != abi::CALLOUT_TOO_LONG);
+            let body = body(listed(chunks, chunks_length), exchange.max_answer_bytes());
+            let body = body.filter(|_| result != abi::CALL_TOO_LONG);
             exchange.on_answer(envoy, call, status, body.as_deref());
             Flow::Continue
         });
     }
-}
-
-/// # Safety
-/// `pointer`, unless it is null, is that of so many values, which live as long as the running hook.
-unsafe fn slice<'hook, T>(pointer: *const T, length: usize) -> &'hook [T] {
-    if pointer.is_null() {
-        return &[];
-    }
-    // SAFETY: by the contract.
-    unsafe { std::slice::from_raw_parts(pointer, length) }
 }
 
 /// # Safety
@@ -328,7 +396,8 @@ unsafe fn on_request(
     guarded(None, || Some(hook(exchange, &envoy))).unwrap_or_else(|| {
         let headers = [("content-type", "application/json")];
         guarded((), || {
-            envoy.respond(500, &headers, PANICKED).unwrap_or_default();
+            let body = exchange.failure();
+            envoy.respond(500, &headers, &body).unwrap_or_default();
         });
         Flow::Hold
     })
@@ -339,11 +408,7 @@ fn guarded<T>(fallback: T, hook: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(hook)).unwrap_or(fallback)
 }
 
-/// Envoy gives a dynamic module nothing to be called by now and then.
-const NO_FEEDS: &str = "feeds of engines are not followed by the dynamic module: answers alone correct what is believed";
-
-const PANICKED: &[u8] =
-    br#"{"error":{"message":"the gateway failed","type":"server_error","param":null,"code":"gateway_failed"}}"#;
+const NO_CLOCK: &str = "there can be no thread, so engines' feeds are not followed: answers alone correct what is believed";
 
 /// Hooks that Envoy demands and the filter has no use for: it streams no calls and waits for no other thread.
 macro_rules! unused {
@@ -432,5 +497,48 @@ mod tests {
             envoy_dynamic_module_on_http_filter_request_headers(null_mut(), null_mut(), false)
         };
         assert_eq!(status, abi::CONTINUE);
+    }
+
+    #[test]
+    fn a_configuration_with_feeds_ticks_until_it_is_destroyed() {
+        let text = br#"{"engines": [{"name": "e", "feed": {"cluster": "engine"}}]}"#;
+        let text = EnvoyBuffer {
+            ptr: text.as_ptr().cast(),
+            length: text.len(),
+        };
+        // The fake Envoy follows no pointer; this one tells the schedulers of this test from others.
+        let envoy: *mut c_void = std::ptr::without_provenance_mut(7);
+        // SAFETY: as above.
+        let config = unsafe { envoy_dynamic_module_on_http_filter_config_new(envoy, text, text) };
+        while fake::schedulers(envoy).iter().all(|used| used.events < 2) {
+            std::thread::yield_now();
+        }
+        // SAFETY: as above; there are no headers and no pieces.
+        unsafe {
+            envoy_dynamic_module_on_http_filter_config_scheduled(envoy, config, 0);
+            envoy_dynamic_module_on_http_filter_config_http_callout_done(
+                envoy,
+                config,
+                0,
+                1,
+                std::ptr::null(),
+                0,
+                std::ptr::null(),
+                0,
+            );
+            envoy_dynamic_module_on_http_filter_config_destroy(config);
+        }
+        let [scheduled] = fake::schedulers(envoy)[..] else {
+            panic!("one clock")
+        };
+        assert!(scheduled.deleted);
+    }
+
+    #[test]
+    fn a_configuration_without_feeds_has_no_clock() {
+        let config = load("{}");
+        // SAFETY: destroyed once.
+        unsafe { envoy_dynamic_module_on_http_filter_config_destroy(config) };
+        assert_eq!(fake::schedulers(null_mut()), []);
     }
 }

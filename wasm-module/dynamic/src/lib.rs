@@ -7,13 +7,14 @@
 //!
 //! No VM stands between Envoy and the core, so a body is copied once instead of twice, and all workers share one set of
 //! knowledge trees. The price is trust: what goes wrong here goes wrong in Envoy. So a panic ends at the hook that it
-//! happens in (`hooks`), and unsafe code stands in two files: `abi` declares what Envoy offers, `hooks` what Envoy
-//! calls. All decisions are the filter's and the core's.
+//! happens in (`hooks`), and unsafe code stands where Envoy's objects are: `abi` declares what Envoy offers, `stream` calls
+//! it, `hooks` is what Envoy calls, `clock` makes it call now and then. All decisions are the filter's and the core's.
 //!
 //! Linux only, as dynamic modules are. Built against the ABI of Envoy 1.40 (`v0.2.0`); another Envoy warns about the
 //! version when it loads the module.
 
 mod abi;
+mod clock;
 #[cfg(test)]
 mod fake;
 mod hooks;

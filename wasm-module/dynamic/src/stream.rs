@@ -7,6 +7,7 @@
     reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
 )]
 
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -23,7 +24,7 @@ pub(crate) struct Envoy<'hook> {
 
 #[derive(Clone, Copy)]
 enum Scope {
-    /// A configuration is being loaded: metrics may be defined.
+    /// A hook of a configuration, on the main thread. Metrics may be defined while it is being loaded.
     Config(abi::HttpFilterConfigEnvoyPtr),
     /// A request is under way.
     Request(abi::HttpFilterEnvoyPtr),
@@ -31,7 +32,7 @@ enum Scope {
 
 impl Envoy<'_> {
     /// # Safety
-    /// `config` came with the running `config_new` hook, which outlives the value.
+    /// `config` came with the running hook, which outlives the value.
     pub(crate) unsafe fn config(config: abi::HttpFilterConfigEnvoyPtr) -> Self {
         Self {
             scope: Scope::Config(config),
@@ -177,31 +178,25 @@ impl Envoy<'_> {
         }
     }
 
+    /// Adds to a counter or a histogram, by the call for whom this is: a request's worker or a configuration.
     fn measure(
         &self,
-        measure: Measure,
+        [by_request, by_config]: [Measure; 2],
         id: MetricId,
         value: u64,
         call: &'static str,
     ) -> Result<(), HostError> {
-        let filter = self.filter(call)?;
-        // SAFETY: `filter` is the running hook's; there are no labels.
-        let result = unsafe { measure(filter, id.0 as usize, std::ptr::null_mut(), 0, value) };
+        let (measure, object) = match self.scope {
+            Scope::Request(filter) => (by_request, filter),
+            Scope::Config(config) => (by_config, config),
+        };
+        // SAFETY: the object is the running hook's; there are no labels.
+        let result = unsafe { measure(object, id.0 as usize, std::ptr::null_mut(), 0, value) };
         match result {
             abi::METRICS_SUCCESS => Ok(()),
             status => Err(refused(call, status)),
         }
     }
-}
-
-/// For one call, which copies them.
-fn headers_of(headers: &[(&str, &str)]) -> Vec<ModuleHttpHeader> {
-    let headers = headers.iter();
-    let headers = headers.map(|(name, value)| ModuleHttpHeader {
-        key: ModuleBuffer::of(name.as_bytes()),
-        value: ModuleBuffer::of(value.as_bytes()),
-    });
-    headers.collect()
 }
 
 type Define = unsafe extern "C" fn(
@@ -211,8 +206,7 @@ type Define = unsafe extern "C" fn(
     usize,
     *mut usize,
 ) -> u32;
-type Measure =
-    unsafe extern "C" fn(abi::HttpFilterEnvoyPtr, usize, *mut ModuleBuffer, usize, u64) -> u32;
+type Measure = unsafe extern "C" fn(*mut c_void, usize, *mut ModuleBuffer, usize, u64) -> u32;
 
 impl Host for Envoy<'_> {
     fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
@@ -296,7 +290,7 @@ impl Host for Envoy<'_> {
 
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
         let filter = self.filter("respond")?;
-        let mut headers = headers_of(headers);
+        let mut headers = of_headers(headers);
         // SAFETY: `filter` is the running hook's; headers, body and details outlive the call, which copies them.
         unsafe {
             abi::envoy_dynamic_module_callback_http_send_response(
@@ -385,13 +379,36 @@ impl Host for Envoy<'_> {
         }
     }
 
+    /// Only for a configuration: a request makes no calls of its own.
     fn call(
         &self,
-        _cluster: &str,
-        _headers: &[(&str, &str)],
-        _limit_ms: u64,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        limit_ms: u64,
     ) -> Result<u32, HostError> {
-        Err(refused("call", NO_TICKS))
+        const CALL: &str = "call";
+        let Scope::Config(config) = self.scope else {
+            return Err(refused(CALL, NO_CONFIG));
+        };
+        let mut headers = of_headers(headers);
+        let mut id = 0;
+        // SAFETY: `config` is the running hook's; `id` is written before the call returns, and Envoy copies the rest.
+        let result = unsafe {
+            abi::envoy_dynamic_module_callback_http_filter_config_http_callout(
+                config,
+                &raw mut id,
+                ModuleBuffer::of(cluster.as_bytes()),
+                headers.as_mut_ptr(),
+                headers.len(),
+                ModuleBuffer::NULL,
+                limit_ms,
+            )
+        };
+        match (result, u32::try_from(id)) {
+            (abi::CALL_MADE, Ok(id)) => Ok(id),
+            (abi::CALL_MADE, Err(_)) => Err(refused(CALL, NO_SUCH_THING)),
+            (status, _) => Err(refused(CALL, status)),
+        }
     }
 
     fn ask(
@@ -403,7 +420,7 @@ impl Host for Envoy<'_> {
     ) -> Result<u64, HostError> {
         const CALL: &str = "ask";
         let filter = self.filter(CALL)?;
-        let mut headers = headers_of(headers);
+        let mut headers = of_headers(headers);
         let mut id = 0;
         // SAFETY: `filter` is the running hook's; everything else outlives the call, which copies it. An answer never comes
         // before the call returns.
@@ -419,7 +436,7 @@ impl Host for Envoy<'_> {
             )
         };
         match result {
-            abi::CALLOUT_STARTED => Ok(id),
+            abi::CALL_MADE => Ok(id),
             status => Err(refused(CALL, status)),
         }
     }
@@ -449,7 +466,10 @@ impl Host for Envoy<'_> {
 
     fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError> {
         self.measure(
-            abi::envoy_dynamic_module_callback_http_filter_increment_counter,
+            [
+                abi::envoy_dynamic_module_callback_http_filter_increment_counter,
+                abi::envoy_dynamic_module_callback_http_filter_config_increment_counter,
+            ],
             counter,
             amount,
             "add",
@@ -458,7 +478,10 @@ impl Host for Envoy<'_> {
 
     fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError> {
         self.measure(
-            abi::envoy_dynamic_module_callback_http_filter_record_histogram_value,
+            [
+                abi::envoy_dynamic_module_callback_http_filter_record_histogram_value,
+                abi::envoy_dynamic_module_callback_http_filter_config_record_histogram_value,
+            ],
             histogram,
             value,
             "record",
@@ -499,15 +522,22 @@ pub(crate) unsafe fn bytes(buffer: &EnvoyBuffer) -> &[u8] {
     unsafe { std::slice::from_raw_parts(buffer.ptr.cast(), buffer.length) }
 }
 
+/// Headers as Envoy reads them, while the texts are there.
+fn of_headers(headers: &[(&str, &str)]) -> Vec<ModuleHttpHeader> {
+    let header = |(name, value): &(&str, &str)| ModuleHttpHeader {
+        key: ModuleBuffer::of(name.as_bytes()),
+        value: ModuleBuffer::of(value.as_bytes()),
+    };
+    headers.iter().map(header).collect()
+}
+
 fn refused(call: &'static str, status: u32) -> HostError {
     HostError { call, status }
 }
 
 /// Envoy said no without saying why.
 const NO_SUCH_THING: u32 = 100;
-/// A call for a request, while a configuration is being loaded.
+/// A call for a request, in a configuration's hook.
 const NO_REQUEST: u32 = 101;
-/// Who never has ticks has no calls to make.
-const NO_TICKS: u32 = 103;
-/// Metrics are defined while a configuration is being loaded, not later.
+/// A call for a configuration, in a request's hook.
 const NO_CONFIG: u32 = 102;

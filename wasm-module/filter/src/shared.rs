@@ -33,6 +33,15 @@ impl<T> Shared<T> {
         self.0.clear_poison();
         Some(value)
     }
+
+    /// `None` if it is in use. After a panic the value is as it was left.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(value) => Some(value),
+            Err(TryLockError::WouldBlock) => None,
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        }
+    }
 }
 
 #[cfg(test)]

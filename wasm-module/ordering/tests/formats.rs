@@ -14,7 +14,7 @@ struct Format {
     body: fn(&[u32]) -> Body,
 }
 
-const FORMATS: [Format; 14] = [
+const FORMATS: [Format; 17] = [
     Format {
         name: "tags",
         body: |ids| {
@@ -152,6 +152,52 @@ const FORMATS: [Format; 14] = [
                 ),
                 documents,
             )
+        },
+    },
+    Format {
+        name: "Cohere, of a tool",
+        body: |ids| {
+            let documents: Vec<String> = ids
+                .iter()
+                .map(|id| {
+                    let document = json!({"id": id.to_string(), "data": words(*id)});
+                    json!({"type": "document", "document": document}).to_string()
+                })
+                .collect();
+            (
+                format!(
+                    r#"{{"messages":[{{"role":"user","content":"Why?"}},{{"role":"tool","content":[{}]}}]}}"#,
+                    documents.join(", ")
+                ),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "Cohere's first",
+        body: |ids| {
+            let documents: Vec<String> = ids
+                .iter()
+                .map(|id| {
+                    json!({"id": id.to_string(), "title": "T", "snippet": words(*id)}).to_string()
+                })
+                .collect();
+            (
+                format!(
+                    r#"{{"preamble":"Be brief.","chat_history":[{{"role":"USER","message":"Hello"}},
+                        {{"role":"CHATBOT","message":"Hello?"}}],"documents":[{}],"message":"Why?"}}"#,
+                    documents.join(" ,")
+                ),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "Cohere's first, in a message",
+        body: |ids| {
+            let (message, documents) =
+                text(ids, "Read.\n", "\n", "\nWhy?", |id| tagged("document", id));
+            (format!(r#"{{"message":{message}}}"#), documents)
         },
     },
 ];
@@ -306,17 +352,60 @@ fn documents_that_an_answer_counts_stay_where_they_are() {
     let blocks = json!({"messages": [{"role": "user", "content": [cited(1), cited(2), {"type": "text", "text": "?"}]}]});
     let unnamed = |id: u32| json!({"data": {"text": words(id)}});
     let cohere = json!({"documents": [unnamed(1), unnamed(2)], "messages": [{"role": "user", "content": "?"}]});
-    for body in [blocks, cohere] {
+    let snippet = |id: u32| json!({"title": "T", "snippet": words(id)});
+    let first = json!({"documents": [snippet(1), snippet(2)], "message": "?"});
+    let inside = |id: u32| json!({"type": "document", "document": unnamed(id)});
+    let of_tool = json!({"messages": [{"role": "tool", "content": [inside(1), inside(2)]}]});
+    for body in [blocks, cohere, first, of_tool] {
         let refused = Orderer::new(checked(&config()))
             .rewrite(Tenant::default(), body.to_string().as_bytes());
         assert_eq!(refused.err(), Some(Skip::NoDocuments), "{body}");
     }
 }
 
+/// Cohere's answers cite documents by id, and nobody else reads its first API's bodies: no array is written into a message
+/// there, though others are.
+#[test]
+fn documents_of_coheres_first_api_stay_in_their_array() {
+    let snippet = |id: u32| json!({"id": id.to_string(), "snippet": words(id)});
+    let body = json!({"documents": [snippet(1), snippet(2)], "message": "?"});
+    let turned = json!({"documents": [snippet(2), snippet(1)], "message": "?"});
+    let mut orderer = Orderer::new(Config::default());
+    let first = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
+    assert_eq!(first.unwrap().body, None);
+    let second = orderer.rewrite(Tenant::default(), turned.to_string().as_bytes());
+    let out: Value = serde_json::from_slice(&second.unwrap().body.unwrap()).unwrap();
+    assert_eq!(out["documents"], body["documents"]);
+}
+
+/// A chat of Cohere's first API goes on as one of any other.
+#[test]
+fn a_chat_of_coheres_first_api_is_known_again() {
+    let mut orderer = Orderer::new(Config::default());
+    let first = "<doc id='a'>What A says of it, at such length that it is worth a reference to it</doc> Why?";
+    let opening = json!({"message": first}).to_string();
+    orderer
+        .rewrite(Tenant::default(), opening.as_bytes())
+        .unwrap();
+    let going_on = json!({
+        "chat_history": [{"role": "USER", "message": first}, {"role": "CHATBOT", "message": "So."}],
+        "message": "<doc id='a'>What A says of it, at such length that it is worth a reference to it</doc> And then?",
+    });
+    let rewrite = orderer
+        .rewrite(Tenant::default(), going_on.to_string().as_bytes())
+        .unwrap();
+    assert_eq!(
+        (rewrite.report.deduplicated, rewrite.report.replayed),
+        (1, 1)
+    );
+    let out: Value = serde_json::from_slice(&rewrite.body.unwrap()).unwrap();
+    assert_eq!(out["chat_history"], going_on["chat_history"]);
+}
+
 /// JSON without an empty place: a repeat is sent again, where a tagged one would be left out.
 #[test]
 fn places_that_must_be_filled_are() {
-    for Format { name, body } in &FORMATS[8..14] {
+    for Format { name, body } in &FORMATS[8..16] {
         if *name == "system" {
             continue;
         }

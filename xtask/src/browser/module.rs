@@ -6,28 +6,18 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::fresh;
+use crate::build;
 use crate::step::Step;
 use crate::workspace::Workspace;
 
 const TARGET: &str = "wasm32-unknown-unknown";
+const PACKAGE: &str = "foreword-browser";
 const PROFILE: &str = "wasm-small";
 
 /// Builds into `folder`: `bundler/` and `web/`.
 pub(super) fn build(workspace: &Workspace, folder: &Path) -> Result<()> {
-    let arguments = [
-        "build",
-        "--locked",
-        "--profile",
-        PROFILE,
-        "--target",
-        TARGET,
-        "--package",
-        "foreword-browser",
-    ];
-    Step::cargo("browser module", workspace.root(), &arguments).run()?;
+    let module = build::module(workspace, "browser module", PACKAGE, TARGET, PROFILE)?;
     fresh(folder)?;
-    let module = workspace.artifacts_for(TARGET, PROFILE);
-    let module = module.join("foreword_browser.wasm");
     let (module, folder) = (module.to_string_lossy(), folder.to_string_lossy());
     let arguments = [
         "run",

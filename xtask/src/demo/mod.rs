@@ -26,8 +26,9 @@ use self::figures::{Arm, Figures};
 use self::interrupt::Interrupt;
 use self::replay::Question;
 use self::stack::Stack;
+use crate::build::{self, Built};
+use crate::setup;
 use crate::workspace::Workspace;
-use crate::{build, setup};
 
 /// What to replay, and how.
 #[derive(Args, Clone)]
@@ -59,9 +60,9 @@ const DEFAULT_KV_TOKENS: u32 = 65_536;
 const LEAST_GAIN: f64 = 1.5;
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
-    prepare(workspace, options)?;
+    let built = prepare(workspace, options)?;
     let interrupt = Interrupt::install()?;
-    let (figures, stack) = replay_both(workspace, options, &interrupt)?;
+    let (figures, stack) = replay_both(workspace, options, &built, &interrupt)?;
     if options.json {
         println!("{}", figures.to_json());
         return Ok(());
@@ -80,8 +81,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// For `cargo xtask test`: the demo ends by itself with the promised keys, gain and answers.
-pub(crate) fn check(workspace: &Workspace) -> Result<()> {
+/// For `cargo xtask test`, which has built what it needs: the demo ends by itself with the promised keys, gain and answers.
+pub(crate) fn check(workspace: &Workspace, built: &Built) -> Result<()> {
     let options = Options {
         once: true,
         json: true,
@@ -90,8 +91,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
         kv_tokens: DEFAULT_KV_TOKENS,
         profile: "dev".into(),
     };
-    prepare(workspace, &options)?;
-    let (figures, _) = replay_both(workspace, &options, &Interrupt::install()?)?;
+    let (figures, _) = replay_both(workspace, &options, built, &Interrupt::install()?)?;
     let json: serde_json::Value = serde_json::from_str(&figures.to_json())?;
     eprintln!("{json}");
     for key in PROMISED_KEYS {
@@ -125,17 +125,19 @@ const PROMISED_KEYS: [&str; 6] = [
 ];
 
 /// Sets up and builds, before signals are caught: cargo deals with them by itself.
-fn prepare(workspace: &Workspace, options: &Options) -> Result<()> {
+fn prepare(workspace: &Workspace, options: &Options) -> Result<Built> {
     setup::for_demo(workspace)?;
-    build::filter(workspace)?;
-    build::host(workspace, &options.profile)?;
-    Ok(())
+    Ok(Built {
+        filter: build::filter(workspace)?,
+        host: build::host(workspace, &options.profile)?,
+    })
 }
 
 /// Replays in both arms and writes the report. The second arm's processes are returned running.
 fn replay_both(
     workspace: &Workspace,
     options: &Options,
+    built: &Built,
     interrupt: &Interrupt,
 ) -> Result<(Figures, Stack)> {
     let questions = replay::questions(workspace, usize::from(options.top_k), options.requests)?;
@@ -151,7 +153,7 @@ fn replay_both(
         // The first arm's processes end before the second's start: nothing is shared, not even the processor.
         drop(running.take());
         interrupt.check()?;
-        let stack = Stack::start(workspace, arm, &options.profile, options.kv_tokens)?;
+        let stack = Stack::start(workspace, arm, built, options.kv_tokens)?;
         let outcome = replay_arm(&stack, arm, &questions, interrupt, &mut figures);
         // A signal from the terminal reaches host and Envoy too; their deaths are then not the news.
         interrupt.check()?;

@@ -1,10 +1,11 @@
 //! Host and Envoy of one arm: started for it, ended with it.
 
 use anyhow::{Context, Result, ensure};
-use foreword_tests::{Gateway, GatewayOptions, Host, artifacts};
+use foreword_tests::{Gateway, GatewayOptions, Host};
 use serde_json::{Value, json};
 
 use super::figures::Arm;
+use crate::build::Built;
 use crate::workspace::Workspace;
 
 /// A running host with Envoy before it.
@@ -23,7 +24,7 @@ impl Stack {
     pub(super) fn start(
         workspace: &Workspace,
         arm: Arm,
-        profile: &str,
+        built: &Built,
         kv_tokens: u32,
     ) -> Result<Self> {
         let checkpoint = workspace.root().join(MODEL);
@@ -32,10 +33,10 @@ impl Stack {
             "the model {MODEL} is missing; restore it with `git checkout -- {MODEL}`"
         );
         let arguments = ["--kv-tokens", &kv_tokens.to_string()];
-        let host = Host::start_in_profile(profile, &checkpoint, &arguments)?;
+        let host = Host::start_binary(&built.host, &checkpoint, &arguments)?;
         let gateway = Gateway::start(&GatewayOptions {
             plugin: Some(json!({ "ordering": ordering(arm) })),
-            module: Some(artifacts::filter_module()?),
+            module: Some(built.filter.clone()),
             ..GatewayOptions::new(host.address())
         })?;
         let model = served_model(&host)?;

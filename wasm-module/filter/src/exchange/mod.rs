@@ -24,9 +24,10 @@ use foreword_ordering::{Retrieved, Rewrite};
 
 use crate::awaited::Awaited;
 use crate::config::{Mode, RequestHeaders, TenantSource};
+use crate::dialect::Dialect;
 use crate::engines::DESTINATION_HEADER;
 use crate::host::{Host, HostError, LogLevel};
-use crate::outcome::{Fault, Outcome, error_body, reason};
+use crate::outcome::{Fault, Outcome, reason};
 use crate::plugin::{Plugin, Route};
 use crate::retrieval::{Answer, Ended, OnNothing, Reason, Search, Step};
 use crate::salt::Identity;
@@ -35,6 +36,8 @@ use crate::salt::Identity;
 pub struct Exchange {
     plugin: Arc<Plugin>,
     phase: Phase,
+    /// The client's, if the request is ours.
+    dialect: Dialect,
     /// Once the request has gone on, if it is ours.
     awaited: Option<Awaited>,
     /// For documents, if any were to be looked for.
@@ -90,20 +93,29 @@ impl Exchange {
         Self {
             plugin,
             phase: Phase::Bystander,
+            dialect: Dialect::default(),
             awaited: None,
             search: None,
             ended: None,
         }
     }
 
+    /// What the client is told when the filter itself has failed, with status 500.
+    pub fn failure(&self) -> Vec<u8> {
+        (self.dialect).error(500, "the gateway failed", "gateway_failed")
+    }
+
     /// The request's headers have arrived; with `end_of_stream` there is nothing more.
     pub fn on_request_headers(&mut self, host: &impl Host, end_of_stream: bool) -> Flow {
-        let held = self
+        let dialect = self
             .strip_own_headers(host)
-            .and_then(|()| self.is_ours(host));
-        let bypassed = match held {
-            Ok(false) => return Flow::Continue,
-            Ok(true) => self.is_bypassed(host),
+            .and_then(|()| self.dialect_if_ours(host));
+        let bypassed = match dialect {
+            Ok(None) => return Flow::Continue,
+            Ok(Some(dialect)) => {
+                self.dialect = dialect;
+                self.is_bypassed(host)
+            }
             Err(error) => Err(error),
         };
         let held = match bypassed {
@@ -242,14 +254,16 @@ impl Exchange {
         Ok(())
     }
 
-    fn is_ours(&self, host: &impl Host) -> Result<bool, HostError> {
+    /// `None`: the request is not looked at.
+    fn dialect_if_ours(&self, host: &impl Host) -> Result<Option<Dialect>, HostError> {
         if host.request_header(":method")?.as_deref() != Some(b"POST") {
-            return Ok(false);
+            return Ok(None);
         }
         let path = host.request_header(":path")?.unwrap_or_default();
         let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
-        let routes = &self.plugin.config().routes;
-        Ok(routes.iter().any(|route| is_route(path, route.as_bytes())))
+        let mut routes = self.plugin.config().routes.iter();
+        let route = routes.find(|route| is_route(path, route.as_bytes()));
+        Ok(route.map(|route| Dialect::of(route)))
     }
 
     /// Whether the request asks to be left alone. The header ends here: it is meant for the gateway.
@@ -527,7 +541,8 @@ impl Exchange {
         if let Some(name) = &self.plugin.config().report_header {
             headers.push((name, &report));
         }
-        if let Err(error) = host.respond(status, &headers, &error_body(fault, status)) {
+        let body = (self.dialect).error(status, &fault.to_string(), fault.reason());
+        if let Err(error) = host.respond(status, &headers, &body) {
             host.log(LogLevel::Warn, &error.to_string());
             // With salts it may not go on all the same: it waits for the proxy's own time-out.
             if !self.plugin.is_salted() {

@@ -5,7 +5,6 @@ use foreword_ordering::{Orderer, Told};
 
 use crate::agreement::Agreement;
 use crate::config::Config;
-use crate::feed::Feed;
 use crate::host::{Host, LogLevel};
 use crate::metrics::Metrics;
 
@@ -13,7 +12,6 @@ pub(super) struct Knowledge {
     pub(super) orderer: Orderer,
     /// `None`: nothing is told and nothing is learnt.
     pub(super) agreement: Option<Agreement>,
-    pub(super) feeds: Vec<Feed>,
     /// By engine, a bit: whether its answers ever said how much was cached. Then one that says nothing says none.
     pub(super) reporting: u64,
     /// Requests so far.
@@ -26,7 +24,6 @@ impl Knowledge {
         Self {
             orderer: Orderer::new(config.ordering.clone()),
             agreement: None,
-            feeds: Vec::new(),
             reporting: 0,
             turn: 0,
         }

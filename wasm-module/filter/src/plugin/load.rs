@@ -37,13 +37,14 @@ impl Plugin {
             .ok();
         let mut knowledge = Knowledge::new(&config);
         let mut engines = Engines::without_choice(&config.engines);
+        let mut followed = Vec::new();
         if let Some((ring, agreement)) = ring {
             knowledge.agreement = agreement;
             match Engines::open(host, &config.engines, &ring) {
                 Ok(opened) => engines = opened,
                 Err(error) => host.log(LogLevel::Warn, &error.to_string()),
             }
-            knowledge.feeds = feeds(host, &config, &ring);
+            followed = feeds(host, &config, &ring);
         }
         let metrics = Metrics::define(host);
         knowledge.catch_up(host, &metrics, u64::MAX);
@@ -51,6 +52,7 @@ impl Plugin {
             engines,
             knowledge: Shared::new(knowledge),
             retrieval: (config.retrieval.clone()).map(|config| Retrieval::new(host, config)),
+            feeds: Shared::new(followed),
             metrics,
             config,
             salts,

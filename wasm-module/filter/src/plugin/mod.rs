@@ -19,7 +19,7 @@ use foreword_ordering::{
 use self::knowledge::Knowledge;
 use crate::config::{Config, Mode};
 use crate::engines::{Dealt, Engines, Errand};
-use crate::feed::{Answer, MAX_BATCH_BYTES};
+use crate::feed::{Answer, Feed, MAX_BATCH_BYTES};
 use crate::host::{Host, LogLevel};
 use crate::metrics::Metrics;
 use crate::outcome::Outcome;
@@ -33,6 +33,8 @@ pub struct Plugin {
     config: Config,
     engines: Engines,
     knowledge: Shared<Knowledge>,
+    /// Apart from what is known, so that no request waits while a batch is read.
+    feeds: Shared<Vec<Feed>>,
     metrics: Metrics,
     salts: Option<Salts>,
     /// `None`: documents are looked for nowhere.
@@ -66,10 +68,10 @@ impl Plugin {
     pub fn on_tick(&self, host: &impl Host) {
         if let Some(mut knowledge) = self.knowledge() {
             knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
-            for feed in &mut knowledge.feeds {
-                if let Err(error) = feed.on_tick(host, now_ms(host)) {
-                    host.log(LogLevel::Warn, &error.to_string());
-                }
+        }
+        for feed in self.feeds().iter_mut().flat_map(|feeds| feeds.iter_mut()) {
+            if let Err(error) = feed.on_tick(host, now_ms(host)) {
+                host.log(LogLevel::Warn, &error.to_string());
             }
         }
     }
@@ -80,19 +82,21 @@ impl Plugin {
     /// The answer to a call has come: its status, unless there was no answer, and its body, unless that is longer than
     /// [`Plugin::MAX_ANSWER_BYTES`].
     pub fn on_answer(&self, host: &impl Host, call: u32, status: Option<u16>, body: Option<&[u8]>) {
-        let Some(mut knowledge) = self.knowledge() else {
+        let (now_ms, answer) = (now_ms(host), Answer { status, body });
+        let said = self.feeds().and_then(|mut feeds| {
+            let mut feeds = feeds.iter_mut();
+            feeds.find_map(|feed| feed.on_answer(host, now_ms, call, answer))
+        });
+        let (Some(said), Some(mut knowledge)) = (said, self.knowledge()) else {
             return;
         };
-        let (now_ms, answer) = (now_ms(host), Answer { status, body });
-        let mut feeds = knowledge.feeds.iter_mut();
-        let said = feeds.find_map(|feed| feed.on_answer(host, now_ms, call, answer));
         // What was told before is older.
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
-        let said = said.unwrap_or_default();
-        self.metrics.fed(host, said.events);
         for residency in said.messages {
             knowledge.take(host, &self.metrics, Told::Residency(residency));
         }
+        // Whoever sees the count sees what is known.
+        self.metrics.fed(host, said.events);
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -243,6 +247,11 @@ impl Plugin {
             self.metrics.corrected(host);
             knowledge.take(host, &self.metrics, Told::Correction(correction));
         }
+    }
+
+    /// Ticks and answers come on one thread: who finds it in use is nested in it.
+    fn feeds(&self) -> Option<MutexGuard<'_, Vec<Feed>>> {
+        self.feeds.try_lock()
     }
 
     fn knowledge(&self) -> Option<MutexGuard<'_, Knowledge>> {

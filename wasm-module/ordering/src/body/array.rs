@@ -1,11 +1,12 @@
 //! The `documents` array beside a body's messages: OpenAI-compatible engines' and Cohere's.
 //!
 //! Its documents are written into the last user message, or its elements put in order, as the operator says
-//! ([`DocumentsField`]). An array that a retriever gave for the body stands nowhere in it: its documents are always
-//! written.
+//! ([`DocumentsField`]). In a body of Cohere's first API, which nobody else reads, they stay in their array: its answers
+//! cite documents by their ids, or by their places, and then nothing moves. An array that a retriever gave for the body
+//! stands nowhere in it: its documents are always written.
 
 use super::Skip;
-use super::chat::{Entry, RawTurn, Wrap};
+use super::chat::{Chat, Entry, RawTurn, Wrap};
 use super::json::{inner, range_in, read};
 use super::parse::{Finder, Found, Group, HintPlace, Place, Source, rendered_scope};
 use super::text::Text;
@@ -56,13 +57,6 @@ struct Parts<'a> {
     in_data: bool,
 }
 
-impl Parts<'_> {
-    /// Whether an answer names it by its place in the array, so that it must stay there.
-    fn is_counted(&self) -> bool {
-        self.in_data && self.id.is_empty()
-    }
-}
-
 impl<'a> RawDocument<'a> {
     /// Its text, by whatever name.
     fn text(&self) -> Option<&'a str> {
@@ -91,12 +85,13 @@ pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
 }
 
 impl<'a> Finder<'a, '_> {
-    /// The documents of the `documents` array; nothing if it is empty.
+    /// The documents of the chat's array; nothing if it is empty.
     pub(super) fn array(
         &mut self,
         array: &'a RawValue,
-        messages: &[RawTurn<'a>],
+        chat: &Chat<'a>,
     ) -> Result<FromArray<'a>, Skip> {
+        let messages = &chat.messages;
         let elements: Vec<&'a RawValue> = read(self.body, array.get())?;
         self.add(elements.len())?;
         if elements.is_empty() {
@@ -106,10 +101,13 @@ impl<'a> Finder<'a, '_> {
         let documents = elements.iter().enumerate();
         let documents = documents.map(|(index, element)| self.document(index, element.get()));
         let documents: Vec<Parts<'a>> = documents.collect::<Result<_, Skip>>()?;
-        if self.config.field == DocumentsField::Reorder {
-            if documents.iter().any(Parts::is_counted) {
-                return Ok((None, None));
-            }
+        let stays = chat.is_cohere || self.config.field == DocumentsField::Reorder;
+        let is_counted =
+            |parts: &Parts<'_>| (parts.in_data || chat.is_cohere) && parts.id.is_empty();
+        if stays && documents.iter().any(is_counted) {
+            return Ok((None, None));
+        }
+        if stays {
             let found = elements.iter().zip(&documents);
             let found = found.map(|(element, parts)| Found::whole(element.get(), parts.id));
             let found = found.collect();

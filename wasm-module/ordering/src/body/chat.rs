@@ -1,5 +1,6 @@
 //! A chat's messages: what may hold documents in them, what precedes each in the prompt, and by what a chat is known
-//! again. A body of Anthropic's Messages API is read alike: its `system` is a message before the others.
+//! again. A body of Anthropic's Messages API is read alike: its `system` is a message before the others. So is one of
+//! Cohere's first API: its `preamble` comes first, then `chat_history`, then `message`, which is the user's.
 //!
 //! ```text
 //!   messages   m0 ───────── m1 ───────── m2        as the client sends them
@@ -34,6 +35,8 @@ pub(super) struct Chat<'a> {
     pub(super) salt: SaltPlace<'a>,
     pub(super) messages: Vec<RawTurn<'a>>,
     pub(super) documents: Option<&'a RawValue>,
+    /// Whether it is a body of Cohere's first API.
+    pub(super) is_cohere: bool,
 }
 
 /// A message.
@@ -72,7 +75,10 @@ pub(crate) enum Wrap {
 struct RawChat<'a> {
     model: Option<Cow<'a, str>>,
     system: Option<&'a RawValue>,
+    preamble: Option<&'a RawValue>,
     messages: Vec<&'a RawValue>,
+    chat_history: Vec<&'a RawValue>,
+    message: Option<&'a RawValue>,
     tools: Option<&'a RawValue>,
     documents: Option<&'a RawValue>,
     cache_salt: Given<'a>,
@@ -84,7 +90,7 @@ struct RawChat<'a> {
 
 object!(
     impl<'de> RawChat<'de> {
-        model, system, messages, tools, documents, cache_salt, user, safety_identifier, prompt_cache_key,
+        model, system, preamble, messages, chat_history, message, tools, documents, cache_salt, user, safety_identifier, prompt_cache_key,
         metadata,
     },
     others: Ignored
@@ -101,9 +107,11 @@ object!(impl<'de> RawMetadata<'de> { user_id }, others: Ignored);
 struct RawMessage<'a> {
     role: Option<Cow<'a, str>>,
     content: Option<&'a RawValue>,
+    /// Cohere's first API calls it so.
+    message: Option<&'a RawValue>,
 }
 
-object!(impl<'de> RawMessage<'de> { role, content }, others: Ignored);
+object!(impl<'de> RawMessage<'de> { role, content, message }, others: Ignored);
 
 impl<'a> Chat<'a> {
     pub(super) fn read(body: &'a str) -> Result<Self, Skip> {
@@ -138,22 +146,35 @@ impl<'a> Chat<'a> {
             before: xxh3_64_with_seed(chat.tools.map_or("", RawValue::get).as_bytes(), 0),
             turn: 0,
         };
-        let system = chat.system.map(|system| {
-            let system = system.get();
-            place.turn(body, system, "system", Some(system))
-        });
-        let messages = system
-            .into_iter()
-            .chain(chat.messages.into_iter().map(|raw| {
-                let message: RawMessage<'a> = object(body, raw.get())?;
-                let role = message.role.as_deref().unwrap_or_default();
-                place.turn(body, raw.get(), role, message.content.map(RawValue::get))
-            }));
+        let is_cohere = chat.message.is_some() && chat.messages.is_empty();
+        let (system, earlier, last) = if is_cohere {
+            (chat.preamble, chat.chat_history, chat.message)
+        } else {
+            (chat.system, chat.messages, None)
+        };
+        let mut messages = Vec::with_capacity(earlier.len() + 2);
+        if let Some(system) = system.map(RawValue::get) {
+            messages.push(place.turn(body, system, "system", Some(system))?);
+        }
+        for raw in earlier.into_iter().map(RawValue::get) {
+            let message: RawMessage<'a> = object(body, raw)?;
+            let role = match message.role.as_deref().unwrap_or_default() {
+                "USER" => "user",
+                "CHATBOT" => "assistant",
+                role => role,
+            };
+            let content = message.content.or(message.message);
+            messages.push(place.turn(body, raw, role, content.map(RawValue::get))?);
+        }
+        if let Some(last) = last.map(RawValue::get) {
+            messages.push(place.turn(body, last, "user", Some(last))?);
+        }
         Ok(Self {
             model,
             salt: SaltPlace::new(body, top, &chat.cache_salt),
-            messages: messages.collect::<Result<_, Skip>>()?,
+            messages,
             documents: chat.documents,
+            is_cohere,
         })
     }
 }

@@ -5,9 +5,10 @@
 //!                └────────────── blocks ────────────────────┘  └──────── text ─────────┘  └─ what is in it: pieces ─┘
 //! ```
 //!
-//! Blocks that are documents are put in order as they stand, with everything in them. Two kinds of them keep their
+//! Blocks that are documents are put in order as they stand, with everything in them. Three kinds of them keep their
 //! place, and others do not pass them: one whose citations are on, because the answer will count blocks to say which it
-//! means; and one that ends a prefix that the client wants cached (`cache_control`).
+//! means; Cohere's without an id, for the same reason; and one that ends a prefix that the client wants cached
+//! (`cache_control`).
 
 use super::Skip;
 use super::json::{inner, read};
@@ -41,14 +42,23 @@ struct RawPart<'a> {
     title: Option<&'a RawValue>,
     source: Option<&'a RawValue>,
     content: Option<&'a RawValue>,
+    /// Cohere's way: a block of a tool's result that holds a document.
+    document: Option<&'a RawValue>,
     citations: Option<&'a RawValue>,
     cache_control: Option<&'a RawValue>,
 }
 
 object!(
-    impl<'de> RawPart<'de> { kind = "type", text, title, source, content, citations, cache_control },
+    impl<'de> RawPart<'de> { kind = "type", text, title, source, content, document, citations, cache_control },
     others: Ignored
 );
+
+#[derive(Default)]
+struct RawInner<'a> {
+    id: Option<&'a RawValue>,
+}
+
+object!(impl<'de> RawInner<'de> { id }, others: Ignored);
 
 #[derive(Default)]
 struct RawCitations {
@@ -117,6 +127,11 @@ impl<'a> RawPart<'a> {
         if !is_document || cites || self.cache_control.is_some() {
             return None;
         }
+        if let Some(document) = self.document {
+            // An answer cites it by its id, or by its place where it has none.
+            let inside: RawInner<'a> = serde_json::from_str(document.get()).ok()?;
+            return inner(inside.id?.get());
+        }
         let names = [self.title, self.source].into_iter().flatten();
         Some(
             names
@@ -178,6 +193,8 @@ mod tests {
             (r#","citations":{}"#, false),
             (r#","citations":7"#, false),
             (r#","cache_control":{"type":"ephemeral"}"#, false),
+            (r#","document":{"data":"x"}"#, false),
+            (r#","document":7"#, false),
         ] {
             let content = format!("[{},{},{}]", block(""), block(more), block(""));
             let expected: &[&str] = match moves {
@@ -186,6 +203,16 @@ mod tests {
             };
             assert_eq!(found(&content), expected, "{more}");
         }
+    }
+
+    #[test]
+    fn coheres_blocks_are_called_by_their_ids() {
+        assert_eq!(
+            found(
+                r#"[{"type":"document","document":{"data":"x","id":"a"}},{"type":"document","document":{"id":"b"}}]"#
+            ),
+            ["blocks: a, b"]
+        );
     }
 
     #[test]

@@ -193,7 +193,7 @@ pub(crate) fn parse_with<'a>(
         .documents
         .filter(|_| config.field != DocumentsField::Ignore);
     let (front, rendered) = match (array, retrieved) {
-        (Some(array), _) => finder.array(array, &chat.messages)?,
+        (Some(array), _) => finder.array(array, &chat)?,
         (None, Some(retrieved)) => (None, finder.retrieved(retrieved, &chat.messages)?),
         (None, None) => (None, None),
     };

@@ -1,0 +1,88 @@
+//! What Envoy does not give a filter's configuration: to be called now and then.
+//!
+//! ```text
+//!   thread ── every 100 ms ──▶ scheduler ──▶ main thread's queue ──▶ `config_scheduled` ──▶ Plugin::on_tick
+//! ```
+//!
+//! Envoy 1.40 lets a configuration make HTTP calls and run events on the main thread, but has timers for bootstrap
+//! extensions and clusters only. So a thread waits and does nothing else: it touches neither the plugin nor a request. It
+//! ends, and is awaited, with its configuration.
+#![allow(
+    unsafe_code,
+    reason = "Envoy's scheduler is a pointer that any thread may use"
+)]
+
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::abi;
+
+/// Ticks until it is dropped.
+pub(crate) struct Clock {
+    /// Dropped first, which ends the thread.
+    stop: Option<SyncSender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Clock {
+    /// Calls the configuration's `config_scheduled` hook every [`TICK`]. `None` if there can be no thread.
+    ///
+    /// # Safety
+    /// `config` came with the running hook.
+    pub(crate) unsafe fn start(config: abi::HttpFilterConfigEnvoyPtr) -> Option<Self> {
+        // SAFETY: by the contract.
+        let scheduler =
+            unsafe { abi::envoy_dynamic_module_callback_http_filter_config_scheduler_new(config) };
+        let scheduler = Scheduler(scheduler);
+        let (stop, stopped) = sync_channel(0);
+        let wait = move || {
+            while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                scheduler.commit();
+            }
+        };
+        let thread = thread::Builder::new().name("foreword-clock".to_owned());
+        Some(Self {
+            thread: Some(thread.spawn(wait).ok()?),
+            stop: Some(stop),
+        })
+    }
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // It has no reason to panic, and nothing to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Owned by the thread that uses it.
+struct Scheduler(abi::ConfigSchedulerPtr);
+
+// SAFETY: Envoy posts an event to the main thread's queue, from whatever thread, and forgets it if the configuration is
+// gone by then.
+unsafe impl Send for Scheduler {}
+
+impl Scheduler {
+    fn commit(&self) {
+        // SAFETY: the pointer is deleted when this is dropped, not before.
+        unsafe {
+            abi::envoy_dynamic_module_callback_http_filter_config_scheduler_commit(self.0, 0);
+        }
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        // SAFETY: from `scheduler_new`, and dropped once.
+        unsafe {
+            abi::envoy_dynamic_module_callback_http_filter_config_scheduler_delete(self.0);
+        }
+    }
+}
+
+/// As often as a Wasm VM ticks.
+const TICK: Duration = Duration::from_millis(100);

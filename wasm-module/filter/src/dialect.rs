@@ -1,0 +1,152 @@
+//! In whose words a client is told that its request goes no further.
+//!
+//! A client's library reads an error by its provider's shape, and shows "unknown error" for any other. The path tells
+//! the provider: bodies are read alike ([`foreword_ordering`]), so nothing else needs to know.
+//!
+//! | path ends in | like | shape |
+//! | --- | --- | --- |
+//! | `/messages` | Anthropic | `{"type":"error","error":{"type","message"}}` |
+//! | `/chat` | Cohere | `{"message"}` |
+//! | anything else | OpenAI | `{"error":{"message","type","param","code"}}` |
+
+use serde::Serialize;
+
+/// See the module's text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Dialect {
+    #[default]
+    OpenAi,
+    Anthropic,
+    Cohere,
+}
+
+impl Dialect {
+    /// Of the route that a request came to.
+    pub(crate) fn of(route: &str) -> Self {
+        match route.rsplit('/').next() {
+            Some("messages") => Self::Anthropic,
+            Some("chat") => Self::Cohere,
+            _ => Self::OpenAi,
+        }
+    }
+
+    /// An error's body. `code` is one of the words that counters are named by.
+    pub(crate) fn error(self, status: u16, message: &str, code: &str) -> Vec<u8> {
+        let body = match self {
+            Self::OpenAi => serde_json::to_vec(&OpenAi {
+                error: OpenAiError {
+                    message,
+                    r#type: match status {
+                        403 => "permission_error",
+                        500.. => "server_error",
+                        _ => "invalid_request_error",
+                    },
+                    param: None,
+                    code,
+                },
+            }),
+            Self::Anthropic => serde_json::to_vec(&Anthropic {
+                r#type: "error",
+                error: AnthropicError {
+                    r#type: match status {
+                        403 => "permission_error",
+                        413 => "request_too_large",
+                        503 => "overloaded_error",
+                        500.. => "api_error",
+                        _ => "invalid_request_error",
+                    },
+                    message,
+                },
+            }),
+            Self::Cohere => serde_json::to_vec(&Cohere { message }),
+        };
+        body.unwrap_or_default()
+    }
+}
+
+/// <https://platform.openai.com/docs/guides/error-codes>
+#[derive(Serialize)]
+struct OpenAi<'a> {
+    error: OpenAiError<'a>,
+}
+
+#[derive(Serialize)]
+struct OpenAiError<'a> {
+    message: &'a str,
+    r#type: &'a str,
+    param: Option<&'a str>,
+    code: &'a str,
+}
+
+/// <https://docs.anthropic.com/en/api/errors>
+#[derive(Serialize)]
+struct Anthropic<'a> {
+    r#type: &'a str,
+    error: AnthropicError<'a>,
+}
+
+#[derive(Serialize)]
+struct AnthropicError<'a> {
+    r#type: &'a str,
+    message: &'a str,
+}
+
+/// <https://docs.cohere.com/reference/errors>
+#[derive(Serialize)]
+struct Cohere<'a> {
+    message: &'a str,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn the_route_tells_the_dialect() {
+        for (route, dialect) in [
+            ("/v1/chat/completions", Dialect::OpenAi),
+            ("/v1/messages", Dialect::Anthropic),
+            ("/anthropic/v1/messages", Dialect::Anthropic),
+            ("/v1/chat", Dialect::Cohere),
+            ("/v2/chat", Dialect::Cohere),
+            ("/", Dialect::OpenAi),
+            ("/mymessages", Dialect::OpenAi),
+        ] {
+            assert_eq!(Dialect::of(route), dialect, "{route}");
+        }
+    }
+
+    #[test]
+    fn each_dialect_says_it_in_its_own_shape() {
+        let error = |dialect: Dialect, status| -> Value {
+            serde_json::from_slice(&dialect.error(status, "too \"long\"", "too-large")).unwrap()
+        };
+        assert_eq!(
+            error(Dialect::OpenAi, 413),
+            json!({"error": {"message": "too \"long\"", "type": "invalid_request_error", "param": null, "code": "too-large"}})
+        );
+        assert_eq!(
+            error(Dialect::Anthropic, 413),
+            json!({"type": "error", "error": {"type": "request_too_large", "message": "too \"long\""}})
+        );
+        assert_eq!(
+            error(Dialect::Cohere, 413),
+            json!({"message": "too \"long\""})
+        );
+        let kinds = [400, 403, 415, 500, 503].map(|status| {
+            [Dialect::OpenAi, Dialect::Anthropic]
+                .map(|dialect| error(dialect, status)["error"]["type"].clone())
+        });
+        assert_eq!(
+            json!(kinds),
+            json!([
+                ["invalid_request_error", "invalid_request_error"],
+                ["permission_error", "permission_error"],
+                ["invalid_request_error", "invalid_request_error"],
+                ["server_error", "api_error"],
+                ["server_error", "overloaded_error"],
+            ])
+        );
+    }
+}

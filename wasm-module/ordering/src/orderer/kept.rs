@@ -1,0 +1,124 @@
+//! What is kept of each tenant and model, and who gives way when there is no room for more.
+
+use crate::config::Config;
+use crate::conversation::memory::Memory;
+use crate::engines::EngineId;
+use crate::feed::TenantKey;
+use crate::policy::Policy;
+use crate::tenant::Tenant;
+use crate::told::SentRun;
+use crate::trees::Trees;
+use fxhash::FxHashMap;
+
+/// All that is kept; at most `tree.max_trees` tenants and models.
+#[derive(Default)]
+pub(super) struct Keep {
+    /// By tenant and model (see [`key_of`]).
+    all: FxHashMap<String, Kept>,
+}
+
+/// What is kept of one tenant and model.
+pub(super) struct Kept {
+    /// The tenant's name; empty where tenants are not told apart.
+    pub(super) tenant: Box<str>,
+    pub(super) key: TenantKey,
+    pub(super) model: Box<str>,
+    pub(super) trees: Trees,
+    pub(super) policy: Box<dyn Policy>,
+    pub(super) memory: Memory,
+    last_used: u64,
+}
+
+impl Keep {
+    /// What is kept of that tenant and model; if nothing is, something new, in place of another when there are too many.
+    /// It is used at `now`.
+    pub(super) fn of(
+        &mut self,
+        config: &Config,
+        now: u64,
+        tenant: Tenant<'_>,
+        model: &str,
+    ) -> &mut Kept {
+        let key = key_of(tenant, model);
+        if !self.all.contains_key(&key)
+            && self.all.len() >= config.max_trees as usize
+            && let Some(key) = self.given_up(tenant.name)
+        {
+            self.all.remove(&key);
+        }
+        let kept = self.all.entry(key).or_insert_with(|| Kept {
+            tenant: tenant.name.into(),
+            key: tenant.key,
+            model: model.into(),
+            trees: Trees::new(config.tree),
+            policy: config.policy.build(&config.policy_options),
+            memory: Memory::new(config.memory),
+            last_used: now,
+        });
+        kept.last_used = now;
+        kept
+    }
+
+    /// The same, if there is anything; it is not used by that.
+    pub(super) fn get(&self, tenant: Tenant<'_>, model: &str) -> Option<&Kept> {
+        self.all.get(&key_of(tenant, model))
+    }
+
+    /// As [`Keep::get`].
+    pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut Kept> {
+        self.all.get_mut(&key_of(tenant, model))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Kept> {
+        self.all.values()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Kept> {
+        self.all.values_mut()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// The key of what makes room for something new of `tenant`: the least recently used tree of the tenant that has
+    /// most, and of its own where no other has more than it would have then. So with n tenants in use each keeps its
+    /// share, an n-th of `tree.max_trees`, however many models another names. O(trees), once for each new tree.
+    fn given_up(&self, tenant: &str) -> Option<String> {
+        let mut counts: FxHashMap<&str, u32> = FxHashMap::default();
+        for kept in self.all.values() {
+            *counts.entry(&kept.tenant).or_default() += 1;
+        }
+        let own = counts.get(tenant).copied().unwrap_or_default();
+        let most = counts.values().copied().max().unwrap_or_default();
+        let gives = |kept: &Kept| {
+            if own > 0 && most <= own + 1 {
+                *kept.tenant == *tenant
+            } else {
+                counts.get(&*kept.tenant) == Some(&most)
+            }
+        };
+        let candidates = self.all.iter().filter(|(_, kept)| gives(kept));
+        candidates
+            .min_by_key(|(_, kept)| kept.last_used)
+            .map(|(key, _)| key.clone())
+    }
+}
+
+impl Kept {
+    /// These documents were sent: the engine is expected to hold them, and the policy learns their order.
+    pub(super) fn take(&mut self, engine: EngineId, runs: &[SentRun]) {
+        for run in runs {
+            if let Some(order) = &run.order {
+                self.policy.remember(&run.ranked(order), order);
+            }
+            self.trees.of(engine).hold(run.scope, &run.documents);
+        }
+    }
+}
+
+/// A tenant and a model, framed so that no two share a key.
+fn key_of(tenant: Tenant<'_>, model: &str) -> String {
+    let Tenant { name, key } = tenant;
+    format!("{}:{name}{key};{model}", name.len())
+}

@@ -1,0 +1,68 @@
+//! What an orderer learns from others: what they sent, what an engine says that it holds, what an answer took back.
+
+use super::Orderer;
+use crate::conversation::memory::Path;
+use crate::engines::EngineId;
+use crate::feed::{Change, Event, TenantKey};
+use crate::tenant::Tenant;
+use crate::told::{Continued, Deed, Told};
+use crate::tree::ResidencyEvent;
+
+impl Orderer {
+    /// Takes into account what another orderer did, or learnt of an engine, as if this one had done and learnt it
+    /// itself.
+    ///
+    /// What is known of a chat stays as it is, and of what continues a turn that is not known nothing is taken.
+    pub fn learn(&mut self, told: &Told) {
+        match told {
+            Told::Deed(deed) => self.learn_deed(deed),
+            Told::Residency(residency) => {
+                for event in &residency.events {
+                    self.learn_event(residency.engine, &residency.model, event);
+                }
+            }
+            Told::Correction(correction) => {
+                let kept = self.keep.get_mut(correction.tenant(), &correction.model);
+                if let Some(kept) = kept {
+                    for run in &correction.runs {
+                        kept.trees.of(correction.engine).apply(run.event());
+                    }
+                }
+            }
+        }
+    }
+
+    fn learn_deed(&mut self, deed: &Deed) {
+        self.now += 1;
+        let kept = (self.keep).of(&self.config, self.now, deed.tenant(), &deed.model);
+        kept.take(deed.engine, &deed.runs);
+        if let Some(Continued { after, added }) = &deed.chat
+            && let Some(path) = after.map_or(Some(Path::new()), |place| kept.memory.path_to(place))
+        {
+            kept.memory.record(&path, added.clone(), deed.engine);
+        }
+    }
+
+    /// A feed names tenants by their keys, and a model by the engine's name for it, which a request need not use that
+    /// leaves the model to the engine.
+    ///
+    /// What is stored without a key may be anybody's: where tenants have names, none of them learns of it.
+    fn learn_event(&mut self, engine: EngineId, model: &str, event: &Event) {
+        let change = match event.change() {
+            Change::Forget => ResidencyEvent::Cleared,
+            Change::Tenant(_, change) => change,
+        };
+        let is_stored = matches!(change, ResidencyEvent::Stored { .. });
+        if is_stored && event.tenant() == Some(TenantKey::default()) {
+            (self.keep).of(&self.config, self.now, Tenant::default(), model);
+        }
+        for kept in self.keep.iter_mut() {
+            let concerns = (*kept.model == *model || kept.model.is_empty())
+                && event.tenant().is_none_or(|key| key == kept.key);
+            let is_known = kept.tenant.is_empty() || kept.key != TenantKey::default();
+            if concerns && (is_known || !is_stored) {
+                kept.trees.of(engine).apply(change);
+            }
+        }
+    }
+}

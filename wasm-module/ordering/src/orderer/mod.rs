@@ -1,0 +1,151 @@
+//! What is kept for every tenant and model, and the one call that uses it: a request, from body to body.
+//!
+//! ```text
+//!   body ─▶ parse ─▶ kept: trees · policy · memory of chats ─▶ rewriting ─▶ body, report, deed
+//!                      ▲                                                               │
+//!                      └──────────────── learning ◀─── other orderers, engines ◀───────┘
+//! ```
+
+mod kept;
+mod learning;
+mod rewriting;
+mod terms;
+
+pub use self::terms::{Remembered, Report, Rewrite, Terms, Trial};
+
+use self::kept::Keep;
+use self::rewriting::Rewriting;
+use crate::body::{self, Skip};
+use crate::config::Config;
+use crate::conversation::memory::Memory;
+use crate::engines::EngineId;
+use crate::feed::TenantKey;
+use crate::plain::{self, Ordered, Plain};
+use crate::tenant::Tenant;
+use crate::tree::ViewedNode;
+
+/// Orders requests; holds a policy, a memory of chats and a knowledge tree for each engine, for every tenant and model.
+///
+/// A tenant's decisions depend on its own requests alone, as long as no more than `tree.max_trees` tenants and models
+/// are in use; beyond that, on how many tenants there are: each keeps its share of the trees. Memory is bounded by the
+/// configuration: at most `tree.max_trees` times `conversation.max_bytes`, and `tree.max_nodes` for each engine.
+pub struct Orderer {
+    config: Config,
+    keep: Keep,
+    /// Requests so far: the trees' time.
+    now: u64,
+}
+
+impl Orderer {
+    /// An orderer that knows nothing yet.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            keep: Keep::default(),
+            now: 0,
+        }
+    }
+
+    /// Orders the documents of `body`, an OpenAI chat request of `tenant`, and expects it to be sent to the one engine
+    /// there is.
+    ///
+    /// Messages that the tenant's chats are known by are sent as they were sent before.
+    ///
+    /// # Errors
+    /// [`Skip`] says why the body is to be sent as it came. Nothing was remembered then, but for
+    /// [`Skip::NoDocuments`]: that a chat went on without documents.
+    pub fn rewrite(&mut self, tenant: Tenant<'_>, body: &[u8]) -> Result<Rewrite, Skip> {
+        self.rewrite_on(&Terms::default(), tenant, body)
+    }
+
+    /// The same on terms of its own. With a salt, [`Tenant::key`] is that salt's; without one, and without a key, it is
+    /// the key of the salt that the client sent, if the terms say how to make it.
+    ///
+    /// # Errors
+    /// As [`Orderer::rewrite`]. Nothing is salted then: [`salted`](crate::salted) does that.
+    pub fn rewrite_on(
+        &mut self,
+        terms: &Terms<'_>,
+        mut tenant: Tenant<'_>,
+        body: &[u8],
+    ) -> Result<Rewrite, Skip> {
+        let parsed = body::parse_with(body, terms.retrieved, &self.config)?;
+        if let (None, Some(key_of)) = (terms.salt, terms.key_of)
+            && tenant.key == TenantKey::default()
+        {
+            tenant.key = parsed.salt.key(key_of);
+        }
+        self.now += 1;
+        if !parsed.has_documents() && self.keep.get(tenant, &parsed.model).is_none() {
+            // A tenant that never sends documents takes no other one's place.
+            return Err(Skip::NoDocuments);
+        }
+        let kept = (self.keep).of(&self.config, self.now, tenant, &parsed.model);
+        Rewriting::new(&self.config, terms, tenant, &parsed).run(kept)
+    }
+
+    /// Orders documents that stand in no body, for a caller that writes its prompts itself, and expects them to be sent
+    /// in that order behind `before`. Chats, location hints and bodies are [`Orderer::rewrite`]'s.
+    ///
+    /// # Errors
+    /// [`Skip::TooManyDocuments`], [`Skip::LongModelName`], [`Skip::NoDocuments`]; nothing was remembered then.
+    pub fn order(
+        &mut self,
+        tenant: Tenant<'_>,
+        model: &str,
+        before: &str,
+        documents: &[Plain<'_>],
+    ) -> Result<Ordered, Skip> {
+        plain::check(&self.config, model, documents)?;
+        self.now += 1;
+        let kept = (self.keep).of(&self.config, self.now, tenant, model);
+        Ok(plain::order(
+            &self.config,
+            kept.trees.of(EngineId::default()),
+            kept.policy.as_mut(),
+            before,
+            documents,
+        ))
+    }
+
+    /// The `limit` most recently used nodes of a tenant's tree for a model and the first engine: see [`view`](crate::tree::KnowledgeTree::view).
+    #[must_use]
+    pub fn view(&self, tenant: Tenant<'_>, model: &str, limit: usize) -> Vec<ViewedNode> {
+        let kept = self.keep.get(tenant, model);
+        kept.map_or_else(Vec::new, |kept| kept.trees.first().view(limit))
+    }
+
+    /// How it was told to order.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Forgets everything, as after the engine was restarted.
+    pub fn clear(&mut self) {
+        self.keep = Keep::default();
+    }
+
+    /// Trees kept.
+    #[must_use]
+    pub fn trees(&self) -> usize {
+        self.keep.len()
+    }
+
+    /// Nodes in all trees.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.keep.iter().map(|kept| kept.trees.nodes()).sum()
+    }
+
+    /// What is remembered of all chats.
+    #[must_use]
+    pub fn remembered(&self) -> Remembered {
+        let memories = || self.keep.iter().map(|kept| &kept.memory);
+        Remembered {
+            messages: memories().map(|memory| memory.len() as u64).sum(),
+            bytes: memories().map(Memory::bytes).sum(),
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! One request on its way to the engine that it costs least.
+//!
+//! ```text
+//!   recall ─▶ choose ─▶ write ─▶ remember
+//!     │         │         │         └─ the tree and the memory of chats learn what is sent, and nothing that was weighed
+//!     │         │         └─ edits and salt become a body
+//!     │         └─ sent to each engine for trial: fewest tokens to compute, with those that wait there, wins
+//!     └─ which messages of the chat are known, and where it was before
+//! ```
+
+use super::kept::Kept;
+use super::terms::{Report, Rewrite, Terms, Trial};
+use crate::arrangement::Listed;
+use crate::body::edit::{self, Edit};
+use crate::body::{Parsed, Skip};
+use crate::config::Config;
+use crate::conversation::memory::{Added, Memory, Path};
+use crate::document::estimate_tokens;
+use crate::engines::{self, Choice, EngineId};
+use crate::experiment::Arm;
+use crate::path::SentPath;
+use crate::policy::Policy;
+use crate::request::{self, Manner};
+use crate::tenant::Tenant;
+use crate::told::{Continued, Deed, SentRun};
+use crate::trees::Trees;
+use smallvec::SmallVec;
+
+/// See the module's text.
+pub(super) struct Rewriting<'r> {
+    config: &'r Config,
+    terms: &'r Terms<'r>,
+    tenant: Tenant<'r>,
+    parsed: &'r Parsed<'r>,
+    arm: Option<Arm>,
+}
+
+/// What a dry run would have done.
+type Tried = Option<(Report, Vec<SentRun>)>;
+
+impl<'r> Rewriting<'r> {
+    pub(super) fn new(
+        config: &'r Config,
+        terms: &'r Terms<'r>,
+        tenant: Tenant<'r>,
+        parsed: &'r Parsed<'r>,
+    ) -> Self {
+        let arm = match terms.trial {
+            Trial::Experiment(experiment) => Some(experiment.arm(tenant.name, parsed.start())),
+            Trial::None | Trial::DryRun => None,
+        };
+        Self {
+            config,
+            terms,
+            tenant,
+            parsed,
+            arm,
+        }
+    }
+
+    /// # Errors
+    /// [`Skip::NoDocuments`]: there is nothing to write.
+    pub(super) fn run(&self, kept: &mut Kept) -> Result<Rewrite, Skip> {
+        let path = self.recall(&kept.memory);
+        let choices = self.choices(&kept.memory, &path);
+        let Kept {
+            trees,
+            policy,
+            memory,
+            ..
+        } = &mut *kept;
+        let mut send =
+            |engine, manner| self.send(trees, policy.as_mut(), memory, &path, engine, manner);
+        let (engine, sent) = self.choose(&choices, &mut send).ok_or(Skip::NoDocuments)?;
+        let is_dry = matches!(self.terms.trial, Trial::DryRun);
+        let tried: Tried = is_dry.then(|| {
+            let tried = send(engine, Manner::Tried);
+            (tried.report, tried.runs)
+        });
+        let request::Outcome {
+            edits,
+            report,
+            runs,
+            added,
+        } = sent;
+        let edits = if is_dry { Vec::new() } else { edits };
+        let ordered = !edits.is_empty();
+        let body = self.write(edits);
+
+        let chat = self.remember(&mut kept.memory, &path, added, engine);
+        // What was only weighed is in no path.
+        for other in choices.iter().filter(|other| other.engine != engine) {
+            let documents = runs.iter().flat_map(|run| &run.documents);
+            kept.trees.of(other.engine).discard(documents);
+        }
+        kept.take(engine, &runs);
+        if let Some((_, runs)) = &tried {
+            let documents = runs.iter().flat_map(|run| &run.documents);
+            kept.trees.of(engine).discard(documents);
+        }
+        if !self.parsed.has_documents() && !ordered {
+            return Err(Skip::NoDocuments);
+        }
+        let sent_path = runs.iter().filter(|_| !is_dry).map(SentRun::path);
+        Ok(Rewrite {
+            ordered,
+            report: tried.as_ref().map_or(report, |(report, _)| *report),
+            path: SentPath {
+                runs: sent_path.collect(),
+            },
+            arm: self.arm,
+            as_sent: tried.map(|_| report),
+            deed: Deed {
+                tenant: self.tenant.name.into(),
+                key: self.tenant.key,
+                model: self.parsed.model.as_ref().into(),
+                engine,
+                tokens: estimate_tokens(body.as_ref().map_or(self.parsed.text.len(), Vec::len)),
+                runs,
+                chat,
+            },
+            body,
+        })
+    }
+
+    /// The messages of the chat that are known.
+    fn recall(&self, memory: &Memory) -> Path {
+        if self.is_as_ranked() {
+            // What earlier turns were sent as is not what the client's order is.
+            return Path::default();
+        }
+        let written = self.parsed.rendered.as_ref().and_then(|(message, group)| {
+            Some((
+                u32::try_from(*message).ok()?,
+                Listed::of(group).fingerprint(),
+            ))
+        });
+        let chains = self.parsed.messages.iter().map(|message| message.chain);
+        memory.find(chains, written)
+    }
+
+    /// The engines that the request may go to; one that goes on with a chat goes where it was.
+    fn choices(&self, memory: &Memory, path: &Path) -> SmallVec<[Choice; 4]> {
+        // The same question asked again is no chat that goes on.
+        let last = self.parsed.messages.len().saturating_sub(1);
+        let last = u32::try_from(last).unwrap_or(u32::MAX);
+        engines::choices(self.terms.choices, memory.engine(path, last))
+    }
+
+    /// How the request would be sent to an engine.
+    fn send<'a>(
+        &'a self,
+        trees: &mut Trees,
+        policy: &mut dyn Policy,
+        memory: &'a Memory,
+        path: &Path,
+        engine: EngineId,
+        manner: Manner,
+    ) -> request::Outcome<'a> {
+        let tree = trees.of(engine);
+        request::send(self.config, self.parsed, tree, policy, memory, path, manner)
+    }
+
+    /// The engine that the request costs least, the first of equals, and how it is sent there.
+    fn choose<'a>(
+        &self,
+        choices: &[Choice],
+        mut send: impl FnMut(EngineId, Manner) -> request::Outcome<'a>,
+    ) -> Option<(EngineId, request::Outcome<'a>)> {
+        let manner = if self.is_as_ranked() {
+            Manner::AsRanked
+        } else {
+            Manner::Ordered
+        };
+        let mut best: Option<(u64, EngineId, request::Outcome<'_>)> = None;
+        for choice in choices {
+            let sent = send(choice.engine, manner);
+            let cost = (sent.report.document_tokens)
+                .saturating_sub(sent.report.matched_tokens)
+                .saturating_add(choice.outstanding);
+            if (best.as_ref()).is_none_or(|(lowest, ..)| cost < *lowest) {
+                best = Some((cost, choice.engine, sent));
+            }
+        }
+        best.map(|(_, engine, sent)| (engine, sent))
+    }
+
+    /// The new body; `None`: the one that came.
+    fn write<'e>(&'e self, mut edits: Vec<Edit<'e>>) -> Option<Vec<u8>> {
+        let text = self.parsed.text;
+        if self.parsed.has_documents() || !edits.is_empty() {
+            let salt = self.terms.salt;
+            edits.extend(salt.map(|salt| self.parsed.salt.write(text, salt)));
+        }
+        (!edits.is_empty()).then(|| edit::apply(text, edits))
+    }
+
+    /// How the chat goes on, which other orderers are told.
+    fn remember(
+        &self,
+        memory: &mut Memory,
+        path: &Path,
+        mut added: Vec<Added>,
+        engine: EngineId,
+    ) -> Option<Continued> {
+        if self.is_as_ranked() {
+            added.clear();
+        }
+        let chat = Continued::told(memory.place(path), &added);
+        // A chat without documents is remembered where chats that open alike may have some pinned in them: the one must
+        // not be taken for the other.
+        if !self.parsed.has_documents() && !self.config.pins() {
+            added.clear();
+        }
+        memory.record(path, added, engine);
+        chat
+    }
+
+    /// Whether the documents go on in the client's order.
+    fn is_as_ranked(&self) -> bool {
+        matches!(self.terms.trial, Trial::DryRun) || self.arm == Some(Arm::Control)
+    }
+}

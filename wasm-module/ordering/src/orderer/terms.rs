@@ -1,0 +1,112 @@
+//! The terms on which a request is rewritten, and what its sender is told of it.
+
+use crate::body::Retrieved;
+use crate::engines::Choice;
+use crate::experiment::{Arm, Experiment};
+use crate::feed::TenantKey;
+use crate::path::SentPath;
+use crate::told::Deed;
+
+/// How one request is to be sent, beside what the configuration says of all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms<'a> {
+    /// Written as the body's `cache_salt`, whatever the client sent; `None`: what it sent stays.
+    pub salt: Option<&'a str>,
+    /// Makes a tenant's key of the salt that the client sent: [`TenantKey::of`]. `None`: the client's salt tells nobody
+    /// apart. A function, so that a module for pages, which know no tenants, holds no SHA-256.
+    pub key_of: Option<fn(&str) -> TenantKey>,
+    /// Whether the order is put to the test.
+    pub trial: Trial<'a>,
+    /// The engines that it may go to: see [`Choice`]. Those above [`MAX_ENGINES`](crate::MAX_ENGINES) do not
+    /// count; without any it goes to the first engine.
+    pub choices: &'a [Choice],
+    /// Documents that a retriever found for a body without any.
+    pub retrieved: Option<&'a Retrieved<'a>>,
+}
+
+/// Whether the order is put to the test.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Trial<'a> {
+    /// It is not.
+    #[default]
+    None,
+    /// The order is decided and reported, the body goes on as it came, and that is what is learnt. An array that would
+    /// have been rendered is learnt as if it had been rendered in the client's order.
+    DryRun,
+    /// Some chats go on in the client's order.
+    Experiment(&'a Experiment),
+}
+
+/// What became of a request.
+#[derive(Debug)]
+pub struct Rewrite {
+    /// The body to send; `None`: the one that came.
+    pub body: Option<Vec<u8>>,
+    /// Whether more than the salt was written: documents changed places, or words were added.
+    pub ordered: bool,
+    /// What was done; in a dry run, what would have been.
+    pub report: Report,
+    /// The documents that are sent, as the tree knows them.
+    pub path: SentPath,
+    /// The chat's arm in an experiment.
+    pub arm: Option<Arm>,
+    /// In a dry run: what was done, which is nothing, and what it matched.
+    pub as_sent: Option<Report>,
+    /// All that other orderers of the same requests need to know of this one.
+    pub deed: Deed,
+}
+
+/// What was done with a request's documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The policy's name.
+    pub policy: &'static str,
+    /// Documents found in the body.
+    pub documents: u32,
+    /// Documents at the prompt's beginning whose KV state the engine is believed to hold.
+    pub matched: u32,
+    /// Documents that stand elsewhere than the client put them.
+    pub moved: u32,
+    /// Repeats that were left out: they equal a document beside them byte for byte.
+    pub dropped: u32,
+    /// Documents that a location hint stands for, because an earlier turn of the chat holds them byte for byte.
+    pub deduplicated: u32,
+    /// Documents of earlier requests that were written again where they first stood.
+    pub pinned: u32,
+    /// Messages with documents that were sent as they are remembered.
+    pub replayed: u32,
+    /// Whether an order hint was written.
+    pub hinted: bool,
+    /// Estimated tokens of the documents sent, pinned ones included.
+    pub document_tokens: u64,
+    /// Estimated tokens of the matched ones.
+    pub matched_tokens: u64,
+}
+
+/// What is remembered of chats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remembered {
+    /// Messages of chats; without pinning, only those that documents stand in or that a request ended with.
+    pub messages: u64,
+    /// Estimated bytes that this takes.
+    pub bytes: u64,
+}
+
+impl Report {
+    /// Nothing was done yet.
+    pub(crate) fn new(policy: &'static str) -> Self {
+        Self {
+            policy,
+            documents: 0,
+            matched: 0,
+            moved: 0,
+            dropped: 0,
+            deduplicated: 0,
+            pinned: 0,
+            replayed: 0,
+            hinted: false,
+            document_tokens: 0,
+            matched_tokens: 0,
+        }
+    }
+}
