@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use foreword_tests::http::{Client, Response, exchange, post};
@@ -194,7 +195,7 @@ fn killing_retriever_embedder_or_engines_host_loses_no_chat_that_could_be_served
         let more = |by: u32| {
             let goal = answered.load(SeqCst) + by;
             until("traffic flows", || {
-                senders.iter().any(|sender| sender.is_finished()) || answered.load(SeqCst) >= goal
+                senders.iter().any(ScopedJoinHandle::is_finished) || answered.load(SeqCst) >= goal
             });
         };
         for peer in &mut peers {

@@ -5,6 +5,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use foreword_tests::http::{Client, Response, exchange, post, post_chunked, post_with};
@@ -587,7 +588,7 @@ fn no_request_is_lost_when_the_retriever_is_killed_and_comes_back_in_mid_traffic
         let more = |by: u32| {
             let goal = answered.load(SeqCst) + by;
             until("traffic flows", || {
-                senders.iter().any(|sender| sender.is_finished()) || answered.load(SeqCst) >= goal
+                senders.iter().any(ScopedJoinHandle::is_finished) || answered.load(SeqCst) >= goal
             });
         };
         for _ in 0..5 {
