@@ -324,16 +324,6 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_http_callout_done(
 }
 
 /// # Safety
-/// `pointer`, unless it is null, is that of so many values, which live as long as the running hook.
-unsafe fn slice<'hook, T>(pointer: *const T, length: usize) -> &'hook [T] {
-    if pointer.is_null() {
-        return &[];
-    }
-    // SAFETY: by the contract.
-    unsafe { std::slice::from_raw_parts(pointer, length) }
-}
-
-/// # Safety
 /// The headers are of the running hook.
 unsafe fn status(headers: &[EnvoyHttpHeader]) -> Option<u16> {
     // SAFETY: by the contract.
