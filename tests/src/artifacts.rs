@@ -34,18 +34,14 @@ pub fn envoy_binary() -> Result<PathBuf> {
 /// The filter's module, built once per process.
 pub fn filter_module() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let build = || {
-        let arguments = [
-            "--profile",
-            "wasm",
-            "--target",
-            "wasm32-wasip1",
-            "-p",
-            "foreword-filter",
-        ];
-        build(&arguments, "wasm").map_err(|error| format!("{error:#}"))
-    };
+    let build = || wasm_module("foreword-filter").map_err(|error| format!("{error:#}"));
     BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
+}
+
+/// A package's module for Envoy's VM.
+pub fn wasm_module(package: &str) -> Result<PathBuf> {
+    let target = ["--profile", "wasm", "--target", "wasm32-wasip1"];
+    build(&[&target[..], &["-p", package]].concat(), "wasm")
 }
 
 /// The filter as a dynamic module in the given cargo profile (`dev`, `release`).

@@ -116,6 +116,7 @@ impl Plugin {
     /// Some time has passed: what other workers did meanwhile is learnt, so that a request that comes late finds little
     /// left to learn.
     pub fn on_tick(&self, host: &impl Host) {
+        self.metrics.memory(host);
         if let Some(mut knowledge) = self.knowledge() {
             knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
         }
@@ -511,6 +512,7 @@ mod tests {
         assert!(idle.needs_ticks());
         send(&busy, &host, &body(&[1, 2]));
         idle.on_tick(&idle_host);
+        assert_eq!(idle_host.samples("foreword_vm_mebibytes"), [7]);
         assert_eq!(idle_host.counter("foreword_learnt_entries_total"), 1);
         let new = load(
             &ScriptedHost::beside(&host),

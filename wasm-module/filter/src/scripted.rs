@@ -326,6 +326,10 @@ impl Host for ScriptedHost {
         Ok(u32::try_from(calls.len() - 1).unwrap())
     }
 
+    fn memory_bytes(&self) -> Option<u64> {
+        Some(7 << 20)
+    }
+
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {
         self.allow("define_counter")?;
         Ok(self.define(name))
