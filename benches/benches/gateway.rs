@@ -1,5 +1,6 @@
 //! What the filter costs in real Envoy: requests per second without it, with it as a Wasm module, and with it as a
-//! dynamic module, side by side in one run; and what it costs that workers tell each other what they did.
+//! dynamic module, side by side in one run; and what it costs that workers tell each other what they did, and that access
+//! logs are told.
 //!
 //! `cargo bench -p foreword-benches --bench gateway`
 //!
@@ -53,6 +54,10 @@ fn main() -> Result<ExitCode> {
         plugin: Some(json!({"agreement": {"entries": 0}})),
         ..wasm.clone()
     };
+    let unlogged = GatewayOptions {
+        plugin: Some(json!({"log_fields": false})),
+        ..wasm.clone()
+    };
     let four = |options: &GatewayOptions| GatewayOptions {
         concurrency: 4,
         ..options.clone()
@@ -70,6 +75,7 @@ fn main() -> Result<ExitCode> {
             Gateway::start(&alone)?,
             "documents=15",
         ),
+        Variant::new("Wasm, no log", Gateway::start(&unlogged)?, "documents=15"),
         Variant::new(
             "Wasm, four workers",
             Gateway::start(&four(&wasm))?,

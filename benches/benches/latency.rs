@@ -4,17 +4,19 @@
 //!
 //! One client on one connection to each Envoy, one request at a time, the Envoys in turns from request to request, so that
 //! whatever else the machine does hits all alike. Requests have 16 KB and 15 documents; the upstream answers at once with
-//! a stream of events. Beside no filter at all stands Envoy's own buffer filter, which holds a body until it is complete
-//! and does nothing else: what anything must cost that reads whole bodies.
+//! a stream of events. Beside no filter at all stand three that only buffer: Envoy's own buffer filter, what anything must
+//! cost that waits for whole bodies; a Wasm filter that does as little (`benches/buffer`); and the same with the body
+//! copied into the VM and back, what any rewriting in Wasm must cost.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use foreword_benches::chats;
-use foreword_tests::artifacts::dynamic_module;
+use foreword_tests::artifacts::{dynamic_module, wasm_module};
 use foreword_tests::http::{Client, post};
 use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
+use serde_json::json;
 
 const REQUESTS: usize = 6_000;
 const BUFFER: &str = "- name: envoy.filters.http.buffer
@@ -54,10 +56,28 @@ fn main() -> Result<ExitCode> {
         module: Some(dynamic_module("release")?),
         ..GatewayOptions::new(upstream.address())
     };
+    let holding = GatewayOptions {
+        module: Some(wasm_module("foreword-buffer")?),
+        ..wasm.clone()
+    };
+    let copying = GatewayOptions {
+        plugin: Some(json!({"copy": true})),
+        ..holding.clone()
+    };
+    let with = |plugin| GatewayOptions {
+        plugin: Some(plugin),
+        ..wasm.clone()
+    };
+    let unlogged = with(json!({"log_fields": false}));
+    let alone = with(json!({"log_fields": false, "agreement": {"entries": 0}}));
     let mut variants = [
         Variant::start("no filter", &without, "")?,
-        Variant::start("buffer", &buffer, "")?,
+        Variant::start("buffer filter, Envoy's", &buffer, "")?,
+        Variant::start("buffer filter, Wasm", &holding, "")?,
+        Variant::start("the same, copying", &copying, "")?,
         Variant::start("foreword, Wasm", &wasm, "documents=15")?,
+        Variant::start("the same, no log fields", &unlogged, "documents=15")?,
+        Variant::start("the same, no ring either", &alone, "documents=15")?,
         Variant::start("foreword, dynamic", &dynamic, "documents=15")?,
     ];
     for number in 0..requests + requests / 10 {
@@ -74,23 +94,24 @@ fn main() -> Result<ExitCode> {
     }
 
     println!("first event of an answer, {requests} requests of 16 KB to each, one at a time");
-    println!("| | median | p99 | median added | of the buffer's time |");
-    println!("| --- | --- | --- | --- | --- |");
+    println!("| | median | p99 | median added | of Envoy's buffer's time | of the Wasm buffer's |");
+    println!("| --- | --- | --- | --- | --- | --- |");
     let base = variants[0].quantile(0.5);
-    let buffered = variants[1].quantile(0.5).as_secs_f64();
+    let buffered = [1, 2].map(|peer: usize| variants[peer].quantile(0.5).as_secs_f64());
     for variant in &mut variants {
         let (median, slow) = (variant.quantile(0.5), variant.quantile(0.99));
         println!(
-            "| {} | {} µs | {} µs | {} µs | {:.2} |",
+            "| {} | {} µs | {} µs | {} µs | {:.2} | {:.2} |",
             variant.name,
             median.as_micros(),
             slow.as_micros(),
             median.saturating_sub(base).as_micros(),
-            median.as_secs_f64() / buffered,
+            median.as_secs_f64() / buffered[0],
+            median.as_secs_f64() / buffered[1],
         );
     }
     let added = |variant: &mut Variant| variant.quantile(0.5).saturating_sub(base);
-    let [_, _, wasm, dynamic] = &mut variants;
+    let [.., wasm, _, _, dynamic] = &mut variants;
     let holds = added(wasm) < WASM_ADDS && added(dynamic) < DYNAMIC_ADDS;
     println!("must hold: Wasm adds less than {WASM_ADDS:?}, dynamic less than {DYNAMIC_ADDS:?}");
     Ok(if holds || !benching {

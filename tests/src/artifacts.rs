@@ -38,20 +38,17 @@ pub fn envoy_binary() -> Result<PathBuf> {
 pub fn filter_module() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let build = || {
-        if let Some(path) = given("FOREWORD_FILTER").map_err(|error| format!("{error:#}"))? {
-            return Ok(path);
-        }
-        let arguments = [
-            "--profile",
-            "wasm",
-            "--target",
-            "wasm32-wasip1",
-            "-p",
-            "foreword-filter",
-        ];
-        build(&arguments, "wasm").map_err(|error| format!("{error:#}"))
+        let built = given("FOREWORD_FILTER")
+            .and_then(|given| given.map_or_else(|| wasm_module("foreword-filter"), Ok));
+        built.map_err(|error| format!("{error:#}"))
     };
     BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
+}
+
+/// A package's module for Envoy's VM.
+pub fn wasm_module(package: &str) -> Result<PathBuf> {
+    let target = ["--profile", "wasm", "--target", "wasm32-wasip1"];
+    build(&[&target[..], &["-p", package]].concat(), "wasm")
 }
 
 /// The filter as a dynamic module in the given cargo profile (`dev`, `release`).

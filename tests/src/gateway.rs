@@ -77,6 +77,15 @@ impl Shell {
     }
 }
 
+/// Envoy's ways to choose among several engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fallback {
+    /// As `engines.yaml` has it.
+    LeastRequest,
+    /// One after the other.
+    RoundRobin,
+}
+
 /// How to start a gateway.
 #[derive(Debug, Clone)]
 pub struct GatewayOptions {
@@ -86,6 +95,8 @@ pub struct GatewayOptions {
     pub engines: Option<[SocketAddr; 3]>,
     /// More clusters, of one address each, that the plugin may call.
     pub clusters: Vec<(&'static str, SocketAddr)>,
+    /// Where requests go among several engines that no header names.
+    pub fallback: Fallback,
     /// The plugin configuration; `None` leaves the filter out.
     pub plugin: Option<Value>,
     /// Worker threads, each with a VM and trees of its own.
@@ -116,6 +127,7 @@ impl GatewayOptions {
             upstream,
             engines: None,
             clusters: Vec::new(),
+            fallback: Fallback::LeastRequest,
             plugin: Some(Value::Object(serde_json::Map::new())),
             concurrency: 1,
             shell: Shell::chosen(),
@@ -421,6 +433,14 @@ fn configuration(
         ensure!(text.contains(&place), "engines.yaml has no {place:?}");
         let engine = format!("address: {}, port_value: {} ", engine.ip(), engine.port());
         text = text.replace(&place, &engine);
+    }
+    if options.fallback == Fallback::RoundRobin {
+        for (from, to) in [
+            ("policies.least_request\n", "policies.round_robin\n"),
+            ("least_request.v3.LeastRequest", "round_robin.v3.RoundRobin"),
+        ] {
+            text = replace_once(&text, from, to)?;
+        }
     }
     if options.engines.is_none() {
         text = replace_once(

@@ -17,6 +17,6 @@ mod process;
 mod upstream;
 
 pub use bridge::Bridge;
-pub use gateway::{Gateway, GatewayOptions, Shell};
+pub use gateway::{Fallback, Gateway, GatewayOptions, Shell};
 pub use host::Host;
 pub use upstream::{Received, Reply, Upstream};

@@ -4,6 +4,7 @@
 //! FOREWORD_VLLM_PYTHON=…/bin/python FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench vllm
 //! … -- orders     cached share of all prompt tokens: client's order against each policy's, through real Envoy
 //! … -- bridge     what `foreword kv-bridge` says is held, against what vLLM reports as cached
+//! … -- feed       what the filter believes with the bridge's feed and by answers alone; `kv_gib=0.05` makes vLLM evict
 //! … -- requests=100 kv_gib=0.25
 //! ```
 //!
@@ -11,6 +12,7 @@
 //! Everything goes one request after another, so nothing here is timed.
 
 mod engine;
+mod feed;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -77,6 +79,9 @@ fn main() -> Result<ExitCode> {
     }
     if has("bridge") {
         holds &= bridge(&vllm, &bodies)?;
+    }
+    if has("feed") {
+        holds &= feed::feed(&vllm, &bodies)?;
     }
     Ok(if holds {
         ExitCode::SUCCESS

@@ -83,10 +83,10 @@ fn burst() -> Vec<String> {
 }
 
 /// Matched documents of a burst that several clients send at once over all workers. `entries` is the ring's size.
-fn reuse(workers: u32, entries: u32) -> u64 {
+fn reuse(policy: &str, workers: u32, entries: u32) -> u64 {
     const SENDERS: usize = 3;
     let upstream = Upstream::start().unwrap();
-    let plugin = json!({"agreement": {"entries": entries}});
+    let plugin = json!({"agreement": {"entries": entries}, "ordering": {"policy": policy}});
     let gateway = with_workers(&upstream, workers, plugin);
     let mut clients = connect(&gateway, workers as usize);
     // Each sender has connections to several workers.
@@ -130,15 +130,18 @@ fn reuse(workers: u32, entries: u32) -> u64 {
 
 #[test]
 fn the_same_burst_is_reused_alike_by_one_two_and_four_workers() {
-    let one = reuse(1, 4096);
-    assert!(one > 1000, "{one} of 3000 documents matched");
-    for workers in [2, 4] {
-        let several = reuse(workers, 4096);
-        println!("{workers} workers: {several} documents matched, one: {one}");
-        assert!(
-            several.abs_diff(one) * 100 <= one * 3,
-            "{workers} workers: {several}, one: {one}"
-        );
+    // `foresight` also learns how even the traffic is, each worker by the requests that it decides itself.
+    for policy in ["longest", "foresight"] {
+        let one = reuse(policy, 1, 4096);
+        assert!(one > 1000, "{policy}: {one} of 3000 documents matched");
+        for workers in [2, 4] {
+            let several = reuse(policy, workers, 4096);
+            println!("{policy}, {workers} workers: {several} documents matched, one: {one}");
+            assert!(
+                several.abs_diff(one) * 100 <= one * 3,
+                "{policy}, {workers} workers: {several}, one: {one}"
+            );
+        }
     }
 }
 
@@ -148,7 +151,7 @@ fn workers_that_tell_each_other_nothing_know_their_own_requests_only() {
         eprintln!("skipped: workers of a dynamic module share what they know");
         return;
     }
-    let [one, several] = [1, 4].map(|workers| reuse(workers, 0));
+    let [one, several] = [1, 4].map(|workers| reuse("longest", workers, 0));
     // Otherwise the test above would prove nothing.
     assert!(several * 100 < one * 80, "4 workers: {several}, one: {one}");
 }

@@ -13,6 +13,7 @@
 //! restart of Envoy); `FOREWORD_SOAK_SEED` another one.
 
 mod ledger;
+mod memory;
 mod traffic;
 mod trap;
 
@@ -26,11 +27,12 @@ use foreword_tests::{Gateway, GatewayOptions, Upstream};
 use serde_json::{Value, json};
 
 use ledger::Ledger;
+use memory::Memory;
 use traffic::{Client, Door};
 
 const CLIENTS: u64 = 8;
 const WORKERS: u32 = 4;
-/// Room for an allocator's mood; a leak of one large body in fifty would show.
+/// Room for an allocator's mood, between the means of two quarters; a leak of one large body in fifty would show.
 const GROWTH_BYTES: u64 = 64 << 20;
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -117,8 +119,8 @@ fn half_an_hour_of_mixed_traffic_loses_repeats_and_alters_nothing() {
     let mut dice = Random::new(seed);
     let configurations = configurations();
     let (mut reloads, mut refused, mut restarts, mut lives) = (0, 0, 0, 1);
-    // What a life of Envoy holds when it has seen everything for a while, and at its end.
-    let (mut settled, mut after) = (None, 0);
+    // Of the last life of Envoy.
+    let mut memory = Memory::default();
     let (mut served, mut current) = (0, 0);
     while begun.elapsed() < span {
         // What happens next happens when so many more requests have ended, not after some time.
@@ -155,10 +157,7 @@ fn half_an_hour_of_mixed_traffic_loses_repeats_and_alters_nothing() {
             }
         }
         if !is_early {
-            after = gateway.resident_bytes().unwrap();
-            if settled.is_none() && begun.elapsed() > span * 2 / 3 {
-                settled = Some(after);
-            }
+            memory.look(&gateway, begun.elapsed());
         }
     }
     stop.store(true, Ordering::Relaxed);
@@ -168,18 +167,16 @@ fn half_an_hour_of_mixed_traffic_loses_repeats_and_alters_nothing() {
     assert_sound(&gateway);
     drop(upstream);
     let tally = ledger.settle();
-    let settled = settled.unwrap();
     println!(
         "{} requests in {:.0?}: {tally}\n{reloads} reloads, {refused} refused, {restarts} restarts of the upstream, \
-         {lives} lives of Envoy; resident memory {} MB after two thirds, {} MB at the end",
+         {lives} lives of Envoy\n{memory}",
         ledger.ended(),
         begun.elapsed(),
-        settled / 1_000_000,
-        after / 1_000_000
     );
+    let [settled, after] = memory.last_quarters();
     assert!(
         after < settled + GROWTH_BYTES,
-        "{settled} bytes grew to {after}"
+        "{settled} bytes grew to {after}: {memory}"
     );
     assert!(
         reloads > 0 && refused > 0 && restarts > 0,

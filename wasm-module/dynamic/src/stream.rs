@@ -448,6 +448,10 @@ impl Host for Envoy<'_> {
         Ok(())
     }
 
+    fn memory_bytes(&self) -> Option<u64> {
+        None
+    }
+
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {
         self.define(
             abi::envoy_dynamic_module_callback_http_filter_config_define_counter,

@@ -88,6 +88,9 @@ pub trait Host {
     /// Lets the request go on that a request callback has held; not from within one.
     fn resume(&self) -> Result<(), HostError>;
 
+    /// Bytes of memory that belong to this filter alone and never shrink: a VM's. `None`: it has the proxy's.
+    fn memory_bytes(&self) -> Option<u64>;
+
     /// Defines a counter, or finds the one of that name.
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError>;
 

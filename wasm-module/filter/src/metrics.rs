@@ -47,6 +47,7 @@ pub(crate) struct Metrics {
     documents_per_request: Option<MetricId>,
     engine_cached_percent: Option<MetricId>,
     matched_percent: Option<MetricId>,
+    vm_mebibytes: Option<MetricId>,
 }
 
 /// What an experiment's arms are compared by.
@@ -112,6 +113,7 @@ impl Metrics {
             documents_per_request: host.define_histogram("foreword_documents_per_request").ok(),
             engine_cached_percent: host.define_histogram("foreword_engine_cached_percent").ok(),
             matched_percent: host.define_histogram("foreword_matched_percent").ok(),
+            vm_mebibytes: host.define_histogram("foreword_vm_mebibytes").ok(),
         }
     }
 
@@ -163,6 +165,13 @@ impl Metrics {
     /// Records the time the core took for one request, whatever it answered.
     pub(crate) fn time(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.ordering_microseconds, nanoseconds / 1_000);
+    }
+
+    /// Records what the VM has taken of memory, where there is one.
+    pub(crate) fn memory(&self, host: &impl Host) {
+        if let Some(bytes) = host.memory_bytes() {
+            record(host, self.vm_mebibytes, bytes >> 20);
+        }
     }
 
     /// Counts a prompt by what the engine says of it.

@@ -288,6 +288,12 @@ impl Host for Proxy {
         hostcalls::resume_http_request().map_err(refused("resume"))
     }
 
+    fn memory_bytes(&self) -> Option<u64> {
+        const PAGE_BYTES: u64 = 64 << 10;
+        let pages = core::arch::wasm32::memory_size::<0>();
+        u64::try_from(pages).ok()?.checked_mul(PAGE_BYTES)
+    }
+
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {
         hostcalls::define_metric(MetricType::Counter, name)
             .map(MetricId)

@@ -361,6 +361,10 @@ impl Host for ScriptedHost {
         Ok(())
     }
 
+    fn memory_bytes(&self) -> Option<u64> {
+        Some(7 << 20)
+    }
+
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {
         self.allow("define_counter")?;
         Ok(self.define(name))

@@ -66,6 +66,7 @@ impl Plugin {
     /// Some time has passed: what other workers did meanwhile is learnt, so that a request that comes late finds little
     /// left to learn.
     pub fn on_tick(&self, host: &impl Host) {
+        self.metrics.memory(host);
         if let Some(mut knowledge) = self.knowledge() {
             knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
         }

@@ -56,6 +56,7 @@ fn an_idle_worker_learns_at_its_ticks_and_a_new_one_when_it_is_loaded() {
     assert!(idle.needs_ticks());
     send(&busy, &host, &body(&[1, 2]));
     idle.on_tick(&idle_host);
+    assert_eq!(idle_host.samples("foreword_vm_mebibytes"), [7]);
     assert_eq!(idle_host.counter("foreword_learnt_entries_total"), 1);
     let new = load(
         &ScriptedHost::beside(&host),

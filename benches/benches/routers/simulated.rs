@@ -1,25 +1,20 @@
-//! Three engines behind one gateway: which router reuses most, and how evenly it loads them.
+//! Three simulated engines, so that every router meets the same requests at the same times.
 //!
-//! `cargo bench -p foreword-benches --bench routers`
-//!
-//! Simulated, so that every router meets the same requests: three engines, each with the model of a prefix cache that the
-//! other simulations use and a queue of prefills. Requests come at fixed intervals, such that round-robin in the client's
-//! order keeps the engines busy for [`UTILISATION`] of the time. The filter's core decides, with bodies as it gets them;
-//! it hears of requests when they are sent and of prefills when they are done, as in the gateway.
-//!
-//! *text prefix* is the approximation that SGLang's router (`cache_aware`) and llm-d's prefix scorer use: for every engine
-//! the blocks of text that were sent there, hashed in a chain; the engine with the longest match if that is half the
-//! prompt, else the one that was sent least; the shortest queue when queues differ by much.
+//! Each has the model of a prefix cache that the other simulations use and a queue of prefills. Requests come at fixed
+//! intervals, such that round-robin in the client's order keeps the engines busy for [`UTILISATION`] of the time. The
+//! filter's core decides, with bodies as it gets them; it hears of requests when they are sent and of prefills when they are
+//! done, as in the gateway.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::simulation::{Capacity, EngineCache, Request, Retrieved, Trace, workload};
 use foreword_ordering::{Choice, Config, EngineId, Orderer, Tenant, Terms};
 use serde_json::json;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-const ENGINES: usize = 3;
+use crate::text_prefix::{self, TextPrefix};
+use crate::{ENGINES, in_turn};
+
 const REQUESTS: usize = 2_000;
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=3;
 /// Room in each engine's cache, in average prompts.
@@ -36,13 +31,9 @@ enum Router {
     Foreword,
 }
 
-fn main() {
-    // Without `--bench` Cargo only wants to see that it runs.
-    let requests = if std::env::args().any(|argument| argument == "--bench") {
-        REQUESTS
-    } else {
-        60
-    };
+/// Prints a table for each trace; a short one unless `benching`.
+pub(crate) fn compare(benching: bool) {
+    let requests = if benching { REQUESTS } else { 60 };
     let bursty: fn(u64, usize) -> Trace =
         |seed, requests| workload::bursty(seed, requests, workload::Bursty::default());
     let zipf: fn(u64, usize) -> Trace =
@@ -97,8 +88,6 @@ struct Engine {
     /// When each request will have been computed, ascending.
     ends: Vec<f64>,
     computed: u64,
-    /// Hash chains of the text blocks that were sent to it, for the text-prefix router.
-    blocks: HashSet<u64>,
 }
 
 fn run(trace: &Trace, router: Router, ordered: bool) -> Figures {
@@ -109,10 +98,10 @@ fn run(trace: &Trace, router: Router, ordered: bool) -> Figures {
             free_at: 0.0,
             ends: Vec::new(),
             computed: 0,
-            blocks: HashSet::new(),
         })
         .collect();
     let mut orderer = orderer(capacity);
+    let mut texts = TextPrefix::default();
     let tokens: u64 = trace.iter().map(tokens_of).sum();
     let interval = tokens as f64 / trace.len() as f64 / RATE / ENGINES as f64 / UTILISATION;
     let mut waits = Vec::with_capacity(trace.len());
@@ -121,12 +110,13 @@ fn run(trace: &Trace, router: Router, ordered: bool) -> Figures {
         let now = at as f64 * interval;
         let chosen = match router {
             Router::RoundRobin => Some(at % ENGINES),
-            Router::LeastRequest => Some(shortest(&engines, now, at)),
-            Router::TextPrefix => Some(by_text(&engines, now, at, request)),
+            Router::LeastRequest => Some(text_prefix::shortest(&queues(&engines, now), at)),
+            Router::TextPrefix => {
+                Some(texts.choose(&chain(&request.documents), &queues(&engines, now), at))
+            }
             Router::Foreword => None,
         };
-        let choices: Vec<Choice> = (0..ENGINES)
-            .map(|turn| (turn + at) % ENGINES)
+        let choices: Vec<Choice> = in_turn(at)
             .filter(|engine| chosen.is_none_or(|chosen| chosen == *engine))
             .map(|engine| Choice {
                 engine: EngineId(engine as u16),
@@ -138,6 +128,7 @@ fn run(trace: &Trace, router: Router, ordered: bool) -> Figures {
         } else {
             (usize::from(choices[0].engine.0), request.documents.clone())
         };
+        texts.sent(engine, &chain(&sent));
         let engine = &mut engines[engine];
         let found = engine.cache.serve(request.scope, sent.iter());
         let todo = tokens_of(request) - found;
@@ -145,7 +136,6 @@ fn run(trace: &Trace, router: Router, ordered: bool) -> Figures {
         engine.computed += todo;
         engine.free_at = engine.free_at.max(now) + todo as f64 / RATE;
         engine.ends.push(engine.free_at);
-        engine.blocks.extend(chain(&sent));
         waits.push((engine.free_at - now) * 1_000.0);
     }
     waits.sort_by(f64::total_cmp);
@@ -204,50 +194,15 @@ fn tokens_of(request: &Request) -> u64 {
     documents.map(|document| u64::from(document.tokens)).sum()
 }
 
-fn queue(engine: &Engine, now: f64) -> usize {
-    engine.ends.len() - engine.ends.partition_point(|end| *end <= now)
+/// Requests that each engine has yet to compute.
+fn queues(engines: &[Engine], now: f64) -> [usize; ENGINES] {
+    std::array::from_fn(|engine| {
+        let ends = &engines[engine].ends;
+        ends.len() - ends.partition_point(|end| *end <= now)
+    })
 }
 
-/// Of equals the next in turn.
-fn shortest(engines: &[Engine], now: f64, turn: usize) -> usize {
-    (0..ENGINES)
-        .map(|at| (at + turn) % ENGINES)
-        .min_by_key(|engine| queue(&engines[*engine], now))
-        .unwrap()
-}
-
-/// The prompt's text as a chain of block hashes; a block is a document here, as all begin at the same places.
+/// A block is a document here, as all begin at the same places.
 fn chain(documents: &[Retrieved]) -> Vec<u64> {
-    let hashes = documents.iter().scan(0, |hash, document| {
-        *hash = xxh3_64_with_seed(document.label.as_bytes(), *hash);
-        Some(*hash)
-    });
-    hashes.collect()
-}
-
-/// `cache_aware` with SGLang's defaults: `cache_threshold` 0.5, `balance_abs_threshold` 32, `balance_rel_threshold` 1.0001.
-fn by_text(engines: &[Engine], now: f64, turn: usize, request: &Request) -> usize {
-    let queues: Vec<usize> = engines.iter().map(|engine| queue(engine, now)).collect();
-    let (least, most) = (queues.iter().min().unwrap(), queues.iter().max().unwrap());
-    if most - least > 32 && *most as f64 > *least as f64 * 1.0001 {
-        return shortest(engines, now, turn);
-    }
-    let blocks = chain(&request.documents);
-    let matched = |engine: &Engine| {
-        blocks
-            .iter()
-            .take_while(|block| engine.blocks.contains(block))
-            .count()
-    };
-    let order = || (0..ENGINES).map(|at| (at + turn) % ENGINES);
-    let best = order()
-        .max_by_key(|engine| matched(&engines[*engine]))
-        .unwrap();
-    if matched(&engines[best]) * 2 > blocks.len() {
-        best
-    } else {
-        order()
-            .min_by_key(|engine| engines[*engine].blocks.len())
-            .unwrap()
-    }
+    text_prefix::chain(documents.iter().map(|document| document.label.as_bytes()))
 }

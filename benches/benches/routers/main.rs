@@ -1,0 +1,31 @@
+//! Three engines behind one gateway: which router reuses most, and how evenly it loads them.
+//!
+//! `cargo bench -p foreword-benches --bench routers [-- simulated|hosts]`
+
+mod hosts;
+mod simulated;
+mod text_prefix;
+
+use anyhow::Result;
+use foreword_benches::Tables;
+
+const ENGINES: usize = 3;
+
+fn main() -> Result<()> {
+    // Without `--bench` Cargo only wants to see that it runs.
+    let benching = std::env::args().any(|argument| argument == "--bench");
+    let tables = Tables::asked_for();
+    if tables.has("simulated") {
+        simulated::compare(benching);
+    }
+    // Processes of release builds: nothing that a test waits for.
+    if benching && tables.has("hosts") {
+        hosts::compare()?;
+    }
+    Ok(())
+}
+
+/// The engines, each first in its turn.
+fn in_turn(turn: usize) -> impl Iterator<Item = usize> {
+    (0..ENGINES).map(move |at| (at + turn) % ENGINES)
+}
