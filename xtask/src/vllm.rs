@@ -32,7 +32,7 @@ pub(crate) struct Options {
     /// A Python that has vLLM [default: one is installed into .tools/vllm]
     #[arg(long, value_name = "FILE")]
     python: Option<PathBuf>,
-    /// What the bench is asked for: orders, bridge, requests=100, kv_gib=0.25
+    /// What the bench is asked for: orders, bridge, feed, requests=100, pages=400
     arguments: Vec<String>,
 }
 

@@ -26,12 +26,16 @@ pub(crate) struct Vllm {
 /// The name under which it serves the model.
 pub(crate) const MODEL: &str = "tiny";
 
+/// Memory for KV state, in whole GiB: nothing of the bench's is evicted then.
+const KV_GIB: &str = "1";
+
 /// Time for the engine to start: it compiles what it runs.
 const START_LIMIT: Duration = Duration::from_secs(600);
 
 impl Vllm {
-    /// Starts it on `python`, which has vLLM, with this much memory for KV state, in GiB.
-    pub(crate) fn start(python: &Path, xquad: &Path, kv_gib: f64) -> Result<Self> {
+    /// Starts it on `python`, which has vLLM, with room for so many pages of KV state; `None`: for as many as go into
+    /// [`KV_GIB`].
+    pub(crate) fn start(python: &Path, xquad: &Path, pages: Option<u32>) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("foreword-vllm-")
             .tempdir()?;
@@ -70,7 +74,8 @@ impl Vllm {
             ])
             .args(["--enable-prefix-caching", "--enable-prompt-tokens-details"])
             .args(["--kv-events-config", &kv_events.to_string()])
-            .env("VLLM_CPU_KVCACHE_SPACE", kv_gib.to_string())
+            .args(pages.map(|pages| format!("--num-gpu-blocks-override={pages}")))
+            .env("VLLM_CPU_KVCACHE_SPACE", KV_GIB)
             // For `/reset_prefix_cache`.
             .env("VLLM_SERVER_DEV_MODE", "1")
             .env("HF_HUB_OFFLINE", "1")

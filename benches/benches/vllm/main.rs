@@ -4,8 +4,8 @@
 //! FOREWORD_VLLM_PYTHON=…/bin/python FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench vllm
 //! … -- orders     cached share of all prompt tokens: client's order against each policy's, through real Envoy
 //! … -- bridge     what `foreword kv-bridge` says is held, against what vLLM reports as cached
-//! … -- feed       what the filter believes with the bridge's feed and by answers alone; `kv_gib=0.05` makes vLLM evict
-//! … -- requests=100 kv_gib=0.25
+//! … -- feed       what the filter believes with the bridge's feed and by answers alone; `pages=160` makes vLLM evict
+//! … -- requests=100 pages=400
 //! ```
 //!
 //! The whole prompt counts: one system sentence, documents, hint, question. vLLM's CPU build has pages of 128 tokens.
@@ -36,8 +36,6 @@ use serde_json::{Value, json};
 const PYTHON: &str = "FOREWORD_VLLM_PYTHON";
 const REQUESTS: usize = 300;
 const DEPTH: usize = 10;
-/// Of vLLM's memory for KV state: nothing is evicted then.
-const KV_GIB: f64 = 1.0;
 /// Tokens in a page of vLLM's CPU build.
 const PAGE: u64 = 128;
 const POLICIES: [PolicyKind; 4] = [
@@ -61,8 +59,8 @@ fn main() -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
     };
-    let requests = number("requests", REQUESTS)?;
-    let vllm = Vllm::start(&python, &file, number("kv_gib", KV_GIB)?)?;
+    let requests = number("requests")?.unwrap_or(REQUESTS);
+    let vllm = Vllm::start(&python, &file, number("pages")?)?;
     println!(
         "vLLM with room for {} tokens; {requests} questions, {DEPTH} documents each",
         vllm.kv_tokens()?
@@ -102,15 +100,14 @@ fn needed() -> Result<(PathBuf, Corpus, PathBuf), String> {
 }
 
 /// The value of `name=…` on the command line.
-fn number<T: std::str::FromStr>(name: &str, default: T) -> Result<T> {
+fn number<T: std::str::FromStr>(name: &str) -> Result<Option<T>> {
     let asked = std::env::args()
         .find_map(|word| Some(word.strip_prefix(name)?.strip_prefix('=')?.to_owned()));
-    asked.map_or(Ok(default), |value| {
-        value
-            .parse()
-            .ok()
-            .with_context(|| format!("{name}={value} is no number"))
-    })
+    let read = |value: String| {
+        let number = value.parse().ok();
+        number.with_context(|| format!("{name}={value} is no number"))
+    };
+    asked.map(read).transpose()
 }
 
 /// The requests as a client sends them.
