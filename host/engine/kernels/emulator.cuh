@@ -6,7 +6,8 @@
 //               nobody wrote yields NaN, or an index that is nowhere
 //   buffers     likewise, each ends at such a page: an access beyond it is reported with kernel, block and thread
 //   copies      `copy_async` copies when it is waited for, not before: a missing wait shows
-//   order       a launch can begin with the last thread of a block: a missing barrier shows as another result
+//   order       a warp runs as far as it can before the next one does, and a launch can begin with the last warp and
+//               lane: a missing barrier shows as a wrong result, or as another one
 //
 // What it cannot show: speed, the memory model between blocks, and whether an instruction does what its manual says.
 #pragma once
@@ -250,20 +251,28 @@ inline void run_block(bool backwards) {
     for (Meeting& meeting : m.meetings) meeting.arrived = meeting.carried_out = 0;
     m.alive = m.threads;
     m.waiting = m.barriers = 0;
+    const u32 warps = (m.threads + LANES - 1) / LANES;
     while (m.alive > 0) {
-        m.progress = false;
-        for (u32 i = 0; i < m.threads; i++) {
-            u32 number = backwards ? m.threads - 1 - i : i;
-            if (m.fibres[number].done) continue;
-            m.current = number;
-            foreword_switch(&m.scheduler, m.fibres[number].stack_pointer);
+        bool progress = false;
+        for (u32 w = 0; w < warps; w++) {
+            const u32 first = (backwards ? warps - 1 - w : w) * LANES;
+            const u32 lanes = m.threads - first < LANES ? m.threads - first : LANES;
+            // A warp goes on alone until it waits for the block: whatever another one should have done by then shows.
+            do {
+                m.progress = false;
+                for (u32 i = 0; i < lanes; i++) {
+                    m.current = first + (backwards ? lanes - 1 - i : i);
+                    if (!m.fibres[m.current].done) foreword_switch(&m.scheduler, m.fibres[m.current].stack_pointer);
+                }
+                progress |= m.progress;
+            } while (m.progress);
         }
         if (m.alive > 0 && m.waiting == m.alive) {
             m.waiting = 0;
             m.barriers++;
-            m.progress = true;
+            progress = true;
         }
-        if (!m.progress) {
+        if (!progress) {
             for (u32 i = 0; i < m.threads; i++) m.current = m.fibres[i].done ? m.current : i;
             give_up(place_of(m) + ": threads wait for others that never come");
         }
