@@ -4,6 +4,7 @@
 //! setup    targets, Envoy, cargo-deny      ← test, demo call what they need of it
 //! setup-embedder  the weights of the embedding model
 //! build    the Wasm filter and the host
+//! kernels  the engine's CUDA kernels as machine code; needs no device
 //! image    the Wasm filter as an OCI image, for Istio and Envoy Gateway
 //! test     everything CI needs, step by step
 //! browser  the npm package and the demo page
@@ -20,6 +21,7 @@ mod corpus;
 mod demo;
 mod handbook;
 mod image;
+mod kernels;
 mod setup;
 mod step;
 mod test;
@@ -53,6 +55,8 @@ enum Task {
     Build(build::Options),
     /// Build the Wasm filter and pack it as an OCI image, without Docker
     Image(image::Options),
+    /// Compile the engine's CUDA kernels with NVRTC (90 MB, once), for the next build of the host to embed
+    Kernels(kernels::Options),
     /// Build the npm package and the demo page
     Browser(browser::Options),
     /// Run every check and every test, as CI does
@@ -82,6 +86,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::SetupEmbedder => setup::for_embedding(&workspace),
         Task::Build(options) => build::run(&workspace, &options),
         Task::Image(options) => image::run(&workspace, &options),
+        Task::Kernels(options) => kernels::run(&workspace, &options),
         Task::Browser(options) => browser::run(&workspace, &options),
         Task::Test => test::run(&workspace),
         Task::Demo(options) => demo::run(&workspace, &options),

@@ -12,11 +12,14 @@ use anyhow::{Context, Result};
 use crate::build::{self, Built};
 use crate::step::{Step, seconds};
 use crate::workspace::Workspace;
-use crate::{browser, corpus, demo, setup};
+use crate::{browser, corpus, demo, kernels, setup};
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut plan = Plan::begin(workspace);
     plan.task("set-up", || setup::everything(workspace))?;
+
+    // Before anything is built: what is built embeds the kernels.
+    plan.task("kernels", || kernels::check(workspace))?;
 
     plan.cargo("format", "fmt --all -- --check")?;
     plan.cargo(

@@ -4,9 +4,11 @@
 //! cut the stop short.
 
 mod caching;
+mod computing;
 mod evaluating;
 mod ingesting;
 mod kv_bridge;
+mod measuring;
 mod retrieving;
 mod scheduling;
 
@@ -23,7 +25,6 @@ use foreword::kv::vllm::Encoding;
 use foreword::model::Model;
 use foreword::replay::{self, EmptyTrace};
 use foreword::serve::{Config, Server};
-use foreword_engine::backend::cpu::{CpuConfig, Precision};
 use foreword_engine::engine::EngineConfig;
 use foreword_ordering::Config as OrderingConfig;
 use foreword_ordering::policy::PolicyKind;
@@ -60,6 +61,8 @@ enum Command {
     Evaluate(Box<evaluating::Arguments>),
     /// Make an index of a folder's texts, or bring one up to date
     Ingest(ingesting::Arguments),
+    /// Measure what a device takes for prefill, decode and cached prefixes, without a server
+    Measure(measuring::Arguments),
     /// Tell whether the gateway's filter would take its configuration
     #[command(after_help = CHECK_HELP)]
     CheckConfig(CheckArguments),
@@ -135,21 +138,14 @@ struct ServeArguments {
     /// Address to listen on; port 0 picks a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
     listen: SocketAddr,
-    /// Tokens of KV state to make room for
-    #[arg(long, value_name = "TOKENS", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(16..))]
-    kv_tokens: u32,
-    /// Tokens in a page of KV state, a multiple of 16
-    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = page_tokens)]
-    page_tokens: u32,
+    #[command(flatten)]
+    computing: computing::Arguments,
     /// Requests that may wait; more are refused with 429
     #[arg(long, value_name = "REQUESTS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_waiting: u32,
     /// Requests computed side by side
     #[arg(long, value_name = "REQUESTS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     max_running: u32,
-    /// Tokens computed in one step; longer prompts are computed in parts
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    max_step_tokens: u32,
     #[command(flatten)]
     scheduling: scheduling::Arguments,
     #[command(flatten)]
@@ -159,12 +155,6 @@ struct ServeArguments {
     /// Bytes of a request's body; larger ones are refused with 413
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     max_body_bytes: u64,
-    /// Worker threads for computing [default: one per core]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_024))]
-    threads: Option<u32>,
-    /// How bf16 weights are multiplied
-    #[arg(long, value_enum, default_value_t = CpuPrecision::Auto)]
-    cpu_precision: CpuPrecision,
     /// Seconds that a request may take, from its arrival to the end of its answer
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     request_timeout_s: u64,
@@ -215,16 +205,6 @@ enum LogFormat {
     Json,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum CpuPrecision {
-    /// As bf16 where the CPU does that faster, else as f32
-    Auto,
-    /// Widened to f32: most accurate
-    F32,
-    /// Activations rounded to bf16; an error where the CPU has no instructions for it
-    Bf16,
-}
-
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Serve(arguments) => start(*arguments),
@@ -232,8 +212,23 @@ fn main() -> ExitCode {
         Command::Replay(arguments) => replay(arguments),
         Command::Evaluate(arguments) => evaluate(*arguments),
         Command::Ingest(arguments) => ingesting::run(&arguments),
+        Command::Measure(arguments) => measure(&arguments),
         Command::CheckConfig(arguments) => check(&arguments),
     }
+}
+
+/// Prints figures; what is told on the way goes to the log.
+fn measure(arguments: &measuring::Arguments) -> ExitCode {
+    if let Some(message) = arguments.conflict() {
+        Arguments::command()
+            .error(ErrorKind::ValueValidation, message)
+            .exit();
+    }
+    let measured = start_log(LogFormat::Text).and_then(|()| measuring::run(arguments));
+    measured.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
 /// A trace without requests is a wrong argument more than a failure.
@@ -299,14 +294,12 @@ fn policy(name: &str) -> Result<PolicyKind, String> {
 }
 
 fn start(arguments: ServeArguments) -> ExitCode {
-    if arguments.kv_tokens < arguments.page_tokens {
-        let (kv, page) = (arguments.kv_tokens, arguments.page_tokens);
-        let message = format!("--kv-tokens {kv} is less than one page: --page-tokens is {page}");
+    if let Some(message) = arguments.computing.conflict() {
         Arguments::command()
             .error(ErrorKind::ValueValidation, message)
             .exit();
     }
-    if let Some(message) = arguments.caching.conflict(arguments.page_tokens) {
+    if let Some(message) = arguments.caching.conflict(arguments.computing.page_tokens) {
         Arguments::command()
             .error(ErrorKind::ArgumentConflict, message)
             .exit();
@@ -421,24 +414,13 @@ fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
         .name
         .clone()
         .unwrap_or_else(|| folder_name(folder));
-    let cpu = CpuConfig {
-        pages: arguments.kv_tokens / arguments.page_tokens,
-        host_pages: arguments.caching.kv_host_tokens / arguments.page_tokens,
-        page_tokens: arguments.page_tokens,
-        threads: arguments.threads,
-        precision: match arguments.cpu_precision {
-            CpuPrecision::Auto => Precision::Auto,
-            CpuPrecision::F32 => Precision::F32,
-            CpuPrecision::Bf16 => Precision::Bf16,
-        },
-    };
+    let device = arguments.computing.config(arguments.caching.kv_host_tokens);
     let engine = EngineConfig {
         max_waiting: arguments.max_waiting,
         max_running: arguments.max_running,
-        max_step_tokens: arguments.max_step_tokens,
         ..arguments.scheduling.config()
     };
-    let model = Model::load(folder, name, &cpu, &arguments.caching.tiers(), engine)?;
+    let model = Model::load(folder, name, &device, &arguments.caching.tiers(), engine)?;
     Ok(model.with_token_cache((arguments.token_cache_mib as usize) << 20))
 }
 
@@ -482,13 +464,6 @@ fn endpoint(text: &str) -> Result<SocketAddr, String> {
     address.parse().map_err(|_| {
         "it must be tcp://ADDRESS:PORT with an IP address or * for every interface".to_owned()
     })
-}
-
-fn page_tokens(text: &str) -> Result<u32, String> {
-    match text.parse::<u32>() {
-        Ok(tokens) if tokens % 16 == 0 && (16..=1_024).contains(&tokens) => Ok(tokens),
-        _ => Err("it must be a multiple of 16 from 16 to 1024".to_owned()),
-    }
 }
 
 /// The signals that stop a server.

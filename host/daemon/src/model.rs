@@ -4,12 +4,12 @@
 //! prompt and answer fit its positions. What an answer looks like over HTTP is not known here.
 
 use crate::answer::Calls;
+use crate::device::DeviceConfig;
 use crate::failure::Failure;
 use crate::kv::place::{Placed, Placer};
 use crate::request::{Chat, Completion, Format, Options, Prompt, ToolChoice};
 use crate::tiers::Tiers;
 use anyhow::Context;
-use foreword_engine::backend::cpu::{CpuBackend, CpuConfig};
 use foreword_engine::backend::{Backend, TokenId};
 use foreword_engine::engine::{Engine, EngineConfig, Generation, Kind, Request};
 use foreword_engine::models::ModelConfig;
@@ -38,42 +38,30 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads the checkpoint in `folder` and starts an engine on the CPU, with the cache that `tiers` describes. Slow: it
-    /// reads the weights, and may measure the machine.
+    /// Puts the checkpoint in `folder` on a device and starts an engine on it, with the cache that `tiers` describes and
+    /// steps as large as the device's. Slow: it reads the weights, and may measure the machine.
     ///
     /// # Errors
-    /// When a file of the checkpoint or of the tiers is missing, malformed or not supported; the chain names file and
-    /// reason.
+    /// When the device is missing, or a file of the checkpoint or of the tiers is missing, malformed or not supported; the
+    /// chain names file and reason.
     pub fn load(
         folder: &Path,
         name: String,
-        cpu: &CpuConfig,
+        device: &DeviceConfig,
         tiers: &Tiers,
         mut engine: EngineConfig,
     ) -> anyhow::Result<Self> {
-        let context = || format!("cannot load the model in {}", folder.display());
-        let page_bytes = CpuBackend::page_bytes(folder, cpu.page_tokens).with_context(context)?;
-        tracing::info!(
-            pages = cpu.pages,
-            page_tokens = cpu.page_tokens,
-            pool_mib = (page_bytes.saturating_mul(u64::from(cpu.pages))) >> 20,
-            host_mib = (page_bytes.saturating_mul(u64::from(cpu.host_pages))) >> 20,
-            "loading"
-        );
-        let mut backend = CpuBackend::load(folder, cpu).with_context(context)?;
-        tracing::info!(instructions = backend.instruction_set(), "loaded");
-        if let Some(warning) = backend.warning() {
-            tracing::warn!("{warning}");
-        }
-        engine.cache = tiers.open(&mut backend, engine.max_step_tokens)?;
+        let mut opened = device.open(folder)?;
+        engine.max_step_tokens = opened.max_step_tokens;
+        engine.cache = tiers.open(&mut opened)?;
         let factory = {
-            let (folder, cpu) = (folder.to_owned(), cpu.clone());
-            move || match CpuBackend::load(&folder, &cpu) {
-                Ok(backend) => Ok(Box::new(backend) as Box<dyn Backend>),
-                Err(error) => Err(error.to_string()),
+            let (folder, device) = (folder.to_owned(), device.clone());
+            move || match device.open(&folder) {
+                Ok(opened) => Ok(opened.backend),
+                Err(error) => Err(format!("{error:#}")),
             }
         };
-        Self::with_engine(folder, name, Box::new(backend), |backend| {
+        Self::with_engine(folder, name, opened.backend, |backend| {
             Engine::guarded(backend, Box::new(factory), engine)
         })
     }

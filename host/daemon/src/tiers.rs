@@ -2,9 +2,8 @@
 //!
 //! Knows where files are and what the log should say of them; what stands in them is the engine's.
 
+use crate::device::Opened;
 use anyhow::Context;
-use foreword_engine::backend::Backend;
-use foreword_engine::backend::cpu::CpuBackend;
 use foreword_engine::cache::disk::{DiskConfig, DiskStore, Origin};
 use foreword_engine::cache::{CacheConfig, EvictionPolicy};
 use foreword_engine::engine::profile::{
@@ -37,19 +36,15 @@ pub struct DiskFile {
 }
 
 impl Tiers {
-    /// The engine's cache on `backend`, which nothing runs on yet.
+    /// The engine's cache on a device, which nothing runs on yet.
     ///
     /// # Errors
     /// When a file cannot be read or made; the chain names it.
-    pub fn open(
-        &self,
-        backend: &mut CpuBackend,
-        max_step_tokens: u32,
-    ) -> anyhow::Result<CacheConfig> {
+    pub fn open(&self, device: &mut Opened) -> anyhow::Result<CacheConfig> {
         let mut config = CacheConfig {
             policy: self.policy,
             // The cache's own hashes are wide; this only keeps models apart.
-            identity: backend.identity() as u64,
+            identity: device.identity as u64,
             ..CacheConfig::default()
         };
         let beside = self
@@ -58,12 +53,12 @@ impl Tiers {
             .map(|disk| disk.path.with_extension("profile.json"));
         if let Some(path) = self.profile.clone().or(beside) {
             let profile = self
-                .measure(&path, backend, max_step_tokens)
+                .measure(&path, device)
                 .context("cannot tell what computing costs")?;
             config.cost = Some(profile);
         }
         if let Some(disk) = &self.disk {
-            let store = disk.open(backend).context("cannot open the disk tier")?;
+            let store = disk.open(device).context("cannot open the disk tier")?;
             config.disk = Some(Arc::new(store));
         }
         Ok(config)
@@ -72,23 +67,19 @@ impl Tiers {
     fn measure(
         &self,
         path: &Path,
-        backend: &mut CpuBackend,
-        max_step_tokens: u32,
+        device: &mut Opened,
     ) -> anyhow::Result<Arc<dyn Fn(u32, u32) -> f64 + Send + Sync>> {
+        let max_step_tokens = device.max_step_tokens;
         let key = ProfileKey {
-            identity: backend.identity(),
-            machine: format!(
-                "{}, {} threads, steps of {max_step_tokens}",
-                backend.instruction_set(),
-                backend.threads()
-            ),
+            identity: device.identity,
+            machine: format!("{}, steps of {max_step_tokens}", device.machine),
         };
         let options = ProfileOptions {
             budget: self.profile_budget,
             max_step_tokens,
         };
         let start = Instant::now();
-        let (profile, origin) = load_or_measure(Some(path), &key, backend, &options)?;
+        let (profile, origin) = load_or_measure(Some(path), &key, &mut *device.backend, &options)?;
         let path = path.display();
         match origin {
             ProfileOrigin::Loaded => tracing::info!(%path, "cost profile loaded"),
@@ -105,11 +96,11 @@ impl Tiers {
 }
 
 impl DiskFile {
-    fn open(&self, backend: &CpuBackend) -> anyhow::Result<DiskStore> {
+    fn open(&self, device: &Opened) -> anyhow::Result<DiskStore> {
         let config = DiskConfig {
             capacity: self.capacity,
-            identity: backend.identity(),
-            page_bytes: backend.page_bytes(),
+            identity: device.identity,
+            page_bytes: device.backend.page_bytes(),
         };
         let store = DiskStore::open(&self.path, &config)?;
         let (path, slots) = (self.path.display(), store.stats().slots);

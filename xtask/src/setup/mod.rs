@@ -10,6 +10,7 @@ mod deny;
 mod embedder;
 mod envoy;
 mod helm;
+mod nvrtc;
 mod pgserver;
 mod python;
 mod wheel;
@@ -22,6 +23,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 pub(crate) use self::browser::{chromium, npm_folder};
 pub(crate) use self::deny::program as deny_program;
+pub(crate) use self::nvrtc::{Nvrtc, install as nvrtc};
 use crate::step::Step;
 use crate::workspace::{Workspace, cargo};
 

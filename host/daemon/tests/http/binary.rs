@@ -264,3 +264,71 @@ fn a_disk_tier_without_host_memory_is_refused() {
         &["fifo", "lru, lfu, gdsf, pgdsf"],
     );
 }
+
+#[test]
+fn a_device_that_is_not_there_is_named_with_the_reason() {
+    refused(
+        &["serve", "--model", "x", "--device", "gpu"],
+        2,
+        &["--device", "auto, cpu or cuda:N"],
+    );
+    let error = &["--device cuda:99: there is no CUDA"];
+    refused(
+        &["serve", "--model", "x", "--device", "cuda:99"],
+        1,
+        if foreword_engine::backend::cuda::unavailable(99)
+            .is_some_and(|reason| reason.starts_with("there is no CUDA"))
+        {
+            error
+        } else {
+            &["--device cuda:99: "]
+        },
+    );
+}
+
+#[test]
+fn a_shape_without_weights_is_measured_in_every_part() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let config = json!({
+        "model_type": "qwen2", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "intermediate_size": 64, "vocab_size": 256, "max_position_embeddings": 2048,
+    });
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let sizes = "--device cpu --random-weights 1 --kv-tokens 16384 --prompt 64 --context 32 --batches 1,2 --runs 1 \
+                 --queries 4 --seeds 1 --overlaps 0.6,0.2 --groups 1,2";
+    let mut arguments = vec!["measure", "--model", folder.path().to_str().unwrap()];
+    arguments.extend(sizes.split_ascii_whitespace());
+    let output = foreword(&arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["prefill"]["tokens"], 64);
+    assert_eq!(found["prefill"]["cached"][1]["new_tokens"], 32);
+    assert_eq!(found["ceilings"], Value::Null);
+    let positive = |value: &Value| value.as_f64().is_some_and(|value| value > 0.0);
+    assert!(positive(&found["prefill"]["seconds"]), "{found}");
+    for (at, batch) in [(0, 1), (1, 2)] {
+        assert_eq!(found["decode"][at]["batch"], batch);
+        assert!(positive(&found["decode"][at]["tokens_per_s"]), "{found}");
+    }
+    assert!(
+        positive(&found["host_tier"]["question_with_loads_s"]),
+        "{found}"
+    );
+    let runs = found["ragcache"].as_array().unwrap();
+    let shapes: Vec<_> = runs
+        .iter()
+        .map(|run| (&run["overlap"], &run["at_once"]))
+        .collect();
+    assert_eq!(
+        shapes,
+        [
+            (&json!(0.6), &json!(1)),
+            (&json!(0.6), &json!(2)),
+            (&json!(0.2), &json!(1))
+        ]
+    );
+    for arm in ["none", "retrieval", "ordered"] {
+        assert!(positive(&runs[0]["ttft_p50_s"][arm][0]), "{found}");
+    }
+}

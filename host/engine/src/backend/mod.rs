@@ -17,7 +17,11 @@
 //!                store
 //! ```
 
+mod check;
 pub mod cpu;
+pub mod cuda;
+
+use crate::sampling::{Draw, SamplingError};
 
 /// A token of the model's vocabulary.
 pub type TokenId = u32;
@@ -63,8 +67,8 @@ pub struct Segment {
     pub output: Output,
 }
 
-/// Which logits a segment asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which logits a segment asks for, or which token.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Output {
     /// None: a prefill chunk that is not the prompt's last.
     None,
@@ -72,6 +76,11 @@ pub enum Output {
     Last,
     /// Every token's, `tokens.len()` rows (tests and scoring).
     All,
+    /// No logits but the token after the last, chosen by the backend from the last one's ([`Sampling::choose`] says how);
+    /// where [`Backend::draws`].
+    ///
+    /// [`Sampling::choose`]: crate::sampling::Sampling::choose
+    Token(Draw),
 }
 
 /// What one call of [`Backend::run`] computes.
@@ -115,6 +124,16 @@ pub trait Backend: Send {
     /// [`BackendError`] when the step is malformed (nothing was loaded or computed), the device failed (pages written by
     /// this step are undefined, others untouched) or was lost (all pages are undefined).
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError>;
+
+    /// Whether it chooses tokens itself, which saves a row of logits on its way from a device: [`Output::Token`].
+    fn draws(&self) -> bool {
+        false
+    }
+
+    /// What the last [`Backend::run`] chose, in the order of the segments that asked for a token, or why it could not.
+    fn drawn(&mut self) -> Vec<Result<TokenId, SamplingError>> {
+        Vec::new()
+    }
 
     /// Copies the KV state of the first `tokens` slots of page `from` to page `to` (copy-on-write).
     ///

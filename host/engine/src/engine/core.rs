@@ -7,7 +7,7 @@
 
 use self::tiers::{Fetching, pools};
 use super::room::Place;
-use super::work::Work;
+use super::work::{Answers, Work};
 use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, SpeculationId, Stats};
 use crate::backend::{Backend, BackendError, Output, Segment, TokenId};
 use crate::cache::{CacheConfig, CacheEvent, DocumentPath, Lease, PrefixCache, Sighting};
@@ -200,9 +200,8 @@ impl Core {
         work
     }
 
-    /// Deals with what came of the prepared `work`: its logits, `[rows, vocabulary] f32`, one row for each segment that
-    /// asks for one, or why there are none.
-    pub(super) fn complete(&mut self, work: &Work, outcome: Result<&mut [f32], BackendError>) {
+    /// Deals with what came of the prepared `work`, or why nothing did.
+    pub(super) fn complete(&mut self, work: &Work, outcome: Result<&mut Answers, BackendError>) {
         if work.is_empty() {
             return;
         }
@@ -210,12 +209,16 @@ impl Core {
             self.totals.steps += 1;
             self.totals.step_sizes.add(work.step.segments.len());
         }
-        let logits = match outcome.and_then(|logits| work.checked(logits, self.bounds.vocabulary)) {
-            Ok(logits) => logits,
+        let checked = outcome.and_then(|answers| work.checked(answers, self.bounds.vocabulary));
+        let Answers { logits, drawn } = match checked {
+            Ok(answers) => answers,
             Err(error) => return self.suffer(&error),
         };
         self.cache.landed();
         let mut rows = logits.chunks_exact_mut(self.bounds.vocabulary.max(1) as usize);
+        let mut drawn = drawn.drain(..);
+        // A segment for each share, in the same order.
+        let mut segments = work.step.segments.iter();
         for mut active in std::mem::take(&mut self.running) {
             let share = std::mem::take(&mut active.share);
             active.touched = false;
@@ -223,9 +226,13 @@ impl Core {
                 self.running.push(active);
             } else {
                 active.computed += share;
+                let asked = segments.next().map(|segment| segment.output);
                 let complete = active.computed == active.sequence.length();
                 match active.sequence.kind {
-                    Kind::Answer if complete => self.advance(active, rows.next()),
+                    Kind::Answer if complete => match asked {
+                        Some(Output::Token(_)) => self.follow(active, drawn.next()),
+                        _ => self.advance(active, rows.next()),
+                    },
                     Kind::Prefill if complete => self.finish(active, FinishReason::Prefilled),
                     Kind::Answer | Kind::Prefill => self.keep(active),
                 }
@@ -441,7 +448,9 @@ impl Core {
                 start: *computed,
                 pages: lease.pages()[..pages].to_vec(),
                 output: if end == sequence.length() && sequence.kind == Kind::Answer {
-                    Output::Last
+                    let draw = sequence.sampler.draw(sequence.length());
+                    draw.filter(|_| self.bounds.draws)
+                        .map_or(Output::Last, Output::Token)
                 } else {
                     Output::None
                 },
@@ -455,7 +464,23 @@ impl Core {
         let logits = logits.unwrap_or_default();
         let sequence = &mut active.sequence;
         let position = sequence.length();
-        match sequence.sampler.next(logits, position) {
+        let choice = sequence.sampler.next(logits, position);
+        self.go_on(active, choice);
+    }
+
+    /// Takes the next token of a sequence from the device that chose it.
+    fn follow(&mut self, mut active: Active, drawn: Option<Result<TokenId, SamplingError>>) {
+        // There is one for every segment that asked.
+        let tokens = self.bounds.vocabulary;
+        let drawn = drawn.unwrap_or(Err(SamplingError::NothingLeft { tokens }));
+        let choice = drawn.map(|id| active.sequence.sampler.accept(id));
+        self.go_on(active, choice);
+    }
+
+    /// Goes on with a sequence whose next token was chosen, or ends it.
+    fn go_on(&mut self, mut active: Active, choice: Result<Choice, SamplingError>) {
+        let sequence = &mut active.sequence;
+        match choice {
             Err(error @ SamplingError::Constraint { .. }) => {
                 let failure = Failure::Sampling(error.to_string());
                 let sequence = self.close(active);

@@ -307,6 +307,8 @@ struct Bounds {
     vocabulary: u32,
     /// Tokens in the longest sequence: the smaller of the model's positions and the pool's slots.
     capacity: u32,
+    /// Whether the device chooses tokens.
+    draws: bool,
 }
 
 impl Bounds {
@@ -315,6 +317,7 @@ impl Bounds {
         Self {
             vocabulary: backend.vocabulary(),
             capacity: backend.max_positions().min(slots),
+            draws: backend.draws(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::core::Core;
 use super::room::Room;
+use super::work::Answers;
 use super::{Bounds, EngineConfig, Generation, Request, Stats, SubmitError};
 use crate::backend::Backend;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::time::Instant;
 pub struct Stepper {
     core: Core,
     backend: Box<dyn Backend>,
-    logits: Vec<f32>,
+    answers: Answers,
     room: Arc<Room>,
     bell: Arc<AtomicU64>,
     bounds: Bounds,
@@ -27,7 +28,7 @@ impl Stepper {
             core: Core::new(&*backend, config, bell.clone()),
             bounds: Bounds::of(&*backend),
             backend,
-            logits: Vec::new(),
+            answers: Answers::default(),
             room: Room::new(config),
             bell,
         }
@@ -46,9 +47,9 @@ impl Stepper {
     /// Decides and computes one step at `now`; the events that it causes can be received afterwards.
     pub fn step(&mut self, now: Instant) {
         let work = self.core.prepare(now);
-        let outcome = work.run(&mut *self.backend, &mut self.logits);
+        let outcome = work.run(&mut *self.backend, &mut self.answers);
         self.core
-            .complete(&work, outcome.map(|()| &mut *self.logits));
+            .complete(&work, outcome.map(|()| &mut self.answers));
         self.core.send_events();
         // Nobody follows its cache.
         let _ = self.core.take_cache_events();

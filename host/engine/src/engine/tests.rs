@@ -1,5 +1,6 @@
 //! The core under random loads on small pools: whatever happens around a request, its tokens are the same.
 
+use super::work::Answers;
 use super::*;
 use fake::{FakeBackend, Fault, VOCABULARY, expected};
 use std::collections::HashMap;
@@ -145,9 +146,9 @@ impl Load {
         self.now += Duration::from_millis(100);
         let work = self.core.prepare(self.now);
         self.core.check();
-        let mut logits = Vec::new();
-        let outcome = work.run(&mut self.backend, &mut logits);
-        self.core.complete(&work, outcome.map(|()| &mut *logits));
+        let mut answers = Answers::default();
+        let outcome = work.run(&mut self.backend, &mut answers);
+        self.core.complete(&work, outcome.map(|()| &mut answers));
         self.core.check();
         self.core.send_events();
         let failed = &mut self.failed;

@@ -2,10 +2,20 @@
 //!
 //! Work is plain data: it can be computed by a thread that holds nothing but the device.
 
-use crate::backend::{Backend, BackendError, Output, Step, Store};
+use crate::backend::{Backend, BackendError, Output, Step, Store, TokenId};
 use crate::cache::{DiskTier, SlotCopy, Transfer};
+use crate::sampling::SamplingError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+
+/// What came of a step, kept for its memory.
+#[derive(Default)]
+pub(super) struct Answers {
+    /// `[rows, vocabulary] f32`, a row for each segment that asks for logits.
+    pub(super) logits: Vec<f32>,
+    /// One for each segment that asks for a token.
+    pub(super) drawn: Vec<Result<TokenId, SamplingError>>,
+}
 
 /// In this order: the transfers and then the copies, one after another, then the step.
 #[derive(Default)]
@@ -28,7 +38,7 @@ impl Work {
         self.step.segments.is_empty() && self.step.loads.is_empty()
     }
 
-    /// Has it computed; the logits are then as [`Backend::run`] says. A panic of the backend is an error like any
+    /// Has it computed; the answers are then as [`Backend::run`] says. A panic of the backend is an error like any
     /// other: what it leaves behind is what a failed device leaves, pages that are undefined and go back to the pool.
     ///
     /// # Errors
@@ -36,10 +46,11 @@ impl Work {
     pub(super) fn run(
         &self,
         backend: &mut dyn Backend,
-        logits: &mut Vec<f32>,
+        answers: &mut Answers,
     ) -> Result<(), BackendError> {
-        logits.clear();
-        catch_unwind(AssertUnwindSafe(|| self.call(backend, logits))).unwrap_or_else(|panic| {
+        answers.logits.clear();
+        answers.drawn.clear();
+        catch_unwind(AssertUnwindSafe(|| self.call(backend, answers))).unwrap_or_else(|panic| {
             let message = panic.downcast_ref::<&str>().copied();
             let message = message.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
             let message = message.unwrap_or("no message");
@@ -47,7 +58,7 @@ impl Work {
         })
     }
 
-    fn call(&self, backend: &mut dyn Backend, logits: &mut Vec<f32>) -> Result<(), BackendError> {
+    fn call(&self, backend: &mut dyn Backend, answers: &mut Answers) -> Result<(), BackendError> {
         self.transfer(backend)?;
         for copy in &self.copies {
             backend.copy_slots(copy.from, copy.to, copy.tokens)?;
@@ -55,7 +66,9 @@ impl Work {
         if self.has_no_step() {
             return Ok(());
         }
-        backend.run(&self.step, logits)
+        backend.run(&self.step, &mut answers.logits)?;
+        answers.drawn = backend.drawn();
+        Ok(())
     }
 
     /// Stores that follow each other go together.
@@ -93,22 +106,29 @@ impl Work {
         backend.store(&stores)
     }
 
-    /// The logits, if there are as many as were asked for: `[rows, vocabulary]`.
+    /// The answers, if there are as many as were asked for.
     pub(super) fn checked<'l>(
         &self,
-        logits: &'l mut [f32],
+        answers: &'l mut Answers,
         vocabulary: u32,
-    ) -> Result<&'l mut [f32], BackendError> {
-        let segments = self.step.segments.iter();
-        let rows = segments
-            .filter(|segment| segment.output == Output::Last)
-            .count();
-        if logits.len() == rows * vocabulary as usize {
-            return Ok(logits);
+    ) -> Result<&'l mut Answers, BackendError> {
+        let count = |asked: fn(&Output) -> bool| {
+            let segments = self.step.segments.iter();
+            segments.filter(|segment| asked(&segment.output)).count()
+        };
+        let rows = count(|output| *output == Output::Last);
+        let tokens = count(|output| matches!(output, Output::Token(_)));
+        let (found, drawn) = (answers.logits.len(), answers.drawn.len());
+        if found != rows * vocabulary as usize {
+            return Err(BackendError::Device(format!(
+                "it computed {found} logits, not {rows} rows of {vocabulary}"
+            )));
         }
-        let found = logits.len();
-        Err(BackendError::Device(format!(
-            "it computed {found} logits, not {rows} rows of {vocabulary}"
-        )))
+        if drawn != tokens {
+            return Err(BackendError::Device(format!(
+                "it chose {drawn} tokens, not {tokens}"
+            )));
+        }
+        Ok(answers)
     }
 }

@@ -14,6 +14,7 @@ use super::core::{Core, Sequence};
 use super::feed::Feed;
 use super::room::Room;
 use super::watchdog::Health;
+use super::work::Answers;
 use super::{Bounds, EngineConfig, Generation, Request, Stats, SubmitError};
 use crate::backend::Backend;
 use std::collections::VecDeque;
@@ -281,7 +282,7 @@ pub(super) fn start(shared: &Arc<Shared>, core: Box<Core>, backend: Box<dyn Back
 fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
     let mut guard = EndOnExit(Some(shared));
     // Kept for its allocation.
-    let mut logits = Vec::new();
+    let mut answers = Answers::default();
     while let Some(clears) = receive(shared, &mut core) {
         for reply in clears {
             let freed = core.clear_cache();
@@ -296,7 +297,7 @@ fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
             continue;
         }
         shared.park(core);
-        let outcome = work.run(&mut *backend, &mut logits);
+        let outcome = work.run(&mut *backend, &mut answers);
         match shared.unpark() {
             Some(parked) => core = parked,
             None => {
@@ -304,7 +305,7 @@ fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
                 return;
             }
         }
-        core.complete(&work, outcome.map(|()| &mut *logits));
+        core.complete(&work, outcome.map(|()| &mut answers));
         shared.publish(&mut core);
     }
     core.save_all(&mut *backend);

@@ -5,6 +5,7 @@
 use super::safetensors::TensorFiles;
 use super::{CheckpointError, ModelConfig};
 use half::{bf16, f16};
+use rayon::prelude::*;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
@@ -51,6 +52,26 @@ impl Tensor<'_> {
                 .chunks()
                 .map(|b| f16::from_le_bytes(b).to_f32())
                 .collect(),
+        }
+    }
+
+    /// The values in bf16, little-endian: as they are stored, or rounded to nearest even.
+    pub(crate) fn to_bf16(&self) -> Cow<'_, [u8]> {
+        let narrow = |value: f32| bf16::from_f32(value).to_le_bytes();
+        match self.element {
+            Element::Bf16 => Cow::Borrowed(&*self.data),
+            Element::F32 => {
+                let values = self.data.as_chunks::<4>().0.par_iter();
+                let bytes = values
+                    .map(|b| narrow(f32::from_le_bytes(*b)))
+                    .collect::<Vec<_>>();
+                Cow::Owned(bytes.into_flattened())
+            }
+            Element::F16 => {
+                let values = self.data.as_chunks::<2>().0.par_iter();
+                let wide = values.map(|b| f16::from_le_bytes(*b).to_f32());
+                Cow::Owned(wide.map(narrow).collect::<Vec<_>>().into_flattened())
+            }
         }
     }
 
@@ -322,7 +343,7 @@ fn when<T>(
 fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'static> {
     let (rows, columns) = rows_and_columns(shape);
     // FNV-1a, so that a tensor's values do not depend on which others are drawn.
-    let mut state = name
+    let start = name
         .bytes()
         .fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -333,20 +354,29 @@ fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'s
         _ if name.contains("embed") => (0.0, 1.0),
         _ => (0.0, 1.0 / (columns as f32).sqrt()),
     };
-    let mut data = Vec::with_capacity(rows * columns * element.bytes());
-    for _ in 0..rows * columns {
-        // SplitMix64; a uniform value of standard deviation one.
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    // SplitMix64, whose states are a progression: any stretch of the stream can be computed by itself.
+    let value = |index: usize| {
+        let steps = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let state = start.wrapping_add(steps);
         let mut bits = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        // A uniform value of standard deviation one.
         let uniform = ((bits >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * 3f32.sqrt();
-        let value = middle + deviation * uniform;
-        match element {
-            Element::F32 => data.extend_from_slice(&value.to_le_bytes()),
-            Element::Bf16 => data.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
-            Element::F16 => data.extend_from_slice(&f16::from_f32(value).to_le_bytes()),
+        middle + deviation * uniform
+    };
+    let width = element.bytes();
+    let mut data = vec![0; rows * columns * width];
+    let stretches = data.par_chunks_mut(STRETCH * width).enumerate();
+    stretches.for_each(|(stretch, data)| {
+        for (at, to) in data.chunks_exact_mut(width).enumerate() {
+            let value = value(stretch * STRETCH + at);
+            match element {
+                Element::F32 => to.copy_from_slice(&value.to_le_bytes()),
+                Element::Bf16 => to.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+                Element::F16 => to.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+            }
         }
-    }
+    });
     Tensor {
         element,
         rows,
@@ -354,3 +384,6 @@ fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'s
         data: Cow::Owned(data),
     }
 }
+
+/// Random values that a thread draws at once.
+const STRETCH: usize = 1 << 14;

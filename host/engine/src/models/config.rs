@@ -97,6 +97,30 @@ impl ModelConfig {
             .map_err(|reason| CheckpointError::new(file, reason))
     }
 
+    /// Floating-point operations to compute `new` tokens after `cached` ones, and the logits of so many of them: what
+    /// matrices and attention need, a product and a sum being two.
+    pub fn flops(&self, cached: u64, new: u64, logits: u64) -> f64 {
+        // A token sees all before it and itself.
+        let seen = new as f64 * (cached as f64 + (new as f64 + 1.0) / 2.0);
+        let attention = 4.0 * (self.layers * self.heads * self.head_dim) as f64 * seen;
+        let head = (self.vocabulary * self.hidden) as f64 * logits as f64;
+        2.0 * (self.layer_matrices() as f64 * new as f64 + head) + attention
+    }
+
+    /// Bytes that must be read to compute a token of each of `sequences` that have a context of so many: every bf16
+    /// weight once, keys and values of each.
+    pub fn decode_bytes(&self, sequences: u64, context: u64) -> u64 {
+        let weights = self.layer_matrices() + self.vocabulary * self.hidden;
+        let token = 2 * self.layers * self.kv_heads * self.head_dim;
+        2 * (weights as u64 + sequences * context * token as u64)
+    }
+
+    /// Elements of the matrices of all layers.
+    fn layer_matrices(&self) -> usize {
+        let attention = 2 * (self.heads + self.kv_heads) * self.head_dim * self.hidden;
+        self.layers * (attention + 3 * self.intermediate * self.hidden)
+    }
+
     /// Query heads that share a key and value head.
     pub(crate) fn group(&self) -> usize {
         self.heads / self.kv_heads
@@ -386,6 +410,26 @@ mod tests {
             with(json!({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})).unwrap();
         assert!(!qwen3.qkv_bias && qwen3.qk_norm);
         assert_eq!(qwen3.head_dim, 128);
+    }
+
+    #[test]
+    fn work_is_counted_by_matrices_and_positions() {
+        let llama = with(json!({})).unwrap();
+        // Two layers: queries and output 64 x 64, keys and values 64 x 32, three of 64 x 128.
+        let matrices = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128);
+        assert_eq!(llama.decode_bytes(0, 0), 2 * (matrices + 100 * 64));
+        assert_eq!(
+            llama.decode_bytes(3, 10) - llama.decode_bytes(0, 0),
+            3 * 10 * 2 * 2 * 2 * 32
+        );
+        // A token after four: five positions, 64 values a head row, four operations each, in two layers.
+        let attention = f64::from(2 * 5 * 64 * 4);
+        assert_eq!(
+            llama.flops(4, 1, 1),
+            2.0 * (matrices + 6400) as f64 + attention
+        );
+        let cut = llama.flops(0, 4, 0) + llama.flops(4, 3, 0);
+        assert_eq!(cut, llama.flops(0, 7, 0));
     }
 
     #[test]

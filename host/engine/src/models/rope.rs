@@ -27,6 +27,22 @@ impl Rope {
         self.extended
             .map_or(configured, |extended| extended.max(configured))
     }
+
+    /// Cosines and sines of every position, `[positions][cosines: pairs, sines: pairs]`: computed in f64, rounded once.
+    pub(crate) fn table(&self, positions: u32) -> Vec<f32> {
+        let mut table = Vec::with_capacity(positions as usize * self.frequencies.len() * 2);
+        for position in 0..positions {
+            let angles = self.frequencies.iter();
+            let angles = angles.map(|frequency| f64::from(position) * frequency);
+            table.extend(
+                angles
+                    .clone()
+                    .map(|angle| (angle.cos() * self.magnitude) as f32),
+            );
+            table.extend(angles.map(|angle| (angle.sin() * self.magnitude) as f32));
+        }
+        table
+    }
 }
 
 /// The keys of `config.json` about positions.

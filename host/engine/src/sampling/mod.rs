@@ -173,6 +173,17 @@ impl Sampling {
         Ok(pick(kept.into_iter(), point * total).unwrap_or(best))
     }
 
+    /// What chooses the token at `position`, for a device that does it as [`Sampling::choose`] does. Penalties are not in it.
+    pub fn draw(&self, position: u32) -> Draw {
+        Draw {
+            point: uniform(self.seed, position),
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+        }
+    }
+
     /// The tokens that top-k, top-p and min-p leave, with their weights, likeliest first.
     fn keep(&self, logits: &[f32], weight: impl Fn(f32) -> f64) -> Vec<(TokenId, f64)> {
         let mut ranked: Vec<(TokenId, f32)> = logits
@@ -222,6 +233,21 @@ impl Sampling {
             head = head.saturating_mul(8).min(k);
         }
     }
+}
+
+/// One choice's numbers, as [`Sampling`] has them: all that a token is chosen by beside the logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// The share of the weights up to the chosen token's, in `[0, 1)`.
+    pub point: f64,
+    /// 0: greedy.
+    pub temperature: f32,
+    /// Above 0, at most 1.
+    pub top_p: f32,
+    /// 0: no limit.
+    pub top_k: u32,
+    /// 0 to 1.
+    pub min_p: f32,
 }
 
 /// Tokens sorted at first when top-p looks for its cut.

@@ -1,7 +1,7 @@
 //! One sequence's choices, from its first token to its last.
 
 use super::penalties::History;
-use super::{Constraint, Logprobs, Sampling, SamplingError};
+use super::{Constraint, Draw, Logprobs, Sampling, SamplingError};
 use crate::backend::TokenId;
 use smallvec::SmallVec;
 
@@ -47,6 +47,26 @@ impl Sampler {
             constraint,
             stop_tokens: stop_tokens.into(),
             top_logprobs,
+        }
+    }
+
+    /// What the token at `position` is chosen by, if its logits are all that is needed; `None`: the row itself is, for
+    /// penalties, a constraint or log-probabilities.
+    pub fn draw(&self, position: u32) -> Option<Draw> {
+        let needs_row = self.history.is_active() || self.constraint.is_some();
+        (!needs_row && self.top_logprobs.is_none()).then(|| self.sampling.draw(position))
+    }
+
+    /// Takes the token that was chosen elsewhere by [`Sampler::draw`].
+    pub fn accept(&mut self, id: TokenId) -> Choice {
+        if self.stop_tokens.contains(&id) {
+            return Choice::Stop;
+        }
+        self.history.push(id);
+        Choice::Token {
+            id,
+            logprobs: None,
+            last: false,
         }
     }
 
@@ -125,5 +145,26 @@ mod tests {
         let mut sampler = Sampler::new(Sampling::greedy(), &[], &[1, 2], None, Some(1));
         assert_eq!(sampler.next(&mut [0.0, 0.5, 1.0], 0), Ok(Choice::Stop));
         assert_eq!(token(sampler.next(&mut [3.0, 0.5, 1.0], 0).unwrap()).0, 0);
+    }
+
+    #[test]
+    fn a_token_chosen_elsewhere_is_the_one_that_would_have_been_chosen_here() {
+        let row = [0.1, 2.0, 1.9, -3.0];
+        let sampling = Sampling::new(1.3, 0.9, 3, 5).unwrap();
+        for position in 0..20 {
+            let mut here = Sampler::new(sampling.clone(), &[], &[2], None, None);
+            let mut elsewhere = here.clone();
+            assert_eq!(elsewhere.draw(position), Some(sampling.draw(position)));
+            let chosen = sampling.choose(&row, position).unwrap();
+            let expected = here.next(&mut row.clone(), position).unwrap();
+            assert_eq!(elsewhere.accept(chosen), expected);
+        }
+        let penalised = sampling.clone().with_penalties(0.0, 0.5, 1.0).unwrap();
+        for sampler in [
+            Sampler::new(penalised, &[], &[], None, None),
+            Sampler::new(sampling, &[], &[], None, Some(0)),
+        ] {
+            assert_eq!(sampler.draw(3), None);
+        }
     }
 }

@@ -83,7 +83,7 @@ impl Backend for Parrot {
             };
             let rows = match segment.output {
                 Output::None => continue,
-                Output::Last => length..=length,
+                Output::Last | Output::Token(_) => length..=length,
                 Output::All => segment.start + 1..=length,
             };
             for length in rows {

@@ -1,73 +1,11 @@
 //! A step as work: what each row computes, which pages are written, which queries attend together.
 //!
-//! Building the lists also proves the step well-formed, so that nothing after it checks again: tokens are of the
-//! vocabulary, positions within the model's, page tables long enough, pages within the pool, and no page that the step
-//! writes is seen by another segment or through a second position.
+//! The step is [checked](crate::backend::check) first, so that nothing after it checks again.
 
 use super::kernels::TILE_ROWS;
-use crate::backend::{BackendError, HostPageId, Load, Output, PageId, Step, Store, TokenId};
+use crate::backend::check::{Limits, Owners, Write};
+use crate::backend::{BackendError, Load, Output, Step, TokenId};
 use crate::models::ModelConfig;
-use fxhash::FxHashSet;
-
-/// What a step is checked against and cut by.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) vocabulary: u32,
-    pub(super) max_positions: u32,
-    pub(super) page_tokens: u32,
-    pub(super) pages: u32,
-    pub(super) host_pages: u32,
-    pub(super) attention: Cut,
-}
-
-impl Limits {
-    pub(super) fn check_host_page(&self, page: HostPageId) -> Result<(), BackendError> {
-        if page.0 >= self.host_pages {
-            return Err(BackendError::no_host_page(page, self.host_pages));
-        }
-        Ok(())
-    }
-
-    pub(super) fn check_stores(&self, stores: &[Store]) -> Result<(), BackendError> {
-        let mut targets = FxHashSet::default();
-        for store in stores {
-            self.check_page(store.from)?;
-            self.check_host_page(store.to)?;
-            if !targets.insert(store.to) {
-                return Err(BackendError::Malformed(format!(
-                    "host page {} is stored to twice",
-                    store.to.0
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    /// `loads` ascend by page.
-    fn check_loads(&self, loads: &[Load]) -> Result<(), BackendError> {
-        for load in loads {
-            self.check_host_page(load.from)?;
-            self.check_page(load.to)?;
-        }
-        match loads.array_windows().find(|[a, b]| a.to == b.to) {
-            Some([load, _]) => Err(BackendError::Malformed(format!(
-                "page {} is loaded to twice",
-                load.to.0
-            ))),
-            None => Ok(()),
-        }
-    }
-
-    pub(super) fn check_page(&self, page: PageId) -> Result<(), BackendError> {
-        if page.0 >= self.pages {
-            return Err(BackendError::Malformed(format!(
-                "page {} is not below the pool's {}",
-                page.0, self.pages
-            )));
-        }
-        Ok(())
-    }
-}
 
 /// How attention is cut into items: some tokens of a segment with some query heads that share a key and value head.
 #[derive(Clone, Copy, Debug)]
@@ -111,17 +49,6 @@ pub(super) struct Row {
     pub(super) within: u32,
 }
 
-/// Tokens of one segment that are stored in one page.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Write {
-    pub(super) page: PageId,
-    /// First row.
-    pub(super) row: u32,
-    pub(super) tokens: u32,
-    /// Position of the first.
-    pub(super) position: u32,
-}
-
 /// Queries that attend together: `tokens` times [`Cut::item_heads`] rows, the heads of a token being neighbours.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
@@ -153,105 +80,23 @@ pub(super) struct Batch {
     pub(super) writes: Vec<Write>,
     /// The step's, ascending by the page that is overwritten.
     pub(super) loads: Vec<Load>,
-    /// Who writes a page: a segment's number, or [`NOBODY`].
-    owners: Vec<u32>,
+    owners: Owners,
 }
-
-const NOBODY: u32 = u32::MAX;
 
 impl Batch {
     /// Replaces the batch by `step`.
-    pub(super) fn plan(&mut self, step: &Step, limits: &Limits) -> Result<(), BackendError> {
+    pub(super) fn plan(
+        &mut self,
+        step: &Step,
+        limits: &Limits,
+        cut: Cut,
+    ) -> Result<(), BackendError> {
         self.all.clear();
         self.wanted.clear();
-        self.writes.clear();
-        self.loads.clone_from(&step.loads);
-        self.loads.sort_unstable_by_key(|load| load.to);
-        limits.check_loads(&self.loads)?;
-        self.owners.resize(limits.pages as usize, NOBODY);
-        let checked = self.check(step, limits);
-        for write in &self.writes {
-            self.owners[write.page.0 as usize] = NOBODY;
-        }
-        checked.map_err(BackendError::Malformed)?;
+        limits.check_loads(step, &mut self.loads)?;
+        limits.check_segments(step, &mut self.owners, &mut self.writes)?;
         self.writes.sort_unstable_by_key(|write| write.page);
-        self.cut(step, limits.attention);
-        Ok(())
-    }
-
-    fn check(&mut self, step: &Step, limits: &Limits) -> Result<(), String> {
-        let page_tokens = u64::from(limits.page_tokens);
-        let mut row = 0;
-        for (number, segment) in step.segments.iter().enumerate() {
-            let wrong = |what: String| Err(format!("segment {number}: {what}"));
-            if segment.tokens.is_empty() {
-                return wrong("it has no tokens, at least one is needed".into());
-            }
-            if let Some(token) = segment
-                .tokens
-                .iter()
-                .find(|&&token| token >= limits.vocabulary)
-            {
-                return wrong(format!(
-                    "token {token} is not below the vocabulary's {}",
-                    limits.vocabulary
-                ));
-            }
-            let end = u64::from(segment.start) + segment.tokens.len() as u64;
-            if end > u64::from(limits.max_positions) {
-                return wrong(format!(
-                    "it ends at position {end}, the model has {}",
-                    limits.max_positions
-                ));
-            }
-            let room = segment.pages.len() as u64 * page_tokens;
-            if end > room {
-                return wrong(format!(
-                    "it ends at position {end}, its pages have room for {room}"
-                ));
-            }
-            if let Some(page) = segment.pages.iter().find(|page| page.0 >= limits.pages) {
-                return wrong(format!(
-                    "page {} is not below the pool's {}",
-                    page.0, limits.pages
-                ));
-            }
-            let mut position = segment.start;
-            while u64::from(position) < end {
-                let page = segment.pages[(position / limits.page_tokens) as usize];
-                let next_page = (u64::from(position) / page_tokens + 1) * page_tokens;
-                let tokens = (next_page.min(end) - u64::from(position)) as u32;
-                let owner = &mut self.owners[page.0 as usize];
-                if *owner != NOBODY {
-                    return wrong(format!(
-                        "page {} is written by segment {owner} already",
-                        page.0
-                    ));
-                }
-                *owner = number as u32;
-                self.writes.push(Write {
-                    page,
-                    row,
-                    tokens,
-                    position,
-                });
-                row += tokens;
-                position += tokens;
-            }
-        }
-        // Written pages are known now: nobody may read one from another place.
-        for (number, segment) in step.segments.iter().enumerate() {
-            let read = (segment.start / limits.page_tokens) as usize;
-            for page in &segment.pages[..read] {
-                let owner = self.owners[page.0 as usize];
-                if owner != NOBODY {
-                    return Err(format!(
-                        "segment {number}: it reads page {}, which segment {owner} writes",
-                        page.0
-                    ));
-                }
-            }
-        }
+        self.cut(step, cut);
         Ok(())
     }
 
@@ -261,7 +106,7 @@ impl Batch {
             let tokens = segment.tokens.as_slice();
             let skipped = match segment.output {
                 Output::None => tokens.len(),
-                Output::Last => tokens.len() - 1,
+                Output::Last | Output::Token(_) => tokens.len() - 1,
                 Output::All => 0,
             };
             let mut first = Item {
@@ -312,7 +157,7 @@ impl Selection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Segment;
+    use crate::backend::{PageId, Segment};
 
     const LIMITS: Limits = Limits {
         vocabulary: 100,
@@ -320,12 +165,14 @@ mod tests {
         page_tokens: 16,
         pages: 8,
         host_pages: 4,
-        attention: Cut {
-            heads: 6,
-            group: 3,
-            item_heads: 3,
-            item_tokens: 8,
-        },
+        draws: false,
+    };
+
+    const CUT: Cut = Cut {
+        heads: 6,
+        group: 3,
+        item_heads: 3,
+        item_tokens: 8,
     };
 
     fn segment(tokens: usize, start: u32, pages: &[u32]) -> Segment {
@@ -345,6 +192,7 @@ mod tests {
                 ..Step::default()
             },
             &LIMITS,
+            CUT,
         ) {
             Ok(()) => Ok(batch),
             Err(error) => Err(error.to_string()),
@@ -489,9 +337,9 @@ mod tests {
             segments: vec![segment(1, 0, &[4])],
             ..Step::default()
         };
-        assert!(batch.plan(&bad, &LIMITS).is_err());
-        assert!(batch.plan(&good, &LIMITS).is_ok());
-        assert!(batch.plan(&good, &LIMITS).is_ok());
+        assert!(batch.plan(&bad, &LIMITS, CUT).is_err());
+        assert!(batch.plan(&good, &LIMITS, CUT).is_ok());
+        assert!(batch.plan(&good, &LIMITS, CUT).is_ok());
     }
 
     #[test]

@@ -55,24 +55,11 @@ pub(super) struct Rotary {
 }
 
 impl Rotary {
-    /// Computed in f64, rounded once.
     pub(super) fn new(rope: &Rope, positions: u32) -> Self {
-        let half = rope.frequencies.len();
-        let mut table = Vec::with_capacity(positions as usize * half * 2);
-        for position in 0..positions {
-            let angle = |frequency: &f64| f64::from(position) * frequency;
-            table.extend(
-                rope.frequencies
-                    .iter()
-                    .map(|f| (angle(f).cos() * rope.magnitude) as f32),
-            );
-            table.extend(
-                rope.frequencies
-                    .iter()
-                    .map(|f| (angle(f).sin() * rope.magnitude) as f32),
-            );
+        Self {
+            table: rope.table(positions),
+            half: rope.frequencies.len(),
         }
-        Self { table, half }
     }
 
     /// Rotates the pairs `(i, i + half)` of `head` to `position`.

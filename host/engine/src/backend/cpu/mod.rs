@@ -30,9 +30,10 @@ mod rows;
 
 pub use dense::{Dense, Workspace};
 
+use super::check::Limits;
 use super::{Backend, BackendError, HostPageId, PageId, Step, Store};
 use crate::models::{Checkpoint, CheckpointError, ModelConfig};
-use batch::{Batch, Limits};
+use batch::Batch;
 use host::HostPool;
 use kernels::{Kernels, LANES};
 use model::{Model, Scratch};
@@ -198,7 +199,7 @@ impl CpuBackend {
                 page_tokens: config.page_tokens,
                 pages: config.pages,
                 host_pages: config.host_pages,
-                attention: model.cut(),
+                draws: false,
             },
             pool: Pool::new(layout, config.pages),
             host: HostPool::new(layout, config.host_pages),
@@ -233,7 +234,7 @@ impl Backend for CpuBackend {
 
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
         logits.clear();
-        self.batch.plan(step, &self.limits)?;
+        self.batch.plan(step, &self.limits, self.model.cut())?;
         let Self {
             model,
             pool,
@@ -257,21 +258,7 @@ impl Backend for CpuBackend {
     }
 
     fn copy_slots(&mut self, from: PageId, to: PageId, tokens: u32) -> Result<(), BackendError> {
-        let limits = &self.limits;
-        limits.check_page(from)?;
-        limits.check_page(to)?;
-        if tokens > limits.page_tokens {
-            return Err(BackendError::Malformed(format!(
-                "{tokens} slots are more than a page's {}",
-                limits.page_tokens
-            )));
-        }
-        if from == to {
-            return Err(BackendError::Malformed(format!(
-                "page {} would be copied to itself",
-                from.0
-            )));
-        }
+        self.limits.check_copy(from, to, tokens)?;
         self.pool.copy_slots(from, to, tokens as usize);
         Ok(())
     }

@@ -12,7 +12,7 @@
 //! pages by page; none of these cuts reaches into a result.
 
 use super::attention::Attention;
-use super::batch::{Batch, Cut, ITEM_ROWS, Selection, Write};
+use super::batch::{Batch, Cut, ITEM_ROWS, Selection};
 use super::heads::{Heads, MAX_HEAD, Rotary};
 use super::host::HostPool;
 use super::kernels::{Kernels, Loop, TILE_ROWS};
@@ -21,6 +21,7 @@ use super::matrix::{Panels, Sums};
 use super::pages::{LayerPool, Layout};
 use super::rows::{Gate, Norm};
 use crate::backend::Step;
+use crate::backend::check::Write;
 use crate::models::{Checkpoint, CheckpointError, LayerWeights, ModelConfig, Tensor};
 use rayon::prelude::*;
 

@@ -12,7 +12,7 @@
 use super::{Core, Sequence};
 use crate::backend::Backend;
 use crate::cache::{Fetch, Pages, Transfer};
-use crate::engine::work::Work;
+use crate::engine::work::{Answers, Work};
 use std::time::{Duration, Instant};
 
 /// A request that does not queue yet.
@@ -85,7 +85,7 @@ impl Core {
                 disk: Some(disk.clone()),
                 ..Work::default()
             };
-            if work.run(backend, &mut Vec::new()).is_err() {
+            if work.run(backend, &mut Answers::default()).is_err() {
                 // What was to be saved next may not be what it should be.
                 return;
             }

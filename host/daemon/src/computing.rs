@@ -1,0 +1,85 @@
+//! The arguments that say what computes, and how much at once.
+
+use clap::ValueEnum;
+use foreword::device::{Device, DeviceConfig};
+use foreword_engine::backend::cpu::Precision;
+
+#[derive(clap::Args)]
+#[group(id = "computing")]
+pub(crate) struct Arguments {
+    /// What computes: cpu, cuda:N, or auto, the first CUDA device where there is one
+    #[arg(long, default_value = "auto")]
+    device: Device,
+    /// Tokens of KV state to make room for [default: 65536 on the CPU, --kv-memory-fraction on a CUDA device]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(16..))]
+    kv_tokens: Option<u32>,
+    /// Part of a CUDA device's memory for KV state, of what weights leave
+    #[arg(long, value_name = "PART", default_value_t = 0.9, value_parser = part, conflicts_with = "kv_tokens")]
+    kv_memory_fraction: f32,
+    /// Tokens in a page of KV state, a multiple of 16; a power of two up to 256 on a CUDA device
+    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = page_tokens)]
+    pub(crate) page_tokens: u32,
+    /// Tokens computed in one step; longer prompts are computed in parts [default: 512 on the CPU, 8192 on a CUDA device]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    max_step_tokens: Option<u32>,
+    /// Worker threads for computing on the CPU [default: one per core]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_024))]
+    threads: Option<u32>,
+    /// How the CPU multiplies bf16 weights
+    #[arg(long, value_enum, default_value_t = CpuPrecision::Auto)]
+    cpu_precision: CpuPrecision,
+    /// Make weights up from this seed instead of reading them: for measuring a shape, of which config.json is enough
+    #[arg(long, value_name = "SEED")]
+    random_weights: Option<u64>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum CpuPrecision {
+    /// As bf16 where the CPU does that faster, else as f32
+    Auto,
+    /// Widened to f32: most accurate
+    F32,
+    /// Activations rounded to bf16; an error where the CPU has no instructions for it
+    Bf16,
+}
+
+impl Arguments {
+    /// What is wrong with them together.
+    pub(crate) fn conflict(&self) -> Option<String> {
+        let (kv, page) = (self.kv_tokens?, self.page_tokens);
+        (kv < page)
+            .then(|| format!("--kv-tokens {kv} is less than one page: --page-tokens is {page}"))
+    }
+
+    pub(crate) fn config(&self, kv_host_tokens: u32) -> DeviceConfig {
+        DeviceConfig {
+            device: self.device,
+            kv_tokens: self.kv_tokens,
+            kv_memory_fraction: self.kv_memory_fraction,
+            kv_host_tokens,
+            page_tokens: self.page_tokens,
+            max_step_tokens: self.max_step_tokens,
+            threads: self.threads,
+            precision: match self.cpu_precision {
+                CpuPrecision::Auto => Precision::Auto,
+                CpuPrecision::F32 => Precision::F32,
+                CpuPrecision::Bf16 => Precision::Bf16,
+            },
+            random_weights: self.random_weights,
+        }
+    }
+}
+
+fn page_tokens(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(tokens) if tokens % 16 == 0 && (16..=1_024).contains(&tokens) => Ok(tokens),
+        _ => Err("it must be a multiple of 16 from 16 to 1024".to_owned()),
+    }
+}
+
+fn part(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(part) if part > 0.0 && part < 1.0 => Ok(part),
+        _ => Err("it must be above 0 and below 1".to_owned()),
+    }
+}

@@ -1,0 +1,226 @@
+//! Which device computes and how large its pools are: asked for on the command line, opened before the engine starts.
+//!
+//! ```text
+//!   auto    the first CUDA device, where there is one; else the CPU
+//!   cpu     the CPU
+//!   cuda:N  this CUDA device, or an error that says why not
+//! ```
+
+use crate::progress::bar;
+use anyhow::{Context, bail};
+use foreword_engine::backend::Backend;
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
+use foreword_engine::backend::cuda::{self, CudaBackend, CudaConfig, PoolSize};
+use foreword_engine::models::{Checkpoint, Element, ModelConfig};
+use std::path::Path;
+use std::str::FromStr;
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The best there is.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// A CUDA device by its number.
+    Cuda(u32),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.strip_prefix("cuda:")?.parse().ok();
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => number(text)
+                .map(Self::Cuda)
+                .ok_or_else(|| "it must be auto, cpu or cuda:N".to_owned()),
+        }
+    }
+}
+
+/// A device and its sizes. What is `None` depends on the device.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    /// Which.
+    pub device: Device,
+    /// Tokens of KV state to make room for; without it 65,536 on the CPU, and a part of a CUDA device's memory.
+    pub kv_tokens: Option<u32>,
+    /// That part: of what weights leave.
+    pub kv_memory_fraction: f32,
+    /// Tokens of KV state in the host's memory beside the pool.
+    pub kv_host_tokens: u32,
+    /// Tokens in a page.
+    pub page_tokens: u32,
+    /// Tokens of a step; without it 512 on the CPU and 8,192 on a CUDA device.
+    pub max_step_tokens: Option<u32>,
+    /// Worker threads of the CPU.
+    pub threads: Option<u32>,
+    /// How the CPU multiplies bf16 weights.
+    pub precision: Precision,
+    /// The seed of weights that are made up instead of read.
+    pub random_weights: Option<u64>,
+}
+
+/// A device with a model on it.
+pub struct Opened {
+    /// What computes.
+    pub backend: Box<dyn Backend>,
+    /// Of all that a page's bytes depend on beside its tokens.
+    pub identity: u128,
+    /// What computes, in words: measured costs are valid for it.
+    pub machine: String,
+    /// Tokens of a step.
+    pub max_step_tokens: u32,
+}
+
+const CPU_KV_TOKENS: u32 = 65_536;
+const CPU_STEP_TOKENS: u32 = 512;
+const CUDA_STEP_TOKENS: u32 = 8_192;
+
+impl DeviceConfig {
+    /// The CPU or the number of a CUDA device.
+    ///
+    /// # Errors
+    /// When a CUDA device was asked for that is not there.
+    pub fn ordinal(&self) -> anyhow::Result<Option<u32>> {
+        match self.device {
+            Device::Cpu => Ok(None),
+            Device::Cuda(ordinal) => match cuda::unavailable(ordinal) {
+                None => Ok(Some(ordinal)),
+                Some(reason) => bail!("--device cuda:{ordinal}: {reason}"),
+            },
+            Device::Auto => Ok(match cuda::unavailable(0) {
+                None => Some(0),
+                Some(reason) => {
+                    tracing::debug!(reason, "no CUDA device");
+                    None
+                }
+            }),
+        }
+    }
+
+    /// Puts the model in `folder` on the device. Slow: it reads the weights.
+    ///
+    /// # Errors
+    /// When the device is missing or too small, or a file of the checkpoint is missing, malformed or not supported.
+    pub fn open(&self, folder: &Path) -> anyhow::Result<Opened> {
+        let ordinal = self.ordinal()?;
+        let context = || format!("cannot load the model in {}", folder.display());
+        let checkpoint = match self.random_weights {
+            None => Checkpoint::open(folder),
+            Some(seed) => ModelConfig::load(folder)
+                .map(|config| Checkpoint::random(config, Element::Bf16, seed)),
+        }
+        .with_context(context)?;
+        match ordinal {
+            None => self.open_cpu(&checkpoint, folder),
+            Some(ordinal) => self.open_cuda(&checkpoint, ordinal),
+        }
+        .with_context(context)
+    }
+
+    fn open_cpu(&self, checkpoint: &Checkpoint, folder: &Path) -> anyhow::Result<Opened> {
+        let pages = self.kv_tokens.unwrap_or(CPU_KV_TOKENS) / self.page_tokens;
+        let config = CpuConfig {
+            pages,
+            host_pages: self.kv_host_tokens / self.page_tokens,
+            page_tokens: self.page_tokens,
+            threads: self.threads,
+            precision: self.precision,
+        };
+        let page_bytes = CpuBackend::page_bytes(folder, config.page_tokens)?;
+        tracing::info!(
+            pages,
+            page_tokens = config.page_tokens,
+            pool_mib = (page_bytes.saturating_mul(u64::from(pages))) >> 20,
+            host_mib = (page_bytes.saturating_mul(u64::from(config.host_pages))) >> 20,
+            "loading"
+        );
+        let backend = CpuBackend::new(checkpoint, &config)?;
+        tracing::info!(instructions = backend.instruction_set(), "loaded");
+        if let Some(warning) = backend.warning() {
+            tracing::warn!("{warning}");
+        }
+        Ok(Opened {
+            identity: backend.identity(),
+            machine: format!(
+                "{}, {} threads",
+                backend.instruction_set(),
+                backend.threads()
+            ),
+            backend: Box::new(backend),
+            max_step_tokens: self.max_step_tokens.unwrap_or(CPU_STEP_TOKENS),
+        })
+    }
+
+    fn open_cuda(&self, checkpoint: &Checkpoint, ordinal: u32) -> anyhow::Result<Opened> {
+        let max_step_tokens = self.max_step_tokens.unwrap_or(CUDA_STEP_TOKENS);
+        let config = CudaConfig {
+            ordinal,
+            pages: match self.kv_tokens {
+                Some(tokens) => PoolSize::Pages(tokens / self.page_tokens),
+                None => PoolSize::Fraction(self.kv_memory_fraction),
+            },
+            host_pages: self.kv_host_tokens / self.page_tokens,
+            page_tokens: self.page_tokens,
+            max_step_tokens,
+        };
+        let mut shown = None;
+        let backend = CudaBackend::new(checkpoint, &config, &mut |done, total| {
+            let mebibytes = |bytes: u64| (bytes >> 20) as usize;
+            let bar = shown.get_or_insert_with(|| bar("weights", mebibytes(total)).ok());
+            if let Some(bar) = bar {
+                bar.set_position(mebibytes(done) as u64);
+                bar.set_message(format!("{} MiB", mebibytes(done)));
+            }
+        });
+        if let Some(bar) = shown.flatten() {
+            bar.finish_and_clear();
+        }
+        let backend = backend?;
+        let (pages, page_bytes) = (backend.pages(), backend.page_bytes() as u64);
+        tracing::info!(
+            device = backend.device_name(),
+            pages,
+            page_tokens = self.page_tokens,
+            pool_mib = (page_bytes * u64::from(pages)) >> 20,
+            host_mib = (page_bytes * u64::from(config.host_pages)) >> 20,
+            "loaded"
+        );
+        Ok(Opened {
+            identity: backend.identity(),
+            machine: backend.device_name().to_owned(),
+            backend: Box::new(backend),
+            max_step_tokens,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_read_by_their_names() {
+        let read = str::parse::<Device>;
+        assert_eq!(
+            [read("auto"), read("cpu")],
+            [Ok(Device::Auto), Ok(Device::Cpu)]
+        );
+        assert_eq!(
+            [read("cuda"), read("cuda:3")],
+            [Ok(Device::Cuda(0)), Ok(Device::Cuda(3))]
+        );
+        for wrong in ["", "cuda:", "cuda:-1", "gpu", "CPU"] {
+            assert_eq!(
+                read(wrong),
+                Err("it must be auto, cpu or cuda:N".to_owned())
+            );
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! `foreword measure`: what a device takes for the parts of an answer, without a server: prefill, decode, cached prefixes,
+//! pages from the host's memory; and beside it, on a CUDA device, what the device could do at best.
+//!
+//! Last comes RAGCache++'s workload through the whole engine ([`workload`]).
+//!
+//! Every figure is the median of several runs of the backend's own steps; prints one JSON object.
+
+mod workload;
+
+use crate::computing;
+use anyhow::{Context, ensure};
+use foreword_engine::backend::cuda::{self, Ceilings};
+use foreword_engine::backend::{
+    Backend, HostPageId, Load, Output, PageId, Segment, Step, Store, TokenId,
+};
+use foreword_engine::models::ModelConfig;
+use foreword_engine::sampling::Sampling;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+use workload::Workload;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Folder of a Hugging Face checkpoint; with --random-weights its config.json is enough
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    #[command(flatten)]
+    computing: computing::Arguments,
+    /// Tokens of the prompt whose prefill is measured
+    #[arg(long, value_name = "TOKENS", default_value_t = 4_096, value_parser = clap::value_parser!(u32).range(64..))]
+    prompt: u32,
+    /// Tokens of context when single tokens are decoded
+    #[arg(long, value_name = "TOKENS", default_value_t = 2_048, value_parser = clap::value_parser!(u32).range(16..))]
+    context: u32,
+    /// Sequences that decode side by side, a list
+    #[arg(long, value_name = "SEQUENCES", value_delimiter = ',', default_values_t = [1, 32])]
+    batches: Vec<u32>,
+    /// Queries of RAGCache++'s workload, 0 for none
+    #[arg(long, default_value_t = 200)]
+    queries: u32,
+    /// Times that it is run, each with a seed of its own
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    seeds: u32,
+    /// Shares of documents that a query has in common with the one before, a list; the first is also run with several
+    /// queries at once
+    #[arg(long, value_delimiter = ',', default_values_t = [0.6, 0.0, 0.2, 0.4, 0.8])]
+    overlaps: Vec<f64>,
+    /// Queries at once, a list
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
+    groups: Vec<u32>,
+    /// Runs of which the median is taken
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    runs: u32,
+}
+
+impl Arguments {
+    /// What is wrong with them together.
+    pub(crate) fn conflict(&self) -> Option<String> {
+        self.computing.conflict()
+    }
+}
+
+/// Prints what was measured.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let config = ModelConfig::load(&arguments.model)?;
+    let (context, prompt) = (arguments.context, arguments.prompt);
+    ensure!(
+        prompt <= config.max_positions && context < config.max_positions,
+        "the model has {} positions: --prompt {prompt} and --context {context} do not fit",
+        config.max_positions
+    );
+    let device = arguments
+        .computing
+        .config(context.next_multiple_of(arguments.computing.page_tokens));
+    let ceilings = match device.ordinal()? {
+        None => None,
+        Some(ordinal) => {
+            Some(cuda::ceilings(ordinal).context("measuring what the device could do at best")?)
+        }
+    };
+    let opened = device.open(&arguments.model)?;
+    let mut bench = Bench {
+        backend: opened.backend,
+        max_step_tokens: opened.max_step_tokens,
+        runs: arguments.runs,
+        logits: Vec::new(),
+    };
+    let prefill = bench.prefill(prompt, &config, ceilings.as_ref())?;
+    let mut decode = Vec::new();
+    for batch in &arguments.batches {
+        decode.push(bench.decode(*batch, context, &config, ceilings.as_ref())?);
+    }
+    let host = bench.host_tier(context)?;
+    let workload = match arguments.queries {
+        0 => Value::Null,
+        queries => workload::run(
+            bench.backend,
+            bench.max_step_tokens,
+            &Workload {
+                queries: queries as usize,
+                seeds: arguments.seeds.into(),
+                overlaps: arguments.overlaps.clone(),
+                groups: arguments
+                    .groups
+                    .iter()
+                    .map(|group| *group as usize)
+                    .collect(),
+            },
+        )?,
+    };
+    let result = json!({
+        "device": opened.machine,
+        "ceilings": ceilings.map(|c| json!({"matrix_tflops": c.matrix_flops / 1e12, "copy_tb_s": c.copy_bytes / 1e12})),
+        "prefill": prefill,
+        "decode": decode,
+        "host_tier": host,
+        "ragcache": workload,
+    });
+    println!("{result:#}");
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Bench {
+    backend: Box<dyn Backend>,
+    max_step_tokens: u32,
+    runs: u32,
+    /// Kept for its memory.
+    logits: Vec<f32>,
+}
+
+impl Bench {
+    /// Cold, with three quarters of the prompt cached, and with everything but a question of 32 tokens.
+    fn prefill(
+        &mut self,
+        tokens: u32,
+        config: &ModelConfig,
+        ceilings: Option<&Ceilings>,
+    ) -> anyhow::Result<Value> {
+        let cold = self.time(|bench| bench.compute(0, tokens, 0))?;
+        let rate = config.flops(0, u64::from(tokens), 1) / cold;
+        let mut cached = Vec::new();
+        for start in [tokens / 4 * 3, tokens - 32] {
+            let seconds = self.time(|bench| bench.compute(start, tokens - start, 0))?;
+            cached.push(json!({
+                "cached_tokens": start, "new_tokens": tokens - start, "seconds": seconds, "of_cold": seconds / cold,
+            }));
+        }
+        Ok(json!({
+            "tokens": tokens,
+            "seconds": cold,
+            "tokens_per_s": f64::from(tokens) / cold,
+            "tflops": rate / 1e12,
+            "of_matrix_rate": ceilings.map(|ceilings| rate / ceilings.matrix_flops),
+            "cached": cached,
+        }))
+    }
+
+    /// Tokens of several sequences, each with its own context.
+    fn decode(
+        &mut self,
+        batch: u32,
+        context: u32,
+        config: &ModelConfig,
+        ceilings: Option<&Ceilings>,
+    ) -> anyhow::Result<Value> {
+        let pages = (context + 1).div_ceil(self.backend.page_tokens());
+        if u64::from(pages) * u64::from(batch) > u64::from(self.backend.pages()) {
+            return Ok(
+                json!({"batch": batch, "skipped": "the pool has no room for so many sequences"}),
+            );
+        }
+        for sequence in 0..batch {
+            self.compute(0, context, sequence * pages)?;
+        }
+        let draws = self.backend.draws();
+        let seconds = self.time(|bench| {
+            let segments = (0..batch).map(|sequence| Segment {
+                tokens: vec![token(sequence)],
+                start: context,
+                pages: (sequence * pages..(sequence + 1) * pages)
+                    .map(PageId)
+                    .collect(),
+                output: if draws {
+                    Output::Token(Sampling::greedy().draw(0))
+                } else {
+                    Output::Last
+                },
+            });
+            bench.step(Step {
+                segments: segments.collect(),
+                ..Step::default()
+            })
+        })?;
+        // Every weight once, and every sequence's keys and values.
+        let bytes = config.decode_bytes(u64::from(batch), u64::from(context));
+        Ok(json!({
+            "batch": batch,
+            "context": context,
+            "seconds": seconds,
+            "tokens_per_s": f64::from(batch) / seconds,
+            "weight_bound_share": ceilings.map(|c| config.decode_bytes(0, 0) as f64 / c.copy_bytes / seconds),
+            "byte_bound_share": ceilings.map(|c| bytes as f64 / c.copy_bytes / seconds),
+        }))
+    }
+
+    /// A prefix that comes from the host's memory, against computing it.
+    fn host_tier(&mut self, context: u32) -> anyhow::Result<Value> {
+        let page_tokens = self.backend.page_tokens();
+        let (context, question) = (context / page_tokens * page_tokens, 32);
+        let pages = context / page_tokens;
+        if self.backend.host_pages() < pages {
+            return Ok(json!({"skipped": "there is no host pool"}));
+        }
+        self.compute(0, context, 0)?;
+        let stores: Vec<Store> = (0..pages)
+            .map(|page| Store {
+                from: PageId(page),
+                to: HostPageId(page),
+            })
+            .collect();
+        self.backend.store(&stores)?;
+        let computed = self.time(|bench| bench.compute(0, context, 0))?;
+        let resident = self.time(|bench| bench.question(context, question, Vec::new()))?;
+        let loads: Vec<Load> = (0..pages)
+            .map(|page| Load {
+                from: HostPageId(page),
+                to: PageId(page),
+            })
+            .collect();
+        let loaded = self.time(|bench| bench.question(context, question, loads.clone()))?;
+        Ok(json!({
+            "tokens": context,
+            "computed_s": computed,
+            "question_s": resident,
+            "question_with_loads_s": loaded,
+            "loads_of_computing": (loaded - resident) / computed,
+        }))
+    }
+
+    fn question(&mut self, start: u32, tokens: u32, loads: Vec<Load>) -> anyhow::Result<()> {
+        let step = Step {
+            segments: vec![self.segment(start, tokens, 0, Output::Last)],
+            loads,
+        };
+        self.step(step)
+    }
+
+    /// Computes tokens from `start` on, in steps as large as the backend takes, on pages from `page` on.
+    fn compute(&mut self, start: u32, tokens: u32, page: u32) -> anyhow::Result<()> {
+        let end = start + tokens;
+        let mut at = start;
+        while at < end {
+            let share = self.max_step_tokens.min(end - at);
+            let output = if at + share == end {
+                Output::Last
+            } else {
+                Output::None
+            };
+            let segments = vec![self.segment(at, share, page, output)];
+            self.step(Step {
+                segments,
+                ..Step::default()
+            })?;
+            at += share;
+        }
+        Ok(())
+    }
+
+    fn segment(&self, start: u32, tokens: u32, page: u32, output: Output) -> Segment {
+        let pages = (start + tokens).div_ceil(self.backend.page_tokens());
+        Segment {
+            tokens: (start..start + tokens).map(token).collect(),
+            start,
+            pages: (page..page + pages).map(PageId).collect(),
+            output,
+        }
+    }
+
+    fn step(&mut self, step: Step) -> anyhow::Result<()> {
+        self.backend.run(&step, &mut self.logits)?;
+        Ok(())
+    }
+
+    /// The median after two runs that do not count: the second one of a step is when it may be recorded.
+    fn time(
+        &mut self,
+        mut work: impl FnMut(&mut Self) -> anyhow::Result<()>,
+    ) -> anyhow::Result<f64> {
+        let mut seconds = Vec::new();
+        for run in 0..self.runs + 2 {
+            let start = Instant::now();
+            work(self)?;
+            if run >= 2 {
+                seconds.push(start.elapsed().as_secs_f64());
+            }
+        }
+        seconds.sort_by(f64::total_cmp);
+        Ok(seconds[seconds.len() / 2])
+    }
+}
+
+/// A token for a position: few, so that every vocabulary has them.
+fn token(position: u32) -> TokenId {
+    position.wrapping_mul(2_654_435_761) >> 25
+}

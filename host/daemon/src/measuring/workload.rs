@@ -1,0 +1,178 @@
+//! RAGCache++'s workload on a real engine: how long until the first token, by what stands before the engine.
+//!
+//! ```text
+//!   none        nothing is reused                       every request under a salt of its own
+//!   retrieval   documents in the retriever's order      prefixes match where rankings begin alike
+//!   ordered     documents as `longest` orders them
+//! ```
+//!
+//! Bursts of ten requests for one region of a corpus, five documents of 200 tokens each (section 4 of the paper; the trace
+//! is the core's own, `simulation::workload`). Requests come in groups that are submitted at once; a group's next comes when all its
+//! answers have begun.
+
+use anyhow::{Context, bail};
+use foreword_engine::backend::{Backend, TokenId};
+use foreword_engine::engine::{EngineConfig, Event, Request, Stepper};
+use foreword_ordering::policy::{PolicyKind, PolicyOptions};
+use foreword_ordering::simulation::workload::{Bursty, bursty};
+use foreword_ordering::simulation::{Capacity, Replay, Retrieved};
+use serde_json::{Value, json};
+use std::time::Instant;
+
+/// What is asked.
+pub(super) struct Workload {
+    pub(super) queries: usize,
+    pub(super) seeds: u64,
+    pub(super) overlaps: Vec<f64>,
+    /// Requests submitted at once.
+    pub(super) groups: Vec<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arm {
+    None,
+    Retrieval,
+    Ordered,
+}
+
+/// Tokens of the system prompt and of a question.
+const SYSTEM: u64 = 100;
+const QUESTION: u64 = 32;
+
+/// Runs every arm for every group size at the first overlap, and for every overlap one request at a time.
+pub(super) fn run(
+    backend: Box<dyn Backend>,
+    max_step_tokens: u32,
+    workload: &Workload,
+) -> anyhow::Result<Value> {
+    let config = EngineConfig {
+        max_step_tokens,
+        max_running: 32,
+        ..EngineConfig::default()
+    };
+    let mut engine = Stepper::new(backend, &config);
+    let first = workload.overlaps.first().copied().unwrap_or(0.6);
+    let by_group = workload.groups.iter().map(|group| (first, *group));
+    let by_overlap = workload
+        .overlaps
+        .iter()
+        .skip(1)
+        .map(|overlap| (*overlap, 1));
+    let mut runs = 0;
+    let mut results = Vec::new();
+    for (overlap, group) in by_group.chain(by_overlap) {
+        let mut medians = Vec::new();
+        for arm in [Arm::None, Arm::Retrieval, Arm::Ordered] {
+            let mut seconds = Vec::new();
+            for seed in 0..workload.seeds {
+                runs += 1;
+                let trace = bursty(
+                    seed,
+                    workload.queries,
+                    Bursty {
+                        overlap,
+                        ..Bursty::default()
+                    },
+                );
+                let salt = format!("run {runs}");
+                seconds.push(median(replay(&mut engine, &trace, arm, group, &salt)?)?);
+            }
+            medians.push(seconds);
+        }
+        let mean = |arm: usize| medians[arm].iter().sum::<f64>() / medians[arm].len().max(1) as f64;
+        results.push(json!({
+            "overlap": overlap,
+            "at_once": group,
+            "ttft_p50_s": {"none": medians[0], "retrieval": medians[1], "ordered": medians[2]},
+            "below_retrieval": 1.0 - mean(2) / mean(1),
+            "below_none": 1.0 - mean(2) / mean(0),
+        }));
+    }
+    Ok(json!(results))
+}
+
+/// Seconds until each answer's first token.
+fn replay(
+    engine: &mut Stepper,
+    trace: &[foreword_ordering::simulation::Request],
+    arm: Arm,
+    group: usize,
+    salt: &str,
+) -> anyhow::Result<Vec<f64>> {
+    let capacity = Capacity {
+        tokens: None,
+        page_tokens: 1,
+    };
+    let mut gateway = Replay::new(PolicyKind::Longest, &PolicyOptions::default(), capacity);
+    let mut seconds = Vec::new();
+    for (number, requests) in trace.chunks(group.max(1)).enumerate() {
+        let mut waiting = Vec::new();
+        for (member, request) in requests.iter().enumerate() {
+            let documents: Vec<&Retrieved> = match arm {
+                Arm::None | Arm::Retrieval => request.documents.iter().collect(),
+                Arm::Ordered => {
+                    let order = gateway.decide(request);
+                    let ranks = order.iter().map(|rank| usize::from(*rank));
+                    ranks
+                        .filter_map(|rank| request.documents.get(rank))
+                        .collect()
+                }
+            };
+            let cache_salt = match arm {
+                Arm::None => format!("{salt}, {number}, {member}"),
+                Arm::Retrieval | Arm::Ordered => salt.to_owned(),
+            };
+            waiting.push(Request {
+                prompt: prompt(&documents, (number * group + member) as u64),
+                max_tokens: 1,
+                cache_salt,
+                ..Request::default()
+            });
+        }
+        let start = Instant::now();
+        let submitted = waiting
+            .into_iter()
+            .map(|request| engine.submit(request, start));
+        let mut generations: Vec<_> = submitted
+            .collect::<Result<_, _>>()
+            .context("the engine is full")?;
+        while !engine.is_idle() {
+            engine.step(Instant::now());
+            for generation in &mut generations {
+                while let Some(event) = generation.try_next() {
+                    match event {
+                        Event::Token { .. } => seconds.push(start.elapsed().as_secs_f64()),
+                        Event::Failed(failure) => bail!("a request failed: {failure}"),
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+    Ok(seconds)
+}
+
+/// System text, documents, a question of its own.
+fn prompt(documents: &[&Retrieved], question: u64) -> Vec<TokenId> {
+    let mut tokens: Vec<TokenId> = (0..SYSTEM).map(|at| token(1, at)).collect();
+    for document in documents {
+        let text = 2 + document.fingerprint.0;
+        tokens.extend((0..u64::from(document.tokens)).map(|at| token(text, at)));
+    }
+    tokens.extend((0..QUESTION).map(|at| token(u64::MAX - question, at)));
+    tokens
+}
+
+/// A token of a text: below 128, so that every vocabulary has it.
+fn token(text: u64, at: u64) -> TokenId {
+    let mixed = (text.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed >> 57) as TokenId
+}
+
+fn median(mut seconds: Vec<f64>) -> anyhow::Result<f64> {
+    seconds.sort_by(f64::total_cmp);
+    seconds
+        .get(seconds.len() / 2)
+        .copied()
+        .context("no request was answered")
+}

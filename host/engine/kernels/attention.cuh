@@ -1,0 +1,200 @@
+// Attention of some rows to a block of keys and values: what prefill and decode have in common.
+//
+// A row is one query head of one token. Rows that share a key and value head stand together, so that every key and value
+// read serves them all. Online softmax (Milakov and Gimelshein, arXiv 1805.02867, section 3), tiles in the registers of a
+// warp as in FlashAttention-2 (arXiv 2307.08691, section 3.3): scores never leave them.
+//
+//   pool, one layer   [page][keys, values][kv_head][slot][head_dim] bf16
+//   shared memory     rows of DIM bf16, chunks of 16 bytes swizzled by the row, so that ldmatrix meets no bank twice
+#pragma once
+#include "device.cuh"
+
+// Where keys and values of a sequence stand.
+struct Pages {
+    const bf16* pool;
+    // Page numbers of the sequence, in order.
+    const u32* table;
+    // log2 of the tokens in a page.
+    u32 page_shift;
+    u32 kv_heads;
+    u32 head_dim;
+
+    // The key of `head` at `position`; the value stands `values_after()` elements behind it.
+    DEVICE const bf16* key(u32 position, u32 head) const {
+        u64 page = table[position >> page_shift];
+        u64 slot = position & ((1u << page_shift) - 1);
+        return pool + ((((page * 2) * kv_heads + head) << page_shift) + slot) * head_dim;
+    }
+    DEVICE u64 values_after() const { return (static_cast<u64>(kv_heads) << page_shift) * head_dim; }
+};
+
+// Chunks of 16 bytes in a row of shared memory.
+template <int DIM>
+DEVICE bf16* at(bf16* rows, u32 row, u32 chunk) {
+    return rows + row * DIM + ((chunk ^ (row % 8)) * 8);
+}
+
+// Brings `COUNT` keys (or values, `offset` behind them) from `position` on into `to` [COUNT][DIM] by `THREADS` threads;
+// zeroes stand where there are none, at `end` and beyond.
+template <int DIM, int COUNT, int THREADS>
+DEVICE void bring(bf16* to, const Pages& pages, u32 head, u32 position, u32 end, u64 offset, u32 thread_of) {
+    constexpr u32 CHUNKS = DIM / 8, ROWS = THREADS / CHUNKS;
+    const u32 own = forget(thread_of), chunk = own % CHUNKS;
+#pragma unroll
+    for (u32 row = own / CHUNKS; row < COUNT; row += ROWS) {
+        u32 here = position + row;
+        bool wanted = here < end && chunk * 8 < pages.head_dim;
+        const bf16* from = wanted ? pages.key(here, head) + offset + chunk * 8 : pages.pool;
+        copy_async(at<DIM>(to, row, chunk), from, wanted);
+    }
+}
+
+// What a warp knows of its `TILES` times 16 rows: maxima and sums of their scores, and their outputs so far.
+template <int DIM, int TILES>
+struct Rows {
+    float out[TILES][DIM / 8][4];
+    // Of rows g and g + 8 of a tile; the sums are this lane's share until `close`.
+    float maximum[TILES][2];
+    float total[TILES][2];
+
+    DEVICE void open() {
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+#pragma unroll
+            for (int n = 0; n < DIM / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) out[m][n][i] = 0.0f;
+#pragma unroll
+            for (int h = 0; h < 2; h++) maximum[m][h] = -infinity(), total[m][h] = 0.0f;
+        }
+    }
+
+    DEVICE void close() {
+#pragma unroll
+        for (int m = 0; m < TILES; m++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                total[m][h] += exchange(total[m][h], 1);
+                total[m][h] += exchange(total[m][h], 2);
+            }
+    }
+};
+
+// Scores of a warp's rows and a block of `KEYS` keys.
+template <int TILES, int KEYS>
+struct Scores {
+    float of[TILES][KEYS / 8][4];
+};
+
+// scores = queries · keys. `queries` [TILES * 16][DIM] are the warp's own rows.
+template <int DIM, int TILES, int KEYS>
+DEVICE void score(Scores<TILES, KEYS>& scores, bf16* queries, bf16* keys) {
+#pragma unroll
+    for (int m = 0; m < TILES; m++)
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) scores.of[m][n][i] = 0.0f;
+    const u32 own = forget(lane());
+// Two tiles leave no registers for more than a step at a time.
+#pragma unroll(TILES == 1 ? 8 : 1)
+    for (int k = 0; k < DIM / 16; k++) {
+        u32 left[TILES][4];
+#pragma unroll
+        for (int m = 0; m < TILES; m++)
+            load_matrices(left[m], at<DIM>(queries, m * 16 + own % 16, k * 2 + own / 16));
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; n++) {
+            u32 right[4];
+            load_matrices(right, at<DIM>(keys, n * 16 + own / 16 * 8 + own % 8, k * 2 + own / 8 % 2));
+#pragma unroll
+            for (int m = 0; m < TILES; m++) {
+                multiply_add(scores.of[m][n * 2], left[m], right[0], right[1]);
+                multiply_add(scores.of[m][n * 2 + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+
+// Turns scores into weights relative to the maximum so far; outputs and totals follow it. `seen(m, h)` says how many of
+// the block's keys row g + 8 h of tile m sees, none if it is negative; the first block shows every row at least one.
+template <int DIM, int TILES, int KEYS, class Seen>
+DEVICE void weigh(Scores<TILES, KEYS>& scores, Rows<DIM, TILES>& rows, float scale, bool all_seen, Seen seen) {
+#pragma unroll
+    for (int m = 0; m < TILES; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int limit = seen(m, h);
+            float top = rows.maximum[m][h];
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float& s = scores.of[m][n][h * 2 + i];
+                    if (!all_seen && n * 8 + static_cast<int>(lane() % 4 * 2) + i >= limit) s = -infinity();
+                    top = s > top ? s : top;
+                }
+            float other = exchange(top, 1);
+            top = other > top ? other : top;
+            other = exchange(top, 2);
+            top = other > top ? other : top;
+            // The first block: from minus infinity, and everything to correct is zero.
+            float correction = exp2_fast((rows.maximum[m][h] - top) * scale);
+            rows.maximum[m][h] = top;
+            float offset = top * scale, sum = 0.0f;
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float& s = scores.of[m][n][h * 2 + i];
+                    s = exp2_fast(s * scale - offset);
+                    sum += s;
+                }
+            rows.total[m][h] = rows.total[m][h] * correction + sum;
+#pragma unroll
+            for (int n = 0; n < DIM / 8; n++) {
+                rows.out[m][n][h * 2] *= correction;
+                rows.out[m][n][h * 2 + 1] *= correction;
+            }
+        }
+}
+
+// outputs += weights · values.
+template <int DIM, int TILES, int KEYS>
+DEVICE void gather(Rows<DIM, TILES>& rows, const Scores<TILES, KEYS>& weights, bf16* values) {
+    const u32 own = forget(lane());
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; k++) {
+        u32 left[TILES][4];
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+            const float(&low)[4] = weights.of[m][k * 2];
+            const float(&high)[4] = weights.of[m][k * 2 + 1];
+            left[m][0] = pack(low[0], low[1]);
+            left[m][1] = pack(low[2], low[3]);
+            left[m][2] = pack(high[0], high[1]);
+            left[m][3] = pack(high[2], high[3]);
+        }
+#pragma unroll
+        for (int n = 0; n < DIM / 16; n++) {
+            u32 right[4];
+            load_matrices_transposed(right, at<DIM>(values, k * 16 + own % 16, n * 2 + own / 16));
+#pragma unroll
+            for (int m = 0; m < TILES; m++) {
+                multiply_add(rows.out[m][n * 2], left[m], right[0], right[1]);
+                multiply_add(rows.out[m][n * 2 + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+
+// Partial results, to be combined. A token of `splits` splits has heads times splits of them, from its `first` on:
+//   sums   [first + head * splits + split][head_dim] f32, not divided by the total
+//   stats  [first + head * splits + split][maximum in powers of two, total] f32
+struct Partials {
+    float* sums;
+    float* stats;
+};
+
+// Splits of a token at most.
+constexpr u32 MAX_SPLITS = 64;

@@ -1,0 +1,149 @@
+// What kernels are written in: fixed-width numbers, bf16, and the instructions of a warp, each behind a function.
+//
+// PTX stands in this file alone. Where the kernels are compiled for the CPU (EMULATED), `emulator.cuh` gives the same
+// functions another body, and everything else is the very same source.
+//
+//   fragments of m16n8k16, by lane (row g = lane / 4, column pair t = lane % 4):
+//     A [16][16]   a0 (g, 2t..)   a1 (g + 8, 2t..)   a2 (g, 2t + 8..)   a3 (g + 8, 2t + 8..)     a word is two values
+//     B [16][8]    b0 (2t.., g)   b1 (2t + 8.., g)
+//     C [16][8]    c0 c1 (g, 2t..)   c2 c3 (g + 8, 2t..)
+#pragma once
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+// The upper half of a float, with its own rounding: CUDA's headers are not needed.
+struct bf16 {
+    u16 bits;
+};
+
+// Sixteen bytes, moved at once: eight bf16 or four floats.
+struct alignas(16) Vector {
+    u32 words[4];
+};
+
+#ifdef EMULATED
+#include "emulator.cuh"
+#else
+
+#define DEVICE __device__ __forceinline__
+
+// A kernel takes one argument, a struct: pointers first, then 32-bit numbers, so that its layout is the same everywhere.
+#define KERNEL(name, Arguments, threads, blocks) \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Arguments args)
+
+DEVICE u32 thread() { return threadIdx.x; }
+DEVICE u32 block_x() { return blockIdx.x; }
+DEVICE u32 block_y() { return blockIdx.y; }
+DEVICE u32 block_z() { return blockIdx.z; }
+
+// The value, of which the compiler forgets where it came from: what is computed from it is computed again in every round
+// of a loop, where keeping it would take registers that are worth more.
+DEVICE u32 forget(u32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+// The block's shared memory, as large as the launch says.
+DEVICE u8* shared_memory() {
+    extern __shared__ __align__(16) u8 memory[];
+    return memory;
+}
+
+DEVICE void barrier() { __syncthreads(); }
+DEVICE void warp_barrier() { __syncwarp(); }
+
+DEVICE u32 exchange(u32 value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+DEVICE u64 exchange(u64 value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+DEVICE float exchange(float value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+
+DEVICE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DEVICE float exp_exact(float x) { return expf(x); }
+DEVICE float inverse_root(float x) { return 1.0f / sqrtf(x); }
+DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
+DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
+
+// Two floats as bf16, rounded to nearest even: `low` in the lower half.
+DEVICE u32 pack(float low, float high) {
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+DEVICE u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
+
+// Four matrices [8][8] of bf16; lane i says where row i % 8 of matrix i / 8 begins.
+DEVICE void load_matrices(u32 (&to)[4], const bf16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+DEVICE void load_matrices_transposed(u32 (&to)[4], const bf16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// c += a · b, sums in f32.
+DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Copies 16 bytes into shared memory, or zeroes if they are not `wanted`; they are there after the group was waited for.
+DEVICE void copy_async(void* shared, const void* global, bool wanted) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(shared_address(shared)), "l"(global), "r"(wanted ? 16u : 0u)
+                 : "memory");
+}
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all but the last `PENDING` groups of this thread have landed.
+template <int PENDING>
+DEVICE void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+DEVICE Vector load_vector(const void* from) { return *static_cast<const Vector*>(from); }
+// For what is read once: weights pass through without displacing what is read again.
+DEVICE Vector load_vector_once(const void* from) {
+    Vector v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
+                 : "l"(from));
+    return v;
+}
+DEVICE void store_vector(void* to, const Vector& v) { *static_cast<Vector*>(to) = v; }
+
+DEVICE u32 add_shared(u32* to, u32 value) { return atomicAdd(to, value); }
+DEVICE u64 add_shared(u64* to, u64 value) { return atomicAdd(to, value); }
+
+#endif
+
+DEVICE float infinity() { return float_of(0x7f800000u); }
+DEVICE float widen(bf16 x) { return float_of(static_cast<u32>(x.bits) << 16); }
+DEVICE float widen_low(u32 word) { return float_of(word << 16); }
+DEVICE float widen_high(u32 word) { return float_of(word & 0xffff0000u); }
+DEVICE bf16 narrow(float x) { return bf16{static_cast<u16>(pack(x, 0.0f))}; }
+
+constexpr u32 WARP = 32;
+DEVICE u32 lane() { return thread() % WARP; }
+DEVICE u32 warp() { return thread() / WARP; }
+
+// The sum of a value over a warp, in every lane; the same order of additions in each.
+DEVICE float warp_sum(float value) {
+    for (u32 mask = WARP / 2; mask > 0; mask /= 2) value += exchange(value, mask);
+    return value;
+}
+
+DEVICE float silu(float x) { return x / (1.0f + exp_exact(-x)); }

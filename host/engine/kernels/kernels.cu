@@ -1,0 +1,8 @@
+// All kernels as one module: what is compiled, ahead of time or at run time.
+#include "decode.cu"
+#include "heads.cu"
+#include "matvec.cu"
+#include "pages.cu"
+#include "prefill.cu"
+#include "rows.cu"
+#include "sampling.cu"

@@ -1,0 +1,214 @@
+//! A step as it must be, for whichever backend computes it: tokens are of the vocabulary, positions within the model's,
+//! page tables long enough, pages within the pools, and no page that the step writes is seen by another segment or through
+//! a second position.
+
+use super::{BackendError, HostPageId, Load, Output, PageId, Step, Store};
+use fxhash::FxHashSet;
+
+/// What a step is checked against.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) vocabulary: u32,
+    pub(super) max_positions: u32,
+    pub(super) page_tokens: u32,
+    pub(super) pages: u32,
+    pub(super) host_pages: u32,
+    /// Whether segments may ask for tokens.
+    pub(super) draws: bool,
+}
+
+impl Limits {
+    pub(super) fn check_host_page(&self, page: HostPageId) -> Result<(), BackendError> {
+        if page.0 >= self.host_pages {
+            return Err(BackendError::no_host_page(page, self.host_pages));
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_stores(&self, stores: &[Store]) -> Result<(), BackendError> {
+        let mut targets = FxHashSet::default();
+        for store in stores {
+            self.check_page(store.from)?;
+            self.check_host_page(store.to)?;
+            if !targets.insert(store.to) {
+                return Err(BackendError::Malformed(format!(
+                    "host page {} is stored to twice",
+                    store.to.0
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces `loads` by the step's, ascending by the page that is overwritten.
+    pub(super) fn check_loads(
+        &self,
+        step: &Step,
+        loads: &mut Vec<Load>,
+    ) -> Result<(), BackendError> {
+        loads.clone_from(&step.loads);
+        loads.sort_unstable_by_key(|load| load.to);
+        for load in &*loads {
+            self.check_host_page(load.from)?;
+            self.check_page(load.to)?;
+        }
+        match loads.array_windows().find(|[a, b]| a.to == b.to) {
+            Some([load, _]) => Err(BackendError::Malformed(format!(
+                "page {} is loaded to twice",
+                load.to.0
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn check_page(&self, page: PageId) -> Result<(), BackendError> {
+        if page.0 >= self.pages {
+            return Err(BackendError::Malformed(format!(
+                "page {} is not below the pool's {}",
+                page.0, self.pages
+            )));
+        }
+        Ok(())
+    }
+
+    /// Copies of the first `tokens` slots of a page.
+    pub(super) fn check_copy(
+        &self,
+        from: PageId,
+        to: PageId,
+        tokens: u32,
+    ) -> Result<(), BackendError> {
+        self.check_page(from)?;
+        self.check_page(to)?;
+        if tokens > self.page_tokens {
+            return Err(BackendError::Malformed(format!(
+                "{tokens} slots are more than a page's {}",
+                self.page_tokens
+            )));
+        }
+        if from == to {
+            return Err(BackendError::Malformed(format!(
+                "page {} would be copied to itself",
+                from.0
+            )));
+        }
+        Ok(())
+    }
+
+    /// Replaces `writes` by what the step writes, in the order of its rows.
+    pub(super) fn check_segments(
+        &self,
+        step: &Step,
+        owners: &mut Owners,
+        writes: &mut Vec<Write>,
+    ) -> Result<(), BackendError> {
+        writes.clear();
+        owners.0.resize(self.pages as usize, NOBODY);
+        let checked = self.check(step, &mut owners.0, writes);
+        for write in &*writes {
+            owners.0[write.page.0 as usize] = NOBODY;
+        }
+        checked.map_err(BackendError::Malformed)
+    }
+
+    fn check(
+        &self,
+        step: &Step,
+        owners: &mut [u32],
+        writes: &mut Vec<Write>,
+    ) -> Result<(), String> {
+        let page_tokens = u64::from(self.page_tokens);
+        let mut row = 0;
+        for (number, segment) in step.segments.iter().enumerate() {
+            let wrong = |what: String| Err(format!("segment {number}: {what}"));
+            if segment.tokens.is_empty() {
+                return wrong("it has no tokens, at least one is needed".into());
+            }
+            if let Some(token) = segment
+                .tokens
+                .iter()
+                .find(|&&token| token >= self.vocabulary)
+            {
+                return wrong(format!(
+                    "token {token} is not below the vocabulary's {}",
+                    self.vocabulary
+                ));
+            }
+            if matches!(segment.output, Output::Token(_)) && !self.draws {
+                return wrong("it asks for a token, this backend has logits alone".into());
+            }
+            let end = u64::from(segment.start) + segment.tokens.len() as u64;
+            if end > u64::from(self.max_positions) {
+                return wrong(format!(
+                    "it ends at position {end}, the model has {}",
+                    self.max_positions
+                ));
+            }
+            let room = segment.pages.len() as u64 * page_tokens;
+            if end > room {
+                return wrong(format!(
+                    "it ends at position {end}, its pages have room for {room}"
+                ));
+            }
+            if let Some(page) = segment.pages.iter().find(|page| page.0 >= self.pages) {
+                return wrong(format!(
+                    "page {} is not below the pool's {}",
+                    page.0, self.pages
+                ));
+            }
+            let mut position = segment.start;
+            while u64::from(position) < end {
+                let page = segment.pages[(position / self.page_tokens) as usize];
+                let next_page = (u64::from(position) / page_tokens + 1) * page_tokens;
+                let tokens = (next_page.min(end) - u64::from(position)) as u32;
+                let owner = &mut owners[page.0 as usize];
+                if *owner != NOBODY {
+                    return wrong(format!(
+                        "page {} is written by segment {owner} already",
+                        page.0
+                    ));
+                }
+                *owner = number as u32;
+                writes.push(Write {
+                    page,
+                    row,
+                    tokens,
+                    position,
+                });
+                row += tokens;
+                position += tokens;
+            }
+        }
+        // Written pages are known now: nobody may read one from another place.
+        for (number, segment) in step.segments.iter().enumerate() {
+            let read = (segment.start / self.page_tokens) as usize;
+            for page in &segment.pages[..read] {
+                let owner = owners[page.0 as usize];
+                if owner != NOBODY {
+                    return Err(format!(
+                        "segment {number}: it reads page {}, which segment {owner} writes",
+                        page.0
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Who writes a page: a segment's number, or [`NOBODY`], which all are between two checks.
+#[derive(Default)]
+pub(super) struct Owners(Vec<u32>);
+
+const NOBODY: u32 = u32::MAX;
+
+/// Tokens of one segment that are stored in one page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Write {
+    pub(super) page: PageId,
+    /// First row.
+    pub(super) row: u32,
+    pub(super) tokens: u32,
+    /// Position of the first.
+    pub(super) position: u32,
+}

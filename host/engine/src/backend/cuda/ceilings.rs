@@ -1,0 +1,127 @@
+//! What a device could do at best, measured as its parts are used here: a large matrix product by the same library, a large
+//! copy by the driver's own way of reading and writing.
+
+use super::CudaError;
+use super::device::{Array, Bf16, Device, Fault, Output, Product, Queue};
+use super::driver::Driver;
+use super::kernels::{self, Runs};
+use std::time::Instant;
+
+/// A device's rates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ceilings {
+    /// Floating-point operations a second in a bf16 product.
+    pub matrix_flops: f64,
+    /// Bytes a second of a copy within the device, read and written ones.
+    pub copy_bytes: f64,
+}
+
+/// Rows, columns and inputs of the product.
+const SIDE: usize = 8192;
+
+/// Bytes that are copied: many times any cache.
+const COPIED: usize = 4 << 30;
+
+/// Runs of which the fastest counts: it is a ceiling.
+const RUNS: u32 = 10;
+
+/// Measures a device on random numbers; takes a second or two, and ten gigabytes for so long.
+///
+/// # Errors
+/// [`CudaError`] when there is no such device or it has not the memory.
+pub fn ceilings(ordinal: u32) -> Result<Ceilings, CudaError> {
+    let mut device = Driver::open(ordinal)?;
+    measure(&mut device, SIDE, COPIED).map_err(CudaError::from)
+}
+
+pub(super) fn measure(
+    device: &mut dyn Device,
+    side: usize,
+    copied: usize,
+) -> Result<Ceilings, Fault> {
+    let weights = Array::of(device, &random(side * side, 1))?;
+    let input = Array::of(device, &random(side * side, 2))?;
+    let mut output = Array::<Bf16>::new(device, side * side)?;
+    let product = fastest(device, |device| {
+        let product = Product {
+            weights: weights.all(),
+            input: input.all(),
+            output: Output::Bf16(output.all_mut()),
+            rows: side,
+            inputs: side,
+            outputs: side,
+        };
+        kernels::multiply(device, &product)
+    })?;
+    let from = Array::<u8>::new(device, copied)?;
+    let to = Array::<u8>::new(device, copied)?;
+    // In as many pieces as make a grid.
+    let pieces = 64;
+    let piece = copied / pieces;
+    let pairs: Vec<u32> = (0..pieces as u32)
+        .flat_map(|piece| [piece, piece])
+        .collect();
+    let pairs = Array::of(device, &pairs)?;
+    let runs = Runs {
+        strides: [piece; 2],
+        runs: 1,
+        run: piece,
+        pitch: piece,
+    };
+    let copy = fastest(device, |device| {
+        let (from, to) = (from.all().address(), to.all().address());
+        kernels::copy_pages(device, Queue::Compute, from, to, pairs.all(), &runs)
+    })?;
+    Ok(Ceilings {
+        matrix_flops: 2.0 * (side as f64).powi(3) / product,
+        copy_bytes: 2.0 * copied as f64 / copy,
+    })
+}
+
+/// Seconds of the fastest of some runs, each of four, so that launching is no part of it.
+fn fastest(
+    device: &mut dyn Device,
+    mut work: impl FnMut(&mut dyn Device) -> Result<(), Fault>,
+) -> Result<f64, Fault> {
+    const REPEATS: u32 = 4;
+    let mut best = f64::INFINITY;
+    for _ in 0..RUNS {
+        device.wait(Queue::Compute)?;
+        let start = Instant::now();
+        for _ in 0..REPEATS {
+            work(device)?;
+        }
+        device.wait(Queue::Compute)?;
+        best = best.min(start.elapsed().as_secs_f64() / f64::from(REPEATS));
+    }
+    Ok(best)
+}
+
+/// Numbers near one, for zeroes run faster than numbers do.
+fn random(count: usize, seed: u32) -> Vec<Bf16> {
+    let mut state = seed;
+    let values = (0..count).map(|_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        Bf16::from_f32((state >> 8) as f32 / (1u32 << 23) as f32 - 1.0)
+    });
+    values.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cuda::tests::emulated::Emulated;
+
+    #[test]
+    fn a_device_is_measured_by_a_product_and_a_copy() {
+        let Some(mut device) = Emulated::new() else {
+            return;
+        };
+        let ceilings = measure(&mut device, 64, 1 << 14).unwrap();
+        assert!(
+            ceilings.matrix_flops > 0.0 && ceilings.copy_bytes > 0.0,
+            "{ceilings:?}"
+        );
+        assert!(device.launches["copy_pages"] == 40, "{:?}", device.launches);
+    }
+}

@@ -1,0 +1,365 @@
+//! A real device, through CUDA's driver, which is looked for at run time.
+//!
+//! The driver's library may be absent, and so may cuBLASLt's: that is told in words before anything of either is called,
+//! since the bindings panic where a library or a symbol is missing.
+
+mod modules;
+mod products;
+
+use super::CudaError;
+use super::device::{Device, Fault, Launch, Product, Queue};
+use cudarc::cublaslt::sys as blas;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+use modules::Modules;
+use products::Products;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Why device `ordinal` cannot be used, or nothing if it seems that it can.
+pub fn unavailable(ordinal: u32) -> Option<String> {
+    find(ordinal).err()
+}
+
+/// The device's handle.
+fn find(ordinal: u32) -> Result<sys::CUdevice, String> {
+    // SAFETY: loads libraries by their names and nothing more.
+    let (cuda, cublas) = unsafe { (sys::is_culib_present(), blas::is_culib_present()) };
+    if !cuda {
+        return Err("there is no CUDA driver on this machine (libcuda)".to_owned());
+    }
+    if !cublas {
+        return Err("there is a CUDA driver, but no cuBLASLt (libcublasLt.so.13): install CUDA 13's libraries, or add \
+             their folder to LD_LIBRARY_PATH"
+            .to_owned());
+    }
+    let found = catch_unwind(|| {
+        result::init().map_err(|error| format!("CUDA does not start: {}", words(error)))?;
+        let count = result::device::get_count().map_err(words)?;
+        if ordinal as i32 >= count {
+            return Err(format!(
+                "there is no CUDA device {ordinal}: {count} were found"
+            ));
+        }
+        result::device::get(ordinal as i32).map_err(words)
+    });
+    found.unwrap_or_else(|_| {
+        Err("this machine's CUDA lacks functions of CUDA 13: its driver is too old".to_owned())
+    })
+}
+
+/// The driver's own words.
+fn words(error: DriverError) -> String {
+    let name = error
+        .error_name()
+        .map(|name| name.to_string_lossy().into_owned());
+    let text = error
+        .error_string()
+        .map(|text| text.to_string_lossy().into_owned());
+    match (name, text) {
+        (Ok(name), Ok(text)) => format!("{name}: {text}"),
+        _ => format!("CUDA error {}", error.0 as u32),
+    }
+}
+
+impl From<DriverError> for Fault {
+    fn from(error: DriverError) -> Self {
+        // Errors after which nothing of this process's memory on the device can be used.
+        match error.0 as u32 {
+            46 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=719 => Self::Lost(words(error)),
+            _ => Self::Refused(words(error)),
+        }
+    }
+}
+
+/// Bytes of pinned memory through which small copies go.
+const STAGING: usize = 64 << 20;
+
+/// A device, opened.
+pub(super) struct Driver {
+    name: String,
+    handle: sys::CUdevice,
+    context: sys::CUcontext,
+    processors: u32,
+    queues: [sys::CUstream; 2],
+    /// Recorded anew for every order between the queues.
+    event: sys::CUevent,
+    modules: Modules,
+    products: Products,
+    allocated: Vec<u64>,
+    pinned: Vec<u64>,
+    staging: *mut u8,
+    /// Where the next copy is staged; what stands before may still be read.
+    staged: usize,
+    recordings: Vec<sys::CUgraphExec>,
+}
+
+// SAFETY: handles of the driver may be used from any thread once the context is made current there, which every method
+// does; the raw pointers are owned.
+unsafe impl Send for Driver {}
+
+impl Driver {
+    pub(super) fn open(ordinal: u32) -> Result<Self, CudaError> {
+        let handle = find(ordinal).map_err(CudaError::Unavailable)?;
+        catch_unwind(AssertUnwindSafe(|| Self::on(handle))).unwrap_or_else(|_| {
+            let reason = "this machine's CUDA lacks functions of CUDA 13: its driver is too old";
+            Err(CudaError::Unavailable(reason.to_owned()))
+        })
+    }
+
+    fn on(handle: sys::CUdevice) -> Result<Self, CudaError> {
+        use sys::CUdevice_attribute as Attribute;
+        let attribute = |attribute| {
+            // SAFETY: the handle is a device's.
+            unsafe { result::device::get_attribute(handle, attribute) }.map_err(Fault::from)
+        };
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32;
+        let name = result::device::get_name(handle).map_err(Fault::from)?;
+        if major < 8 {
+            return Err(CudaError::Unavailable(format!(
+                "{name} has compute capability {major}.{minor}, at least 8.0 is needed"
+            )));
+        }
+        // SAFETY: each handle is used as the driver's documentation has it, after it was made without an error.
+        unsafe {
+            let context = result::primary_ctx::retain(handle).map_err(Fault::from)?;
+            result::ctx::set_current(context).map_err(Fault::from)?;
+            let queue = || result::stream::create(result::stream::StreamKind::NonBlocking);
+            let modules = Modules::load(major, minor)?;
+            Ok(Self {
+                name: format!("{name} ({major}.{minor})"),
+                handle,
+                context,
+                processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
+                queues: [queue().map_err(Fault::from)?, queue().map_err(Fault::from)?],
+                event: result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+                    .map_err(Fault::from)?,
+                modules,
+                products: Products::new()?,
+                allocated: Vec::new(),
+                pinned: Vec::new(),
+                staging: result::malloc_host(STAGING, 0).map_err(Fault::from)?.cast(),
+                staged: 0,
+                recordings: Vec::new(),
+            })
+        }
+    }
+
+    /// Makes the context this thread's.
+    fn enter(&self) -> Result<(), Fault> {
+        // SAFETY: the context is ours until we are dropped.
+        Ok(unsafe { result::ctx::set_current(self.context) }?)
+    }
+
+    fn queue(&self, queue: Queue) -> sys::CUstream {
+        self.queues[queue as usize]
+    }
+
+    /// Room for so many bytes in the staging area, at most all of it.
+    fn stage(&mut self, bytes: usize) -> Result<*mut u8, Fault> {
+        if self.staged + bytes > STAGING {
+            self.wait(Queue::Compute)?;
+        }
+        // SAFETY: there is as much room: `wait` has freed all of it if there was not.
+        let at = unsafe { self.staging.add(self.staged) };
+        self.staged += bytes.next_multiple_of(256).min(STAGING - self.staged);
+        Ok(at)
+    }
+}
+
+impl Device for Driver {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn processors(&self) -> u32 {
+        self.processors
+    }
+
+    fn free_bytes(&mut self) -> Result<u64, Fault> {
+        self.enter()?;
+        Ok(result::mem_get_info()?.0 as u64)
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Result<u64, Fault> {
+        self.enter()?;
+        // SAFETY: what stands there is not read before it is written.
+        let address = unsafe { result::malloc_sync(bytes) }.map_err(|error| {
+            Fault::Refused(format!("{} MiB of memory: {}", bytes >> 20, words(error)))
+        })?;
+        self.allocated.push(address);
+        Ok(address)
+    }
+
+    fn free(&mut self, address: u64) -> Result<(), Fault> {
+        self.wait(Queue::Compute)?;
+        self.wait(Queue::Copy)?;
+        self.allocated.retain(|one| *one != address);
+        // SAFETY: it was allocated here, and nothing uses it any more.
+        Ok(unsafe { result::free_sync(address) }?)
+    }
+
+    fn pin(&mut self, bytes: usize) -> Result<u64, Fault> {
+        self.enter()?;
+        // Not write-combined: the CPU reads host pages. With unified addressing the device knows it by the same address.
+        // SAFETY: it is zeroed before anybody reads it.
+        let pointer = unsafe {
+            let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+            let pointer = result::malloc_host(bytes, flags).map_err(|error| {
+                Fault::Refused(format!(
+                    "{} MiB of pinned memory: {}",
+                    bytes >> 20,
+                    words(error)
+                ))
+            })?;
+            pointer.cast::<u8>().write_bytes(0, bytes);
+            pointer
+        };
+        self.pinned.push(pointer as u64);
+        Ok(pointer as u64)
+    }
+
+    unsafe fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.enter()?;
+        for (number, piece) in bytes.chunks(STAGING / 2).enumerate() {
+            let staged = self.stage(piece.len())?;
+            let to = to + (number * (STAGING / 2)) as u64;
+            // SAFETY: there is room in the staging area, and, as the caller promises, at `to`.
+            unsafe {
+                staged.copy_from_nonoverlapping(piece.as_ptr(), piece.len());
+                let staged = std::slice::from_raw_parts(staged, piece.len());
+                result::memcpy_htod_async(to, staged, self.queue(Queue::Compute))?;
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn read(&mut self, from: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        self.enter()?;
+        for (number, piece) in bytes.chunks_mut(STAGING / 2).enumerate() {
+            let staged = self.stage(piece.len())?;
+            let from = from + (number * (STAGING / 2)) as u64;
+            // SAFETY: as for `write`; the copy has landed before it is read.
+            unsafe {
+                let room = std::slice::from_raw_parts_mut(staged, piece.len());
+                result::memcpy_dtoh_async(room, from, self.queue(Queue::Compute))?;
+            }
+            self.wait(Queue::Compute)?;
+            // SAFETY: nothing else writes there.
+            piece.copy_from_slice(unsafe { std::slice::from_raw_parts(staged, piece.len()) });
+        }
+        Ok(())
+    }
+
+    unsafe fn launch(&mut self, queue: Queue, launch: &Launch<'_>) -> Result<(), Fault> {
+        self.enter()?;
+        let function = self.modules.function(launch.kernel, launch.shared)?;
+        let ([x, y, z], (argument, _)) = (launch.grid, launch.argument.raw());
+        // SAFETY: the argument is the kernel's one parameter, as the caller promises; the driver copies it.
+        unsafe {
+            let mut parameters = [argument.cast_mut().cast::<c_void>()];
+            let (block, stream) = ((launch.threads, 1, 1), self.queue(queue));
+            result::launch_kernel(
+                function,
+                (x, y, z),
+                block,
+                launch.shared,
+                stream,
+                &mut parameters,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn multiply(&mut self, product: &Product<'_>) -> Result<(), Fault> {
+        self.enter()?;
+        let queue = self.queue(Queue::Compute);
+        self.products.multiply(product, queue)
+    }
+
+    fn after(&mut self, first: Queue, then: Queue) -> Result<(), Fault> {
+        self.enter()?;
+        // SAFETY: event and queues are ours. Waiting takes the event as it was recorded last: now.
+        unsafe {
+            result::event::record(self.event, self.queue(first))?;
+            let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+            result::stream::wait_event(self.queue(then), self.event, flags)?;
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, queue: Queue) -> Result<(), Fault> {
+        self.enter()?;
+        // SAFETY: the queue is ours.
+        unsafe { result::stream::synchronize(self.queue(queue)) }?;
+        if queue == Queue::Compute {
+            self.staged = 0;
+        }
+        Ok(())
+    }
+
+    fn can_record(&self) -> bool {
+        true
+    }
+
+    fn begin_recording(&mut self) -> Result<(), Fault> {
+        self.enter()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the queue is ours and is not being recorded.
+        Ok(unsafe { result::stream::begin_capture(self.queue(Queue::Compute), mode) }?)
+    }
+
+    fn end_recording(&mut self) -> Result<usize, Fault> {
+        self.enter()?;
+        // SAFETY: the queue is being recorded; the graph is not used once it is instantiated.
+        unsafe {
+            let graph = result::stream::end_capture(self.queue(Queue::Compute))?;
+            let recording = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+            result::graph::destroy(graph)?;
+            self.recordings.push(recording?);
+        }
+        Ok(self.recordings.len() - 1)
+    }
+
+    fn repeat(&mut self, recording: usize) -> Result<(), Fault> {
+        self.enter()?;
+        // SAFETY: recordings live until they are forgotten.
+        Ok(unsafe {
+            result::graph::launch(self.recordings[recording], self.queue(Queue::Compute))
+        }?)
+    }
+
+    fn forget_recordings(&mut self) -> Result<(), Fault> {
+        self.wait(Queue::Compute)?;
+        for recording in self.recordings.drain(..) {
+            // SAFETY: it is not running any more.
+            unsafe { result::graph::exec_destroy(recording) }?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // What cannot be freed, on a device that was lost, goes with the process.
+        let _ = self.wait(Queue::Copy);
+        let _ = self.forget_recordings();
+        // SAFETY: all of it was made here and is used by nobody else; nothing is running any more.
+        unsafe {
+            for address in self.allocated.drain(..) {
+                let _ = result::free_sync(address);
+            }
+            for pinned in self.pinned.drain(..).chain([self.staging as u64]) {
+                let _ = result::free_host(pinned as *mut c_void);
+            }
+            self.products.close();
+            self.modules.close();
+            let _ = result::event::destroy(self.event);
+            for queue in self.queues {
+                let _ = result::stream::destroy(queue);
+            }
+            let _ = result::primary_ctx::release(self.handle);
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The kernels' machine code: embedded for devices that were foreseen, else compiled when it is first needed and kept.
+//!
+//! ```text
+//!   embedded (`cargo xtask kernels`) ──▶ ┐
+//!   kept from an earlier start ────────▶ ├─▶ a module, its functions by name
+//!   NVRTC, some seconds ───────────────▶ ┘
+//! ```
+
+use super::super::device::Fault;
+use super::words;
+use cudarc::driver::result;
+use cudarc::driver::sys;
+use cudarc::nvrtc::sys as nvrtc;
+use fxhash::FxHashMap;
+use std::ffi::{CString, c_char};
+use std::panic::catch_unwind;
+use std::path::PathBuf;
+
+mod embedded {
+    include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+}
+
+/// A loaded module, and which of its functions were asked for.
+pub(super) struct Modules {
+    module: sys::CUmodule,
+    /// With the shared memory that each may have.
+    functions: FxHashMap<&'static str, (sys::CUfunction, u32)>,
+}
+
+/// Shared memory that a launch may have without being asked.
+const DEFAULT_SHARED: u32 = 48 << 10;
+
+impl Modules {
+    /// Loads the kernels for a compute capability. The context is current.
+    pub(super) fn load(major: u32, minor: u32) -> Result<Self, Fault> {
+        let code = match embedded_for(major, minor) {
+            Some(code) => code.to_vec(),
+            None => compiled(&format!("sm_{major}{minor}")).map_err(Fault::Refused)?,
+        };
+        // SAFETY: the image is a whole module of machine code.
+        let module = unsafe { result::module::load_data(code.as_ptr().cast()) }?;
+        Ok(Self {
+            module,
+            functions: FxHashMap::default(),
+        })
+    }
+
+    /// A kernel that may be launched with so much shared memory.
+    pub(super) fn function(
+        &mut self,
+        name: &'static str,
+        shared: u32,
+    ) -> Result<sys::CUfunction, Fault> {
+        let (function, allowed) = match self.functions.get(name) {
+            Some(known) => *known,
+            None => {
+                let symbol =
+                    CString::new(name).map_err(|error| Fault::Refused(error.to_string()))?;
+                // SAFETY: the module is loaded.
+                let function = unsafe { result::module::get_function(self.module, symbol) }
+                    .map_err(|error| Fault::Refused(format!("kernel {name}: {}", words(error))))?;
+                (function, DEFAULT_SHARED)
+            }
+        };
+        if shared > allowed {
+            let attribute =
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function is of our module.
+            unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
+                .map_err(|error| {
+                    Fault::Refused(format!(
+                        "kernel {name} with {shared} bytes of shared memory: {}",
+                        words(error)
+                    ))
+                })?;
+        }
+        self.functions.insert(name, (function, allowed.max(shared)));
+        Ok(function)
+    }
+
+    /// # Safety
+    /// Nothing of the module is running, and nothing is launched afterwards.
+    pub(super) unsafe fn close(&mut self) {
+        // SAFETY: the caller's promise.
+        let _ = unsafe { result::module::unload(self.module) };
+    }
+}
+
+/// Code that runs on this device: of its very version, or of an earlier one with the same major number.
+fn embedded_for(major: u32, minor: u32) -> Option<&'static [u8]> {
+    let named = |wanted: &str| {
+        embedded::CUBINS
+            .iter()
+            .find(|(name, _)| *name == wanted)
+            .map(|(_, code)| *code)
+    };
+    let own = format!("sm_{major}{minor}");
+    let special = named(&format!("{own}a"));
+    special
+        .or_else(|| named(&own))
+        .or_else(|| named(&format!("sm_{major}0")))
+}
+
+/// Code for an architecture, kept on disk from start to start.
+fn compiled(architecture: &str) -> Result<Vec<u8>, String> {
+    // SAFETY: looks for a library by its name.
+    if !unsafe { nvrtc::is_culib_present() } {
+        return Err(format!(
+            "no kernels for {architecture} are built in, and there is no NVRTC (libnvrtc.so.13) to compile them with"
+        ));
+    }
+    catch_unwind(|| {
+        let kept = kept_at(architecture);
+        if let Some(code) = kept.as_ref().and_then(|path| std::fs::read(path).ok()) {
+            return Ok(code);
+        }
+        let code = compile(architecture)?;
+        if let Some(path) = kept {
+            // A cache: what cannot be kept is compiled again.
+            let unfinished = path.with_extension(std::process::id().to_string());
+            let _ = path.parent().map(std::fs::create_dir_all);
+            let _ = std::fs::write(&unfinished, &code)
+                .and_then(|()| std::fs::rename(&unfinished, &path));
+        }
+        Ok(code)
+    })
+    .unwrap_or_else(|_| Err("NVRTC lacks functions of CUDA 13: it is too old".to_owned()))
+}
+
+/// Where code is kept: by sources, options, compiler and driver.
+fn kept_at(architecture: &str) -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
+    let (mut major, mut minor, mut driver) = (0, 0, 0);
+    // SAFETY: all three are written to, no more.
+    let known = unsafe {
+        nvrtc::nvrtcVersion(&mut major, &mut minor) == nvrtc::nvrtcResult::NVRTC_SUCCESS
+            && sys::cuDriverGetVersion(&mut driver) == sys::CUresult::CUDA_SUCCESS
+    };
+    let name = format!(
+        "{architecture}-{:016x}-{major}.{minor}-{driver}.cubin",
+        embedded::HASH
+    );
+    known.then(|| cache.join("foreword/kernels").join(name))
+}
+
+/// Compiles the embedded sources.
+fn compile(architecture: &str) -> Result<Vec<u8>, String> {
+    let text = |text: &str| CString::new(text).map_err(|error| error.to_string());
+    let root = embedded::SOURCES.iter().find(|(name, _)| *name == ROOT);
+    let root = text(root.ok_or("the kernels are not built in")?.1)?;
+    let others = embedded::SOURCES.iter().filter(|(name, _)| *name != ROOT);
+    let (names, texts): (Vec<CString>, Vec<CString>) = others
+        .map(|(name, source)| Ok((text(name)?, text(source)?)))
+        .collect::<Result<Vec<_>, String>>()?
+        .into_iter()
+        .unzip();
+    let pointers = |strings: &[CString]| {
+        strings
+            .iter()
+            .map(|s| s.as_ptr())
+            .collect::<Vec<*const c_char>>()
+    };
+    let options = [
+        text(&format!("--gpu-architecture={architecture}"))?,
+        text("--std=c++17")?,
+    ];
+    let failed = |what: &str, log: String| format!("NVRTC: {what} for {architecture}: {log}");
+    let good = |outcome: nvrtc::nvrtcResult| outcome == nvrtc::nvrtcResult::NVRTC_SUCCESS;
+    let mut program = std::ptr::null_mut();
+    // SAFETY: all strings live to the end; lengths are asked for before buffers are filled; the program is destroyed once.
+    unsafe {
+        let (names, texts) = (pointers(&names), pointers(&texts));
+        let name = text(ROOT)?;
+        let count = texts.len() as i32;
+        if !good(nvrtc::nvrtcCreateProgram(
+            &mut program,
+            root.as_ptr(),
+            name.as_ptr(),
+            count,
+            texts.as_ptr(),
+            names.as_ptr(),
+        )) {
+            return Err(failed("no program", String::new()));
+        }
+        let options = pointers(&options);
+        let compiled = nvrtc::nvrtcCompileProgram(program, options.len() as i32, options.as_ptr());
+        let code = if good(compiled) {
+            let mut bytes = 0;
+            let _ = nvrtc::nvrtcGetCUBINSize(program, &mut bytes);
+            let mut code = vec![0u8; bytes];
+            let got = nvrtc::nvrtcGetCUBIN(program, code.as_mut_ptr().cast());
+            if good(got) {
+                Ok(code)
+            } else {
+                Err(failed("no code", String::new()))
+            }
+        } else {
+            let mut bytes = 0;
+            let _ = nvrtc::nvrtcGetProgramLogSize(program, &mut bytes);
+            let mut log = vec![0u8; bytes.max(1)];
+            let _ = nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast());
+            Err(failed("errors", String::from_utf8_lossy(&log).into_owned()))
+        };
+        let _ = nvrtc::nvrtcDestroyProgram(&mut program);
+        code
+    }
+}
+
+const ROOT: &str = "kernels.cu";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sources_are_built_in_without_the_emulator() {
+        let names: Vec<&str> = embedded::SOURCES.iter().map(|(name, _)| *name).collect();
+        assert!(names.contains(&ROOT) && names.contains(&"device.cuh"));
+        assert!(!names.contains(&"emulator.cuh"));
+        assert!(embedded_for(7, 5).is_none());
+    }
+}

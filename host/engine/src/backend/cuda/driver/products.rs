@@ -1,0 +1,210 @@
+//! Matrix products by cuBLASLt: bf16 operands, sums in f32, what stands there added where it is asked for.
+//!
+//! cuBLASLt counts columns first, so `output [rows, outputs] = input · weightsᵀ` is, in its words,
+//! `D (outputs x rows) = Aᵀ · B` with A = weights (inputs x outputs) and B = input (inputs x rows). The way of computing
+//! is asked for once per shape and kept.
+
+use super::super::device::{Fault, Output, Product};
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys;
+use cudarc::driver;
+use fxhash::FxHashMap;
+use std::ffi::c_void;
+
+/// The library's handle, its workspace, and the ways that it has proposed.
+pub(super) struct Products {
+    handle: sys::cublasLtHandle_t,
+    workspace: u64,
+    ways: FxHashMap<Shape, Way>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Shape {
+    rows: usize,
+    inputs: usize,
+    outputs: usize,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Bf16,
+    F32,
+    Add,
+}
+
+#[derive(Clone, Copy)]
+struct Way {
+    product: sys::cublasLtMatmulDesc_t,
+    weights: sys::cublasLtMatrixLayout_t,
+    input: sys::cublasLtMatrixLayout_t,
+    output: sys::cublasLtMatrixLayout_t,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// Bytes that the library may use beside: NVIDIA's advice for Hopper.
+const WORKSPACE: usize = 32 << 20;
+
+/// Ways that are kept, at most: a server sees as many numbers of rows as there are lengths of prompts.
+const WAYS: usize = 4096;
+
+/// `CUBLAS_OP_T`, which cuBLAS's own header has.
+const TRANSPOSED: i32 = 1;
+
+fn fault(error: CublasError) -> Fault {
+    Fault::Refused(format!("cuBLASLt: {:?}", error.0))
+}
+
+impl Products {
+    /// The context is current.
+    pub(super) fn new() -> Result<Self, Fault> {
+        Ok(Self {
+            handle: result::create_handle().map_err(fault)?,
+            // SAFETY: a workspace needs no values.
+            workspace: unsafe { driver::result::malloc_sync(WORKSPACE) }?,
+            ways: FxHashMap::default(),
+        })
+    }
+
+    /// Puts a product into a queue.
+    pub(super) fn multiply(
+        &mut self,
+        product: &Product<'_>,
+        queue: driver::sys::CUstream,
+    ) -> Result<(), Fault> {
+        let (output, kind) = match &product.output {
+            Output::Bf16(output) => (output.address(), Kind::Bf16),
+            Output::F32(output) => (output.address(), Kind::F32),
+            Output::Add(output) => (output.address(), Kind::Add),
+        };
+        let way = self.way(Shape {
+            rows: product.rows,
+            inputs: product.inputs,
+            outputs: product.outputs,
+            kind,
+        })?;
+        let (one, beta) = (1.0f32, if kind == Kind::Add { 1.0f32 } else { 0.0 });
+        // SAFETY: the operands have the shapes that the way was made for, as `kernels::multiply` has checked.
+        let outcome = unsafe {
+            result::matmul(
+                self.handle,
+                way.product,
+                std::ptr::from_ref(&one).cast(),
+                std::ptr::from_ref(&beta).cast(),
+                product.weights.address() as *const c_void,
+                way.weights,
+                product.input.address() as *const c_void,
+                way.input,
+                output as *const c_void,
+                way.output,
+                output as *mut c_void,
+                way.output,
+                &way.algorithm,
+                self.workspace as *mut c_void,
+                WORKSPACE,
+                queue.cast(),
+            )
+        };
+        outcome.map_err(fault)
+    }
+
+    fn way(&mut self, shape: Shape) -> Result<Way, Fault> {
+        if let Some(way) = self.ways.get(&shape) {
+            return Ok(*way);
+        }
+        if self.ways.len() == WAYS {
+            self.forget();
+        }
+        let way = self.find(shape).map_err(|error| {
+            let Shape {
+                rows,
+                inputs,
+                outputs,
+                ..
+            } = shape;
+            Fault::Refused(format!(
+                "cuBLASLt: {:?} for {rows} x {inputs} x {outputs}",
+                error.0
+            ))
+        })?;
+        self.ways.insert(shape, way);
+        Ok(way)
+    }
+
+    fn find(&self, shape: Shape) -> Result<Way, CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let (rows, inputs, outputs) =
+            (shape.rows as u64, shape.inputs as u64, shape.outputs as u64);
+        let narrow = sys::cudaDataType_t::CUDA_R_16BF;
+        let wide = sys::cudaDataType_t::CUDA_R_32F;
+        let result_type = if shape.kind == Kind::Bf16 {
+            narrow
+        } else {
+            wide
+        };
+        let product =
+            result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, wide)?;
+        let transposed: i32 = TRANSPOSED;
+        let weights = result::create_matrix_layout(narrow, inputs, outputs, inputs as i64)?;
+        let input = result::create_matrix_layout(narrow, inputs, rows, inputs as i64)?;
+        let output = result::create_matrix_layout(result_type, outputs, rows, outputs as i64)?;
+        let preference = result::create_matmul_pref()?;
+        // SAFETY: attributes are given with their own types' sizes; every handle was made above.
+        let found = unsafe {
+            let attribute = Attribute::CUBLASLT_MATMUL_DESC_TRANSA;
+            result::set_matmul_desc_attribute(
+                product,
+                attribute,
+                std::ptr::from_ref(&transposed).cast(),
+                size_of::<i32>(),
+            )?;
+            result::set_matmul_pref_attribute(
+                preference,
+                sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                std::ptr::from_ref(&WORKSPACE).cast(),
+                size_of::<usize>(),
+            )?;
+            let found = result::get_matmul_algo_heuristic(
+                self.handle,
+                product,
+                weights,
+                input,
+                output,
+                output,
+                preference,
+            );
+            result::destroy_matmul_pref(preference)?;
+            found?
+        };
+        Ok(Way {
+            product,
+            weights,
+            input,
+            output,
+            algorithm: found.algo,
+        })
+    }
+
+    fn forget(&mut self) {
+        for (_, way) in self.ways.drain() {
+            // SAFETY: descriptions are read while a product is put into a queue, not later.
+            unsafe {
+                let _ = result::destroy_matmul_desc(way.product);
+                for layout in [way.weights, way.input, way.output] {
+                    let _ = result::destroy_matrix_layout(layout);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// Nothing of the library is running, and nothing is multiplied afterwards.
+    pub(super) unsafe fn close(&mut self) {
+        self.forget();
+        // SAFETY: the caller's promise.
+        unsafe {
+            let _ = result::destroy_handle(self.handle);
+            let _ = driver::result::free_sync(self.workspace);
+        }
+    }
+}

@@ -1,0 +1,471 @@
+//! The forward pass on a device: the layers in order.
+//!
+//! ```text
+//!  residual f32 ─ norm ─▶ rows ─ qkv ─▶ sums ─ place ─┬─ keys, values ─▶ pages
+//!     ▲  ▲                                            └─ queries ─ attention ─▶ rows ─ output ─▶ + residual
+//!     │  └── + ◀─ down ─ rows ◀─ gate ─ sums ◀─ gate, up ─ rows ◀─ norm ────────────────────────────┘
+//! ```
+//!
+//! Products with the output and down matrices are added to the residual stream where they are computed. Biases are added by
+//! whichever kernel reads the rows next. Past the last layer's keys and values only wanted rows go on. A step that only
+//! decodes is recorded once per bucket and repeated after; the first time it runs as it is, so that whatever libraries
+//! prepare lazily is there before a recording.
+
+use super::device::{Array, Bf16, Device, Fault, Output, Part, Product};
+use super::kernels::{self, Choice, Context, HeadWeights, MATVEC_ROWS, Partials, Places};
+use super::plan::{Bucket, Capacity, Cut, Plan};
+use super::pools::Pools;
+use super::weights::{Layer, Model};
+use crate::backend::TokenId;
+use crate::sampling::{Sampling, SamplingError};
+use fxhash::FxHashMap;
+
+/// Memory that a step needs beside weights and pages, for as many rows as it may have.
+pub(super) struct Scratch {
+    words: Array<u32>,
+    residual: Array<f32>,
+    kept: Array<f32>,
+    normed: Array<Bf16>,
+    sums: Array<Bf16>,
+    queries: Array<Bf16>,
+    attended: Array<Bf16>,
+    gate_up: Array<Bf16>,
+    inner: Array<Bf16>,
+    /// `[LOGIT_ROWS, vocabulary]`.
+    logits: Array<f32>,
+    logit_rows: usize,
+    choices: Array<Choice>,
+    /// `[LOGIT_ROWS][kind, token]`.
+    chosen: Array<u32>,
+    partial_sums: Array<f32>,
+    partial_stats: Array<f32>,
+    recordings: FxHashMap<Bucket, Recording>,
+    /// What comes from the device before it is put in order.
+    staging: Vec<f32>,
+}
+
+/// What is known of a bucket.
+#[derive(Clone, Copy)]
+enum Recording {
+    /// It ran once.
+    Prepared,
+    Made(usize),
+}
+
+impl Scratch {
+    pub(super) fn new(
+        device: &mut dyn Device,
+        model: &Model,
+        capacity: &Capacity,
+        rows: usize,
+    ) -> Result<Self, Fault> {
+        let hidden = rows * model.hidden;
+        let logit_rows = capacity.decode_rows.max(16).min(rows);
+        Ok(Self {
+            words: Array::new(device, rows * 16)?,
+            residual: Array::new(device, hidden)?,
+            kept: Array::new(device, hidden)?,
+            normed: Array::new(device, hidden)?,
+            sums: Array::new(device, rows * model.qkv_width())?,
+            queries: Array::new(device, rows * model.heads.queries())?,
+            attended: Array::new(device, rows * model.heads.queries())?,
+            gate_up: Array::new(device, rows * 2 * model.intermediate)?,
+            inner: Array::new(device, rows * model.intermediate)?,
+            logits: Array::new(device, logit_rows * model.vocabulary)?,
+            logit_rows,
+            choices: Array::new(device, logit_rows)?,
+            chosen: Array::new(device, 2 * logit_rows)?,
+            partial_sums: Array::new(device, capacity.results * model.heads.head_dim)?,
+            partial_stats: Array::new(device, capacity.results * 2)?,
+            recordings: FxHashMap::default(),
+            staging: Vec::new(),
+        })
+    }
+
+    /// Computes a planned step and appends the wanted logits and tokens, in the step's order.
+    pub(super) fn compute(
+        &mut self,
+        device: &mut dyn Device,
+        model: &Model,
+        pools: &mut Pools,
+        plan: &Plan,
+        logits: &mut Vec<f32>,
+        drawn: &mut Vec<Result<TokenId, SamplingError>>,
+    ) -> Result<(), Fault> {
+        self.send(device, &plan.words)?;
+        match plan.bucket() {
+            Some(bucket) => self.decode(device, model, pools, plan, bucket)?,
+            None => self.forward(device, model, pools, plan)?,
+        }
+        self.receive(device, model, plan, logits, drawn)
+    }
+
+    /// A step that only decodes: as it is, recorded, or repeated.
+    fn decode(
+        &mut self,
+        device: &mut dyn Device,
+        model: &Model,
+        pools: &mut Pools,
+        plan: &Plan,
+        bucket: Bucket,
+    ) -> Result<(), Fault> {
+        let recording = match self.recordings.get(&bucket) {
+            None => {
+                self.forward(device, model, pools, plan)?;
+                self.recordings.insert(bucket, Recording::Prepared);
+                return Ok(());
+            }
+            Some(Recording::Made(recording)) => *recording,
+            Some(Recording::Prepared) => {
+                device.begin_recording()?;
+                let outcome = self.forward(device, model, pools, plan);
+                let recording = device.end_recording();
+                outcome?;
+                let recording = recording?;
+                self.recordings.insert(bucket, Recording::Made(recording));
+                recording
+            }
+        };
+        device.repeat(recording)
+    }
+
+    /// Sends the plan's words; recordings hold their address, so they are made anew when there are more than ever.
+    fn send(&mut self, device: &mut dyn Device, words: &[u32]) -> Result<(), Fault> {
+        if words.len() > self.words.len() {
+            let larger = Array::new(device, words.len().next_power_of_two())?;
+            self.recordings.clear();
+            device.forget_recordings()?;
+            std::mem::replace(&mut self.words, larger).free(device)?;
+        }
+        self.words.write(device, 0, words)
+    }
+
+    /// Everything up to the logits of the first rows.
+    fn forward(
+        &mut self,
+        device: &mut dyn Device,
+        model: &Model,
+        pools: &mut Pools,
+        plan: &Plan,
+    ) -> Result<(), Fault> {
+        let hidden = model.hidden;
+        let tokens = self.words.part(plan.tokens.clone());
+        kernels::embed_rows(
+            device,
+            model.embedding.all(),
+            tokens,
+            self.residual.all_mut(),
+            hidden,
+        )?;
+        pools.load(device, 0)?;
+        let mut bias = None;
+        let mut rows = plan.rows();
+        for (number, layer) in model.layers.iter().enumerate() {
+            pools.loaded(device)?;
+            if number + 1 < model.layers.len() {
+                pools.load(device, number + 1)?;
+            }
+            let weights = layer.input_norm.all();
+            self.norm(device, bias, weights, rows, model.eps)?;
+            self.project(device, model, layer, rows)?;
+            self.place(device, model, layer, pools, number, plan)?;
+            let is_last = number + 1 == model.layers.len();
+            if is_last && plan.wanted.len() < rows {
+                rows = plan.wanted.len();
+                let wanted = self.words.part(plan.wanted.clone());
+                kernels::keep_rows(
+                    device,
+                    self.residual.all(),
+                    wanted,
+                    self.kept.all_mut(),
+                    hidden,
+                )?;
+                // The other buffer's rows are the residual stream from here on.
+                std::mem::swap(&mut self.residual, &mut self.kept);
+            }
+            if rows == 0 {
+                return Ok(());
+            }
+            let cut = if is_last { &plan.last } else { &plan.all };
+            self.attend(device, model, pools.layer(number), plan, cut)?;
+            self.feed_forward(device, model, layer, rows)?;
+            bias = layer.down_bias.as_ref().map(Array::all);
+        }
+        self.norm(device, bias, model.norm.all(), rows, model.eps)?;
+        self.head(device, model, 0, rows)
+    }
+
+    fn norm(
+        &mut self,
+        device: &mut dyn Device,
+        bias: Option<Part<'_, f32>>,
+        weights: Part<'_, f32>,
+        rows: usize,
+        eps: f32,
+    ) -> Result<(), Fault> {
+        let (residual, normed) = (self.residual.all_mut(), self.normed.all_mut());
+        kernels::norm_rows(device, residual, bias, weights, normed, rows, eps)
+    }
+
+    fn project(
+        &mut self,
+        device: &mut dyn Device,
+        model: &Model,
+        layer: &Layer,
+        rows: usize,
+    ) -> Result<(), Fault> {
+        kernels::multiply(
+            device,
+            &Product {
+                weights: layer.qkv.all(),
+                input: self.normed.all(),
+                output: Output::Bf16(self.sums.all_mut()),
+                rows,
+                inputs: model.hidden,
+                outputs: model.qkv_width(),
+            },
+        )
+    }
+
+    /// Queries to their buffer, keys and values to their pages.
+    fn place(
+        &mut self,
+        device: &mut dyn Device,
+        model: &Model,
+        layer: &Layer,
+        pools: &mut Pools,
+        number: usize,
+        plan: &Plan,
+    ) -> Result<(), Fault> {
+        let Some(rotary) = &model.rotary else {
+            return Err(Fault::Refused("there is no table of positions".to_owned()));
+        };
+        let weights = HeadWeights {
+            bias: layer.qkv_bias.as_ref().map(Array::all),
+            norms: layer
+                .qk_norm
+                .as_ref()
+                .map(|norms| norms.each_ref().map(Array::all)),
+            rotary: rotary.all(),
+            eps: model.eps,
+        };
+        let places = Places {
+            positions: self.words.part(plan.positions.clone()),
+            slots: self.words.part(plan.slots.clone()),
+        };
+        let (sums, queries, pool) = (
+            self.sums.all(),
+            self.queries.all_mut(),
+            pools.layer_mut(number),
+        );
+        kernels::place_heads(device, &model.heads, &weights, places, sums, queries, pool)
+    }
+
+    fn attend(
+        &mut self,
+        device: &mut dyn Device,
+        model: &Model,
+        pool: Part<'_, Bf16>,
+        plan: &Plan,
+        cut: &Cut,
+    ) -> Result<(), Fault> {
+        let heads = &model.heads;
+        let Self {
+            words,
+            queries,
+            attended,
+            partial_sums,
+            partial_stats,
+            ..
+        } = self;
+        let context = |tables| Context {
+            pool,
+            tables: words.part(tables),
+        };
+        if plan.decode_rows() > 0 {
+            kernels::decode(
+                device,
+                heads,
+                context(plan.decode_tables.clone()),
+                words.part(plan.lengths.clone()),
+                plan.table_stride,
+                plan.longest,
+                queries.all(),
+                attended.all_mut(),
+                partials(partial_sums, partial_stats),
+            )?;
+        }
+        let items = words.part(cut.items.clone());
+        let context = context(plan.tables.clone());
+        let results = partials(partial_sums, partial_stats);
+        kernels::prefill(
+            device,
+            heads,
+            context,
+            items,
+            queries.all(),
+            attended.all_mut(),
+            results,
+        )?;
+        let splits = words.part(cut.splits.clone());
+        let results = partials(partial_sums, partial_stats);
+        kernels::combine_items(device, heads, splits, attended.all_mut(), results)
+    }
+
+    /// The output projection, and the feed-forward layer.
+    fn feed_forward(
+        &mut self,
+        device: &mut dyn Device,
+        model: &Model,
+        layer: &Layer,
+        rows: usize,
+    ) -> Result<(), Fault> {
+        let (hidden, width) = (model.hidden, model.intermediate);
+        kernels::multiply(
+            device,
+            &Product {
+                weights: layer.output.all(),
+                input: self.attended.all(),
+                output: Output::Add(self.residual.all_mut()),
+                rows,
+                inputs: model.heads.queries(),
+                outputs: hidden,
+            },
+        )?;
+        let bias = layer.output_bias.as_ref().map(Array::all);
+        self.norm(device, bias, layer.mlp_norm.all(), rows, model.eps)?;
+        let bias = layer.gate_up_bias.as_ref().map(Array::all);
+        if rows <= MATVEC_ROWS {
+            let (weights, input, output) =
+                (layer.gate_up.all(), self.normed.all(), self.inner.all_mut());
+            kernels::multiply_gate(device, weights, bias, input, output, rows, hidden, width)?;
+        } else {
+            kernels::multiply(
+                device,
+                &Product {
+                    weights: layer.gate_up.all(),
+                    input: self.normed.all(),
+                    output: Output::Bf16(self.gate_up.all_mut()),
+                    rows,
+                    inputs: hidden,
+                    outputs: 2 * width,
+                },
+            )?;
+            kernels::gate_rows(
+                device,
+                self.gate_up.all(),
+                bias,
+                self.inner.all_mut(),
+                rows,
+                width,
+            )?;
+        }
+        kernels::multiply(
+            device,
+            &Product {
+                weights: layer.down.all(),
+                input: self.inner.all(),
+                output: Output::Add(self.residual.all_mut()),
+                rows,
+                inputs: width,
+                outputs: hidden,
+            },
+        )
+    }
+
+    /// Logits of the normed rows from `first` on, as many as there is room for.
+    fn head(
+        &mut self,
+        device: &mut dyn Device,
+        model: &Model,
+        first: usize,
+        rows: usize,
+    ) -> Result<(), Fault> {
+        let count = self.logit_rows.min(rows - first);
+        let input = first * model.hidden..(first + count) * model.hidden;
+        kernels::multiply(
+            device,
+            &Product {
+                weights: model.head.as_ref().unwrap_or(&model.embedding).all(),
+                input: self.normed.part(input),
+                output: Output::F32(self.logits.all_mut()),
+                rows: count,
+                inputs: model.hidden,
+                outputs: model.vocabulary,
+            },
+        )
+    }
+
+    /// Appends the wanted logits and tokens in the step's order.
+    fn receive(
+        &mut self,
+        device: &mut dyn Device,
+        model: &Model,
+        plan: &Plan,
+        logits: &mut Vec<f32>,
+        drawn: &mut Vec<Result<TokenId, SamplingError>>,
+    ) -> Result<(), Fault> {
+        let vocabulary = model.vocabulary;
+        // Padding is not among the wanted rows that are asked for.
+        let wanted = plan.decoding.unwrap_or(plan.wanted.len());
+        // Rows without a draw are chosen from too, greedily, and nobody looks.
+        let mut choices = vec![Choice::of(&Sampling::greedy().draw(0)); wanted];
+        for (row, draw) in &plan.draws {
+            choices[*row as usize] = Choice::of(draw);
+        }
+        let mut chosen = vec![0; 2 * wanted];
+        let mut rows = std::mem::take(&mut self.staging);
+        rows.resize(
+            if plan.order.is_empty() {
+                0
+            } else {
+                wanted * vocabulary
+            },
+            0.0,
+        );
+        for first in (0..wanted).step_by(self.logit_rows) {
+            if first > 0 {
+                self.head(device, model, first, plan.wanted.len())?;
+            }
+            let some = first..wanted.min(first + self.logit_rows);
+            if !plan.draws.is_empty() {
+                self.choices.write(device, 0, &choices[some.clone()])?;
+                let part = self.choices.part(0..some.len());
+                kernels::sample_rows(
+                    device,
+                    self.logits.all(),
+                    part,
+                    self.chosen.all_mut(),
+                    vocabulary,
+                )?;
+                self.chosen
+                    .read(device, 0, &mut chosen[2 * some.start..2 * some.end])?;
+            }
+            if !plan.order.is_empty() {
+                let to = &mut rows[some.start * vocabulary..some.end * vocabulary];
+                self.logits.read(device, 0, to)?;
+            }
+        }
+        for row in &plan.order {
+            let at = *row as usize * vocabulary;
+            logits.extend_from_slice(&rows[at..at + vocabulary]);
+        }
+        for (row, _) in &plan.draws {
+            let tokens = vocabulary as u32;
+            drawn.push(match chosen[2 * *row as usize..][..2] {
+                [0, token] => Ok(token),
+                [1, token] => Err(SamplingError::NotFinite { token }),
+                _ => Err(SamplingError::NothingLeft { tokens }),
+            });
+        }
+        self.staging = rows;
+        Ok(())
+    }
+}
+
+fn partials<'a>(sums: &'a mut Array<f32>, stats: &'a mut Array<f32>) -> Partials<'a> {
+    Partials {
+        sums: sums.all_mut(),
+        stats: stats.all_mut(),
+    }
+}

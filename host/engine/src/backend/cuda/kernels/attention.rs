@@ -1,0 +1,307 @@
+//! Attention: heads to their places, many tokens or one of each sequence, partial results put together.
+
+use super::super::device::{Argument, Bf16, Device, Fault, Part, PartMut};
+use super::{
+    Heads, MAX_HEAD, MAX_SPLITS, PREFILL_KEYS, PREFILL_ROWS, address, arguments, check,
+    check_multiple, launch,
+};
+
+/// Positions of a split of decode, at least.
+const DECODE_SPLIT: u32 = 256;
+const BLOCK_KEYS: u32 = 32;
+const DECODE_WARPS: u32 = 4;
+
+/// Some tokens of a segment, with some of the positions that they see.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::backend::cuda) struct Item {
+    /// Its first row of queries.
+    pub(in crate::backend::cuda) query: u32,
+    /// Its first row of the output.
+    pub(in crate::backend::cuda) output: u32,
+    /// At least 1; times the query heads of a group at most [`PREFILL_ROWS`].
+    pub(in crate::backend::cuda) tokens: u32,
+    /// Position of the first token.
+    pub(in crate::backend::cuda) position: u32,
+    /// Where the sequence's page table begins.
+    pub(in crate::backend::cuda) table: u32,
+    /// First position seen: a multiple of [`PREFILL_KEYS`], not behind `position`.
+    pub(in crate::backend::cuda) begin: u32,
+    /// Behind the last position seen: that of the last token, in the last split.
+    pub(in crate::backend::cuda) end: u32,
+    /// Number of the split.
+    pub(in crate::backend::cuda) split: u32,
+    /// Of how many; 1: the result is final.
+    pub(in crate::backend::cuda) splits: u32,
+    /// Where the first token's partial results begin.
+    pub(in crate::backend::cuda) first: u32,
+}
+
+impl Item {
+    pub(in crate::backend::cuda) const WORDS: usize = size_of::<Self>() / 4;
+
+    /// As the device reads it.
+    pub(in crate::backend::cuda) fn words(&self) -> [u32; Self::WORDS] {
+        [
+            self.query,
+            self.output,
+            self.tokens,
+            self.position,
+            self.table,
+            self.begin,
+            self.end,
+            self.split,
+            self.splits,
+            self.first,
+        ]
+    }
+}
+
+arguments! {
+    struct Prefill {
+        queries: u64, output: u64, pool: u64, tables: u64, items: u64, sums: u64, stats: u64,
+        heads: u32, kv_heads: u32, head_dim: u32, page_shift: u32, scale: f32, unused: u32,
+    }
+    struct Decode {
+        queries: u64, output: u64, pool: u64, tables: u64, lengths: u64, sums: u64, stats: u64,
+        heads: u32, kv_heads: u32, head_dim: u32, page_shift: u32, table_stride: u32, scale: f32,
+    }
+    struct Combine { sums: u64, stats: u64, output: u64, tokens: u64, lengths: u64, heads: u32, head_dim: u32 }
+    struct PlaceHeads {
+        sums: u64, bias: u64, query_norm: u64, key_norm: u64, rotary: u64, positions: u64, slots: u64, queries: u64,
+        pool: u64, heads: u32, kv_heads: u32, head_dim: u32, page_shift: u32, eps: f32, unused: u32,
+    }
+}
+
+/// What [`place_heads`] needs of a layer beside the rows.
+pub(in crate::backend::cuda) struct HeadWeights<'a> {
+    /// Of queries, keys and values.
+    pub(in crate::backend::cuda) bias: Option<Part<'a, f32>>,
+    /// Of queries, of keys.
+    pub(in crate::backend::cuda) norms: Option<[Part<'a, f32>; 2]>,
+    /// `[positions][cosines, sines]`.
+    pub(in crate::backend::cuda) rotary: Part<'a, f32>,
+    pub(in crate::backend::cuda) eps: f32,
+}
+
+/// Where rows stand in their sequences, and where their keys and values go: `[rows]` each.
+#[derive(Clone, Copy)]
+pub(in crate::backend::cuda) struct Places<'a> {
+    pub(in crate::backend::cuda) positions: Part<'a, u32>,
+    /// Counted over pages; [`NO_SLOT`] for padding.
+    pub(in crate::backend::cuda) slots: Part<'a, u32>,
+}
+
+/// Takes `sums [rows][queries, keys, values]` apart: rotated queries `[rows][heads][head_dim]`, and keys and values in the
+/// pool. Positions and slots are within table and pool.
+pub(in crate::backend::cuda) fn place_heads(
+    device: &mut dyn Device,
+    heads: &Heads,
+    weights: &HeadWeights<'_>,
+    places: Places<'_>,
+    sums: Part<'_, Bf16>,
+    queries: PartMut<'_, Bf16>,
+    pool: PartMut<'_, Bf16>,
+) -> Result<(), Fault> {
+    let rows = places.positions.len();
+    let width = (heads.heads + 2 * heads.kv_heads) * heads.head_dim;
+    check_multiple("head_dim", heads.head_dim, 8);
+    assert!(heads.head_dim <= MAX_HEAD, "head_dim is {}", heads.head_dim);
+    check("slots", places.slots.len(), rows);
+    check("sums", sums.len(), rows * width);
+    check("queries", queries.len(), rows * heads.queries());
+    check("bias", weights.bias.map_or(width, |bias| bias.len()), width);
+    for norm in weights.norms.iter().flatten() {
+        check("norm", norm.len(), heads.head_dim);
+    }
+    let argument = PlaceHeads {
+        sums: sums.address(),
+        bias: address(weights.bias),
+        query_norm: address(weights.norms.map(|norms| norms[0])),
+        key_norm: address(weights.norms.map(|norms| norms[1])),
+        rotary: weights.rotary.address(),
+        positions: places.positions.address(),
+        slots: places.slots.address(),
+        queries: queries.address(),
+        pool: pool.address(),
+        heads: heads.heads as u32,
+        kv_heads: heads.kv_heads as u32,
+        head_dim: heads.head_dim as u32,
+        page_shift: heads.page_shift(),
+        eps: weights.eps,
+        unused: 0,
+    };
+    // SAFETY: the buffers have all rows; the planner has checked positions and slots.
+    unsafe { launch(device, "place_heads", [rows, 1, 1], 128, 0, &argument) }
+}
+
+/// Partial results of attention.
+pub(in crate::backend::cuda) struct Partials<'a> {
+    /// `[results][head_dim]`.
+    pub(in crate::backend::cuda) sums: PartMut<'a, f32>,
+    /// `[results][2]`.
+    pub(in crate::backend::cuda) stats: PartMut<'a, f32>,
+}
+
+/// What attention reads beside the queries.
+#[derive(Clone, Copy)]
+pub(in crate::backend::cuda) struct Context<'a> {
+    /// Of the layer.
+    pub(in crate::backend::cuda) pool: Part<'a, Bf16>,
+    /// Page numbers, all of the pool.
+    pub(in crate::backend::cuda) tables: Part<'a, u32>,
+}
+
+/// Attends for `items [items][Item::WORDS]`, as the planner made them for these buffers.
+pub(in crate::backend::cuda) fn prefill(
+    device: &mut dyn Device,
+    heads: &Heads,
+    context: Context<'_>,
+    items: Part<'_, u32>,
+    queries: Part<'_, Bf16>,
+    output: PartMut<'_, Bf16>,
+    partials: Partials<'_>,
+) -> Result<(), Fault> {
+    let width = heads.width();
+    let shared = (PREFILL_ROWS + 2 * PREFILL_KEYS as usize) * width * size_of::<Bf16>();
+    let argument = Prefill {
+        queries: queries.address(),
+        output: output.address(),
+        pool: context.pool.address(),
+        tables: context.tables.address(),
+        items: items.address(),
+        sums: partials.sums.address(),
+        stats: partials.stats.address(),
+        heads: heads.heads as u32,
+        kv_heads: heads.kv_heads as u32,
+        head_dim: heads.head_dim as u32,
+        page_shift: heads.page_shift(),
+        scale: heads.scale(),
+        unused: 0,
+    };
+    let kernel = if width == 64 {
+        "prefill_64"
+    } else {
+        "prefill_128"
+    };
+    let grid = [items.len() / Item::WORDS, heads.kv_heads, 1];
+    // SAFETY: the planner keeps items within queries, output, tables and partial results.
+    unsafe { launch(device, kernel, grid, 128, shared, &argument) }
+}
+
+/// Attends for the first `lengths.len()` rows, one token of a sequence each; none is longer than `longest`. Row `i` has the
+/// page table from `i * table_stride` on. Lengths are within the tables, 0 for padding.
+#[expect(clippy::too_many_arguments, reason = "what the kernel takes")]
+pub(in crate::backend::cuda) fn decode(
+    device: &mut dyn Device,
+    heads: &Heads,
+    context: Context<'_>,
+    lengths: Part<'_, u32>,
+    table_stride: usize,
+    longest: u32,
+    queries: Part<'_, Bf16>,
+    output: PartMut<'_, Bf16>,
+    partials: Partials<'_>,
+) -> Result<(), Fault> {
+    let rows = lengths.len();
+    check("tables", context.tables.len(), rows * table_stride);
+    check("queries", queries.len(), rows * heads.queries());
+    check("output", output.len(), rows * heads.queries());
+    let splits = decode_splits(longest);
+    if splits > 1 {
+        let results = rows * heads.heads * MAX_SPLITS as usize;
+        check(
+            "partial sums",
+            partials.sums.len(),
+            results * heads.head_dim,
+        );
+        check("partial stats", partials.stats.len(), results * 2);
+    }
+    let width = heads.width();
+    let warps = DECODE_WARPS as usize;
+    let blocks = (16 + warps * 2 * BLOCK_KEYS as usize) * width * size_of::<Bf16>();
+    let sums = warps * 16 * (width + 2) * size_of::<f32>();
+    let argument = Decode {
+        queries: queries.address(),
+        output: output.address(),
+        pool: context.pool.address(),
+        tables: context.tables.address(),
+        lengths: lengths.address(),
+        sums: partials.sums.address(),
+        stats: partials.stats.address(),
+        heads: heads.heads as u32,
+        kv_heads: heads.kv_heads as u32,
+        head_dim: heads.head_dim as u32,
+        page_shift: heads.page_shift(),
+        table_stride: table_stride as u32,
+        scale: heads.scale(),
+    };
+    let kernel = if width == 64 {
+        "decode_64"
+    } else {
+        "decode_128"
+    };
+    let grid = [
+        rows,
+        heads.kv_heads * heads.group().div_ceil(16),
+        splits as usize,
+    ];
+    // SAFETY: the buffers have all rows, partial results have room for every split.
+    unsafe { launch(device, kernel, grid, 128, blocks.max(sums), &argument)? };
+    if splits == 1 {
+        return Ok(());
+    }
+    combine(device, heads, None, Some(lengths), output, partials, rows)
+}
+
+/// Splits of the longest sequence of a step: as `split_length` in `decode.cu` cuts.
+pub(in crate::backend::cuda) fn decode_splits(longest: u32) -> u32 {
+    let mut split = u64::from(DECODE_SPLIT);
+    while split * u64::from(MAX_SPLITS) < u64::from(longest) {
+        split *= 2;
+    }
+    u64::from(longest).div_ceil(split).max(1) as u32
+}
+
+/// Puts the partial results of `prefill` together: `tokens [tokens][row, splits, first]`.
+pub(in crate::backend::cuda) fn combine_items(
+    device: &mut dyn Device,
+    heads: &Heads,
+    tokens: Part<'_, u32>,
+    output: PartMut<'_, Bf16>,
+    partials: Partials<'_>,
+) -> Result<(), Fault> {
+    let rows = tokens.len() / 3;
+    combine(device, heads, Some(tokens), None, output, partials, rows)
+}
+
+fn combine(
+    device: &mut dyn Device,
+    heads: &Heads,
+    tokens: Option<Part<'_, u32>>,
+    lengths: Option<Part<'_, u32>>,
+    output: PartMut<'_, Bf16>,
+    partials: Partials<'_>,
+    rows: usize,
+) -> Result<(), Fault> {
+    let argument = Combine {
+        sums: partials.sums.address(),
+        stats: partials.stats.address(),
+        output: output.address(),
+        tokens: address(tokens),
+        lengths: address(lengths),
+        heads: heads.heads as u32,
+        head_dim: heads.head_dim as u32,
+    };
+    // SAFETY: whoever wrote the partial results had them checked; rows are those of the output.
+    unsafe {
+        launch(
+            device,
+            "combine_splits",
+            [rows, heads.heads, 1],
+            128,
+            0,
+            &argument,
+        )
+    }
+}

@@ -1,0 +1,178 @@
+//! One safe function per kernel: checks shapes and lengths against the memory that is handed over, then launches.
+//!
+//! The structs are the kernels' own, field by field (`kernels/*.cu`): pointers first, then 32-bit numbers. The emulator
+//! knows the sizes of both and refuses a launch where they differ.
+//!
+//! ```text
+//!   rows       embedding, norms, the gate        products   few rows; more are the library's
+//!   attention  heads, prefill, decode            pages      copies            sampling   a token from a row
+//! ```
+
+mod attention;
+mod pages;
+mod products;
+mod rows;
+mod sampling;
+
+pub(super) use attention::{
+    Context, HeadWeights, Item, Partials, Places, combine_items, decode, decode_splits,
+    place_heads, prefill,
+};
+pub(super) use pages::{Runs, copy_pages};
+pub(super) use products::{multiply, multiply_gate};
+pub(super) use rows::{embed_rows, gate_rows, keep_rows, norm_rows};
+pub(super) use sampling::{Choice, sample_rows};
+
+use super::device::{Argument, Device, Fault, Launch, Part, Queue};
+
+/// Tokens in an item of prefill times the query heads that share a key and value head: at most so many.
+pub(super) const PREFILL_ROWS: usize = 128;
+/// Keys of a block of prefill: where a split begins and ends.
+pub(super) const PREFILL_KEYS: u32 = 64;
+/// Splits of a token at most.
+pub(super) const MAX_SPLITS: u32 = 64;
+/// Rows that products are computed for by [`matvec`], at most.
+pub(super) const MATVEC_ROWS: usize = 4;
+/// Marks a row as padding.
+pub(super) const NO_SLOT: u32 = u32::MAX;
+/// Widest head that attention has registers for.
+pub(super) const MAX_HEAD: usize = 128;
+
+/// Sizes of a model's attention.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heads {
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    /// A multiple of 8, at most [`MAX_HEAD`].
+    pub(super) head_dim: usize,
+    /// A power of two.
+    pub(super) page_tokens: usize,
+}
+
+impl Heads {
+    /// Elements of a page of one layer.
+    pub(super) fn page(&self) -> usize {
+        2 * self.kv_heads * self.page_tokens * self.head_dim
+    }
+
+    /// Elements of a row of queries.
+    pub(super) fn queries(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Query heads that share a key and value head.
+    pub(super) fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    fn page_shift(&self) -> u32 {
+        self.page_tokens.trailing_zeros()
+    }
+
+    /// The kernels are made for widths of 64 and 128; narrower heads are filled up with zeroes.
+    fn width(&self) -> usize {
+        if self.head_dim <= 64 { 64 } else { MAX_HEAD }
+    }
+
+    /// Scores are powers of two.
+    fn scale(&self) -> f32 {
+        std::f32::consts::LOG2_E / (self.head_dim as f32).sqrt()
+    }
+}
+
+macro_rules! arguments {
+    ($($(#[$doc:meta])* struct $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {
+        $(
+            $(#[$doc])*
+            #[repr(C)]
+            struct $name { $($field: $type),* }
+
+            impl Argument for $name {
+                fn raw(&self) -> (*const u8, usize) {
+                    (std::ptr::from_ref(self).cast(), size_of::<Self>())
+                }
+            }
+        )*
+    };
+}
+
+use arguments;
+
+/// The address of what may be absent.
+fn address<T>(part: Option<Part<'_, T>>) -> u64 {
+    part.map_or(0, |part| part.address())
+}
+
+#[track_caller]
+fn check(name: &str, found: usize, wanted: usize) {
+    assert!(
+        found >= wanted,
+        "{name} has {found} elements, {wanted} are needed"
+    );
+}
+
+#[track_caller]
+fn check_multiple(name: &str, value: usize, of: usize) {
+    assert!(
+        value.is_multiple_of(of),
+        "{name} is {value}, not a multiple of {of}"
+    );
+}
+
+/// Launches on the compute queue; nothing where there is no block.
+///
+/// # Safety
+/// As for [`Device::launch`].
+unsafe fn launch(
+    device: &mut dyn Device,
+    kernel: &'static str,
+    grid: [usize; 3],
+    threads: u32,
+    shared: usize,
+    argument: &dyn Argument,
+) -> Result<(), Fault> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        launch_in(
+            device,
+            Queue::Compute,
+            kernel,
+            grid,
+            threads,
+            shared,
+            argument,
+        )
+    }
+}
+
+/// As [`launch`], in any queue.
+///
+/// # Safety
+/// As for [`Device::launch`].
+unsafe fn launch_in(
+    device: &mut dyn Device,
+    queue: Queue,
+    kernel: &'static str,
+    grid: [usize; 3],
+    threads: u32,
+    shared: usize,
+    argument: &dyn Argument,
+) -> Result<(), Fault> {
+    if grid.contains(&0) {
+        return Ok(());
+    }
+    let [x, y, z] = grid;
+    assert!(
+        x < 1 << 31 && y < 1 << 16 && z < 1 << 16,
+        "{kernel}: a grid of {x} × {y} × {z} blocks is more than 2147483647 × 65535 × 65535"
+    );
+    let launch = Launch {
+        kernel,
+        grid: grid.map(|blocks| blocks as u32),
+        threads,
+        shared: shared as u32,
+        argument,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { device.launch(queue, &launch) }
+}

@@ -1,0 +1,55 @@
+//! Copies of pages.
+
+use super::super::device::{Argument, Device, Fault, Part, Queue};
+use super::{arguments, check_multiple, launch_in};
+
+arguments! {
+    struct CopyPages {
+        from: u64, to: u64, pairs: u64, from_stride: u64, to_stride: u64, runs: u32, run: u32, pitch: u32, unused: u32,
+    }
+}
+
+/// Pages in a buffer: how far they are apart and, of each, the runs of bytes that are copied.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::cuda) struct Runs {
+    /// Bytes from page to page where they come from, where they go.
+    pub(in crate::backend::cuda) strides: [usize; 2],
+    pub(in crate::backend::cuda) runs: usize,
+    /// Bytes of a run that are copied, a multiple of 16.
+    pub(in crate::backend::cuda) run: usize,
+    /// Bytes from run to run.
+    pub(in crate::backend::cuda) pitch: usize,
+}
+
+/// Copies pages: `pairs [pages][from, to]`, all within both buffers, which may be one if no page is read and written.
+pub(in crate::backend::cuda) fn copy_pages(
+    device: &mut dyn Device,
+    queue: Queue,
+    from: u64,
+    to: u64,
+    pairs: Part<'_, u32>,
+    runs: &Runs,
+) -> Result<(), Fault> {
+    check_multiple("run", runs.run, 16);
+    check_multiple("pitch", runs.pitch, 16);
+    // A grid has fewer rows of blocks than a pool has pages.
+    const PAGES: usize = 1 << 15;
+    for first in (0..pairs.len() / 2).step_by(PAGES) {
+        let argument = CopyPages {
+            from,
+            to,
+            pairs: pairs.address() + (first * 8) as u64,
+            from_stride: runs.strides[0] as u64,
+            to_stride: runs.strides[1] as u64,
+            runs: runs.runs as u32,
+            run: runs.run as u32,
+            pitch: runs.pitch as u32,
+            unused: 0,
+        };
+        let pages = PAGES.min(pairs.len() / 2 - first);
+        let grid = [(runs.runs * runs.run).div_ceil(256 * 16), pages, 1];
+        // SAFETY: pages are within their buffers, and runs within pages, as the pool that calls has checked.
+        unsafe { launch_in(device, queue, "copy_pages", grid, 256, 0, &argument)? };
+    }
+    Ok(())
+}

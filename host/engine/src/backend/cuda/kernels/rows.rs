@@ -1,0 +1,112 @@
+//! The work on rows between two matrix products.
+
+use super::super::device::{Argument, Bf16, Device, Fault, Part, PartMut};
+use super::{address, arguments, check, check_multiple, launch};
+
+arguments! {
+    struct EmbedRows { table: u64, tokens: u64, residual: u64, hidden: u32, unused: u32 }
+    struct NormRows { residual: u64, bias: u64, weights: u64, output: u64, hidden: u32, eps: f32 }
+    struct KeepRows { from: u64, to: u64, rows: u64, hidden: u32, unused: u32 }
+    struct GateRows { sums: u64, bias: u64, output: u64, width: u32, unused: u32 }
+}
+
+/// `residual [rows, hidden]` becomes the `tokens`' rows of `table [vocabulary, hidden]`; all tokens are of the
+/// vocabulary.
+pub(in crate::backend::cuda) fn embed_rows(
+    device: &mut dyn Device,
+    table: Part<'_, Bf16>,
+    tokens: Part<'_, u32>,
+    residual: PartMut<'_, f32>,
+    hidden: usize,
+) -> Result<(), Fault> {
+    let rows = tokens.len();
+    check_multiple("hidden", hidden, 8);
+    check("residual", residual.len(), rows * hidden);
+    let argument = EmbedRows {
+        table: table.address(),
+        tokens: tokens.address(),
+        residual: residual.address(),
+        hidden: hidden as u32,
+        unused: 0,
+    };
+    // SAFETY: as many rows of `residual` are written as there are tokens; the planner has checked the tokens.
+    unsafe { launch(device, "embed_rows", [rows, 1, 1], 256, 0, &argument) }
+}
+
+/// Adds `bias` to the rows of `residual [rows, hidden]`, if there is one, and writes them to `output`, normed.
+pub(in crate::backend::cuda) fn norm_rows(
+    device: &mut dyn Device,
+    residual: PartMut<'_, f32>,
+    bias: Option<Part<'_, f32>>,
+    weights: Part<'_, f32>,
+    output: PartMut<'_, Bf16>,
+    rows: usize,
+    eps: f32,
+) -> Result<(), Fault> {
+    let hidden = weights.len();
+    check_multiple("hidden", hidden, 4);
+    check("residual", residual.len(), rows * hidden);
+    check("output", output.len(), rows * hidden);
+    check("bias", bias.map_or(hidden, |bias| bias.len()), hidden);
+    let argument = NormRows {
+        residual: residual.address(),
+        bias: address(bias),
+        weights: weights.address(),
+        output: output.address(),
+        hidden: hidden as u32,
+        eps,
+    };
+    // SAFETY: both buffers have `rows` rows of `hidden` values, weights and bias have one; a warp's sum is 4 bytes.
+    unsafe { launch(device, "norm_rows", [rows, 1, 1], 256, 32, &argument) }
+}
+
+/// `to [rows, hidden]` becomes the chosen rows of `from`, which has them.
+pub(in crate::backend::cuda) fn keep_rows(
+    device: &mut dyn Device,
+    from: Part<'_, f32>,
+    rows: Part<'_, u32>,
+    to: PartMut<'_, f32>,
+    hidden: usize,
+) -> Result<(), Fault> {
+    check_multiple("hidden", hidden, 4);
+    check("to", to.len(), rows.len() * hidden);
+    let argument = KeepRows {
+        from: from.address(),
+        to: to.address(),
+        rows: rows.address(),
+        hidden: hidden as u32,
+        unused: 0,
+    };
+    // SAFETY: as many rows of `to` are written as are chosen; the planner chooses rows of the step.
+    unsafe { launch(device, "keep_rows", [rows.len(), 1, 1], 256, 0, &argument) }
+}
+
+/// `output [rows, width]` becomes `silu(gate) * up` of `sums [rows, 2 * width]`, with the bias `[2 * width]`.
+pub(in crate::backend::cuda) fn gate_rows(
+    device: &mut dyn Device,
+    sums: Part<'_, Bf16>,
+    bias: Option<Part<'_, f32>>,
+    output: PartMut<'_, Bf16>,
+    rows: usize,
+    width: usize,
+) -> Result<(), Fault> {
+    check_multiple("width", width, 8);
+    check("sums", sums.len(), rows * width * 2);
+    check("output", output.len(), rows * width);
+    check("bias", bias.map_or(width * 2, |bias| bias.len()), width * 2);
+    // A grid has fewer rows of blocks than a step may have rows.
+    const ROWS: usize = 1 << 15;
+    for first in (0..rows).step_by(ROWS) {
+        let argument = GateRows {
+            sums: sums.address() + (first * width * 2 * size_of::<Bf16>()) as u64,
+            bias: address(bias),
+            output: output.address() + (first * width * size_of::<Bf16>()) as u64,
+            width: width as u32,
+            unused: 0,
+        };
+        let grid = [width.div_ceil(256 * 8), ROWS.min(rows - first), 1];
+        // SAFETY: the buffers have the rows from `first` on.
+        unsafe { launch(device, "gate_rows", grid, 256, 0, &argument)? };
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! A token from a row of logits.
+
+use super::super::device::{Argument, Device, Fault, Part, PartMut, Plain};
+use super::{arguments, check, launch};
+use crate::sampling::Draw;
+
+arguments! {
+    struct SampleRows { logits: u64, choices: u64, chosen: u64, vocabulary: u32, unused: u32 }
+}
+
+/// How a token is chosen.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::cuda) struct Choice {
+    /// In `[0, 1)`.
+    pub(in crate::backend::cuda) point: f64,
+    /// 0: greedy.
+    pub(in crate::backend::cuda) temperature: f32,
+    pub(in crate::backend::cuda) top_p: f32,
+    /// 0: no limit.
+    pub(in crate::backend::cuda) top_k: u32,
+    pub(in crate::backend::cuda) min_p: f32,
+}
+
+impl Plain for Choice {}
+
+impl Choice {
+    pub(in crate::backend::cuda) fn of(draw: &Draw) -> Self {
+        Self {
+            point: draw.point,
+            temperature: draw.temperature,
+            top_p: draw.top_p,
+            top_k: draw.top_k,
+            min_p: draw.min_p,
+        }
+    }
+}
+
+/// `chosen [rows][kind, token]` of `logits [rows][vocabulary]`: kind 0, the token; 1, its logit is not a number or infinite;
+/// 2, nothing is left.
+pub(in crate::backend::cuda) fn sample_rows(
+    device: &mut dyn Device,
+    logits: Part<'_, f32>,
+    choices: Part<'_, Choice>,
+    chosen: PartMut<'_, u32>,
+    vocabulary: usize,
+) -> Result<(), Fault> {
+    let rows = choices.len();
+    assert!(vocabulary < 1 << 24, "a vocabulary of {vocabulary} tokens");
+    check("logits", logits.len(), rows * vocabulary);
+    check("chosen", chosen.len(), rows * 2);
+    let argument = SampleRows {
+        logits: logits.address(),
+        choices: choices.address(),
+        chosen: chosen.address(),
+        vocabulary: vocabulary as u32,
+        unused: 0,
+    };
+    // 256 bins, the warps' best and bad, the search's target and bin.
+    let shared = 256 * 8 + 32 * 8 + 32 * 4 + 16;
+    // SAFETY: all buffers have a row for each choice.
+    unsafe { launch(device, "sample_rows", [rows, 1, 1], 1024, shared, &argument) }
+}

@@ -1,0 +1,214 @@
+//! Where keys and values stand: the device's pool, and the host's in pinned memory.
+//!
+//! ```text
+//!   device   a buffer per layer    [page][keys, values][kv_head][slot][head_dim] bf16
+//!   host     one buffer            [page][layer][keys, values][kv_head][slot][head_dim] bf16
+//! ```
+//!
+//! Pages move by a kernel of ours, a launch per layer, in the copy queue: the device reads and writes pinned memory
+//! itself, and a layer waits for its own pages alone. The pages are named by a list that is sent before.
+
+use super::device::{Array, Bf16, Device, Fault, Part, PartMut, Queue};
+use super::kernels::{self, Heads, Runs};
+use crate::backend::{HostPageId, Load, PageId, Store};
+
+/// Both pools.
+pub(super) struct Pools {
+    heads: Heads,
+    layers: Vec<Array<Bf16>>,
+    /// Empty where there is no host pool.
+    host: Option<Array<u8>>,
+    /// Pairs of pages that a copy names: one list for loads, one for everything else.
+    load_pairs: Array<u32>,
+    pairs: Array<u32>,
+    loads: Vec<Load>,
+    /// The copy queue holds work that nobody has waited for.
+    busy: bool,
+}
+
+impl Pools {
+    pub(super) fn new(
+        device: &mut dyn Device,
+        heads: Heads,
+        layers: usize,
+        pages: u32,
+        host_pages: u32,
+    ) -> Result<Self, Fault> {
+        let pool = |_| Array::new(device, heads.page() * pages as usize);
+        let pools: Vec<_> = (0..layers).map(pool).collect::<Result<_, _>>()?;
+        let page_bytes = heads.page() * layers * size_of::<Bf16>();
+        let host = match host_pages {
+            0 => None,
+            pages => Some(Array::pinned(device, page_bytes * pages as usize)?),
+        };
+        Ok(Self {
+            heads,
+            layers: pools,
+            host,
+            load_pairs: Array::new(device, 2 * pages as usize)?,
+            pairs: Array::new(device, 2 * host_pages.max(1) as usize)?,
+            loads: Vec::new(),
+            busy: false,
+        })
+    }
+
+    /// Bytes of a page, all layers.
+    pub(super) fn page_bytes(&self) -> usize {
+        self.layer_bytes() * self.layers.len()
+    }
+
+    fn layer_bytes(&self) -> usize {
+        self.heads.page() * size_of::<Bf16>()
+    }
+
+    pub(super) fn layer(&self, layer: usize) -> Part<'_, Bf16> {
+        self.layers[layer].all()
+    }
+
+    pub(super) fn layer_mut(&mut self, layer: usize) -> PartMut<'_, Bf16> {
+        self.layers[layer].all_mut()
+    }
+
+    /// The loads of the step to come, to be filled in: checked, each page once.
+    pub(super) fn loads(&mut self) -> &mut Vec<Load> {
+        &mut self.loads
+    }
+
+    /// Sends the loads' names. What is computed from now on may overwrite pages that are stored, and loads may overwrite
+    /// pages that were computed with.
+    pub(super) fn begin_step(&mut self, device: &mut dyn Device) -> Result<(), Fault> {
+        if self.busy {
+            device.after(Queue::Copy, Queue::Compute)?;
+            self.busy = false;
+        }
+        if !self.loads.is_empty() {
+            let pairs: Vec<u32> = self
+                .loads
+                .iter()
+                .flat_map(|load| [load.from.0, load.to.0])
+                .collect();
+            self.load_pairs.write(device, 0, &pairs)?;
+            device.after(Queue::Compute, Queue::Copy)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the loads of a layer into the copy queue.
+    pub(super) fn load(&mut self, device: &mut dyn Device, layer: usize) -> Result<(), Fault> {
+        let (Some(host), false) = (&self.host, self.loads.is_empty()) else {
+            return Ok(());
+        };
+        let bytes = self.layer_bytes();
+        let runs = Runs {
+            strides: [bytes * self.layers.len(), bytes],
+            runs: 1,
+            run: bytes,
+            pitch: bytes,
+        };
+        let from = host.part(layer * bytes..host.len()).address();
+        let to = self.layers[layer].all().address();
+        let pairs = self.load_pairs.part(0..2 * self.loads.len());
+        kernels::copy_pages(device, Queue::Copy, from, to, pairs, &runs)
+    }
+
+    /// What is put into the compute queue from now on sees the pages of the layers that were loaded.
+    pub(super) fn loaded(&mut self, device: &mut dyn Device) -> Result<(), Fault> {
+        if self.loads.is_empty() {
+            return Ok(());
+        }
+        device.after(Queue::Copy, Queue::Compute)
+    }
+
+    pub(super) fn load_all(&mut self, device: &mut dyn Device) -> Result<(), Fault> {
+        for layer in 0..self.layers.len() {
+            self.load(device, layer)?;
+        }
+        self.loaded(device)
+    }
+
+    /// Copies pages to the host pool; each target is named once.
+    pub(super) fn store(&mut self, device: &mut dyn Device, stores: &[Store]) -> Result<(), Fault> {
+        let (Some(host), false) = (&self.host, stores.is_empty()) else {
+            return Ok(());
+        };
+        if self.busy {
+            // The list of an earlier store is still being read.
+            device.after(Queue::Copy, Queue::Compute)?;
+        }
+        let pairs: Vec<u32> = stores
+            .iter()
+            .flat_map(|store| [store.from.0, store.to.0])
+            .collect();
+        self.pairs.write(device, 0, &pairs)?;
+        device.after(Queue::Compute, Queue::Copy)?;
+        let bytes = self.layer_bytes();
+        let runs = Runs {
+            strides: [bytes, bytes * self.layers.len()],
+            runs: 1,
+            run: bytes,
+            pitch: bytes,
+        };
+        for (number, layer) in self.layers.iter().enumerate() {
+            let to = host.part(number * bytes..host.len()).address();
+            let pairs = self.pairs.part(0..pairs.len());
+            kernels::copy_pages(device, Queue::Copy, layer.all().address(), to, pairs, &runs)?;
+        }
+        self.busy = true;
+        Ok(())
+    }
+
+    /// Copies the first `tokens` slots of a page to another.
+    pub(super) fn copy_slots(
+        &mut self,
+        device: &mut dyn Device,
+        from: PageId,
+        to: PageId,
+        tokens: usize,
+    ) -> Result<(), Fault> {
+        if tokens == 0 {
+            return Ok(());
+        }
+        if self.busy {
+            device.after(Queue::Copy, Queue::Compute)?;
+            self.busy = false;
+        }
+        self.pairs.write(device, 0, &[from.0, to.0])?;
+        let slot = self.heads.head_dim * size_of::<Bf16>();
+        let runs = Runs {
+            strides: [self.layer_bytes(); 2],
+            runs: 2 * self.heads.kv_heads,
+            run: tokens * slot,
+            pitch: self.heads.page_tokens * slot,
+        };
+        for layer in &self.layers {
+            let pool = layer.all().address();
+            kernels::copy_pages(
+                device,
+                Queue::Compute,
+                pool,
+                pool,
+                self.pairs.part(0..2),
+                &runs,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// A host page's bytes, once nothing moves to or from it.
+    pub(super) fn host_page(
+        &mut self,
+        device: &mut dyn Device,
+        page: HostPageId,
+    ) -> Result<&mut [u8], Fault> {
+        device.wait(Queue::Copy)?;
+        self.busy = false;
+        let bytes = self.page_bytes();
+        let at = page.0 as usize * bytes;
+        let host = self
+            .host
+            .as_mut()
+            .ok_or_else(|| Fault::Refused("there is no host pool".to_owned()))?;
+        // SAFETY: `pinned` made it, the device is alive, and only the copy queue, which is empty, uses the host pool.
+        Ok(unsafe { host.host(at..at + bytes) })
+    }
+}

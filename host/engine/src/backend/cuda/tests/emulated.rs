@@ -1,0 +1,479 @@
+//! The emulator as a device: the kernels of `kernels/`, compiled for the CPU, and products in f32.
+//!
+//! Every launch runs twice, with the first thread of each block first and with the last one first, and must leave the same
+//! bits: where it does not, a barrier is missing. The compiled library lies beside the tests and is made anew when a source
+//! changes.
+
+use crate::backend::cuda::device::{Device, Fault, Launch, Output, Product, Queue};
+use half::bf16;
+use libloading::Library;
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_char, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use xxhash_rust::xxh3::xxh3_64;
+
+type Allocate = unsafe extern "C" fn(usize) -> *mut c_void;
+type Free = unsafe extern "C" fn(*mut c_void);
+type Launcher = unsafe extern "C" fn(
+    *const c_char,
+    *const u32,
+    u32,
+    u32,
+    *const c_void,
+    u64,
+    bool,
+    *mut c_char,
+    u64,
+);
+
+struct Emulator {
+    allocate: Allocate,
+    free: Free,
+    launch: Launcher,
+}
+
+/// The emulator, or why there is none here.
+fn emulator() -> Result<&'static Emulator, String> {
+    static LOADED: OnceLock<Result<Emulator, String>> = OnceLock::new();
+    LOADED.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
+fn load() -> Result<Emulator, String> {
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+        return Err("the emulator runs on x86-64 Linux alone".to_owned());
+    }
+    let library = compile()?;
+    // SAFETY: the library is ours; loading it registers kernels and nothing more.
+    let library = unsafe { Library::new(&library) }.map_err(|error| error.to_string())?;
+    let library = Box::leak(Box::new(library));
+    // SAFETY: the types are those of `emulator.cpp`.
+    unsafe {
+        let text = |error: libloading::Error| error.to_string();
+        Ok(Emulator {
+            allocate: *library
+                .get::<Allocate>(b"foreword_allocate")
+                .map_err(text)?,
+            free: *library.get::<Free>(b"foreword_free").map_err(text)?,
+            launch: *library.get::<Launcher>(b"foreword_launch").map_err(text)?,
+        })
+    }
+}
+
+/// Compiles the emulator, unless it is there; a compiler that fails is a failed test, none at all is a reason to skip.
+fn compile() -> Result<PathBuf, String> {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+    // The tests may be carried to another machine as a program.
+    let Ok(entries) = std::fs::read_dir(&sources) else {
+        return Err(format!("{} is not here", sources.display()));
+    };
+    let mut names: Vec<PathBuf> = entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|end| ["cpp", "cu", "cuh"].iter().any(|one| end == *one))
+        })
+        .collect();
+    names.sort();
+    let bytes: Vec<u8> = names
+        .iter()
+        .flat_map(|path| std::fs::read(path).unwrap())
+        .collect();
+    let folder = std::env::current_exe()
+        .unwrap()
+        .parent()
+        .unwrap()
+        .to_owned();
+    let library = folder.join(format!("emulator-{:016x}.so", xxh3_64(&bytes)));
+    if library.exists() {
+        return Ok(library);
+    }
+    if Command::new("g++").arg("--version").output().is_err() {
+        return Err("there is no g++ to compile the emulator with".to_owned());
+    }
+    // Another process may be at it too: whoever is last renames the same library into place.
+    let unfinished = folder.join(format!("emulator-{}.so", std::process::id()));
+    let compiled = Command::new("g++")
+        .args([
+            "-std=c++17",
+            "-O2",
+            "-Wno-unknown-pragmas",
+            "-fno-strict-aliasing",
+            "-fPIC",
+            "-shared",
+            "-o",
+        ])
+        .arg(&unfinished)
+        .arg(sources.join("emulator.cpp"))
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&compiled.stderr);
+    assert!(
+        compiled.status.success(),
+        "the kernels do not compile for the emulator:\n{errors}"
+    );
+    std::fs::rename(&unfinished, &library).unwrap();
+    Ok(library)
+}
+
+/// A device that runs kernels on the CPU.
+pub(in crate::backend::cuda) struct Emulated {
+    emulator: &'static Emulator,
+    /// Sizes by address.
+    memory: BTreeMap<u64, usize>,
+    /// While a recording is made.
+    recording: bool,
+    recordings: Vec<Vec<Recorded>>,
+    /// Launches by kernel, so that tests can ask what ran.
+    pub(in crate::backend::cuda) launches: BTreeMap<&'static str, usize>,
+}
+
+/// A launch or a product, by value.
+enum Recorded {
+    Launch {
+        kernel: &'static str,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        argument: Vec<u64>,
+        size: usize,
+    },
+    Product(Shape),
+}
+
+/// A product by its addresses.
+#[derive(Clone, Copy)]
+struct Shape {
+    weights: u64,
+    input: u64,
+    output: u64,
+    kind: Kind,
+    rows: usize,
+    inputs: usize,
+    outputs: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Bf16,
+    F32,
+    Add,
+}
+
+impl Emulated {
+    /// `None`, and a line that says why, where there is no emulator.
+    pub(in crate::backend::cuda) fn new() -> Option<Self> {
+        match emulator() {
+            Ok(emulator) => Some(Self {
+                emulator,
+                memory: BTreeMap::new(),
+                recording: false,
+                recordings: Vec::new(),
+                launches: BTreeMap::new(),
+            }),
+            Err(reason) => {
+                eprintln!("SKIPPED: {reason}");
+                None
+            }
+        }
+    }
+
+    /// Runs a kernel by its name, in one order of threads.
+    pub(super) fn launch_once(
+        &self,
+        kernel: &str,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        (argument, size): (*const u8, usize),
+        backwards: bool,
+    ) -> Result<(), Fault> {
+        let name = CString::new(kernel).unwrap();
+        let mut message = vec![0u8; 512];
+        // SAFETY: name, grid and message live through the call; the emulator checks the argument's size.
+        unsafe {
+            (self.emulator.launch)(
+                name.as_ptr(),
+                grid.as_ptr(),
+                threads,
+                shared,
+                argument.cast(),
+                size as u64,
+                backwards,
+                message.as_mut_ptr().cast(),
+                message.len() as u64,
+            );
+        }
+        let length = message.iter().position(|byte| *byte == 0).unwrap();
+        match std::str::from_utf8(&message[..length]).unwrap() {
+            "" => Ok(()),
+            message => Err(Fault::Refused(message.to_owned())),
+        }
+    }
+
+    /// In both orders, which must agree.
+    fn launch_twice(
+        &self,
+        kernel: &str,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        argument: (*const u8, usize),
+    ) -> Result<(), Fault> {
+        let before = self.contents();
+        self.launch_once(kernel, grid, threads, shared, argument, true)?;
+        let backwards = self.contents();
+        for (address, bytes) in before {
+            self.bytes_mut(address, bytes.len()).copy_from_slice(&bytes);
+        }
+        self.launch_once(kernel, grid, threads, shared, argument, false)?;
+        for (address, bytes) in backwards {
+            if self.bytes(address, bytes.len()) != bytes {
+                return Err(Fault::Refused(format!(
+                    "{kernel}: the result depends on the order of threads"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// What small buffers hold: large ones are weights.
+    fn contents(&self) -> Vec<(u64, Vec<u8>)> {
+        let small = self.memory.iter().filter(|(_, bytes)| **bytes <= COMPARED);
+        small
+            .map(|(address, bytes)| (*address, self.bytes(*address, *bytes).to_vec()))
+            .collect()
+    }
+
+    fn check(&self, address: u64, bytes: usize) {
+        let buffer = self.memory.range(..=address).next_back();
+        let fits =
+            buffer.is_some_and(|(start, length)| address + bytes as u64 <= start + *length as u64);
+        assert!(fits, "{bytes} bytes at {address:#x} are within no buffer");
+    }
+
+    fn bytes(&self, address: u64, bytes: usize) -> &[u8] {
+        self.check(address, bytes);
+        // SAFETY: the range is within a buffer of ours, which no launch is writing.
+        unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }
+    }
+
+    #[expect(clippy::mut_from_ref, reason = "device memory has no owner in Rust")]
+    fn bytes_mut(&self, address: u64, bytes: usize) -> &mut [u8] {
+        self.check(address, bytes);
+        // SAFETY: as for `bytes`; no two slices are held at once over the same range.
+        unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) }
+    }
+
+    fn product(&self, shape: Shape) {
+        let Shape {
+            rows,
+            inputs,
+            outputs,
+            ..
+        } = shape;
+        let weights = self.bytes(shape.weights, outputs * inputs * 2);
+        let input = self.bytes(shape.input, rows * inputs * 2);
+        let wide = |bytes: &[u8]| -> Vec<f32> {
+            bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|b| bf16::from_le_bytes(*b).to_f32())
+                .collect()
+        };
+        let (weights, input) = (wide(weights), wide(input));
+        let size = if matches!(shape.kind, Kind::Bf16) {
+            2
+        } else {
+            4
+        };
+        let output = self.bytes_mut(shape.output, rows * outputs * size);
+        output
+            .par_chunks_mut(outputs * size)
+            .zip(input.par_chunks(inputs))
+            .for_each(|(output, input)| {
+                for (to, weights) in output.chunks_mut(size).zip(weights.chunks(inputs)) {
+                    let sum: f32 = weights.iter().zip(input).map(|(w, x)| w * x).sum();
+                    match shape.kind {
+                        Kind::Bf16 => to.copy_from_slice(&bf16::from_f32(sum).to_le_bytes()),
+                        Kind::F32 => to.copy_from_slice(&sum.to_le_bytes()),
+                        Kind::Add => {
+                            let before = f32::from_le_bytes(to.try_into().unwrap());
+                            to.copy_from_slice(&(before + sum).to_le_bytes());
+                        }
+                    }
+                }
+            });
+    }
+}
+
+/// Bytes of a buffer up to which both orders of threads are compared.
+const COMPARED: usize = 1 << 20;
+
+impl Drop for Emulated {
+    fn drop(&mut self) {
+        for address in self.memory.keys() {
+            // SAFETY: the emulator allocated it, and nothing else frees it.
+            unsafe { (self.emulator.free)(*address as *mut c_void) }
+        }
+    }
+}
+
+impl Device for Emulated {
+    fn name(&self) -> &str {
+        "emulator"
+    }
+
+    fn processors(&self) -> u32 {
+        6
+    }
+
+    fn free_bytes(&mut self) -> Result<u64, Fault> {
+        Ok(1 << 26)
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Result<u64, Fault> {
+        // SAFETY: any size can be asked for.
+        let address = unsafe { (self.emulator.allocate)(bytes) } as u64;
+        self.memory.insert(address, bytes);
+        Ok(address)
+    }
+
+    fn free(&mut self, address: u64) -> Result<(), Fault> {
+        assert!(
+            self.memory.remove(&address).is_some(),
+            "{address:#x} was not allocated"
+        );
+        // SAFETY: the emulator allocated it.
+        unsafe { (self.emulator.free)(address as *mut c_void) }
+        Ok(())
+    }
+
+    fn pin(&mut self, bytes: usize) -> Result<u64, Fault> {
+        let address = self.allocate(bytes)?;
+        self.bytes_mut(address, bytes).fill(0);
+        Ok(address)
+    }
+
+    unsafe fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.bytes_mut(to, bytes.len()).copy_from_slice(bytes);
+        Ok(())
+    }
+
+    unsafe fn read(&mut self, from: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        bytes.copy_from_slice(self.bytes(from, bytes.len()));
+        Ok(())
+    }
+
+    unsafe fn launch(&mut self, queue: Queue, launch: &Launch<'_>) -> Result<(), Fault> {
+        let (argument, size) = launch.argument.raw();
+        if self.recording && queue == Queue::Compute {
+            let mut words = vec![0u64; size.div_ceil(8)];
+            // SAFETY: the argument has `size` bytes, the words have room for them.
+            unsafe { std::ptr::copy_nonoverlapping(argument, words.as_mut_ptr().cast(), size) };
+            self.recordings.last_mut().unwrap().push(Recorded::Launch {
+                kernel: launch.kernel,
+                grid: launch.grid,
+                threads: launch.threads,
+                shared: launch.shared,
+                argument: words,
+                size,
+            });
+            return Ok(());
+        }
+        *self.launches.entry(launch.kernel).or_default() += 1;
+        self.launch_twice(
+            launch.kernel,
+            launch.grid,
+            launch.threads,
+            launch.shared,
+            (argument, size),
+        )
+    }
+
+    fn multiply(&mut self, product: &Product<'_>) -> Result<(), Fault> {
+        let (output, kind) = match &product.output {
+            Output::Bf16(output) => (output.address(), Kind::Bf16),
+            Output::F32(output) => (output.address(), Kind::F32),
+            Output::Add(output) => (output.address(), Kind::Add),
+        };
+        let shape = Shape {
+            weights: product.weights.address(),
+            input: product.input.address(),
+            output,
+            kind,
+            rows: product.rows,
+            inputs: product.inputs,
+            outputs: product.outputs,
+        };
+        if self.recording {
+            self.recordings
+                .last_mut()
+                .unwrap()
+                .push(Recorded::Product(shape));
+        } else {
+            self.product(shape);
+        }
+        Ok(())
+    }
+
+    fn after(&mut self, _: Queue, _: Queue) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn wait(&mut self, _: Queue) -> Result<(), Fault> {
+        assert!(!self.recording, "a recording cannot wait");
+        Ok(())
+    }
+
+    fn can_record(&self) -> bool {
+        true
+    }
+
+    fn begin_recording(&mut self) -> Result<(), Fault> {
+        self.recording = true;
+        self.recordings.push(Vec::new());
+        Ok(())
+    }
+
+    fn end_recording(&mut self) -> Result<usize, Fault> {
+        self.recording = false;
+        Ok(self.recordings.len() - 1)
+    }
+
+    fn repeat(&mut self, recording: usize) -> Result<(), Fault> {
+        let recorded = std::mem::take(&mut self.recordings[recording]);
+        for one in &recorded {
+            match one {
+                Recorded::Launch {
+                    kernel,
+                    grid,
+                    threads,
+                    shared,
+                    argument,
+                    size,
+                } => {
+                    *self.launches.entry(kernel).or_default() += 1;
+                    self.launch_twice(
+                        kernel,
+                        *grid,
+                        *threads,
+                        *shared,
+                        (argument.as_ptr().cast(), *size),
+                    )?;
+                }
+                Recorded::Product(shape) => self.product(*shape),
+            }
+        }
+        self.recordings[recording] = recorded;
+        Ok(())
+    }
+
+    fn forget_recordings(&mut self) -> Result<(), Fault> {
+        self.recordings.clear();
+        Ok(())
+    }
+}

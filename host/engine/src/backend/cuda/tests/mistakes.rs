@@ -1,0 +1,95 @@
+//! The emulator finds what it is there to find: kernels with one mistake each.
+
+use super::emulated::Emulated;
+use crate::backend::cuda::device::Array;
+
+#[repr(C)]
+struct Mistake {
+    values: u64,
+    count: u32,
+    unused: u32,
+}
+
+/// What is said of a kernel on a buffer of 64 floats and `shared` bytes of shared memory.
+fn said_of(kernel: &str, floats: usize, shared: u32) -> Option<String> {
+    let mut device = Emulated::new()?;
+    let values = Array::<f32>::of(&mut device, &vec![3.0; floats]).unwrap();
+    let argument = Mistake {
+        values: values.all().address(),
+        count: 64,
+        unused: 0,
+    };
+    let raw = (std::ptr::from_ref(&argument).cast(), size_of::<Mistake>());
+    let mut runs = [false, true].map(|backwards| {
+        let outcome = device.launch_once(kernel, [1, 1, 1], 64, shared, raw, backwards);
+        let mut after = vec![0.0; floats];
+        values.read(&mut device, 0, &mut after).unwrap();
+        match outcome {
+            Ok(()) => format!("{after:?}"),
+            Err(fault) => fault.to_string(),
+        }
+    });
+    if runs[0] == runs[1] {
+        return Some(std::mem::take(&mut runs[0]));
+    }
+    // As `launch_twice` would have it.
+    Some(format!(
+        "the order of threads counts: {}",
+        runs.join(" or ")
+    ))
+}
+
+#[test]
+fn an_access_beyond_a_buffer_is_named() {
+    if let Some(said) = said_of("mistake_beyond_a_buffer", 60, 16) {
+        assert!(
+            said.contains("mistake_beyond_a_buffer, block (0, 0, 0), thread 60"),
+            "{said}"
+        );
+        assert!(
+            said.contains("touched byte 0 behind a buffer of 240 bytes"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn an_access_beyond_shared_memory_is_named() {
+    if let Some(said) = said_of("mistake_beyond_shared_memory", 64, 128) {
+        assert!(
+            said.contains("thread 32: touched byte 0 behind shared memory of 128 bytes"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_missing_barrier_shows_as_an_order_that_counts() {
+    if let Some(said) = said_of("mistake_no_barrier", 64, 256) {
+        assert!(said.starts_with("the order of threads counts"), "{said}");
+    }
+}
+
+#[test]
+fn what_is_copied_asynchronously_is_not_there_before_it_was_waited_for() {
+    if let Some(said) = said_of("mistake_no_wait", 64, 64 * 16) {
+        assert!(said.contains("NaN"), "{said}");
+    }
+}
+
+#[test]
+fn shared_memory_that_nobody_set_is_not_a_number() {
+    if let Some(said) = said_of("mistake_unset_shared_memory", 64, 256) {
+        assert!(said.contains("NaN"), "{said}");
+    }
+}
+
+#[test]
+fn a_lane_that_stays_away_is_missed() {
+    if let Some(said) = said_of("mistake_lonely_lane", 64, 16) {
+        assert!(
+            said.contains("threads wait for others that never come"),
+            "{said}"
+        );
+    }
+}

@@ -1,0 +1,552 @@
+//! Whole models against the CPU backend, whose f32 is the reference: however a sequence is cut, copied, sent to the host
+//! pool and back, or decoded beside others.
+//!
+//! Tolerance: both sides have the same bf16 weights; this one rounds activations and the KV state to bf16 (2^-9 relative).
+//! The root mean square of a row's errors may be 2e-2 of the row's own deviation, the bound of the issue for logits.
+
+use super::devices;
+use crate::backend::cpu::{CpuBackend, CpuConfig, Precision};
+use crate::backend::cuda::device::Device;
+use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize};
+use crate::backend::{
+    Backend, BackendError, HostPageId, Load, Output, PageId, Segment, Step, Store, TokenId,
+};
+use crate::engine::{EngineConfig, Event, Request, Stepper};
+use crate::models::{Checkpoint, Element, ModelConfig};
+use crate::sampling::Sampling;
+use std::time::Instant;
+
+const VOCABULARY: u32 = 96;
+const PAGE_TOKENS: u32 = 16;
+const TOLERANCE: f64 = 2e-2;
+
+/// The families' switches, groups of one, three and seven, narrow heads and wide ones, weights in bf16 and f32.
+fn checkpoints() -> Vec<Checkpoint> {
+    let models = [
+        (
+            r#""model_type":"qwen2","hidden_size":56,"num_attention_heads":7,"num_key_value_heads":1,"head_dim":24,
+            "intermediate_size":72"#,
+            Element::Bf16,
+        ),
+        (
+            r#""model_type":"qwen3","hidden_size":64,"num_attention_heads":6,"num_key_value_heads":2,"head_dim":128,
+            "intermediate_size":128,"tie_word_embeddings":true"#,
+            Element::F32,
+        ),
+        (
+            r#""model_type":"llama","hidden_size":64,"num_attention_heads":4,"num_key_value_heads":4,"head_dim":64,
+            "intermediate_size":200,"attention_bias":true,"mlp_bias":true,
+            "rope_scaling":{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,
+            "original_max_position_embeddings":64}"#,
+            Element::Bf16,
+        ),
+    ];
+    let checkpoints = models.into_iter().map(|(middle, element)| {
+        let json = format!(
+            r#"{{{middle},"num_hidden_layers":2,"vocab_size":{VOCABULARY},"max_position_embeddings":2048}}"#
+        );
+        Checkpoint::random(ModelConfig::parse(&json).unwrap(), element, 7)
+    });
+    checkpoints.collect()
+}
+
+fn tokens(seed: u32, count: usize) -> Vec<TokenId> {
+    let token = |i: u32| {
+        (i.wrapping_mul(2_654_435_761)
+            .wrapping_add(seed.wrapping_mul(40_503))
+            >> 7)
+            % VOCABULARY
+    };
+    (0..count as u32).map(token).collect()
+}
+
+fn reference(checkpoint: &Checkpoint) -> CpuBackend {
+    let config = CpuConfig {
+        pages: 200,
+        host_pages: 0,
+        page_tokens: PAGE_TOKENS,
+        threads: Some(1),
+        precision: Precision::F32,
+    };
+    CpuBackend::new(checkpoint, &config).unwrap()
+}
+
+fn config() -> CudaConfig {
+    CudaConfig {
+        ordinal: 0,
+        pages: PoolSize::Pages(200),
+        host_pages: 6,
+        page_tokens: PAGE_TOKENS,
+        max_step_tokens: 700,
+    }
+}
+
+fn backend(checkpoint: &Checkpoint, device: Box<dyn Device>) -> CudaBackend {
+    let mut last = (0, 0);
+    let mut progress = |done, total| last = (done, total);
+    let backend = CudaBackend::build(checkpoint, &config(), device, &mut progress).unwrap();
+    assert!(
+        last.0 == last.1 && last.1 > 0,
+        "all bytes are told of: {last:?}"
+    );
+    backend
+}
+
+fn segment(
+    tokens: &[TokenId],
+    start: usize,
+    pages: impl IntoIterator<Item = u32>,
+    output: Output,
+) -> Segment {
+    Segment {
+        tokens: tokens.to_vec(),
+        start: start as u32,
+        pages: pages.into_iter().map(PageId).collect(),
+        output,
+    }
+}
+
+fn run(backend: &mut dyn Backend, segments: Vec<Segment>) -> Vec<f32> {
+    let mut logits = vec![1.0];
+    let step = Step {
+        segments,
+        ..Step::default()
+    };
+    backend.run(&step, &mut logits).unwrap();
+    logits
+}
+
+/// The reference's logits of every token.
+fn expected(checkpoint: &Checkpoint, tokens: &[TokenId]) -> Vec<f32> {
+    let pages = 0..(tokens.len() as u32).div_ceil(PAGE_TOKENS);
+    run(
+        &mut reference(checkpoint),
+        vec![segment(tokens, 0, pages, Output::All)],
+    )
+}
+
+#[track_caller]
+fn assert_agree(name: &str, found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len(), "{name}: rows");
+    for (row, (found, expected)) in found
+        .chunks(VOCABULARY as usize)
+        .zip(expected.chunks(VOCABULARY as usize))
+        .enumerate()
+    {
+        let mean = expected.iter().copied().map(f64::from).sum::<f64>() / expected.len() as f64;
+        let variance: f64 = expected
+            .iter()
+            .map(|x| (f64::from(*x) - mean).powi(2))
+            .sum();
+        let error: f64 = found
+            .iter()
+            .zip(expected)
+            .map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2))
+            .sum();
+        let relative = (error / variance).sqrt();
+        assert!(
+            relative < TOLERANCE,
+            "{name}: row {row} is {relative} of a deviation away"
+        );
+    }
+}
+
+/// Rows `range` of logits.
+fn rows(logits: &[f32], range: std::ops::Range<usize>) -> &[f32] {
+    &logits[range.start * VOCABULARY as usize..range.end * VOCABULARY as usize]
+}
+
+#[test]
+fn logits_agree_with_the_cpu_however_a_prompt_is_cut() {
+    for checkpoint in checkpoints() {
+        let prompt = tokens(3, 300);
+        let expected = expected(&checkpoint, &prompt);
+        for device in devices() {
+            let mut machine = backend(&checkpoint, device);
+            let pages: Vec<u32> = (40..59).rev().collect();
+            let whole = run(
+                &mut machine,
+                vec![segment(&prompt, 0, pages.clone(), Output::All)],
+            );
+            assert_agree("whole", &whole, &expected);
+
+            // In chunks, on other pages, beside a sequence of its own that decodes and one that does not ask.
+            let (other, other_pages) = (tokens(8, 64), [10, 11, 12, 13]);
+            let other_expected = expected_of(&checkpoint, &other);
+            let pages: Vec<u32> = (100..119).collect();
+            let (mut at, mut other_at) = (0, 0);
+            for size in [1, 1, 14, 17, 100, 3, 24, 139, 1] {
+                let mut segments = vec![segment(
+                    &prompt[at..at + size],
+                    at,
+                    pages.clone(),
+                    Output::All,
+                )];
+                if size % 2 == 1 {
+                    let one = segment(
+                        &other[other_at..=other_at],
+                        other_at,
+                        other_pages,
+                        Output::Last,
+                    );
+                    segments.insert(usize::from(size > 1), one);
+                    segments.push(segment(&other[..20], 0, [20, 21], Output::None));
+                }
+                let logits = run(&mut machine, segments);
+                let (before, after) = match (size % 2, size > 1) {
+                    (0, _) => (0, 0),
+                    (_, false) => (1, 0),
+                    (_, true) => (0, 1),
+                };
+                let own = rows(&logits, before..before + size);
+                assert_agree("chunk", own, rows(&expected, at..at + size));
+                if before + after > 0 {
+                    let row = if before == 1 { 0 } else { size };
+                    assert_agree(
+                        "beside",
+                        rows(&logits, row..row + 1),
+                        rows(&other_expected, other_at..other_at + 1),
+                    );
+                    other_at += 1;
+                }
+                at += size;
+            }
+            assert_eq!(at, prompt.len());
+
+            // On a copied prefix that ends within a page.
+            machine.copy_slots(PageId(109), PageId(77), 7).unwrap();
+            let shared: Vec<u32> = pages[..9]
+                .iter()
+                .copied()
+                .chain([77])
+                .chain(150..159)
+                .collect();
+            let rest = run(
+                &mut machine,
+                vec![segment(&prompt[151..], 151, shared, Output::Last)],
+            );
+            assert_agree("copied prefix", &rest, rows(&expected, 299..300));
+        }
+    }
+}
+
+fn expected_of(checkpoint: &Checkpoint, tokens: &[TokenId]) -> Vec<f32> {
+    expected(checkpoint, tokens)
+}
+
+#[test]
+fn sequences_that_decode_side_by_side_agree_with_the_cpu_recorded_or_not() {
+    for checkpoint in checkpoints() {
+        // Lengths on both sides of a bucket, and of the 256 positions of a split.
+        let lengths = [3, 254, 30, 600, 17];
+        let sequences: Vec<Vec<TokenId>> = lengths
+            .iter()
+            .map(|length| tokens(*length as u32, length + 6))
+            .collect();
+        let expected: Vec<Vec<f32>> = sequences
+            .iter()
+            .map(|sequence| expected_of(&checkpoint, sequence))
+            .collect();
+        for device in devices() {
+            let mut machine = backend(&checkpoint, device);
+            let pages: Vec<Vec<u32>> = (0..5).map(|i| (i * 40..i * 40 + 39).collect()).collect();
+            for (i, length) in lengths.into_iter().enumerate() {
+                run(
+                    &mut machine,
+                    vec![segment(
+                        &sequences[i][..length],
+                        0,
+                        pages[i].clone(),
+                        Output::None,
+                    )],
+                );
+            }
+            for step in 0..6 {
+                // Five, then four, then three of them: buckets come again with other numbers of rows.
+                let running: Vec<usize> = (0..5 - step / 2).collect();
+                let segments = running.iter().map(|&i| {
+                    let at = lengths[i] + step;
+                    segment(&sequences[i][at..=at], at, pages[i].clone(), Output::Last)
+                });
+                let logits = run(&mut machine, segments.collect());
+                for (row, &i) in running.iter().enumerate() {
+                    let at = lengths[i] + step;
+                    let name = format!("step {step}, sequence {i}");
+                    assert_agree(
+                        &name,
+                        rows(&logits, row..row + 1),
+                        rows(&expected[i], at..at + 1),
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_that_went_through_the_host_pool_and_through_bytes_are_the_pages_they_were() {
+    for checkpoint in checkpoints() {
+        let prompt = tokens(1, 60);
+        let expected = expected(&checkpoint, &prompt);
+        for device in devices() {
+            let mut machine = backend(&checkpoint, device);
+            run(&mut machine, vec![segment(&prompt, 0, 0..4, Output::None)]);
+            let stores = [(0, 5), (1, 0), (2, 4)].map(|(from, to)| Store {
+                from: PageId(from),
+                to: HostPageId(to),
+            });
+            machine.store(&stores).unwrap();
+            // The device's pages are needed for something else, and a host page for another.
+            run(
+                &mut machine,
+                vec![segment(&tokens(2, 60), 0, [2, 0, 3, 1], Output::None)],
+            );
+            let bytes = machine.host_page(HostPageId(5)).unwrap().to_vec();
+            assert_eq!(bytes.len(), machine.page_bytes());
+            machine.host_page_mut(HostPageId(5)).unwrap().fill(0xff);
+            machine
+                .host_page_mut(HostPageId(3))
+                .unwrap()
+                .copy_from_slice(&bytes);
+            let loads = [(3, 9), (0, 1), (4, 40)].map(|(from, to)| Load {
+                from: HostPageId(from),
+                to: PageId(to),
+            });
+            for start in [48, 40] {
+                let step = Step {
+                    loads: loads.to_vec(),
+                    segments: vec![
+                        segment(&tokens(4, 20), 0, [70, 71], Output::None),
+                        segment(&prompt[start..], start, [9, 1, 40, 2], Output::All),
+                    ],
+                };
+                let mut logits = Vec::new();
+                machine.run(&step, &mut logits).unwrap();
+                assert_agree("loaded", &logits, rows(&expected, start..60));
+            }
+            // Loads alone, and a token that decodes on them.
+            let step = Step {
+                loads: loads.to_vec(),
+                ..Step::default()
+            };
+            machine.run(&step, &mut Vec::new()).unwrap();
+            let logits = run(
+                &mut machine,
+                vec![segment(&prompt[47..48], 47, [9, 1, 40], Output::Last)],
+            );
+            assert_agree("decoded on loaded pages", &logits, rows(&expected, 47..48));
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_computed_is_refused_with_value_and_limit() {
+    let checkpoint = &checkpoints()[0];
+    for device in devices() {
+        let mut machine = backend(checkpoint, device);
+        let mut refused = |segment: Segment| match machine.run(
+            &Step {
+                segments: vec![segment],
+                ..Step::default()
+            },
+            &mut Vec::new(),
+        ) {
+            Err(BackendError::Malformed(reason)) => reason,
+            other => panic!("{other:?}"),
+        };
+        let reason = refused(segment(&tokens(1, 701), 0, 0..44, Output::None));
+        assert_eq!(
+            reason,
+            "the step has 701 tokens, this backend was made for 700"
+        );
+        let reason = refused(segment(&[VOCABULARY], 0, [0], Output::None));
+        assert!(
+            reason.contains("token 96 is not below the vocabulary's 96"),
+            "{reason}"
+        );
+        assert!(machine.copy_slots(PageId(1), PageId(1), 3).is_err());
+        assert!(machine.host_page(HostPageId(6)).is_err());
+        assert!(
+            machine
+                .store(&[Store {
+                    from: PageId(0),
+                    to: HostPageId(6)
+                }])
+                .is_err()
+        );
+    }
+    let refused = |change: &str, config: CudaConfig| {
+        let json = format!(
+            r#"{{"model_type":"llama","hidden_size":64,"num_attention_heads":4,"intermediate_size":64,"vocab_size":96,
+            "num_hidden_layers":1,"max_position_embeddings":64{change}}}"#
+        );
+        let checkpoint = Checkpoint::random(ModelConfig::parse(&json).unwrap(), Element::Bf16, 1);
+        super::super::check(checkpoint.config(), &config)
+            .unwrap_err()
+            .to_string()
+    };
+    for (change, config, expected) in [
+        (
+            r#","head_dim":136"#,
+            config(),
+            "head_dim is 136, supported on CUDA: multiples of 8 up to 128",
+        ),
+        (r#","head_dim":20"#, config(), "head_dim is 20"),
+        (
+            "",
+            CudaConfig {
+                page_tokens: 48,
+                ..config()
+            },
+            "page_tokens is 48, supported on CUDA: 16, 32, 64, 128, 256",
+        ),
+        (
+            "",
+            CudaConfig {
+                max_step_tokens: 0,
+                ..config()
+            },
+            "max_step_tokens is 0",
+        ),
+        (
+            "",
+            CudaConfig {
+                pages: PoolSize::Fraction(1.5),
+                ..config()
+            },
+            "1.5, supported: above 0 and below 1",
+        ),
+        (
+            "",
+            CudaConfig {
+                pages: PoolSize::Pages(0),
+                ..config()
+            },
+            "pages is 0",
+        ),
+    ] {
+        let reason = refused(change, config);
+        assert!(
+            reason.contains(expected),
+            "{reason:?} does not say {expected:?}"
+        );
+    }
+}
+
+#[test]
+fn a_pool_takes_its_part_of_the_memory_that_is_left() {
+    let checkpoint = &checkpoints()[0];
+    for device in devices() {
+        if device.name() != "emulator" {
+            continue;
+        }
+        let config = CudaConfig {
+            pages: PoolSize::Fraction(0.5),
+            ..config()
+        };
+        let machine = CudaBackend::build(checkpoint, &config, device, &mut |_, _| {}).unwrap();
+        // The emulator has 64 MiB left.
+        assert_eq!(machine.pages() as usize, (32 << 20) / machine.page_bytes());
+    }
+}
+
+#[test]
+fn without_a_device_the_reason_is_told() {
+    match super::super::unavailable(0) {
+        None => eprintln!("SKIPPED: there is a device"),
+        Some(reason) => {
+            assert!(!reason.is_empty());
+            let error = CudaBackend::new(&checkpoints()[0], &config(), &mut |_, _| {})
+                .err()
+                .unwrap();
+            assert_eq!(error.to_string(), reason);
+        }
+    }
+}
+
+#[test]
+fn tokens_are_chosen_beside_logits_as_the_host_would_choose_them() {
+    let checkpoint = &checkpoints()[0];
+    let prompts: Vec<Vec<TokenId>> = (0..4)
+        .map(|seed| tokens(seed, 20 + seed as usize))
+        .collect();
+    for device in devices() {
+        let mut machine = backend(checkpoint, device);
+        let sampling = Sampling::new(0.8, 0.9, 30, 4).unwrap();
+        // Prompts and then, twice, single tokens; the second sequence wants its logits.
+        for round in 0..3 {
+            let ask = |machine: &mut CudaBackend, drawing: bool| {
+                let segments = prompts.iter().zip(0..).map(|(prompt, i)| {
+                    let draw = Output::Token(sampling.draw(round + i));
+                    let output = if drawing && i != 1 {
+                        draw
+                    } else {
+                        Output::Last
+                    };
+                    let pages = i * 4..i * 4 + 4;
+                    match round {
+                        0 => segment(prompt, 0, pages, output),
+                        _ => segment(
+                            &[round * 7 + i],
+                            prompt.len() + round as usize - 1,
+                            pages,
+                            output,
+                        ),
+                    }
+                });
+                run(machine, segments.collect())
+            };
+            let all = ask(&mut machine, false);
+            assert!(machine.drawn().is_empty());
+            let some = ask(&mut machine, true);
+            assert_eq!(some, rows(&all, 1..2), "the logits that were asked for");
+            let chosen: Vec<TokenId> = machine.drawn().into_iter().map(Result::unwrap).collect();
+            let expected = [0, 2, 3].map(|i: u32| {
+                sampling
+                    .choose(rows(&all, i as usize..i as usize + 1), round + i)
+                    .unwrap()
+            });
+            assert_eq!(chosen, expected);
+        }
+    }
+}
+
+#[test]
+fn an_engine_on_this_backend_answers_and_lets_go_of_its_pages() {
+    let checkpoint = &checkpoints()[2];
+    for device in devices() {
+        let machine = backend(checkpoint, device);
+        let mut engine = Stepper::new(Box::new(machine), &EngineConfig::default());
+        let now = Instant::now();
+        let mut ask = |prompt: Vec<TokenId>, top_logprobs| {
+            let request = Request {
+                prompt,
+                max_tokens: 9,
+                top_logprobs,
+                ..Request::default()
+            };
+            let mut generation = engine.submit(request, now).unwrap();
+            let mut answer = Vec::new();
+            while !engine.is_idle() {
+                engine.step(now);
+                engine.check();
+                while let Some(event) = generation.try_next() {
+                    if let Event::Token { id, .. } = event {
+                        answer.push(id);
+                    }
+                }
+            }
+            answer
+        };
+        // A row that comes to the host and one that does not; cold, and on cached pages.
+        let prompt = tokens(5, 100);
+        let cold = ask(prompt.clone(), Some(0));
+        let warm = ask(prompt, None);
+        assert_eq!((cold.len(), &cold), (9, &warm));
+        let stats = engine.stats();
+        assert_eq!(
+            (stats.pages_in_use, stats.full_hits + stats.partial_hits),
+            (0, 1)
+        );
+    }
+}

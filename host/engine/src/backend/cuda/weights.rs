@@ -1,0 +1,175 @@
+//! Weights on a device, tensor after tensor, rounded to bf16 where they are wider.
+//!
+//! Matrices that are multiplied with the same rows stand one below the other: queries, keys and values; gate and up.
+
+use super::device::{Array, Bf16, Device, Fault};
+use super::kernels::Heads;
+use super::{CudaError, Progress};
+use crate::models::{Checkpoint, LayerWeights, ModelConfig, Tensor};
+
+/// Weights on the device.
+pub(super) struct Model {
+    pub(super) heads: Heads,
+    pub(super) hidden: usize,
+    pub(super) intermediate: usize,
+    pub(super) vocabulary: usize,
+    pub(super) eps: f32,
+    /// `[positions][cosines, sines]`.
+    pub(super) rotary: Option<Array<f32>>,
+    pub(super) embedding: Array<Bf16>,
+    pub(super) layers: Vec<Layer>,
+    pub(super) norm: Array<f32>,
+    /// `None`: the embedding.
+    pub(super) head: Option<Array<Bf16>>,
+}
+
+pub(super) struct Layer {
+    pub(super) input_norm: Array<f32>,
+    /// Queries, keys, values.
+    pub(super) qkv: Array<Bf16>,
+    pub(super) qkv_bias: Option<Array<f32>>,
+    /// Of queries, of keys.
+    pub(super) qk_norm: Option<[Array<f32>; 2]>,
+    pub(super) output: Array<Bf16>,
+    pub(super) output_bias: Option<Array<f32>>,
+    pub(super) mlp_norm: Array<f32>,
+    pub(super) gate_up: Array<Bf16>,
+    pub(super) gate_up_bias: Option<Array<f32>>,
+    pub(super) down: Array<Bf16>,
+    pub(super) down_bias: Option<Array<f32>>,
+}
+
+impl Model {
+    /// Puts the weights of `checkpoint` on the device, tensor after tensor, rounded to bf16 where they are wider.
+    pub(super) fn load(
+        device: &mut dyn Device,
+        checkpoint: &Checkpoint,
+        heads: Heads,
+        progress: Progress<'_>,
+    ) -> Result<Self, CudaError> {
+        let config = checkpoint.config();
+        let mut loader = Loader {
+            device,
+            done: 0,
+            total: bytes_of_weights(config),
+            progress,
+        };
+        let embedding = loader.matrix(&[&checkpoint.embedding()?])?;
+        let layers = (0..config.layers)
+            .map(|index| loader.layer(&checkpoint.layer(index)?))
+            .collect::<Result<_, CudaError>>()?;
+        let norm = loader.vector(&[&checkpoint.final_norm()?])?;
+        let head = match checkpoint.head()? {
+            Some(head) => Some(loader.matrix(&[&head])?),
+            None => None,
+        };
+        Ok(Self {
+            heads,
+            hidden: config.hidden,
+            intermediate: config.intermediate,
+            vocabulary: config.vocabulary,
+            eps: config.norm_eps,
+            rotary: None,
+            embedding,
+            layers,
+            norm,
+            head,
+        })
+    }
+
+    /// Makes the table of angles, for as many positions as there will be.
+    pub(super) fn tabulate(
+        &mut self,
+        device: &mut dyn Device,
+        config: &ModelConfig,
+        positions: u32,
+    ) -> Result<(), Fault> {
+        self.rotary = Some(Array::of(device, &config.rope.table(positions))?);
+        Ok(())
+    }
+
+    pub(super) fn heads(&self) -> &Heads {
+        &self.heads
+    }
+
+    /// Queries, keys and values of a row.
+    pub(super) fn qkv_width(&self) -> usize {
+        (self.heads.heads + 2 * self.heads.kv_heads) * self.heads.head_dim
+    }
+}
+
+/// Bytes of all matrices: norms and biases do not count.
+fn bytes_of_weights(c: &ModelConfig) -> u64 {
+    let attention = 2 * (c.heads + c.kv_heads) * c.head_dim * c.hidden;
+    let layer = attention + 3 * c.intermediate * c.hidden;
+    let ends = if c.tied { 1 } else { 2 } * c.vocabulary * c.hidden;
+    ((c.layers * layer + ends) * size_of::<Bf16>()) as u64
+}
+
+struct Loader<'a> {
+    device: &'a mut dyn Device,
+    done: u64,
+    total: u64,
+    progress: Progress<'a>,
+}
+
+impl Loader<'_> {
+    fn layer(&mut self, weights: &LayerWeights<'_>) -> Result<Layer, CudaError> {
+        let [q, k, v] = &weights.qkv;
+        let [gate, up] = &weights.gate_up;
+        Ok(Layer {
+            input_norm: self.vector(&[&weights.input_norm])?,
+            qkv: self.matrix(&[q, k, v])?,
+            qkv_bias: self.optional(weights.qkv_bias.as_ref().map(|[q, k, v]| vec![q, k, v]))?,
+            qk_norm: match &weights.qk_norm {
+                Some([queries, keys]) => Some([self.vector(&[queries])?, self.vector(&[keys])?]),
+                None => None,
+            },
+            output: self.matrix(&[&weights.output])?,
+            output_bias: self.optional(weights.output_bias.as_ref().map(|bias| vec![bias]))?,
+            mlp_norm: self.vector(&[&weights.mlp_norm])?,
+            gate_up: self.matrix(&[gate, up])?,
+            gate_up_bias: self.optional(
+                weights
+                    .gate_up_bias
+                    .as_ref()
+                    .map(|[gate, up]| vec![gate, up]),
+            )?,
+            down: self.matrix(&[&weights.down])?,
+            down_bias: self.optional(weights.down_bias.as_ref().map(|bias| vec![bias]))?,
+        })
+    }
+
+    /// Rows of all parts, one below the other.
+    fn matrix(&mut self, parts: &[&Tensor<'_>]) -> Result<Array<Bf16>, CudaError> {
+        let length = parts.iter().map(|part| part.rows * part.columns).sum();
+        let mut array = Array::new(self.device, length)?;
+        let mut at = 0;
+        for part in parts {
+            let bytes = part.to_bf16();
+            for bytes in bytes.as_chunks::<2>().0.chunks(PIECE) {
+                let values: Vec<Bf16> = bytes.iter().map(|b| Bf16::from_le_bytes(*b)).collect();
+                array.write(self.device, at, &values)?;
+                at += values.len();
+                self.done += (values.len() * size_of::<Bf16>()) as u64;
+                (self.progress)(self.done, self.total);
+            }
+        }
+        Ok(array)
+    }
+
+    fn vector(&mut self, parts: &[&Tensor<'_>]) -> Result<Array<f32>, CudaError> {
+        let values: Vec<f32> = parts.iter().flat_map(|part| part.to_f32()).collect();
+        Ok(Array::of(self.device, &values)?)
+    }
+
+    fn optional(
+        &mut self,
+        parts: Option<Vec<&Tensor<'_>>>,
+    ) -> Result<Option<Array<f32>>, CudaError> {
+        parts.map(|parts| self.vector(&parts)).transpose()
+    }
+}
+
+/// Values that are sent at once.
+const PIECE: usize = 16 << 20;
