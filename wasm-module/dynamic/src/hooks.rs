@@ -132,8 +132,8 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_http_callout_don
             (
                 Envoy::config(envoy),
                 config.as_ref(),
-                slice(headers, headers_length),
-                slice(pieces, pieces_length),
+                listed(headers, headers_length),
+                listed(pieces, pieces_length),
             )
         };
         let (Some(config), Ok(call)) = (config, u32::try_from(call)) else {
@@ -311,16 +311,28 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_http_callout_done(
     unsafe {
         on_request(envoy, filter, |exchange, envoy| {
             let status = match result {
-                abi::CALL_ANSWERED => status(slice(headers, headers_length)),
+                abi::CALL_ANSWERED => status(listed(headers, headers_length)),
                 abi::CALL_TOO_LONG => Some(200),
                 _ => None,
             };
-            let body = body(slice(chunks, chunks_length), exchange.max_answer_bytes());
+            let body = body(listed(chunks, chunks_length), exchange.max_answer_bytes());
             let body = body.filter(|_| result != abi::CALL_TOO_LONG);
             exchange.on_answer(envoy, call, status, body.as_deref());
             Flow::Continue
         });
     }
+}
+
+/// A list of Envoy's; null is an empty one.
+///
+/// # Safety
+/// There are `length` items, for as long as the slice is in use.
+unsafe fn listed<'hook, T>(items: *const T, length: usize) -> &'hook [T] {
+    if items.is_null() {
+        return &[];
+    }
+    // SAFETY: by the contract.
+    unsafe { std::slice::from_raw_parts(items, length) }
 }
 
 /// # Safety
