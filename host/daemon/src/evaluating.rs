@@ -22,7 +22,7 @@ Exit codes: 0 done, 1 it failed (what was answered is kept), 2 bad arguments.";
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// OpenAI-compatible endpoint, plain HTTP: http://localhost:8000, say
+    /// OpenAI-compatible endpoint: http://localhost:8000, say, or https://llm.example/v1
     #[arg(long, value_name = "URL")]
     endpoint: String,
     /// The model's name there

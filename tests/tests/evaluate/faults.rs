@@ -201,7 +201,7 @@ fn bad_arguments_and_bad_data_are_named_before_anything_is_asked() {
         ),
         (
             question(1, 0),
-            &["--gateway", "https://g"],
+            &["--gateway", "ftp://g"],
             1,
             "--gateway: an endpoint is a plain URL",
         ),

@@ -5,6 +5,7 @@ mod faults;
 mod gateway;
 mod resume;
 mod scores;
+mod tls;
 
 use foreword_tests::{Received, Reply, Upstream, artifacts};
 use serde_json::{Value, json};
@@ -35,10 +36,14 @@ impl Evaluation {
     }
 
     fn command(&self, endpoint: SocketAddr, arguments: &[&str]) -> Command {
+        self.command_to(&format!("http://{endpoint}"), arguments)
+    }
+
+    fn command_to(&self, endpoint: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(&*BINARY);
         command
             .args(["evaluate", "--model", "m", "--data", self.data])
-            .args(["--out", "run", "--endpoint", &format!("http://{endpoint}")])
+            .args(["--out", "run", "--endpoint", endpoint])
             .args(arguments)
             // The waits between attempts are the client's business, not the tests'.
             .args(["--backoff-ms", "0"])

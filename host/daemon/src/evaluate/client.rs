@@ -2,11 +2,12 @@
 //!
 //! | what happens | what it means |
 //! | --- | --- |
-//! | 401, 403, 404, 405; a redirection; an answer that is no stream | the endpoint is not what it was taken for: the run ends |
+//! | 401, 403, 404, 405; a redirection; an answer that is no stream; a certificate that is not trusted | the endpoint is not what it was taken for: the run ends |
 //! | another 4xx | this request cannot be served (too long, say): its question is left out |
 //! | 408, 425, 429, 5xx; refused, broken or slow connections; garbage | tried again, after a wait that doubles |
 
 use super::stream::{self, Broken, Streamed};
+use super::tls;
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
 
@@ -59,6 +60,7 @@ impl Client {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
+            .tls_config(tls::config())
             .timeout_global(Some(timeout))
             .build();
         Self {
@@ -107,7 +109,12 @@ impl Client {
             Err(error @ (ureq::Error::BadUri(_) | ureq::Error::Http(_))) => {
                 return Err(Attempt::Final(Fault::Denied(format!("{url}: {error}"))));
             }
-            Err(error) => return Err(again(format!("{url}: {error}"))),
+            Err(error) => {
+                return Err(match tls::mistrust(&error) {
+                    Some(words) => Attempt::Final(Fault::Denied(format!("{url}: {words}"))),
+                    None => again(format!("{url}: {error}")),
+                });
+            }
         };
         let status = response.status().as_u16();
         if status != 200 {
@@ -152,13 +159,16 @@ impl Client {
 /// The chat route of an endpoint given as its root, its `/v1`, or the route itself.
 ///
 /// # Errors
-/// What is wrong with it, when it is no plain HTTP URL.
+/// What is wrong with it, when it is no URL of HTTP or HTTPS.
 pub(super) fn chat_url(endpoint: &str) -> Result<String, String> {
     let root = endpoint.trim_end_matches('/');
-    let host = root.strip_prefix("http://").unwrap_or_default();
+    let host = ["http://", "https://"]
+        .iter()
+        .find_map(|scheme| root.strip_prefix(scheme))
+        .unwrap_or_default();
     if host.is_empty() || host.contains(['?', '#', ' ']) {
         return Err(format!(
-            "an endpoint is a plain URL such as http://localhost:8000 (TLS is for a proxy before it), not {endpoint:?}"
+            "an endpoint is a plain URL such as http://localhost:8000 or https://llm.example/v1, not {endpoint:?}"
         ));
     }
     Ok(if root.ends_with("/chat/completions") {
@@ -197,11 +207,16 @@ mod tests {
                 "http://h:1/v1/chat/completions"
             );
         }
+        assert_eq!(
+            chat_url("https://h/v1").unwrap(),
+            "https://h/v1/chat/completions"
+        );
         for wrong in [
             "",
             "localhost:8000",
-            "https://h",
+            "ftp://h",
             "http://",
+            "https://",
             "http://h/?a=b",
         ] {
             assert!(

@@ -11,7 +11,7 @@
 //!
 //! The arms order with the filter's own core, so that what is measured is what the filter does
 //! (`tests/tests/evaluate.rs` holds it to that, through Envoy). The endpoint may be any that speaks OpenAI's chat
-//! protocol over plain HTTP. A run that was stopped goes on; one that is done is scored again without a request.
+//! protocol, over HTTP or HTTPS. A run that was stopped goes on; one that is done is scored again without a request.
 
 mod arm;
 mod ask;
@@ -26,6 +26,7 @@ mod prompt;
 mod report;
 mod score;
 mod stream;
+mod tls;
 
 pub use arm::Arm;
 
