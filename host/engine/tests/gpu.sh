@@ -76,7 +76,7 @@ skip() {
 }
 
 rm -f "$out/parts"
-echo "foreword $("$foreword" --version), $device, $(uname -sr), $(date -u +%FT%TZ)"
+echo "$("$foreword" --version), $device, $(uname -sr), $(date -u +%FT%TZ)"
 if command -v nvidia-smi >/dev/null; then
     nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv
 fi

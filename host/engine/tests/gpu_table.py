@@ -18,6 +18,9 @@ def main():
     rows = []
 
     def row(name, value, wanted=None, good=None):
+        # The bounds are a GPU's: a run that only tries the script is held to none.
+        if own and not own["ceilings"] and "equal" not in name:
+            good = None
         verdict = "" if good is None else ("holds" if good else "DOES NOT HOLD")
         rows.append((name, value, wanted or "", verdict))
 
