@@ -3,9 +3,10 @@
 //! A backend owns the weights and the pool of KV pages. It knows neither requests nor prefixes: the planner says
 //! which tokens to compute, where they stand in their sequence, and which pages hold the sequence.
 //!
-//! Results are *batch-invariant*: a token's logits depend on its sequence alone, bit for bit, never on which other
-//! segments share the step nor on how its prefix was cut into steps. That is what makes an answer independent of
-//! whether the cache was warm.
+//! On the CPU results are *batch-invariant*: a token's logits depend on its sequence alone, bit for bit, never on which
+//! other segments share the step nor on how its prefix was cut into steps. That is what makes an answer independent of
+//! whether the cache was warm. On CUDA they are so but for rounding, since the library that multiplies matrices chooses its
+//! way by their rows.
 //!
 //! A backend may have a second, larger pool in the host's memory, whose pages nothing computes on. Whole pages move
 //! between the two, and the host's can be read and written as bytes, which is how a disk comes in:
