@@ -15,8 +15,10 @@ mod host;
 pub mod http;
 mod process;
 mod upstream;
+mod wait;
 
 pub use bridge::Bridge;
 pub use gateway::{Fallback, Gateway, GatewayOptions, Shell};
 pub use host::Host;
 pub use upstream::{Received, Reply, Upstream};
+pub use wait::until;

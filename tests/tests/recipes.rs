@@ -3,12 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
-use std::thread::yield_now;
-use std::time::{Duration, Instant};
 
 use foreword_ordering::feed::{Batch, Event};
 use foreword_tests::http::{exchange, post};
-use foreword_tests::{Bridge, Gateway, Host, artifacts};
+use foreword_tests::{Bridge, Gateway, Host, artifacts, until};
 use serde_json::json;
 
 /// An engine with its bridge.
@@ -70,18 +68,6 @@ fn held(address: SocketAddr) -> Option<BTreeSet<(u64, Vec<u64>)>> {
         held.extend((1..=path.len()).map(|count| (scope.0, path[..count].to_vec())));
     }
     Some(held)
-}
-
-#[track_caller]
-fn until(what: &str, condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(
-            start.elapsed() < Duration::from_secs(60),
-            "waited in vain: {what}"
-        );
-        yield_now();
-    }
 }
 
 fn question(ids: &[u32]) -> String {

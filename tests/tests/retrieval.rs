@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::thread::ScopedJoinHandle;
-use std::time::{Duration, Instant};
 
 use foreword_tests::http::{Client, Response, exchange, post};
-use foreword_tests::{Gateway, GatewayOptions, Host, artifacts};
+use foreword_tests::{Gateway, GatewayOptions, Host, artifacts, until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -82,18 +81,6 @@ fn cached(response: &Response) -> u64 {
     usage["prompt_tokens_details"]["cached_tokens"]
         .as_u64()
         .unwrap()
-}
-
-#[track_caller]
-fn until(what: &str, condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(
-            start.elapsed() < Duration::from_secs(60),
-            "waited in vain: {what}"
-        );
-        std::thread::yield_now();
-    }
 }
 
 #[test]

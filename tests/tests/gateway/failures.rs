@@ -1,10 +1,9 @@
 //! Upstreams and clients that fail: a clear answer, and the next request is served as if nothing had been.
 
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
 
 use foreword_tests::http::{Client, post, post_head};
-use foreword_tests::{Gateway, GatewayOptions, Upstream};
+use foreword_tests::{Gateway, GatewayOptions, Upstream, until};
 
 use crate::{gateway, send, tagged};
 
@@ -78,9 +77,13 @@ fn a_client_that_leaves_in_mid_body_reaches_nobody() {
     let mut client = Client::connect(gateway.address()).unwrap();
     client.send(&head).unwrap();
     client.send(&body.as_bytes()[..body.len() / 2]).unwrap();
-    until(|| gateway.stat("http.clients.downstream_rq_active").unwrap() == Some(1));
+    until("the request is there", || {
+        gateway.stat("http.clients.downstream_rq_active").unwrap() == Some(1)
+    });
     drop(client);
-    until(|| gateway.stat("http.clients.downstream_rq_active").unwrap() == Some(0));
+    until("the request is gone", || {
+        gateway.stat("http.clients.downstream_rq_active").unwrap() == Some(0)
+    });
 
     assert!(upstream.received().is_empty());
     assert_eq!(gateway.metric("foreword_requests_total").unwrap(), Some(0));
@@ -103,16 +106,5 @@ fn a_connection_that_closes_after_a_response_is_replaced() {
     for _ in 0..20 {
         client.send(&post(tagged(&["a", "b"]).as_bytes())).unwrap();
         assert_eq!(client.response().unwrap().status, 200);
-    }
-}
-
-/// Waits for a condition that the gateway brings about on its own.
-fn until(condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(
-            start.elapsed() < Duration::from_secs(60),
-            "the condition never came"
-        );
     }
 }

@@ -6,10 +6,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::ScopedJoinHandle;
-use std::time::{Duration, Instant};
 
 use foreword_tests::http::{Client, Response, exchange, post, post_chunked, post_with};
-use foreword_tests::{Gateway, GatewayOptions, Received, Upstream};
+use foreword_tests::{Gateway, GatewayOptions, Received, Upstream, until};
 use serde_json::{Value, json};
 
 use crate::send;
@@ -92,18 +91,6 @@ fn asked(engine: &Upstream) -> String {
 fn count(gateway: &Gateway, what: &str) -> u64 {
     let name = format!("foreword_retrieval_{what}_total");
     gateway.metric(&name).unwrap().unwrap_or(0)
-}
-
-#[track_caller]
-fn until(what: &str, condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(
-            start.elapsed() < Duration::from_secs(60),
-            "waited in vain: {what}"
-        );
-        std::thread::yield_now();
-    }
 }
 
 #[test]

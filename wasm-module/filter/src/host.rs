@@ -5,6 +5,15 @@
 
 use thiserror::Error;
 
+/// What a [`Host::call`] or a [`Host::ask`] came to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Answer<'a> {
+    /// `None`: there was no answer.
+    pub(crate) status: Option<u16>,
+    /// All of it; `None`: it is longer than may be.
+    pub(crate) body: Option<&'a [u8]>,
+}
+
 /// The abilities of the surrounding proxy. Calls apply to the request whose callback is running.
 ///
 /// Request headers may be read and changed from the request-headers callback on, until the first request
@@ -105,6 +114,11 @@ pub trait Host {
 
     /// Nanoseconds since some fixed moment; the difference of two readings measures a duration.
     fn now_ns(&self) -> u64;
+
+    /// The same clock in milliseconds.
+    fn now_ms(&self) -> u64 {
+        self.now_ns() / 1_000_000
+    }
 
     /// Writes a line to the proxy's log. Never pass text of a request.
     fn log(&self, level: LogLevel, message: &str);

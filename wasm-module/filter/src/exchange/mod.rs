@@ -26,10 +26,10 @@ use crate::awaited::Awaited;
 use crate::config::{Mode, RequestHeaders, TenantSource};
 use crate::dialect::Dialect;
 use crate::engines::DESTINATION_HEADER;
-use crate::host::{Host, HostError, LogLevel};
+use crate::host::{Answer, Host, HostError, LogLevel};
 use crate::outcome::{Fault, Outcome, reason};
 use crate::plugin::{Plugin, Route};
-use crate::retrieval::{Answer, Ended, OnNothing, Reason, Search, Step};
+use crate::retrieval::{Ended, OnNothing, Reason, Search, Step};
 use crate::salt::Identity;
 
 /// One request and its response.

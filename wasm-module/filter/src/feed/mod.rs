@@ -19,7 +19,7 @@ use foreword_ordering::{EngineId, Residency};
 
 use self::lease::Lease;
 use crate::engines::FeedConfig;
-use crate::host::{Host, HostError, LogLevel};
+use crate::host::{Answer, Host, HostError, LogLevel};
 
 /// One worker's part in following one engine.
 #[derive(Debug)]
@@ -44,15 +44,6 @@ pub(crate) struct Said {
     pub(crate) messages: Vec<Residency>,
     /// Events by the feed's own count, which may tell several as one; all that is held counts as one.
     pub(crate) events: u64,
-}
-
-/// What a call came to.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Answer<'a> {
-    /// `None`: there was no answer.
-    pub(crate) status: Option<u16>,
-    /// All of it; `None`: more than [`MAX_BATCH_BYTES`].
-    pub(crate) body: Option<&'a [u8]>,
 }
 
 impl Feed {

@@ -19,8 +19,8 @@ use foreword_ordering::{
 use self::knowledge::Knowledge;
 use crate::config::{Config, Mode};
 use crate::engines::{Dealt, Engines, Errand};
-use crate::feed::{Answer, Feed, MAX_BATCH_BYTES};
-use crate::host::{Host, LogLevel};
+use crate::feed::{Feed, MAX_BATCH_BYTES};
+use crate::host::{Answer, Host, LogLevel};
 use crate::metrics::Metrics;
 use crate::outcome::Outcome;
 use crate::retrieval::Retrieval;
@@ -71,7 +71,7 @@ impl Plugin {
             knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
         }
         for feed in self.feeds().iter_mut().flat_map(|feeds| feeds.iter_mut()) {
-            if let Err(error) = feed.on_tick(host, now_ms(host)) {
+            if let Err(error) = feed.on_tick(host, host.now_ms()) {
                 host.log(LogLevel::Warn, &error.to_string());
             }
         }
@@ -83,7 +83,7 @@ impl Plugin {
     /// The answer to a call has come: its status, unless there was no answer, and its body, unless that is longer than
     /// [`Plugin::MAX_ANSWER_BYTES`].
     pub fn on_answer(&self, host: &impl Host, call: u32, status: Option<u16>, body: Option<&[u8]>) {
-        let (now_ms, answer) = (now_ms(host), Answer { status, body });
+        let (now_ms, answer) = (host.now_ms(), Answer { status, body });
         let said = self.feeds().and_then(|mut feeds| {
             let mut feeds = feeds.iter_mut();
             feeds.find_map(|feed| feed.on_answer(host, now_ms, call, answer))
@@ -133,7 +133,7 @@ impl Plugin {
     ) -> Option<(Result<Rewrite, Skip>, Route)> {
         let mut knowledge = self.knowledge()?;
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_REQUEST);
-        let now_ms = now_ms(host);
+        let now_ms = host.now_ms();
         knowledge.turn = knowledge.turn.wrapping_add(1);
         let choices = self.engines.choices(host, now_ms, knowledge.turn);
         let start = host.now_ns();
@@ -172,7 +172,7 @@ impl Plugin {
 
     /// A request that the core does not see goes to the engine that has least to do.
     pub(crate) fn route(&self, host: &impl Host, bytes: usize) -> Route {
-        let now_ms = now_ms(host);
+        let now_ms = host.now_ms();
         let choices = self.engines.choices(host, now_ms, now_ms);
         let engine = least_loaded(&choices);
         let tokens = estimated_tokens(bytes);
@@ -183,14 +183,14 @@ impl Plugin {
     }
 
     pub(crate) fn settle(&self, host: &impl Host, errand: Errand, dealt: Dealt) {
-        self.engines.settle(host, now_ms(host), errand, dealt);
+        self.engines.settle(host, host.now_ms(), errand, dealt);
     }
 
     /// An engine answered that was not sent to by us.
     pub(crate) fn answered_by(&self, host: &impl Host, engine: EngineId) {
-        let errand = self.engines.send(host, now_ms(host), engine, 0);
+        let errand = self.engines.send(host, host.now_ms(), engine, 0);
         self.engines
-            .settle(host, now_ms(host), errand, Dealt::Answered);
+            .settle(host, host.now_ms(), errand, Dealt::Answered);
     }
 
     /// The engine that was chosen did not take the request.
@@ -272,10 +272,6 @@ fn least_loaded(choices: &[Choice]) -> EngineId {
 
 fn estimated_tokens(bytes: usize) -> u64 {
     u64::from(foreword_ordering::document::estimate_tokens(bytes))
-}
-
-fn now_ms(host: &impl Host) -> u64 {
-    host.now_ns() / 1_000_000
 }
 
 /// Entries that a request may have to wait for, some three microseconds each.

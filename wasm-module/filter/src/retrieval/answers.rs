@@ -8,15 +8,7 @@ use serde_json::value::RawValue;
 
 use super::reason::Reason;
 use super::vector;
-
-/// What a call came to.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Answer<'a> {
-    /// `None`: there was no answer.
-    pub(crate) status: Option<u16>,
-    /// All of it; `None`: it is longer than may be.
-    pub(crate) body: Option<&'a [u8]>,
-}
+use crate::host::Answer;
 
 /// What a retriever found, best first.
 #[derive(Debug, Clone, Default)]
@@ -35,17 +27,15 @@ pub(super) struct Document {
     pub(super) element: Arc<str>,
 }
 
-impl<'a> Answer<'a> {
-    /// The body of a good answer.
-    pub(super) fn good(self) -> Result<&'a [u8], Reason> {
-        match (self.status, self.body) {
-            // Envoy's own words for "it took too long" and "nobody is there".
-            (Some(504), _) => Err(Reason::Timeout),
-            (None | Some(502 | 503), _) => Err(Reason::Unreachable),
-            (Some(200), Some(body)) => Ok(body),
-            (Some(200), None) => Err(Reason::TooLarge),
-            (Some(_), _) => Err(Reason::Status),
-        }
+/// The body of a good answer.
+fn good(answer: Answer<'_>) -> Result<&[u8], Reason> {
+    match (answer.status, answer.body) {
+        // Envoy's own words for "it took too long" and "nobody is there".
+        (Some(504), _) => Err(Reason::Timeout),
+        (None | Some(502 | 503), _) => Err(Reason::Unreachable),
+        (Some(200), Some(body)) => Ok(body),
+        (Some(200), None) => Err(Reason::TooLarge),
+        (Some(_), _) => Err(Reason::Status),
     }
 }
 
@@ -59,7 +49,7 @@ pub(super) fn embedding(answer: Answer<'_>) -> Result<Vec<f32>, Reason> {
     struct Embedding {
         embedding: Value,
     }
-    let body = answer.good()?;
+    let body = good(answer)?;
     let read: Embeddings = serde_json::from_slice(body).map_err(|_| Reason::BadAnswer)?;
     let first = read.data.into_iter().next().ok_or(Reason::BadAnswer)?;
     vector::from_json(&first.embedding).ok_or(Reason::BadEmbedding)
@@ -83,7 +73,7 @@ pub(super) fn found(answer: Answer<'_>, limit: usize) -> Result<Found, Reason> {
         #[serde(borrow)]
         text: &'a RawValue,
     }
-    let text = str::from_utf8(answer.good()?).map_err(|_| Reason::BadAnswer)?;
+    let text = str::from_utf8(good(answer)?).map_err(|_| Reason::BadAnswer)?;
     let read: Answered<'_> = serde_json::from_str(text).map_err(|_| Reason::BadAnswer)?;
     if read.data.len() > limit {
         return Err(Reason::BadAnswer);

@@ -41,7 +41,6 @@ mod wanted;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-pub(crate) use self::answers::Answer;
 pub(crate) use self::config::{OnNothing, RetrievalConfig};
 pub(crate) use self::reason::Reason;
 pub(crate) use self::search::{Ended, Search, Step};

@@ -10,13 +10,13 @@ use foreword_ordering::Question;
 use foreword_ordering::similarity::Sample;
 use serde_json::{Map, Value};
 
-use super::answers::{Answer, embedding, found};
+use super::answers::{embedding, found};
 use super::cache::{Cache, Hit};
 use super::config::Peer;
 use super::reason::Reason;
 use super::wanted::Wanted;
 use super::{Retrieval, Slot};
-use crate::host::{Host, HostError, LogLevel};
+use crate::host::{Answer, Host, HostError, LogLevel};
 
 /// See the module's text.
 pub(crate) struct Search {
@@ -170,7 +170,7 @@ impl Search {
         };
         let start = host.now_ns();
         let found = with_cache(retrieval, |cache| {
-            cache.lookup(&self.tenant, vector, now_ms(host))
+            cache.lookup(&self.tenant, vector, host.now_ms())
         });
         let elapsed = host.now_ns().saturating_sub(start);
         retrieval.metrics.looked_up(host, elapsed);
@@ -227,7 +227,7 @@ impl Search {
         };
         if let (Some(vector), true) = (&self.vector, self.may_hit(retrieval)) {
             with_cache(retrieval, |cache| {
-                cache.keep(&self.tenant, vector, &found, now_ms(host))
+                cache.keep(&self.tenant, vector, &found, host.now_ms())
             });
         }
         retrieval.metrics.misses.add(host, 1);
@@ -322,8 +322,4 @@ fn ask(host: &impl Host, peer: &Peer, body: &[u8]) -> Result<u64, HostError> {
     let asked = host.ask(&peer.cluster, &headers, body, peer.timeout_ms);
     // A cluster that is not there, as far as Envoy says.
     asked.inspect_err(|error| host.log(LogLevel::Warn, &error.to_string()))
-}
-
-fn now_ms(host: &impl Host) -> u64 {
-    host.now_ns() / 1_000_000
 }
