@@ -84,16 +84,21 @@ fi
 part measure 420 "$foreword" measure --device "$device" "${sizes[@]}"
 cat "$out/measure.out"
 
+# Where the tests find the fixtures and what transformers computed of them.
+fixtures=$here/../fixtures
+export FOREWORD_FIXTURES=$fixtures
+
 if [ -n "$tests" ]; then
     part operations 300 "$tests" cuda --nocapture
     # Which devices the tests found.
     grep -h SKIPPED "$out/operations.err" "$out/operations.out" | sort | uniq -c
+    # How far the logits are from those of transformers in f32.
+    grep -h 'of a deviation$' "$out/operations.out"
 else
     skip operations "--tests names no program"
 fi
 
 # The same greedy tokens from the host's two devices, on fixtures with known answers.
-fixtures=$here/../fixtures
 if [ -d "$fixtures/qwen2" ]; then
     part answers 240 python3 "$here/gpu_answers.py" --foreword "$foreword" --device "$device" --fixtures "$fixtures"
     cat "$out/answers.out"

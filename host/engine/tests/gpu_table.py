@@ -70,6 +70,10 @@ def main():
                 share = run[f"below_{other}"]
                 wanted = f"> {limit:.1%}" if main_run else None
                 row(f"  below {other}", f"{share:.1%}", wanted, share > limit if main_run else None)
+        for run in own["pipelining"]:
+            name = f"pipelining, {run['system_tokens']} system tokens ({run['system_s'] * 1e3:.1f} ms)"
+            times = f"serial {run['serial_s'] * 1e3:.1f}, pipelined {run['pipelined_s'] * 1e3:.1f} ms"
+            row(name, f"retrieval {run['retrieval_s'] * 1e3:.0f}, {times}: {run['below_serial']:.1%} below")
     else:
         row("measure", "no figures")
     answers = out / "answers.out"

@@ -6,117 +6,19 @@
 //! Where activations are rounded to bf16 (2^-9 relative, at every product), 2e-2 is allowed to the root mean square of a
 //! row's errors, and five times that to a single one.
 
+#[path = "support/fixtures.rs"]
+mod fixtures;
+
+use fixtures::{Prompt, deviation, families, json, prompts};
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
 use foreword_engine::models::{CheckpointError, ModelConfig};
-use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const TOLERANCE: f32 = 2e-4;
 const BF16_TOLERANCE: f32 = 2e-2;
 const PAGE_TOKENS: u32 = 16;
 const POOL: u32 = 200;
-
-struct Prompt {
-    tokens: Vec<u32>,
-    /// Positions, and the best tokens with their logits at each.
-    top: Vec<(usize, Vec<(u32, f32)>)>,
-    last: Vec<f32>,
-    greedy: Vec<u32>,
-}
-
-fn families() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
-    let mut folders: Vec<PathBuf> = std::fs::read_dir(root)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.join("reference.json").exists())
-        .collect();
-    folders.sort();
-    let types: Vec<String> = folders.iter().map(|folder| model_type(folder)).collect();
-    for family in ["llama", "mistral", "qwen2", "qwen3"] {
-        assert!(
-            types.iter().any(|name| name == family),
-            "no fixture of {family}"
-        );
-    }
-    folders
-}
-
-fn model_type(folder: &Path) -> String {
-    json(&folder.join("config.json"))["model_type"]
-        .as_str()
-        .unwrap()
-        .to_owned()
-}
-
-fn json(path: &Path) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
-}
-
-fn prompts(folder: &Path) -> Vec<Prompt> {
-    let token = |value: &Value| value.as_u64().unwrap() as u32;
-    let tokens = |value: &Value| {
-        value
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(token)
-            .collect::<Vec<_>>()
-    };
-    let best = |value: &Value| (token(&value[0]), value[1].as_f64().unwrap() as f32);
-    json(&folder.join("reference.json"))["prompts"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|prompt| Prompt {
-            tokens: tokens(&prompt["tokens"]),
-            top: tokens(&prompt["logits_at"])
-                .into_iter()
-                .zip(prompt["top"].as_array().unwrap())
-                .map(|(at, row)| {
-                    (
-                        at as usize,
-                        row.as_array().unwrap().iter().map(best).collect(),
-                    )
-                })
-                .collect(),
-            last: floats(prompt["logits_last"].as_str().unwrap()),
-            greedy: tokens(&prompt["greedy"]),
-        })
-        .collect()
-}
-
-/// Base64 of little-endian f32.
-fn floats(text: &str) -> Vec<f32> {
-    let digits = text.bytes().filter(|byte| *byte != b'=').map(|byte| {
-        let digit = match byte {
-            b'A'..=b'Z' => byte - b'A',
-            b'a'..=b'z' => byte - b'a' + 26,
-            b'0'..=b'9' => byte - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            other => panic!("{other} is no base64"),
-        };
-        u32::from(digit)
-    });
-    let (mut bytes, mut bits, mut held) = (Vec::new(), 0u32, 0);
-    for digit in digits {
-        bits = bits << 6 | digit;
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            bytes.push((bits >> held) as u8);
-        }
-    }
-    bytes
-        .as_chunks()
-        .0
-        .iter()
-        .copied()
-        .map(f32::from_le_bytes)
-        .collect()
-}
 
 fn load(folder: &Path, threads: u32) -> CpuBackend {
     load_as(folder, threads, Precision::F32).unwrap()
@@ -157,11 +59,6 @@ fn run(
     };
     backend.run(&step, &mut logits).unwrap();
     logits
-}
-
-fn deviation(row: &[f32]) -> f32 {
-    let mean = row.iter().sum::<f32>() / row.len() as f32;
-    (row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / row.len() as f32).sqrt()
 }
 
 fn best(row: &[f32]) -> u32 {

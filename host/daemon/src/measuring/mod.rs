@@ -1,10 +1,11 @@
 //! `foreword measure`: what a device takes for the parts of an answer, without a server: prefill, decode, cached prefixes,
 //! pages from the host's memory; and beside it, on a CUDA device, what the device could do at best.
 //!
-//! Last comes RAGCache++'s workload through the whole engine ([`workload`]).
+//! Last come RAGCache++'s workload ([`workload`]) and its [`pipelining`], through the whole engine.
 //!
 //! Every figure is the median of several runs of the backend's own steps; prints one JSON object.
 
+mod pipelining;
 mod workload;
 
 use crate::computing;
@@ -13,6 +14,7 @@ use foreword_engine::backend::cuda::{self, Ceilings};
 use foreword_engine::backend::{
     Backend, HostPageId, Load, Output, PageId, Segment, Step, Store, TokenId,
 };
+use foreword_engine::engine::{EngineConfig, Stepper};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::sampling::Sampling;
 use serde_json::{Value, json};
@@ -93,11 +95,16 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         decode.push(bench.decode(*batch, context, &config, ceilings.as_ref())?);
     }
     let host = bench.host_tier(context)?;
+    let config = EngineConfig {
+        max_step_tokens: bench.max_step_tokens,
+        max_running: 32,
+        ..EngineConfig::default()
+    };
+    let mut engine = Stepper::new(bench.backend, &config);
     let workload = match arguments.queries {
         0 => Value::Null,
         queries => workload::run(
-            bench.backend,
-            bench.max_step_tokens,
+            &mut engine,
             &Workload {
                 queries: queries as usize,
                 seeds: arguments.seeds.into(),
@@ -110,6 +117,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             },
         )?,
     };
+    let pipelining = pipelining::run(&mut engine, arguments.runs)?;
     let result = json!({
         "device": opened.machine,
         "ceilings": ceilings.map(|c| json!({"matrix_tflops": c.matrix_flops / 1e12, "copy_tb_s": c.copy_bytes / 1e12})),
@@ -117,6 +125,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         "decode": decode,
         "host_tier": host,
         "ragcache": workload,
+        "pipelining": pipelining,
     });
     println!("{result:#}");
     Ok(ExitCode::SUCCESS)

@@ -11,8 +11,8 @@
 //! answers have begun.
 
 use anyhow::{Context, bail};
-use foreword_engine::backend::{Backend, TokenId};
-use foreword_engine::engine::{EngineConfig, Event, Request, Stepper};
+use foreword_engine::backend::TokenId;
+use foreword_engine::engine::{Event, Request, Stepper};
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
 use foreword_ordering::simulation::workload::{Bursty, bursty};
 use foreword_ordering::simulation::{Capacity, Replay, Retrieved};
@@ -36,21 +36,11 @@ enum Arm {
 }
 
 /// Tokens of the system prompt and of a question.
-const SYSTEM: u64 = 100;
-const QUESTION: u64 = 32;
+pub(super) const SYSTEM: u64 = 100;
+pub(super) const QUESTION: u64 = 32;
 
 /// Runs every arm for every group size at the first overlap, and for every overlap one request at a time.
-pub(super) fn run(
-    backend: Box<dyn Backend>,
-    max_step_tokens: u32,
-    workload: &Workload,
-) -> anyhow::Result<Value> {
-    let config = EngineConfig {
-        max_step_tokens,
-        max_running: 32,
-        ..EngineConfig::default()
-    };
-    let mut engine = Stepper::new(backend, &config);
+pub(super) fn run(engine: &mut Stepper, workload: &Workload) -> anyhow::Result<Value> {
     let first = workload.overlaps.first().copied().unwrap_or(0.6);
     let by_group = workload.groups.iter().map(|group| (first, *group));
     let by_overlap = workload
@@ -75,7 +65,7 @@ pub(super) fn run(
                     },
                 );
                 let salt = format!("run {runs}");
-                seconds.push(median(replay(&mut engine, &trace, arm, group, &salt)?)?);
+                seconds.push(median(replay(engine, &trace, arm, group, &salt)?)?);
             }
             medians.push(seconds);
         }
@@ -129,22 +119,32 @@ fn replay(
                 ..Request::default()
             });
         }
-        let start = Instant::now();
-        let submitted = waiting
-            .into_iter()
-            .map(|request| engine.submit(request, start));
-        let mut generations: Vec<_> = submitted
-            .collect::<Result<_, _>>()
-            .context("the engine is full")?;
-        while !engine.is_idle() {
-            engine.step(Instant::now());
-            for generation in &mut generations {
-                while let Some(event) = generation.try_next() {
-                    match event {
-                        Event::Token { .. } => seconds.push(start.elapsed().as_secs_f64()),
-                        Event::Failed(failure) => bail!("a request failed: {failure}"),
-                        _ => {}
-                    }
+        seconds.extend(first_tokens(engine, waiting)?);
+    }
+    Ok(seconds)
+}
+
+/// Submits requests at once and computes until none is left; returns seconds until each answer's first token.
+pub(super) fn first_tokens(
+    engine: &mut Stepper,
+    requests: Vec<Request>,
+) -> anyhow::Result<Vec<f64>> {
+    let mut seconds = Vec::new();
+    let start = Instant::now();
+    let submitted = requests
+        .into_iter()
+        .map(|request| engine.submit(request, start));
+    let mut generations: Vec<_> = submitted
+        .collect::<Result<_, _>>()
+        .context("the engine is full")?;
+    while !engine.is_idle() {
+        engine.step(Instant::now());
+        for generation in &mut generations {
+            while let Some(event) = generation.try_next() {
+                match event {
+                    Event::Token { .. } => seconds.push(start.elapsed().as_secs_f64()),
+                    Event::Failed(failure) => bail!("a request failed: {failure}"),
+                    _ => {}
                 }
             }
         }
@@ -154,13 +154,20 @@ fn replay(
 
 /// System text, documents, a question of its own.
 fn prompt(documents: &[&Retrieved], question: u64) -> Vec<TokenId> {
-    let mut tokens: Vec<TokenId> = (0..SYSTEM).map(|at| token(1, at)).collect();
+    let mut tokens = text(SYSTEM_TEXT, SYSTEM);
     for document in documents {
-        let text = 2 + document.fingerprint.0;
-        tokens.extend((0..u64::from(document.tokens)).map(|at| token(text, at)));
+        tokens.extend(text(2 + document.fingerprint.0, document.tokens.into()));
     }
-    tokens.extend((0..QUESTION).map(|at| token(u64::MAX - question, at)));
+    tokens.extend(text(u64::MAX - question, QUESTION));
     tokens
+}
+
+/// The number of the system prompt's text; documents have higher ones.
+pub(super) const SYSTEM_TEXT: u64 = 1;
+
+/// The tokens of the text of this number.
+pub(super) fn text(number: u64, tokens: u64) -> Vec<TokenId> {
+    (0..tokens).map(|at| token(number, at)).collect()
 }
 
 /// A token of a text: below 128, so that every vocabulary has it.
@@ -169,7 +176,7 @@ fn token(text: u64, at: u64) -> TokenId {
     (mixed >> 57) as TokenId
 }
 
-fn median(mut seconds: Vec<f64>) -> anyhow::Result<f64> {
+pub(super) fn median(mut seconds: Vec<f64>) -> anyhow::Result<f64> {
     seconds.sort_by(f64::total_cmp);
     seconds
         .get(seconds.len() / 2)

@@ -2,9 +2,13 @@
 //! real one where the machine has it. The bodies are the same.
 
 pub(super) mod emulated;
+#[allow(dead_code, reason = "greedy answers are the tests' of whole hosts")]
+#[path = "../../../../tests/support/fixtures.rs"]
+mod fixtures;
 mod mistakes;
 mod models;
 mod operations;
+mod transformers;
 
 use super::device::Device;
 use super::driver::Driver;

@@ -1,0 +1,104 @@
+//! Retrieval and the system prompt's prefill side by side (RAGCache++, section 3.6), on a real engine, by the clock.
+//!
+//! ```text
+//!   serial      ── retrieval ──▶ system prompt ▶ documents, question ▶ token
+//!   pipelined   ── retrieval ──▶ documents, question ▶ token
+//!               system prompt ▶
+//! ```
+//!
+//! The retrieval is a wait; the prompts are those of [`workload`](super::workload), and nothing of them is cached when the clock starts: what
+//! is saved is a cold start's, or that of a system prompt that was evicted.
+
+use super::workload::{QUESTION, SYSTEM, SYSTEM_TEXT, first_tokens, median, text};
+use anyhow::Context;
+use foreword_engine::engine::{Kind, Request, Stepper};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// What retrieval takes, in milliseconds: those of the paper's table 6.
+const RETRIEVAL_MS: [u64; 3] = [20, 50, 100];
+/// Tokens of system prompts: the workload's, and one that describes tools.
+const SYSTEMS: [u64; 2] = [SYSTEM, 1_000];
+/// Of the workload.
+const DOCUMENTS: u64 = 5;
+const DOCUMENT: u64 = 200;
+
+/// Medians of `runs` requests for each system prompt and each time of retrieval; the two ways take turns.
+pub(super) fn run(engine: &mut Stepper, runs: u32) -> anyhow::Result<Value> {
+    let mut results = Vec::new();
+    for system in SYSTEMS {
+        let mut alone = Vec::new();
+        for retrieval in RETRIEVAL_MS {
+            let (mut serial, mut pipelined) = (Vec::new(), Vec::new());
+            for run in 0..runs {
+                let chat = |way: &str| Chat {
+                    system,
+                    retrieval: Duration::from_millis(retrieval),
+                    salt: format!("{way}, {system}, {retrieval}, {run}"),
+                };
+                serial.push(chat("serial").serial(engine)?);
+                let (token, warm) = chat("pipelined").pipelined(engine)?;
+                pipelined.push(token);
+                alone.push(warm);
+            }
+            let (serial, pipelined) = (median(serial)?, median(pipelined)?);
+            results.push(json!({
+                "system_tokens": system,
+                "system_s": median(alone.clone())?,
+                "retrieval_s": retrieval as f64 / 1e3,
+                "serial_s": serial,
+                "pipelined_s": pipelined,
+                "below_serial": 1.0 - pipelined / serial,
+            }));
+        }
+    }
+    Ok(json!(results))
+}
+
+/// A question that nobody has asked, under a salt that nobody has used.
+struct Chat {
+    system: u64,
+    retrieval: Duration,
+    salt: String,
+}
+
+impl Chat {
+    /// Seconds until the first token, when the engine begins once the documents are there.
+    fn serial(&self, engine: &mut Stepper) -> anyhow::Result<f64> {
+        let start = Instant::now();
+        std::thread::sleep(self.retrieval);
+        self.answer(engine, start)
+    }
+
+    /// Seconds until the first token, when the engine begins with the system prompt; and those that it took for it.
+    fn pipelined(&self, engine: &mut Stepper) -> anyhow::Result<(f64, f64)> {
+        let start = Instant::now();
+        let warm_up = Request {
+            kind: Kind::Prefill,
+            prompt: text(SYSTEM_TEXT, self.system),
+            cache_salt: self.salt.clone(),
+            ..Request::default()
+        };
+        first_tokens(engine, vec![warm_up])?;
+        let warm = start.elapsed();
+        std::thread::sleep(self.retrieval.saturating_sub(warm));
+        Ok((self.answer(engine, start)?, warm.as_secs_f64()))
+    }
+
+    fn answer(&self, engine: &mut Stepper, start: Instant) -> anyhow::Result<f64> {
+        let mut prompt = text(SYSTEM_TEXT, self.system);
+        for document in 0..DOCUMENTS {
+            prompt.extend(text(SYSTEM_TEXT + 1 + document, DOCUMENT));
+        }
+        prompt.extend(text(u64::MAX, QUESTION));
+        let request = Request {
+            prompt,
+            max_tokens: 1,
+            cache_salt: self.salt.clone(),
+            ..Request::default()
+        };
+        let asked = start.elapsed().as_secs_f64();
+        let token = first_tokens(engine, vec![request])?;
+        Ok(asked + token.first().context("no token came")?)
+    }
+}

@@ -1,0 +1,97 @@
+//! The fixtures' logits as `transformers` computes them in f32, of every family: the references that the CPU backend is held
+//! to.
+//!
+//! Tolerance, as where the CPU backend rounds activations to bf16: 2e-2 of a row's deviation as the root mean square, five
+//! times that for a single logit. Twice as much where the weights, f16 or f32 in their files, are rounded too.
+
+use super::devices;
+use super::fixtures::{deviation, families, is_bf16, prompts};
+use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize};
+use crate::backend::{Backend, Output, PageId, Segment, Step};
+use crate::models::Checkpoint;
+
+const TOLERANCE: f32 = 2e-2;
+const PAGE_TOKENS: u32 = 16;
+/// Tokens of a step, fewer than the longest prompt has.
+const STEP: u32 = 700;
+/// The longest prompt that the emulator computes: it takes a second for some ten tokens.
+const EMULATED: usize = 16;
+
+#[test]
+fn logits_agree_with_transformers() {
+    for folder in families() {
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let tolerance = TOLERANCE * if is_bf16(&folder) { 1.0 } else { 2.0 };
+        for device in devices() {
+            let name = format!("{} on {}", folder.display(), device.name());
+            let longest = match device.name() {
+                "emulator" => EMULATED,
+                _ => usize::MAX,
+            };
+            let config = CudaConfig {
+                ordinal: 0,
+                pages: PoolSize::Pages(100),
+                host_pages: 0,
+                page_tokens: PAGE_TOKENS,
+                max_step_tokens: STEP,
+            };
+            let mut backend =
+                CudaBackend::build(&checkpoint, &config, device, &mut |_, _| {}).unwrap();
+            let mut compared = 0;
+            for prompt in prompts(&folder) {
+                if prompt.tokens.len() > longest {
+                    continue;
+                }
+                compared += 1;
+                let rows = logits(&mut backend, &prompt.tokens);
+                let width = prompt.last.len();
+                let last = &rows[rows.len() - width..];
+                let allowed = tolerance * deviation(&prompt.last);
+                let errors = last.iter().zip(&prompt.last).map(|(a, b)| a - b);
+                let squares: f32 = errors.map(|error| error * error).sum();
+                let error = (squares / width as f32).sqrt();
+                println!(
+                    "{name}, {} tokens: {:e} of a deviation",
+                    prompt.tokens.len(),
+                    error / deviation(&prompt.last)
+                );
+                assert!(error <= allowed, "{name}: {error} exceeds {allowed}");
+                for (position, expected) in &prompt.top {
+                    let row = &rows[position * width..][..width];
+                    let allowed = 5.0 * tolerance * deviation(row);
+                    for (token, logit) in expected {
+                        let error = (row[*token as usize] - logit).abs();
+                        assert!(
+                            error <= allowed,
+                            "{name} at {position}: {error} exceeds {allowed}"
+                        );
+                    }
+                }
+            }
+            assert!(compared > 0, "{name}: no prompt is short enough");
+        }
+    }
+}
+
+/// Of every position, computed in steps.
+fn logits(backend: &mut CudaBackend, tokens: &[u32]) -> Vec<f32> {
+    let mut rows = Vec::new();
+    for (number, part) in tokens.chunks(STEP as usize).enumerate() {
+        let start = number as u32 * STEP;
+        let pages = (start + part.len() as u32).div_ceil(PAGE_TOKENS);
+        let segment = Segment {
+            tokens: part.to_vec(),
+            start,
+            pages: (0..pages).map(PageId).collect(),
+            output: Output::All,
+        };
+        let step = Step {
+            segments: vec![segment],
+            ..Step::default()
+        };
+        let mut logits = Vec::new();
+        backend.run(&step, &mut logits).unwrap();
+        rows.extend(logits);
+    }
+    rows
+}

@@ -1,0 +1,126 @@
+//! The checkpoints in `fixtures/` and what `transformers` computes of them, for tests of every backend.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// A prompt, and what `transformers` computes of it.
+pub(crate) struct Prompt {
+    pub(crate) tokens: Vec<u32>,
+    /// Positions, and the best tokens with their logits at each.
+    pub(crate) top: Vec<(usize, Vec<(u32, f32)>)>,
+    /// The last position's logits.
+    pub(crate) last: Vec<f32>,
+    /// The likeliest tokens that follow.
+    pub(crate) greedy: Vec<u32>,
+}
+
+/// The folders of all fixtures; those in `FOREWORD_FIXTURES` where tests run on another machine than they were built on.
+pub(crate) fn families() -> Vec<PathBuf> {
+    let built = || Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
+    let root = std::env::var_os("FOREWORD_FIXTURES").map_or_else(built, PathBuf::from);
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(root)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("reference.json").exists())
+        .collect();
+    folders.sort();
+    let types: Vec<String> = folders.iter().map(|folder| model_type(folder)).collect();
+    for family in ["llama", "mistral", "qwen2", "qwen3"] {
+        assert!(
+            types.iter().any(|name| name == family),
+            "no fixture of {family}"
+        );
+    }
+    folders
+}
+
+/// Whether the weights are stored as bf16, so that a backend that computes with bf16 rounds none.
+pub(crate) fn is_bf16(folder: &Path) -> bool {
+    let config = json(&folder.join("config.json"));
+    ["dtype", "torch_dtype"]
+        .into_iter()
+        .any(|key| config[key] == "bfloat16")
+}
+
+fn model_type(folder: &Path) -> String {
+    json(&folder.join("config.json"))["model_type"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+/// A JSON file.
+pub(crate) fn json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// The prompts of a fixture's reference.
+pub(crate) fn prompts(folder: &Path) -> Vec<Prompt> {
+    let token = |value: &Value| value.as_u64().unwrap() as u32;
+    let tokens = |value: &Value| {
+        value
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(token)
+            .collect::<Vec<_>>()
+    };
+    let best = |value: &Value| (token(&value[0]), value[1].as_f64().unwrap() as f32);
+    json(&folder.join("reference.json"))["prompts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|prompt| Prompt {
+            tokens: tokens(&prompt["tokens"]),
+            top: tokens(&prompt["logits_at"])
+                .into_iter()
+                .zip(prompt["top"].as_array().unwrap())
+                .map(|(at, row)| {
+                    (
+                        at as usize,
+                        row.as_array().unwrap().iter().map(best).collect(),
+                    )
+                })
+                .collect(),
+            last: floats(prompt["logits_last"].as_str().unwrap()),
+            greedy: tokens(&prompt["greedy"]),
+        })
+        .collect()
+}
+
+/// Base64 of little-endian f32.
+fn floats(text: &str) -> Vec<f32> {
+    let digits = text.bytes().filter(|byte| *byte != b'=').map(|byte| {
+        let digit = match byte {
+            b'A'..=b'Z' => byte - b'A',
+            b'a'..=b'z' => byte - b'a' + 26,
+            b'0'..=b'9' => byte - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            other => panic!("{other} is no base64"),
+        };
+        u32::from(digit)
+    });
+    let (mut bytes, mut bits, mut held) = (Vec::new(), 0u32, 0);
+    for digit in digits {
+        bits = bits << 6 | digit;
+        held += 6;
+        if held >= 8 {
+            held -= 8;
+            bytes.push((bits >> held) as u8);
+        }
+    }
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .copied()
+        .map(f32::from_le_bytes)
+        .collect()
+}
+
+/// The standard deviation of a row.
+pub(crate) fn deviation(row: &[f32]) -> f32 {
+    let mean = row.iter().sum::<f32>() / row.len() as f32;
+    (row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / row.len() as f32).sqrt()
+}
