@@ -4,10 +4,14 @@
 //! The fixtures' random weights tell a right engine from a wrong one (`reference.rs`); here the whole way is gone, from a
 //! chat with documents to a right answer about names that the training never saw. Tolerance as there.
 
+#[path = "support/recorded.rs"]
+mod recorded;
+
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::text::{ChatTemplate, Tokenizer};
+use recorded::floats;
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -158,23 +162,4 @@ fn products_in_bf16_give_the_same_answers() {
             question["kind"]
         );
     }
-}
-
-/// Base64 of little-endian f32.
-fn floats(text: &str) -> Vec<f32> {
-    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let digits = text.bytes().filter(|byte| *byte != b'=');
-    let values = digits.map(|byte| DIGITS.iter().position(|digit| *digit == byte).unwrap() as u32);
-    let (mut bytes, mut bits, mut held) = (Vec::new(), 0u32, 0);
-    for value in values {
-        bits = bits << 6 | value;
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            bytes.push((bits >> held) as u8);
-        }
-    }
-    let (floats, rest) = bytes.as_chunks();
-    assert!(rest.is_empty());
-    floats.iter().copied().map(f32::from_le_bytes).collect()
 }

@@ -6,9 +6,13 @@
 //! Where activations are rounded to bf16 (2^-9 relative, at every product), 2e-2 is allowed to the root mean square of a
 //! row's errors, and five times that to a single one.
 
+#[path = "support/recorded.rs"]
+mod recorded;
+
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
 use foreword_engine::models::{CheckpointError, ModelConfig};
+use recorded::floats;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -84,37 +88,6 @@ fn prompts(folder: &Path) -> Vec<Prompt> {
             last: floats(prompt["logits_last"].as_str().unwrap()),
             greedy: tokens(&prompt["greedy"]),
         })
-        .collect()
-}
-
-/// Base64 of little-endian f32.
-fn floats(text: &str) -> Vec<f32> {
-    let digits = text.bytes().filter(|byte| *byte != b'=').map(|byte| {
-        let digit = match byte {
-            b'A'..=b'Z' => byte - b'A',
-            b'a'..=b'z' => byte - b'a' + 26,
-            b'0'..=b'9' => byte - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            other => panic!("{other} is no base64"),
-        };
-        u32::from(digit)
-    });
-    let (mut bytes, mut bits, mut held) = (Vec::new(), 0u32, 0);
-    for digit in digits {
-        bits = bits << 6 | digit;
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            bytes.push((bits >> held) as u8);
-        }
-    }
-    bytes
-        .as_chunks()
-        .0
-        .iter()
-        .copied()
-        .map(f32::from_le_bytes)
         .collect()
 }
 
