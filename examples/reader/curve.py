@@ -36,12 +36,13 @@ def curve(log: list[dict]) -> str:
         if line["stage"] != before["stage"]:
             at = x(before["tokens"])
             parts.append(f'<path d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{INK}" stroke-dasharray="3 4"/>')
-            parts.append(text(at + 4, TOP + 12, f"stage {line['stage'] + 1}", anchor="start"))
+            parts.append(text(at + 4, TOP + 12, str(line["stage"] + 1), anchor="start"))
     for colour, points in ((LOSS, [(line["tokens"], line["loss"] / top) for line in log]),
                            (ANSWERS, [(line["tokens"], line["right"]) for line in log])):
         path = " ".join(f"{x(tokens):.1f},{y(share):.1f}" for tokens, share in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
     parts.append(text(LEFT, 20, "loss", LOSS, "start"))
+    parts.append(text(WIDTH / 2, 20, "dashed: a stage begins"))
     parts.append(text(WIDTH - RIGHT, 20, "right answers in training", ANSWERS, "end"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 

@@ -1,4 +1,7 @@
-"""Asks the reader about held-out worlds and prints a table: `python evaluate.py FOLDER`.
+"""Asks the reader about held-out worlds and prints two tables: `python evaluate.py FOLDER`.
+
+In the worlds of the first, names and values are held out; in those of the second, half of the sentences that tell and ask
+too.
 
 Greedy decoding, one question a prompt, as the demo asks: five documents in random order, then the question. Chats have
 two turns; the second brings documents of which two were in the first and are replaced by location hints. An answer is
@@ -25,11 +28,11 @@ DOCUMENTS = 5
 class Case:
     """A held-out world with one question of the wanted kind."""
 
-    def __init__(self, seed: str, kind: str):
+    def __init__(self, seed: str, kind: str, new_sentences: bool = False):
         rng = random.Random(seed)
         stage = stages.LAST
         while True:
-            self.world = world = World(rng, held_out=True)
+            self.world = world = World(rng, True, new_sentences)
             self.things = world.things(DOCUMENTS, stage.facts, 0.35)
             made = self.question(kind)
             if made:
@@ -117,15 +120,17 @@ def main() -> None:
             "de-duplicated": lambda case: second_turn(case, True)}
     if args.quick:
         ways = {"one turn": alone}
-    print(f"{'':10}" + "".join(f"{way:>16}" for way in ways))
-    for kind in KINDS:
-        line = f"{kind:10}"
-        for way, prompt in ways.items():
-            cases = [Case(f"{args.seed} {kind} {at}", kind) for at in range(args.questions)]
-            prompts = [prompt(case) for case in cases]
-            right = are_right(model, tokenizer, prompts, [case.asked.answer for case in cases])
-            line += f"{100 * sum(right) / len(right):15.1f}%"
-        print(line, flush=True)
+    for new_sentences in (False, True):
+        held_out = "names, values and sentences held out" if new_sentences else "names and values held out"
+        print(f"{held_out:38}" + "".join(f"{way:>16}" for way in ways))
+        for kind in KINDS:
+            line = f"  {kind:36}"
+            for prompt in ways.values():
+                cases = [Case(f"{args.seed} {kind} {at}", kind, new_sentences) for at in range(args.questions)]
+                prompts = [prompt(case) for case in cases]
+                right = are_right(model, tokenizer, prompts, [case.asked.answer for case in cases])
+                line += f"{100 * sum(right) / len(right):15.1f}%"
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -57,8 +57,28 @@ class Attention(nn.Module):
 
         q = rotate(self.q_norm(heads(self.q_proj(x))))
         k = rotate(self.k_norm(heads(self.k_proj(x))))
-        y = F.scaled_dot_product_attention(q, k, heads(self.v_proj(x)), is_causal=True)
+        attend = attention_in_blocks if q.device.type == "cpu" and torch.is_grad_enabled() else attention
+        y = attend(q, k, heads(self.v_proj(x)))
         return self.o_proj(y.transpose(1, 2).reshape(rows, tokens, -1))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal, of `[rows, heads, tokens, head_dim]` each."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def attention_in_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same, 256 queries at a time with the keys up to the last of them: compiled and trained on a CPU, twice as fast."""
+    block = min(256, q.shape[2])
+    after = torch.full((block, block), -torch.inf, dtype=q.dtype).triu(1)
+    parts = []
+    for start in range(0, q.shape[2], block):
+        own = q[:, :, start : start + block]
+        size = own.shape[2]
+        scores = own @ k[:, :, : start + size].transpose(2, 3) * q.shape[3] ** -0.5
+        scores = torch.cat((scores[..., :start], scores[..., start:] + after[:size, :size]), -1)
+        parts.append(scores.softmax(-1) @ v[:, :, : start + size])
+    return torch.cat(parts, 2)
 
 
 class FeedForward(nn.Module):

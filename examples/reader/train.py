@@ -2,6 +2,9 @@
 
 On two cores, `torchrun --nproc-per-node 2 train.py --out OUT` gives each half of a step's rows.
 
+A training that reached its `--tokens` goes on when told more of them, on more `--layers` too: the rates rise again and fall to
+zero at the new end.
+
 Each row is chats about worlds that were made for it and are never seen again; so the loss and the share of right answers
 in a batch are those of new worlds already. A harder stage begins when nearly all answers of the present
 one are right. Matrices are trained with Muon (https://kellerjordan.github.io/posts/muon), the rest with AdamW.
@@ -83,15 +86,14 @@ class Optimiser:
     @torch.no_grad()
     def step(self, scale: float) -> None:
         self.steps += 1
-        share_gradients(self.model)
+        average([weight.grad for weight in self.model.parameters()])
+        directions = self.directions()
         for name, weight in self.model.named_parameters():
             grad, master, first = weight.grad.float(), self.masters[name], self.first[name]
             if is_matrix(name):
-                first.mul_(0.95).add_(grad)
-                direction = muon_direction(grad + 0.95 * first)
                 rate = scale * self.rates[0]
                 master.mul_(1 - rate * 0.01)
-                master.sub_(rate * max(1.0, master.shape[0] / master.shape[1]) ** 0.5 * direction)
+                master.sub_(rate * max(1.0, master.shape[0] / master.shape[1]) ** 0.5 * directions[name])
             else:
                 second = self.second[name]
                 first.mul_(0.9).add_(grad, alpha=0.1)
@@ -106,27 +108,51 @@ class Optimiser:
             weight.copy_(master)
             weight.grad = None
 
+    def directions(self) -> dict[str, Tensor]:
+        """Where each matrix goes. Each process finds the directions of some."""
+        count, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+        found = {}
+        for name, weight in self.model.named_parameters():
+            if is_matrix(name):
+                grad, first = weight.grad.float(), self.first[name]
+                first.mul_(0.95).add_(grad)
+                mine = len(found) % count == rank
+                found[name] = count * muon_direction(grad + 0.95 * first) if mine else torch.zeros_like(grad)
+        average(list(found.values()))
+        return found
+
     def state(self) -> dict:
         return {"masters": self.masters, "first": self.first, "second": self.second, "steps": self.steps}
 
     def load(self, state: dict) -> None:
+        """Goes on from a state; from one of fewer layers too, with new layers in the middle that add nothing yet."""
         self.steps = state["steps"]
+        layers = self.model.shape.layers
+        known = 1 + max(int(name.split(".")[1]) for name in state["masters"] if is_matrix(name))
+        new = range(known // 2, known // 2 + layers - known)
         for mine, saved in ((self.masters, "masters"), (self.first, "first"), (self.second, "second")):
             for name, value in mine.items():
-                value.copy_(state[saved][name])
+                start, _, rest = name.partition(".")
+                at, _, rest = rest.partition(".")
+                if start != "layers":
+                    value.copy_(state[saved][name])
+                elif int(at) not in new:
+                    old = int(at) - len(new) * (int(at) >= new.stop)
+                    value.copy_(state[saved][f"layers.{old}.{rest}"])
+                elif rest in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+                    value.zero_()
         with torch.no_grad():
             for name, weight in self.model.named_parameters():
                 weight.copy_(self.masters[name])
 
 
-def share_gradients(model: Reader) -> None:
-    """The mean of the processes' gradients."""
+def average(tensors: list[Tensor]) -> None:
+    """Makes of each tensor the mean of the processes' tensors."""
     if dist.is_initialized():
-        weights = list(model.parameters())
-        all_of_them = torch.cat([weight.grad.float().flatten() for weight in weights])
+        all_of_them = torch.cat([tensor.float().flatten() for tensor in tensors])
         dist.all_reduce(all_of_them)
-        for weight, part in zip(weights, all_of_them.split([weight.numel() for weight in weights])):
-            weight.grad = (part / dist.get_world_size()).view_as(weight).to(weight.dtype)
+        for tensor, part in zip(tensors, all_of_them.split([tensor.numel() for tensor in tensors])):
+            tensor.copy_((part / dist.get_world_size()).view_as(tensor))
 
 
 def is_matrix(name: str) -> bool:
@@ -173,7 +199,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
     parser.add_argument("--long", type=int, default=1024, help="tokens of a row from the third stage on")
     parser.add_argument("--stage", type=int, help="begin at this stage, 0 to 3")
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=4, help="more than a checkpoint's: new ones are put into its middle")
     parser.add_argument("--matrix-rate", type=float, default=0.012)
     parser.add_argument("--other-rate", type=float, default=0.0015)
     parser.add_argument("--seed", type=int, default=9)

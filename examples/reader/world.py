@@ -4,8 +4,9 @@ A world is a list of things (a depot, a ferry, a course, a person), each with a 
 facts: an attribute and a value. A document tells some facts of one thing in prose. A question asks for one fact, for two
 facts of two documents, or for one that no document tells.
 
-What is held out, by a hash of its text, never occurs in training: one name in eight, one pair of attribute and value in
-eight, and the sentences in `HELD_*`. So a model that was trained here can answer held-out worlds by reading only.
+What is held out, by a hash of its text, never occurs in training: one name in eight and one pair of attribute and value
+in eight. So a model that was trained here can answer held-out worlds by reading only. The sentences in `HELD_*` never
+occur there either; half of what a world of new sentences tells and asks is in them.
 """
 
 import random
@@ -67,11 +68,12 @@ class Question:
 
 
 class World:
-    """Makes things, documents and questions, all of the training part or all of the held-out part."""
+    """Makes things, documents and questions, their names and values all of the training part or all of the held-out part."""
 
-    def __init__(self, rng: random.Random, held_out: bool):
+    def __init__(self, rng: random.Random, held_out: bool, new_sentences: bool = False):
         self.rng = rng
         self.held_out = held_out
+        self.new_sentences = new_sentences
         self.names: set[str] = set()
 
     # Names and values.
@@ -187,7 +189,7 @@ class World:
         elif rng.random() < 0.35:
             frame = own
         else:
-            frame = rng.choice(HELD_STATEMENTS if self.held_out and rng.random() < 0.5 else STATEMENTS)
+            frame = rng.choice(HELD_STATEMENTS if self.new_sentences and rng.random() < 0.5 else STATEMENTS)
         opening = rng.choice(OPENINGS) if rng.random() < 0.12 else ""
         starts_with_name = frame.startswith(("{V}", "{E}"))
         text = self._fill(frame, fact.attribute, fact.thing, fact.value)
@@ -207,7 +209,7 @@ class World:
         if rng.random() < 0.3:
             frame = ATTRIBUTES[attribute][2]
         else:
-            frame = rng.choice(HELD_QUESTIONS if self.held_out and rng.random() < 0.5 else QUESTIONS)
+            frame = rng.choice(HELD_QUESTIONS if self.new_sentences and rng.random() < 0.5 else QUESTIONS)
         text = self._fill(frame, attribute, thing)
         return text[0].upper() + text[1:]
 

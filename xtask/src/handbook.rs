@@ -1,9 +1,10 @@
-//! The corpus in `examples/handbook`: its files, read and checked.
+//! The corpora, the handbook in `examples/handbook` and the reader's world in `examples/reader/world`: their files, read
+//! and checked.
 //!
 //! ```text
-//! documents.jsonl   {"id", "title", "text"}                the documents
-//! questions.jsonl   {"id", "question", "documents": [ids]}  with the documents that answer it
-//! retrieved.jsonl   {"question", "documents": [ids]}       what the retriever found, best first
+//! documents.jsonl   {"id", "title", "text"}                           the documents
+//! questions.jsonl   {"id", "question", "answer", "documents": [ids]}  with the documents that answer it
+//! retrieved.jsonl   {"question", "documents": [ids]}                  what the retriever found, best first
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -30,7 +31,9 @@ pub(crate) struct Question {
     pub(crate) id: String,
     #[serde(rename = "question")]
     pub(crate) text: String,
-    /// The labels: ids of documents; none where the handbook has no answer.
+    /// None where the documents hold none.
+    pub(crate) answer: Option<String>,
+    /// The labels: ids of documents; none where there is no answer.
     #[serde(rename = "documents")]
     pub(crate) answered_by: Vec<String>,
 }
@@ -49,10 +52,14 @@ pub(crate) struct Handbook {
     pub(crate) questions: Vec<Question>,
 }
 
+/// The corpora's folders. The demo asks about the second, which its model can read.
+pub(crate) const HANDBOOK: &str = "examples/handbook";
+pub(crate) const WORLD: &str = "examples/reader/world";
+
 impl Handbook {
-    /// Reads documents and questions; every id is unique and every label names a document.
-    pub(crate) fn read(workspace: &Workspace) -> Result<Self> {
-        let folder = workspace.root().join("examples/handbook");
+    /// Reads the documents and questions of a folder; every id is unique and every label names a document.
+    pub(crate) fn read(workspace: &Workspace, folder: &str) -> Result<Self> {
+        let folder = workspace.root().join(folder);
         let handbook = Self {
             documents: read_lines(&folder.join("documents.jsonl"))?,
             questions: read_lines(&folder.join("questions.jsonl"))?,
@@ -61,7 +68,8 @@ impl Handbook {
         let ids = handbook.documents_by_id();
         ensure!(
             ids.len() == handbook.documents.len(),
-            "two documents of the handbook bear one id"
+            "two documents of {} bear one id",
+            handbook.folder.display()
         );
         let mut questions = HashSet::new();
         for question in &handbook.questions {

@@ -8,8 +8,8 @@
 //! image    the Wasm filter as an OCI image, for Istio and Envoy Gateway
 //! test     everything CI needs, step by step
 //! browser  the npm package and the demo page
-//! demo     host + Envoy, the handbook's questions twice, figures and a report
-//! corpus   rank the handbook's documents for its questions
+//! demo     host + Envoy, the questions of the reader's world twice, figures and a report
+//! corpus   rank the documents of the handbook and of the reader's world for their questions
 //! vllm     reuse in a real vLLM, by order, and the bridge beside it (6.5 GB)
 //! ```
 //!
@@ -61,9 +61,9 @@ enum Task {
     Browser(browser::Options),
     /// Run every check and every test, as CI does
     Test,
-    /// Replay the handbook's questions through Envoy, in retrieval order and then ordered
+    /// Ask the reader the questions of its world through Envoy, in retrieval order and then ordered
     Demo(demo::Options),
-    /// Rank the handbook's documents for its questions by BM25 and write retrieved.jsonl
+    /// Rank each corpus's documents for its questions by BM25 and write retrieved.jsonl
     Corpus(corpus::Options),
     /// Measure reuse in a real vLLM on XQuAD; installs vLLM's CPU build, 6.5 GB, unless one is named
     Vllm(vllm::Options),

@@ -18,6 +18,8 @@ pub(super) struct Answer {
     pub(super) text: String,
     /// From sending the request to the first chunk with content.
     pub(super) ttft: Duration,
+    /// From sending the request to the end of the stream.
+    pub(super) total: Duration,
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
     /// What the filter says that it did; empty when it is not in the way.
@@ -133,7 +135,8 @@ fn read_stream(stream: impl BufRead, elapsed: impl Fn() -> Duration) -> Result<A
     let usage = usage.context("the stream carried no usage")?;
     Ok(Answer {
         // A model may end its answer at once; the end of the stream is then all that a client can time.
-        ttft: ttft.unwrap_or_else(elapsed),
+        ttft: ttft.unwrap_or_else(&elapsed),
+        total: elapsed(),
         text,
         prompt_tokens: usage.prompt_tokens,
         cached_tokens: usage
@@ -172,7 +175,8 @@ data: [DONE]
         assert_eq!(answer.text, "Thirty days");
         assert_eq!(answer.ttft, Duration::from_millis(1));
         assert_eq!((answer.prompt_tokens, answer.cached_tokens), (90, 64));
-        assert_eq!(clock.get(), 1, "later content is not timed");
+        assert_eq!(answer.total, Duration::from_millis(2));
+        assert_eq!(clock.get(), 2, "later content is not timed");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::answers::Comparison;
+use super::replay::Said;
 use crate::workspace::Workspace;
 
 /// The two ways of ordering that are compared.
@@ -43,6 +44,9 @@ pub(super) struct Sample {
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
     pub(super) ttft: Duration,
+    /// Until the last token.
+    pub(super) total: Duration,
+    pub(super) is_right: bool,
 }
 
 /// How the figures were made.
@@ -60,6 +64,8 @@ pub(super) struct Figures {
     pub(super) retrieval: Vec<Sample>,
     pub(super) ordered: Vec<Sample>,
     pub(super) answers: Comparison,
+    /// The first answers of both arms, question by question.
+    pub(super) said: [Vec<Said>; 2],
 }
 
 /// An arm's sums and quantiles.
@@ -69,9 +75,16 @@ pub(super) struct Summary {
     pub(super) cached_tokens: u64,
     pub(super) ttft_p50_ms: f64,
     pub(super) ttft_p95_ms: f64,
+    pub(super) total_p95_ms: f64,
+    pub(super) right: usize,
 }
 
 impl Summary {
+    /// Right answers over questions.
+    pub(super) fn exact_match(&self) -> f64 {
+        self.right as f64 / self.requests.max(1) as f64
+    }
+
     /// Cached tokens over prompt tokens.
     pub(super) fn share(&self) -> f64 {
         self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64
@@ -92,13 +105,15 @@ impl Figures {
             retrieval: Vec::new(),
             ordered: Vec::new(),
             answers: Comparison::default(),
+            said: Default::default(),
         }
     }
 
-    pub(super) fn set(&mut self, arm: Arm, samples: Vec<Sample>) {
+    pub(super) fn set(&mut self, arm: Arm, samples: Vec<Sample>, said: Vec<Said>) {
+        let [retrieval, ordered] = &mut self.said;
         match arm {
-            Arm::Retrieval => self.retrieval = samples,
-            Arm::Ordered => self.ordered = samples,
+            Arm::Retrieval => (self.retrieval, *retrieval) = (samples, said),
+            Arm::Ordered => (self.ordered, *ordered) = (samples, said),
         }
     }
 
@@ -112,12 +127,15 @@ impl Figures {
     pub(super) fn summary(&self, arm: Arm) -> Summary {
         let samples = self.samples(arm);
         let times = sorted_ms(samples);
+        let totals = sorted(samples.iter().map(|sample| sample.total));
         Summary {
             requests: samples.len(),
             prompt_tokens: samples.iter().map(|sample| sample.prompt_tokens).sum(),
             cached_tokens: samples.iter().map(|sample| sample.cached_tokens).sum(),
             ttft_p50_ms: quantile(&times, 0.50),
             ttft_p95_ms: quantile(&times, 0.95),
+            total_p95_ms: quantile(&totals, 0.95),
+            right: samples.iter().filter(|sample| sample.is_right).count(),
         }
     }
 
@@ -146,6 +164,8 @@ impl Figures {
             "ordered.cached_tokens": ordered.cached_tokens,
             "retrieval.ttft_p50_ms": milliseconds(retrieval.ttft_p50_ms),
             "ordered.ttft_p50_ms": milliseconds(ordered.ttft_p50_ms),
+            "retrieval.exact_match": rounded(retrieval.exact_match(), 10_000.0),
+            "ordered.exact_match": rounded(ordered.exact_match(), 10_000.0),
             "retrieval": nested(&retrieval),
             "ordered": nested(&ordered),
             "gain": rounded(self.gain(), 1000.0),
@@ -165,21 +185,29 @@ impl Figures {
     /// The table of both arms, for a terminal.
     pub(super) fn to_table(&self) -> String {
         let mut table = format!(
-            "\n{:10}{:>9}{:>15}{:>15}{:>9}{:>11}{:>11}\n",
-            "order", "requests", "prompt tokens", "cached tokens", "reused", "TTFT p50", "TTFT p95"
+            "\n{:10}{:>9}{:>15}{:>15}{:>9}{:>11}{:>11}{:>9}\n",
+            "order",
+            "requests",
+            "prompt tokens",
+            "cached tokens",
+            "reused",
+            "TTFT p50",
+            "TTFT p95",
+            "right"
         );
         for arm in [Arm::Retrieval, Arm::Ordered] {
             let summary = self.summary(arm);
             let _ = writeln!(
                 table,
-                "{:10}{:>9}{:>15}{:>15}{:>8.1}%{:>8.1} ms{:>8.1} ms",
+                "{:10}{:>9}{:>15}{:>15}{:>8.1}%{:>8.1} ms{:>8.1} ms{:>8.1}%",
                 arm.key(),
                 summary.requests,
                 summary.prompt_tokens,
                 summary.cached_tokens,
                 100.0 * summary.share(),
                 summary.ttft_p50_ms,
-                summary.ttft_p95_ms
+                summary.ttft_p95_ms,
+                100.0 * summary.exact_match()
             );
         }
         let _ = writeln!(
@@ -201,15 +229,18 @@ fn nested(summary: &Summary) -> Value {
         "share": rounded(summary.share(), 10_000.0),
         "ttft_p50_ms": milliseconds(summary.ttft_p50_ms),
         "ttft_p95_ms": milliseconds(summary.ttft_p95_ms),
+        "total_p95_ms": milliseconds(summary.total_p95_ms),
+        "exact_match": rounded(summary.exact_match(), 10_000.0),
     })
 }
 
 /// Times to first token in milliseconds, ascending.
 pub(super) fn sorted_ms(samples: &[Sample]) -> Vec<f64> {
-    let mut times: Vec<f64> = samples
-        .iter()
-        .map(|sample| 1000.0 * sample.ttft.as_secs_f64())
-        .collect();
+    sorted(samples.iter().map(|sample| sample.ttft))
+}
+
+fn sorted(times: impl Iterator<Item = Duration>) -> Vec<f64> {
+    let mut times: Vec<f64> = times.map(|time| 1000.0 * time.as_secs_f64()).collect();
     times.sort_by(f64::total_cmp);
     times
 }
@@ -259,6 +290,8 @@ pub(super) mod tests {
                         prompt_tokens,
                         cached_tokens,
                         ttft: Duration::from_micros(4000 + 30 * computed),
+                        total: Duration::from_micros(9000 + 30 * computed),
+                        is_right: index % 10 != 7,
                     }
                 })
                 .collect()
@@ -277,6 +310,13 @@ pub(super) mod tests {
                 checked: 10,
                 equal: 10,
             },
+            said: ["KT-47", "<none>"].map(|answer| {
+                vec![Said {
+                    question: "What is the call sign of the Kelbra ferry?".into(),
+                    expected: "KT-47".into(),
+                    answer: answer.into(),
+                }]
+            }),
         }
     }
 
@@ -307,7 +347,7 @@ pub(super) mod tests {
     #[test]
     fn the_gain_over_no_reuse_at_all_is_finite() {
         let mut figures = example(4);
-        figures.set(Arm::Retrieval, Vec::new());
+        figures.set(Arm::Retrieval, Vec::new(), Vec::new());
         assert!(figures.gain().is_finite());
         assert!(figures.to_table().contains("ordered"));
     }

@@ -1,12 +1,12 @@
-//! `cargo xtask demo`: the handbook's questions through Envoy, twice, and what the engine's cache made of them.
+//! `cargo xtask demo`: the reader's world asked through Envoy, twice, and what the engine's cache made of it.
 //!
 //! ```text
-//! xtask ──HTTP──▶ Envoy + filter ──▶ host (tiny model, fresh prefix cache)
+//! xtask ──HTTP──▶ Envoy + filter ──▶ host (the reader of `examples/reader`, fresh prefix cache)
 //!                 policy: retrieval, then longest; both processes started anew for each
 //! ```
 //!
-//! Each arm sends the same questions with the same retrieved documents, one after the other. Afterwards some are
-//! asked again with a cold cache, and the answers must be the same bytes.
+//! Each arm sends the same questions with the same retrieved documents, one after the other; answers are compared with the
+//! right ones. Afterwards some are asked again with a cold cache, and the answers must be the same bytes.
 
 mod answers;
 mod client;
@@ -15,6 +15,7 @@ mod interrupt;
 mod plots;
 mod replay;
 mod report;
+mod right;
 mod stack;
 
 use std::fs;
@@ -39,7 +40,7 @@ pub(crate) struct Options {
     /// Print one JSON object instead of a table
     #[arg(long, requires = "once")]
     json: bool,
-    /// Questions to ask; all of the handbook's unless given
+    /// Questions to ask; all of the corpus unless given
     #[arg(long, value_name = "N")]
     requests: Option<usize>,
     /// Retrieved documents per question
@@ -58,6 +59,9 @@ const DEFAULT_KV_TOKENS: u32 = 65_536;
 
 /// What ordering must at least bring, as a multiple of the reuse in retrieval order.
 const LEAST_GAIN: f64 = 1.5;
+
+/// The share of right answers that each arm must at least have. What the retriever did not find cannot be answered.
+const LEAST_EXACT_MATCH: f64 = 0.8;
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let built = prepare(workspace, options)?;
@@ -105,6 +109,16 @@ pub(crate) fn check(workspace: &Workspace, built: &Built) -> Result<()> {
         gain >= LEAST_GAIN,
         "ordering reuses {gain:.2} times the retrieval order's tokens, less than {LEAST_GAIN}"
     );
+    for arm in [Arm::Retrieval, Arm::Ordered] {
+        let summary = figures.summary(arm);
+        ensure!(
+            summary.exact_match() >= LEAST_EXACT_MATCH,
+            "in {} order {} of {} answers are right, fewer than {LEAST_EXACT_MATCH}",
+            arm.key(),
+            summary.right,
+            summary.requests
+        );
+    }
     ensure!(
         figures.answers.checked > 0 && figures.answers.equal == figures.answers.checked,
         "{} of {} sampled answers were the same bytes warm and cold",
@@ -115,13 +129,15 @@ pub(crate) fn check(workspace: &Workspace, built: &Built) -> Result<()> {
 }
 
 /// The keys that `--json` promises at its top level.
-const PROMISED_KEYS: [&str; 6] = [
+const PROMISED_KEYS: [&str; 8] = [
     "requests",
     "prompt_tokens",
     "retrieval.cached_tokens",
     "ordered.cached_tokens",
     "retrieval.ttft_p50_ms",
     "ordered.ttft_p50_ms",
+    "retrieval.exact_match",
+    "ordered.exact_match",
 ];
 
 /// Sets up and builds, before signals are caught: cargo deals with them by itself.
@@ -176,7 +192,7 @@ fn replay_arm(
 ) -> Result<()> {
     let replayed = replay::replay(stack, arm, questions, interrupt)?;
     figures.answers += answers::compare(stack, &replayed.warm, interrupt)?;
-    figures.set(arm, replayed.samples);
+    figures.set(arm, replayed.samples, replayed.said);
     Ok(())
 }
 
@@ -184,7 +200,7 @@ fn replay_arm(
 /// long.
 fn curl_line(workspace: &Workspace, options: &Options, stack: &Stack) -> Result<String> {
     let questions = replay::questions(workspace, usize::from(options.top_k), options.requests)?;
-    let question = questions.last().context("the handbook has no question")?;
+    let question = questions.last().context("the corpus has no question")?;
     let file = report::folder(workspace).join("request.json");
     let body = question.body(stack.model())?;
     fs::write(&file, body).with_context(|| format!("writing {}", file.display()))?;

@@ -9,13 +9,16 @@ use super::answers::Warm;
 use super::client::{Answer, Client};
 use super::figures::{Arm, Sample};
 use super::interrupt::Interrupt;
+use super::right;
 use super::stack::{Stack, ordering};
-use crate::handbook::{Document, Handbook};
+use crate::handbook::{Document, Handbook, WORLD};
 use crate::workspace::Workspace;
 
 /// A question with the documents that were retrieved for it, best first.
 pub(super) struct Question {
     text: String,
+    /// None: no document tells it, and the model should say so.
+    answer: Option<String>,
     documents: Vec<Document>,
 }
 
@@ -35,7 +38,7 @@ impl Question {
                 },
             ],
             documents: &self.documents,
-            max_tokens: 8,
+            max_tokens: 32,
             temperature: 0.0,
             stream: true,
             stream_options: StreamOptions {
@@ -73,20 +76,20 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-/// The handbook's first `limit` questions (all without one), each with its first `top_k` retrieved documents.
+/// The world's first `limit` questions (all without one), each with its first `top_k` retrieved documents.
 pub(super) fn questions(
     workspace: &Workspace,
     top_k: usize,
     limit: Option<usize>,
 ) -> Result<Vec<Question>> {
-    let handbook = Handbook::read(workspace)?;
+    let handbook = Handbook::read(workspace, WORLD)?;
     let documents = handbook.documents_by_id();
     let retrieved = handbook.retrieved()?;
     let all = handbook.questions.len();
     let limit = limit.unwrap_or(all);
     ensure!(
         (1..=all).contains(&limit),
-        "{limit} requests were asked for; the handbook has 1 to {all} questions"
+        "{limit} requests were asked for; the corpus has 1 to {all} questions"
     );
     let lines = handbook.questions.iter().zip(&retrieved).take(limit);
     lines
@@ -101,6 +104,7 @@ pub(super) fn questions(
             });
             Ok(Question {
                 text: question.text.clone(),
+                answer: question.answer.clone(),
                 documents: found.collect::<Result<_>>()?,
             })
         })
@@ -112,9 +116,26 @@ pub(super) struct Replayed {
     pub(super) samples: Vec<Sample>,
     /// Of each [`WARM_EVERY`] requests the first that found something in the cache.
     pub(super) warm: Vec<Warm>,
+    /// The first [`SHOWN`] answers.
+    pub(super) said: Vec<Said>,
+}
+
+/// An answer, to be shown.
+#[derive(Clone)]
+pub(super) struct Said {
+    pub(super) question: String,
+    pub(super) expected: String,
+    pub(super) answer: String,
+}
+
+impl Said {
+    pub(super) fn is_right(&self) -> bool {
+        right::is_right(&self.answer, Some(&self.expected))
+    }
 }
 
 const WARM_EVERY: usize = 10;
+const SHOWN: usize = 8;
 
 /// Asks every question once, in order, one at a time.
 pub(super) fn replay(
@@ -135,6 +156,7 @@ pub(super) fn replay(
     let mut replayed = Replayed {
         samples: Vec::with_capacity(questions.len()),
         warm: Vec::new(),
+        said: Vec::new(),
     };
     let (mut prompt, mut cached) = (0, 0);
     for (index, question) in questions.iter().enumerate() {
@@ -146,7 +168,16 @@ pub(super) fn replay(
             prompt_tokens: answer.prompt_tokens,
             cached_tokens: answer.cached_tokens,
             ttft: answer.ttft,
+            total: answer.total,
+            is_right: right::is_right(&answer.text, question.answer.as_deref()),
         });
+        if index < SHOWN {
+            replayed.said.push(Said {
+                question: question.text.clone(),
+                expected: right::expected(question.answer.as_deref()).to_owned(),
+                answer: answer.text.clone(),
+            });
+        }
         prompt += answer.prompt_tokens;
         cached += answer.cached_tokens;
         progress.set_message(format!(
@@ -216,6 +247,7 @@ impl Core {
 fn warm_up(client: &Client, model: &str) -> Result<()> {
     let question = Question {
         text: "Are you ready?".into(),
+        answer: None,
         documents: Vec::new(),
     };
     client.ask(&question.body(model)?).map(drop)

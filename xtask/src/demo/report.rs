@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 
 use super::figures::{Arm, Figures, Summary};
 use super::plots::{self, Width};
+use super::replay::Said;
 use crate::workspace::Workspace;
 
 /// The folder of everything that a demo leaves behind; ignored by git.
@@ -69,6 +70,9 @@ fn page(figures: &Figures) -> Result<String> {
             "computed",
             both_widths("Tokens computed over requests", figures, plots::computed)?,
         ),
+        ("ordered_right", percent(ordered.exact_match())),
+        ("retrieval_right", percent(retrieval.exact_match())),
+        ("said", said(figures)),
         ("rows", rows(&retrieval, &ordered)),
         ("gain", format!("{:.2}", figures.gain())),
         ("checked", figures.answers.checked.to_string()),
@@ -127,8 +131,37 @@ fn rows(retrieval: &Summary, ordered: &Summary) -> String {
         row("time to first token, 95th percentile", |summary| {
             milliseconds(summary.ttft_p95_ms)
         }),
+        row("time to last token, 95th percentile", |summary| {
+            milliseconds(summary.total_p95_ms)
+        }),
+        row("right answers", |summary| summary.right.to_string()),
+        row("exact match", |summary| percent(summary.exact_match())),
     ]
     .concat()
+}
+
+/// The first questions with both arms' answers.
+fn said(figures: &Figures) -> String {
+    let [retrieval, ordered] = &figures.said;
+    let answer = |arm: &str, said: &Said| {
+        let mark = if said.is_right() { "right" } else { "wrong" };
+        format!(
+            "<p><span class=\"{arm}\">{}</span> <span class=\"{mark}\">{mark}</span></p>\n",
+            escaped(&said.answer)
+        )
+    };
+    let pairs = retrieval.iter().zip(ordered);
+    pairs
+        .map(|(retrieval, ordered)| {
+            format!(
+                "<div class=\"said\"><p><b>{}</b></p>\n{}{}<p class=\"soft\">expected: {}</p></div>\n",
+                escaped(&ordered.question),
+                answer("retrieval", retrieval),
+                answer("ordered", ordered),
+                escaped(&ordered.expected)
+            )
+        })
+        .collect()
 }
 
 fn percent(share: f64) -> String {
@@ -172,6 +205,8 @@ mod tests {
             "a placeholder is left"
         );
         assert!(page.contains("Some &lt;Processor&gt;"));
+        assert!(page.contains("KT-47</span> <span class=\"right\">"));
+        assert!(page.contains("&lt;none&gt;</span> <span class=\"wrong\">"));
         assert_eq!(page.matches("<svg").count(), 6);
         let links = page.replace("http://www.w3.org/2000/svg", "");
         assert!(!links.contains("http:") && !links.contains("https:") && !links.contains("src="));

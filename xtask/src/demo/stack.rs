@@ -16,8 +16,8 @@ pub(super) struct Stack {
     model: String,
 }
 
-/// The checkpoint that the host serves, made by a script and committed.
-const MODEL: &str = "host/engine/fixtures/qwen2";
+/// The checkpoint that the host serves: a small reader, trained by the scripts beside it.
+const MODEL: &str = "examples/reader";
 
 impl Stack {
     /// Starts both on free ports, the host with an empty cache, the filter with an empty tree.

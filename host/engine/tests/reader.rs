@@ -1,0 +1,165 @@
+//! The reader of `examples/reader`, a checkpoint that was trained: its template, its tokens, its logits and its answers
+//! against what `transformers` recorded (`reference.json`, by `reference.py`).
+//!
+//! The fixtures' random weights tell a right engine from a wrong one (`reference.rs`); here the whole way is gone, from a
+//! chat with documents to a right answer about names that the training never saw. Tolerance as there.
+
+#[path = "support/recorded.rs"]
+mod recorded;
+
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
+use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
+use foreword_engine::models::ModelConfig;
+use foreword_engine::text::{ChatTemplate, Tokenizer};
+use recorded::floats;
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// Of a row's standard deviation.
+const TOLERANCE: f32 = 2e-4;
+const PAGE_TOKENS: u32 = 16;
+const POOL: u32 = 128;
+const MAX_ANSWER: usize = 32;
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/reader")
+}
+
+fn questions() -> Vec<Value> {
+    let text = std::fs::read_to_string(folder().join("reference.json")).unwrap();
+    let reference: Value = serde_json::from_str(&text).unwrap();
+    let questions = reference["questions"].as_array().unwrap().clone();
+    assert!(questions.len() >= 5, "the reference is cut short");
+    questions
+}
+
+fn tokens(value: &Value) -> Vec<u32> {
+    let tokens = value.as_array().unwrap().iter();
+    tokens.map(|token| token.as_u64().unwrap() as u32).collect()
+}
+
+fn backend(precision: Precision) -> Option<CpuBackend> {
+    let config = CpuConfig {
+        pages: POOL,
+        host_pages: 0,
+        page_tokens: PAGE_TOKENS,
+        threads: Some(2),
+        precision,
+    };
+    match CpuBackend::load(&folder(), &config) {
+        Ok(backend) => Some(backend),
+        Err(error) => {
+            assert!(precision == Precision::Bf16, "{error}");
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn run(backend: &mut CpuBackend, tokens: &[u32], start: usize) -> Vec<f32> {
+    let pages = (start + tokens.len()).div_ceil(PAGE_TOKENS as usize);
+    assert!(pages <= POOL as usize, "the pool is too small");
+    let segment = Segment {
+        tokens: tokens.to_vec(),
+        start: start as u32,
+        pages: (0..pages as u32).map(PageId).collect(),
+        output: Output::Last,
+    };
+    let step = Step {
+        segments: vec![segment],
+        ..Step::default()
+    };
+    let mut logits = Vec::new();
+    backend.run(&step, &mut logits).unwrap();
+    logits
+}
+
+fn best(row: &[f32]) -> u32 {
+    (0..row.len())
+        .max_by(|&a, &b| row[a].total_cmp(&row[b]))
+        .unwrap() as u32
+}
+
+/// The greedy answer behind a prompt, its end included.
+fn answer(backend: &mut CpuBackend, prompt: &[u32], first: &[f32], ends: &[u32]) -> Vec<u32> {
+    let mut said = vec![best(first)];
+    while said.len() < MAX_ANSWER && !said.last().is_some_and(|token| ends.contains(token)) {
+        let at = prompt.len() + said.len() - 1;
+        let row = run(backend, &said[said.len() - 1..], at);
+        said.push(best(&row));
+    }
+    said
+}
+
+#[test]
+fn chats_become_the_recorded_tokens() {
+    let tokenizer = Tokenizer::load(&folder()).unwrap();
+    let template = ChatTemplate::load(&folder()).unwrap().unwrap();
+    for question in questions() {
+        let text = template.render(&question["messages"], None, None).unwrap();
+        let encoded = tokenizer.encode(&text, true).unwrap();
+        assert_eq!(encoded, tokens(&question["tokens"]), "{text}");
+    }
+}
+
+#[test]
+fn documents_of_an_array_make_the_prompt_that_the_gateway_makes_of_them() {
+    let template = ChatTemplate::load(&folder()).unwrap().unwrap();
+    let documents = serde_json::json!([
+        {"id": "a-b", "title": "A b", "text": "One."}, {"id": "c", "text": "Two."}
+    ]);
+    let message = |content: &str| serde_json::json!([{"role": "user", "content": content}]);
+    let written = "<document id=\"a-b\">\nA b\n\nOne.\n</document>\n<document id=\"c\">\nTwo.\n</document>\n\nWhy?";
+    assert_eq!(
+        template
+            .render(&message("Why?"), None, Some(&documents))
+            .unwrap(),
+        template.render(&message(written), None, None).unwrap()
+    );
+}
+
+#[test]
+fn logits_agree_with_transformers_and_held_out_questions_are_answered_rightly() {
+    let ends = ModelConfig::load(&folder()).unwrap().eos_tokens;
+    let tokenizer = Tokenizer::load(&folder()).unwrap();
+    let mut backend = backend(Precision::F32).unwrap();
+    for question in questions() {
+        let prompt = tokens(&question["tokens"]);
+        let logits = run(&mut backend, &prompt, 0);
+        let expected = floats(question["logits"].as_str().unwrap());
+        assert_eq!(logits.len(), expected.len());
+        let mean = expected.iter().sum::<f32>() / expected.len() as f32;
+        let square = expected.iter().map(|x| (x - mean).powi(2)).sum::<f32>();
+        let deviation = (square / expected.len() as f32).sqrt();
+        let errors = logits.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+        let worst = errors.fold(0.0, f32::max) / deviation;
+        println!("{}: {worst:e} of the deviation", question["kind"]);
+        assert!(worst <= TOLERANCE, "{worst} of the deviation {deviation}");
+
+        let said = answer(&mut backend, &prompt, &logits, &ends);
+        assert_eq!(said, tokens(&question["answer_tokens"]));
+        let mut decoder = tokenizer.decoder();
+        let mut text: String = said.iter().map(|&token| decoder.push(token)).collect();
+        text += &decoder.finish();
+        assert_eq!(text, question["answer"].as_str().unwrap());
+    }
+}
+
+#[test]
+fn products_in_bf16_give_the_same_answers() {
+    let ends = ModelConfig::load(&folder()).unwrap().eos_tokens;
+    let Some(mut backend) = backend(Precision::Bf16) else {
+        return;
+    };
+    for question in questions() {
+        let prompt = tokens(&question["tokens"]);
+        let logits = run(&mut backend, &prompt, 0);
+        let said = answer(&mut backend, &prompt, &logits, &ends);
+        assert_eq!(
+            said,
+            tokens(&question["answer_tokens"]),
+            "{}",
+            question["kind"]
+        );
+    }
+}
