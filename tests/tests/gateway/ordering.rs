@@ -201,10 +201,7 @@ fn an_exact_repeat_within_a_request_is_dropped_and_counted() {
         upstream.last().unwrap().text().matches("text of a").count(),
         1
     );
-    assert_eq!(
-        gateway.metric("foreword_dropped_documents_total").unwrap(),
-        Some(1)
-    );
+    gateway.await_metric("foreword_dropped_documents_total", 1);
 }
 
 #[test]
@@ -251,10 +248,7 @@ fn one_connection_carries_many_requests() {
             .unwrap();
         assert_eq!(client.response().unwrap().body, marker.as_bytes());
     }
-    assert_eq!(
-        gateway.metric("foreword_requests_total").unwrap(),
-        Some(200)
-    );
+    gateway.await_requests(200);
 }
 
 #[test]
@@ -285,10 +279,7 @@ fn two_workers_serve_many_clients_without_mixing_them_up() {
             });
         }
     });
-    assert_eq!(
-        gateway.metric("foreword_requests_total").unwrap(),
-        Some(400)
-    );
+    gateway.await_requests(400);
     assert_eq!(
         gateway.metric("foreword_documents_total").unwrap(),
         Some(1_600)
