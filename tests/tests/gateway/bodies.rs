@@ -38,7 +38,7 @@ fn two_megabytes_of_documents_are_rewritten_to_the_byte() {
     assert!(
         response
             .report()
-            .starts_with("ordered; policy=longest; documents=11; matched=11;")
+            .starts_with("ordered; policy=foresight; documents=11; matched=11;")
     );
     assert!(
         upstream.last().unwrap().body == first.as_bytes(),

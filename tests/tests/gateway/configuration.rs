@@ -52,7 +52,7 @@ fn an_empty_configuration_gives_the_documented_defaults() {
     assert!(
         send(&gateway, &tagged(&["a"]))
             .report()
-            .starts_with("unchanged; policy=longest;")
+            .starts_with("unchanged; policy=foresight;")
     );
     let log = gateway.log().unwrap();
     assert!(

@@ -17,7 +17,7 @@ fn a_dry_run_reports_what_would_be_done_and_changes_no_byte() {
         let response = send(&gateway, &body);
         assert_eq!(
             response.report(),
-            "dry-run; policy=longest; documents=3; matched=3; moved=2; dropped=0; hint=1; client_matched=0"
+            "dry-run; policy=foresight; documents=3; matched=3; moved=2; dropped=0; hint=1; client_matched=0"
         );
         let last = upstream.last().unwrap();
         assert_eq!(last.text(), body);
@@ -63,7 +63,7 @@ fn the_arms_of_an_experiment_are_told_in_header_and_counters() {
             assert_eq!(upstream.last().unwrap().text(), second);
             controls += 1;
         } else {
-            assert!(report.contains("; policy=longest;"), "{report}");
+            assert!(report.contains("; policy=foresight;"), "{report}");
             assert!(report.ends_with("; arm=ordered"), "{report}");
         }
     }
@@ -110,7 +110,7 @@ fn the_shipped_access_log_has_what_was_done_in_fields() {
     };
     is(0, "outcome", "unchanged");
     is(1, "outcome", "ordered");
-    is(1, "policy", "longest");
+    is(1, "policy", "foresight");
     is(1, "arm", "ordered");
     is(1, "documents", "2");
     is(1, "matched", "2");

@@ -17,7 +17,7 @@ fn tagged_documents_take_the_order_of_an_earlier_request_and_all_other_bytes_sta
     assert_eq!(response.status, 200);
     assert_eq!(
         response.report(),
-        "ordered; policy=longest; documents=5; matched=5; moved=4; dropped=0; hint=0"
+        "ordered; policy=foresight; documents=5; matched=5; moved=4; dropped=0; hint=0"
     );
     let last = upstream.last().unwrap();
     assert_eq!(last.text(), tagged(&["a", "b", "c", "d", "e"]));
@@ -40,7 +40,7 @@ fn a_documents_array_is_reordered_and_keeps_its_elements() {
     assert!(
         response
             .report()
-            .starts_with("ordered; policy=longest; documents=4; matched=3;")
+            .starts_with("ordered; policy=foresight; documents=4; matched=3;")
     );
 
     let ids = |body: &Value| -> Vec<String> {

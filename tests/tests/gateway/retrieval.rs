@@ -100,7 +100,7 @@ fn the_first_question_is_searched_for_and_one_like_it_is_answered_from_the_cache
     let first = send(&gateway, &chat("Why 40?"));
     assert_eq!(
         first.report(),
-        "ordered; policy=longest; documents=2; matched=0; moved=0; dropped=0; hint=0; retrieval=miss"
+        "ordered; policy=foresight; documents=2; matched=0; moved=0; dropped=0; hint=0; retrieval=miss"
     );
     let text = asked(&engine);
     assert_eq!(

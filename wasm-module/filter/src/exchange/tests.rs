@@ -622,7 +622,7 @@ fn a_dry_run_reports_and_sends_the_body_as_it_came() {
     let second = body(&["c", "b", "a"]);
     assert_eq!(
         send(&plugin, &host, &second),
-        "dry-run; policy=longest; documents=3; matched=3; moved=2; dropped=0; hint=1; client_matched=0"
+        "dry-run; policy=foresight; documents=3; matched=3; moved=2; dropped=0; hint=1; client_matched=0"
     );
     assert_eq!(host.body(), second.as_bytes());
     assert_eq!(host.header("x-foreword-path"), None);
