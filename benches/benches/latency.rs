@@ -7,12 +7,20 @@
 //! a stream of events. Beside no filter at all stand three that only buffer: Envoy's own buffer filter, what anything must
 //! cost that waits for whole bodies; a Wasm filter that does as little (`benches/buffer`); and the same with the body
 //! copied into the VM and back, what any rewriting in Wasm must cost.
+//!
+//! ```text
+//! … -- requests=6000 turn=1       to each Envoy, and how many in a row before the next Envoy's turn
+//! FOREWORD_BEFORE=…/old.wasm …    another build of the filter beside this one
+//! ```
+//!
+//! With `turn=1` eight Envoys, each with a VM, push each other out of the processor's caches with every request; one
+//! that works alone is warmer, as with `turn=50`.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use foreword_benches::chats;
+use foreword_benches::{chats, number};
 use foreword_tests::artifacts::{dynamic_module, wasm_module};
 use foreword_tests::http::{Client, post};
 use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
@@ -30,7 +38,12 @@ const DYNAMIC_ADDS: Duration = Duration::from_micros(200);
 
 fn main() -> Result<ExitCode> {
     let benching = std::env::args().any(|argument| argument == "--bench");
-    let requests = if benching { REQUESTS } else { 20 };
+    let requests = if benching {
+        number("requests").unwrap_or(REQUESTS)
+    } else {
+        20
+    };
+    let turn = number("turn").unwrap_or(1).max(1);
     let bodies: Vec<Vec<u8>> = chats().iter().map(|chat| post(chat.as_bytes())).collect();
     let upstream = Upstream::scripted_forgetful(|_, reply| {
         reply.begin_events()?;
@@ -70,7 +83,11 @@ fn main() -> Result<ExitCode> {
     };
     let unlogged = with(json!({"log_fields": false}));
     let alone = with(json!({"log_fields": false, "agreement": {"entries": 0}}));
-    let mut variants = [
+    let before = std::env::var_os("FOREWORD_BEFORE").map(|module| GatewayOptions {
+        module: Some(module.into()),
+        ..wasm.clone()
+    });
+    let mut variants = vec![
         Variant::start("no filter", &without, "")?,
         Variant::start("buffer filter, Envoy's", &buffer, "")?,
         Variant::start("buffer filter, Wasm", &holding, "")?,
@@ -80,20 +97,23 @@ fn main() -> Result<ExitCode> {
         Variant::start("the same, no ring either", &alone, "documents=15")?,
         Variant::start("foreword, dynamic", &dynamic, "documents=15")?,
     ];
-    for number in 0..requests + requests / 10 {
-        let body = &bodies[number % bodies.len()];
-        for turn in 0..variants.len() {
-            let index = (number + turn) % variants.len();
-            variants[index].ask(body)?;
-        }
-        if number == requests / 10 {
-            for variant in &mut variants {
-                variant.times.clear();
+    if let Some(before) = before {
+        variants.push(Variant::start("foreword before", &before, "documents=15")?);
+    }
+    let warm_up = requests / 10;
+    for round in 0..(requests + warm_up).div_ceil(turn) {
+        let numbers = round * turn..(round + 1) * turn;
+        for place in 0..variants.len() {
+            let index = (round + place) % variants.len();
+            for number in numbers.clone() {
+                variants[index].ask(&bodies[number % bodies.len()], number >= warm_up)?;
             }
         }
     }
 
-    println!("first event of an answer, {requests} requests of 16 KB to each, one at a time");
+    println!(
+        "first event of an answer, {requests} requests of 16 KB to each, one at a time, {turn} in a row"
+    );
     println!("| | median | p99 | median added | of Envoy's buffer's time | of the Wasm buffer's |");
     println!("| --- | --- | --- | --- | --- | --- |");
     let base = variants[0].quantile(0.5);
@@ -111,7 +131,9 @@ fn main() -> Result<ExitCode> {
         );
     }
     let added = |variant: &mut Variant| variant.quantile(0.5).saturating_sub(base);
-    let [.., wasm, _, _, dynamic] = &mut variants;
+    let [_, _, _, _, wasm, _, _, dynamic, ..] = &mut variants[..] else {
+        unreachable!("eight at least")
+    };
     let holds = added(wasm) < WASM_ADDS && added(dynamic) < DYNAMIC_ADDS;
     println!("must hold: Wasm adds less than {WASM_ADDS:?}, dynamic less than {DYNAMIC_ADDS:?}");
     Ok(if holds || !benching {
@@ -142,7 +164,8 @@ impl Variant {
         })
     }
 
-    fn ask(&mut self, body: &[u8]) -> Result<()> {
+    /// Sends one request; its time is kept if it `counts`.
+    fn ask(&mut self, body: &[u8], counts: bool) -> Result<()> {
         self.client.send(body)?;
         let start = Instant::now();
         let head = self.client.head()?;
@@ -161,7 +184,9 @@ impl Variant {
             head.report()
         );
         while self.client.piece(&head)?.is_some() {}
-        self.times.push(elapsed);
+        if counts {
+            self.times.push(elapsed);
+        }
         Ok(())
     }
 

@@ -54,3 +54,15 @@ impl Tables {
         self.0.is_empty() || self.0.iter().any(|table| table == name)
     }
 }
+
+/// The number that a bench's command line gives as `name=…`, if it does.
+///
+/// # Panics
+/// What it gives is no such number.
+pub fn number<T: std::str::FromStr>(name: &str) -> Option<T> {
+    let mut words = std::env::args();
+    let value =
+        words.find_map(|word| Some(word.strip_prefix(name)?.strip_prefix('=')?.to_owned()))?;
+    let number = value.parse().ok();
+    Some(number.unwrap_or_else(|| panic!("{name}={value} is no number")))
+}

@@ -71,7 +71,7 @@ test("an answer streams in, and what was measured is shown", async () => {
   let goOn;
   const gateway = await scripted({
     chat: async (_, response) => {
-      response.setHeader("x-foreword", "ordered; policy=longest");
+      response.setHeader("x-foreword", "ordered; policy=foresight");
       event(response, piece("Twelve "));
       await new Promise((resolve) => (goOn = resolve));
       event(response, piece("<b>weeks</b>."));
@@ -91,7 +91,7 @@ test("an answer streams in, and what was measured is shown", async () => {
   const cells = await page.locator("#measured tbody td").allTextContents();
   assert.deepEqual(cells.slice(0, 3), ["How long is sick pay paid?", "900", "75 %"]);
   assert.match(cells[3], /^\d+ ms$/);
-  assert.equal(await page.locator("#measured tbody tr").getAttribute("title"), "ordered; policy=longest");
+  assert.equal(await page.locator("#measured tbody tr").getAttribute("title"), "ordered; policy=foresight");
 
   // The request goes as it was retrieved: ordering is the gateway's.
   const { body } = gateway.seen.find(({ path }) => path === "/v1/chat/completions");
@@ -185,5 +185,5 @@ test("through Envoy, the host answers and reuses what ordering brought to the fr
   const tokens = (cells) => Number(cells[1].replace(",", ""));
   assert.ok(tokens(cached) > tokens(first), `${cached} after ${first}`);
   assert.match(cached[3], /^\d+ ms$/);
-  assert.match(await rows[0].getAttribute("title"), /^(ordered|unchanged); policy=longest; documents=5; matched=[1-5]/);
+  assert.match(await rows[0].getAttribute("title"), /^(ordered|unchanged); policy=foresight; documents=5; matched=[1-5]/);
 });

@@ -18,6 +18,7 @@ use tempfile::TempDir;
 use crate::artifacts::{dynamic_module, envoy_binary, filter_module, repository};
 use crate::http::{self, Client};
 use crate::process::{Process, Watch};
+use crate::wait::until;
 
 /// How the filter runs in Envoy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -293,6 +294,27 @@ impl Gateway {
     /// Envoy's admin endpoint.
     pub fn admin(&self) -> SocketAddr {
         self.admin
+    }
+
+    /// Waits until just so many requests are counted, and with them what became of each: a VM tells its counts at its
+    /// ticks.
+    ///
+    /// # Panics
+    /// They are not within a minute.
+    #[track_caller]
+    pub fn await_requests(&self, count: u64) {
+        self.await_metric("foreword_requests_total", count);
+    }
+
+    /// The same for another counter of the filter's.
+    ///
+    /// # Panics
+    /// As [`Gateway::await_requests`].
+    #[track_caller]
+    pub fn await_metric(&self, name: &str, count: u64) {
+        until(&format!("{name} {count}"), || {
+            self.metric(name).is_ok_and(|found| found == Some(count))
+        });
     }
 
     /// A counter of the filter's own, e.g. `foreword_requests_total`, as [`Gateway::stat`].

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use engine::{MODEL, Vllm};
+use foreword_benches::number;
 use foreword_benches::xquad::{self, Corpus};
 use foreword_engine::text::{ChatTemplate, Tokenizer};
 use foreword_ordering::feed::{Batch, Event};
@@ -38,13 +39,9 @@ const REQUESTS: usize = 300;
 const DEPTH: usize = 10;
 /// Tokens in a page of vLLM's CPU build.
 const PAGE: u64 = 128;
-const POLICIES: [PolicyKind; 4] = [
-    PolicyKind::Sorted,
-    PolicyKind::Greedy,
-    PolicyKind::Longest,
-    PolicyKind::Foresight,
-];
-/// The best policy's share must be at least this many times the client order's.
+/// Beside the default.
+const OTHERS: [PolicyKind; 3] = [PolicyKind::Sorted, PolicyKind::Greedy, PolicyKind::Longest];
+/// The share of the filter as shipped must be at least this many times the client order's.
 const MUST_HOLD: f64 = 3.3;
 
 fn main() -> Result<ExitCode> {
@@ -59,8 +56,8 @@ fn main() -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
     };
-    let requests = number("requests")?.unwrap_or(REQUESTS);
-    let vllm = Vllm::start(&python, &file, number("pages")?)?;
+    let requests = number("requests").unwrap_or(REQUESTS);
+    let vllm = Vllm::start(&python, &file, number("pages"))?;
     println!(
         "vLLM with room for {} tokens; {requests} questions, {DEPTH} documents each",
         vllm.kv_tokens()?
@@ -97,17 +94,6 @@ fn needed() -> Result<(PathBuf, Corpus, PathBuf), String> {
     let python = path(PYTHON, "a Python that has vLLM")?;
     let file = path(xquad::VARIABLE, "XQuAD's English file")?;
     Ok((python, xquad::corpus()?, file))
-}
-
-/// The value of `name=…` on the command line.
-fn number<T: std::str::FromStr>(name: &str) -> Result<Option<T>> {
-    let asked = std::env::args()
-        .find_map(|word| Some(word.strip_prefix(name)?.strip_prefix('=')?.to_owned()));
-    let read = |value: String| {
-        let number = value.parse().ok();
-        number.with_context(|| format!("{name}={value} is no number"))
-    };
-    asked.map(read).transpose()
 }
 
 /// The requests as a client sends them.
@@ -157,25 +143,29 @@ impl Usage {
     }
 }
 
-/// The table of orders. Whether the best is as much better than the client's as it must be.
+/// The table of orders. Whether that of the filter as shipped is as much better than the client's as it must be.
 fn orders(vllm: &Vllm, bodies: &[String]) -> Result<bool> {
     println!(
         "\n| order | prompt tokens | cached | share | of the client's |\n| --- | --- | --- | --- | --- |"
     );
     let mut clients = 0.0;
-    let mut best: f64 = 0.0;
+    let mut shipped = 0.0;
     let without = GatewayOptions {
         plugin: None,
         ..GatewayOptions::new(vllm.address)
     };
-    let with = POLICIES.map(|policy| GatewayOptions {
-        plugin: Some(json!({"ordering": {"policy": policy.name()}})),
-        ..without.clone()
+    let others = OTHERS.map(|policy| {
+        let plugin = json!({"ordering": {"policy": policy.name()}});
+        (policy.name(), Some(plugin))
     });
-    let names = std::iter::once("the client's").chain(POLICIES.map(PolicyKind::name));
-    for (name, options) in names.zip(std::iter::once(&without).chain(&with)) {
+    let orders = std::iter::once(("the client's", None)).chain(others);
+    for (name, plugin) in orders.chain([("as shipped", Some(json!({})))]) {
         vllm.reset()?;
-        let gateway = Gateway::start(options)?;
+        let options = GatewayOptions {
+            plugin,
+            ..without.clone()
+        };
+        let gateway = Gateway::start(&options)?;
         let mut client = Client::connect(gateway.address())?;
         let mut total = Usage::default();
         for body in bodies {
@@ -199,7 +189,8 @@ fn orders(vllm: &Vllm, bodies: &[String]) -> Result<bool> {
         if options.plugin.is_none() {
             clients = share;
         }
-        best = best.max(share / clients);
+        // The last one's stays.
+        shipped = share / clients;
         println!(
             "| {name} | {} | {} | {share:.1} % | {:.2} |",
             total.prompt,
@@ -207,8 +198,8 @@ fn orders(vllm: &Vllm, bodies: &[String]) -> Result<bool> {
             share / clients
         );
     }
-    println!("\nbest: {best:.2} times the client's (must hold: at least {MUST_HOLD})");
-    Ok(best >= MUST_HOLD)
+    println!("\nas shipped: {shipped:.2} times the client's (must hold: at least {MUST_HOLD})");
+    Ok(shipped >= MUST_HOLD)
 }
 
 /// What the bridge's feed says before each request, against what vLLM then reports. Whether it never said too much.

@@ -26,10 +26,7 @@ fn a_body_over_the_bound_passes_to_the_byte_with_a_length_and_in_chunks() {
             );
         }
     }
-    assert_eq!(
-        gateway.metric("foreword_passed_too_large_total").unwrap(),
-        Some(4)
-    );
+    gateway.await_metric("foreword_passed_too_large_total", 4);
 }
 
 #[test]
@@ -225,7 +222,7 @@ fn where_faults_are_refused_the_error_names_value_and_limit() {
         upstream.received().is_empty(),
         "a refused request reached the upstream"
     );
-    assert_eq!(gateway.metric("foreword_refused_total").unwrap(), Some(5));
+    gateway.await_metric("foreword_refused_total", 5);
 
     let plain = r#"{"messages": [{"role": "user", "content": "hello"}]}"#;
     assert_eq!(

@@ -200,7 +200,7 @@ fn every_format_of_every_api_is_put_into_the_order_that_the_engine_holds() {
             assert!(
                 response
                     .report()
-                    .starts_with("ordered; policy=longest; documents=3; matched=3;"),
+                    .starts_with("ordered; policy=foresight; documents=3; matched=3;"),
                 "{name}: {}",
                 response.report()
             );

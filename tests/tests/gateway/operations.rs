@@ -17,12 +17,13 @@ fn a_dry_run_reports_what_would_be_done_and_changes_no_byte() {
         let response = send(&gateway, &body);
         assert_eq!(
             response.report(),
-            "dry-run; policy=longest; documents=3; matched=3; moved=2; dropped=0; hint=1; client_matched=0"
+            "dry-run; policy=foresight; documents=3; matched=3; moved=2; dropped=0; hint=1; client_matched=0"
         );
         let last = upstream.last().unwrap();
         assert_eq!(last.text(), body);
         assert_eq!(last.header("x-foreword-path"), None);
     }
+    gateway.await_requests(4);
     assert_eq!(gateway.metric("foreword_dry_run_total").unwrap(), Some(4));
     assert_eq!(gateway.metric("foreword_ordered_total").unwrap(), Some(0));
 }
@@ -38,8 +39,7 @@ fn a_request_with_the_bypass_header_goes_on_untouched_and_without_it() {
     let last = upstream.last().unwrap();
     assert_eq!(last.text(), body);
     assert_eq!(last.header("x-foreword-bypass"), None);
-    let bypassed = gateway.metric("foreword_passed_bypass_total").unwrap();
-    assert_eq!(bypassed, Some(1));
+    gateway.await_metric("foreword_passed_bypass_total", 1);
 }
 
 #[test]
@@ -63,11 +63,12 @@ fn the_arms_of_an_experiment_are_told_in_header_and_counters() {
             assert_eq!(upstream.last().unwrap().text(), second);
             controls += 1;
         } else {
-            assert!(report.contains("; policy=longest;"), "{report}");
+            assert!(report.contains("; policy=foresight;"), "{report}");
             assert!(report.ends_with("; arm=ordered"), "{report}");
         }
     }
     assert!((8..=32).contains(&controls), "{controls} of 40");
+    gateway.await_requests(80);
     let count = |name: &str| gateway.metric(name).unwrap().unwrap();
     assert_eq!(count("foreword_arm_control_requests_total"), 2 * controls);
     let requests = count("foreword_arm_ordered_requests_total");
@@ -109,7 +110,7 @@ fn the_shipped_access_log_has_what_was_done_in_fields() {
     };
     is(0, "outcome", "unchanged");
     is(1, "outcome", "ordered");
-    is(1, "policy", "longest");
+    is(1, "policy", "foresight");
     is(1, "arm", "ordered");
     is(1, "documents", "2");
     is(1, "matched", "2");
@@ -182,6 +183,7 @@ fn the_most_talkative_log_holds_nothing_of_documents_questions_tenants_or_salts(
         salts.push(body["cache_salt"].as_str().unwrap().to_owned());
     }
     assert!(salts.len() > 3);
+    gateway.await_requests(15);
     let stats = gateway.admin_get("/stats").unwrap();
     let dump = gateway.admin_get("/config_dump").unwrap();
     let log = gateway.log().unwrap();

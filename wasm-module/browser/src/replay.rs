@@ -106,7 +106,7 @@ object!(
 impl Default for Options {
     fn default() -> Self {
         Self {
-            policy: "longest".into(),
+            policy: "foresight".into(),
             cache_tokens: None,
             page_tokens: 16,
             seed: 0,

@@ -1,12 +1,12 @@
 //! A request that went on, until its answer has been seen: which engine was to compute what, and what the engine says it
 //! did.
 
-use foreword_ordering::{Arm, Deed};
+use foreword_ordering::{Arm, Deed, EngineId};
 
 use crate::engines::{Dealt, Errand};
 use crate::host::{Host, HostError, LogLevel};
 use crate::plugin::Plugin;
-use crate::usage::Glimpse;
+use crate::usage::{Counted, Glimpse};
 
 /// See the module's text.
 #[derive(Debug)]
@@ -17,8 +17,10 @@ pub(crate) struct Awaited {
     arm: Option<Arm>,
     /// `None`: it is settled, or there is nothing to choose.
     errand: Option<Errand>,
-    /// `None`: the answer says nothing that could be read.
+    /// `None`: the answer is none, or has been read.
     glimpse: Option<Glimpse>,
+    /// What it said of the prompt.
+    counted: Option<Counted>,
 }
 
 impl Awaited {
@@ -28,6 +30,7 @@ impl Awaited {
             arm,
             errand: Some(errand),
             glimpse: None,
+            counted: None,
         }
     }
 
@@ -36,10 +39,8 @@ impl Awaited {
         let status = logged(host, host.response_header(":status")).flatten();
         let status = status.as_deref();
         if let Some(errand) = self.errand.take() {
-            let served_by = logged(host, host.property(&["upstream", "address"])).flatten();
-            let served_by = served_by.and_then(|address| plugin.engines().at(&address));
             let failed = matches!(status, Some(b"502" | b"503" | b"504"));
-            match served_by.filter(|other| *other != errand.engine && !failed) {
+            match served_by(host, plugin).filter(|other| *other != errand.engine && !failed) {
                 // Envoy tried the chosen one, and then another.
                 Some(other) => {
                     plugin.settle(host, errand, Dealt::Failed);
@@ -58,11 +59,7 @@ impl Awaited {
                 None => plugin.settle(host, errand, Dealt::Answered),
             }
         }
-        let is_plain =
-            logged(host, host.response_header("content-encoding")).is_some_and(|encoding| {
-                encoding.is_none_or(|encoding| encoding.eq_ignore_ascii_case(b"identity"))
-            });
-        self.glimpse = (status == Some(b"200") && is_plain).then(Glimpse::default);
+        self.glimpse = (status == Some(b"200")).then(Glimpse::default);
     }
 
     /// A chunk of the answer goes by, `size` bytes.
@@ -89,16 +86,25 @@ impl Awaited {
     /// The answer has ended.
     pub(crate) fn on_end(&mut self, host: &impl Host, plugin: &Plugin) {
         if let Some(counted) = self.glimpse.take().and_then(|glimpse| glimpse.counted()) {
+            self.counted = Some(counted);
             plugin.counted(host, self.deed.as_ref(), self.arm, counted);
         }
     }
 
-    /// Request and answer are over, whatever became of them.
-    pub(crate) fn on_done(&mut self, host: &impl Host, plugin: &Plugin) {
-        if let Some(errand) = self.errand.take() {
+    /// Request and answer are over, whatever became of them. What the engine said of the prompt.
+    pub(crate) fn on_done(self, host: &impl Host, plugin: &Plugin) -> Option<Counted> {
+        if let Some(errand) = self.errand {
             plugin.settle(host, errand, Dealt::Abandoned);
         }
+        self.counted
     }
+}
+
+/// Which of several engines the answer comes from.
+fn served_by(host: &impl Host, plugin: &Plugin) -> Option<EngineId> {
+    let engines = plugin.engines();
+    let address = (engines.are_several()).then(|| host.property(&["upstream", "address"]));
+    engines.at(&logged(host, address?).flatten()?)
 }
 
 fn logged<T>(host: &impl Host, result: Result<T, HostError>) -> Option<T> {

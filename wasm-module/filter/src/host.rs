@@ -54,7 +54,7 @@ pub trait Host {
     fn environment(&self, name: &str) -> Option<String>;
 
     /// Writes names and values where access logs find them, as `foreword.<name>`. Where the first is written
-    /// already, by another Foreword in the chain, nothing is changed.
+    /// already, by another Foreword in the chain, nothing is changed. Called once, when the request is over.
     fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError>;
 
     /// What shared data holds under `key`, and the number that a change may be made conditional on; `None`: nothing.
@@ -106,10 +106,10 @@ pub trait Host {
     /// Defines a histogram, or finds the one of that name.
     fn define_histogram(&self, name: &str) -> Result<MetricId, HostError>;
 
-    /// Adds to a counter. Never called with zero, which Envoy refuses.
+    /// Adds to a counter, at once or a little later. Never called with zero, which Envoy refuses.
     fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError>;
 
-    /// Records one sample in a histogram.
+    /// Records one sample in a histogram, at once or a little later.
     fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError>;
 
     /// Nanoseconds since some fixed moment; the difference of two readings measures a duration.
@@ -125,7 +125,7 @@ pub trait Host {
 }
 
 /// Names a counter or histogram within one plugin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MetricId(pub u32);
 
 /// How loud a log line is.

@@ -54,6 +54,8 @@ mod salt;
 #[cfg(test)]
 mod scripted;
 mod shared;
+#[cfg(any(target_arch = "wasm32", test))]
+mod tally;
 mod usage;
 
 pub use config::{

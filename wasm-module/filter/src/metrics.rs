@@ -4,7 +4,7 @@
 //! requests = ordered + unchanged + dry_run + sum of passed_<reason> + refused
 //! ```
 //!
-//! Envoy shows them as `wasmcustom.<name>`. A metric that cannot be defined or written is left out: counting
+//! Envoy shows them as `wasmcustom.<name>`, at most a tick later. A metric that cannot be defined or written is left out: counting
 //! must not cost a request.
 //!
 //! No metric is a tenant's: who reads them sees all tenants as one, and a tenant does not read them.
@@ -19,6 +19,7 @@ use crate::usage::Counted;
 /// The metrics of one plugin.
 #[derive(Debug)]
 pub(crate) struct Metrics {
+    /// Defined before all others: see `tally`.
     requests: Counter,
     ordered: Counter,
     unchanged: Counter,

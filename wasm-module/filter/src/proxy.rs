@@ -21,7 +21,10 @@
 //! | respond, log, clock | none | |
 //!
 //! The SDK exports every callback whether used or not, so that the response's cost nothing more for being used.
+//!
+//! Counts are kept until the next tick ([`Tally`]): a call costs about a microsecond.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -34,6 +37,7 @@ use proxy_wasm::types::{
 use crate::exchange::{Exchange, Flow};
 use crate::host::{Host, HostError, LogLevel, MetricId};
 use crate::plugin::Plugin;
+use crate::tally::Tally;
 
 proxy_wasm::main! {{
     proxy_wasm::set_root_context(|_| Box::new(Root(None)));
@@ -48,6 +52,12 @@ impl Context for Root {
         let (status, body) = answer(headers, size, Plugin::MAX_ANSWER_BYTES);
         plugin.on_answer(&Proxy, call, status, body.as_deref());
     }
+
+    /// The configuration goes.
+    fn on_done(&mut self) -> bool {
+        tell_counts();
+        true
+    }
 }
 
 impl RootContext for Root {
@@ -57,9 +67,7 @@ impl RootContext for Root {
         let configuration = configuration.ok().flatten().unwrap_or_default();
         match Plugin::load(&Proxy, &configuration) {
             Ok(plugin) => {
-                if plugin.needs_ticks() {
-                    let _ = hostcalls::set_tick_period(TICK);
-                }
+                let _ = hostcalls::set_tick_period(TICK);
                 self.0 = Some(Arc::new(plugin));
                 true
             }
@@ -74,6 +82,7 @@ impl RootContext for Root {
         if let Some(plugin) = &self.0 {
             plugin.on_tick(&Proxy);
         }
+        tell_counts();
     }
 
     fn create_http_context(&self, _context_id: u32) -> Option<Box<dyn HttpContext>> {
@@ -89,7 +98,7 @@ impl RootContext for Root {
     }
 }
 
-/// How late an idle worker may learn what others did.
+/// How late an idle worker may learn what others did, and how old counts may be.
 const TICK: Duration = Duration::from_millis(100);
 
 struct Unconfigured;
@@ -307,11 +316,14 @@ impl Host for Proxy {
     }
 
     fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError> {
-        let amount = i64::try_from(amount).unwrap_or(i64::MAX);
-        hostcalls::increment_metric(counter.0, amount).map_err(refused("add"))
+        TALLY.with_borrow_mut(|tally| tally.add(counter, amount));
+        Ok(())
     }
 
     fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError> {
+        if TALLY.with_borrow_mut(|tally| tally.record(histogram, value)) {
+            return Ok(());
+        }
         hostcalls::record_metric(histogram.0, value).map_err(refused("record"))
     }
 
@@ -332,6 +344,27 @@ impl Host for Proxy {
         };
         let _ = hostcalls::log(level, message);
     }
+}
+
+thread_local! {
+    /// Of all plugins of this VM, which has one thread. Nothing is called while it is borrowed but the proxy, which calls
+    /// nothing back for counts.
+    static TALLY: RefCell<Tally> = const { RefCell::new(Tally::new()) };
+}
+
+/// What cannot be told is lost: counting must not cost a request.
+fn tell_counts() {
+    TALLY.with_borrow_mut(|tally| {
+        tally.tell(
+            |histogram, value| {
+                let _ = hostcalls::record_metric(histogram.0, value);
+            },
+            |counter, amount| {
+                let amount = i64::try_from(amount).unwrap_or(i64::MAX);
+                let _ = hostcalls::increment_metric(counter.0, amount);
+            },
+        );
+    });
 }
 
 fn refused(call: &'static str) -> impl Fn(Status) -> HostError {

@@ -33,6 +33,8 @@ struct State {
     now_ns: u64,
     refusing: HashSet<&'static str>,
     refused_calls: u32,
+    /// By name.
+    made: BTreeMap<&'static str, u32>,
 }
 
 impl ScriptedHost {
@@ -155,6 +157,11 @@ impl ScriptedHost {
         self.0.borrow().refused_calls
     }
 
+    /// The calls that were made since this was asked last, by name.
+    pub(crate) fn calls_made(&self) -> BTreeMap<&'static str, u32> {
+        std::mem::take(&mut self.0.borrow_mut().made)
+    }
+
     pub(crate) fn counter(&self, name: &str) -> u64 {
         self.samples(name).iter().sum()
     }
@@ -169,6 +176,7 @@ impl ScriptedHost {
 
     fn allow(&self, call: &'static str) -> Result<(), HostError> {
         let mut state = self.0.borrow_mut();
+        *state.made.entry(call).or_default() += 1;
         if state.refusing.contains(call) {
             state.refused_calls += 1;
             return Err(HostError { call, status: 10 });
@@ -273,6 +281,8 @@ impl Host for ScriptedHost {
     fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError> {
         self.allow("set_log_fields")?;
         let known = &mut self.0.borrow_mut().log_fields;
+        // Of the request that ended last.
+        known.clear();
         for (name, value) in fields {
             let before = known.insert((*name).to_owned(), value.clone());
             assert_eq!(before, None, "{name} is written once");
@@ -389,9 +399,10 @@ impl Host for ScriptedHost {
     }
 
     fn now_ns(&self) -> u64 {
-        let now = &mut self.0.borrow_mut().now_ns;
-        *now += 3_000;
-        *now
+        let state = &mut *self.0.borrow_mut();
+        *state.made.entry("now").or_default() += 1;
+        state.now_ns += 3_000;
+        state.now_ns
     }
 
     fn log(&self, _level: LogLevel, message: &str) {

@@ -206,7 +206,7 @@ pub enum ConfigError {
 impl Default for RawConfig {
     fn default() -> Self {
         Self {
-            policy: "longest".into(),
+            policy: "foresight".into(),
             policy_options: RawPolicyOptions::default(),
             hint: RawHint::default(),
             documents: RawDocuments::default(),
@@ -460,7 +460,7 @@ mod tests {
     fn nothing_given_means_the_defaults() {
         for text in ["", " \n", "{}"] {
             let config = Config::from_json(text.as_bytes()).unwrap();
-            assert_eq!(config.policy.name(), "longest");
+            assert_eq!(config.policy.name(), "foresight");
             assert!(config.hint.is_some());
         }
     }

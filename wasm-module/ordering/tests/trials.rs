@@ -47,7 +47,7 @@ fn a_dry_run_reports_what_would_be_done_and_sends_the_body_as_it_came() {
     assert_eq!(dry.body, None);
     assert!(!dry.ordered);
     assert!(dry.path.runs.is_empty());
-    assert_eq!(dry.report.policy, "longest");
+    assert_eq!(dry.report.policy, "foresight");
     assert_eq!((dry.report.matched, dry.report.moved), (3, 3));
     assert!(dry.report.hinted);
 }

@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 use foreword_ordering::Told;
 
 pub(crate) use self::config::AgreementConfig;
-use self::ring::{Ring, Slot};
+use self::ring::{Head, Ring, Slot};
 use crate::host::{Host, HostError};
 
 /// One worker's part in a ring.
@@ -36,6 +36,8 @@ pub(crate) struct Agreement {
     next: u64,
     /// Positions from there on that this worker wrote itself, ascending. Shorter than the ring.
     own: VecDeque<u64>,
+    /// As last seen, until this worker tells something itself: a request looks once, learns, and tells.
+    head: Option<Head>,
 }
 
 /// What became of the entries that were new.
@@ -52,9 +54,10 @@ impl Agreement {
     pub(crate) fn open(host: &impl Host, name: &str, entries: u32) -> Result<Self, HostError> {
         let ring = Ring::open(host, name, entries)?;
         Ok(Self {
-            next: oldest(&ring, ring.head(host)?),
+            next: oldest(&ring, ring.head(host)?.next),
             ring,
             own: VecDeque::new(),
+            head: None,
         })
     }
 
@@ -70,7 +73,7 @@ impl Agreement {
         if entry.len() > MAX_ENTRY_BYTES {
             return Ok(false);
         }
-        let Some(position) = self.ring.push(host, &entry)? else {
+        let Some(position) = self.ring.push(host, self.head.take(), &entry)? else {
             return Ok(false);
         };
         self.own.push_back(position);
@@ -85,7 +88,9 @@ impl Agreement {
         mut learn: impl FnMut(&Told),
     ) -> Result<Learnt, HostError> {
         let mut learnt = Learnt::default();
-        let head = self.ring.head(host)?;
+        let seen = self.ring.head(host)?;
+        self.head = Some(seen);
+        let head = seen.next;
         let oldest = oldest(&self.ring, head);
         learnt.lost = oldest.saturating_sub(self.next);
         self.next = self.next.max(oldest);
@@ -227,7 +232,12 @@ mod tests {
     #[test]
     fn a_position_whose_entry_is_being_written_is_waited_for_and_then_given_up() {
         let [one, mut two] = workers(256);
-        let late = one.agreement.ring.reserve(&one.host).unwrap().unwrap();
+        let late = one
+            .agreement
+            .ring
+            .reserve(&one.host, None)
+            .unwrap()
+            .unwrap();
         two.tell(1);
         let mut three = Worker::beside(&one.host, 256);
         assert_eq!(three.catch_up(), learnt(0, 0));
@@ -237,7 +247,7 @@ mod tests {
         assert_eq!(three.known, [deed(0), deed(1)]);
 
         // This one is never written.
-        one.agreement.ring.reserve(&one.host).unwrap();
+        one.agreement.ring.reserve(&one.host, None).unwrap();
         for document in 0..PATIENCE - 1 {
             two.tell(document);
         }
@@ -267,7 +277,12 @@ mod tests {
     #[test]
     fn a_writer_that_was_overtaken_overwrites_a_newer_entry_and_that_is_noticed() {
         let [one, mut two] = workers(2);
-        let late = one.agreement.ring.reserve(&one.host).unwrap().unwrap();
+        let late = one
+            .agreement
+            .ring
+            .reserve(&one.host, None)
+            .unwrap()
+            .unwrap();
         two.tell(1);
         two.tell(2);
         let entry = deed(0).encode();
@@ -326,7 +341,7 @@ mod tests {
             .agreement
             .tell(&one.host, &Told::Deed(rewrite.unwrap().deed));
         assert_eq!(told, Ok(false));
-        assert_eq!(one.agreement.ring.head(&one.host), Ok(0));
+        assert_eq!(one.agreement.ring.head(&one.host).unwrap().next, 0);
     }
 
     /// Writers that take a position and write it later, readers that come whenever they like: everybody learns what
@@ -345,7 +360,7 @@ mod tests {
                 let worker = &mut workers[at];
                 match (random.below(3), open[at]) {
                     (0, None) => {
-                        let position = worker.agreement.ring.reserve(&worker.host);
+                        let position = worker.agreement.ring.reserve(&worker.host, None);
                         open[at] = position.unwrap();
                     }
                     (0 | 1, Some(position)) => {
@@ -361,7 +376,7 @@ mod tests {
                         open[at] = None;
                     }
                     (1, None) => {
-                        let position = worker.agreement.ring.head(&worker.host).unwrap();
+                        let position = worker.agreement.ring.head(&worker.host).unwrap().next;
                         worker.tell(step);
                         all.insert(position, (at, deed(step)));
                     }
@@ -393,7 +408,7 @@ mod tests {
                         "seed {seed}: out of order, or twice"
                     );
                 }
-                let head = worker.agreement.ring.head(&worker.host).unwrap();
+                let head = worker.agreement.ring.head(&worker.host).unwrap().next;
                 let unread = head - worker.agreement.next;
                 let known = worker.known.len() as u64;
                 assert!(

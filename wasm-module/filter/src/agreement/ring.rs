@@ -21,6 +21,15 @@ pub(super) struct Ring {
     entries: u32,
 }
 
+/// How far a ring had come when somebody looked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Head {
+    /// Positions given out so far.
+    pub(super) next: u64,
+    /// Changes when another one is given out.
+    number: u32,
+}
+
 /// What a reader finds at a position that was given out.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Slot {
@@ -50,26 +59,48 @@ impl Ring {
         u64::from(self.entries)
     }
 
-    /// Positions given out so far.
-    pub(super) fn head(&self, host: &impl Host) -> Result<u64, HostError> {
-        Ok(self.head_and_cas(host)?.0)
+    pub(super) fn head(&self, host: &impl Host) -> Result<Head, HostError> {
+        const CALL: &str = "shared_data";
+        let missing = HostError {
+            call: CALL,
+            status: NO_HEAD,
+        };
+        let (next, number) = host.shared_data(&self.key("head"))?.ok_or(missing)?;
+        let next = <[u8; 8]>::try_from(next.as_slice()).map_err(|_| missing)?;
+        Ok(Head {
+            next: u64::from_le_bytes(next),
+            number,
+        })
     }
 
-    /// Writes an entry behind all others; its position. `None` if others were faster every time.
-    pub(super) fn push(&self, host: &impl Host, entry: &[u8]) -> Result<Option<u64>, HostError> {
-        let Some(position) = self.reserve(host)? else {
+    /// Writes an entry behind all others; its position. `None` if others were faster every time. Who has `seen` the head
+    /// need not look again, unless it has moved.
+    pub(super) fn push(
+        &self,
+        host: &impl Host,
+        seen: Option<Head>,
+        entry: &[u8],
+    ) -> Result<Option<u64>, HostError> {
+        let Some(position) = self.reserve(host, seen)? else {
             return Ok(None);
         };
         self.write(host, position, entry)?;
         Ok(Some(position))
     }
 
-    pub(super) fn reserve(&self, host: &impl Host) -> Result<Option<u64>, HostError> {
+    pub(super) fn reserve(
+        &self,
+        host: &impl Host,
+        mut seen: Option<Head>,
+    ) -> Result<Option<u64>, HostError> {
         for _ in 0..ATTEMPTS {
-            let (position, cas) = self.head_and_cas(host)?;
-            let next = position.wrapping_add(1).to_le_bytes();
-            if host.set_shared_data(&self.key("head"), &next, Some(cas))? {
-                return Ok(Some(position));
+            let head = match seen.take() {
+                Some(head) => head,
+                None => self.head(host)?,
+            };
+            let next = head.next.wrapping_add(1).to_le_bytes();
+            if host.set_shared_data(&self.key("head"), &next, Some(head.number))? {
+                return Ok(Some(head.next));
             }
         }
         Ok(None)
@@ -102,19 +133,6 @@ impl Ring {
         } else {
             Slot::Lost
         })
-    }
-
-    fn head_and_cas(&self, host: &impl Host) -> Result<(u64, u32), HostError> {
-        const CALL: &str = "shared_data";
-        let (head, cas) = host.shared_data(&self.key("head"))?.ok_or(HostError {
-            call: CALL,
-            status: NO_HEAD,
-        })?;
-        let head = <[u8; 8]>::try_from(head.as_slice()).map_err(|_| HostError {
-            call: CALL,
-            status: NO_HEAD,
-        })?;
-        Ok((u64::from_le_bytes(head), cas))
     }
 
     fn slot(&self, position: u64) -> String {

@@ -31,6 +31,7 @@ use crate::outcome::{Fault, Outcome, reason};
 use crate::plugin::{Plugin, Route};
 use crate::retrieval::{Ended, OnNothing, Reason, Search, Step};
 use crate::salt::Identity;
+use crate::usage::Counted;
 
 /// One request and its response.
 pub struct Exchange {
@@ -231,11 +232,35 @@ impl Exchange {
 
     /// Request and response are over, whatever became of them.
     pub fn on_done(&mut self, host: &impl Host) {
-        if let Some(mut awaited) = self.awaited.take() {
-            awaited.on_done(host, &self.plugin);
-        }
+        let awaited = self.awaited.take();
+        let counted = awaited.and_then(|awaited| awaited.on_done(host, &self.plugin));
         // A search that nobody waits for any more, and its place among the warm-ups.
         self.search = None;
+        let phase = std::mem::replace(&mut self.phase, Phase::Bystander);
+        if let Phase::Settled(outcome) = phase
+            && self.plugin.config().log_fields
+            && let Err(error) = host.set_log_fields(&self.log_fields(&outcome, counted))
+        {
+            host.log(LogLevel::Warn, &error.to_string());
+        }
+    }
+
+    /// For the access log, which proxies write when all is over: nobody waits any more.
+    fn log_fields(
+        &self,
+        outcome: &Outcome,
+        counted: Option<Counted>,
+    ) -> Vec<(&'static str, String)> {
+        let mut fields = outcome.fields();
+        if let Some(ended) = self.ended {
+            fields.push(("retrieval", ended.word.to_owned()));
+            fields.push(("retrieval_ms", ended.milliseconds.to_string()));
+        }
+        if let Some(Counted { prompt, cached }) = counted {
+            fields.push(("prompt_tokens", prompt.to_string()));
+            fields.extend(cached.map(|cached| ("cached_tokens", cached.to_string())));
+        }
+        fields
     }
 
     /// Only this filter says what it did and which path it chose: a header of that name from the client would
@@ -555,16 +580,6 @@ impl Exchange {
 
     fn settle(&mut self, host: &impl Host, outcome: Outcome) {
         self.plugin.count(host, &outcome);
-        if self.plugin.config().log_fields {
-            let mut fields = outcome.fields();
-            if let Some(ended) = self.ended {
-                fields.push(("retrieval", ended.word.to_owned()));
-                fields.push(("retrieval_ms", ended.milliseconds.to_string()));
-            }
-            if let Err(error) = host.set_log_fields(&fields) {
-                host.log(LogLevel::Warn, &error.to_string());
-            }
-        }
         self.phase = Phase::Settled(outcome);
     }
 

@@ -44,6 +44,7 @@ fn found() -> Value {
 
 fn report(mut exchange: Exchange, host: &ScriptedHost) -> String {
     exchange.on_response_headers(host);
+    exchange.on_done(host);
     host.response_header("x-foreword").unwrap()
 }
 

@@ -40,6 +40,7 @@ fn send(plugin: &Arc<Plugin>, host: &ScriptedHost, body: &str) -> String {
         exchange.on_request_body(host, host.body().len(), true);
     }
     exchange.on_response_headers(host);
+    exchange.on_done(host);
     host.response_header("x-foreword").unwrap_or_default()
 }
 
@@ -422,6 +423,7 @@ fn send_begun(plugin: &Arc<Plugin>, host: &ScriptedHost, body: &[u8]) -> String 
         exchange.on_request_body(host, body.len(), true);
     }
     exchange.on_response_headers(host);
+    exchange.on_done(host);
     host.response_header("x-foreword").unwrap_or_default()
 }
 
@@ -620,7 +622,7 @@ fn a_dry_run_reports_and_sends_the_body_as_it_came() {
     let second = body(&["c", "b", "a"]);
     assert_eq!(
         send(&plugin, &host, &second),
-        "dry-run; policy=longest; documents=3; matched=3; moved=2; dropped=0; hint=1; client_matched=0"
+        "dry-run; policy=foresight; documents=3; matched=3; moved=2; dropped=0; hint=1; client_matched=0"
     );
     assert_eq!(host.body(), second.as_bytes());
     assert_eq!(host.header("x-foreword-path"), None);
@@ -659,6 +661,45 @@ fn an_arm_is_told_in_header_counters_and_log() {
     assert_eq!(host.log_field("arm").as_deref(), Some("control"));
     assert_eq!(host.log_field("outcome").as_deref(), Some("ordered"));
     assert_eq!(host.log_field("documents").as_deref(), Some("2"));
+}
+
+/// Each call into the proxy costs a VM about a microsecond. Counts are not among them: see [`crate::tally`].
+#[test]
+fn a_client_waits_for_so_many_calls_into_the_proxy() {
+    let host = ScriptedHost::default();
+    let plugin = plugin(&host, "");
+    send(&plugin, &host, &body(&["a", "b"]));
+    let second = body(&["b", "a"]);
+    let length = second.len().to_string();
+    host.request("POST", PATH, &[("content-length", &length)]);
+    host.calls_made();
+    let calls = |expected: &[(&str, u32)]| {
+        let mut made = host.calls_made();
+        made.retain(|name, _| !["add", "record"].contains(name));
+        assert_eq!(made.into_iter().collect::<Vec<_>>(), expected);
+    };
+    let mut exchange = Exchange::new(plugin);
+    exchange.on_request_headers(&host, false);
+    calls(&[("request_header", 7)]);
+    host.receive(second.as_bytes());
+    exchange.on_request_body(&host, second.len(), true);
+    calls(&[
+        ("now", 2),
+        ("replace_request_body", 1),
+        ("request_body", 1),
+        ("set_request_header", 2),
+        ("set_shared_data", 2),
+        ("shared_data", 1),
+    ]);
+    host.respond_with("200", None);
+    exchange.on_response_headers(&host);
+    calls(&[("response_header", 1), ("set_response_header", 1)]);
+    let answer = br#"{"usage": {"prompt_tokens": 10}}"#;
+    host.stream(answer);
+    exchange.on_response_body(&host, answer.len(), true);
+    calls(&[("response_body", 1)]);
+    exchange.on_done(&host);
+    calls(&[("set_log_fields", 1)]);
 }
 
 #[test]

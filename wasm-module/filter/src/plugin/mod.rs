@@ -57,12 +57,6 @@ impl Plugin {
             .any(|engine| engine.feed.is_some())
     }
 
-    /// Whether [`Plugin::on_tick`] has anything to do.
-    pub fn needs_ticks(&self) -> bool {
-        self.knowledge()
-            .is_some_and(|knowledge| knowledge.agreement.is_some())
-    }
-
     /// Some time has passed: what other workers did meanwhile is learnt, so that a request that comes late finds little
     /// left to learn.
     pub fn on_tick(&self, host: &impl Host) {
@@ -133,7 +127,7 @@ impl Plugin {
     ) -> Option<(Result<Rewrite, Skip>, Route)> {
         let mut knowledge = self.knowledge()?;
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_REQUEST);
-        let now_ms = host.now_ms();
+        let now_ms = self.now_ms(host);
         knowledge.turn = knowledge.turn.wrapping_add(1);
         let choices = self.engines.choices(host, now_ms, knowledge.turn);
         let start = host.now_ns();
@@ -172,7 +166,7 @@ impl Plugin {
 
     /// A request that the core does not see goes to the engine that has least to do.
     pub(crate) fn route(&self, host: &impl Host, bytes: usize) -> Route {
-        let now_ms = host.now_ms();
+        let now_ms = self.now_ms(host);
         let choices = self.engines.choices(host, now_ms, now_ms);
         let engine = least_loaded(&choices);
         let tokens = estimated_tokens(bytes);
@@ -183,14 +177,22 @@ impl Plugin {
     }
 
     pub(crate) fn settle(&self, host: &impl Host, errand: Errand, dealt: Dealt) {
-        self.engines.settle(host, host.now_ms(), errand, dealt);
+        self.engines.settle(host, self.now_ms(host), errand, dealt);
     }
 
     /// An engine answered that was not sent to by us.
     pub(crate) fn answered_by(&self, host: &impl Host, engine: EngineId) {
-        let errand = self.engines.send(host, host.now_ms(), engine, 0);
-        self.engines
-            .settle(host, host.now_ms(), errand, Dealt::Answered);
+        let errand = self.engines.send(host, self.now_ms(host), engine, 0);
+        self.settle(host, errand, Dealt::Answered);
+    }
+
+    /// By which engines are judged. Where there is nothing to choose nobody looks at it, and nobody need ask for it.
+    fn now_ms(&self, host: &impl Host) -> u64 {
+        if self.engines.are_several() {
+            host.now_ms()
+        } else {
+            0
+        }
     }
 
     /// The engine that was chosen did not take the request.
@@ -220,17 +222,6 @@ impl Plugin {
         counted: Counted,
     ) {
         self.metrics.counted(host, arm, counted);
-        if self.config.log_fields {
-            let mut fields = vec![("prompt_tokens", counted.prompt.to_string())];
-            fields.extend(
-                counted
-                    .cached
-                    .map(|cached| ("cached_tokens", cached.to_string())),
-            );
-            if let Err(error) = host.set_log_fields(&fields) {
-                host.log(LogLevel::Warn, &error.to_string());
-            }
-        }
         let (Some(deed), Some(mut knowledge)) = (deed, self.knowledge()) else {
             return;
         };

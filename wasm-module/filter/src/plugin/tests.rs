@@ -53,7 +53,6 @@ fn an_idle_worker_learns_at_its_ticks_and_a_new_one_when_it_is_loaded() {
     let busy = load(&host, "{}");
     let idle_host = ScriptedHost::beside(&host);
     let idle = load(&idle_host, "{}");
-    assert!(idle.needs_ticks());
     send(&busy, &host, &body(&[1, 2]));
     idle.on_tick(&idle_host);
     assert_eq!(idle_host.samples("foreword_vm_mebibytes"), [7]);
@@ -97,7 +96,6 @@ fn a_proxy_without_shared_data_orders_all_the_same() {
         let host = ScriptedHost::default();
         host.refuse(call);
         let plugin = load(&host, "{}");
-        assert!(!plugin.needs_ticks(), "{call}");
         send(&plugin, &host, &body(&[1, 2]));
         assert_eq!(send(&plugin, &host, &body(&[2, 1])).1.matched, 2);
         assert_eq!(host.counter("foreword_untold_requests_total"), 0);

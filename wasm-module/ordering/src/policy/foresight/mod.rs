@@ -74,8 +74,6 @@ impl Policy for Foresight {
             .into_iter()
             .map(|shared| Evidence::new(shared, &open))
             .collect();
-        self.skew
-            .observe(&recent, open.len(), self.window.len() / 2);
         let skewed = self.skew.is_skewed();
         if !skewed {
             recent.retain(|evidence| evidence.age <= EVEN_AGE);
@@ -105,6 +103,11 @@ impl Policy for Foresight {
     }
 
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
+        let newer = self.window.len() / 2;
+        let counts = ranked
+            .iter()
+            .map(|document| self.window.counts(*document, newer));
+        self.skew.observe(&counts.collect::<Counts>());
         let placed = order.iter();
         self.window
             .push(placed.filter_map(|&rank| ranked.get(usize::from(rank)).copied()));
@@ -193,13 +196,17 @@ fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
 /// Whether documents that were asked for more than others stay so: the correlation between their counts in the newer
 /// and in the older half of the window, over requests, with exponential decay.
 ///
-/// Within one half, bursts alone make counts differ; they do not make the halves agree.
+/// Within one half, bursts alone make counts differ; they do not make the halves agree. Observed where requests are
+/// remembered, not where they are ordered: what other workers ordered counts as much.
 struct Skew {
     /// Sums of products of the counts' deviations from their mean.
     newer_older: f64,
     newer_newer: f64,
     older_older: f64,
 }
+
+/// By document of a request: how many requests of the newer and of the older half held it.
+type Counts = SmallVec<[[u32; 2]; 16]>;
 
 /// Weight that a request keeps with each later one: half after 1,000.
 const DECAY: f64 = 0.9993;
@@ -220,42 +227,29 @@ impl Default for Skew {
 }
 
 impl Skew {
-    /// Takes in what recent requests share of a request's `open` candidates.
-    fn observe(&mut self, recent: &[Evidence], open: usize, newer_half: u16) {
-        let (newer, older) = (
-            deviations(recent, open, |age| age <= newer_half),
-            deviations(recent, open, |age| age > newer_half),
-        );
-        let product =
-            |a: &Deviations, b: &Deviations| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
-        self.newer_older = self.newer_older * DECAY + product(&newer, &older);
-        self.newer_newer = self.newer_newer * DECAY + product(&newer, &newer);
-        self.older_older = self.older_older * DECAY + product(&older, &older);
+    /// Takes in the counts of one request's documents.
+    fn observe(&mut self, counts: &[[u32; 2]]) {
+        let documents = counts.len().max(1) as f64;
+        let mut means = [0.0; 2];
+        for count in counts {
+            for (mean, count) in means.iter_mut().zip(count) {
+                *mean += f64::from(*count) / documents;
+            }
+        }
+        self.newer_older *= DECAY;
+        self.newer_newer *= DECAY;
+        self.older_older *= DECAY;
+        for [newer, older] in counts {
+            let (newer, older) = (f64::from(*newer) - means[0], f64::from(*older) - means[1]);
+            self.newer_older += newer * older;
+            self.newer_newer += newer * newer;
+            self.older_older += older * older;
+        }
     }
 
     fn is_skewed(&self) -> bool {
         self.newer_older > SKEWED * (self.newer_newer * self.older_older).sqrt()
     }
-}
-
-/// By bit.
-type Deviations = SmallVec<[f64; 16]>;
-
-/// How far the number of requests that hold a candidate is from the candidates' mean, over requests of some ages.
-fn deviations(recent: &[Evidence], open: usize, of_age: impl Fn(u16) -> bool) -> Deviations {
-    let mut counts = Deviations::from_elem(0.0, open);
-    for evidence in recent.iter().filter(|evidence| of_age(evidence.age)) {
-        for bit in bits(evidence.mask) {
-            if let Some(count) = counts.get_mut(bit) {
-                *count += 1.0;
-            }
-        }
-    }
-    let mean = counts.iter().sum::<f64>() / open as f64;
-    for count in &mut counts {
-        *count -= mean;
-    }
-    counts
 }
 
 #[cfg(test)]
@@ -315,30 +309,34 @@ mod tests {
 
     #[test]
     fn traffic_is_skewed_when_what_was_asked_for_more_still_is() {
-        let evidence = |masks: [u64; 4]| -> Vec<Evidence> {
-            masks
-                .iter()
-                .zip(1..)
-                .map(|(&mask, age)| Evidence {
-                    mask,
-                    tokens: 1,
-                    age,
-                })
-                .collect()
-        };
         let mut skew = Skew::default();
         assert!(skew.is_skewed());
         // A burst for the first two documents, one for the last two: uneven in each half, but not the same way.
-        let bursts = evidence([0b0011, 0b0011, 0b1100, 0b1100]);
         for _ in 0..200 {
-            skew.observe(&bursts, 4, 2);
+            skew.observe(&[[2, 0], [2, 0], [0, 2], [0, 2]]);
         }
         assert!(!skew.is_skewed());
-        let steady = evidence([0b0011, 0b0001, 0b0001, 0b0011]);
         for _ in 0..1_000 {
-            skew.observe(&steady, 4, 2);
+            skew.observe(&[[2, 2], [1, 1], [0, 0], [0, 0]]);
         }
         assert!(skew.is_skewed());
+    }
+
+    #[test]
+    fn what_others_ordered_shows_whether_traffic_is_skewed() {
+        let mut policy = foresight();
+        let mut tree = tree_of(&[]);
+        let mut learn = |documents: &[u64]| {
+            let candidates = candidates(&mut tree, documents);
+            let ranked = super::super::fingerprints(&candidates);
+            policy.remember(&ranked, &super::super::ranks(documents.len()));
+            policy.skew.is_skewed()
+        };
+        // Bursts: whom half of the window asks for, the other half does not.
+        let even = (0..2_000).map(|at: u64| learn(&[at / 50 % 4, 10 + at / 50 % 4, 20 + at % 5]));
+        assert_eq!(even.last(), Some(false));
+        let skewed = (0..2_000).map(|at: u64| learn(&[at % 2, 2 + at % 10, 20 + at % 40]));
+        assert_eq!(skewed.last(), Some(true));
     }
 
     #[test]

@@ -90,6 +90,16 @@ impl Window {
         u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
     }
 
+    /// How many requests held a document, of the `newer` latest ones and of all before them.
+    pub(super) fn counts(&self, document: Fingerprint, newer: u16) -> [u32; 2] {
+        let Some(slots) = self.postings.get(&document) else {
+            return [0; 2];
+        };
+        // Oldest first.
+        let older = slots.partition_point(|&slot| age(slot, self.next, self.size) > newer);
+        [slots.len() - older, older].map(|count| u32::try_from(count).unwrap_or(u32::MAX))
+    }
+
     /// The requests that held all of `required` and some of `optional` (its first [`MAX_DOCUMENTS`]), in no
     /// particular order, but the same on every platform. All of them are distinct.
     pub(super) fn sharing(
@@ -129,16 +139,21 @@ impl Window {
                     shared: mask,
                 } = std::mem::take(mark);
                 if mask != 0 && usize::from(held) == required.len() {
-                    let age = if slot < self.next {
-                        self.next - slot
-                    } else {
-                        self.size - slot + self.next
-                    };
+                    let age = age(slot, self.next, self.size);
                     found.push(Shared { mask, age });
                 }
             }
         }
         found
+    }
+}
+
+/// Requests since the one in a slot of `size`, itself included, when the `next` slot is to be taken.
+fn age(slot: u16, next: u16, size: u16) -> u16 {
+    if slot < next {
+        next - slot
+    } else {
+        size - slot + next
     }
 }
 
@@ -163,6 +178,7 @@ mod tests {
             requests in prop::collection::vec(prop::collection::vec(0_u64..12, 0..8), 0..40),
             asked in prop::collection::vec(0_u64..12, 0..10),
             required in 0_usize..4,
+            newer in 0_usize..12,
         ) {
             let requests: Vec<_> = requests.into_iter().map(distinct).collect();
             let asked = distinct(asked);
@@ -187,6 +203,13 @@ mod tests {
                 let mut found = window.sharing(&prints(required), &prints(optional));
                 found.sort_by_key(|shared| shared.age);
                 prop_assert_eq!(&found, &expected);
+            }
+            for document in 0..12 {
+                let held = |request: &&Vec<u64>| request.contains(&document);
+                let last = || requests.iter().rev().take(usize::from(size));
+                let halves = [last().take(newer).filter(held).count(), last().skip(newer).filter(held).count()];
+                let counts = window.counts(Fingerprint(document), u16::try_from(newer).unwrap());
+                prop_assert_eq!(counts.map(|count| count as usize), halves);
             }
             let kept: usize = requests.iter().rev().take(usize::from(size)).map(Vec::len).sum();
             prop_assert_eq!(window.postings.values().map(VecDeque::len).sum::<usize>(), kept);

@@ -1,0 +1,130 @@
+//! Hooks of a configuration, all of them on Envoy's main thread.
+#![allow(
+    unsafe_code,
+    reason = "C functions that hand over Envoy's objects and take back our own"
+)]
+
+use std::sync::Arc;
+
+use foreword_filter::{LogLevel, Plugin};
+
+use super::answer::{body, listed, status};
+use super::guarded;
+use crate::abi::{self, EnvoyBuffer, EnvoyHttpHeader};
+use crate::clock::Clock;
+use crate::stream::{Envoy, bytes, log};
+
+/// Ours behind a configuration.
+pub(super) struct Loaded {
+    /// Its requests share it, and may outlive the configuration.
+    pub(super) plugin: Arc<Plugin>,
+    /// Runs where engines' feeds are followed.
+    _clock: Option<Clock>,
+}
+
+pub(super) type Config = *const Loaded;
+
+/// Workers share a plugin.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<Plugin>();
+};
+
+/// A configuration is loaded; null refuses it.
+///
+/// # Safety
+/// Called by Envoy with its object and two buffers that live as long as the call.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
+    config: abi::HttpFilterConfigEnvoyPtr,
+    _name: EnvoyBuffer,
+    text: EnvoyBuffer,
+) -> Config {
+    guarded(std::ptr::null(), || {
+        // SAFETY: both are this hook's.
+        let (envoy, text) = unsafe { (Envoy::config(config), bytes(&text)) };
+        match Plugin::load(&envoy, text) {
+            Ok(plugin) => {
+                // SAFETY: the configuration is this hook's.
+                let clock = || unsafe { Clock::start(config) };
+                let clock = plugin.has_feeds().then(clock).flatten();
+                if plugin.has_feeds() && clock.is_none() {
+                    log(LogLevel::Warn, NO_CLOCK);
+                }
+                Box::into_raw(Box::new(Loaded {
+                    plugin: Arc::new(plugin),
+                    _clock: clock,
+                }))
+            }
+            Err(error) => {
+                log(LogLevel::Error, &error.to_string());
+                std::ptr::null()
+            }
+        }
+    })
+}
+
+/// # Safety
+/// Called by Envoy once for what `config_new` returned.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_destroy(config: Config) {
+    // SAFETY: from `Box::into_raw`; requests under way have plugins of their own.
+    guarded((), || drop(unsafe { Box::from_raw(config.cast_mut()) }));
+}
+
+/// The clock has ticked. On the main thread.
+///
+/// # Safety
+/// Called by Envoy with its object and what `config_new` returned.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_scheduled(
+    envoy: abi::HttpFilterConfigEnvoyPtr,
+    config: Config,
+    _event: u64,
+) {
+    guarded((), || {
+        // SAFETY: both are this hook's, and the configuration is destroyed after it.
+        let (envoy, config) = unsafe { (Envoy::config(envoy), config.as_ref()) };
+        if let Some(config) = config {
+            config.plugin.on_tick(&envoy);
+        }
+    });
+}
+
+/// A configuration's call was answered, or will not be. On the main thread.
+///
+/// # Safety
+/// Called by Envoy with its object, what `config_new` returned, and as many headers and pieces as it says, none of which
+/// live longer than the hook.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_http_callout_done(
+    envoy: abi::HttpFilterConfigEnvoyPtr,
+    config: Config,
+    call: u64,
+    result: u32,
+    headers: *const EnvoyHttpHeader,
+    headers_length: usize,
+    pieces: *const EnvoyBuffer,
+    pieces_length: usize,
+) {
+    guarded((), || {
+        // SAFETY: all are this hook's.
+        let (envoy, config, headers, pieces) = unsafe {
+            (
+                Envoy::config(envoy),
+                config.as_ref(),
+                listed(headers, headers_length),
+                listed(pieces, pieces_length),
+            )
+        };
+        let (Some(config), Ok(call)) = (config, u32::try_from(call)) else {
+            return;
+        };
+        // SAFETY: headers and pieces are this hook's.
+        let (status, body) = unsafe { (status(headers), body(pieces, Plugin::MAX_ANSWER_BYTES)) };
+        let status = status.filter(|_| result == abi::CALL_ANSWERED);
+        (config.plugin).on_answer(&envoy, call, status, body.as_deref());
+    });
+}
+
+const NO_CLOCK: &str = "there can be no thread, so engines' feeds are not followed: answers alone correct what is believed";

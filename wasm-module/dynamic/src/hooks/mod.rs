@@ -1,0 +1,47 @@
+//! What Envoy calls: the 21 exports that Envoy 1.40 demands of an HTTP filter, and two of a configuration's own.
+//!
+//! | file | hooks of |
+//! | --- | --- |
+//! | here | the module; how panics end |
+//! | `config` | a configuration |
+//! | `request` | a request and its response |
+//! | `unused` | things that the filter does not do |
+//! | `answer` | none: it reads what Envoy hands to the hooks of calls |
+//!
+//! Each hook ends its panics: an uncaught one would abort Envoy and every stream in it. A request whose hook panicked is
+//! answered with 500, if that can still be done; the next finds everything as it was, but for what the orderer knew.
+#![allow(unsafe_code, reason = "an export, which Envoy finds by its name")]
+
+mod answer;
+mod config;
+mod request;
+#[cfg(test)]
+mod tests;
+mod unused;
+
+use std::ffi::c_char;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use foreword_filter::LogLevel;
+
+use crate::abi;
+use crate::stream::log;
+
+/// The module is loaded; answers with the ABI that it was written for.
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_program_init() -> *const c_char {
+    // A panic's message may quote a request, so only its place is told. This hook is this library's own.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic
+            .location()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        log(LogLevel::Error, &format!("foreword panicked at {place}"));
+    }));
+    abi::ABI_VERSION.as_ptr()
+}
+
+/// Ends panics: `fallback` takes the place of the result.
+fn guarded<T>(fallback: T, hook: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(hook)).unwrap_or(fallback)
+}

@@ -1,0 +1,239 @@
+//! Hooks of a request and its response, on the request's worker thread.
+#![allow(
+    unsafe_code,
+    reason = "C functions that hand over Envoy's objects and take back our own"
+)]
+
+use std::sync::Arc;
+
+use foreword_filter::{Exchange, Flow, Host};
+
+use super::answer::{body, listed, status};
+use super::config::Config;
+use super::guarded;
+use crate::abi::{self, EnvoyBuffer, EnvoyHttpHeader};
+use crate::stream::Envoy;
+
+/// Ours behind a request: a boxed [`Exchange`].
+pub(super) type Filter = *mut Exchange;
+
+/// A request begins.
+///
+/// # Safety
+/// Called by Envoy with what `config_new` returned.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_new(
+    config: Config,
+    _filter: abi::HttpFilterEnvoyPtr,
+) -> Filter {
+    guarded(std::ptr::null_mut(), || {
+        // SAFETY: from `config_new`, and not destroyed before its last `filter_new`.
+        let plugin = unsafe { &(*config).plugin };
+        Box::into_raw(Box::new(Exchange::new(Arc::clone(plugin))))
+    })
+}
+
+/// # Safety
+/// Called by Envoy once for what `filter_new` returned, after every other hook of the request.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_destroy(filter: Filter) {
+    // SAFETY: from `Box::into_raw`.
+    guarded((), || drop(unsafe { Box::from_raw(filter) }));
+}
+
+/// # Safety
+/// Called by Envoy on the request's thread with its object and what `filter_new` returned.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_request_headers(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    end_of_stream: bool,
+) -> u32 {
+    // SAFETY: both are this hook's.
+    let flow = unsafe {
+        on_request(envoy, filter, |exchange, envoy| {
+            exchange.on_request_headers(envoy, end_of_stream)
+        })
+    };
+    match flow {
+        Flow::Continue => abi::CONTINUE,
+        Flow::Hold => abi::STOP_ITERATION,
+    }
+}
+
+/// # Safety
+/// As `request_headers`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_request_body(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    end_of_stream: bool,
+) -> u32 {
+    // SAFETY: both are this hook's.
+    let flow = unsafe {
+        on_request(envoy, filter, |exchange, envoy| {
+            exchange.on_request_body(envoy, envoy.body_size(), end_of_stream)
+        })
+    };
+    match flow {
+        Flow::Continue => abi::CONTINUE,
+        Flow::Hold => abi::STOP_ITERATION_AND_BUFFER,
+    }
+}
+
+/// # Safety
+/// As `request_headers`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_request_trailers(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+) -> u32 {
+    // SAFETY: both are this hook's.
+    let flow = unsafe {
+        on_request(envoy, filter, |exchange, envoy| {
+            exchange.on_request_trailers(envoy)
+        })
+    };
+    match flow {
+        Flow::Continue => abi::CONTINUE,
+        Flow::Hold => abi::STOP_ITERATION,
+    }
+}
+
+/// # Safety
+/// As `request_headers`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_response_headers(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    _end_of_stream: bool,
+) -> u32 {
+    // SAFETY: both are this hook's.
+    unsafe {
+        on_response(envoy, filter, |exchange, envoy| {
+            exchange.on_response_headers(envoy);
+        });
+    };
+    abi::CONTINUE
+}
+
+/// # Safety
+/// As `request_headers`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_response_body(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    end_of_stream: bool,
+) -> u32 {
+    // SAFETY: both are this hook's.
+    unsafe {
+        on_response(envoy, filter, |exchange, envoy| {
+            exchange.on_response_body(envoy, envoy.response_size(), end_of_stream);
+        });
+    }
+    abi::CONTINUE
+}
+
+/// # Safety
+/// As `request_headers`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_response_trailers(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+) -> u32 {
+    // SAFETY: both are this hook's.
+    unsafe {
+        on_response(envoy, filter, |exchange, envoy| {
+            exchange.on_response_trailers(envoy);
+        });
+    };
+    abi::CONTINUE
+}
+
+/// # Safety
+/// As `request_headers`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_stream_complete(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+) {
+    // SAFETY: both are this hook's.
+    unsafe {
+        on_response(envoy, filter, |exchange, envoy| exchange.on_done(envoy));
+    }
+}
+
+/// The answer to a call of the request's has come, or none will.
+///
+/// # Safety
+/// As `request_headers`; headers and body live as long as the call.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_http_callout_done(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    call: u64,
+    result: u32,
+    headers: *const EnvoyHttpHeader,
+    headers_length: usize,
+    chunks: *const EnvoyBuffer,
+    chunks_length: usize,
+) {
+    // SAFETY: both are this hook's, and so are headers and chunks.
+    unsafe {
+        on_request(envoy, filter, |exchange, envoy| {
+            let status = match result {
+                abi::CALL_ANSWERED => status(listed(headers, headers_length)),
+                abi::CALL_TOO_LONG => Some(200),
+                _ => None,
+            };
+            let body = body(listed(chunks, chunks_length), exchange.max_answer_bytes());
+            let body = body.filter(|_| result != abi::CALL_TOO_LONG);
+            exchange.on_answer(envoy, call, status, body.as_deref());
+            Flow::Continue
+        });
+    }
+}
+
+/// Runs a response hook. The response goes on whatever happens.
+///
+/// # Safety
+/// `envoy` and `filter` came with the running hook.
+unsafe fn on_response(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    hook: impl FnOnce(&mut Exchange, &Envoy<'_>),
+) {
+    guarded((), || {
+        // SAFETY: by the contract; Envoy calls one hook of a request at a time.
+        if let Some(exchange) = unsafe { filter.as_mut() } {
+            // SAFETY: by the contract.
+            hook(exchange, &unsafe { Envoy::request(envoy) });
+        }
+    });
+}
+
+/// Runs a request hook. A panic answers 500 and keeps the request from going on; a request that `filter_new` could make
+/// nothing for goes on as it came.
+///
+/// # Safety
+/// `envoy` and `filter` came with the running hook.
+pub(super) unsafe fn on_request(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    hook: impl FnOnce(&mut Exchange, &Envoy<'_>) -> Flow,
+) -> Flow {
+    // SAFETY: by the contract; Envoy calls one hook of a request at a time.
+    let Some(exchange) = (unsafe { filter.as_mut() }) else {
+        return Flow::Continue;
+    };
+    // SAFETY: by the contract.
+    let envoy = unsafe { Envoy::request(envoy) };
+    guarded(None, || Some(hook(exchange, &envoy))).unwrap_or_else(|| {
+        let headers = [("content-type", "application/json")];
+        guarded((), || {
+            let body = exchange.failure();
+            envoy.respond(500, &headers, &body).unwrap_or_default();
+        });
+        Flow::Hold
+    })
+}

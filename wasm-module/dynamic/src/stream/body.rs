@@ -1,0 +1,129 @@
+//! Bodies.
+//!
+//! A request's body stands in two buffers: what earlier hooks held back, and what the running one brought (in the
+//! trailers' hook there is none of the second). To the filter they are one.
+#![allow(
+    unsafe_code,
+    reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
+)]
+
+use foreword_filter::HostError;
+
+use super::{Envoy, NO_SUCH_THING, bytes, refused};
+use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
+
+impl Envoy<'_> {
+    /// Bytes of the response's chunk that goes by.
+    pub(crate) fn response_size(&self) -> usize {
+        let Ok(filter) = self.filter("response_size") else {
+            return 0;
+        };
+        // SAFETY: `filter` is the running hook's.
+        unsafe {
+            abi::envoy_dynamic_module_callback_http_get_body_size(
+                filter,
+                abi::RECEIVED_RESPONSE_BODY,
+            )
+        }
+    }
+
+    /// Bytes of the body that have arrived.
+    pub(crate) fn body_size(&self) -> usize {
+        let Ok(filter) = self.filter("body_size") else {
+            return 0;
+        };
+        // SAFETY: `filter` is the running hook's.
+        let size =
+            |body| unsafe { abi::envoy_dynamic_module_callback_http_get_body_size(filter, body) };
+        self.bodies(filter).into_iter().flatten().map(size).sum()
+    }
+
+    /// A part of the response's chunk that goes by.
+    pub(super) fn response_part(&self, from: usize, size: usize) -> Result<Vec<u8>, HostError> {
+        let filter = self.filter("response_body")?;
+        let mut body = self.chunk(filter, abi::RECEIVED_RESPONSE_BODY);
+        body.truncate(from.saturating_add(size));
+        body.drain(..from.min(body.len()));
+        Ok(body)
+    }
+
+    /// What has arrived, at most that many bytes.
+    pub(super) fn arrived(&self, size: usize) -> Result<Vec<u8>, HostError> {
+        let filter = self.filter("request_body")?;
+        let mut body = Vec::with_capacity(size);
+        for kind in self.bodies(filter).into_iter().flatten() {
+            body.extend(self.chunk(filter, kind));
+        }
+        body.truncate(size);
+        Ok(body)
+    }
+
+    /// Puts another body in the place of all that has arrived.
+    pub(super) fn replace(&self, size: usize, body: &[u8]) -> Result<(), HostError> {
+        const CALL: &str = "replace_request_body";
+        let filter = self.filter(CALL)?;
+        // The filter always replaces the whole; appending would put anything else in the wrong place.
+        if size != self.body_size() {
+            return Err(refused(CALL, NO_SUCH_THING));
+        }
+        let mut target = None;
+        for kind in self.bodies(filter).into_iter().flatten() {
+            // SAFETY: `filter` is the running hook's.
+            let drained = unsafe {
+                let size = abi::envoy_dynamic_module_callback_http_get_body_size(filter, kind);
+                abi::envoy_dynamic_module_callback_http_drain_body(filter, kind, size)
+            };
+            if drained {
+                target = Some(kind);
+            }
+        }
+        let kind = target.ok_or(refused(CALL, NO_SUCH_THING))?;
+        // SAFETY: as above; Envoy copies the bytes.
+        let added = unsafe {
+            abi::envoy_dynamic_module_callback_http_append_body(
+                filter,
+                kind,
+                ModuleBuffer::of(body),
+            )
+        };
+        if added {
+            Ok(())
+        } else {
+            Err(refused(CALL, NO_SUCH_THING))
+        }
+    }
+
+    /// The buffers that make up the body, in order. When Envoy hands on what an earlier filter held back, both are the
+    /// same buffer.
+    fn bodies(&self, filter: abi::HttpFilterEnvoyPtr) -> [Option<u32>; 2] {
+        // SAFETY: `filter` is the running hook's.
+        let same = unsafe {
+            abi::envoy_dynamic_module_callback_http_received_buffered_request_body(filter)
+        };
+        let buffered = (!same).then_some(abi::BUFFERED_REQUEST_BODY);
+        [buffered, Some(abi::RECEIVED_REQUEST_BODY)]
+    }
+
+    /// What one of the buffers holds.
+    fn chunk(&self, filter: abi::HttpFilterEnvoyPtr, kind: u32) -> Vec<u8> {
+        let mut body = Vec::new();
+        // SAFETY: `filter` is the running hook's; Envoy writes as many pieces as it has just counted, and nothing changes
+        // the body before they are copied.
+        unsafe {
+            let count = abi::envoy_dynamic_module_callback_http_get_body_chunks_size(filter, kind);
+            let mut pieces = vec![EnvoyBuffer::NOTHING; count];
+            if count > 0
+                && abi::envoy_dynamic_module_callback_http_get_body_chunks(
+                    filter,
+                    kind,
+                    pieces.as_mut_ptr(),
+                )
+            {
+                for piece in &pieces {
+                    body.extend_from_slice(bytes(piece));
+                }
+            }
+        }
+        body
+    }
+}

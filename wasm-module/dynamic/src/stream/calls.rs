@@ -1,0 +1,84 @@
+//! Calls into clusters, and the requests that wait for them.
+#![allow(
+    unsafe_code,
+    reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
+)]
+
+use foreword_filter::HostError;
+
+use super::headers::of_headers;
+use super::{Envoy, NO_CONFIG, NO_SUCH_THING, Scope, refused};
+use crate::abi::{self, ModuleBuffer};
+
+impl Envoy<'_> {
+    /// Only for a configuration: a request makes no calls of its own.
+    pub(super) fn call_for_config(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        limit_ms: u64,
+    ) -> Result<u32, HostError> {
+        const CALL: &str = "call";
+        let Scope::Config(config) = self.scope else {
+            return Err(refused(CALL, NO_CONFIG));
+        };
+        let mut headers = of_headers(headers);
+        let mut id = 0;
+        // SAFETY: `config` is the running hook's; `id` is written before the call returns, and Envoy copies the rest.
+        let result = unsafe {
+            abi::envoy_dynamic_module_callback_http_filter_config_http_callout(
+                config,
+                &raw mut id,
+                ModuleBuffer::of(cluster.as_bytes()),
+                headers.as_mut_ptr(),
+                headers.len(),
+                ModuleBuffer::NULL,
+                limit_ms,
+            )
+        };
+        match (result, u32::try_from(id)) {
+            (abi::CALL_MADE, Ok(id)) => Ok(id),
+            (abi::CALL_MADE, Err(_)) => Err(refused(CALL, NO_SUCH_THING)),
+            (status, _) => Err(refused(CALL, status)),
+        }
+    }
+
+    /// Only for a request.
+    pub(super) fn call_for_request(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        limit_ms: u64,
+    ) -> Result<u64, HostError> {
+        const CALL: &str = "ask";
+        let filter = self.filter(CALL)?;
+        let mut headers = of_headers(headers);
+        let mut id = 0;
+        // SAFETY: `filter` is the running hook's; everything else outlives the call, which copies it. An answer never comes
+        // before the call returns.
+        let result = unsafe {
+            abi::envoy_dynamic_module_callback_http_filter_http_callout(
+                filter,
+                &raw mut id,
+                ModuleBuffer::of(cluster.as_bytes()),
+                headers.as_mut_ptr(),
+                headers.len(),
+                ModuleBuffer::of(body),
+                limit_ms,
+            )
+        };
+        match result {
+            abi::CALL_MADE => Ok(id),
+            status => Err(refused(CALL, status)),
+        }
+    }
+
+    /// Lets a request go on that was held.
+    pub(super) fn go_on(&self) -> Result<(), HostError> {
+        let filter = self.filter("resume")?;
+        // SAFETY: `filter` is the running hook's.
+        unsafe { abi::envoy_dynamic_module_callback_http_filter_continue_decoding(filter) };
+        Ok(())
+    }
+}

@@ -1,0 +1,254 @@
+//! Envoy as the filter sees it: [`Host`] by Envoy's callbacks.
+//!
+//! | file | what of Envoy's |
+//! | --- | --- |
+//! | `headers`, `body` | a request and its response |
+//! | `calls` | clusters |
+//! | `state` | access logs, attributes |
+//! | `metrics` | counters, histograms |
+//! | here | which object the running hook has, the log, the clock |
+#![allow(
+    unsafe_code,
+    reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
+)]
+
+mod body;
+mod calls;
+mod headers;
+mod metrics;
+mod state;
+
+use std::marker::PhantomData;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use foreword_filter::{Host, HostError, LogLevel, MetricId};
+
+use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
+use crate::shared;
+
+/// The objects of the running hook. Lives no longer than the hook.
+pub(crate) struct Envoy<'hook> {
+    scope: Scope,
+    hook: PhantomData<&'hook ()>,
+}
+
+#[derive(Clone, Copy)]
+enum Scope {
+    /// A hook of a configuration, on the main thread. Metrics may be defined while it is being loaded.
+    Config(abi::HttpFilterConfigEnvoyPtr),
+    /// A request is under way.
+    Request(abi::HttpFilterEnvoyPtr),
+}
+
+impl Envoy<'_> {
+    /// # Safety
+    /// `config` came with the running hook, which outlives the value.
+    pub(crate) unsafe fn config(config: abi::HttpFilterConfigEnvoyPtr) -> Self {
+        Self {
+            scope: Scope::Config(config),
+            hook: PhantomData,
+        }
+    }
+
+    /// # Safety
+    /// `filter` came with the running hook, which outlives the value.
+    pub(crate) unsafe fn request(filter: abi::HttpFilterEnvoyPtr) -> Self {
+        Self {
+            scope: Scope::Request(filter),
+            hook: PhantomData,
+        }
+    }
+
+    fn filter(&self, call: &'static str) -> Result<abi::HttpFilterEnvoyPtr, HostError> {
+        match self.scope {
+            Scope::Request(filter) => Ok(filter),
+            Scope::Config(_) => Err(refused(call, NO_REQUEST)),
+        }
+    }
+}
+
+impl Host for Envoy<'_> {
+    fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
+        self.header(abi::REQUEST_HEADER, name, "request_header")
+    }
+
+    fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError> {
+        let value = ModuleBuffer::of(value.as_bytes());
+        self.set_header(abi::REQUEST_HEADER, name, value, "set_request_header")
+    }
+
+    fn remove_request_header(&self, name: &str) -> Result<(), HostError> {
+        self.set_header(
+            abi::REQUEST_HEADER,
+            name,
+            ModuleBuffer::NULL,
+            "remove_request_header",
+        )
+    }
+
+    fn set_response_header(&self, name: &str, value: &str) -> Result<(), HostError> {
+        let value = ModuleBuffer::of(value.as_bytes());
+        self.set_header(abi::RESPONSE_HEADER, name, value, "set_response_header")
+    }
+
+    fn response_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
+        self.header(abi::RESPONSE_HEADER, name, "response_header")
+    }
+
+    fn response_body(&self, from: usize, size: usize) -> Result<Vec<u8>, HostError> {
+        self.response_part(from, size)
+    }
+
+    fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError> {
+        self.arrived(size)
+    }
+
+    fn replace_request_body(&self, size: usize, body: &[u8]) -> Result<(), HostError> {
+        self.replace(size, body)
+    }
+
+    fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
+        self.answer(status, headers, body)
+    }
+
+    /// This ABI shows texts in the first level of a namespace alone, and a JWT's payload is deeper.
+    fn has_metadata(&self) -> bool {
+        false
+    }
+
+    fn environment(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
+    }
+
+    fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError> {
+        self.write_fields(fields)
+    }
+
+    fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {
+        Ok(shared::get(key))
+    }
+
+    fn set_shared_data(
+        &self,
+        key: &str,
+        value: &[u8],
+        unchanged_since: Option<u32>,
+    ) -> Result<bool, HostError> {
+        Ok(shared::set(key, value, unchanged_since))
+    }
+
+    fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
+        self.attribute(path)
+    }
+
+    fn call(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        limit_ms: u64,
+    ) -> Result<u32, HostError> {
+        self.call_for_config(cluster, headers, limit_ms)
+    }
+
+    fn ask(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        limit_ms: u64,
+    ) -> Result<u64, HostError> {
+        self.call_for_request(cluster, headers, body, limit_ms)
+    }
+
+    fn resume(&self) -> Result<(), HostError> {
+        self.go_on()
+    }
+
+    fn memory_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {
+        self.define(
+            abi::envoy_dynamic_module_callback_http_filter_config_define_counter,
+            name,
+            "define_counter",
+        )
+    }
+
+    fn define_histogram(&self, name: &str) -> Result<MetricId, HostError> {
+        self.define(
+            abi::envoy_dynamic_module_callback_http_filter_config_define_histogram,
+            name,
+            "define_histogram",
+        )
+    }
+
+    fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError> {
+        self.measure(
+            [
+                abi::envoy_dynamic_module_callback_http_filter_increment_counter,
+                abi::envoy_dynamic_module_callback_http_filter_config_increment_counter,
+            ],
+            counter,
+            amount,
+            "add",
+        )
+    }
+
+    fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError> {
+        self.measure(
+            [
+                abi::envoy_dynamic_module_callback_http_filter_record_histogram_value,
+                abi::envoy_dynamic_module_callback_http_filter_config_record_histogram_value,
+            ],
+            histogram,
+            value,
+            "record",
+        )
+    }
+
+    fn now_ns(&self) -> u64 {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .ok()
+            .and_then(|since| u64::try_from(since.as_nanos()).ok())
+            .unwrap_or_default()
+    }
+
+    fn log(&self, level: LogLevel, message: &str) {
+        log(level, message);
+    }
+}
+
+/// Writes a line to Envoy's log.
+pub(crate) fn log(level: LogLevel, message: &str) {
+    let level = match level {
+        LogLevel::Info => abi::LOG_INFO,
+        LogLevel::Warn => abi::LOG_WARN,
+        LogLevel::Error => abi::LOG_ERROR,
+    };
+    // SAFETY: needs no object, and copies the message.
+    unsafe { abi::envoy_dynamic_module_callback_log(level, ModuleBuffer::of(message.as_bytes())) };
+}
+
+/// # Safety
+/// The buffer is Envoy's and what it shows is not changed while the slice is in use.
+pub(crate) unsafe fn bytes(buffer: &EnvoyBuffer) -> &[u8] {
+    if buffer.ptr.is_null() {
+        return &[];
+    }
+    // SAFETY: by the contract above.
+    unsafe { std::slice::from_raw_parts(buffer.ptr.cast(), buffer.length) }
+}
+
+fn refused(call: &'static str, status: u32) -> HostError {
+    HostError { call, status }
+}
+
+/// Envoy said no without saying why.
+const NO_SUCH_THING: u32 = 100;
+/// A call for a request, in a configuration's hook.
+const NO_REQUEST: u32 = 101;
+/// A call for a configuration, in a request's hook.
+const NO_CONFIG: u32 = 102;
