@@ -1,22 +1,24 @@
 //! Staged search: how much of the exact answer IVF and HNSW find at their defaults, how early the final answer stands,
 //! and what speculating on it brings and costs.
 //!
-//! `[FOREWORD_INDEX=FILE] cargo bench -p foreword-benches --bench retrieval [-- indexes|load]`
+//! `[FOREWORD_INDEX=FILE] [FOREWORD_XQUAD=FILE [FOREWORD_EMBEDDER=DIR]] cargo bench -p foreword-benches --bench retrieval
+//! [-- indexes|large|load]`
 //!
-//! Vectors are those of an index file that `foreword ingest` made, or of a seeded mixture. A question is one of the
-//! vectors, and not among its own answers. `load` runs the real engine on a device whose steps take as long as a formula
-//! says, with the stages that the searches of `indexes` had.
+//! `indexes` searches the vectors of an index file that `foreword ingest` made, or else XQuAD's sentences and paragraphs
+//! with XQuAD's questions, or else a seeded mixture; `large` a mixture five times as large. Where there are no questions,
+//! one is one of the vectors, and not among its own answers. `load` runs the real engine on a device whose steps take as
+//! long as a formula says, with the stages that the searches of `indexes` had.
 
-use foreword_benches::Tables;
 use foreword_benches::simulated::{Costs, House, prompt};
+use foreword_benches::{Tables, embedded, xquad};
 use foreword_engine::engine::{
     EngineConfig, Event, Generation, Kind, Request, SpeculationId, Stats,
 };
 use foreword_ordering::random::Random;
-use foreword_retrieval::Collection;
 use foreword_retrieval::index::{
     Flat, Hnsw, HnswOptions, Index, Ivf, IvfOptions, Metric, Slot, Vectors, run,
 };
+use foreword_retrieval::{Collection, Embedder};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -24,44 +26,89 @@ const QUESTIONS: usize = 500;
 
 fn main() {
     let tables = Tables::asked_for();
-    let (name, collection) = match std::env::var_os("FOREWORD_INDEX") {
-        Some(path) => {
-            let collection = Collection::open(Path::new(&path)).expect("an index file");
+    if tables.has("large") {
+        let vectors = mixture(100_000);
+        indexes("a mixture of 200 clusters", &vectors, &themselves(&vectors));
+    }
+    if !tables.has("indexes") && !tables.has("load") {
+        return;
+    }
+    let index = std::env::var_os("FOREWORD_INDEX");
+    let collection = index.map(|path| Collection::open(Path::new(&path)).expect("an index file"));
+    let (name, made, questions) = match (&collection, xquad::corpus()) {
+        (Some(collection), _) => {
+            let name = format!("an index by {}", collection.spec().embedder);
+            (name, None, themselves(collection.vectors()))
+        }
+        (None, Ok(corpus)) => {
+            let embedder = embedded::embedder();
+            let (vectors, questions) = asked(&corpus, &*embedder);
+            let name = format!("XQuAD's sentences and paragraphs by {}", embedder.name());
+            (name, Some(vectors), questions)
+        }
+        (None, Err(_)) => {
+            let vectors = mixture(20_000);
+            let questions = themselves(&vectors);
             (
-                format!(
-                    "{} by {}",
-                    path.to_string_lossy(),
-                    collection.spec().embedder
-                ),
-                Some(collection),
+                "a mixture of 200 clusters".to_owned(),
+                Some(vectors),
+                questions,
             )
         }
-        None => ("a mixture of 200 clusters".to_owned(), None),
     };
-    let mixture = mixture();
-    let vectors = collection.as_ref().map_or(&mixture, Collection::vectors);
-    println!(
-        "{} vectors of {} dimensions: {name}\n",
-        vectors.len(),
-        vectors.dimensions()
-    );
-    let step = (vectors.len() / QUESTIONS).max(1);
-    let questions: Vec<Slot> = (0..vectors.len() as u32).step_by(step).map(Slot).collect();
-    let ivf = Ivf::build(vectors, IvfOptions::for_count(vectors.len()));
+    let vectors = made
+        .as_ref()
+        .or(collection.as_ref().map(Collection::vectors));
+    let vectors = vectors.expect("the one or the other");
     if tables.has("indexes") {
-        let start = Instant::now();
-        let hnsw = Hnsw::build(vectors, HnswOptions::default());
-        println!("HNSW built in {:.1} s\n", start.elapsed().as_secs_f64());
-        indexes(vectors, &questions, &ivf, &hnsw);
+        indexes(&name, vectors, &questions);
     }
     if tables.has("load") {
-        load(vectors, &questions, &ivf);
+        load(vectors, &questions);
     }
 }
 
-/// 20,000 points around 200 centres, of which each lies as far from its centre as centres lie from each other.
-fn mixture() -> Vectors {
-    const COUNT: usize = 20_000;
+/// What is searched for.
+struct Question {
+    /// Prepared.
+    vector: Vec<f32>,
+    /// The slot that it is, which is none of its answers.
+    own: Option<Slot>,
+}
+
+/// Some of the vectors, evenly spread.
+fn themselves(vectors: &Vectors) -> Vec<Question> {
+    let step = (vectors.len() / QUESTIONS).max(1);
+    let slots = (0..vectors.len() as u32).step_by(step).map(Slot);
+    let question = |slot| Question {
+        vector: vectors.row(slot).to_vec(),
+        own: Some(slot),
+    };
+    slots.map(question).collect()
+}
+
+/// XQuAD's paragraphs and their sentences, and its questions.
+fn asked(corpus: &xquad::Corpus, embedder: &dyn Embedder) -> (Vectors, Vec<Question>) {
+    let sentences = corpus.paragraphs.iter().flat_map(|text| text.split(". "));
+    let texts: Vec<&str> = (corpus.paragraphs.iter().map(String::as_str))
+        .chain(sentences.filter(|text| text.contains(char::is_alphanumeric)))
+        .collect();
+    let mut vectors = Vectors::new(embedder.dimensions(), Metric::Cosine);
+    for vector in embedded::vectors(embedder, &texts) {
+        vectors.push(&vector).expect("an embedding");
+    }
+    let questions: Vec<&str> = corpus.questions.iter().map(|(text, _)| &**text).collect();
+    let question = |vector: Vec<f32>| Question {
+        vector: vectors.prepare(&vector).expect("an embedding"),
+        own: None,
+    };
+    let questions = embedded::vectors(embedder, &questions).into_iter();
+    let questions = questions.map(question).collect();
+    (vectors, questions)
+}
+
+/// Points around 200 centres, of which each lies as far from its centre as centres lie from each other.
+fn mixture(count: usize) -> Vectors {
     const DIMENSIONS: usize = 384;
     /// Directions in which points differ: texts fill few of their embedding's.
     const INNER: usize = 24;
@@ -73,7 +120,7 @@ fn mixture() -> Vectors {
     let axes: Vec<Vec<f32>> = (0..INNER).map(|_| normals(DIMENSIONS)).collect();
     let centres: Vec<Vec<f32>> = (0..200).map(|_| normals(INNER)).collect();
     let mut vectors = Vectors::new(DIMENSIONS as u32, Metric::Cosine);
-    for at in 0..COUNT {
+    for at in 0..count {
         let offset = normals(INNER);
         let inner = centres[at % centres.len()]
             .iter()
@@ -99,11 +146,10 @@ struct Search {
 }
 
 impl Search {
-    fn of(index: &dyn Index, vectors: &Vectors, question: Slot, k: usize) -> Self {
-        let keep = move |slot: Slot| slot != question;
-        let query = vectors.row(question);
+    fn of(index: &dyn Index, vectors: &Vectors, question: &Question, k: usize) -> Self {
+        let keep = |slot: Slot| Some(slot) != question.own;
         let start = Instant::now();
-        let mut search = index.search(vectors, query, k, &keep);
+        let mut search = index.search(vectors, &question.vector, k, &keep);
         let mut this = Self {
             stages: Vec::new(),
             ends: Vec::new(),
@@ -128,7 +174,17 @@ impl Search {
     }
 }
 
-fn indexes(vectors: &Vectors, questions: &[Slot], ivf: &Ivf, hnsw: &Hnsw) {
+fn indexes(name: &str, vectors: &Vectors, questions: &[Question]) {
+    println!(
+        "{} vectors of {} dimensions: {name}; {} questions\n",
+        vectors.len(),
+        vectors.dimensions(),
+        questions.len()
+    );
+    let ivf = Ivf::build(vectors, IvfOptions::for_count(vectors.len()));
+    let start = Instant::now();
+    let hnsw = Hnsw::build(vectors, HnswOptions::default());
+    println!("HNSW built in {:.1} s\n", start.elapsed().as_secs_f64());
     let all = Ivf::build(vectors, {
         let options = IvfOptions::for_count(vectors.len());
         IvfOptions {
@@ -141,8 +197,8 @@ fn indexes(vectors: &Vectors, questions: &[Slot], ivf: &Ivf, hnsw: &Hnsw) {
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     let rows: [(&str, &dyn Index); 4] = [
-        ("IVF, defaults", ivf),
-        ("HNSW, defaults", hnsw),
+        ("IVF, defaults", &ivf),
+        ("HNSW, defaults", &hnsw),
         ("IVF, every cluster", &all),
         ("flat", &Flat),
     ];
@@ -150,9 +206,9 @@ fn indexes(vectors: &Vectors, questions: &[Slot], ivf: &Ivf, hnsw: &Hnsw) {
         for k in [2, 5, 10] {
             let (mut found, mut early, mut stages, mut shares) = (0, 0, 0, 0.0);
             let (mut whole, mut waited) = (Duration::ZERO, Duration::ZERO);
-            for &question in questions {
-                let keep = move |slot: Slot| slot != question;
-                let mut exact = Flat.search(vectors, vectors.row(question), k, &keep);
+            for question in questions {
+                let keep = |slot: Slot| Some(slot) != question.own;
+                let mut exact = Flat.search(vectors, &question.vector, k, &keep);
                 let exact: Vec<Slot> = run(&mut *exact).iter().map(|hit| hit.slot).collect();
                 // The quickest of three: others use the machine too.
                 let searches = (0..3).map(|_| Search::of(index, vectors, question, k));
@@ -195,10 +251,11 @@ enum What {
 }
 
 /// Time to the first token at several rates of arrival, with speculation and without.
-fn load(vectors: &Vectors, questions: &[Slot], ivf: &Ivf) {
+fn load(vectors: &Vectors, questions: &[Question]) {
+    let ivf = Ivf::build(vectors, IvfOptions::for_count(vectors.len()));
     let searches: Vec<Search> = questions
         .iter()
-        .map(|question| Search::of(ivf, vectors, *question, K))
+        .map(|question| Search::of(&ivf, vectors, question, K))
         .collect();
     println!(
         "{K} documents of {DOCUMENT_TOKENS} tokens, a search of {} ms, Mistral 7B on an A10G by formula",

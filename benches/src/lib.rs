@@ -1,5 +1,6 @@
 //! What the benches share.
 
+pub mod embedded;
 pub mod simulated;
 pub mod xquad;
 

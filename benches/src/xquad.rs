@@ -5,8 +5,8 @@ use foreword_ordering::document::{Fingerprint, estimate_tokens};
 use foreword_ordering::random::Random;
 use foreword_ordering::simulation::{Request, Retrieved, Trace};
 use foreword_ordering::tree::Scope;
+use foreword_retrieval::Words;
 use serde::Deserialize;
-use std::collections::HashMap;
 
 /// Names XQuAD's English file, `xquad.en.json` of <https://github.com/google-deepmind/xquad>.
 pub const VARIABLE: &str = "FOREWORD_XQUAD";
@@ -86,13 +86,13 @@ impl Corpus {
             .map(|(question, _)| question.as_str())
             .collect();
         Random::new(1).shuffle(&mut questions);
-        let contexts: Vec<&str> = self.paragraphs.iter().map(String::as_str).collect();
-        let index = Bm25::new(&contexts);
+        let texts: Vec<String> = self.paragraphs.iter().map(|text| plain(text)).collect();
+        let index = Words::of(texts.iter().map(String::as_str));
         questions
             .iter()
             .map(|&question| Retrieval {
                 question: question.to_owned(),
-                paragraphs: index.rank(question),
+                paragraphs: rank(&index, texts.len(), question),
             })
             .collect()
     }
@@ -124,73 +124,32 @@ pub fn traces(depths: &[usize]) -> Result<Vec<Trace>, String> {
     Ok(depths.iter().map(trace).collect())
 }
 
-/// BM25 with k1 = 1.2 and b = 0.75 over lower-case words less their commonest endings.
-struct Bm25 {
-    /// Per word, the documents that hold it and how often.
-    postings: HashMap<String, Vec<(usize, f64)>>,
-    /// Per document, its words over the mean.
-    lengths: Vec<f64>,
+/// All of the texts that `index` holds as [`plain`], the best for `question` first; those without any of its words come
+/// last, in their order.
+fn rank(index: &Words, texts: usize, question: &str) -> Vec<usize> {
+    let mut ranked = index.best(&plain(question), texts);
+    let rest: Vec<usize> = (0..texts).filter(|at| !ranked.contains(at)).collect();
+    ranked.extend(rest);
+    ranked
 }
 
-impl Bm25 {
-    fn new(documents: &[&str]) -> Self {
-        let mut postings: HashMap<String, Vec<(usize, f64)>> = HashMap::new();
-        let mut lengths = Vec::new();
-        for (at, document) in documents.iter().enumerate() {
-            let words = words(document);
-            lengths.push(words.len() as f64);
-            for word in words {
-                let posted = postings.entry(word).or_default();
-                match posted.last_mut() {
-                    Some((last, times)) if *last == at => *times += 1.0,
-                    _ => posted.push((at, 1.0)),
-                }
-            }
-        }
-        let mean = lengths.iter().sum::<f64>() / lengths.len() as f64;
-        for length in &mut lengths {
-            *length /= mean;
-        }
-        Self { postings, lengths }
-    }
-
-    /// All documents, the best first; among equals the earlier one.
-    fn rank(&self, query: &str) -> Vec<usize> {
-        let mut scores = vec![0.0; self.lengths.len()];
-        for word in words(query) {
-            let Some(posted) = self.postings.get(&word) else {
-                continue;
-            };
-            let rest = (self.lengths.len() - posted.len()) as f64;
-            let rarity = (1.0 + (rest + 0.5) / (posted.len() as f64 + 0.5)).ln();
-            for &(document, times) in posted {
-                let damped = times + 1.2 * (0.25 + 0.75 * self.lengths[document]);
-                scores[document] += rarity * times * 2.2 / damped;
-            }
-        }
-        let mut ranked: Vec<usize> = (0..scores.len()).collect();
-        ranked.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
-        ranked
-    }
-}
-
-fn words(text: &str) -> Vec<String> {
+/// The words of a text, less their commonest endings and without the commonest words.
+fn plain(text: &str) -> String {
     const STOP: [&str; 38] = [
         "a", "an", "the", "of", "in", "to", "and", "is", "was", "were", "are", "what", "which",
         "who", "whom", "how", "did", "do", "does", "for", "on", "by", "with", "as", "at", "from",
         "that", "this", "it", "be", "or", "many", "much", "when", "where", "why", "s", "t",
     ];
-    text.to_lowercase()
-        .split(|c: char| !c.is_alphanumeric())
-        .filter(|word| !word.is_empty() && !STOP.contains(word))
-        .map(|word| {
-            ["ing", "ed", "es", "s"]
-                .iter()
-                .find_map(|ending| word.strip_suffix(ending).filter(|stem| stem.len() >= 3))
-                .unwrap_or(word)
-                .into()
-        })
-        .collect()
+    let text = text.to_lowercase();
+    let words = text.split(|c: char| !c.is_alphanumeric());
+    let words = words.filter(|word| !word.is_empty() && !STOP.contains(word));
+    let stems = words.map(|word| {
+        ["ing", "ed", "es", "s"]
+            .iter()
+            .find_map(|ending| word.strip_suffix(ending).filter(|stem| stem.len() >= 3))
+            .unwrap_or(word)
+    });
+    stems.collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -199,8 +158,9 @@ mod tests {
 
     #[test]
     fn rare_words_decide_and_endings_do_not() {
-        let index = Bm25::new(&["the cats sleep", "a dog sleeps", "dogs chase dogs"]);
-        assert_eq!(index.rank("Which cat?"), [0, 1, 2]);
-        assert_eq!(index.rank("chasing dogs"), [2, 1, 0]);
+        let texts = ["the cats sleep", "a dog sleeps", "dogs chase dogs"].map(plain);
+        let index = Words::of(texts.iter().map(String::as_str));
+        assert_eq!(rank(&index, 3, "Which cat?"), [0, 1, 2]);
+        assert_eq!(rank(&index, 3, "chasing dogs"), [2, 1, 0]);
     }
 }

@@ -14,11 +14,13 @@ mod gateway;
 mod host;
 pub mod http;
 mod process;
+mod traffic;
 mod upstream;
 mod wait;
 
 pub use bridge::Bridge;
 pub use gateway::{Fallback, Gateway, GatewayOptions, Shell};
 pub use host::Host;
+pub use traffic::under_traffic;
 pub use upstream::{Received, Reply, Upstream};
 pub use wait::until;

@@ -1,14 +1,11 @@
 //! Retrieval with all that is real: Envoy, the filter, our host as engine, retriever and embedder, and an index made by
 //! `foreword ingest`.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use std::thread::ScopedJoinHandle;
 
-use foreword_tests::http::{Client, Response, exchange, post};
-use foreword_tests::{Gateway, GatewayOptions, Host, artifacts, until};
+use foreword_tests::http::{Response, exchange, post};
+use foreword_tests::{Gateway, GatewayOptions, Host, artifacts, under_traffic, until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -23,7 +20,7 @@ fn index(folder: &TempDir) -> PathBuf {
     for (name, text) in [
         (
             "coffee",
-            "The coffee machine on the second floor is cleaned on Fridays.",
+            "The coffee machine \"Ångström\" on the second floor\nis cleaned on Fridays: a \\ and a tab\t.",
         ),
         (
             "garage",
@@ -112,6 +109,12 @@ fn the_shipped_configuration_finds_caches_and_reuses() {
     };
     gateway.await_metric("foreword_retrieval_warm_ups_total", 1);
     // Nearly the same words, so the same documents: the engine has them.
+    // The host knows them by the same names, whatever has to be escaped in them.
+    let body = json!({"query": "When is the coffee machine cleaned?", "k": 4, "order": true});
+    let request = String::from_utf8(post(body.to_string().as_bytes())).unwrap();
+    let request = request.replace("/v1/chat/completions", "/v1/retrieve");
+    let ordered = exchange(host.address(), request.as_bytes()).unwrap();
+    assert_eq!(ordered.json().unwrap()["matched"], 4);
     let second = ask(&gateway, "When is the coffee machine cleaned");
     assert!(
         second.report().contains("matched=4;") && second.report().ends_with("retrieval=hit"),
@@ -157,34 +160,12 @@ fn killing_retriever_embedder_or_engines_host_loses_no_chat_that_could_be_served
         ..GatewayOptions::new(engine.address())
     })
     .unwrap();
-    let (done, answered) = (AtomicBool::new(false), AtomicU32::new(0));
-    let sender = |sender: u32, address: SocketAddr| {
-        let mut client = Client::connect(address).unwrap();
-        for round in 0.. {
-            if done.load(SeqCst) {
-                return;
-            }
-            let question = format!("Where is the key number {sender} {round} of the garage?");
-            client.send(&post(chat(&question).as_bytes())).unwrap();
-            let response = client.response().unwrap();
-            let body = String::from_utf8_lossy(&response.body);
-            assert_eq!(response.status, 200, "{} {body}", response.report());
-            answered.fetch_add(1, SeqCst);
-        }
+    let question = |sender, round| {
+        chat(&format!(
+            "Where is the key number {sender} {round} of the garage?"
+        ))
     };
-    std::thread::scope(|scope| {
-        let senders: Vec<_> = (0..2)
-            .map(|number| {
-                let (sender, address) = (&sender, gateway.address());
-                scope.spawn(move || sender(number, address))
-            })
-            .collect();
-        let more = |by: u32| {
-            let goal = answered.load(SeqCst) + by;
-            until("traffic flows", || {
-                senders.iter().any(ScopedJoinHandle::is_finished) || answered.load(SeqCst) >= goal
-            });
-        };
+    under_traffic(gateway.address(), 2, question, |more| {
         for peer in &mut peers {
             more(4);
             peer.kill();
@@ -192,7 +173,6 @@ fn killing_retriever_embedder_or_engines_host_loses_no_chat_that_could_be_served
             peer.revive().unwrap();
         }
         more(4);
-        done.store(true, SeqCst);
     });
     until("both are found again", || {
         ask(&gateway, "Who has the key?")

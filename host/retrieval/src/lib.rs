@@ -25,3 +25,4 @@ pub use collection::{Collection, Editor, Found, Query, QueryError, Spec};
 pub use embedder::{EmbedError, Embedder, Embedding};
 pub use ingest::Document;
 pub use store::{Ask, Shelf, Store, StoreError};
+pub use words::Words;

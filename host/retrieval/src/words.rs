@@ -15,9 +15,10 @@ const B: f32 = 0.75;
 /// Longer words are cut there.
 const MAX_WORD: usize = 64;
 
-/// The words of all documents.
+/// The words of all documents, ranked by Okapi BM25 (k1 = 1.2, b = 0.75). Words are runs of letters and digits in lower
+/// case.
 #[derive(Default)]
-pub(crate) struct Words {
+pub struct Words {
     mapped: Mapped,
     added: FxHashMap<String, Vec<Posting>>,
     /// Words of each slot.
@@ -38,6 +39,24 @@ struct Mapped {
 }
 
 impl Words {
+    /// Those of `texts`.
+    #[must_use]
+    pub fn of<'t>(texts: impl IntoIterator<Item = &'t str>) -> Self {
+        let mut words = Self::default();
+        for (slot, text) in (0..).zip(texts) {
+            words.add(Slot(slot), text);
+        }
+        words
+    }
+
+    /// The numbers of the `k` texts that fit `question` best, best first; among equals the earlier one. Fewer when fewer
+    /// share a word with it.
+    #[must_use]
+    pub fn best(&self, question: &str, k: usize) -> Vec<usize> {
+        let hits = self.search(question, k, &|_| true);
+        hits.iter().map(|hit| hit.slot.0 as usize).collect()
+    }
+
     /// From a file of `count` slots.
     pub(crate) fn over(parts: &Parts, count: usize) -> Result<Self, FileError> {
         let mapped = Mapped {
@@ -81,23 +100,24 @@ impl Words {
         self.total += u64::from(length);
     }
 
-    /// The best `k` slots to keep for any of the words of `text`. O(postings of its words).
+    /// The best `k` slots to keep for any of the words of `text`; a word that stands in it twice counts twice. O(postings
+    /// of its words).
     pub(crate) fn search(&self, text: &str, k: usize, keep: &Keep<'_>) -> Vec<Hit> {
         let count = self.lengths.len() as f32;
         let mean = (self.total as f32 / count).max(1.0);
         let mut asked: Vec<String> = words(text).collect();
         asked.sort_unstable();
-        asked.dedup();
         let mut scores: FxHashMap<u32, f32> = FxHashMap::default();
-        for word in &asked {
-            let (mapped, added) = self.postings(word);
+        for again in asked.chunk_by(|one, next| one == next) {
+            let (mapped, added) = self.postings(&again[0]);
             let frequency = (mapped.len() + added.len()) as f32;
             let rarity = (1.0 + (count - frequency + 0.5) / (frequency + 0.5)).ln();
+            let weight = again.len() as f32 * rarity;
             for &[slot, times] in mapped.iter().chain(added) {
                 let length = self.lengths[slot as usize] as f32;
                 let times = times as f32;
                 let damped = times + K1 * (1.0 - B + B * length / mean);
-                *scores.entry(slot).or_default() += rarity * times * (K1 + 1.0) / damped;
+                *scores.entry(slot).or_default() += weight * times * (K1 + 1.0) / damped;
             }
         }
         let mut top = Top::new(k);
@@ -193,14 +213,6 @@ mod tests {
         "Ångström wrote to the INSPECTOR of train 4711.",
     ];
 
-    fn indexed() -> Words {
-        let mut words = Words::default();
-        for (slot, text) in (0..).zip(TEXTS) {
-            words.add(Slot(slot), text);
-        }
-        words
-    }
-
     fn slots(words: &Words, question: &str) -> Vec<u32> {
         let hits = words.search(question, 3, &|slot| slot != Slot(1));
         hits.iter().map(|hit| hit.slot.0).collect()
@@ -208,27 +220,27 @@ mod tests {
 
     #[test]
     fn rare_words_and_repeated_ones_count_and_deleted_documents_do_not() {
-        let words = indexed();
+        let words = Words::of(TEXTS);
         assert_eq!(slots(&words, "When does the ferry leave?"), [2, 0, 3]);
         assert_eq!(slots(&words, "ångström, 4711"), [3]);
         assert_eq!(slots(&words, "station"), [0_u32; 0]);
         assert_eq!(slots(&words, "?!"), [0_u32; 0]);
+        // Alike: the earlier one first. Asked for twice: more than anything else.
+        assert_eq!(words.best("noon passengers", 4), [0, 1]);
+        assert_eq!(words.best("ferry bar bar station station station", 1), [1]);
     }
 
     #[test]
     fn words_from_a_file_and_words_added_since_are_found_alike() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("index");
-        let mut before = Words::default();
-        for (slot, text) in (0..).zip(&TEXTS[..2]) {
-            before.add(Slot(slot), text);
-        }
+        let before = Words::of(TEXTS[..2].iter().copied());
         crate::file::write(&path, &before.parts()).unwrap();
         let mut words = Words::over(&Parts::open(&path).unwrap(), 2).unwrap();
         for (slot, text) in (2..).zip(&TEXTS[2..]) {
             words.add(Slot(slot), text);
         }
-        let whole = indexed();
+        let whole = Words::of(TEXTS);
         for question in ["the ferry", "train 4711", "noon passengers tickets"] {
             let keep = |_: Slot| true;
             assert_eq!(

@@ -279,7 +279,7 @@ fn a_file_with_right_checksums_and_wrong_contents_does_no_harm() {
         }
         assert!(refused > 50, "{kind:?}: {refused}");
     }
-    const PARTS: [Part; 16] = [
+    const PARTS: [Part; 17] = [
         Part::Description,
         Part::Vectors,
         Part::Deleted,
@@ -289,6 +289,7 @@ fn a_file_with_right_checksums_and_wrong_contents_does_no_harm() {
         Part::Centres,
         Part::ListStarts,
         Part::ListSlots,
+        Part::ListRows,
         Part::GroundLinks,
         Part::UpperLinks,
         Part::Words,

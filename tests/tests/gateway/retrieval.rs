@@ -5,13 +5,12 @@
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread::ScopedJoinHandle;
 
 use foreword_tests::http::{Client, Response, exchange, post, post_chunked, post_with};
-use foreword_tests::{Gateway, GatewayOptions, Received, Upstream, until};
+use foreword_tests::{Gateway, GatewayOptions, Received, Upstream, under_traffic, until};
 use serde_json::{Value, json};
 
-use crate::send;
+use crate::{send, workers};
 
 /// The vector of a question: its first number, as an angle.
 fn vector(question: &str) -> [f64; 2] {
@@ -231,6 +230,43 @@ fn a_chat_that_goes_on_keeps_the_documents_of_its_earlier_turns() {
             .unwrap()
             .starts_with("<document id=\"And 80?-a\">")
     );
+}
+
+#[test]
+fn a_chat_that_goes_on_with_another_worker_keeps_them_too() {
+    const TURNS: u64 = 8;
+    let (engine, retriever) = (Upstream::start().unwrap(), retriever());
+    let gateway = Gateway::start(&GatewayOptions {
+        concurrency: 2,
+        ..options(&engine, retriever.address(), json!({}))
+    })
+    .unwrap();
+    // Envoy gives each connection to one worker, and these came to both.
+    let mut clients = workers::connect(&gateway, 2);
+    let mut messages = vec![json!({"role": "system", "content": "Be brief."})];
+    let mut sent_before = Vec::new();
+    for turn in 0..TURNS {
+        messages.push(json!({"role": "user", "content": format!("Why {}?", 10 * turn)}));
+        let body = json!({"model": "m", "messages": messages}).to_string();
+        let count = clients.len();
+        let client = &mut clients[turn as usize % count];
+        client.send(&post(body.as_bytes())).unwrap();
+        let report = client.response().unwrap().report().to_owned();
+        let pinned = if turn > 0 {
+            workers::field(&report, "pinned")
+        } else {
+            0
+        };
+        assert_eq!(pinned, 2 * turn, "{report}");
+        let body: Value = serde_json::from_slice(&engine.last().unwrap().body).unwrap();
+        let sent = body["messages"].as_array().unwrap().clone();
+        assert!(
+            sent.starts_with(&sent_before),
+            "turn {turn} changed an earlier one"
+        );
+        sent_before = sent;
+        messages.push(json!({"role": "assistant", "content": "So."}));
+    }
 }
 
 #[test]
@@ -552,39 +588,13 @@ fn no_request_is_lost_when_the_retriever_is_killed_and_comes_back_in_mid_traffic
         ..options(&engine, retriever.address(), json!({"similarity": null}))
     })
     .unwrap();
-    let done = AtomicBool::new(false);
-    let answered = AtomicU32::new(0);
-    std::thread::scope(|scope| {
-        let senders: Vec<_> = (0..4)
-            .map(|sender| {
-                let (address, done, answered) = (gateway.address(), &done, &answered);
-                scope.spawn(move || {
-                    let mut client = Client::connect(address).unwrap();
-                    let mut round = 0;
-                    while !done.load(SeqCst) {
-                        round += 1;
-                        client
-                            .send(&post(chat(&format!("Why {sender}{round}?")).as_bytes()))
-                            .unwrap();
-                        let response = client.response().unwrap();
-                        assert_eq!(response.status, 200, "{}", response.report());
-                        answered.fetch_add(1, SeqCst);
-                    }
-                })
-            })
-            .collect();
-        let more = |by: u32| {
-            let goal = answered.load(SeqCst) + by;
-            until("traffic flows", || {
-                senders.iter().any(ScopedJoinHandle::is_finished) || answered.load(SeqCst) >= goal
-            });
-        };
+    let question = |sender, round| chat(&format!("Why {sender}{round}?"));
+    under_traffic(gateway.address(), 4, question, |more| {
         for _ in 0..5 {
             more(20);
             retriever.restart().unwrap();
         }
         more(20);
-        done.store(true, SeqCst);
     });
     until("it is found again", || {
         send(&gateway, &chat("Why?"))

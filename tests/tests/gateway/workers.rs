@@ -34,7 +34,7 @@ fn connections(gateway: &Gateway) -> Vec<u64> {
 }
 
 /// Connections of which some came to every worker.
-fn connect(gateway: &Gateway, workers: usize) -> Vec<Client> {
+pub(crate) fn connect(gateway: &Gateway, workers: usize) -> Vec<Client> {
     let mut clients = Vec::new();
     while clients.len() < 3 * workers
         || connections(gateway)
@@ -56,7 +56,7 @@ fn ask(client: &mut Client, body: &str) -> String {
     response.report().to_owned()
 }
 
-fn field(report: &str, name: &str) -> u64 {
+pub(crate) fn field(report: &str, name: &str) -> u64 {
     let found = report
         .split("; ")
         .find_map(|field| field.strip_prefix(name)?.strip_prefix('='));

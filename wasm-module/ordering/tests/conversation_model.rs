@@ -45,18 +45,23 @@ proptest! {
         }
     }
 
-    /// Whichever worker gets a request, it becomes what it would have become had one worker got them all.
+    /// Whichever worker gets a request, it becomes what it would have become had one worker got them all. Nothing is told
+    /// of requests without documents, which with pinning tell a chat from one that opens alike: there are none then.
     #[test]
     fn workers_that_tell_each_other_what_they_did_decide_as_one(
         steps in prop::collection::vec((any::<model::Step>(), 0_usize..3), 1..40),
         policy in 0_usize..POLICIES.len(),
+        pins in any::<bool>(),
     ) {
-        let config = serde_json::json!({"policy": POLICIES[policy]}).to_string();
+        let config = serde_json::json!({"policy": POLICIES[policy], "conversation": {"pin": pins}}).to_string();
         let new = || Orderer::new(Config::from_json(config.as_bytes()).unwrap());
         let mut alone = new();
         let mut workers = [new(), new(), new()];
         let bodies = model::bodies(&steps.iter().map(|(step, _)| *step).collect::<Vec<_>>());
         for (body, (_, worker)) in bodies.iter().zip(steps) {
+            if pins && new().rewrite(Tenant::named("t"), body.as_bytes()).is_err() {
+                continue;
+            }
             let expected = alone.rewrite(Tenant::named("t"), body.as_bytes());
             let got = workers[worker].rewrite(Tenant::named("t"), body.as_bytes());
             if let Ok(sent) = &got {

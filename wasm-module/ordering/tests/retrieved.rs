@@ -1,6 +1,6 @@
 //! Documents that a retriever found: written where the engine's cache makes most of them, and kept there.
 
-use foreword_ordering::{Config, Orderer, Retrieved, Rewrite, Skip, Tenant, Terms};
+use foreword_ordering::{Config, Orderer, Retrieved, Rewrite, Skip, Tenant, Terms, Told};
 use serde_json::{Value, json};
 
 fn send(orderer: &mut Orderer, body: &str, ids: &[&str]) -> Result<Rewrite, Skip> {
@@ -72,11 +72,7 @@ fn what_the_engine_holds_comes_first_and_the_hint_tells_the_rank() {
 fn a_chat_that_goes_on_keeps_what_it_was_given() {
     let mut orderer = orderer(r#"{"conversation": {"pin": true}}"#);
     let first = send(&mut orderer, CHAT, &["a", "b"]).unwrap().body.unwrap();
-    let longer = CHAT.replace(
-        r#""Wh\u0079?"}]"#,
-        r#""Wh\u0079?"}, {"role": "assistant", "content": "So."}, {"role": "user", "content": "And?"}]"#,
-    );
-    let second = send(&mut orderer, &longer, &["b", "c"]).unwrap();
+    let second = send(&mut orderer, &longer("And?"), &["b", "c"]).unwrap();
     assert_eq!((second.report.pinned, second.report.deduplicated), (2, 1));
     let second = second.body.unwrap();
     assert_eq!(text(&first, 1), text(&second, 1));
@@ -89,6 +85,45 @@ fn a_chat_that_goes_on_keeps_what_it_was_given() {
         asked.starts_with("Sources:\n") && asked.ends_with("End.\n\nAnd?"),
         "{asked}"
     );
+}
+
+/// `CHAT` with one more turn.
+fn longer(question: &str) -> String {
+    let more = format!(
+        r#""Wh\u0079?"}}, {{"role": "assistant", "content": "So."}}, {{"role": "user", "content": "{question}"}}]"#
+    );
+    CHAT.replace(r#""Wh\u0079?"}]"#, &more)
+}
+
+#[test]
+fn a_chat_that_goes_on_with_another_worker_keeps_them_as_far_as_they_are_told() {
+    let worker = || orderer(r#"{"conversation": {"pin": true}}"#);
+    let tell = |other: &mut Orderer, sent: &Rewrite| {
+        let bytes = Told::Deed(sent.deed.clone()).encode();
+        other.learn(&Told::decode(&bytes).unwrap());
+    };
+    let [mut one, mut two] = [worker(), worker()];
+    let first = send(&mut one, CHAT, &["b", "a"]).unwrap();
+    tell(&mut two, &first);
+    let second = send(&mut two, &longer("And?"), &["b", "c"]).unwrap();
+    tell(&mut one, &second);
+    let alone = send(&mut one, &longer("And?"), &["b", "c"]).unwrap();
+    assert_eq!((second.report.pinned, second.report.deduplicated), (2, 1));
+    assert_eq!(second.body, alone.body);
+    assert_eq!(
+        text(&first.body.unwrap(), 1),
+        text(&second.body.unwrap(), 1)
+    );
+
+    // What there is no room for stays where it was written, and with it what is known of the chat.
+    let [mut one, mut two] = [worker(), worker()];
+    let many: Vec<String> = (0..90).map(|id| id.to_string()).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let first = send(&mut one, CHAT, &many).unwrap();
+    assert!(Told::Deed(first.deed.clone()).encode().len() < 4_096);
+    tell(&mut two, &first);
+    let second = send(&mut two, &longer("And?"), &["b"]).unwrap();
+    assert_eq!((second.report.pinned, second.report.replayed), (0, 0));
 }
 
 #[test]

@@ -78,12 +78,20 @@ fn answer(app: &App, body: &[u8]) -> Result<Value, Failure> {
     }))
 }
 
-/// A document as the gateway knows it when it stands in a `documents` array.
+/// A document as the gateway knows it when it stands in a `documents` array: by the JSON that this answer has, for the
+/// gateway copies it and resolves no escapes.
 fn known(found: &Found) -> Known {
     let document = &found.document;
-    let parts = [&document.id, &document.title, &document.text].map(String::as_bytes);
+    let parts = [&document.id, &document.title, &document.text].map(|part| escaped(part));
+    let parts = parts.each_ref().map(String::as_bytes);
     Known {
         fingerprint: Fingerprint::of(&parts),
         tokens: estimate_tokens(parts.iter().map(|part| part.len()).sum()),
     }
+}
+
+/// What stands between the quotes of a JSON string.
+fn escaped(text: &str) -> String {
+    let quoted = Value::from(text).to_string();
+    quoted[1..quoted.len() - 1].to_owned()
 }

@@ -12,8 +12,11 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 const TEXTS: [(&str, &str); 3] = [
-    ("ferry", "The ferry leaves the harbour at noon."),
-    ("train", "The train leaves the station at seven."),
+    (
+        "ferry",
+        "The ferry \"Ångström\" leaves\nthe harbour at noon.",
+    ),
+    ("train", "The train leaves the station at \\ seven\u{1}."),
     ("bus", "Buses are washed on Sundays."),
 ];
 

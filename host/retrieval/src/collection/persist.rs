@@ -57,7 +57,7 @@ impl Collection {
                 bytemuck::cast_slice(&self.fingerprints).to_vec(),
             ),
         ];
-        parts.extend(self.index.parts());
+        parts.extend(self.index.parts(&self.vectors));
         parts.extend(self.words.parts());
         write(path, &parts)
     }
@@ -118,6 +118,7 @@ fn index(parts: &Parts, description: &Description) -> Result<Box<dyn Index>, Fil
                 parts.numbers(Part::Centres)?,
                 parts.numbers(Part::ListStarts)?,
                 parts.numbers(Part::ListSlots)?,
+                parts.numbers(Part::ListRows)?,
             );
             let dimensions = description.spec.dimensions as usize;
             let options = description.ivf;

@@ -32,7 +32,8 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 compile_error!("index files are little-endian and are mapped as they stand");
 
 const MAGIC: &[u8; 8] = b"FOREWORD";
-const VERSION: u32 = 1;
+/// 2: an inverted file has its vectors cluster by cluster.
+const VERSION: u32 = 2;
 const ALIGNMENT: usize = 64;
 const HEADER: usize = 24;
 const ENTRY: usize = 32;
@@ -75,6 +76,8 @@ pub enum Part {
     Postings = 15,
     /// u32, the words of each slot.
     Lengths = 16,
+    /// f32, the vectors again, cluster by cluster.
+    ListRows = 17,
 }
 
 /// Why a file cannot be read or written.
@@ -198,7 +201,8 @@ fn table(file: &[u8]) -> Result<Vec<(u32, Range<usize>)>, Fault> {
     let number = |at: usize| u32_at(header, at);
     let (version, parts) = (number(8), number(12));
     if version != VERSION {
-        let reason = format!("its version is {version}, supported: {VERSION}; ingest again");
+        let reason =
+            format!("its version is {version}, supported: {VERSION}; remove it and ingest again");
         return Err(Fault::Foreign(reason));
     }
     if parts > MAX_PARTS {
@@ -371,10 +375,15 @@ mod tests {
         };
         assert!(told(b"").contains("this is no index of Foreword: it has 0 bytes"));
         assert!(told(&[b'x'; 99]).contains("does not begin with"));
-        let mut later = MAGIC.to_vec();
-        later.extend(2_u32.to_le_bytes());
-        later.resize(HEADER, 0);
-        assert!(told(&later).contains("its version is 2, supported: 1; ingest again"));
+        for version in [1, 3_u32] {
+            let mut other = MAGIC.to_vec();
+            other.extend(version.to_le_bytes());
+            other.resize(HEADER, 0);
+            let told = told(&other);
+            let reason =
+                format!("its version is {version}, supported: 2; remove it and ingest again");
+            assert!(told.contains(&reason), "{told}");
+        }
         let none = Parts::open(&folder.path().join("none")).err().unwrap();
         assert!(matches!(none, FileError::Io { .. }));
     }

@@ -40,7 +40,7 @@ impl Index for Flat {
 
     fn add(&mut self, _: &Vectors, _: Slot) {}
 
-    fn parts(&self) -> Vec<(Part, Vec<u8>)> {
+    fn parts(&self, _vectors: &Vectors) -> Vec<(Part, Vec<u8>)> {
         Vec::new()
     }
 }

@@ -302,7 +302,7 @@ impl Index for Hnsw {
         Some(self.options)
     }
 
-    fn parts(&self) -> Vec<(Part, Vec<u8>)> {
+    fn parts(&self, _vectors: &Vectors) -> Vec<(Part, Vec<u8>)> {
         let mut upper = vec![self.entry.map_or(0, |entry| entry.0)];
         let mut slots: Vec<&u32> = self.upper.keys().collect();
         slots.sort_unstable();

@@ -8,6 +8,9 @@
 //! Centres come from k-means over a sample (Lloyd's algorithm, from vectors chosen at random with a fixed seed: the same
 //! vectors make the same index). New vectors join the cluster of the nearest centre; centres do not move afterwards, so
 //! an index that has grown to a multiple should be built again.
+//!
+//! The vectors of a cluster stand side by side, in a copy of their own: where they stand among all others, each costs a
+//! search a wait for memory. Those added since the file was written are read from there.
 
 use super::{Array, Hit, Index, Keep, Kind, Metric, Search, Slot, Top, Vectors};
 use crate::file::Part;
@@ -47,6 +50,8 @@ pub struct Ivf {
     /// Cluster `c` holds `slots[starts[c]..starts[c + 1]]` and `added[c]`.
     starts: Array<u32>,
     slots: Array<u32>,
+    /// `[slots, dimensions]`: the vectors of `slots`.
+    rows: Array<f32>,
     added: Vec<Vec<u32>>,
 }
 
@@ -72,6 +77,7 @@ impl Ivf {
             lists[cluster].push(*slot);
         }
         let (starts, slots) = flattened(&lists);
+        let rows = rows(vectors, &slots);
         Self {
             options: IvfOptions {
                 clusters: lists.len() as u32,
@@ -82,6 +88,7 @@ impl Ivf {
             added: vec![Vec::new(); lists.len()],
             starts: Array::owned(starts),
             slots: Array::owned(slots),
+            rows: Array::owned(rows),
         }
     }
 
@@ -90,7 +97,7 @@ impl Ivf {
         options: IvfOptions,
         dimensions: usize,
         count: usize,
-        (centres, starts, slots): (Array<f32>, Array<u32>, Array<u32>),
+        (centres, starts, slots, rows): (Array<f32>, Array<u32>, Array<u32>, Array<f32>),
     ) -> Option<Self> {
         let clusters = options.clusters as usize;
         let fits = clusters >= 1
@@ -100,6 +107,8 @@ impl Ivf {
             && starts.first() == Some(&0)
             && starts.last().map(|end| *end as usize) == Some(slots.len())
             && starts.is_sorted()
+            && slots.len().checked_mul(dimensions) == Some(rows.len())
+            && rows.iter().all(|value| value.is_finite())
             && slots.iter().all(|slot| (*slot as usize) < count);
         fits.then(|| Self {
             options,
@@ -108,14 +117,22 @@ impl Ivf {
             added: vec![Vec::new(); clusters],
             starts,
             slots,
+            rows,
         })
     }
 
-    /// The slots of a cluster, those of the build first.
-    fn list(&self, cluster: usize) -> impl Iterator<Item = Slot> {
+    /// The slots of a cluster with their vectors, those of the build first.
+    fn list<'a>(
+        &'a self,
+        vectors: &'a Vectors,
+        cluster: usize,
+    ) -> impl Iterator<Item = (Slot, &'a [f32])> {
         let range = self.starts[cluster] as usize..self.starts[cluster + 1] as usize;
-        let slots = self.slots[range].iter().chain(&self.added[cluster]);
-        slots.map(|slot| Slot(*slot))
+        let rows = &self.rows[range.start * self.dimensions..range.end * self.dimensions];
+        let rows = rows.chunks_exact(self.dimensions);
+        let built = self.slots[range].iter().map(|slot| Slot(*slot)).zip(rows);
+        let added = self.added[cluster].iter().map(|slot| Slot(*slot));
+        built.chain(added.map(|slot| (slot, vectors.row(slot))))
     }
 }
 
@@ -154,16 +171,24 @@ impl Index for Ivf {
         Some(self.options)
     }
 
-    fn parts(&self) -> Vec<(Part, Vec<u8>)> {
+    fn parts(&self, vectors: &Vectors) -> Vec<(Part, Vec<u8>)> {
         let clusters = self.options.clusters as usize;
         let lists: Vec<Vec<u32>> = (0..clusters)
-            .map(|cluster| self.list(cluster).map(|slot| slot.0).collect())
+            .map(|cluster| {
+                self.list(vectors, cluster)
+                    .map(|(slot, _)| slot.0)
+                    .collect()
+            })
             .collect();
         let (starts, slots) = flattened(&lists);
         vec![
             (Part::Centres, bytemuck::cast_slice(&self.centres).to_vec()),
             (Part::ListStarts, bytemuck::cast_slice(&starts).to_vec()),
             (Part::ListSlots, bytemuck::cast_slice(&slots).to_vec()),
+            (
+                Part::ListRows,
+                bytemuck::cast_slice(&rows(vectors, &slots)).to_vec(),
+            ),
         ]
     }
 }
@@ -221,9 +246,10 @@ impl Search for Visit<'_> {
         }
         let step = (self.ivf.options.probes as usize).div_ceil(STAGES);
         let end = (self.next + step).min(self.probes);
+        let metric = self.vectors.metric();
         for &(_, cluster) in &self.order[self.next..end] {
-            for slot in self.ivf.list(cluster) {
-                let score = self.vectors.score(self.query, slot);
+            for (slot, row) in self.ivf.list(self.vectors, cluster) {
+                let score = metric.score(self.query, row);
                 if self.top.admits(slot, score) && (self.keep)(slot) {
                     self.top.offer(slot, score);
                 }
@@ -295,6 +321,12 @@ fn means(vectors: &Vectors, count: usize) -> Vec<f32> {
         }
     }
     centres
+}
+
+/// The vectors of `slots`, one behind another.
+fn rows(vectors: &Vectors, slots: &[u32]) -> Vec<f32> {
+    let rows = slots.iter().map(|slot| vectors.row(Slot(*slot)));
+    rows.flatten().copied().collect()
 }
 
 /// Lists one behind another, and where each begins; the last start is the end.

@@ -103,8 +103,8 @@ pub trait Index: Send + Sync {
         None
     }
 
-    /// What it consists of, for a file: see [`crate::file`].
-    fn parts(&self) -> Vec<(crate::file::Part, Vec<u8>)>;
+    /// What it consists of, over `vectors`, for a file: see [`crate::file`].
+    fn parts(&self, vectors: &Vectors) -> Vec<(crate::file::Part, Vec<u8>)>;
 }
 
 /// A search under way.

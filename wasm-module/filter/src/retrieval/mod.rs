@@ -22,8 +22,9 @@
 //! prefix would hold them. A chat that goes on keeps them there, byte for byte ([`RetrievalConfig::keeps`]), and its next
 //! question gets its own. The core does all of that, as with documents that a client sends.
 //!
-//! **Every worker has a cache of its own**, in Wasm. Documents are texts, and what workers tell each other holds none: a
-//! ring of ids alone would save no call. The dynamic module's workers share one.
+//! **Every worker has a cache of its own**, in Wasm. Documents are texts, and workers tell each other none but those that a
+//! chat keeps, so that it finds them wherever it goes on: a ring of ids alone would save no call. The dynamic module's
+//! workers share one.
 //!
 //! **What fails costs documents, not requests**, unless the operator says otherwise. Every call has a time-out, every
 //! answer a bound, and everything kept too. Nothing here logs, counts or reports a word of a question or a document.

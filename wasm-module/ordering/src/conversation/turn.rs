@@ -45,8 +45,8 @@ pub(crate) struct Pin {
 pub(crate) struct Pinned {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) tokens: u32,
-    block: Range<u32>,
-    label: Range<u32>,
+    pub(crate) block: Range<u32>,
+    pub(crate) label: Range<u32>,
 }
 
 impl Turn {

@@ -1,28 +1,32 @@
 //! What one request did to what is known: the paths that it sent and the turns that its chat grew by.
 //!
-//! A deed holds hashes, counts and places, and no word of a document, a question or an answer; only the tenant's and the
-//! model's names are written out. It is as large as the request has documents: about eleven bytes each.
+//! A deed holds hashes, counts and places, and the tenant's and the model's names. Of documents, questions and answers it
+//! holds no word, but for documents that the chat keeps though its client does not send them again: whoever goes on with
+//! the chat has them from here or not at all. It is as large as the request has documents: about eleven bytes each, and
+//! the texts of those.
 //!
 //! ```text
 //!   deed     text tenant, key, text model, engine, tokens, list of runs, option of chat
 //!   run      scope, tokens before and matched, list of (fingerprint, tokens), option of as many ranks
 //!   chat     option of (chain, lineage), list of (message, chain, list of arrangements, option of written)
-//!   written  list's fingerprint, arrangement          arrangement   byte hinted, list of slots
+//!   written  list's fingerprint, arrangement, option of pin     arrangement   byte hinted, list of slots
+//!   pin      byte wrap, text, tokens, digest, references, list of (fingerprint, tokens, block's range, label's range)
 //! ```
 
 use super::correction::{Corrected, Correction, Usage};
 use super::residency::Residency;
 use crate::arrangement::{Arrangement, Slot};
-use crate::body::Chain;
+use crate::body::{Chain, Wrap};
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::conversation::memory::{Added, Place};
-use crate::conversation::turn::{Turn, Written};
+use crate::conversation::turn::{Pin, Pinned, Turn, Written};
 use crate::document::Fingerprint;
 use crate::engines::EngineId;
 use crate::feed::{Event, TenantKey};
 use crate::path::Run;
 use crate::tenant::Tenant;
 use crate::tree::Scope;
+use std::ops::Range;
 
 /// See the module's text. [`Orderer::rewrite`](crate::Orderer::rewrite) makes it,
 /// [`Orderer::learn`](crate::Orderer::learn) takes it.
@@ -59,7 +63,6 @@ pub(crate) struct SentRun {
 pub(crate) struct Continued {
     /// The last message that was known before; `None`: none was.
     pub(crate) after: Option<Place>,
-    /// Without [pins](crate::conversation::turn::Pin).
     pub(crate) added: Vec<Added>,
 }
 
@@ -187,6 +190,7 @@ impl Deed {
                 to.option(added.turn.written.as_ref(), |to, written| {
                     to.bytes(&written.list.0.to_le_bytes());
                     to.arrangement(&written.arrangement);
+                    to.option(written.pin.as_ref(), Writer::pin);
                 });
             });
         });
@@ -231,11 +235,17 @@ impl SentRun {
 }
 
 impl Continued {
-    /// What may be told of a chat. A pinned text stays with the worker that wrote it, for it is a text; so does the
-    /// chat from there on, for whoever took the rest without the text would send the chat without it.
+    /// What is told of a chat: all of it, up to a pinned text that is longer than what there is room for. Who took the
+    /// rest without the text would send the chat without it.
     pub(crate) fn told(after: Option<Place>, added: &[Added]) -> Option<Self> {
-        let unpinned = added.iter().take_while(|added| added.turn.pin().is_none());
-        let added: Vec<Added> = unpinned.cloned().collect();
+        let mut room = PINNED_BYTES;
+        let has_room = |added: &&Added| {
+            let pinned = added.turn.pin().map(|_| added.turn.bytes());
+            let left = room.checked_sub(pinned.unwrap_or(0));
+            room = left.unwrap_or(0);
+            left.is_some()
+        };
+        let added: Vec<Added> = added.iter().take_while(has_room).cloned().collect();
         (!added.is_empty()).then_some(Self { after, added })
     }
 }
@@ -246,6 +256,25 @@ impl Writer {
         self.list(&arrangement.slots, |to, slot| {
             let reference = u64::from(slot.is_reference());
             to.number(u64::from(slot.index()) << 1 | reference);
+        });
+    }
+
+    fn pin(&mut self, pin: &Pin) {
+        self.byte(match pin.wrap {
+            Wrap::None => 0,
+            Wrap::Part { others } => 1 + u8::from(others),
+        });
+        self.text(&pin.text);
+        self.number(pin.tokens.into());
+        self.bytes(&pin.digest.to_le_bytes());
+        self.bytes(&pin.references.to_le_bytes());
+        self.list(&pin.documents, |to, document| {
+            to.bytes(&document.fingerprint.0.to_le_bytes());
+            to.number(document.tokens.into());
+            for range in [&document.block, &document.label] {
+                to.number(range.start.into());
+                to.number(range.end.into());
+            }
         });
     }
 }
@@ -297,7 +326,7 @@ impl Reader<'_> {
                 Ok(Written {
                     list: Fingerprint(from.hash()?),
                     arrangement: from.arrangement()?,
-                    pin: None,
+                    pin: from.option(Reader::pin)?,
                 })
             })?;
             Ok(Added {
@@ -331,10 +360,49 @@ impl Reader<'_> {
         })
     }
 
+    fn pin(&mut self) -> Result<Pin, BadBytes> {
+        let wrap = match self.byte()? {
+            0 => Wrap::None,
+            byte @ (1 | 2) => Wrap::Part { others: byte == 2 },
+            _ => return Err(self.bad("0, 1 or 2")),
+        };
+        let text = self.text()?;
+        let tokens = self.narrow("tokens")?;
+        let (digest, references) = (self.hash()?, self.hash()?);
+        let documents = self.list(|from| {
+            let fingerprint = Fingerprint(from.hash()?);
+            let tokens = from.narrow("tokens")?;
+            let mut range = || {
+                let range: Range<u32> = from.narrow("a range")?..from.narrow("a range")?;
+                match text.get(range.start as usize..range.end as usize) {
+                    Some(_) => Ok(range),
+                    None => Err(from.bad("a range of the text")),
+                }
+            };
+            Ok(Pinned {
+                fingerprint,
+                tokens,
+                block: range()?,
+                label: range()?,
+            })
+        })?;
+        Ok(Pin {
+            documents: documents.into(),
+            text,
+            wrap,
+            tokens,
+            digest,
+            references,
+        })
+    }
+
     fn chain(&mut self) -> Result<Chain, BadBytes> {
         Ok(Chain(u128::from_le_bytes(self.array()?)))
     }
 }
+
+/// Of the pinned turns of one deed: some five documents of 300 words, or a score of passages.
+const PINNED_BYTES: u64 = 12 << 10;
 
 /// Tokens by which an engine may hold less than it was believed to: a page, where pages are largest.
 const SLACK: u64 = 128;

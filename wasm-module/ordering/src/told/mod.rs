@@ -61,7 +61,7 @@ impl Told {
     pub fn decode(bytes: &[u8]) -> Result<Self, BadBytes> {
         let mut from = Reader::new(bytes);
         if from.byte()? != VERSION {
-            return Err(from.bad("version 1"));
+            return Err(from.bad("version 2"));
         }
         let told = match from.byte()? {
             DEED => Self::Deed(Deed::read(&mut from)?),
@@ -74,7 +74,7 @@ impl Told {
     }
 }
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const DEED: u8 = 1;
 const RESIDENCY: u8 = 2;
 const CORRECTION: u8 = 3;
@@ -85,9 +85,9 @@ mod tests {
     use super::deed::{Continued, SentRun};
     use super::*;
     use crate::arrangement::{Arrangement, Slot};
-    use crate::body::Chain;
+    use crate::body::{Chain, Wrap};
     use crate::conversation::memory::{Added, Place};
-    use crate::conversation::turn::{Turn, Written};
+    use crate::conversation::turn::{Pin, Pinned, Turn, Written};
     use crate::document::Fingerprint;
     use crate::engines::EngineId;
     use crate::feed::{Event, TenantKey};
@@ -131,11 +131,32 @@ mod tests {
         })
     }
 
+    fn pin() -> impl Strategy<Value = Pin> {
+        let numbers = (any::<[u64; 2]>(), any::<u32>());
+        ("[a-zé]{0,20}", 0_u8..3, numbers, 0_usize..4).prop_map(|(text, wrap, numbers, count)| {
+            let ([digest, references], tokens) = numbers;
+            let all = 0..text.len();
+            let document = |at| Pinned::new(Fingerprint(at), 300, &all, &(0..0)).unwrap();
+            Pin {
+                wrap: match wrap {
+                    0 => Wrap::None,
+                    wrap => Wrap::Part { others: wrap == 2 },
+                },
+                tokens,
+                documents: (0..).map(document).take(count).collect(),
+                text: text.into(),
+                digest,
+                references,
+            }
+        })
+    }
+
     fn chat() -> impl Strategy<Value = Continued> {
-        let written = (any::<u64>(), arrangement()).prop_map(|(list, arrangement)| Written {
+        let written = (any::<u64>(), arrangement(), prop::option::of(pin()));
+        let written = written.prop_map(|(list, arrangement, pin)| Written {
             list: Fingerprint(list),
             arrangement,
-            pin: None,
+            pin,
         });
         let added = (
             any::<u128>(),
@@ -286,7 +307,7 @@ mod tests {
         let twice = [&run[..], &[2], &[0; 18], &[1, 0, 0, 0]].concat();
         for (bytes, error) in [
             (&[][..], "more bytes at byte 0"),
-            (&[9], "version 1 at byte 1"),
+            (&[9], "version 2 at byte 1"),
             (&[VERSION, 9], "a kind at byte 2"),
             (&[VERSION, DEED, 2, 0xff, 0xff], "UTF-8 at byte 3"),
             (

@@ -10,7 +10,6 @@
 
 mod lines;
 mod squad;
-mod words;
 
 use anyhow::{Context, Result, bail, ensure};
 use foreword_ordering::document::Fingerprint;

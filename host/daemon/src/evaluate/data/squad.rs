@@ -5,10 +5,10 @@
 //! Questions without an answer (SQuAD 2.0's impossible ones) are left out. Questions come in an order drawn with the
 //! seed: in the file, those of one paragraph stand together, and users do not ask like that.
 
-use super::words::Words;
 use super::{Case, Data, Document, Turn};
 use anyhow::{Result, bail};
 use foreword_ordering::random::Random;
+use foreword_retrieval::Words;
 use serde::Deserialize;
 use std::sync::Arc;
 

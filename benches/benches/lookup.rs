@@ -1,0 +1,166 @@
+//! The similarity cache inside real Envoy: one look-up among 300 questions of 768 components, as the filter itself measures
+//! it (`foreword_retrieval_lookup_microseconds`).
+//!
+//! `cargo bench -p foreword-benches --bench lookup`
+//!
+//! | vectors | a question finds | a look-up reads |
+//! | --- | --- | --- |
+//! | anywhere | itself, or nothing | a sixth of most rows: distances are plain early |
+//! | worst | itself, or nothing | every component of every row: all differ in their last 128 alone |
+
+use anyhow::{Context, Result, ensure};
+use foreword_ordering::random::Random;
+use foreword_tests::http::{Client, post};
+use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
+use serde_json::json;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+const ENTRIES: usize = 300;
+const DIMENSIONS: usize = 768;
+const LOOKUPS: usize = 6_000;
+const HISTOGRAM: &str = "foreword_retrieval_lookup_microseconds";
+/// What a look-up may take, at the median, in a bucket's bound.
+const BOUND_US: f64 = 100.0;
+
+fn main() -> Result<ExitCode> {
+    let benching = std::env::args().any(|argument| argument == "--bench");
+    let lookups = if benching { LOOKUPS } else { 10 };
+    println!(
+        "look-ups of {ENTRIES} x {DIMENSIONS} in Envoy's V8, share done within so many microseconds"
+    );
+    println!("| vectors, questions | 10 | 25 | 50 | 100 | 250 |");
+    println!("| --- | --- | --- | --- | --- | --- |");
+    let mut holds = true;
+    for (name, first) in [("anywhere", 0), ("worst", DIMENSIONS - 128)] {
+        let mut random = Random::new(1);
+        let mut keys: Vec<Vec<f64>> = (0..2 * ENTRIES)
+            .map(|_| vector(&mut random, first))
+            .collect();
+        let far = keys.split_off(ENTRIES);
+        for (asked, hits) in [("known", true), ("unknown", false)] {
+            let shares = measured(&keys, if hits { &keys } else { &far }, hits, lookups)?;
+            let shown: Vec<String> = shares
+                .iter()
+                .map(|(_, share)| format!("{share:.1} %"))
+                .collect();
+            println!("| {name}, {asked} | {} |", shown.join(" | "));
+            let within = shares.iter().find(|(bound, _)| *bound == BOUND_US);
+            holds &= within.is_some_and(|(_, share)| *share >= 50.0);
+        }
+    }
+    println!("must hold: the median is under {BOUND_US} microseconds");
+    Ok(if holds || !benching {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Of random components from `first` on, zero before.
+fn vector(random: &mut Random, first: usize) -> Vec<f64> {
+    let component = |at| if at < first { 0.0 } else { random.unit() - 0.5 };
+    (0..DIMENSIONS).map(component).collect()
+}
+
+/// Fills a cache with `keys` and looks `asked` up in turns. Shares of the look-ups, in per cent, by bound.
+fn measured(
+    keys: &[Vec<f64>],
+    asked: &[Vec<f64>],
+    hits: bool,
+    lookups: usize,
+) -> Result<Vec<(f64, f64)>> {
+    // No document has an id, so that nothing that is not known is kept, but for the keys.
+    let retriever = Upstream::scripted_forgetful(|request, reply| {
+        let body = String::from_utf8_lossy(&request.body);
+        let id = if body.contains("Keep this.") {
+            r#""id": "a","#
+        } else {
+            ""
+        };
+        reply.json(
+            200,
+            &format!(r#"{{"version": "1", "data": [{{{id} "text": "It is."}}]}}"#),
+        )
+    })?;
+    let engine = Upstream::scripted_forgetful(|_, reply| reply.json(200, "{}"))?;
+    let similarity =
+        json!({"dimensions": DIMENSIONS, "tolerance": 0.05, "capacity": ENTRIES, "ttl_ms": null});
+    let gateway = Gateway::start(&GatewayOptions {
+        clusters: vec![("retriever", retriever.address())],
+        plugin: Some(
+            json!({"retrieval": {"cluster": "retriever", "timeout_ms": 20_000, "similarity": similarity}}),
+        ),
+        shell: Shell::Wasm,
+        ..GatewayOptions::new(engine.address())
+    })?;
+    let mut client = Client::connect(gateway.address())?;
+    let mut ask = |vector: &[f64], question: &str, outcome: &str| -> Result<()> {
+        let chat = json!({"model": "m", "messages": [{"role": "user", "content": question}],
+            "retrieval": {"embedding": vector}});
+        client.send(&post(chat.to_string().as_bytes()))?;
+        let response = client.response()?;
+        let report = response.report();
+        ensure!(report.ends_with(outcome), "{report}, not {outcome}");
+        Ok(())
+    };
+    for key in keys {
+        ask(key, "Keep this.", "retrieval=miss")?;
+    }
+    let before = buckets(&gateway, keys.len())?;
+    let outcome = if hits {
+        "retrieval=hit"
+    } else {
+        "retrieval=miss"
+    };
+    for vector in asked.iter().cycle().take(lookups) {
+        ask(vector, "What is it?", outcome)?;
+    }
+    let after = buckets(&gateway, keys.len() + lookups)?;
+    let share = |(before, after): (&(f64, u64), &(f64, u64))| {
+        (
+            before.0,
+            100.0 * (after.1 - before.1) as f64 / lookups as f64,
+        )
+    };
+    let shares = before.iter().zip(&after).map(share);
+    Ok(shares
+        .filter(|(bound, _)| (10.0..=250.0).contains(bound))
+        .collect())
+}
+
+/// How many look-ups took at most so long, once Envoy has counted `all` of them, which it does every few seconds.
+fn buckets(gateway: &Gateway, all: usize) -> Result<Vec<(f64, u64)>> {
+    let start = Instant::now();
+    loop {
+        let found = read(gateway)?;
+        if found.last().is_some_and(|(_, count)| *count >= all as u64) {
+            return Ok(found);
+        }
+        ensure!(
+            start.elapsed() < Duration::from_secs(60),
+            "Envoy counts no look-ups: {found:?}"
+        );
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn read(gateway: &Gateway) -> Result<Vec<(f64, u64)>> {
+    let stats = gateway.admin_get("/stats/prometheus")?;
+    let lines = stats.lines().filter_map(|line| {
+        let (name, rest) = line.split_once('{')?;
+        name.ends_with(&format!("{HISTOGRAM}_bucket"))
+            .then_some(rest)
+    });
+    lines
+        .map(|line| {
+            let (_, rest) = line
+                .split_once("le=\"")
+                .context("a bucket without a bound")?;
+            let (bound, rest) = rest.split_once('"').context("a bound without an end")?;
+            let count = rest.rsplit(' ').next().unwrap_or_default();
+            let bound = bound.replace("+Inf", "inf").parse()?;
+            Ok((bound, count.trim().parse()?))
+        })
+        .collect()
+}

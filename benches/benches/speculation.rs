@@ -1,0 +1,383 @@
+//! Dynamic speculative pipelining in a running server: what of a search its chat still waits for, and what guessing costs
+//! where there is no time for it (RAGCache, section 5.3 and table 3).
+//!
+//! `FOREWORD_XQUAD=FILE [FOREWORD_EMBEDDER=DIR] cargo bench -p foreword-benches --bench speculation`
+//!
+//! Three servers as `foreword serve` starts them, with one model of random weights on the CPU, answer XQuAD's questions
+//! from its paragraphs in turns: one that guesses, one that does not (`--max-prefill-batch 0`), and one whose search takes
+//! no time at all. The search is that of IVF, stage by stage, drawn out to as long as the table says, as if a large
+//! store did it elsewhere. Each chat has a salt of its own, so that no prompt is cached but by its own guesses.
+//!
+//! *Not overlapped* is the time to the first token beyond that of the server whose search takes none.
+
+use anyhow::{Context, Result, ensure};
+use foreword::api::Limits;
+use foreword::device::{Device, DeviceConfig};
+use foreword::model::Model;
+use foreword::retrieval;
+use foreword::serve::{Config, Server};
+use foreword::tiers::Tiers;
+use foreword_benches::{embedded, xquad};
+use foreword_engine::backend::cpu::Precision;
+use foreword_engine::cache::EvictionPolicy;
+use foreword_engine::engine::EngineConfig;
+use foreword_ordering::random::Random;
+use foreword_retrieval::index::{Hit, Kind, Metric, Slot};
+use foreword_retrieval::store::Stage;
+use foreword_retrieval::{
+    Ask, Collection, Document, Editor, Found, Query, Spec, Store, StoreError,
+};
+use foreword_tests::artifacts::repository;
+use foreword_tests::http::{Client, post};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const K: usize = 5;
+/// RAGCache's searches take 0.1 to 0.45 s.
+const SEARCHES_MS: [u64; 3] = [100, 200, 400];
+const QUESTIONS: usize = 24;
+const CLIENTS: usize = 8;
+const ROUNDS: usize = 3;
+
+fn main() -> Result<()> {
+    let corpus = match xquad::corpus() {
+        Ok(corpus) => corpus,
+        Err(reason) => {
+            println!("skipped: chats over XQuAD ({reason})");
+            return Ok(());
+        }
+    };
+    let benching = std::env::args().any(|argument| argument == "--bench");
+    let (count, rounds) = if benching {
+        (QUESTIONS, ROUNDS)
+    } else {
+        (2, 1)
+    };
+    let store = Arc::new(Slow::over(&corpus)?);
+    let instant = Arc::new(Slow::over(&corpus)?);
+    let mut questions = questions(&corpus);
+    Random::new(3).shuffle(&mut questions);
+    let runtime = tokio::runtime::Runtime::new()?;
+    let checkpoint = checkpoint()?;
+    let house = |store: &Arc<Slow>, max_prefill_batch| {
+        let open = House::open(checkpoint.path(), Arc::clone(store), max_prefill_batch);
+        runtime.block_on(open)
+    };
+    let houses = [house(&store, 4)?, house(&store, 0)?, house(&instant, 0)?];
+
+    println!("one chat at a time, {count} questions, {K} documents; means, ms");
+    println!(
+        "| search | first token with guesses | without | if the search took no time | not overlapped with / without | times shorter |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- |");
+    for milliseconds in SEARCHES_MS {
+        store.takes(Duration::from_millis(milliseconds));
+        let mut clients = connect(&houses)?;
+        let mut sums = [Duration::ZERO; 3];
+        for (number, question) in questions.iter().cycle().take(count + 1).enumerate() {
+            for turn in 0..houses.len() {
+                let at = (number + turn) % houses.len();
+                let first = ask(&mut clients[at], question)?;
+                // The first one of each warms up.
+                sums[at] += if number > 0 { first } else { Duration::ZERO };
+            }
+        }
+        let [with, without, none] = sums.map(|sum| sum.as_secs_f64() * 1e3 / count as f64);
+        println!(
+            "| {milliseconds} ms | {with:.0} | {without:.0} | {none:.0} | {:.0} / {:.0} | {:.1} |",
+            with - none,
+            without - none,
+            (without - none) / (with - none).max(1.0)
+        );
+    }
+    println!("\nguesses of that server: {}\n", houses[0].guesses()?);
+
+    store.takes(Duration::from_millis(SEARCHES_MS[0]));
+    println!(
+        "{CLIENTS} chats at a time, {rounds} rounds in turns, search {} ms",
+        SEARCHES_MS[0]
+    );
+    println!("| | first token, mean / p95, ms |");
+    println!("| --- | --- |");
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..2 * rounds {
+        // With and without, then without and with.
+        let at = (round / 2 + round) % 2;
+        times[at].extend(at_once(houses[at].address, &questions)?);
+    }
+    let mut means = [0.0; 2];
+    for ((name, times), into) in ["with guesses", "without"]
+        .iter()
+        .zip(&mut times)
+        .zip(&mut means)
+    {
+        times.sort_unstable();
+        let mean = times.iter().sum::<Duration>().as_secs_f64() * 1e3 / times.len() as f64;
+        let late = times[times.len() * 95 / 100].as_secs_f64() * 1e3;
+        println!("| {name} | {mean:.0} / {late:.0} |");
+        *into = mean;
+    }
+    println!(
+        "\nmean with guesses over without: {:.2}; guesses of that server so far: {}",
+        means[0] / means[1],
+        houses[0].guesses()?
+    );
+    Ok(())
+}
+
+fn connect(houses: &[House; 3]) -> Result<Vec<Client>> {
+    houses
+        .iter()
+        .map(|house| Client::connect(house.address))
+        .collect()
+}
+
+/// A round of chats at a time. The time to each first token.
+fn at_once(address: SocketAddr, questions: &[Vec<f32>]) -> Result<Vec<Duration>> {
+    const EACH: usize = 3;
+    std::thread::scope(|scope| {
+        let client = |own: Vec<&Vec<f32>>| -> Result<Vec<Duration>> {
+            let mut client = Client::connect(address)?;
+            own.into_iter()
+                .map(|question| ask(&mut client, question))
+                .collect()
+        };
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|number| {
+                let own = questions.iter().skip(number * EACH).take(EACH).collect();
+                scope.spawn(move || client(own))
+            })
+            .collect();
+        let mut times = Vec::new();
+        for client in clients {
+            times.extend(client.join().expect("a client does not panic")?);
+        }
+        Ok(times)
+    })
+}
+
+/// The time from the question to the first event of its answer.
+fn ask(client: &mut Client, question: &[f32]) -> Result<Duration> {
+    static SALT: AtomicU64 = AtomicU64::new(0);
+    let salt = SALT.fetch_add(1, Ordering::Relaxed).to_string();
+    let body = json!({
+        "stream": true, "max_tokens": 8, "cache_salt": salt,
+        "messages": [
+            {"role": "system", "content": "Answer from the documents."},
+            {"role": "user", "content": "What do they say of it?"}],
+        "retrieval": {"embedding": question, "words": false, "k": K, "on_failure": "fail"},
+    });
+    let request = post(body.to_string().as_bytes());
+    let start = Instant::now();
+    client.send(&request)?;
+    let head = client.head()?;
+    let first = client.piece(&head)?;
+    let elapsed = start.elapsed();
+    let shown = String::from_utf8_lossy(first.as_deref().unwrap_or_default());
+    ensure!(
+        head.header("x-foreword-retrieved") == Some("5"),
+        "{}: {shown}",
+        head.status
+    );
+    while client.piece(&head)?.is_some() {}
+    Ok(elapsed)
+}
+
+/// A server.
+struct House {
+    server: Server,
+    address: SocketAddr,
+}
+
+impl House {
+    async fn open(model: &Path, store: Arc<Slow>, max_prefill_batch: u32) -> Result<Self> {
+        let device = DeviceConfig {
+            device: Device::Cpu,
+            kv_tokens: None,
+            kv_memory_fraction: 0.9,
+            kv_host_tokens: 0,
+            page_tokens: 16,
+            max_step_tokens: None,
+            threads: None,
+            precision: Precision::Auto,
+            random_weights: Some(1),
+        };
+        let tiers = Tiers {
+            policy: EvictionPolicy::Lru,
+            disk: None,
+            profile: None,
+            profile_budget: Duration::ZERO,
+        };
+        let engine = EngineConfig {
+            max_prefill_batch,
+            ..EngineConfig::default()
+        };
+        let model = Model::load(model, "m".to_owned(), &device, &tiers, engine)?;
+        let server = Server::bind(Config {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            keys: None,
+            otlp_endpoint: None,
+            limits: Limits {
+                max_body_bytes: 1 << 20,
+                request_timeout: Duration::from_secs(600),
+            },
+            kv_keys: None,
+            ordering: foreword_ordering::Config::default(),
+            retrieval: retrieval::Config {
+                store: Some(store),
+                ..retrieval::Config::default()
+            },
+            kv_events: None,
+            max_inside: 64,
+            grace: Duration::ZERO,
+        })
+        .await?;
+        server.open(model);
+        Ok(Self {
+            address: server.address(),
+            server,
+        })
+    }
+
+    fn guesses(&self) -> Result<String> {
+        let model = self
+            .server
+            .app()
+            .model
+            .get()
+            .context("it was opened with one")?;
+        let stats = model.engine().stats();
+        Ok(format!(
+            "{} started, {} refused, {} superseded, {} joined while computed",
+            stats.speculations_started,
+            stats.speculations_refused,
+            stats.speculations_superseded,
+            stats.speculations_joined
+        ))
+    }
+}
+
+/// The fixture's tokenizer and template, and a shape whose prompts take as long as a search.
+fn checkpoint() -> Result<TempDir> {
+    const LAYERS: usize = 6;
+    let fixture = repository().join("host/engine/fixtures/qwen2");
+    let folder = tempfile::tempdir()?;
+    for name in [
+        "chat_template.jinja",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        std::fs::copy(fixture.join(name), folder.path().join(name)).context(name)?;
+    }
+    let mut config: Value = serde_json::from_slice(&std::fs::read(fixture.join("config.json"))?)?;
+    config["num_hidden_layers"] = json!(LAYERS);
+    config["layer_types"] = json!(vec!["full_attention"; LAYERS]);
+    config["intermediate_size"] = json!(1_024);
+    std::fs::write(folder.path().join("config.json"), config.to_string())?;
+    Ok(folder)
+}
+
+/// The vectors of XQuAD's questions.
+fn questions(corpus: &xquad::Corpus) -> Vec<Vec<f32>> {
+    let texts: Vec<&str> = corpus.questions.iter().map(|(text, _)| &**text).collect();
+    embedded::vectors(&*embedded::embedder(), &texts)
+}
+
+/// A search that takes as long as it is told to, evenly over its stages.
+struct Slow {
+    collection: Collection,
+    nanoseconds: AtomicU64,
+}
+
+impl Slow {
+    /// Over XQuAD's paragraphs.
+    fn over(corpus: &xquad::Corpus) -> Result<Self> {
+        let embedder = embedded::embedder();
+        let spec = Spec {
+            dimensions: embedder.dimensions(),
+            metric: Metric::Cosine,
+            kind: Kind::Ivf,
+            embedder: embedder.name().to_owned(),
+        };
+        let mut editor = Editor::new(Collection::new(spec))?;
+        let vectors = embedded::vectors(&*embedder, &corpus.paragraphs);
+        for (number, (text, vector)) in corpus.paragraphs.iter().zip(vectors).enumerate() {
+            let document = Document {
+                id: number.to_string(),
+                text: text.clone(),
+                ..Document::default()
+            };
+            editor.put(&document, &vector)?;
+        }
+        Ok(Self {
+            collection: editor.finish()?,
+            nanoseconds: AtomicU64::new(0),
+        })
+    }
+
+    fn takes(&self, time: Duration) {
+        self.nanoseconds
+            .store(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    fn found(&self, hits: &[Hit]) -> Result<Vec<Found>, StoreError> {
+        let found = self.collection.found(hits);
+        found.map_err(|error| StoreError::Unavailable(error.to_string()))
+    }
+}
+
+impl Store for Slow {
+    fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<Found>, StoreError> {
+        let query = Query {
+            vector: &ask.vector,
+            words: ask.words.as_deref(),
+            k: ask.k,
+            filters: &ask.filters,
+        };
+        let search = |stage: &mut dyn FnMut(&[Hit]) -> ControlFlow<()>| {
+            let hits = self.collection.search(&query, stage);
+            hits.map_err(|error| StoreError::Refused(error.to_string()))
+        };
+        let mut stages = 0_u32;
+        search(&mut |_| {
+            stages += 1;
+            ControlFlow::Continue(())
+        })?;
+        let all = Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed));
+        let (start, mut number) = (Instant::now(), 0);
+        let mut before: Vec<Slot> = Vec::new();
+        let mut failed = None;
+        let hits = search(&mut |hits| {
+            number += 1;
+            std::thread::sleep((all * number / stages).saturating_sub(start.elapsed()));
+            let slots: Vec<Slot> = hits.iter().map(|hit| hit.slot).collect();
+            if slots == before {
+                return ControlFlow::Continue(());
+            }
+            before = slots;
+            match self.found(hits) {
+                Ok(found) => stage(&found),
+                Err(error) => {
+                    failed = Some(error);
+                    ControlFlow::Break(())
+                }
+            }
+        })?;
+        failed.map_or_else(|| self.found(&hits), Err)
+    }
+
+    fn version(&self) -> Result<String, StoreError> {
+        Ok("1".to_owned())
+    }
+
+    fn embedder(&self) -> Result<Option<String>, StoreError> {
+        Ok(None)
+    }
+}
