@@ -38,14 +38,6 @@ pub(crate) fn families() -> Vec<PathBuf> {
     folders
 }
 
-/// Whether the weights are stored as bf16, so that a backend that computes with bf16 rounds none.
-pub(crate) fn is_bf16(folder: &Path) -> bool {
-    let config = json(&folder.join("config.json"));
-    ["dtype", "torch_dtype"]
-        .into_iter()
-        .any(|key| config[key] == "bfloat16")
-}
-
 fn model_type(folder: &Path) -> String {
     json(&folder.join("config.json"))["model_type"]
         .as_str()

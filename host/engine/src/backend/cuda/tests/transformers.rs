@@ -5,10 +5,11 @@
 //! times that for a single logit. Twice as much where the weights, f16 or f32 in their files, are rounded too.
 
 use super::devices;
-use super::fixtures::{deviation, families, is_bf16, prompts};
+use super::fixtures::{deviation, families, json, prompts};
 use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize};
 use crate::backend::{Backend, Output, PageId, Segment, Step};
 use crate::models::Checkpoint;
+use std::path::Path;
 
 const TOLERANCE: f32 = 2e-2;
 const PAGE_TOKENS: u32 = 16;
@@ -94,4 +95,12 @@ fn logits(backend: &mut CudaBackend, tokens: &[u32]) -> Vec<f32> {
         rows.extend(logits);
     }
     rows
+}
+
+/// Whether the weights are stored as bf16, so that a backend that computes with bf16 rounds none.
+fn is_bf16(folder: &Path) -> bool {
+    let config = json(&folder.join("config.json"));
+    ["dtype", "torch_dtype"]
+        .into_iter()
+        .any(|key| config[key] == "bfloat16")
 }
