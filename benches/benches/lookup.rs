@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 const ENTRIES: usize = 300;
 const DIMENSIONS: usize = 768;
-const LOOKUPS: usize = 6_000;
+const LOOKUPS: usize = 2_000;
 const HISTOGRAM: &str = "foreword_retrieval_lookup_microseconds";
 /// What a look-up may take, at the median, in a bucket's bound.
 const BOUND_US: f64 = 100.0;

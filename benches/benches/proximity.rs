@@ -214,7 +214,9 @@ fn report(embedder: &str, grid: &[Vec<Cell>]) -> String {
             let y = top + 34 * down;
             let _ = write!(page, "<text x=8 y={}>{tolerance}</text>", y + 21);
             for (at, values) in row.iter().enumerate() {
-                let (shown, share) = (figure(values), goodness(values).clamp(0.0, 1.0));
+                // Adding 0 makes a negative zero positive.
+                let shown = (10.0 * figure(values)).round() / 10.0 + 0.0;
+                let share = goodness(values).clamp(0.0, 1.0);
                 let lightness = 96.0 - 58.0 * share;
                 let ink = if share > 0.55 { "#fff" } else { "#222" };
                 let x = left + cell * at;
