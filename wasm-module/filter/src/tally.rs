@@ -67,14 +67,14 @@ const MAX_SAMPLES: usize = 1024;
 mod tests {
     use super::*;
 
-    /// All that is told: samples, then counts.
-    fn told(tally: &mut Tally) -> (Vec<(u32, u64)>, Vec<(u32, u64)>) {
+    /// All that is told: samples and counts.
+    fn told(tally: &mut Tally) -> [Vec<(u32, u64)>; 2] {
         let (mut samples, mut counts) = (Vec::new(), Vec::new());
         tally.tell(
             |MetricId(id), value| samples.push((id, value)),
             |MetricId(id), amount| counts.push((id, amount)),
         );
-        (samples, counts)
+        [samples, counts]
     }
 
     #[test]
@@ -83,8 +83,9 @@ mod tests {
         for (id, amount) in [(4, 1), (12, 7), (0, 1), (4, 2), (0, u64::MAX)] {
             tally.add(MetricId(id), amount);
         }
-        assert_eq!(told(&mut tally).1, [(12, 7), (4, 3), (0, u64::MAX)]);
-        assert_eq!(told(&mut tally), (vec![], vec![]));
+        let [_, counts] = told(&mut tally);
+        assert_eq!(counts, [(12, 7), (4, 3), (0, u64::MAX)]);
+        assert_eq!(told(&mut tally), [vec![], vec![]]);
     }
 
     #[test]
@@ -94,7 +95,7 @@ mod tests {
             assert!(tally.record(MetricId(3), value));
         }
         assert!(!tally.record(MetricId(3), 9));
-        let (samples, _) = told(&mut tally);
+        let [samples, _] = told(&mut tally);
         assert_eq!(samples.len(), MAX_SAMPLES);
         assert_eq!(samples[1], (3, 1));
         assert!(tally.record(MetricId(3), 9));
