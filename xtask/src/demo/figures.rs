@@ -33,7 +33,7 @@ impl Arm {
     pub(super) fn policy(self) -> &'static str {
         match self {
             Self::Retrieval => "retrieval",
-            Self::Ordered => "longest",
+            Self::Ordered => "foresight",
         }
     }
 }

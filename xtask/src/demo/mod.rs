@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! xtask ──HTTP──▶ Envoy + filter ──▶ host (the reader of `examples/reader`, fresh prefix cache)
-//!                 policy: retrieval, then longest; both processes started anew for each
+//!                 policy: retrieval, then foresight; both processes started anew for each
 //! ```
 //!
 //! Each arm sends the same questions with the same retrieved documents, one after the other; answers are compared with the
