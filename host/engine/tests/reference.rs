@@ -9,7 +9,7 @@
 #[path = "support/fixtures.rs"]
 mod fixtures;
 
-use fixtures::{Prompt, deviation, families, json, prompts};
+use fixtures::{Prompt, deviation, families, json, prompts, strays};
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
 use foreword_engine::models::{CheckpointError, ModelConfig};
@@ -221,9 +221,8 @@ fn logits_by_bf16_products_stay_near_transformers_and_do_not_depend_on_chunks() 
             let rows = run(&mut backend, &prompt.tokens, 0, &cold, Output::All);
             let last = &rows[rows.len() - width..];
             let errors = last.iter().zip(&prompt.last).map(|(a, b)| (a - b).abs());
-            let worst = errors.clone().fold(0.0, f32::max) / deviation(&prompt.last);
-            let square = errors.map(|error| error * error).sum::<f32>() / width as f32;
-            let typical = square.sqrt() / deviation(&prompt.last);
+            let worst = errors.fold(0.0, f32::max) / deviation(&prompt.last);
+            let typical = strays(last, &prompt.last);
             println!(
                 "{name}, {} tokens: {typical:e}, {worst:e}",
                 prompt.tokens.len()

@@ -89,3 +89,10 @@ pub(crate) fn deviation(row: &[f32]) -> f32 {
     let mean = row.iter().sum::<f32>() / row.len() as f32;
     (row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / row.len() as f32).sqrt()
 }
+
+/// The root mean square of what a row of logits is away from another one, in that one's standard deviations.
+pub(crate) fn strays(row: &[f32], expected: &[f32]) -> f32 {
+    let errors = row.iter().zip(expected).map(|(a, b)| a - b);
+    let square = errors.map(|error| error * error).sum::<f32>() / expected.len() as f32;
+    square.sqrt() / deviation(expected)
+}

@@ -5,7 +5,7 @@
 //! times that for a single logit. Twice as much where the weights, f16 or f32 in their files, are rounded too.
 
 use super::devices;
-use super::fixtures::{deviation, families, json, prompts};
+use super::fixtures::{deviation, families, json, prompts, strays};
 use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize};
 use crate::backend::{Backend, Output, PageId, Segment, Step};
 use crate::models::Checkpoint;
@@ -47,16 +47,12 @@ fn logits_agree_with_transformers() {
                 let rows = logits(&mut backend, &prompt.tokens);
                 let width = prompt.last.len();
                 let last = &rows[rows.len() - width..];
-                let allowed = tolerance * deviation(&prompt.last);
-                let errors = last.iter().zip(&prompt.last).map(|(a, b)| a - b);
-                let squares: f32 = errors.map(|error| error * error).sum();
-                let error = (squares / width as f32).sqrt();
+                let error = strays(last, &prompt.last);
                 println!(
-                    "{name}, {} tokens: {:e} of a deviation",
-                    prompt.tokens.len(),
-                    error / deviation(&prompt.last)
+                    "{name}, {} tokens: {error:e} of a deviation",
+                    prompt.tokens.len()
                 );
-                assert!(error <= allowed, "{name}: {error} exceeds {allowed}");
+                assert!(error <= tolerance, "{name}: {error} exceeds {tolerance}");
                 for (position, expected) in &prompt.top {
                     let row = &rows[position * width..][..width];
                     let allowed = 5.0 * tolerance * deviation(row);
