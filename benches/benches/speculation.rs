@@ -6,7 +6,8 @@
 //! Three servers as `foreword serve` starts them, with one model of random weights on the CPU, answer XQuAD's questions
 //! from its paragraphs in turns: one that guesses, one that does not (`--max-prefill-batch 0`), and one whose search takes
 //! no time at all. The search is that of IVF, stage by stage, drawn out to as long as the table says, as if a large
-//! store did it elsewhere. Each chat has a salt of its own, so that no prompt is cached but by its own guesses.
+//! store did it elsewhere. No prompt is cached but by its own guesses: each chat has a salt of its own, which makes it a
+//! tenant as well, or opens with a number of its own.
 //!
 //! *Not overlapped* is the time to the first token beyond that of the server whose search takes none.
 
@@ -30,6 +31,7 @@ use foreword_retrieval::{
 use foreword_tests::artifacts::repository;
 use foreword_tests::http::{Client, post};
 use serde_json::{Value, json};
+use std::fmt::{self, Display, Formatter};
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -43,7 +45,7 @@ const K: usize = 5;
 const SEARCHES_MS: [u64; 3] = [100, 200, 400];
 const QUESTIONS: usize = 24;
 const CLIENTS: usize = 8;
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 12;
 
 fn main() -> Result<()> {
     let corpus = match xquad::corpus() {
@@ -83,7 +85,7 @@ fn main() -> Result<()> {
         for (number, question) in questions.iter().cycle().take(count + 1).enumerate() {
             for turn in 0..houses.len() {
                 let at = (number + turn) % houses.len();
-                let first = ask(&mut clients[at], question)?;
+                let first = ask(&mut clients[at], question, Tenants::Many)?;
                 // The first one of each warms up.
                 sums[at] += if number > 0 { first } else { Duration::ZERO };
             }
@@ -99,36 +101,63 @@ fn main() -> Result<()> {
     println!("\nguesses of that server: {}\n", houses[0].guesses()?);
 
     store.takes(Duration::from_millis(SEARCHES_MS[0]));
-    println!(
-        "{CLIENTS} chats at a time, {rounds} rounds in turns, search {} ms",
-        SEARCHES_MS[0]
-    );
-    println!("| | first token, mean / p95, ms |");
-    println!("| --- | --- |");
-    let mut times = [Vec::new(), Vec::new()];
-    for round in 0..2 * rounds {
-        // With and without, then without and with.
-        let at = (round / 2 + round) % 2;
-        times[at].extend(at_once(houses[at].address, &questions)?);
+    for (tenants, named) in [
+        (Tenants::Many, "each a tenant's own"),
+        (Tenants::One, "all one tenant's"),
+    ] {
+        println!(
+            "\n{CLIENTS} chats at a time, {named}, {rounds} rounds in turns, search {} ms",
+            SEARCHES_MS[0]
+        );
+        println!("| | first token, mean / p95, ms |");
+        println!("| --- | --- |");
+        let mut times = [Vec::new(), Vec::new()];
+        for round in 0..2 * rounds {
+            // With and without, then without and with.
+            let at = (round / 2 + round) % 2;
+            times[at].extend(at_once(houses[at].address, &questions, tenants)?);
+        }
+        let [with, without] = times.map(|times| Waits::of(times));
+        println!("| with guesses | {with} |\n| without | {without} |");
+        println!(
+            "\nwith guesses over without: {:.2} / {:.2}; guesses of that server so far: {}",
+            with.mean / without.mean,
+            with.late / without.late,
+            houses[0].guesses()?
+        );
     }
-    let mut means = [0.0; 2];
-    for ((name, times), into) in ["with guesses", "without"]
-        .iter()
-        .zip(&mut times)
-        .zip(&mut means)
-    {
-        times.sort_unstable();
-        let mean = times.iter().sum::<Duration>().as_secs_f64() * 1e3 / times.len() as f64;
-        let late = times[times.len() * 95 / 100].as_secs_f64() * 1e3;
-        println!("| {name} | {mean:.0} / {late:.0} |");
-        *into = mean;
-    }
-    println!(
-        "\nmean with guesses over without: {:.2}; guesses of that server so far: {}",
-        means[0] / means[1],
-        houses[0].guesses()?
-    );
     Ok(())
+}
+
+/// Whose the chats are.
+#[derive(Clone, Copy)]
+enum Tenants {
+    One,
+    Many,
+}
+
+/// How long first tokens were waited for, in milliseconds.
+struct Waits {
+    mean: f64,
+    /// The 95th percentile.
+    late: f64,
+}
+
+impl Waits {
+    fn of(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        Self {
+            mean: milliseconds(times.iter().sum()) / times.len() as f64,
+            late: milliseconds(times[times.len() * 95 / 100]),
+        }
+    }
+}
+
+impl Display for Waits {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        write!(to, "{:.0} / {:.0}", self.mean, self.late)
+    }
 }
 
 fn connect(houses: &[House; 3]) -> Result<Vec<Client>> {
@@ -139,13 +168,13 @@ fn connect(houses: &[House; 3]) -> Result<Vec<Client>> {
 }
 
 /// A round of chats at a time. The time to each first token.
-fn at_once(address: SocketAddr, questions: &[Vec<f32>]) -> Result<Vec<Duration>> {
+fn at_once(address: SocketAddr, questions: &[Vec<f32>], tenants: Tenants) -> Result<Vec<Duration>> {
     const EACH: usize = 3;
     std::thread::scope(|scope| {
         let client = |own: Vec<&Vec<f32>>| -> Result<Vec<Duration>> {
             let mut client = Client::connect(address)?;
             own.into_iter()
-                .map(|question| ask(&mut client, question))
+                .map(|question| ask(&mut client, question, tenants))
                 .collect()
         };
         let clients: Vec<_> = (0..CLIENTS)
@@ -163,13 +192,17 @@ fn at_once(address: SocketAddr, questions: &[Vec<f32>]) -> Result<Vec<Duration>>
 }
 
 /// The time from the question to the first event of its answer.
-fn ask(client: &mut Client, question: &[f32]) -> Result<Duration> {
-    static SALT: AtomicU64 = AtomicU64::new(0);
-    let salt = SALT.fetch_add(1, Ordering::Relaxed).to_string();
+fn ask(client: &mut Client, question: &[f32], tenants: Tenants) -> Result<Duration> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let salt = match tenants {
+        Tenants::One => "all".to_owned(),
+        Tenants::Many => number.to_string(),
+    };
     let body = json!({
         "stream": true, "max_tokens": 8, "cache_salt": salt,
         "messages": [
-            {"role": "system", "content": "Answer from the documents."},
+            {"role": "system", "content": format!("{number}: answer from the documents.")},
             {"role": "user", "content": "What do they say of it?"}],
         "retrieval": {"embedding": question, "words": false, "k": K, "on_failure": "fail"},
     });

@@ -1,10 +1,16 @@
 //! Whose turn it is: fair shares of the device between tenants.
 //!
 //! Virtual token counters (Sheng et al., OSDI '24, algorithm 2): a counter a tenant, of the tokens computed for it; the
-//! tenant with the smallest counter goes first. A tenant that comes back after a pause is lifted to the smallest counter
-//! of those that wait, so that nobody saves up a claim by staying away. Of two tenants that both have something
-//! waiting all the time, one then gets at most two requests' worth of tokens more than the other, however many
-//! requests it sends (theorem 4.4 there). Tokens found in the cache cost nothing and are not counted.
+//! tenant with the smallest counter goes first. Of two tenants that both have something waiting all the time, one then
+//! gets at most two requests' worth of tokens more than the other, however many requests it sends (theorem 4.4 there).
+//! Tokens found in the cache cost nothing and are not counted.
+//!
+//! A tenant that comes back after a pause is lifted, so that nobody saves up a claim by staying away. The paper lifts it
+//! to the smallest counter of those that wait. But then a stream of tenants with one request each, as where every user
+//! is one, keeps that counter where it is, and whoever was served once more than they waits for as long as they come. So
+//! it is lifted to the *virtual time* of fair queueing (Demers, Keshav and Shenker, SIGCOMM '89), which goes on with all
+//! that is computed, by what each of those that wait would have got of it: whoever is ahead by some tokens waits until
+//! the others had as many each, and no longer.
 //!
 //! Knows names and numbers, no requests. What it remembers is bounded: of tenants that wait for nothing, the
 //! [`REMEMBERED`] that were served most. To forget one with less is to its advantage, by less than it lags behind.
@@ -24,8 +30,10 @@ pub struct Shares {
     tenants: BTreeMap<Arc<str>, Tally>,
     /// Tenants among them with nothing waiting; at most twice [`REMEMBERED`].
     idle: usize,
-    /// The counter of the last tenant whose last waiting request was taken.
-    last: u64,
+    /// The virtual time: where a tenant starts that comes now.
+    now: u64,
+    /// Cost that has not made it go on yet; less than there were tenants to share it.
+    rest: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,19 +45,15 @@ struct Tally {
 }
 
 impl Shares {
-    /// A request of `tenant` waits from now on. `O(tenants)` when it is its first.
+    /// A request of `tenant` waits from now on.
     pub fn arrive(&mut self, tenant: &Arc<str>) {
-        let floor = match self.tenants.get(tenant) {
-            Some(tally) if tally.waiting > 0 => 0,
-            _ => self.floor(),
-        };
         let known = self.tenants.contains_key(tenant);
         let tally = self.tenants.entry(tenant.clone()).or_default();
-        if tally.waiting == 0 && known {
-            self.idle -= 1;
+        if tally.waiting == 0 {
+            self.idle -= usize::from(known);
+            tally.served = tally.served.max(self.now);
         }
         tally.waiting += 1;
-        tally.served = tally.served.max(floor);
     }
 
     /// A request of `tenant` waits no longer.
@@ -59,7 +63,6 @@ impl Shares {
         };
         tally.waiting = tally.waiting.saturating_sub(1);
         if tally.waiting == 0 {
-            self.last = tally.served;
             self.idle += 1;
             if self.idle > 2 * REMEMBERED {
                 self.forget();
@@ -69,22 +72,22 @@ impl Shares {
 
     /// Something was computed for `tenant`, at this cost.
     pub fn charge(&mut self, tenant: &str, cost: u64) {
+        let mut sharing = (self.tenants.len() - self.idle) as u64;
         if let Some(tally) = self.tenants.get_mut(tenant) {
             tally.served = tally.served.saturating_add(cost);
+            sharing += u64::from(tally.waiting == 0);
         }
+        let sharing = sharing.max(1);
+        self.rest = self.rest.saturating_add(cost);
+        self.now = self.now.saturating_add(self.rest / sharing);
+        self.rest %= sharing;
     }
 
     /// The tenant's counter; the one that it would start with when it is not known.
     pub fn served(&self, tenant: &str) -> u64 {
         self.tenants
             .get(tenant)
-            .map_or_else(|| self.floor(), |tally| tally.served)
-    }
-
-    /// Where a tenant starts: at the smallest counter of those that wait, or at the last one's that did.
-    fn floor(&self) -> u64 {
-        let waiting = self.tenants.values().filter(|tally| tally.waiting > 0);
-        waiting.map(|tally| tally.served).min().unwrap_or(self.last)
+            .map_or(self.now, |tally| tally.served)
     }
 
     fn forget(&mut self) {
@@ -120,7 +123,7 @@ mod tests {
         assert_eq!(
             shares.served(&b),
             1000,
-            "no more claim than those that wait"
+            "no more claim than the one that was served all the time"
         );
         shares.charge(&b, 10);
         shares.leave(&b);
@@ -128,11 +131,38 @@ mod tests {
         shares.arrive(&b);
         assert_eq!(shares.served(&b), 1010, "nor less than it had");
         shares.leave(&b);
-        assert_eq!(
-            shares.served("3"),
-            1010,
-            "after a pause of all: the last one's"
-        );
+        assert_eq!(shares.served("3"), 1005, "two shared the ten");
+    }
+
+    #[test]
+    fn whoever_was_served_once_more_is_not_starved_by_those_who_come_once() {
+        const OTHERS: u64 = 7;
+        const COST: u64 = 100;
+        let mut shares = Shares::default();
+        let first = name(0);
+        shares.arrive(&first);
+        let mut waiting: Vec<Arc<str>> = (1..=OTHERS).map(name).collect();
+        for tenant in &waiting {
+            shares.arrive(tenant);
+        }
+        // It was served and waits again; whenever another goes, one comes that nobody has seen before.
+        shares.charge(&first, COST);
+        let mut overtaken = 0;
+        while waiting
+            .iter()
+            .any(|tenant| shares.served(tenant) < shares.served(&first))
+        {
+            let least = |at: &usize| shares.served(&waiting[*at]);
+            let next = (0..waiting.len()).min_by_key(least).unwrap();
+            let next = waiting.remove(next);
+            shares.charge(&next, COST);
+            shares.leave(&next);
+            waiting.push(name(OTHERS + 1 + overtaken));
+            shares.arrive(&waiting[waiting.len() - 1]);
+            overtaken += 1;
+            assert!(overtaken < 1000, "it is starved");
+        }
+        assert!((OTHERS..=2 * OTHERS).contains(&overtaken), "{overtaken}");
     }
 
     #[test]
