@@ -117,7 +117,7 @@ fn main() -> Result<()> {
             let at = (round / 2 + round) % 2;
             times[at].extend(at_once(houses[at].address, &questions, tenants)?);
         }
-        let [with, without] = times.map(|times| Waits::of(times));
+        let [with, without] = times.map(Waits::of);
         println!("| with guesses | {with} |\n| without | {without} |");
         println!(
             "\nwith guesses over without: {:.2} / {:.2}; guesses of that server so far: {}",
