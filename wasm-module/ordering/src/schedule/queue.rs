@@ -3,7 +3,7 @@
 
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// A waiting request whose documents have been ordered.
@@ -33,7 +33,9 @@ pub enum Rule {
     /// request with nothing cached is a group of its own. O(n log n) comparisons of paths.
     PathGroups,
     /// RAGCache, section 5.2: the largest ratio of cached to computed tokens first, among equals first come, first
-    /// served. No request is overtaken by more than `window` later ones. O(n log n).
+    /// served. Shares of a prompt are equal here when they are in sixteenths: the paper compares them exactly, and then
+    /// the few tokens that all prompts begin with order them by length. No request is overtaken by more than `window`
+    /// later ones. O(n log n).
     CachedFirst {
         /// See above; the paper's is [`Rule::WINDOW`], and 0 is first come, first served.
         window: u32,
@@ -99,27 +101,15 @@ fn by_path_groups(queue: &[Queued<'_>], most: usize) -> Vec<usize> {
     waiting.into_iter().map(|(_, at, _)| at).collect()
 }
 
-/// What a request is worth serving now: the ratio of its cached to its computed tokens, then its age.
-#[derive(PartialEq, Eq)]
-struct Priority {
-    cached: u64,
-    /// At least 1: a request that is cached as a whole counts as one token computed.
-    computed: u64,
-    at: usize,
-}
+/// Parts of a prompt that its cached share is counted in.
+const PARTS: u128 = 16;
 
-impl Ord for Priority {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let cross = |a: &Self, b: &Self| u128::from(a.cached) * u128::from(b.computed);
-        cross(self, other)
-            .cmp(&cross(other, self))
-            .then(other.at.cmp(&self.at))
-    }
-}
-
-impl PartialOrd for Priority {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
+impl Queued<'_> {
+    /// Whole parts of its prompt that are cached. A request that is cached as a whole counts as one token computed.
+    fn cached_parts(&self) -> u128 {
+        let cached = u128::from(self.cached_tokens);
+        let computed = u128::from(self.computed_tokens.max(1));
+        cached * PARTS / (cached + computed)
     }
 }
 
@@ -132,14 +122,10 @@ fn by_cached_share(queue: &[Queued<'_>], window: u32, most: usize) -> Vec<usize>
         behind = behind.max(*overtaken);
         *overtaken = behind;
     }
-    let mut best: BinaryHeap<Priority> = queue
+    let mut best: BinaryHeap<(u128, Reverse<usize>)> = queue
         .iter()
         .enumerate()
-        .map(|(at, queued)| Priority {
-            cached: queued.cached_tokens,
-            computed: queued.computed_tokens.max(1),
-            at,
-        })
+        .map(|(at, queued)| (queued.cached_parts(), Reverse(at)))
         .collect();
     let mut served = vec![false; queue.len()];
     let mut order = Vec::with_capacity(most);
@@ -157,7 +143,7 @@ fn by_cached_share(queue: &[Queued<'_>], window: u32, most: usize) -> Vec<usize>
             oldest
         } else {
             match best.pop() {
-                Some(priority) => priority.at,
+                Some((_, Reverse(at))) => at,
                 None => oldest,
             }
         };
@@ -222,8 +208,23 @@ mod tests {
         };
         let queue = [queued(&[], 1, 2), queued(&[], 2, 2), queued(&[], 2, 1)];
         assert_eq!(order(&queue, rule), [2, 1, 0]);
-        let whole = [queued(&[], 9, 2), queued(&[], 5, 0), queued(&[], 0, 0)];
+        let whole = [queued(&[], 9, 3), queued(&[], 5, 0), queued(&[], 0, 0)];
         assert_eq!(order(&whole, rule), [1, 0, 2]);
+        let most = [queued(&[], u64::MAX, 1), queued(&[], 1, u64::MAX)];
+        assert_eq!(order(&most, rule), [0, 1]);
+    }
+
+    #[test]
+    fn a_few_tokens_that_all_begin_with_overtake_nobody() {
+        let rule = Rule::CachedFirst {
+            window: Rule::WINDOW,
+        };
+        let queue = [
+            queued(&[], 0, 500),
+            queued(&[], 7, 900),
+            queued(&[], 7, 300),
+        ];
+        assert_eq!(order(&queue, rule), [0, 1, 2]);
     }
 
     #[test]
@@ -255,15 +256,12 @@ mod tests {
             let allowed = full.map_or(waiting.len(), |full| full + 1);
             let mut best = 0;
             for other in 1..allowed {
-                let ratio = |at: usize| {
+                let share = |at: usize| {
                     let queued = queue[waiting[at].0];
-                    (
-                        queued.cached_tokens as f64,
-                        queued.computed_tokens.max(1) as f64,
-                    )
+                    let cached = queued.cached_tokens as f64;
+                    cached / (cached + queued.computed_tokens.max(1) as f64)
                 };
-                let ((a, b), (c, d)) = (ratio(other), ratio(best));
-                if a * d > c * b {
+                if (share(other) * 16.0).floor() > (share(best) * 16.0).floor() {
                     best = other;
                 }
             }
