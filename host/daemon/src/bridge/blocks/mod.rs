@@ -116,27 +116,22 @@ impl Blocks {
     /// The engine says this of its blocks.
     pub fn event(&mut self, event: BlockEvent) {
         match event {
-            BlockEvent::Stored {
-                blocks,
-                parent,
-                tokens,
-                block_tokens,
-                medium,
-                keys,
-                group,
-            } => {
+            BlockEvent::Stored(stored) => {
+                let group = stored.group;
                 if group.is_partial && self.partial.len() < MAX_GROUPS {
                     self.partial.insert(group.number);
                 }
                 if group.is_partial || self.partial.contains(&group.number) {
                     return;
                 }
-                let size = block_tokens.max(1) as usize;
-                let tier = tier(medium.as_deref());
-                let mut parent = parent;
+                let size = stored.block_tokens.max(1) as usize;
+                let tier = tier(stored.medium.as_deref());
+                let mut parent = stored.parent;
                 // Where there are more blocks than tokens for them, the rest cannot be found by anything.
-                for (hash, tokens) in blocks.into_iter().zip(tokens.chunks_exact(size)) {
-                    let keys = keys.as_deref().filter(|_| parent.is_none());
+                for (hash, tokens) in
+                    (stored.blocks.into_iter()).zip(stored.tokens.chunks_exact(size))
+                {
+                    let keys = stored.keys.as_deref().filter(|_| parent.is_none());
                     self.store(hash, parent, tokens, keys, tier);
                     parent = Some(hash);
                 }

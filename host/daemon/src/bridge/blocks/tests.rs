@@ -1,5 +1,5 @@
 use super::*;
-use crate::kv::vllm::read::Group;
+use crate::kv::vllm::read::{Group, Stored};
 use foreword_engine::cache::{Document, DocumentSpan};
 use foreword_engine::engine::feed::Feed;
 use foreword_ordering::random::Random;
@@ -18,7 +18,7 @@ fn hash(number: u64) -> BlockHash {
 
 /// `numbers` follow each other behind `parent`.
 fn stored(numbers: &[u64], parent: Option<u64>, tokens: &[u32], keys: &[&str]) -> BlockEvent {
-    BlockEvent::Stored {
+    BlockEvent::Stored(Stored {
         blocks: numbers.iter().copied().map(hash).collect(),
         parent: parent.map(hash),
         tokens: tokens.to_vec(),
@@ -26,7 +26,7 @@ fn stored(numbers: &[u64], parent: Option<u64>, tokens: &[u32], keys: &[&str]) -
         medium: Some("GPU".to_owned()),
         keys: Some(keys.iter().map(|&key| Key::Text(key.to_owned())).collect()),
         group: Group::default(),
-    }
+    })
 }
 
 fn removed(numbers: &[u64]) -> BlockEvent {
@@ -39,9 +39,12 @@ fn removed(numbers: &[u64]) -> BlockEvent {
 
 /// The same elsewhere.
 fn in_medium(name: &str, mut event: BlockEvent) -> BlockEvent {
-    if let BlockEvent::Stored { medium, .. } | BlockEvent::Removed { medium, .. } = &mut event {
-        *medium = Some(name.to_owned());
-    }
+    let (BlockEvent::Stored(Stored { medium, .. }) | BlockEvent::Removed { medium, .. }) =
+        &mut event
+    else {
+        panic!("{event:?} is nowhere");
+    };
+    *medium = Some(name.to_owned());
     event
 }
 
@@ -151,9 +154,9 @@ fn a_blocks_hash_depends_on_nothing_that_the_request_has_not() {
     blocks.event(stored(&[1], None, &tokens, &["lora", "a"]));
     blocks.event(stored(&[2], None, &tokens, &["lora"]));
     let mut image = stored(&[3], None, &tokens, &["a"]);
-    if let BlockEvent::Stored {
+    if let BlockEvent::Stored(Stored {
         keys: Some(keys), ..
-    } = &mut image
+    }) = &mut image
     {
         keys.push(Key::Other);
     }
@@ -168,7 +171,7 @@ fn a_blocks_hash_depends_on_nothing_that_the_request_has_not() {
 fn where_salts_are_not_told_a_salted_prompt_ends_what_was_believed() {
     let tokens: Vec<u32> = (0..4).collect();
     let mut untold = stored(&[1], None, &tokens, &[]);
-    if let BlockEvent::Stored { keys, .. } = &mut untold {
+    if let BlockEvent::Stored(Stored { keys, .. }) = &mut untold {
         *keys = None;
     }
     let mut blocks = Blocks::new(LIMITS);
@@ -193,7 +196,7 @@ fn blocks_of_layers_that_keep_a_window_are_passed_over() {
     let mut blocks = Blocks::new(LIMITS);
     blocks.prompt(tokens.clone(), "".into(), documents(&[4]));
     let mut windowed = stored(&[1], None, &tokens, &[]);
-    if let BlockEvent::Stored { group, .. } = &mut windowed {
+    if let BlockEvent::Stored(Stored { group, .. }) = &mut windowed {
         *group = Group {
             number: 1,
             is_partial: true,
