@@ -17,6 +17,7 @@ pub(crate) mod body;
 mod dialect;
 mod embeddings;
 mod generate;
+mod job;
 mod logprobs;
 mod models;
 mod prefill;
