@@ -3,7 +3,7 @@
 use super::arm::Arm;
 use super::bootstrap::{RESAMPLES, Verdict};
 use super::compare::{Estimate, Figure};
-use crate::page::words::{grouped, rounded};
+use foreword_report::words::{grouped, rounded};
 use serde_json::{Value, json};
 use std::fmt::Write;
 

@@ -4,9 +4,9 @@ use super::bootstrap::{MIN_CASES, MIN_CASES_WITHIN, RESAMPLES, Verdict};
 use super::compare::{Estimate, Figure};
 use super::figures::{Figures, cells, milliseconds, share, with_interval};
 use super::plots;
-use crate::page::words::{escaped, grouped};
-use crate::page::{both_widths, filled, style};
 use anyhow::Result;
+use foreword_report::words::{escaped, grouped};
+use foreword_report::{both_widths, filled, style};
 use std::fmt::Write;
 
 /// The page.

@@ -1,9 +1,9 @@
 //! What a replay found, and its forms as JSON and as a table.
 
 use super::simulate::Outcome;
-use crate::page::words::{grouped, percent, rounded};
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::simulation::{Bound, Capacity};
+use foreword_report::words::{grouped, percent, rounded};
 use serde_json::json;
 use std::fmt::Write;
 

@@ -2,9 +2,9 @@
 
 use super::figures::{Figures, cells, microseconds};
 use super::plots;
-use crate::page::words::{escaped, grouped, percent};
-use crate::page::{both_widths, filled, style};
 use anyhow::Result;
+use foreword_report::words::{escaped, grouped, percent};
+use foreword_report::{both_widths, filled, style};
 use std::fmt::Write;
 
 /// The page.
