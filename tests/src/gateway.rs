@@ -214,6 +214,20 @@ impl Gateway {
         Self::launch(folder, &options)
     }
 
+    /// Has Envoy read a configuration, in YAML or JSON, without starting; what it says where it refuses.
+    pub fn validate(config: &str) -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("envoy.yaml");
+        fs::write(&file, config)?;
+        let output = Command::new(envoy_binary()?)
+            .args(["--mode", "validate", "-c"])
+            .arg(&file)
+            .output()?;
+        let log = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{log}");
+        Ok(())
+    }
+
     /// Starts Envoy on the `envoy.yaml` in this folder.
     fn launch(folder: TempDir, options: &GatewayOptions) -> Result<Self> {
         let config = folder.path().join("envoy.yaml");

@@ -6,11 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use foreword_filter::Config;
-use foreword_tests::artifacts::{envoy_binary, filter_module, repository};
+use foreword_tests::Gateway;
+use foreword_tests::artifacts::{filter_module, repository};
 use serde_json::{Value, json};
 
 const PLAIN: &str = "gateway-config/kubernetes/foreword.yaml";
@@ -221,21 +221,8 @@ fn envoy_and_the_filter_accept_the_gateways_configuration() {
             .unwrap();
         let here = filter_module().unwrap();
         let config = config.replace(mounted, here.to_str().unwrap());
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("envoy.yaml");
-        fs::write(&file, config).unwrap();
-        assert_valid(&file);
+        Gateway::validate(&config).unwrap();
     }
-}
-
-fn assert_valid(file: &PathBuf) {
-    let output = Command::new(envoy_binary().unwrap())
-        .args(["--mode", "validate", "-c"])
-        .arg(file)
-        .output()
-        .unwrap();
-    let log = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{log}");
 }
 
 fn deployment<'a>(objects: &'a [Value], component: &str) -> &'a Value {

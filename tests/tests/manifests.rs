@@ -5,11 +5,11 @@
 //! a word; here they are errors.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use foreword_filter::{Config, RequestHeaders};
-use foreword_tests::artifacts::{envoy_binary, filter_module, repository};
+use foreword_tests::Gateway;
+use foreword_tests::artifacts::{filter_module, repository};
 use serde_json::{Value, json};
 
 /// Every manifest with the file that it stands in.
@@ -157,10 +157,7 @@ fn envoy_accepts_what_the_envoy_filters_patch_in() {
             "typed_config": manager,
         }]}],
     }]}});
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("envoy.json");
-    fs::write(&file, bootstrap.to_string()).unwrap();
-    assert_valid(&file);
+    Gateway::validate(&bootstrap.to_string()).unwrap();
 }
 
 /// The configuration of the filter that an EnvoyFilter adds.
@@ -173,14 +170,4 @@ fn patch(manifest: &Value, place: &str) -> Value {
     let patches = manifest["spec"]["configPatches"].as_array().unwrap();
     let patch = patches.iter().find(|patch| patch["applyTo"] == place);
     patch.unwrap()["patch"]["value"].clone()
-}
-
-fn assert_valid(file: &Path) {
-    let output = Command::new(envoy_binary().unwrap())
-        .args(["--mode", "validate", "-c"])
-        .arg(file)
-        .output()
-        .unwrap();
-    let log = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{log}");
 }

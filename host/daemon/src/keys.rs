@@ -4,11 +4,12 @@ use anyhow::{Context, bail};
 use axum::http::{HeaderMap, header};
 use std::collections::HashSet;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A set of accepted keys. Looking one up takes a time that tells nothing about the keys: the set's hash is keyed
 /// at random, so no prefix of a guess is better than another.
 #[derive(Clone)]
-pub struct ApiKeys(HashSet<Vec<u8>>);
+pub struct ApiKeys(Arc<HashSet<Vec<u8>>>);
 
 impl ApiKeys {
     /// Reads a file with one key per line; blank lines and lines that begin with `#` do not count.
@@ -28,7 +29,7 @@ impl ApiKeys {
     fn parse(text: &str) -> Self {
         let lines = text.lines().map(str::trim);
         let keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-        Self(keys.map(|key| key.as_bytes().to_vec()).collect())
+        Self(Arc::new(keys.map(|key| key.as_bytes().to_vec()).collect()))
     }
 
     /// Whether `headers` carry one of the keys as `Authorization: Bearer KEY`.

@@ -29,7 +29,6 @@ pub mod keys;
 pub mod kv;
 pub mod metrics;
 pub mod model;
-mod page;
 mod progress;
 pub mod replay;
 pub mod request;

@@ -3,7 +3,6 @@
 //! Here a checked request meets what the model alone can judge: whether the messages fit its chat template and whether
 //! prompt and answer fit its positions. What an answer looks like over HTTP is not known here.
 
-use crate::answer::Calls;
 use crate::device::DeviceConfig;
 use crate::failure::Failure;
 use crate::kv::place::{Placed, Placer};
@@ -35,6 +34,17 @@ pub struct Model {
     vocabulary: u32,
     max_positions: u32,
     engine: Engine,
+}
+
+/// Where calls of tools stand in an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calls {
+    /// Nowhere: all is text.
+    None,
+    /// Between tags, within text.
+    Tagged,
+    /// The answer is one.
+    Bare,
 }
 
 impl Model {

@@ -5,7 +5,7 @@ use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
 use crate::kv::http::{Readers, Source};
 use crate::kv::publisher::{self, Publisher};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Numbers};
 use crate::model::Model;
 use crate::retrieval::{self, Retriever};
 use crate::spans::Spans;
@@ -86,14 +86,23 @@ impl Server {
             address: publisher.address(),
             replay: publisher.replay_address(),
         });
-        let model = Arc::new(OnceLock::new());
+        let model = Arc::<OnceLock<Arc<Model>>>::default();
+        let numbers = {
+            let model = Arc::clone(&model);
+            move || {
+                model.get().map(|model| Numbers {
+                    engine: model.engine().stats(),
+                    tokens: model.token_cache_stats(),
+                })
+            }
+        };
         let gate = Gate::new(config.max_inside);
         let kv_keys = config.kv_keys.or_else(|| config.keys.clone());
         let app = Arc::new(App {
             readers: Readers::new(kv_keys, Arc::clone(&gate)),
             locator: Locator::new(config.ordering),
             gate,
-            metrics: Arc::new(Metrics::new(Arc::clone(&model))),
+            metrics: Arc::new(Metrics::new(numbers)),
             model,
             retriever: Arc::new(Retriever::new(config.retrieval)),
             spans: config.otlp_endpoint.as_deref().map(Spans::to).transpose()?,

@@ -216,6 +216,7 @@ impl From<CostProfile> for Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foreword_ordering::random::Random;
 
     fn near(a: f64, b: f64) -> bool {
         (a - b).abs() < 1e-12 * (1.0 + b.abs())
@@ -273,15 +274,9 @@ mod tests {
 
     #[test]
     fn more_tokens_never_cost_less_whatever_was_measured() {
-        let mut state = 3u64;
-        let mut random = || {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (state >> 40) as f64 / (1u64 << 24) as f64 + 1e-6
-        };
+        let mut random = Random::new(3);
         for _ in 0..50 {
-            let seconds = (0..16).map(|_| random()).collect();
+            let seconds = (0..16).map(|_| random.unit() + 1e-6).collect();
             let axis = vec![1, 5, 6, 30];
             let profile = CostProfile::new(axis.clone(), axis, seconds).unwrap();
             for cached in 0..35 {

@@ -4,21 +4,22 @@
 //! The fixtures' random weights tell a right engine from a wrong one (`reference.rs`); here the whole way is gone, from a
 //! chat with documents to a right answer about names that the training never saw. Tolerance as there.
 
+#[path = "support/machine.rs"]
+mod machine;
 #[path = "support/recorded.rs"]
 mod recorded;
 
-use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
-use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
+use foreword_engine::backend::cpu::{CpuBackend, Precision};
+use foreword_engine::backend::{Output, PageId};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::text::{ChatTemplate, Tokenizer};
+use machine::{PAGE_TOKENS, POOL, best, load, run};
 use recorded::floats;
 use serde_json::Value;
 use std::path::PathBuf;
 
 /// Of a row's standard deviation.
 const TOLERANCE: f32 = 2e-4;
-const PAGE_TOKENS: u32 = 16;
-const POOL: u32 = 128;
 const MAX_ANSWER: usize = 32;
 
 fn folder() -> PathBuf {
@@ -39,14 +40,7 @@ fn tokens(value: &Value) -> Vec<u32> {
 }
 
 fn backend(precision: Precision) -> Option<CpuBackend> {
-    let config = CpuConfig {
-        pages: POOL,
-        host_pages: 0,
-        page_tokens: PAGE_TOKENS,
-        threads: Some(2),
-        precision,
-    };
-    match CpuBackend::load(&folder(), &config) {
+    match load(&folder(), 2, precision) {
         Ok(backend) => Some(backend),
         Err(error) => {
             assert!(precision == Precision::Bf16, "{error}");
@@ -56,28 +50,12 @@ fn backend(precision: Precision) -> Option<CpuBackend> {
     }
 }
 
-fn run(backend: &mut CpuBackend, tokens: &[u32], start: usize) -> Vec<f32> {
-    let pages = (start + tokens.len()).div_ceil(PAGE_TOKENS as usize);
-    assert!(pages <= POOL as usize, "the pool is too small");
-    let segment = Segment {
-        tokens: tokens.to_vec(),
-        start: start as u32,
-        pages: (0..pages as u32).map(PageId).collect(),
-        output: Output::Last,
-    };
-    let step = Step {
-        segments: vec![segment],
-        ..Step::default()
-    };
-    let mut logits = Vec::new();
-    backend.run(&step, &mut logits).unwrap();
-    logits
-}
-
-fn best(row: &[f32]) -> u32 {
-    (0..row.len())
-        .max_by(|&a, &b| row[a].total_cmp(&row[b]))
-        .unwrap() as u32
+/// The logits of the last of these tokens of the only sequence.
+fn last(backend: &mut CpuBackend, tokens: &[u32], start: usize) -> Vec<f32> {
+    let pages = ((start + tokens.len()) as u32).div_ceil(PAGE_TOKENS);
+    assert!(pages <= POOL, "the pool is too small");
+    let pages: Vec<PageId> = (0..pages).map(PageId).collect();
+    run(backend, tokens, start, &pages, Output::Last)
 }
 
 /// The greedy answer behind a prompt, its end included.
@@ -85,7 +63,7 @@ fn answer(backend: &mut CpuBackend, prompt: &[u32], first: &[f32], ends: &[u32])
     let mut said = vec![best(first)];
     while said.len() < MAX_ANSWER && !said.last().is_some_and(|token| ends.contains(token)) {
         let at = prompt.len() + said.len() - 1;
-        let row = run(backend, &said[said.len() - 1..], at);
+        let row = last(backend, &said[said.len() - 1..], at);
         said.push(best(&row));
     }
     said
@@ -125,7 +103,7 @@ fn logits_agree_with_transformers_and_held_out_questions_are_answered_rightly() 
     let mut backend = backend(Precision::F32).unwrap();
     for question in questions() {
         let prompt = tokens(&question["tokens"]);
-        let logits = run(&mut backend, &prompt, 0);
+        let logits = last(&mut backend, &prompt, 0);
         let expected = floats(question["logits"].as_str().unwrap());
         assert_eq!(logits.len(), expected.len());
         let mean = expected.iter().sum::<f32>() / expected.len() as f32;
@@ -153,7 +131,7 @@ fn products_in_bf16_give_the_same_answers() {
     };
     for question in questions() {
         let prompt = tokens(&question["tokens"]);
-        let logits = run(&mut backend, &prompt, 0);
+        let logits = last(&mut backend, &prompt, 0);
         let said = answer(&mut backend, &prompt, &logits, &ends);
         assert_eq!(
             said,

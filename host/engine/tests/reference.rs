@@ -8,64 +8,17 @@
 
 #[path = "support/fixtures.rs"]
 mod fixtures;
+#[path = "support/machine.rs"]
+mod machine;
 
 use fixtures::{Prompt, deviation, families, json, prompts, strays};
-use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
-use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
-use foreword_engine::models::{CheckpointError, ModelConfig};
-use std::path::Path;
+use foreword_engine::backend::cpu::{CpuBackend, Precision};
+use foreword_engine::backend::{Backend, Output, PageId};
+use foreword_engine::models::ModelConfig;
+use machine::{PAGE_TOKENS, POOL, best, load, run};
 
 const TOLERANCE: f32 = 2e-4;
 const BF16_TOLERANCE: f32 = 2e-2;
-const PAGE_TOKENS: u32 = 16;
-const POOL: u32 = 200;
-
-fn load(folder: &Path, threads: u32) -> CpuBackend {
-    load_as(folder, threads, Precision::F32).unwrap()
-}
-
-fn load_as(
-    folder: &Path,
-    threads: u32,
-    precision: Precision,
-) -> Result<CpuBackend, CheckpointError> {
-    let config = CpuConfig {
-        pages: POOL,
-        host_pages: 0,
-        page_tokens: PAGE_TOKENS,
-        threads: Some(threads),
-        precision,
-    };
-    CpuBackend::load(folder, &config)
-}
-
-fn run(
-    backend: &mut CpuBackend,
-    tokens: &[u32],
-    start: usize,
-    pages: &[PageId],
-    output: Output,
-) -> Vec<f32> {
-    let mut logits = Vec::new();
-    let segment = Segment {
-        tokens: tokens.to_vec(),
-        start: start as u32,
-        pages: pages.to_vec(),
-        output,
-    };
-    let step = Step {
-        segments: vec![segment],
-        ..Step::default()
-    };
-    backend.run(&step, &mut logits).unwrap();
-    logits
-}
-
-fn best(row: &[f32]) -> u32 {
-    (0..row.len())
-        .max_by(|&a, &b| row[a].total_cmp(&row[b]))
-        .unwrap() as u32
-}
 
 fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
@@ -107,7 +60,7 @@ fn logits_agree_with_transformers() {
     for folder in families() {
         let name = folder.file_name().unwrap().display();
         for threads in [1, 2] {
-            let mut backend = load(&folder, threads);
+            let mut backend = load(&folder, threads, Precision::F32).unwrap();
             let width = backend.vocabulary() as usize;
             for prompt in prompts(&folder) {
                 let rows = run(
@@ -154,7 +107,7 @@ fn logits_agree_with_transformers() {
 fn greedy_answers_are_those_of_transformers_cold_chunked_and_from_a_cached_prefix() {
     for folder in families() {
         let name = folder.file_name().unwrap().display();
-        let mut backend = load(&folder, 2);
+        let mut backend = load(&folder, 2, Precision::F32).unwrap();
         for prompt in prompts(&folder) {
             let length = prompt.tokens.len();
             let cold = pages(0, &prompt);
@@ -206,7 +159,7 @@ fn greedy_answers_are_those_of_transformers_cold_chunked_and_from_a_cached_prefi
 fn logits_by_bf16_products_stay_near_transformers_and_do_not_depend_on_chunks() {
     for folder in families() {
         let name = folder.file_name().unwrap().display();
-        let mut backend = match load_as(&folder, 2, Precision::Bf16) {
+        let mut backend = match load(&folder, 2, Precision::Bf16) {
             Ok(backend) => backend,
             Err(error) => {
                 let error = error.to_string();

@@ -5,24 +5,12 @@ use foreword_engine::backend::{Backend, TokenId};
 use foreword_engine::cache::disk::{DiskConfig, DiskStore};
 use foreword_engine::cache::{CacheConfig, EvictionPolicy};
 use foreword_engine::engine::{Engine, EngineConfig, Event, Generation, Request};
+use foreword_ordering::random::Random;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const PAGE_TOKENS: u32 = 16;
 const ANSWER_TOKENS: u32 = 6;
-
-/// Numbers that look random and are the same each time.
-struct Seeded(u64);
-
-impl Seeded {
-    fn below(&mut self, limit: u32) -> u32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) as u32) % limit
-    }
-}
 
 fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen2")
@@ -41,16 +29,16 @@ fn backend(pages: u32, host_pages: u32) -> CpuBackend {
 
 /// A system prompt, two or three of five documents, and a question.
 fn prompt(number: u32, vocabulary: u32) -> Vec<TokenId> {
-    let mut random = Seeded(number.into());
+    let mut random = Random::new(number.into());
     let part = |seed: u32, tokens: u32| {
-        let mut random = Seeded(u64::from(seed) << 20);
+        let mut random = Random::new(u64::from(seed) << 20);
         (0..tokens)
-            .map(|_| random.below(vocabulary))
+            .map(|_| random.below(vocabulary.into()) as TokenId)
             .collect::<Vec<_>>()
     };
     let mut tokens = part(1, 20);
     for _ in 0..2 + random.below(2) {
-        let document = random.below(5);
+        let document = random.below(5) as u32;
         tokens.extend(part(10 + document, 18 + 5 * document));
     }
     tokens.extend(part(100 + number, 7));
@@ -118,10 +106,10 @@ fn answers_are_the_same_cold_warm_evicted_promoted_and_after_a_restart() {
                 ..EngineConfig::default()
             };
             let engine = Engine::start(Box::new(backend), config);
-            let mut random = Seeded(seed + 10 * life);
+            let mut random = Random::new(seed + 10 * life);
             for _ in 0..20 {
                 let numbers: Vec<u32> = (0..1 + random.below(4))
-                    .map(|_| random.below(PROMPTS))
+                    .map(|_| random.below(PROMPTS.into()) as u32)
                     .collect();
                 let started: Vec<Generation> = numbers
                     .iter()

@@ -1,5 +1,6 @@
 //! Bodies beyond the bounds: they pass whole, or are refused with the value and the limit.
 
+use foreword_ordering::random::Random;
 use foreword_tests::http::{Client, exchange, post, post_chunked, post_with};
 use foreword_tests::{Gateway, Upstream};
 use serde_json::json;
@@ -79,14 +80,8 @@ fn damaged_bodies_cost_nothing_but_their_own_ordering() {
     let upstream = Upstream::start().unwrap();
     let gateway = gateway(&upstream);
     let mut client = Client::connect(gateway.address()).unwrap();
-    let mut random = 0x5eed_u64;
-    let mut below = |limit: usize| {
-        // Numerical Recipes' linear congruential generator; its high bits are good enough to damage bodies.
-        random = random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) as usize % limit
-    };
+    let mut random = Random::new(0x5eed);
+    let mut below = |limit: usize| random.below(limit as u64) as usize;
     let (mut ordered, mut passed) = (0, 0);
     for round in 0..1_500 {
         let sound = if round % 2 == 0 {

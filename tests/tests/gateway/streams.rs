@@ -4,13 +4,21 @@ use std::sync::Mutex;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use foreword_tests::Upstream;
 use foreword_tests::http::{Client, post};
+use foreword_tests::{Gateway, Upstream};
 
 use crate::{gateway, tagged};
 
 /// Ends a test whose other side has failed.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// A client that has sent a chat through a gateway.
+fn asked(upstream: &Upstream) -> (Gateway, Client) {
+    let gateway = gateway(upstream);
+    let mut client = Client::connect(gateway.address()).unwrap();
+    client.send(&post(tagged(&["a", "b"]).as_bytes())).unwrap();
+    (gateway, client)
+}
 
 #[test]
 fn an_event_reaches_the_client_before_the_upstream_sends_the_next() {
@@ -27,9 +35,7 @@ fn an_event_reaches_the_client_before_the_upstream_sends_the_next() {
         reply.end_events()
     })
     .unwrap();
-    let gateway = gateway(&upstream);
-    let mut client = Client::connect(gateway.address()).unwrap();
-    client.send(&post(tagged(&["a", "b"]).as_bytes())).unwrap();
+    let (_gateway, mut client) = asked(&upstream);
     let head = client.head().unwrap();
     assert_eq!(head.header("content-type"), Some("text/event-stream"));
     assert!(head.report().starts_with("unchanged;"), "{}", head.report());
@@ -53,9 +59,7 @@ fn a_long_answer_passes_to_the_byte() {
         reply.end_events()
     })
     .unwrap();
-    let gateway = gateway(&upstream);
-    let mut client = Client::connect(gateway.address()).unwrap();
-    client.send(&post(tagged(&["a", "b"]).as_bytes())).unwrap();
+    let (_gateway, mut client) = asked(&upstream);
     let expected: String = (0..events)
         .map(|n| format!("data: {n} {}\n\n", "x".repeat(n % 997)))
         .collect();
@@ -74,9 +78,7 @@ fn a_stream_that_breaks_off_breaks_off_for_the_client_too() {
         Ok(())
     })
     .unwrap();
-    let gateway = gateway(&upstream);
-    let mut client = Client::connect(gateway.address()).unwrap();
-    client.send(&post(tagged(&["a", "b"]).as_bytes())).unwrap();
+    let (_gateway, mut client) = asked(&upstream);
     let head = client.head().unwrap();
     assert_eq!(client.piece(&head).unwrap().unwrap(), b"data: one\n\n");
     assert!(client.is_closed(), "the stream must not look complete");
@@ -94,9 +96,7 @@ fn a_client_that_leaves_during_the_answer_ends_it_upstream() {
         Ok(())
     })
     .unwrap();
-    let gateway = gateway(&upstream);
-    let mut client = Client::connect(gateway.address()).unwrap();
-    client.send(&post(tagged(&["a", "b"]).as_bytes())).unwrap();
+    let (_gateway, mut client) = asked(&upstream);
     let head = client.head().unwrap();
     client.piece(&head).unwrap().unwrap();
     drop(client);

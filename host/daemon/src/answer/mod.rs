@@ -19,7 +19,7 @@ pub use record::{Record, Usage};
 
 use crate::failure::Failure;
 use crate::gate::Pass;
-use crate::model::Model;
+use crate::model::{Calls, Model};
 use choice::Choice;
 use foreword_engine::engine::{Event, Generation, Request};
 use foreword_engine::text::{Decoder, ToolCalls};
@@ -66,17 +66,6 @@ pub struct Reading {
     pub continues: bool,
     /// How calls of tools are written.
     pub calls: Calls,
-}
-
-/// Where calls of tools stand in an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Calls {
-    /// Nowhere: all is text.
-    None,
-    /// Between tags, within text.
-    Tagged,
-    /// The answer is one.
-    Bare,
 }
 
 impl Reading {

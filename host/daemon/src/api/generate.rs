@@ -8,13 +8,14 @@
 
 use super::body;
 use super::dialect::{Dialect, Envelope, Whole};
+use super::job::Job;
 use super::stream::stream;
 use super::{App, RequestId};
-use crate::answer::{Answer, Calls, Reading, Record, TimeLimit};
+use crate::answer::{Reading, Record, TimeLimit};
 use crate::failure::{Failure, clip};
-use crate::gate::{Pass, Phase};
+use crate::gate::Phase;
 use crate::kv::place::{PATH_HEADER, Placer};
-use crate::model::Model;
+use crate::model::{Calls, Model};
 use crate::request::{Chat, Completion, Delivery, Options, Retrieving};
 use crate::retrieval::pipeline::{Guess, Pipeline};
 use crate::spans::RequestSpan;
@@ -22,7 +23,7 @@ use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use foreword_engine::engine::{self, Generation, SpeculationId};
+use foreword_engine::engine::{self, SpeculationId};
 use foreword_engine::text::Part;
 use serde_json::Value;
 use std::sync::Arc;
@@ -42,37 +43,6 @@ pub(super) async fn completion(
     request: Request,
 ) -> Result<Response, Failure> {
     generate(&app, Dialect::Completion, id, request).await
-}
-
-/// A submitted generation with all that its answer needs.
-pub(super) struct Job {
-    pub(super) model: Arc<Model>,
-    pub(super) envelope: Envelope,
-    /// Whether log-probabilities were asked for.
-    pub(super) logprobs: bool,
-    generation: Generation,
-    /// The other choices.
-    waiting: Vec<engine::Request>,
-    reading: Reading,
-    passes: Vec<Pass>,
-    time: TimeLimit,
-    record: Record,
-}
-
-impl Job {
-    /// The answer, and the envelope that it goes in.
-    pub(super) fn start(self, model: &Model) -> (Answer<'_>, Envelope) {
-        let answer = Answer::new(
-            model,
-            self.generation,
-            self.waiting,
-            &self.reading,
-            self.passes,
-            self.time,
-            self.record,
-        );
-        (answer, self.envelope)
-    }
 }
 
 async fn generate(

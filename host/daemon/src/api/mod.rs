@@ -17,6 +17,7 @@ pub(crate) mod body;
 mod dialect;
 mod embeddings;
 mod generate;
+mod job;
 mod logprobs;
 mod models;
 mod prefill;
@@ -25,7 +26,6 @@ pub(crate) mod refusals;
 mod retrieve;
 mod stream;
 
-use crate::failure::Failure;
 use crate::gate::Gate;
 use crate::keys::ApiKeys;
 use crate::kv;
@@ -94,7 +94,7 @@ pub fn router(app: Arc<App>) -> Router {
         // A wildcard: names such as `organisation/model` have slashes.
         .route("/v1/models/{*id}", get(models::show))
         .method_not_allowed_fallback(refusals::method_not_allowed)
-        .route_layer(from_fn_with_state(Arc::clone(&app), authorize))
+        .route_layer(from_fn_with_state(app.keys.clone(), refusals::authorize))
         .route("/healthz", get(probes::healthz))
         .route("/readyz", get(probes::readyz))
         .route("/metrics", get(probes::metrics))
@@ -163,14 +163,6 @@ async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) 
     }
     .instrument(span)
     .await
-}
-
-async fn authorize(
-    State(app): State<Arc<App>>,
-    request: Request,
-    next: Next,
-) -> Result<Response, Failure> {
-    refusals::authorize(app.keys.as_ref(), request, next).await
 }
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -4,13 +4,13 @@
 use super::body;
 use crate::failure::{Failure, clip};
 use crate::keys::ApiKeys;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 
 /// Lets only holders of a key pass, where there are keys.
 pub(crate) async fn authorize(
-    keys: Option<&ApiKeys>,
+    State(keys): State<Option<ApiKeys>>,
     request: Request,
     next: Next,
 ) -> Result<Response, Failure> {

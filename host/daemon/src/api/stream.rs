@@ -15,7 +15,7 @@
 //! when the stream is dropped; it holds the request's [`Pass`](crate::gate::Pass), so whoever waits for the gate to be
 //! empty waits for it.
 
-use super::generate::Job;
+use super::job::Job;
 use crate::answer::Answer;
 use crate::failure::Failure;
 use axum::http::{HeaderValue, header};

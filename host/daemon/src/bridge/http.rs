@@ -19,7 +19,8 @@ use crate::failure::Failure;
 use crate::gate::{Gate, Pass, Phase};
 use crate::keys::ApiKeys;
 use crate::kv::http::{self as feed, Readers};
-use crate::kv::place::{PATH_HEADER, Placement};
+use crate::kv::place::PATH_HEADER;
+use crate::metrics::Placement;
 use axum::body::Bytes;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -59,7 +60,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/{*rest}", post(other))
-        .route_layer(from_fn_with_state(Arc::clone(&app), authorize))
+        .route_layer(from_fn_with_state(app.keys.clone(), refusals::authorize))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
@@ -167,14 +168,6 @@ async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let route = matched.as_ref().map_or("unmatched", MatchedPath::as_str);
     app.metrics.responses.count(route, response.status());
     response
-}
-
-async fn authorize(
-    State(app): State<Arc<App>>,
-    request: Request,
-    next: Next,
-) -> Result<Response, Failure> {
-    refusals::authorize(app.keys.as_ref(), request, next).await
 }
 
 /// Time for a copy's body to arrive.

@@ -3,7 +3,7 @@
 use super::arm::Arm;
 use super::bootstrap::{RESAMPLES, Verdict};
 use super::compare::{Estimate, Figure};
-use crate::page::words::{grouped, rounded};
+use foreword_report::words::{grouped, rounded};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -88,17 +88,12 @@ impl Figures {
             "prompt tokens"
         );
         for figure in &self.arms {
+            let [questions, exact_match, f1, reused, median, p95] = cells(figure);
+            let arm = figure.arm.name();
+            let prompt_tokens = figure.prompt_tokens.map_or("—".into(), grouped);
             let _ = writeln!(
                 table,
-                "{:<14}{:>10}{:>13}{:>9}{:>9}{:>13}{:>12}{:>16}",
-                figure.arm.name(),
-                grouped(figure.cases as u64),
-                share(figure.exact_match.value),
-                share(figure.f1.value),
-                figure.reused.map_or("—".into(), share),
-                milliseconds(figure.ttft_median),
-                milliseconds(figure.ttft_p95),
-                figure.prompt_tokens.map_or("—".into(), grouped),
+                "{arm:<14}{questions:>10}{exact_match:>13}{f1:>9}{reused:>9}{median:>13}{p95:>12}{prompt_tokens:>16}"
             );
         }
         let mut is_first = true;
@@ -163,6 +158,19 @@ fn interval(estimate: &Estimate) -> Value {
         "low": rounded(estimate.interval.low, 1e4),
         "high": rounded(estimate.interval.high, 1e4),
     })
+}
+
+/// An arm's numbers as tables show them: questions, exact match, F1, reuse, the median time to the first token, the 95th
+/// percentile.
+pub(super) fn cells(figure: &Figure) -> [String; 6] {
+    [
+        grouped(figure.cases as u64),
+        share(figure.exact_match.value),
+        share(figure.f1.value),
+        figure.reused.map_or("—".into(), share),
+        milliseconds(figure.ttft_median),
+        milliseconds(figure.ttft_p95),
+    ]
 }
 
 /// Percent that are percent already.

@@ -2,11 +2,11 @@
 
 use super::bootstrap::{MIN_CASES, MIN_CASES_WITHIN, RESAMPLES, Verdict};
 use super::compare::{Estimate, Figure};
-use super::figures::{Figures, milliseconds, share, with_interval};
+use super::figures::{Figures, cells, milliseconds, share, with_interval};
 use super::plots;
-use crate::page::words::{escaped, grouped};
-use crate::page::{both_widths, filled, style};
 use anyhow::Result;
+use foreword_report::words::{escaped, grouped};
+use foreword_report::{both_widths, filled, style};
 use std::fmt::Write;
 
 /// The page.
@@ -155,17 +155,12 @@ fn class(figure: &Figure) -> &'static str {
 fn rows(figures: &Figures) -> String {
     let mut rows = String::new();
     for figure in &figures.arms {
+        let [questions, exact_match, f1, reused, median, p95] = cells(figure);
+        let (class, arm) = (class(figure), figure.arm.name());
         let _ = writeln!(
             rows,
-            "<tr{}><th>{}</th><td class=\"wide\">{}</td><td>{}</td><td>{}</td><td class=\"wide\">{}</td><td class=\"wide\">{}</td><td class=\"wide\">{}</td></tr>",
-            class(figure),
-            figure.arm.name(),
-            grouped(figure.cases as u64),
-            share(figure.exact_match.value),
-            share(figure.f1.value),
-            figure.reused.map_or("—".into(), share),
-            milliseconds(figure.ttft_median),
-            milliseconds(figure.ttft_p95),
+            "<tr{class}><th>{arm}</th><td class=\"wide\">{questions}</td><td>{exact_match}</td><td>{f1}</td>\
+             <td class=\"wide\">{reused}</td><td class=\"wide\">{median}</td><td class=\"wide\">{p95}</td></tr>"
         );
     }
     rows

@@ -21,7 +21,7 @@ use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::from_fn_with_state;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -93,7 +93,10 @@ pub fn router(readers: Arc<Readers>) -> Router {
     Router::new()
         .route("/v1/kv/events", get(events))
         .route("/v1/kv/snapshot", get(snapshot))
-        .route_layer(from_fn_with_state(Arc::clone(&readers), authorize))
+        .route_layer(from_fn_with_state(
+            readers.keys.clone(),
+            refusals::authorize,
+        ))
         .with_state(readers)
 }
 
@@ -123,14 +126,6 @@ async fn snapshot(
     };
     let mut reader = Reader::new(readers, &query)?;
     reader.next(Instant::now()).await.map(Json)
-}
-
-async fn authorize(
-    State(readers): State<Arc<Readers>>,
-    request: Request,
-    next: Next,
-) -> Result<Response, Failure> {
-    refusals::authorize(readers.keys.as_ref(), request, next).await
 }
 
 /// The parameters, checked.

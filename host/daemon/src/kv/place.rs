@@ -3,41 +3,13 @@
 //! A path that is missing, malformed or another body's costs nothing but the marks in the cache: the engine then knows
 //! the request by its tokens alone. Each case is counted.
 
-use crate::metrics::Placements;
+use crate::metrics::{Placement, Placements};
 use axum::http::{HeaderName, HeaderValue};
 use foreword_engine::cache::{DocumentPath, DocumentSpan};
 use foreword_ordering::path::{Located, Locator, SentPath};
 
 /// The header in which the gateway tells a request's path, under its usual name.
 pub const PATH_HEADER: HeaderName = HeaderName::from_static("x-foreword-path");
-
-/// What became of a chat request's path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
-    /// All of its documents were found in the prompt.
-    Placed,
-    /// Some were.
-    Partial,
-    /// None were: the header is another body's, or the gateway finds documents by other tags.
-    NotFound,
-    /// The header is no path.
-    Malformed,
-    /// There was no header.
-    Absent,
-}
-
-impl Placement {
-    /// As it stands in metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Placed => "placed",
-            Self::Partial => "partial",
-            Self::NotFound => "not_found",
-            Self::Malformed => "malformed",
-            Self::Absent => "absent",
-        }
-    }
-}
 
 /// Finds the documents of one request.
 pub struct Placer<'a> {

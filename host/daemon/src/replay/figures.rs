@@ -1,9 +1,9 @@
 //! What a replay found, and its forms as JSON and as a table.
 
 use super::simulate::Outcome;
-use crate::page::words::{grouped, percent, rounded};
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::simulation::{Bound, Capacity};
+use foreword_report::words::{grouped, percent, rounded};
 use serde_json::json;
 use std::fmt::Write;
 
@@ -81,16 +81,11 @@ impl Figures {
             "p99"
         );
         for outcome in &self.outcomes {
-            let reuse = outcome.reuse;
+            let [share, reused, computed, mean, p99] = cells(outcome);
+            let name = outcome.name;
             let _ = writeln!(
                 table,
-                "{:<14}{:>8}{:>17}{:>17}{:>10}{:>10}",
-                outcome.name,
-                percent(reuse.share()),
-                grouped(reuse.reused_tokens),
-                grouped(reuse.document_tokens - reuse.reused_tokens),
-                microseconds(outcome.mean_us),
-                microseconds(outcome.p99_us)
+                "{name:<14}{share:>8}{reused:>17}{computed:>17}{mean:>10}{p99:>10}"
             );
         }
         let _ = writeln!(
@@ -118,6 +113,19 @@ impl Figures {
             page => format!("{size} in pages of {page}"),
         }
     }
+}
+
+/// An outcome's numbers as tables show them: reused, tokens reused, tokens computed, the mean time of a decision, the 99th
+/// percentile.
+pub(super) fn cells(outcome: &Outcome) -> [String; 5] {
+    let reuse = outcome.reuse;
+    [
+        percent(reuse.share()),
+        grouped(reuse.reused_tokens),
+        grouped(reuse.document_tokens - reuse.reused_tokens),
+        microseconds(outcome.mean_us),
+        microseconds(outcome.p99_us),
+    ]
 }
 
 pub(super) fn microseconds(value: f64) -> String {

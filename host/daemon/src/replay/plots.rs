@@ -2,9 +2,9 @@
 
 use super::figures::Figures;
 use super::simulate::Outcome;
-use crate::page::plot::{BASELINE, BEST, GRID, INK, OTHERS, Width, drawn};
-use crate::page::words::percent;
 use anyhow::Result;
+use foreword_report::plot::{BASELINE, BEST, INK, OTHERS, Points, Width, drawn, lines};
+use foreword_report::words::percent;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -71,13 +71,8 @@ pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
             .map(|&(requests, reuse)| (requests as f64, 100.0 * reuse.share()))
             .collect()
     };
-    lines(
-        figures,
-        &figures.outcomes,
-        width,
-        "% of document tokens",
-        line,
-    )
+    let shown = &figures.outcomes;
+    over_requests(figures, shown, width, "% of document tokens", line)
 }
 
 /// Document tokens left to compute, summed up, in thousands: without Foreword and at best.
@@ -92,7 +87,7 @@ pub(super) fn computed(figures: &Figures, width: Width) -> Result<String> {
         });
         start.chain(points).collect()
     };
-    lines(figures, &shown, width, "thousand tokens", line)
+    over_requests(figures, &shown, width, "thousand tokens", line)
 }
 
 fn colour(figures: &Figures, outcome: &Outcome) -> RGBColor {
@@ -106,57 +101,18 @@ fn colour(figures: &Figures, outcome: &Outcome) -> RGBColor {
     }
 }
 
-type Points = Vec<(f64, f64)>;
-
-fn lines(
+/// A line for each outcome, as requests go by.
+fn over_requests(
     figures: &Figures,
     outcomes: &[Outcome],
     width: Width,
     y_words: &str,
     line: impl Fn(&Outcome) -> Points,
 ) -> Result<String> {
-    let mut lines: Vec<_> = outcomes
+    let drawn = outcomes
         .iter()
-        .map(|outcome| (colour(figures, outcome), line(outcome)))
-        .collect();
-    // The highlighted ones on top.
-    lines.sort_by_key(|&(colour, _)| (colour != OTHERS, colour == BEST));
-    let greatest = |pick: fn(&(f64, f64)) -> f64| {
-        let points = lines.iter().flat_map(|(_, points)| points);
-        points.map(pick).fold(0.0, f64::max).max(f64::MIN_POSITIVE)
-    };
-    // A trace that reuses nothing still has an axis with numbers on it.
-    let (x_end, y_end) = (greatest(|p| p.0).max(1.0), greatest(|p| p.1).max(1.0));
-    drawn(y_words, |svg| {
-        let size = (width.pixels(), width.height());
-        let area = SVGBackend::with_string(svg, size).into_drawing_area();
-        let mut chart = ChartBuilder::on(&area)
-            .margin(8)
-            .margin_right(24)
-            .x_label_area_size(48)
-            .y_label_area_size(64)
-            .build_cartesian_2d(0.0..x_end, 0.0..y_end * 1.05)?;
-        chart
-            .configure_mesh()
-            .disable_x_mesh()
-            .light_line_style(TRANSPARENT)
-            .bold_line_style(GRID)
-            .axis_style(GRID)
-            .label_style(("sans-serif", 15).into_font().color(&INK))
-            .x_labels(width.x_labels())
-            .y_labels(6)
-            .x_label_formatter(&|value| format!("{value:.0}"))
-            .y_label_formatter(&|value| format!("{value:.0}"))
-            .x_desc("requests so far")
-            .y_desc(y_words)
-            .draw()?;
-        for (colour, points) in &lines {
-            let stroke = colour.stroke_width(if *colour == OTHERS { 1 } else { 2 });
-            chart.draw_series(LineSeries::new(points.iter().copied(), stroke))?;
-        }
-        area.present()?;
-        Ok(())
-    })
+        .map(|outcome| (colour(figures, outcome), line(outcome)));
+    lines(drawn.collect(), "requests so far", y_words, width)
 }
 
 #[cfg(test)]

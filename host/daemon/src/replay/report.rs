@@ -1,10 +1,10 @@
 //! The report: one HTML file that needs nothing else, filled from the figures. It looks like the demo's.
 
-use super::figures::{Figures, microseconds};
+use super::figures::{Figures, cells, microseconds};
 use super::plots;
-use crate::page::words::{escaped, grouped, percent};
-use crate::page::{both_widths, filled, style};
 use anyhow::Result;
+use foreword_report::words::{escaped, grouped, percent};
+use foreword_report::{both_widths, filled, style};
 use std::fmt::Write;
 
 /// The page.
@@ -110,16 +110,12 @@ fn rows(figures: &Figures) -> String {
         } else {
             ""
         };
-        let reuse = outcome.reuse;
+        let [share, reused, computed, mean, p99] = cells(outcome);
+        let name = outcome.name;
         let _ = writeln!(
             rows,
-            "<tr{class}><th>{}</th><td>{}</td><td class=\"wide\">{}</td><td class=\"wide\">{}</td><td>{}</td><td>{}</td></tr>",
-            outcome.name,
-            percent(reuse.share()),
-            grouped(reuse.reused_tokens),
-            grouped(reuse.document_tokens - reuse.reused_tokens),
-            microseconds(outcome.mean_us),
-            microseconds(outcome.p99_us)
+            "<tr{class}><th>{name}</th><td>{share}</td><td class=\"wide\">{reused}</td>\
+             <td class=\"wide\">{computed}</td><td>{mean}</td><td>{p99}</td></tr>"
         );
     }
     rows

@@ -29,21 +29,33 @@ fn bridge(engine: &Engine) -> Process {
 fn bridge_with(engine: &Engine, arguments: &[&str]) -> Process {
     let events = format!("tcp://{}", engine.events);
     let replay = engine.replay.map(|replay| format!("tcp://{replay}"));
-    let mut all = vec!["--events", &events, "--topic", "kv-"];
-    if let Some(replay) = &replay {
+    let arguments = [&["--topic", "kv-"], arguments].concat();
+    bridge_to(
+        &events,
+        replay.as_deref(),
+        Path::new(CHECKPOINT),
+        &arguments,
+    )
+}
+
+/// A bridge that follows what is published there, by a model that is called `m` unless the arguments say otherwise.
+fn bridge_to(events: &str, replay: Option<&str>, folder: &Path, arguments: &[&str]) -> Process {
+    let mut all = vec!["--events", events];
+    if let Some(replay) = replay {
         all.extend(["--replay", replay]);
     }
     if !arguments.contains(&"--served-model-name") {
         all.extend(["--served-model-name", "m"]);
     }
     all.extend(arguments);
-    Process::start("kv-bridge", Path::new(CHECKPOINT), &all)
+    Process::start("kv-bridge", folder, &all)
 }
 
 /// A request as the gateway sends it on.
 struct Request {
     body: String,
     path: String,
+    salt: Option<&'static str>,
     /// Its prompt's, from the engine's point of view.
     tokens: Vec<u32>,
     /// Where its documents end, in tokens, in order.
@@ -51,7 +63,7 @@ struct Request {
 }
 
 /// A request of four documents; the same number, the same documents.
-fn request(number: usize, salt: Option<&str>) -> Request {
+fn request(number: usize, salt: Option<&'static str>) -> Request {
     let documents: Vec<String> = (0..4)
         .map(|at| {
             let text = format!("Part {at} of volume {number} is about a zeppelin. ").repeat(at + 2);
@@ -79,6 +91,7 @@ fn request(number: usize, salt: Option<&str>) -> Request {
     Request {
         body: body.to_string(),
         path: rewritten.path.to_header().unwrap(),
+        salt,
         tokens,
         ends,
     }
@@ -86,13 +99,18 @@ fn request(number: usize, salt: Option<&str>) -> Request {
 
 impl Request {
     /// The events of its blocks from one to another, by numbers from `first` on.
-    fn stored(&self, from: usize, to: usize, first: u64, salt: Option<&'static str>) -> Event {
+    fn stored(&self, from: usize, to: usize, first: u64) -> Event {
         Event::Stored {
             blocks: (from..to).map(|block| first + block as u64).collect(),
             parent: (from > 0).then(|| first + from as u64 - 1),
             tokens: self.tokens[from * BLOCK..to * BLOCK].to_vec(),
-            salt,
+            salt: self.salt,
         }
+    }
+
+    /// The event of all its blocks.
+    fn all_stored(&self, first: u64) -> Event {
+        self.stored(0, self.blocks(), first)
     }
 
     fn blocks(&self) -> usize {
@@ -116,6 +134,12 @@ impl Request {
 fn batch(response: &Response) -> Batch {
     assert_eq!(response.status, 200, "{}", response.text());
     serde_json::from_slice(&response.body).expect("a batch")
+}
+
+/// Where to wait for what follows a batch.
+fn after(batch: &Batch) -> String {
+    let (epoch, next) = (batch.epoch.0, batch.next);
+    format!("{EVENTS}?wait_ms=60000&epoch={epoch:016x}&since={next}")
 }
 
 /// The paths that are held, beginnings included, with their tenants.
@@ -166,6 +190,13 @@ async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
+async fn until_ready(bridge: SocketAddr) {
+    until("it is ready", async || {
+        get(bridge, "/readyz").await.status == 200
+    })
+    .await;
+}
+
 async fn until_held(bridge: SocketAddr, count: usize) {
     until(&format!("{count} documents are held"), async || {
         get(bridge, SNAPSHOT).await.status == 200 && held(bridge).await.len() == count
@@ -178,10 +209,7 @@ async fn until_heard(engine: &mut Engine, bridge: SocketAddr) {
     let before = metric(bridge, TAKEN).await;
     let heard = async || metric(bridge, TAKEN).await > before;
     engine.until_heard(heard).await;
-    until("it reads", async || {
-        get(bridge, "/readyz").await.status == 200
-    })
-    .await;
+    until_ready(bridge).await;
 }
 
 #[tokio::test]
@@ -209,11 +237,11 @@ async fn the_feed_tells_which_documents_the_engines_blocks_hold_in_whatever_form
         until_heard(&mut engine, bridge.address).await;
         // Some of the blocks before the request, the rest after it.
         engine
-            .publish(&[request.stored(0, 3, 100, None), Event::Future])
+            .publish(&[request.stored(0, 3, 100), Event::Future])
             .await;
         request.copy_to(bridge.address).await;
         until_held(bridge.address, request.held(3)).await;
-        engine.publish(&[request.stored(3, all, 100, None)]).await;
+        engine.publish(&[request.stored(3, all, 100)]).await;
         until_held(bridge.address, request.held(all)).await;
 
         let told = batch(&get(bridge.address, SNAPSHOT).await);
@@ -228,10 +256,7 @@ async fn the_feed_tells_which_documents_the_engines_blocks_hold_in_whatever_form
         assert!(request.path.ends_with(&fingerprints.join(",")), "{wire:?}");
 
         // A reader that waits is told when the engine drops a block.
-        let query = format!(
-            "{EVENTS}?wait_ms=60000&epoch={:016x}&since={}",
-            told.epoch.0, told.next
-        );
+        let query = after(&told);
         engine.publish(&[Event::Removed(vec![102])]).await;
         let news = batch(&get(bridge.address, &query).await);
         assert!(
@@ -248,13 +273,10 @@ async fn the_feed_tells_which_documents_the_engines_blocks_hold_in_whatever_form
 async fn a_bridge_that_comes_late_asks_for_what_it_missed() {
     let request = request(1, None);
     let mut engine = Engine::start(Wire::TODAY, true).await;
-    engine.lose(&[request.stored(0, 3, 100, None)]);
-    engine.lose(&[request.stored(3, request.blocks(), 100, None)]);
+    engine.lose(&[request.stored(0, 3, 100)]);
+    engine.lose(&[request.stored(3, request.blocks(), 100)]);
     let bridge = bridge(&engine);
-    until("it has caught up", async || {
-        get(bridge.address, "/readyz").await.status == 200
-    })
-    .await;
+    until_ready(bridge.address).await;
     request.copy_to(bridge.address).await;
     until_held(bridge.address, 4).await;
 }
@@ -264,16 +286,13 @@ async fn what_is_dropped_of_a_long_answer_is_asked_for_again() {
     let request = request(1, None);
     let mut engine = Engine::start(Wire::TODAY, true).await;
     for block in 0..request.blocks() {
-        engine.lose(&[request.stored(block, block + 1, 100, None)]);
+        engine.lose(&[request.stored(block, block + 1, 100)]);
         for _ in 0..REPEATED / 2 {
             engine.lose(&[]);
         }
     }
     let bridge = bridge(&engine);
-    until("it has caught up", async || {
-        get(bridge.address, "/readyz").await.status == 200
-    })
-    .await;
+    until_ready(bridge.address).await;
     request.copy_to(bridge.address).await;
     until_held(bridge.address, 4).await;
     assert_eq!(forgotten(bridge.address, "gap").await, 0);
@@ -287,9 +306,9 @@ async fn a_gap_is_closed_where_the_engine_repeats_what_was_missed() {
     let bridge = bridge(&engine);
     until_heard(&mut engine, bridge.address).await;
     request.copy_to(bridge.address).await;
-    engine.lose(&[request.stored(0, 3, 100, None)]);
+    engine.lose(&[request.stored(0, 3, 100)]);
     engine
-        .publish(&[request.stored(3, request.blocks(), 100, None)])
+        .publish(&[request.stored(3, request.blocks(), 100)])
         .await;
     until_held(bridge.address, 4).await;
     // A loss that no later batch shows is found in the silence that follows.
@@ -308,18 +327,14 @@ async fn a_gap_that_cannot_be_closed_leaves_nothing_known_but_what_follows() {
         let bridge = bridge(&engine);
         until_heard(&mut engine, bridge.address).await;
         first.copy_to(bridge.address).await;
-        engine
-            .publish(&[first.stored(0, first.blocks(), 100, None)])
-            .await;
+        engine.publish(&[first.all_stored(100)]).await;
         until_held(bridge.address, 4).await;
         let epoch = batch(&get(bridge.address, SNAPSHOT).await).epoch;
 
         engine.lose(&[Event::Removed(vec![100])]);
         // Asked for what it missed, it has kept nothing from before that.
         engine.forget();
-        engine
-            .publish(&[second.stored(0, second.blocks(), 200, None)])
-            .await;
+        engine.publish(&[second.all_stored(200)]).await;
         until_held(bridge.address, 0).await;
         second.copy_to(bridge.address).await;
         until_held(bridge.address, 4).await;
@@ -340,9 +355,7 @@ async fn an_engine_that_was_restarted_holds_nothing_of_before() {
         let bridge = bridge(&engine);
         until_heard(&mut engine, bridge.address).await;
         first.copy_to(bridge.address).await;
-        engine
-            .publish(&[first.stored(0, first.blocks(), 100, None)])
-            .await;
+        engine.publish(&[first.all_stored(100)]).await;
         until_held(bridge.address, 4).await;
 
         let mut engine = engine.restart().await;
@@ -350,7 +363,7 @@ async fn an_engine_that_was_restarted_holds_nothing_of_before() {
         for _ in 0..more * u64::from(repeats) {
             engine.lose(&[]);
         }
-        let blocks = second.stored(0, second.blocks(), 200, None);
+        let blocks = second.all_stored(200);
         if repeats {
             engine.publish(std::slice::from_ref(&blocks)).await;
         }
@@ -373,10 +386,10 @@ async fn a_lost_connection_loses_nothing_where_the_engine_repeats() {
     let bridge = bridge(&engine);
     until_heard(&mut engine, bridge.address).await;
     request.copy_to(bridge.address).await;
-    engine.publish(&[request.stored(0, 3, 100, None)]).await;
+    engine.publish(&[request.stored(0, 3, 100)]).await;
     until_held(bridge.address, request.held(3)).await;
     let mut engine = engine.disconnect().await;
-    engine.lose(&[request.stored(3, request.blocks(), 100, None)]);
+    engine.lose(&[request.stored(3, request.blocks(), 100)]);
     until_held(bridge.address, 4).await;
     assert_eq!(
         metric(bridge.address, "foreword_bridge_connections_total").await,
@@ -392,9 +405,7 @@ async fn a_batch_that_cannot_be_read_may_have_said_anything() {
     let bridge = bridge(&engine);
     until_heard(&mut engine, bridge.address).await;
     request.copy_to(bridge.address).await;
-    engine
-        .publish(&[request.stored(0, request.blocks(), 100, None)])
-        .await;
+    engine.publish(&[request.all_stored(100)]).await;
     until_held(bridge.address, 4).await;
     engine.publish_garbage().await;
     until_held(bridge.address, 0).await;
@@ -402,9 +413,7 @@ async fn a_batch_that_cannot_be_read_may_have_said_anything() {
     // It goes on with the next one.
     let request = self::request(2, None);
     request.copy_to(bridge.address).await;
-    engine
-        .publish(&[request.stored(0, request.blocks(), 200, None)])
-        .await;
+    engine.publish(&[request.all_stored(200)]).await;
     until_held(bridge.address, 4).await;
 }
 
@@ -416,9 +425,7 @@ async fn a_tenants_blocks_are_told_as_its_own() {
     let [nobody, crimson, azure] =
         [None, Some("crimson"), Some("azure")].map(|salt| request(1, salt));
     // One tenant's blocks, and the same text asked for by all.
-    engine
-        .publish(&[crimson.stored(0, crimson.blocks(), 100, Some("crimson"))])
-        .await;
+    engine.publish(&[crimson.all_stored(100)]).await;
     for request in [&nobody, &azure, &crimson] {
         request.copy_to(bridge.address).await;
     }
@@ -426,9 +433,7 @@ async fn a_tenants_blocks_are_told_as_its_own() {
     let is_crimson =
         |(tenant, _, _): &(TenantKey, u64, Vec<u64>)| *tenant == TenantKey::of("crimson");
     assert!(held(bridge.address).await.iter().all(is_crimson));
-    engine
-        .publish(&[nobody.stored(0, nobody.blocks(), 200, None)])
-        .await;
+    engine.publish(&[nobody.all_stored(200)]).await;
     until_held(bridge.address, 8).await;
 
     let of = async |tenant: TenantKey| {
@@ -498,15 +503,8 @@ async fn the_feed_waits_for_the_engine_and_asks_for_its_keys() {
     let events = format!("tcp://{address}");
     // Nobody listens there yet.
     drop(engine);
-    let arguments = [
-        "--events",
-        &events,
-        "--api-key-file",
-        &file,
-        "--kv-key-file",
-        &kv_file,
-    ];
-    let bridge = Process::start("kv-bridge", Path::new(CHECKPOINT), &arguments);
+    let keys = ["--api-key-file", &file, "--kv-key-file", &kv_file];
+    let bridge = bridge_to(&events, None, Path::new(CHECKPOINT), &keys);
     let read = async |key: &str| {
         let key = format!("Bearer {key}");
         let headers = [("authorization", &*key)];
@@ -520,10 +518,7 @@ async fn the_feed_waits_for_the_engine_and_asks_for_its_keys() {
     assert_eq!(get(bridge.address, "/healthz").await.status, 200);
 
     let _engine = Engine::at(Wire::TODAY, address).await;
-    until("it is ready", async || {
-        get(bridge.address, "/readyz").await.status == 200
-    })
-    .await;
+    until_ready(bridge.address).await;
     assert_eq!(read("gateways").await.status, 200);
     read("clients").await.error(401, "invalid_api_key", None);
     let copy = send(bridge.address, "POST", CHAT, &JSON, b"{}")
@@ -543,15 +538,10 @@ async fn a_signal_ends_it_while_a_reader_waits_and_its_log_holds_no_text() {
     let mut bridge = bridge(&engine);
     until_heard(&mut engine, bridge.address).await;
     request.copy_to(bridge.address).await;
-    engine
-        .publish(&[request.stored(0, request.blocks(), 100, Some("of-a-tenant"))])
-        .await;
+    engine.publish(&[request.all_stored(100)]).await;
     until_held(bridge.address, 4).await;
     let told = batch(&get(bridge.address, SNAPSHOT).await);
-    let query = format!(
-        "{EVENTS}?wait_ms=60000&epoch={:016x}&since={}",
-        told.epoch.0, told.next
-    );
+    let query = after(&told);
     let address = bridge.address;
     let waiting = tokio::spawn(async move { get(address, &query).await });
     let readers = "foreword_http_requests_total{route=\"/v1/kv/events\",status=\"200\"}";
@@ -594,15 +584,7 @@ async fn what_vllms_own_libraries_publish_is_followed() {
         let [events, replay] = &ports[..] else {
             panic!("two ports, got {ports:?}")
         };
-        let arguments = [
-            "--events",
-            events,
-            "--replay",
-            replay,
-            "--served-model-name",
-            "m",
-        ];
-        let bridge = Process::start("kv-bridge", Path::new(CHECKPOINT), &arguments);
+        let bridge = bridge_to(events, Some(replay), Path::new(CHECKPOINT), &[]);
         let stored = |from: usize, to: usize| {
             let hash = |block: usize| (1_u64 << 63) + block as u64;
             json!([["BlockStored", {
@@ -613,10 +595,7 @@ async fn what_vllms_own_libraries_publish_is_followed() {
                 "extra_keys": (from..to).map(|block| (block == 0).then_some(["mine"])).collect::<Vec<_>>(),
             }]])
         };
-        until("it reads", async || {
-            get(bridge.address, "/readyz").await.status == 200
-        })
-        .await;
+        until_ready(bridge.address).await;
         // One that is sent, one that must be asked for.
         writeln!(stdin, "{}\n-{}", stored(0, 3), stored(3, request.blocks())).unwrap();
         request.copy_to(bridge.address).await;
@@ -648,19 +627,8 @@ async fn the_bridge_behind_our_own_engine_tells_what_the_engine_tells() {
     let replay = format!("tcp://{}", sockets.replay.expect("a replay socket"));
     let folder = tempfile::TempDir::new().unwrap();
     parrot::write_checkpoint(folder.path(), Some(parrot::TEMPLATE));
-    let arguments = [
-        "--events",
-        &events,
-        "--replay",
-        &replay,
-        "--served-model-name",
-        "m",
-    ];
-    let bridge = Process::start("kv-bridge", folder.path(), &arguments);
-    until("it reads", async || {
-        get(bridge.address, "/readyz").await.status == 200
-    })
-    .await;
+    let bridge = bridge_to(&events, Some(&replay), folder.path(), &[]);
+    until_ready(bridge.address).await;
     let mut orderer = Orderer::new(Config::default());
     let block = |id: usize| format!("<doc id={id}>{}</doc>", format!("text of {id} ").repeat(4));
     for (ids, salt) in [

@@ -9,8 +9,33 @@ use crate::support::{House, Options, until};
 use serde_json::json;
 use std::time::Duration;
 use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
 
 const PATH: &str = "/v1/chat/completions";
+
+fn bodies_of(max_body_bytes: u64) -> Options {
+    Options {
+        max_body_bytes,
+        ..Options::default()
+    }
+}
+
+fn answers_within(request_timeout: Duration) -> Options {
+    Options {
+        request_timeout,
+        ..Options::default()
+    }
+}
+
+/// A connection on which a chat's head was sent, with these headers, and whatever is to come behind it.
+async fn begun(house: &House, headers: &str, rest: &str) -> BufReader<TcpStream> {
+    let mut connection = BufReader::new(connect(house.address()).await);
+    let sent = format!(
+        "POST {PATH} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n{headers}\r\n\r\n{rest}"
+    );
+    connection.write_all(sent.as_bytes()).await.unwrap();
+    connection
+}
 
 #[tokio::test]
 async fn a_body_of_two_megabytes_is_served() {
@@ -27,11 +52,7 @@ async fn a_body_of_two_megabytes_is_served() {
 
 #[tokio::test]
 async fn a_body_over_the_limit_gets_its_answer_even_while_it_is_sent() {
-    let house = House::with(Options {
-        max_body_bytes: 1000,
-        ..Options::default()
-    })
-    .await;
+    let house = House::with(bodies_of(1000)).await;
     let body = vec![b' '; 4 << 20];
     let response = post_bytes(house.address(), PATH, &body).await;
     let message = response.error(413, "body_too_large", None);
@@ -43,20 +64,9 @@ async fn a_body_over_the_limit_gets_its_answer_even_while_it_is_sent() {
 
 #[tokio::test]
 async fn a_body_without_a_length_is_held_to_the_limit() {
-    let house = House::with(Options {
-        max_body_bytes: 1000,
-        ..Options::default()
-    })
-    .await;
-    let mut connection = BufReader::new(connect(house.address()).await);
-    let head = format!(
-        "POST {PATH} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
-    );
-    connection.write_all(head.as_bytes()).await.unwrap();
-    connection
-        .write_all(format!("3e9\r\n{}\r\n0\r\n\r\n", " ".repeat(1001)).as_bytes())
-        .await
-        .unwrap();
+    let house = House::with(bodies_of(1000)).await;
+    let chunk = format!("3e9\r\n{}\r\n0\r\n\r\n", " ".repeat(1001));
+    let connection = begun(&house, "transfer-encoding: chunked", &chunk).await;
     let message = read_head(connection)
         .await
         .read()
@@ -70,16 +80,9 @@ async fn a_body_without_a_length_is_held_to_the_limit() {
 
 #[tokio::test]
 async fn a_client_that_asks_before_sending_is_told_at_once() {
-    let house = House::with(Options {
-        max_body_bytes: 1000,
-        ..Options::default()
-    })
-    .await;
-    let mut connection = BufReader::new(connect(house.address()).await);
-    let head = format!(
-        "POST {PATH} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: 1001\r\nexpect: 100-continue\r\n\r\n"
-    );
-    connection.write_all(head.as_bytes()).await.unwrap();
+    let house = House::with(bodies_of(1000)).await;
+    let headers = "content-length: 1001\r\nexpect: 100-continue";
+    let connection = begun(&house, headers, "").await;
     assert_eq!(read_head(connection).await.status, 413);
 }
 
@@ -111,11 +114,7 @@ async fn one_request_too_many_is_told_to_come_back() {
 
 #[tokio::test]
 async fn a_whole_answer_over_its_time_is_a_504() {
-    let house = House::with(Options {
-        request_timeout: Duration::from_millis(300),
-        ..Options::default()
-    })
-    .await;
+    let house = House::with(answers_within(Duration::from_millis(300))).await;
     house.steps.hold(1);
     let mut body = forever();
     body["stream"] = false.into();
@@ -127,16 +126,8 @@ async fn a_whole_answer_over_its_time_is_a_504() {
 
 #[tokio::test]
 async fn a_body_that_does_not_come_is_a_408() {
-    let house = House::with(Options {
-        request_timeout: Duration::from_millis(300),
-        ..Options::default()
-    })
-    .await;
-    let mut connection = BufReader::new(connect(house.address()).await);
-    let head = format!(
-        "POST {PATH} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n{{"
-    );
-    connection.write_all(head.as_bytes()).await.unwrap();
+    let house = House::with(answers_within(Duration::from_millis(300))).await;
+    let connection = begun(&house, "content-length: 10", "{").await;
     read_head(connection)
         .await
         .read()

@@ -21,6 +21,8 @@
 mod check;
 pub mod cpu;
 pub mod cuda;
+#[cfg(test)]
+mod tests;
 
 use crate::sampling::{Draw, SamplingError};
 

@@ -176,31 +176,22 @@ impl PrefixCache {
 
     /// Files a node where it belongs, under its rank.
     pub(super) fn refile(&mut self, id: NodeId) {
-        let evictable = self.evictable(id);
-        let at = &mut self.tree[id].at;
-        if let Some(copy) = &mut at.device {
-            let rank = copy.rank;
-            copy.refile(&mut self.device, rank, evictable.device);
-        }
-        if let Some(copy) = &mut at.host {
-            let queue = if at.replica {
-                &mut self.replicas
-            } else {
-                &mut self.host
-            };
-            let rank = copy.rank;
-            copy.refile(queue, rank, evictable.host);
-        }
+        self.file(id, |_, _, rank| rank);
     }
 
     /// Ranks a node anew, as used now; of a sequence, the last page first.
     pub(super) fn touch(&mut self, id: NodeId) {
         self.now += 1;
+        self.tree[id].at.usage.last = self.now;
+        self.file(id, |queue, usage, _| queue.rank(id, usage));
+    }
+
+    /// Files a node's pages where they belong, under what `rank` makes of the queue, the node's usage and the rank so far.
+    fn file(&mut self, id: NodeId, rank: impl Fn(&Queue, &Usage, Rank) -> Rank) {
         let evictable = self.evictable(id);
         let at = &mut self.tree[id].at;
-        at.usage.last = self.now;
         if let Some(copy) = &mut at.device {
-            let rank = self.device.rank(id, &at.usage);
+            let rank = rank(&self.device, &at.usage, copy.rank);
             copy.refile(&mut self.device, rank, evictable.device);
         }
         if let Some(copy) = &mut at.host {
@@ -209,7 +200,7 @@ impl PrefixCache {
             } else {
                 &mut self.host
             };
-            let rank = queue.rank(id, &at.usage);
+            let rank = rank(queue, &at.usage, copy.rank);
             copy.refile(queue, rank, evictable.host);
         }
     }

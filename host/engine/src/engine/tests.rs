@@ -3,6 +3,7 @@
 use super::work::Answers;
 use super::*;
 use fake::{FakeBackend, Fault, VOCABULARY, expected};
+use foreword_ordering::random::Random;
 use std::collections::HashMap;
 
 #[allow(dead_code, unreachable_pub, missing_docs)]
@@ -12,16 +13,16 @@ mod recovery;
 mod requests;
 mod tiers;
 
-/// Numbers that look random and are the same each time.
-struct Seeded(u64);
+/// Random requests, the same each time.
+struct Seeded(Random);
 
 impl Seeded {
+    fn new(seed: u64) -> Self {
+        Self(Random::new(seed))
+    }
+
     fn below(&mut self, limit: u32) -> u32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) as u32) % limit
+        self.0.below(limit.into()) as u32
     }
 
     /// A request whose prompt often begins as others do.
@@ -243,13 +244,13 @@ fn tokens_depend_on_the_request_alone() {
     let (mut preempted, mut retried, mut evicted, mut cached) = (0, 0, 0, 0);
     let (mut joined, mut superseded, mut expired) = (0, 0, 0);
     for seed in 0..120 {
-        let mut random = Seeded(seed);
+        let mut random = Seeded::new(seed);
         let page_tokens = [1, 3, 4][random.below(3) as usize];
         let pages = 40 / page_tokens + random.below(12);
         let max_step_tokens = [1, 5, 64][random.below(3) as usize];
         let mut backend = FakeBackend::new(pages, page_tokens).max_positions(60);
         if random.below(4) == 0 {
-            let (mut dice, mut copies) = (Seeded(3000 + seed), Seeded(4000 + seed));
+            let (mut dice, mut copies) = (Seeded::new(3000 + seed), Seeded::new(4000 + seed));
             backend = backend
                 .copy_faults(move || copies.below(6) == 0)
                 .faults(move |_| match dice.below(24) {
@@ -311,8 +312,8 @@ fn tokens_depend_on_the_request_alone() {
 fn repeated_faults_end_the_requests_of_their_steps_and_harm_no_other() {
     let mut failed = 0;
     for seed in 0..60 {
-        let mut random = Seeded(1000 + seed);
-        let mut dice = Seeded(2000 + seed);
+        let mut random = Seeded::new(1000 + seed);
+        let mut dice = Seeded::new(2000 + seed);
         let backend = FakeBackend::new(30, 4).faults(move |_| match dice.below(24) {
             0 => Fault::Device,
             1 => Fault::NotNumbers,

@@ -21,6 +21,7 @@ pub use logprobs::Logprobs;
 pub use sampler::{Choice, Sampler};
 
 use crate::backend::TokenId;
+use foreword_ordering::random::Random;
 use penalties::Penalties;
 
 /// How tokens are chosen. Built valid by [`Sampling::new`].
@@ -134,7 +135,7 @@ impl Sampling {
     pub fn for_choice(self, index: u32) -> Self {
         let seed = match index {
             0 => self.seed,
-            _ => mix(mix(self.seed) ^ u64::from(index)),
+            _ => chance(self.seed, index).bits(),
         };
         Self { seed, ..self }
     }
@@ -156,7 +157,7 @@ impl Sampling {
         let top = logits[best as usize];
         let temperature = f64::from(self.temperature);
         let weight = |logit: f32| (f64::from(logit - top) / temperature).exp();
-        let point = uniform(self.seed, position);
+        let point = chance(self.seed, position).unit();
         if self.top_k == 0 && self.top_p == 1.0 && self.min_p == 0.0 {
             let total = logits.iter().map(|&logit| weight(logit)).sum::<f64>();
             return Ok(pick(
@@ -176,7 +177,7 @@ impl Sampling {
     /// What chooses the token at `position`, for a device that does it as [`Sampling::choose`] does. Penalties are not in it.
     pub fn draw(&self, position: u32) -> Draw {
         Draw {
-            point: uniform(self.seed, position),
+            point: chance(self.seed, position).unit(),
             temperature: self.temperature,
             top_p: self.top_p,
             top_k: self.top_k,
@@ -288,18 +289,9 @@ fn pick(weights: impl Iterator<Item = (TokenId, f64)>, point: f64) -> Option<Tok
     last
 }
 
-/// A number in `[0, 1)`, a hash of `seed` and `position`.
-fn uniform(seed: u64, position: u32) -> f64 {
-    let bits = mix(mix(seed) ^ u64::from(position));
-    (bits >> 11) as f64 / (1_u64 << 53) as f64
-}
-
-/// A round of SplitMix64 (Steele et al., OOPSLA '14).
-fn mix(mut z: u64) -> u64 {
-    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+/// Random numbers that depend on the seed and a position alone.
+fn chance(seed: u64, position: u32) -> Random {
+    Random::new(Random::new(seed).bits() ^ u64::from(position))
 }
 
 #[cfg(test)]

@@ -249,6 +249,7 @@ fn opening(tokenizer: &Tokenizer) -> Option<Vec<TokenId>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foreword_ordering::random::Random;
     use serde_json::{Value as Json, json};
     use std::path::Path;
 
@@ -299,57 +300,45 @@ mod tests {
         });
     }
 
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, limit: usize) -> usize {
-            self.0 = self
-                .0
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 33) as usize % limit
-        }
-
-        /// Text in which newlines meet everything.
-        fn text(&mut self) -> String {
-            const WORDS: [&str; 32] = [
-                "\n",
-                "\n",
-                "\n",
-                "\n\n",
-                "\r\n",
-                "\r",
-                " ",
-                "  ",
-                "\t",
-                "\u{a0}",
-                "\u{85}",
-                "\u{2028}",
-                "\u{3000}",
-                "a",
-                "The",
-                "cellar",
-                "'s",
-                "'",
-                "12",
-                "3456",
-                ".",
-                "/",
-                "!?",
-                "(",
-                "é",
-                "e\u{301}",
-                "\u{301}",
-                "東京",
-                "🦜🏽",
-                "\u{200d}",
-                "<|im_end|>",
-                "<|im_start|>",
-            ];
-            (0..self.below(40))
-                .map(|_| WORDS[self.below(WORDS.len())])
-                .collect()
-        }
+    /// Text in which newlines meet everything.
+    fn text(random: &mut Random) -> String {
+        const WORDS: [&str; 32] = [
+            "\n",
+            "\n",
+            "\n",
+            "\n\n",
+            "\r\n",
+            "\r",
+            " ",
+            "  ",
+            "\t",
+            "\u{a0}",
+            "\u{85}",
+            "\u{2028}",
+            "\u{3000}",
+            "a",
+            "The",
+            "cellar",
+            "'s",
+            "'",
+            "12",
+            "3456",
+            ".",
+            "/",
+            "!?",
+            "(",
+            "é",
+            "e\u{301}",
+            "\u{301}",
+            "東京",
+            "🦜🏽",
+            "\u{200d}",
+            "<|im_end|>",
+            "<|im_start|>",
+        ];
+        (0..random.below(40))
+            .map(|_| WORDS[random.below(WORDS.len() as u64) as usize])
+            .collect()
     }
 
     #[test]
@@ -365,11 +354,11 @@ mod tests {
             let tokenizer = tokenizer(change);
             let cache = TokenCache::new(&tokenizer, 16 << 20);
             assert!(cache.is_on(), "{name}");
-            let mut random = Random(17);
+            let mut random = Random::new(17);
             for _ in 0..3000 {
-                let text = random.text();
+                let text = text(&mut random);
                 let special = random.below(4) == 0;
-                let salt = ["a", "b"][random.below(2)];
+                let salt = ["a", "b"][random.below(2) as usize];
                 assert_eq!(
                     cache.encode(&tokenizer, &text, special, salt).unwrap(),
                     tokenizer.encode(&text, special).unwrap(),

@@ -283,6 +283,7 @@ fn byte_of(character: char) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foreword_ordering::random::Random;
     use serde_json::{Value, json};
 
     /// A tokenizer of these tokens; the last is special.
@@ -378,23 +379,17 @@ mod tests {
         pieces.iter().map(id).collect()
     }
 
-    fn random_tokens(seed: &mut u64, limit: u64) -> Vec<TokenId> {
-        let mut next = || {
-            *seed = seed
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            *seed >> 33
-        };
-        let count = next() % 12;
-        (0..count).map(|_| (next() % limit) as TokenId).collect()
+    fn random_tokens(random: &mut Random, limit: u64) -> Vec<TokenId> {
+        let count = random.below(12);
+        (0..count).map(|_| random.below(limit) as TokenId).collect()
     }
 
     #[test]
     fn byte_level_pieces_are_the_whole() {
         let tokenizer = byte_level();
-        let mut seed = 1;
+        let mut random = Random::new(1);
         for _ in 0..5000 {
-            let tokens = random_tokens(&mut seed, 270);
+            let tokens = random_tokens(&mut random, 270);
             assert_eq!(
                 decode(tokenizer.decoder(), &tokens),
                 tokenizer.decode_whole(&tokens),
@@ -457,11 +452,11 @@ mod tests {
             assert_eq!(decode(tokenizer.decoder(), &tokens), text, "{pieces:?}");
             assert_eq!(tokenizer.decode_whole(&tokens), text, "{pieces:?}");
         }
-        let mut seed = 2;
+        let mut random = Random::new(2);
         let mut compared = 0;
         for _ in 0..5000 {
             // No byte tokens above ASCII: the one exception.
-            let tokens: Vec<TokenId> = random_tokens(&mut seed, 40)
+            let tokens: Vec<TokenId> = random_tokens(&mut random, 40)
                 .into_iter()
                 .map(|token| if token < 28 { token + 230 } else { token + 4 })
                 .collect();
@@ -491,9 +486,9 @@ mod tests {
     fn metaspace_pieces_are_the_whole() {
         for scheme in ["always", "first", "never"] {
             let tokenizer = metaspace(scheme);
-            let mut seed = 3;
+            let mut random = Random::new(3);
             for _ in 0..500 {
-                let tokens = random_tokens(&mut seed, 7);
+                let tokens = random_tokens(&mut random, 7);
                 assert_eq!(
                     decode(tokenizer.decoder(), &tokens),
                     tokenizer.decode_whole(&tokens),

@@ -66,6 +66,7 @@ fn longest_overlap(text: &str, stop: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foreword_ordering::random::Random;
 
     fn stops(stops: &[&str]) -> StopStrings {
         StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()).collect())
@@ -119,13 +120,8 @@ mod tests {
 
     #[test]
     fn the_cut_into_pieces_does_not_matter() {
-        let mut seed = 7_u64;
-        let mut below = |limit: u64| {
-            seed = seed
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            (seed >> 33) % limit
-        };
+        let mut random = Random::new(7);
+        let mut below = |limit| random.below(limit);
         let mut met = 0;
         for _ in 0..4000 {
             let chosen: Vec<&str> = (0..below(4))

@@ -199,6 +199,7 @@ fn overlap(text: &str, tag: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foreword_ordering::random::Random;
 
     fn text(text: &str) -> Part {
         Part::Text(text.to_owned())
@@ -282,14 +283,9 @@ mod tests {
 
     #[test]
     fn the_cut_into_pieces_does_not_matter() {
-        let mut seed = 11_u64;
+        let mut random = Random::new(11);
+        let mut below = |limit: usize| random.below(limit as u64) as usize;
         for _ in 0..3000 {
-            let mut below = |limit: usize| {
-                seed = seed
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407);
-                (seed >> 33) as usize % limit
-            };
             let (answer, list) = ANSWERS[below(ANSWERS.len())];
             let mut pieces = Vec::new();
             let mut rest = answer;

@@ -18,23 +18,7 @@ pub struct Batch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockEvent {
     /// Blocks that follow each other were computed.
-    Stored {
-        /// In order.
-        blocks: Vec<BlockHash>,
-        /// The block before the first; `None`: it is a sequence's first.
-        parent: Option<BlockHash>,
-        /// Of all blocks.
-        tokens: Vec<u32>,
-        /// Tokens in a block.
-        block_tokens: u32,
-        /// `GPU`, `CPU`, … as the engine calls it.
-        medium: Option<String>,
-        /// What tells the first block apart beside its tokens: a LoRA's name, images, the salt; `None`: the engine does
-        /// not say, although there may be something.
-        keys: Option<Vec<Key>>,
-        /// Whose layers' they are.
-        group: Group,
-    },
+    Stored(Stored),
     /// Blocks were dropped.
     Removed {
         /// In no particular order.
@@ -48,6 +32,26 @@ pub enum BlockEvent {
     Cleared,
     /// An event of a later version.
     Unknown,
+}
+
+/// Blocks that were computed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// In order.
+    pub blocks: Vec<BlockHash>,
+    /// The block before the first; `None`: it is a sequence's first.
+    pub parent: Option<BlockHash>,
+    /// Of all blocks.
+    pub tokens: Vec<u32>,
+    /// Tokens in a block.
+    pub block_tokens: u32,
+    /// `GPU`, `CPU`, … as the engine calls it.
+    pub medium: Option<String>,
+    /// What tells the first block apart beside its tokens: a LoRA's name, images, the salt; `None`: the engine does
+    /// not say, although there may be something.
+    pub keys: Option<Vec<Key>>,
+    /// Whose layers' they are.
+    pub group: Group,
 }
 
 /// Something that a block's hash depends on beside its tokens.
@@ -80,18 +84,7 @@ pub fn batch(bytes: &[u8]) -> Result<Batch, rmp_serde::decode::Error> {
     rmp_serde::from_slice(bytes)
 }
 
-/// The fields of an event, as far as they are read, in the order of vLLM's arrays.
-#[derive(Default)]
-struct Fields {
-    blocks: Vec<BlockHash>,
-    parent: Option<BlockHash>,
-    tokens: Vec<u32>,
-    block_tokens: u32,
-    medium: Option<String>,
-    keys: Option<Vec<Key>>,
-    group: Group,
-}
-
+/// The fields of each event, as far as they are read, in the order of vLLM's arrays.
 const STORED: [&str; 10] = [
     "block_hashes",
     "parent_block_hash",
@@ -119,31 +112,22 @@ fn is_known(name: &str) -> bool {
     matches!(name, "BlockStored" | "BlockRemoved" | "AllBlocksCleared")
 }
 
-impl Fields {
-    fn event(self, name: &str) -> BlockEvent {
-        match name {
-            "BlockStored" => BlockEvent::Stored {
-                blocks: self.blocks,
-                parent: self.parent,
-                tokens: self.tokens,
-                block_tokens: self.block_tokens,
-                medium: self.medium,
-                keys: self.keys,
-                group: self.group,
-            },
-            "BlockRemoved" => BlockEvent::Removed {
-                blocks: self.blocks,
-                medium: self.medium,
-                group: self.group.number,
-            },
-            "AllBlocksCleared" => BlockEvent::Cleared,
-            _ => BlockEvent::Unknown,
-        }
+/// The event of this name; each has some of the fields of one that stores.
+fn event_of(name: &str, fields: Stored) -> BlockEvent {
+    match name {
+        "BlockStored" => BlockEvent::Stored(fields),
+        "BlockRemoved" => BlockEvent::Removed {
+            blocks: fields.blocks,
+            medium: fields.medium,
+            group: fields.group.number,
+        },
+        "AllBlocksCleared" => BlockEvent::Cleared,
+        _ => BlockEvent::Unknown,
     }
 }
 
 /// Reads the value of the named field.
-struct Field<'f>(&'f mut Fields, &'f str);
+struct Field<'f>(&'f mut Stored, &'f str);
 
 impl<'de> DeserializeSeed<'de> for Field<'_> {
     type Value = ();
@@ -234,19 +218,19 @@ impl<'de> Deserialize<'de> for BlockEvent {
                     "BlockRemoved" => &REMOVED,
                     _ => &[],
                 };
-                let mut fields = Fields::default();
+                let mut fields = Stored::default();
                 for name in names {
                     if event.next_element_seed(Field(&mut fields, name))?.is_none() {
                         break;
                     }
                 }
                 while event.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(fields.event(&name))
+                Ok(event_of(&name, fields))
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut event: A) -> Result<BlockEvent, A::Error> {
                 let mut name = None;
-                let mut fields = Fields::default();
+                let mut fields = Stored::default();
                 while let Some(key) = event.next_key::<String>()? {
                     if key == "type" {
                         name = Some(event.next_value::<String>()?);
@@ -257,7 +241,7 @@ impl<'de> Deserialize<'de> for BlockEvent {
                     }
                 }
                 let name = name.ok_or_else(|| A::Error::missing_field("type"))?;
-                Ok(fields.event(&name))
+                Ok(event_of(&name, fields))
             }
         }
         deserializer.deserialize_any(Seen)
@@ -325,24 +309,30 @@ mod tests {
     }
 
     fn stored(block: u64, parent: Option<u64>, keys: &[&str]) -> BlockEvent {
-        BlockEvent::Stored {
-            blocks: vec![BlockHash(block.into())],
+        BlockEvent::Stored(Stored {
             parent: parent.map(|parent| BlockHash(parent.into())),
-            tokens: vec![5, 6],
-            block_tokens: 2,
             medium: Some("GPU".to_owned()),
             keys: Some(keys.iter().map(|&key| text(key)).collect()),
-            group: Group::default(),
-        }
+            ..two_tokens(block)
+        })
     }
 
     /// The same from an engine that tells no keys.
     fn untold(block: u64, parent: Option<u64>) -> BlockEvent {
-        let mut event = stored(block, parent, &[]);
-        if let BlockEvent::Stored { keys, .. } = &mut event {
-            *keys = None;
+        BlockEvent::Stored(Stored {
+            parent: parent.map(|parent| BlockHash(parent.into())),
+            medium: Some("GPU".to_owned()),
+            ..two_tokens(block)
+        })
+    }
+
+    fn two_tokens(block: u64) -> Stored {
+        Stored {
+            blocks: vec![BlockHash(block.into())],
+            tokens: vec![5, 6],
+            block_tokens: 2,
+            ..Stored::default()
         }
-        event
     }
 
     fn text(key: &str) -> Key {
@@ -350,18 +340,14 @@ mod tests {
     }
 
     fn windowed(medium: Option<&str>) -> BlockEvent {
-        BlockEvent::Stored {
-            blocks: vec![BlockHash(7)],
-            parent: None,
-            tokens: vec![5, 6],
-            block_tokens: 2,
+        BlockEvent::Stored(Stored {
             medium: medium.map(str::to_owned),
-            keys: None,
             group: Group {
                 number: 1,
                 is_partial: true,
             },
-        }
+            ..two_tokens(7)
+        })
     }
 
     #[test]
@@ -380,15 +366,12 @@ mod tests {
                 json!({"medium": "GPU", "future": {"a": [1]}, "block_size": 2, "token_ids": [5, 6],
                     "block_hashes": [7], "parent_block_hash": -1, "type": "BlockStored",
                     "extra_keys": [["lora", 3, ["image", 1], "salt"], null]}),
-                BlockEvent::Stored {
-                    blocks: vec![BlockHash(7)],
+                BlockEvent::Stored(Stored {
                     parent: Some(BlockHash(u64::MAX.into())),
-                    tokens: vec![5, 6],
-                    block_tokens: 2,
                     medium: Some("GPU".to_owned()),
                     keys: Some(vec![text("lora"), Key::Other, Key::Other, text("salt")]),
-                    group: Group::default(),
-                },
+                    ..two_tokens(7)
+                }),
             ),
             // Layers that attend to a window, in both forms.
             (

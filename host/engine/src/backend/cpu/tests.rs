@@ -2,6 +2,7 @@
 //! cut into steps, shared between pages, batched or spread over threads.
 
 use super::*;
+use crate::backend::tests::{self, check_the_host_pool, run};
 use crate::backend::{Load, Output, Segment, TokenId};
 use crate::models::{Element, Rope, Tensor};
 
@@ -41,33 +42,12 @@ fn backend(model: &ModelConfig, kernels: Kernels, page_tokens: u32, threads: u32
 }
 
 fn tokens(seed: u32, count: usize) -> Vec<TokenId> {
-    (0..count as u32)
-        .map(|i| {
-            (i.wrapping_mul(2_654_435_761)
-                .wrapping_add(seed.wrapping_mul(40_503))
-                >> 7)
-                % VOCABULARY
-        })
-        .collect()
+    tests::tokens(VOCABULARY, seed, count)
 }
 
+/// All logits of these tokens.
 fn segment(tokens: &[TokenId], start: usize, pages: &[u32]) -> Segment {
-    Segment {
-        tokens: tokens.to_vec(),
-        start: start as u32,
-        pages: pages.iter().copied().map(PageId).collect(),
-        output: Output::All,
-    }
-}
-
-fn run(backend: &mut CpuBackend, segments: Vec<Segment>) -> Vec<f32> {
-    let mut logits = vec![1.0];
-    let step = Step {
-        segments,
-        ..Step::default()
-    };
-    backend.run(&step, &mut logits).unwrap();
-    logits
+    tests::segment(tokens, start, pages.iter().copied(), Output::All)
 }
 
 fn same_bits(a: &[f32], b: &[f32]) -> bool {
@@ -351,43 +331,14 @@ fn a_page_that_went_through_the_host_pool_and_through_bytes_is_the_page_it_was()
             let mut machine = backend(model, Kernels::available()[0], 16, threads);
             let prompt = tokens(1, 60);
             let expected = run(&mut machine, vec![segment(&prompt, 0, &[0, 1, 2, 3])]);
-            store(&mut machine, &[(0, 5), (1, 0), (2, 11)]).unwrap();
-            // The device pages are needed for something else, a host page for another.
-            run(
-                &mut machine,
-                vec![segment(&tokens(2, 60), 0, &[2, 0, 3, 1])],
-            );
-            let bytes = machine.host_page(HostPageId(5)).unwrap().to_vec();
-            assert_eq!(bytes.len(), machine.page_bytes());
-            machine.host_page_mut(HostPageId(5)).unwrap().fill(0xff);
-            machine
-                .host_page_mut(HostPageId(7))
-                .unwrap()
-                .copy_from_slice(&bytes);
-            let loads = [(7, 9), (0, 1), (11, 40)].map(|(from, to)| Load {
-                from: HostPageId(from),
-                to: PageId(to),
-            });
-            // Once behind the loaded pages and once from the midst of one.
-            for start in [48, 40] {
-                let step = Step {
-                    loads: loads.to_vec(),
-                    segments: vec![
-                        segment(&tokens(4, 20), 0, &[70, 71]),
-                        segment(&prompt[start..], start, &[9, 1, 40, 2]),
-                    ],
-                };
-                let mut logits = Vec::new();
-                machine.run(&step, &mut logits).unwrap();
-                let (expected, logits) = (
-                    &expected[start * VOCABULARY as usize..],
-                    &logits[20 * VOCABULARY as usize..],
-                );
+            check_the_host_pool(&mut machine, &prompt, |name, logits, range| {
+                let row = VOCABULARY as usize;
+                let expected = &expected[range.start * row..range.end * row];
                 assert!(
                     same_bits(logits, expected),
-                    "{threads} threads, from {start}"
+                    "{name}, {threads} threads, {range:?}"
                 );
-            }
+            });
         }
     }
 }

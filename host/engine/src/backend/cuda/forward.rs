@@ -44,6 +44,14 @@ pub(super) struct Scratch {
     staging: Vec<f32>,
 }
 
+/// What a step is computed with and on.
+pub(super) struct Pass<'a> {
+    pub(super) device: &'a mut dyn Device,
+    pub(super) model: &'a Model,
+    pub(super) pools: &'a mut Pools,
+    pub(super) plan: &'a Plan,
+}
+
 /// What is known of a bucket.
 #[derive(Clone, Copy)]
 enum Recording {
@@ -85,48 +93,38 @@ impl Scratch {
     /// Computes a planned step and appends the wanted logits and tokens, in the step's order.
     pub(super) fn compute(
         &mut self,
-        device: &mut dyn Device,
-        model: &Model,
-        pools: &mut Pools,
-        plan: &Plan,
+        pass: &mut Pass<'_>,
         logits: &mut Vec<f32>,
         drawn: &mut Vec<Result<TokenId, SamplingError>>,
     ) -> Result<(), Fault> {
-        self.send(device, &plan.words)?;
-        match plan.bucket() {
-            Some(bucket) => self.decode(device, model, pools, plan, bucket)?,
-            None => self.forward(device, model, pools, plan)?,
+        self.send(pass.device, &pass.plan.words)?;
+        match pass.plan.bucket() {
+            Some(bucket) => self.decode(pass, bucket)?,
+            None => self.forward(pass)?,
         }
-        self.receive(device, model, plan, logits, drawn)
+        self.receive(pass, logits, drawn)
     }
 
     /// A step that only decodes: as it is, recorded, or repeated.
-    fn decode(
-        &mut self,
-        device: &mut dyn Device,
-        model: &Model,
-        pools: &mut Pools,
-        plan: &Plan,
-        bucket: Bucket,
-    ) -> Result<(), Fault> {
+    fn decode(&mut self, pass: &mut Pass<'_>, bucket: Bucket) -> Result<(), Fault> {
         let recording = match self.recordings.get(&bucket) {
             None => {
-                self.forward(device, model, pools, plan)?;
+                self.forward(pass)?;
                 self.recordings.insert(bucket, Recording::Prepared);
                 return Ok(());
             }
             Some(Recording::Made(recording)) => *recording,
             Some(Recording::Prepared) => {
-                device.begin_recording()?;
-                let outcome = self.forward(device, model, pools, plan);
-                let recording = device.end_recording();
+                pass.device.begin_recording()?;
+                let outcome = self.forward(pass);
+                let recording = pass.device.end_recording();
                 outcome?;
                 let recording = recording?;
                 self.recordings.insert(bucket, Recording::Made(recording));
                 recording
             }
         };
-        device.repeat(recording)
+        pass.device.repeat(recording)
     }
 
     /// Sends the plan's words; recordings hold their address, so they are made anew when there are more than ever.
@@ -141,40 +139,35 @@ impl Scratch {
     }
 
     /// Everything up to the logits of the first rows.
-    fn forward(
-        &mut self,
-        device: &mut dyn Device,
-        model: &Model,
-        pools: &mut Pools,
-        plan: &Plan,
-    ) -> Result<(), Fault> {
+    fn forward(&mut self, pass: &mut Pass<'_>) -> Result<(), Fault> {
+        let Pass { model, plan, .. } = *pass;
         let hidden = model.hidden;
         let tokens = self.words.part(plan.tokens.clone());
         kernels::embed_rows(
-            device,
+            pass.device,
             model.embedding.all(),
             tokens,
             self.residual.all_mut(),
             hidden,
         )?;
-        pools.load(device, 0)?;
+        pass.pools.load(pass.device, 0)?;
         let mut bias = None;
         let mut rows = plan.rows();
         for (number, layer) in model.layers.iter().enumerate() {
-            pools.loaded(device)?;
+            pass.pools.loaded(pass.device)?;
             if number + 1 < model.layers.len() {
-                pools.load(device, number + 1)?;
+                pass.pools.load(pass.device, number + 1)?;
             }
             let weights = layer.input_norm.all();
-            self.norm(device, bias, weights, rows, model.eps)?;
-            self.project(device, model, layer, rows)?;
-            self.place(device, model, layer, pools, number, plan)?;
+            self.norm(pass.device, bias, weights, rows, model.eps)?;
+            self.project(pass, layer, rows)?;
+            self.place(pass, layer, number)?;
             let is_last = number + 1 == model.layers.len();
             if is_last && plan.wanted.len() < rows {
                 rows = plan.wanted.len();
                 let wanted = self.words.part(plan.wanted.clone());
                 kernels::keep_rows(
-                    device,
+                    pass.device,
                     self.residual.all(),
                     wanted,
                     self.kept.all_mut(),
@@ -187,12 +180,12 @@ impl Scratch {
                 return Ok(());
             }
             let cut = if is_last { &plan.last } else { &plan.all };
-            self.attend(device, model, pools.layer(number), plan, cut)?;
-            self.feed_forward(device, model, layer, rows)?;
+            self.attend(pass, number, cut)?;
+            self.feed_forward(pass, layer, rows)?;
             bias = layer.down_bias.as_ref().map(Array::all);
         }
-        self.norm(device, bias, model.norm.all(), rows, model.eps)?;
-        self.head(device, model, 0, rows)
+        self.norm(pass.device, bias, model.norm.all(), rows, model.eps)?;
+        self.head(pass, 0, rows)
     }
 
     fn norm(
@@ -207,36 +200,23 @@ impl Scratch {
         kernels::norm_rows(device, residual, bias, weights, normed, rows, eps)
     }
 
-    fn project(
-        &mut self,
-        device: &mut dyn Device,
-        model: &Model,
-        layer: &Layer,
-        rows: usize,
-    ) -> Result<(), Fault> {
+    fn project(&mut self, pass: &mut Pass<'_>, layer: &Layer, rows: usize) -> Result<(), Fault> {
         kernels::multiply(
-            device,
+            pass.device,
             &Product {
                 weights: layer.qkv.all(),
                 input: self.normed.all(),
                 output: Output::Bf16(self.sums.all_mut()),
                 rows,
-                inputs: model.hidden,
-                outputs: model.qkv_width(),
+                inputs: pass.model.hidden,
+                outputs: pass.model.qkv_width(),
             },
         )
     }
 
     /// Queries to their buffer, keys and values to their pages.
-    fn place(
-        &mut self,
-        device: &mut dyn Device,
-        model: &Model,
-        layer: &Layer,
-        pools: &mut Pools,
-        number: usize,
-        plan: &Plan,
-    ) -> Result<(), Fault> {
+    fn place(&mut self, pass: &mut Pass<'_>, layer: &Layer, number: usize) -> Result<(), Fault> {
+        let Pass { model, plan, .. } = *pass;
         let Some(rotary) = &model.rotary else {
             return Err(Fault::Refused("there is no table of positions".to_owned()));
         };
@@ -256,20 +236,16 @@ impl Scratch {
         let (sums, queries, pool) = (
             self.sums.all(),
             self.queries.all_mut(),
-            pools.layer_mut(number),
+            pass.pools.layer_mut(number),
         );
+        let device = &mut *pass.device;
         kernels::place_heads(device, &model.heads, &weights, places, sums, queries, pool)
     }
 
-    fn attend(
-        &mut self,
-        device: &mut dyn Device,
-        model: &Model,
-        pool: Part<'_, Bf16>,
-        plan: &Plan,
-        cut: &Cut,
-    ) -> Result<(), Fault> {
-        let heads = &model.heads;
+    fn attend(&mut self, pass: &mut Pass<'_>, number: usize, cut: &Cut) -> Result<(), Fault> {
+        let Pass { model, plan, .. } = *pass;
+        let (heads, pool) = (&model.heads, pass.pools.layer(number));
+        let device = &mut *pass.device;
         let Self {
             words,
             queries,
@@ -292,12 +268,12 @@ impl Scratch {
                 plan.longest,
                 queries.all(),
                 attended.all_mut(),
-                partials(partial_sums, partial_stats),
+                Partials::of(partial_sums, partial_stats),
             )?;
         }
         let items = words.part(cut.items.clone());
         let context = context(plan.tables.clone());
-        let results = partials(partial_sums, partial_stats);
+        let results = Partials::of(partial_sums, partial_stats);
         kernels::prefill(
             device,
             heads,
@@ -308,18 +284,18 @@ impl Scratch {
             results,
         )?;
         let splits = words.part(cut.splits.clone());
-        let results = partials(partial_sums, partial_stats);
+        let results = Partials::of(partial_sums, partial_stats);
         kernels::combine_items(device, heads, splits, attended.all_mut(), results)
     }
 
     /// The output projection, and the feed-forward layer.
     fn feed_forward(
         &mut self,
-        device: &mut dyn Device,
-        model: &Model,
+        pass: &mut Pass<'_>,
         layer: &Layer,
         rows: usize,
     ) -> Result<(), Fault> {
+        let (device, model) = (&mut *pass.device, pass.model);
         let (hidden, width) = (model.hidden, model.intermediate);
         kernels::multiply(
             device,
@@ -374,17 +350,12 @@ impl Scratch {
     }
 
     /// Logits of the normed rows from `first` on, as many as there is room for.
-    fn head(
-        &mut self,
-        device: &mut dyn Device,
-        model: &Model,
-        first: usize,
-        rows: usize,
-    ) -> Result<(), Fault> {
+    fn head(&mut self, pass: &mut Pass<'_>, first: usize, rows: usize) -> Result<(), Fault> {
+        let model = pass.model;
         let count = self.logit_rows.min(rows - first);
         let input = first * model.hidden..(first + count) * model.hidden;
         kernels::multiply(
-            device,
+            pass.device,
             &Product {
                 weights: model.head.as_ref().unwrap_or(&model.embedding).all(),
                 input: self.normed.part(input),
@@ -399,12 +370,11 @@ impl Scratch {
     /// Appends the wanted logits and tokens in the step's order.
     fn receive(
         &mut self,
-        device: &mut dyn Device,
-        model: &Model,
-        plan: &Plan,
+        pass: &mut Pass<'_>,
         logits: &mut Vec<f32>,
         drawn: &mut Vec<Result<TokenId, SamplingError>>,
     ) -> Result<(), Fault> {
+        let Pass { model, plan, .. } = *pass;
         let vocabulary = model.vocabulary;
         // Padding is not among the wanted rows that are asked for.
         let wanted = plan.decoding.unwrap_or(plan.wanted.len());
@@ -425,25 +395,25 @@ impl Scratch {
         );
         for first in (0..wanted).step_by(self.logit_rows) {
             if first > 0 {
-                self.head(device, model, first, plan.wanted.len())?;
+                self.head(pass, first, plan.wanted.len())?;
             }
             let some = first..wanted.min(first + self.logit_rows);
             if !plan.draws.is_empty() {
-                self.choices.write(device, 0, &choices[some.clone()])?;
+                self.choices.write(pass.device, 0, &choices[some.clone()])?;
                 let part = self.choices.part(0..some.len());
                 kernels::sample_rows(
-                    device,
+                    pass.device,
                     self.logits.all(),
                     part,
                     self.chosen.all_mut(),
                     vocabulary,
                 )?;
                 self.chosen
-                    .read(device, 0, &mut chosen[2 * some.start..2 * some.end])?;
+                    .read(pass.device, 0, &mut chosen[2 * some.start..2 * some.end])?;
             }
             if !plan.order.is_empty() {
                 let to = &mut rows[some.start * vocabulary..some.end * vocabulary];
-                self.logits.read(device, 0, to)?;
+                self.logits.read(pass.device, 0, to)?;
             }
         }
         for row in &plan.order {
@@ -460,12 +430,5 @@ impl Scratch {
         }
         self.staging = rows;
         Ok(())
-    }
-}
-
-fn partials<'a>(sums: &'a mut Array<f32>, stats: &'a mut Array<f32>) -> Partials<'a> {
-    Partials {
-        sums: sums.all_mut(),
-        stats: stats.all_mut(),
     }
 }

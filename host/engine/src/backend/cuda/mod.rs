@@ -40,7 +40,7 @@ use crate::models::{Checkpoint, CheckpointError, ModelConfig};
 use crate::sampling::SamplingError;
 use device::{Device, Fault, Queue};
 use driver::Driver;
-use forward::Scratch;
+use forward::{Pass, Scratch};
 use kernels::{Heads, MAX_HEAD, PREFILL_ROWS};
 use plan::{Capacity, Plan, decode_results};
 use pools::Pools;
@@ -352,9 +352,13 @@ impl Backend for CudaBackend {
         let pad = device.can_record() && step.loads.is_empty();
         self.plan
             .make(step, self.model.heads(), &self.capacity, pad);
-        let (plan, drawn) = (&self.plan, &mut self.drawn);
-        self.scratch
-            .compute(device, &self.model, &mut self.pools, plan, logits, drawn)?;
+        let mut pass = Pass {
+            device,
+            model: &self.model,
+            pools: &mut self.pools,
+            plan: &self.plan,
+        };
+        self.scratch.compute(&mut pass, logits, &mut self.drawn)?;
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use super::file::Medium;
 use super::format::{HEADER_BYTES, RECORD_BYTES, Record};
 use super::*;
+use foreword_ordering::random::Random;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -56,14 +57,8 @@ fn page(number: u64) -> PageHash {
 }
 
 fn bytes(number: u64) -> Vec<u8> {
-    let mut state = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut next = || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (state >> 56) as u8
-    };
-    (0..PAGE_BYTES).map(|_| next()).collect()
+    let mut random = Random::new(number);
+    (0..PAGE_BYTES).map(|_| random.bits() as u8).collect()
 }
 
 /// Writes pages that follow the root.
@@ -454,21 +449,15 @@ fn the_header_ends_before_the_records() {
 /// The index against a list that is searched from end to end.
 #[test]
 fn the_index_agrees_with_a_plain_list() {
-    let mut state = 5u64;
-    let mut random = move |below: u64| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (state >> 33) % below
-    };
+    let mut random = Random::new(5);
     let mut index = Index::new(SLOTS, std::iter::empty());
     // Page and parent, least recently used first.
     let mut list: Vec<(PageHash, PageHash)> = Vec::new();
     for step in 0..20_000 {
-        let number = random(14);
+        let number = random.below(14);
         let (this, parent) = (page(number), page(number / 2 + 100 * u64::from(number < 2)));
         let at = list.iter().position(|(page, _)| *page == this);
-        match random(5) {
+        match random.below(5) {
             0 => {
                 assert_eq!(index.remove(this).is_some(), at.is_some());
                 at.map(|at| list.remove(at));

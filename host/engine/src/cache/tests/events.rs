@@ -81,7 +81,7 @@ fn documents(random: &mut Seeded, tokens: u32) -> DocumentPath {
 fn a_follower_knows_what_is_held_where() {
     let mut told = 0;
     for seed in 0..40 {
-        let mut random = Seeded(seed);
+        let mut random = Seeded::new(seed);
         let config = CacheConfig {
             replicated_share: 0.2,
             ..CacheConfig::default()

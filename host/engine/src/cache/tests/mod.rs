@@ -8,6 +8,7 @@ mod tiers;
 
 use super::*;
 use crate::backend::{Load, Store};
+use foreword_ordering::random::Random;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
 
@@ -283,16 +284,16 @@ fn tokens(from: TokenId, count: TokenId) -> Vec<TokenId> {
     (from..from + count).collect()
 }
 
-/// Numbers that look random and are the same each time.
-struct Seeded(u64);
+/// Random tokens, the same each time.
+struct Seeded(Random);
 
 impl Seeded {
+    fn new(seed: u64) -> Self {
+        Self(Random::new(seed))
+    }
+
     fn below(&mut self, limit: u32) -> u32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) as u32) % limit
+        self.0.below(limit.into()) as u32
     }
 
     /// Few distinct tokens, so that sequences often begin alike and part anywhere.

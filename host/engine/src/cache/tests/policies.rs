@@ -189,7 +189,7 @@ impl Model {
 #[test]
 fn every_policy_keeps_what_the_model_keeps() {
     for (policy, seed) in EvictionPolicy::ALL.into_iter().cycle().zip(0..60) {
-        let mut random = Seeded(seed);
+        let mut random = Seeded::new(seed);
         let capacity = [
             7 + random.below(12),
             random.below(3) * (2 + random.below(20)),

@@ -186,7 +186,7 @@ fn clearing_frees_what_is_idle_and_nothing_else() {
 
 #[test]
 fn without_pressure_the_match_is_exactly_the_longest_common_prefix() {
-    let mut random = Seeded(1);
+    let mut random = Seeded::new(1);
     let mut device = Device::new(4096);
     let mut seen: Vec<State> = Vec::new();
     for _ in 0..400 {
@@ -217,7 +217,7 @@ fn without_pressure_the_match_is_exactly_the_longest_common_prefix() {
 #[test]
 fn random_leases_in_a_small_pool_never_see_a_wrong_slot() {
     for seed in 0..40 {
-        let mut random = Seeded(seed);
+        let mut random = Seeded::new(seed);
         let mut device = Device::new(4 + random.below(20));
         let mut open: Vec<Sequence> = Vec::new();
         for _ in 0..300 {

@@ -283,7 +283,7 @@ fn clearing_forgets_every_tier() {
 fn random_leases_over_three_small_tiers_never_see_a_wrong_slot() {
     let (mut loaded, mut fetched, mut lost) = (0, 0, 0);
     for seed in 0..80 {
-        let mut random = Seeded(seed);
+        let mut random = Seeded::new(seed);
         let config = CacheConfig {
             policy: EvictionPolicy::ALL[seed as usize % 4],
             replicated_share: f64::from(random.below(3)) / 4.0,

@@ -46,14 +46,14 @@ fn drain(load: &mut Load, disk: &DiskStore) -> Stats {
 fn tokens_are_the_same_from_every_tier_whatever_fails() {
     let (mut host, mut fetched, mut lost, mut retried) = (0, 0, 0, 0);
     for seed in 0..80 {
-        let mut random = Seeded(7000 + seed);
+        let mut random = Seeded::new(7000 + seed);
         let page_tokens = [3, 4][random.below(2) as usize];
         let pages = 40 / page_tokens + random.below(6);
         let mut backend = FakeBackend::new(pages, page_tokens)
             .max_positions(60)
             .host_pages(2 + random.below(14));
         if seed % 2 == 0 {
-            let mut dice = Seeded(8000 + seed);
+            let mut dice = Seeded::new(8000 + seed);
             backend = backend.faults(move |_| match dice.below(40) {
                 0 => Fault::Device,
                 1 => Fault::Lost,

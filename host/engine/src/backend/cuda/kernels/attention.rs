@@ -1,6 +1,6 @@
 //! Attention: heads to their places, many tokens or one of each sequence, partial results put together.
 
-use super::super::device::{Argument, Bf16, Device, Fault, Part, PartMut};
+use super::super::device::{Argument, Array, Bf16, Device, Fault, Part, PartMut};
 use super::{
     Heads, MAX_HEAD, MAX_SPLITS, PREFILL_KEYS, PREFILL_ROWS, address, arguments, check,
     check_multiple, launch,
@@ -141,6 +141,18 @@ pub(in crate::backend::cuda) struct Partials<'a> {
     pub(in crate::backend::cuda) sums: PartMut<'a, f32>,
     /// `[results][2]`.
     pub(in crate::backend::cuda) stats: PartMut<'a, f32>,
+}
+
+impl<'a> Partials<'a> {
+    pub(in crate::backend::cuda) fn of(
+        sums: &'a mut Array<f32>,
+        stats: &'a mut Array<f32>,
+    ) -> Self {
+        Self {
+            sums: sums.all_mut(),
+            stats: stats.all_mut(),
+        }
+    }
 }
 
 /// What attention reads beside the queries.

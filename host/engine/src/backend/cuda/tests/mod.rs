@@ -27,24 +27,21 @@ fn devices() -> Vec<Box<dyn Device>> {
     devices
 }
 
-/// Random numbers with a seed.
-pub(super) struct Random(u64);
+/// Random numbers for kernels, the same each time.
+pub(super) struct Random(foreword_ordering::random::Random);
 
 impl Random {
     fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
+        Self(foreword_ordering::random::Random::new(seed))
     }
 
     fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
+        self.0.bits()
     }
 
     /// Below `limit`.
     fn below(&mut self, limit: usize) -> usize {
-        (self.bits() % limit as u64) as usize
+        self.0.below(limit as u64) as usize
     }
 
     /// Within -1 and 1.
@@ -66,9 +63,7 @@ impl Random {
     /// `0..count` in random order.
     fn shuffled(&mut self, count: usize) -> Vec<u32> {
         let mut all: Vec<u32> = (0..count as u32).collect();
-        for i in (1..count).rev() {
-            all.swap(i, self.below(i + 1));
-        }
+        self.0.shuffle(&mut all);
         all
     }
 }

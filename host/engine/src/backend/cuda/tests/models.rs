@@ -8,8 +8,9 @@ use super::devices;
 use crate::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize};
+use crate::backend::tests::{self, check_the_host_pool, run, segment};
 use crate::backend::{
-    Backend, BackendError, HostPageId, Load, Output, PageId, Segment, Step, Store, TokenId,
+    Backend, BackendError, HostPageId, Output, PageId, Segment, Step, Store, TokenId,
 };
 use crate::engine::{EngineConfig, Event, Request, Stepper};
 use crate::models::{Checkpoint, Element, ModelConfig};
@@ -51,13 +52,7 @@ fn checkpoints() -> Vec<Checkpoint> {
 }
 
 fn tokens(seed: u32, count: usize) -> Vec<TokenId> {
-    let token = |i: u32| {
-        (i.wrapping_mul(2_654_435_761)
-            .wrapping_add(seed.wrapping_mul(40_503))
-            >> 7)
-            % VOCABULARY
-    };
-    (0..count as u32).map(token).collect()
+    tests::tokens(VOCABULARY, seed, count)
 }
 
 fn reference(checkpoint: &Checkpoint) -> CpuBackend {
@@ -90,30 +85,6 @@ fn backend(checkpoint: &Checkpoint, device: Box<dyn Device>) -> CudaBackend {
         "all bytes are told of: {last:?}"
     );
     backend
-}
-
-fn segment(
-    tokens: &[TokenId],
-    start: usize,
-    pages: impl IntoIterator<Item = u32>,
-    output: Output,
-) -> Segment {
-    Segment {
-        tokens: tokens.to_vec(),
-        start: start as u32,
-        pages: pages.into_iter().map(PageId).collect(),
-        output,
-    }
-}
-
-fn run(backend: &mut dyn Backend, segments: Vec<Segment>) -> Vec<f32> {
-    let mut logits = vec![1.0];
-    let step = Step {
-        segments,
-        ..Step::default()
-    };
-    backend.run(&step, &mut logits).unwrap();
-    logits
 }
 
 /// The reference's logits of every token.
@@ -290,51 +261,9 @@ fn pages_that_went_through_the_host_pool_and_through_bytes_are_the_pages_they_we
         let expected = expected(&checkpoint, &prompt);
         for device in devices() {
             let mut machine = backend(&checkpoint, device);
-            run(&mut machine, vec![segment(&prompt, 0, 0..4, Output::None)]);
-            let stores = [(0, 5), (1, 0), (2, 4)].map(|(from, to)| Store {
-                from: PageId(from),
-                to: HostPageId(to),
+            check_the_host_pool(&mut machine, &prompt, |name, logits, range| {
+                assert_agree(name, logits, rows(&expected, range));
             });
-            machine.store(&stores).unwrap();
-            // The device's pages are needed for something else, and a host page for another.
-            run(
-                &mut machine,
-                vec![segment(&tokens(2, 60), 0, [2, 0, 3, 1], Output::None)],
-            );
-            let bytes = machine.host_page(HostPageId(5)).unwrap().to_vec();
-            assert_eq!(bytes.len(), machine.page_bytes());
-            machine.host_page_mut(HostPageId(5)).unwrap().fill(0xff);
-            machine
-                .host_page_mut(HostPageId(3))
-                .unwrap()
-                .copy_from_slice(&bytes);
-            let loads = [(3, 9), (0, 1), (4, 40)].map(|(from, to)| Load {
-                from: HostPageId(from),
-                to: PageId(to),
-            });
-            for start in [48, 40] {
-                let step = Step {
-                    loads: loads.to_vec(),
-                    segments: vec![
-                        segment(&tokens(4, 20), 0, [70, 71], Output::None),
-                        segment(&prompt[start..], start, [9, 1, 40, 2], Output::All),
-                    ],
-                };
-                let mut logits = Vec::new();
-                machine.run(&step, &mut logits).unwrap();
-                assert_agree("loaded", &logits, rows(&expected, start..60));
-            }
-            // Loads alone, and a token that decodes on them.
-            let step = Step {
-                loads: loads.to_vec(),
-                ..Step::default()
-            };
-            machine.run(&step, &mut Vec::new()).unwrap();
-            let logits = run(
-                &mut machine,
-                vec![segment(&prompt[47..48], 47, [9, 1, 40], Output::Last)],
-            );
-            assert_agree("decoded on loaded pages", &logits, rows(&expected, 47..48));
         }
     }
 }

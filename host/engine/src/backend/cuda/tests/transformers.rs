@@ -6,8 +6,9 @@
 
 use super::devices;
 use super::fixtures::{deviation, families, json, prompts, strays};
+use crate::backend::Output;
 use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize};
-use crate::backend::{Backend, Output, PageId, Segment, Step};
+use crate::backend::tests::{run, segment};
 use crate::models::Checkpoint;
 use std::path::Path;
 
@@ -76,19 +77,8 @@ fn logits(backend: &mut CudaBackend, tokens: &[u32]) -> Vec<f32> {
     for (number, part) in tokens.chunks(STEP as usize).enumerate() {
         let start = number as u32 * STEP;
         let pages = (start + part.len() as u32).div_ceil(PAGE_TOKENS);
-        let segment = Segment {
-            tokens: part.to_vec(),
-            start,
-            pages: (0..pages).map(PageId).collect(),
-            output: Output::All,
-        };
-        let step = Step {
-            segments: vec![segment],
-            ..Step::default()
-        };
-        let mut logits = Vec::new();
-        backend.run(&step, &mut logits).unwrap();
-        rows.extend(logits);
+        let segment = segment(part, start as usize, 0..pages, Output::All);
+        rows.extend(run(backend, vec![segment]));
     }
     rows
 }

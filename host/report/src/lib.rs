@@ -1,20 +1,29 @@
 //! Reports as one HTML file each, which needs nothing else: a template filled, plots drawn inside, one style sheet.
 //!
-//! What a report says is the subcommand's; here is only how it looks. It looks like the demo's.
+//! ```text
+//!   template ── {{style}}, {{rows}}, … ──▶ filled ──▶ page
+//!                  ▲
+//!      words: numbers and texts;  plot: SVG, at two widths
+//! ```
+//!
+//! What a report says is its writer's: `foreword replay`, `foreword evaluate`, `cargo xtask demo`. Here is only how it
+//! looks.
 
-pub(crate) mod plot;
-pub(crate) mod words;
+pub mod plot;
+pub mod words;
 
 use anyhow::Result;
 use plot::Width;
 
 /// The style sheet, for a template's `{{style}}`.
-pub(crate) fn style() -> String {
+#[must_use]
+pub fn style() -> String {
     include_str!("style.css").to_owned()
 }
 
 /// `template` with every `{{name}}` replaced by its value, in one pass: a value that looks like a place is none.
-pub(crate) fn filled(template: &str, values: &[(&str, String)]) -> String {
+#[must_use]
+pub fn filled(template: &str, values: &[(&str, String)]) -> String {
     let mut pieces = template.split("{{");
     let mut page = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
@@ -28,7 +37,10 @@ pub(crate) fn filled(template: &str, values: &[(&str, String)]) -> String {
 }
 
 /// A plot drawn twice; the style sheet shows the one that fits the screen.
-pub(crate) fn both_widths(words: &str, plot: impl Fn(Width) -> Result<String>) -> Result<String> {
+///
+/// # Errors
+/// When it cannot be drawn.
+pub fn both_widths(words: &str, plot: impl Fn(Width) -> Result<String>) -> Result<String> {
     let drawn = |class: &str, width| -> Result<String> {
         let svg = plot(width)?;
         Ok(format!(

@@ -1,17 +1,20 @@
 //! Numbers and texts as tables, JSON and pages show them.
 
 /// `value` with no more digits than `parts` of one tell apart.
-pub(crate) fn rounded(value: f64, parts: f64) -> f64 {
+#[must_use]
+pub fn rounded(value: f64, parts: f64) -> f64 {
     (value * parts).round() / parts
 }
 
 /// A share of one in percent.
-pub(crate) fn percent(share: f64) -> String {
+#[must_use]
+pub fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
 /// `1234567` as `1,234,567`.
-pub(crate) fn grouped(value: u64) -> String {
+#[must_use]
+pub fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -24,7 +27,8 @@ pub(crate) fn grouped(value: u64) -> String {
 }
 
 /// `text` as it stands in HTML.
-pub(crate) fn escaped(text: &str) -> String {
+#[must_use]
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

@@ -1,0 +1,151 @@
+//! The blocks that an engine has: where each of them is, what it follows, and which documents end in it. Whose request
+//! may use a block is decided elsewhere.
+
+use crate::kv::vllm::read::{BlockHash, Key};
+use foreword_engine::backend::TokenId;
+use foreword_engine::cache::{Document, Tier};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    blocks: HashMap<BlockHash, Block>,
+    /// The blocks after each, those that are not there included: their children may be. `None`: first ones.
+    children: HashMap<Option<BlockHash>, HashSet<BlockHash>>,
+}
+
+#[derive(Debug)]
+struct Block {
+    parent: Option<BlockHash>,
+    tokens: Arc<[TokenId]>,
+    /// Of a first block: what tells it apart beside its tokens, a salt, say; `None`: not known.
+    keys: Option<Vec<Key>>,
+    /// Where it is: on the device, in host memory, elsewhere.
+    places: [bool; 3],
+    marks: Vec<Mark>,
+}
+
+/// The last document of a path ends in a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    pub(super) salt: Arc<str>,
+    pub(super) scope: u64,
+    pub(super) path: Arc<[Document]>,
+}
+
+impl Held {
+    pub(super) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether it is anywhere.
+    pub(super) fn contains(&self, hash: BlockHash) -> bool {
+        let block = self.blocks.get(&hash);
+        block.is_some_and(|block| block.places.contains(&true))
+    }
+
+    /// Whether there is a first block of which only the tokens are known.
+    pub(super) fn has_first_without_keys(&self) -> bool {
+        let mut blocks = self.blocks.values();
+        blocks.any(|block| block.parent.is_none() && block.keys.is_none())
+    }
+
+    /// A block is in `tier` now. Its tokens; `None` when it was there before.
+    pub(super) fn put(
+        &mut self,
+        hash: BlockHash,
+        parent: Option<BlockHash>,
+        tokens: &[TokenId],
+        keys: Option<&[Key]>,
+        tier: Tier,
+    ) -> Option<Arc<[TokenId]>> {
+        let block = self.blocks.entry(hash).or_insert_with(|| Block {
+            parent,
+            tokens: tokens.into(),
+            keys: keys.map(<[Key]>::to_vec),
+            places: [false; 3],
+            marks: Vec::new(),
+        });
+        let was_there = std::mem::replace(&mut block.places[tier as usize], true);
+        if was_there {
+            return None;
+        }
+        self.children.entry(parent).or_default().insert(hash);
+        Some(block.tokens.clone())
+    }
+
+    /// A block is in `tier` no more; whether it was there. Where it is [nowhere](Self::contains) now, its marks and those
+    /// [below](Self::below) it are the caller's to take, and then the block itself to [`forget`](Self::forget).
+    pub(super) fn take(&mut self, hash: BlockHash, tier: Tier) -> bool {
+        let block = self.blocks.get_mut(&hash);
+        block.is_some_and(|block| std::mem::replace(&mut block.places[tier as usize], false))
+    }
+
+    /// Forgets a block, but not what follows it.
+    pub(super) fn forget(&mut self, hash: BlockHash) {
+        if let Some(block) = self.blocks.remove(&hash)
+            && let Some(siblings) = self.children.get_mut(&block.parent)
+        {
+            siblings.remove(&hash);
+            if siblings.is_empty() {
+                self.children.remove(&block.parent);
+            }
+        }
+    }
+
+    /// A block and all that follow it, parents first.
+    pub(super) fn below(&self, top: BlockHash) -> Vec<BlockHash> {
+        let mut found = vec![top];
+        // Nothing keeps an engine's words from being a circle.
+        let mut seen = HashSet::from([top]);
+        let mut at = 0;
+        while let Some(hash) = found.get(at) {
+            let children = self.children.get(&Some(*hash)).into_iter().flatten();
+            found.extend(children.filter(|child| seen.insert(**child)));
+            at += 1;
+        }
+        found
+    }
+
+    /// The block behind `at` that holds the first of `tokens`, and how many those are. A first block must have keys that
+    /// `is_whose` accepts.
+    pub(super) fn behind(
+        &self,
+        at: Option<BlockHash>,
+        tokens: &[TokenId],
+        is_whose: impl Fn(Option<&[Key]>) -> bool,
+    ) -> Option<(BlockHash, usize)> {
+        let candidates = self.children.get(&at)?.iter();
+        candidates
+            .filter_map(|hash| {
+                let block = self.blocks.get(hash)?;
+                let fits = tokens.starts_with(&block.tokens)
+                    && (at.is_some() || is_whose(block.keys.as_deref()));
+                fits.then_some((*hash, block.tokens.len()))
+            })
+            // Two blocks of the same tokens: any, but always the same one.
+            .min()
+    }
+
+    /// Marks a block; whether the mark is new and was kept.
+    pub(super) fn mark(&mut self, hash: BlockHash, mark: Mark) -> bool {
+        let Some(block) = self.blocks.get_mut(&hash) else {
+            return false;
+        };
+        let is_kept = !block.marks.contains(&mark) && block.marks.len() < MAX_MARKS;
+        if is_kept {
+            block.marks.push(mark);
+        }
+        is_kept
+    }
+
+    /// Takes a block's marks, in the order in which they came.
+    pub(super) fn unmark(&mut self, hash: BlockHash) -> Vec<Mark> {
+        let block = self.blocks.get_mut(&hash);
+        block.map_or_else(Vec::new, |block| std::mem::take(&mut block.marks))
+    }
+}
+
+/// Marks of a block; further ones are not kept.
+const MAX_MARKS: usize = 8;

@@ -1,0 +1,306 @@
+//! Which documents an engine's blocks hold: from its events, which know blocks and tokens, and from prompts whose
+//! documents are known.
+//!
+//! ```text
+//!   prompt   |system      |document 1         |document 2     |question       tokens, and where documents end
+//!   blocks   [ 9f ]──▶[ 31 ]──▶[ c0 ]──▶[ 77 ]──▶[ 08 ]                       by the engine's hashes, from events
+//!                               mark 1   mark 2                               on the last block wholly before an end
+//! ```
+//!
+//! Blocks and prompts meet by their tokens, so nobody needs to compute another engine's hashes. Either may come first:
+//! a prompt whose blocks are not all there waits at the last one that is. A document is held while its mark's block and
+//! all blocks before it are; an engine need not drop its last blocks first, and when it drops one in the middle, what
+//! follows it has lost its marks. They come back with the next prompt: less may be known here than is held, never more.
+//!
+//! An engine that does not tell salts tells nothing about salted prompts, and once there are any, nothing about the others
+//! either: the blocks of one tenant would be taken for those of all.
+//!
+//! Layers that keep only a window of a sequence, or a state of it, have blocks of their own; they are passed over. Of a
+//! model with such layers the engine may reuse less than is told.
+//!
+//! [`held`] keeps the blocks, [`waiting`] the prompts; here the two meet, and what comes of it is told.
+
+mod held;
+mod waiting;
+
+use crate::kv::vllm::read::{BlockEvent, BlockHash, Key};
+use foreword_engine::backend::TokenId;
+use foreword_engine::cache::{CacheEvent, DocumentPath, PageHash, Tier};
+use foreword_ordering::feed::TenantKey;
+use held::{Held, Mark};
+use std::collections::HashSet;
+use std::sync::Arc;
+use waiting::{Prompt, Waiting};
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Blocks {
+    limits: Limits,
+    held: Held,
+    waiting: Waiting,
+    /// The next prompt's id.
+    next: u64,
+    /// Groups of layers whose blocks are passed over.
+    partial: HashSet<i64>,
+    /// Whether there was a prompt with a salt, ever.
+    salted: bool,
+    log: Vec<CacheEvent>,
+}
+
+/// What is remembered.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Blocks; an engine that says it has more is not believed, and all is forgotten.
+    pub blocks: usize,
+    /// Prompts that wait for blocks; beyond it the oldest go.
+    pub prompts: usize,
+    /// Tokens of the prompts that wait; likewise.
+    pub prompt_tokens: usize,
+}
+
+/// How much is remembered now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Blocks that the engine has.
+    pub blocks: usize,
+    /// Prompts that wait for blocks.
+    pub prompts: usize,
+}
+
+impl Blocks {
+    /// Of an engine that holds nothing.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            held: Held::default(),
+            waiting: Waiting::new(limits),
+            next: 0,
+            partial: HashSet::new(),
+            salted: false,
+            log: Vec::new(),
+        }
+    }
+
+    /// How much is remembered.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            blocks: self.held.len(),
+            prompts: self.waiting.len(),
+        }
+    }
+
+    /// What happened since the last call.
+    pub fn take_events(&mut self) -> Vec<CacheEvent> {
+        std::mem::take(&mut self.log)
+    }
+
+    /// The engine is sent, or was sent, this prompt.
+    pub fn prompt(&mut self, tokens: Vec<TokenId>, salt: Arc<str>, documents: DocumentPath) {
+        let is_first_salt = !salt.is_empty() && !std::mem::replace(&mut self.salted, true);
+        if is_first_salt && self.held.has_first_without_keys() {
+            self.forget();
+        }
+        let id = self.next;
+        self.next += 1;
+        self.walk(Prompt {
+            id,
+            tokens,
+            salt,
+            documents,
+            matched: 0,
+            at: None,
+        });
+    }
+
+    /// The engine says this of its blocks.
+    pub fn event(&mut self, event: BlockEvent) {
+        match event {
+            BlockEvent::Stored(stored) => {
+                let group = stored.group;
+                if group.is_partial && self.partial.len() < MAX_GROUPS {
+                    self.partial.insert(group.number);
+                }
+                if group.is_partial || self.partial.contains(&group.number) {
+                    return;
+                }
+                let size = stored.block_tokens.max(1) as usize;
+                let tier = tier(stored.medium.as_deref());
+                let mut parent = stored.parent;
+                // Where there are more blocks than tokens for them, the rest cannot be found by anything.
+                for (hash, tokens) in
+                    (stored.blocks.into_iter()).zip(stored.tokens.chunks_exact(size))
+                {
+                    let keys = stored.keys.as_deref().filter(|_| parent.is_none());
+                    self.store(hash, parent, tokens, keys, tier);
+                    parent = Some(hash);
+                }
+            }
+            BlockEvent::Removed {
+                blocks,
+                medium,
+                group,
+            } => {
+                if self.partial.contains(&group) {
+                    return;
+                }
+                let tier = tier(medium.as_deref());
+                for hash in blocks {
+                    self.remove(hash, tier);
+                }
+            }
+            BlockEvent::Cleared => self.clear(),
+            BlockEvent::Unknown => {}
+        }
+    }
+
+    /// Nothing that was known can be relied on: events were lost, or the engine was restarted.
+    pub fn forget(&mut self) {
+        self.begin_anew(vec![CacheEvent::Gap { events: 0 }]);
+    }
+
+    fn clear(&mut self) {
+        let mut log = self.take_events();
+        log.push(CacheEvent::Cleared);
+        self.begin_anew(log);
+    }
+
+    /// Holds nothing, and has `log` to tell.
+    fn begin_anew(&mut self, log: Vec<CacheEvent>) {
+        *self = Self {
+            next: self.next,
+            salted: self.salted,
+            log,
+            ..Self::new(self.limits)
+        };
+    }
+
+    fn store(
+        &mut self,
+        hash: BlockHash,
+        parent: Option<BlockHash>,
+        tokens: &[TokenId],
+        keys: Option<&[Key]>,
+        tier: Tier,
+    ) {
+        if self.held.len() >= self.limits.blocks && !self.held.contains(hash) {
+            return self.forget();
+        }
+        let Some(tokens) = self.held.put(hash, parent, tokens, keys, tier) else {
+            return;
+        };
+        self.log.push(CacheEvent::Stored {
+            hash: PageHash(hash.0),
+            parent: parent.map(|parent| PageHash(parent.0)),
+            tokens,
+            salt: "".into(),
+            tier,
+        });
+        // Whoever waited for it, or for blocks that follow it, goes on.
+        for prompt in self.waiting.take_behind(parent) {
+            self.walk(prompt);
+        }
+    }
+
+    fn remove(&mut self, hash: BlockHash, tier: Tier) {
+        if !self.held.take(hash, tier) {
+            return;
+        }
+        self.log.push(CacheEvent::Removed {
+            hash: PageHash(hash.0),
+            tier,
+        });
+        if self.held.contains(hash) {
+            return;
+        }
+        let below = self.held.below(hash);
+        for hash in below.iter().rev() {
+            let marks = self.held.unmark(*hash).into_iter().rev();
+            let removed = marks.map(|mark| CacheEvent::DocumentsRemoved {
+                salt: mark.salt,
+                scope: mark.scope,
+                path: mark.path,
+            });
+            self.log.extend(removed);
+        }
+        self.held.forget(hash);
+        // Prompts that had come past it begin anew.
+        for hash in below {
+            for mut prompt in self.waiting.take_behind(Some(hash)) {
+                (prompt.matched, prompt.at) = (0, None);
+                self.walk(prompt);
+            }
+        }
+    }
+
+    /// Follows a prompt along its blocks, marks where its documents end, and lets it wait for the rest.
+    fn walk(&mut self, mut prompt: Prompt) {
+        let documents = &prompt.documents.documents;
+        let ends = documents.iter().map(|document| document.end as usize);
+        let last = ends.max().unwrap_or(0);
+        while let Some((hash, size)) = self.behind(&prompt) {
+            prompt.matched += size;
+            prompt.at = Some(hash);
+            let sizes = prompt.documents.sizes();
+            for (count, document) in (1..).zip(&prompt.documents.documents) {
+                // Of the blocks wholly before its end, this is the last.
+                let end = document.end as usize;
+                if (prompt.matched..prompt.matched + size).contains(&end) {
+                    let mark = Mark {
+                        salt: prompt.salt.clone(),
+                        scope: prompt.documents.scope,
+                        path: sizes[..count].into(),
+                    };
+                    if self.held.mark(hash, mark.clone()) {
+                        self.log.push(CacheEvent::DocumentsStored {
+                            salt: mark.salt,
+                            scope: mark.scope,
+                            path: mark.path,
+                        });
+                    }
+                }
+            }
+            if prompt.matched + size > last {
+                return;
+            }
+        }
+        if last > 0 {
+            self.waiting.push(prompt);
+        }
+    }
+
+    /// The block that holds the prompt's next tokens, and how many they are.
+    fn behind(&self, prompt: &Prompt) -> Option<(BlockHash, usize)> {
+        let rest = prompt.tokens.get(prompt.matched..)?;
+        let is_whose = |keys: Option<&[Key]>| self.is_whose(keys, &prompt.salt);
+        self.held.behind(prompt.at, rest, is_whose)
+    }
+
+    /// Whether a first block with these keys may be a request's with this salt, and with nothing else that tells it apart
+    /// (a LoRA, an image). vLLM tells the salt, our own engine its key.
+    fn is_whose(&self, keys: Option<&[Key]>, salt: &str) -> bool {
+        match keys {
+            None => salt.is_empty() && !self.salted,
+            Some([]) => salt.is_empty(),
+            Some([Key::Text(text)]) if !salt.is_empty() => {
+                text == salt || *text == TenantKey::of(salt).to_string()
+            }
+            Some(_) => false,
+        }
+    }
+}
+
+/// Groups of layers that are passed over; models have a handful.
+const MAX_GROUPS: usize = 64;
+
+fn tier(medium: Option<&str>) -> Tier {
+    match medium {
+        None => Tier::Device,
+        Some(medium) if medium.eq_ignore_ascii_case("gpu") => Tier::Device,
+        Some(medium) if medium.eq_ignore_ascii_case("cpu") => Tier::Host,
+        Some(_) => Tier::Disk,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+//! The prompts that wait for blocks: each behind the last one that it found, and only so many of them.
+
+use super::Limits;
+use crate::kv::vllm::read::BlockHash;
+use foreword_engine::backend::TokenId;
+use foreword_engine::cache::DocumentPath;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    limits: Limits,
+    prompts: HashMap<u64, Prompt>,
+    /// Prompts by the block that they wait behind.
+    behind: HashMap<Option<BlockHash>, HashSet<u64>>,
+    /// The oldest first; some of them may have been served since.
+    ages: VecDeque<u64>,
+    /// Tokens of all prompts.
+    tokens: usize,
+}
+
+/// A prompt that has not found all of its blocks.
+#[derive(Debug)]
+pub(super) struct Prompt {
+    /// No other prompt's.
+    pub(super) id: u64,
+    pub(super) tokens: Vec<TokenId>,
+    pub(super) salt: Arc<str>,
+    pub(super) documents: DocumentPath,
+    /// Tokens of it that blocks hold.
+    pub(super) matched: usize,
+    /// The last of these blocks.
+    pub(super) at: Option<BlockHash>,
+}
+
+impl Waiting {
+    /// None, and never more than `limits` say.
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            prompts: HashMap::new(),
+            behind: HashMap::new(),
+            ages: VecDeque::new(),
+            tokens: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.prompts.len()
+    }
+
+    /// Lets a prompt wait behind the block that it is at; where too many wait, the oldest are forgotten.
+    pub(super) fn push(&mut self, prompt: Prompt) {
+        self.behind.entry(prompt.at).or_default().insert(prompt.id);
+        self.tokens += prompt.tokens.len();
+        self.ages.push_back(prompt.id);
+        self.prompts.insert(prompt.id, prompt);
+        self.let_go();
+    }
+
+    /// Takes those that wait behind a block.
+    pub(super) fn take_behind(&mut self, at: Option<BlockHash>) -> Vec<Prompt> {
+        let ids = self.behind.remove(&at).into_iter().flatten();
+        ids.filter_map(|id| self.prompts.remove(&id))
+            .inspect(|prompt| self.tokens -= prompt.tokens.len())
+            .collect()
+    }
+
+    fn let_go(&mut self) {
+        while (self.prompts.len() > self.limits.prompts || self.tokens > self.limits.prompt_tokens)
+            && let Some(oldest) = self.ages.pop_front()
+        {
+            let Some(prompt) = self.prompts.remove(&oldest) else {
+                continue;
+            };
+            self.tokens -= prompt.tokens.len();
+            if let Some(others) = self.behind.get_mut(&prompt.at) {
+                others.remove(&oldest);
+                if others.is_empty() {
+                    self.behind.remove(&prompt.at);
+                }
+            }
+        }
+        // Ids of prompts that wait no more, or that went on and wait elsewhere.
+        if self.ages.len() > 2 * self.limits.prompts + 16 {
+            let prompts = &self.prompts;
+            let mut seen = HashSet::new();
+            self.ages
+                .retain(|id| prompts.contains_key(id) && seen.insert(*id));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        blocks: 0,
+        prompts: 5,
+        prompt_tokens: 1000,
+    };
+
+    fn prompt(id: u64) -> Prompt {
+        Prompt {
+            id,
+            tokens: vec![id as u32; 8],
+            salt: "".into(),
+            documents: DocumentPath::default(),
+            matched: 0,
+            at: None,
+        }
+    }
+
+    #[test]
+    fn books_are_kept_of_those_only_who_wait() {
+        let mut waiting = Waiting::new(LIMITS);
+        for id in 0..100 {
+            waiting.push(prompt(id));
+            assert!(waiting.prompts.len() <= 5 && waiting.ages.len() <= 26);
+            assert!(waiting.behind.values().map(HashSet::len).sum::<usize>() <= 5);
+        }
+        // They come and go; their ages go too.
+        for _ in 0..100 {
+            for prompt in waiting.take_behind(None) {
+                waiting.push(prompt);
+            }
+            assert!(waiting.prompts.len() == 5 && waiting.ages.len() <= 26);
+        }
+        assert_eq!(waiting.tokens, 40);
+        assert_eq!(waiting.take_behind(None).len(), 5);
+        assert_eq!((waiting.tokens, waiting.behind.len()), (0, 0));
+    }
+
+    #[test]
+    fn the_oldest_go_when_prompts_or_their_tokens_are_too_many() {
+        for limits in [
+            Limits {
+                prompts: 2,
+                ..LIMITS
+            },
+            Limits {
+                prompt_tokens: 20,
+                ..LIMITS
+            },
+        ] {
+            let mut waiting = Waiting::new(limits);
+            (0..10).for_each(|id| waiting.push(prompt(id)));
+            assert_eq!(waiting.tokens, 16);
+            let mut left: Vec<u64> = waiting
+                .take_behind(None)
+                .iter()
+                .map(|prompt| prompt.id)
+                .collect();
+            left.sort_unstable();
+            assert_eq!(left, [8, 9]);
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The engine's own numbers, read when somebody asks for them.
+
+use foreword_engine::engine::{Stats, StepSizes};
+use foreword_engine::text::TokenCacheStats;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use std::fmt;
+
+/// What the engine has counted so far.
+pub struct Numbers {
+    /// Of requests, pages and steps.
+    pub engine: Stats,
+    /// Of the texts that it was asked with.
+    pub tokens: TokenCacheStats,
+}
+
+/// Tells what its function reads; `None`: nothing yet.
+pub(super) struct Scraped<F>(pub(super) F);
+
+impl<F> fmt::Debug for Scraped<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scraped")
+    }
+}
+
+impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for Scraped<F> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(Numbers {
+            engine: stats,
+            tokens,
+        }) = (self.0)()
+        else {
+            return Ok(());
+        };
+        for (name, help, value) in [
+            ("tokenised_bytes", "Text of prompts", tokens.text_bytes),
+            (
+                "tokenised_before_bytes",
+                "Text of prompts whose tokens were remembered",
+                tokens.found_bytes,
+            ),
+        ] {
+            let metric = ConstCounter::new(value);
+            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+        }
+        for (name, help, label, rows) in LABELLED {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (value, read) in *rows {
+                let metric = ConstCounter::new(read(&stats));
+                metric.encode(family.encode_family(&[(*label, *value)])?)?;
+            }
+        }
+        encode_step_sizes(&mut encoder, &stats.step_sizes)?;
+        for (name, help, read) in COUNTERS {
+            let metric = ConstCounter::new(read(&stats));
+            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+        }
+        for (name, help, read) in GAUGES {
+            let metric = ConstGauge::new(i64::from(read(&stats)));
+            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+        }
+        Ok(())
+    }
+}
+
+fn encode_step_sizes(encoder: &mut DescriptorEncoder<'_>, sizes: &StepSizes) -> fmt::Result {
+    let last = sizes.counts.len() - 1;
+    let bound = |place: usize| match place {
+        place if place == last => f64::MAX, // stands for +Inf
+        place => (1_u64 << place) as f64,
+    };
+    let buckets: Vec<(f64, u64)> = sizes
+        .counts
+        .iter()
+        .enumerate()
+        .map(|(place, count)| (bound(place), *count))
+        .collect();
+    let help = "Sequences computed side by side in a step";
+    encoder
+        .encode_descriptor("step_sequences", help, None, MetricType::Histogram)?
+        .encode_histogram::<NoLabelSet>(
+            sizes.sequences as f64,
+            sizes.counts.iter().sum(),
+            &buckets,
+            None,
+        )
+}
+
+/// Name, help, and the label that tells the rows apart.
+type Labelled = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static [(&'static str, fn(&Stats) -> u64)],
+);
+
+/// What is told by kind. Here a new tier or cause gets its row.
+const LABELLED: &[Labelled] = &[
+    (
+        "hit_tokens",
+        "Prompt tokens served from the cache, by where they were found",
+        "tier",
+        // From disk they come by way of host memory.
+        &[
+            ("device", |stats| {
+                stats.cached_tokens.saturating_sub(stats.host_tokens)
+            }),
+            ("host", |stats| stats.host_tokens),
+        ],
+    ),
+    (
+        "evicted_pages",
+        "Pages taken back from the cache, by cause",
+        "cause",
+        &[
+            ("device_full", |stats| stats.evicted_pages),
+            ("host_full", |stats| stats.host_evicted_pages),
+        ],
+    ),
+];
+
+type Row<T> = (&'static str, &'static str, fn(&Stats) -> T);
+
+const COUNTERS: &[Row<u64>] = &[
+    (
+        "requests_finished",
+        "Requests finished, failed or cancelled in the engine",
+        |stats| stats.finished,
+    ),
+    ("prompt_tokens", "Prompt tokens taken in", |stats| {
+        stats.prompt_tokens
+    }),
+    (
+        "cached_tokens",
+        "Prompt tokens served from the cache",
+        |stats| stats.cached_tokens,
+    ),
+    ("generated_tokens", "Tokens generated", |stats| {
+        stats.generated_tokens
+    }),
+    ("prefix_lookups", "Prefix lookups", |stats| stats.lookups),
+    (
+        "prefix_partial_hits",
+        "Prefix lookups that matched part of the prompt",
+        |stats| stats.partial_hits,
+    ),
+    (
+        "prefix_full_hits",
+        "Prefix lookups that matched all but the last token",
+        |stats| stats.full_hits,
+    ),
+    (
+        "preemptions",
+        "Times a running request had to give up its pages and wait",
+        |stats| stats.preemptions,
+    ),
+    ("steps", "Steps computed", |stats| stats.steps),
+    (
+        "fetched_pages",
+        "Pages read back from disk into host memory",
+        |stats| stats.fetched_pages,
+    ),
+    (
+        "retries",
+        "Times a request was computed again because the device failed under it",
+        |stats| stats.retries,
+    ),
+    (
+        "devices_lost",
+        "Times everything on the device was lost",
+        |stats| stats.devices_lost,
+    ),
+    (
+        "speculations",
+        "Speculative prefills taken in, warm-ups included",
+        |stats| stats.speculations_started,
+    ),
+    (
+        "speculations_refused",
+        "Speculative prefills that were none because too many requests waited",
+        |stats| stats.speculations_refused,
+    ),
+    (
+        "speculations_joined",
+        "Requests that found themselves computed already and took that over",
+        |stats| stats.speculations_joined,
+    ),
+    (
+        "speculations_superseded",
+        "Speculative prefills that a later one with other documents replaced",
+        |stats| stats.speculations_superseded,
+    ),
+    (
+        "expired",
+        "Requests whose deadline passed before they were complete",
+        |stats| stats.expired,
+    ),
+];
+
+const GAUGES: &[Row<u32>] = &[
+    (
+        "requests_waiting",
+        "Requests waiting in the engine",
+        |stats| stats.waiting,
+    ),
+    (
+        "requests_running",
+        "Requests running in the engine",
+        |stats| stats.running,
+    ),
+    ("pages", "Pages in the pool", |stats| stats.pages),
+    ("pages_in_use", "Pages held by running requests", |stats| {
+        stats.pages_in_use
+    }),
+    ("pages_cached", "Pages that hold cached prefixes", |stats| {
+        stats.pages_cached
+    }),
+    ("host_pages", "Pages in the host's pool", |stats| {
+        stats.host_pages
+    }),
+    (
+        "host_pages_cached",
+        "Pages of the host's pool that hold cached prefixes",
+        |stats| stats.host_pages_cached,
+    ),
+];

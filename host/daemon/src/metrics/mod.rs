@@ -1,0 +1,216 @@
+//! What `/metrics` tells. Everything is counted over all requests: no label carries anything that a client sent.
+//!
+//! | name | kind | labels |
+//! | --- | --- | --- |
+//! | `foreword_http_requests_total` | counter | `route` (the pattern, or `unmatched`), `status` |
+//! | `foreword_generations_total` | counter | `outcome` |
+//! | `foreword_document_paths_total` | counter | `outcome`: `placed`, `partial`, `not_found`, `malformed`, `absent` |
+//! | `foreword_queue_seconds` | histogram | from submission to the engine's start |
+//! | `foreword_time_to_first_token_seconds` | histogram | from the request's arrival |
+//! | `foreword_time_between_tokens_seconds` | histogram | each gap between two tokens of a choice |
+//! | `foreword_request_seconds` | histogram | from arrival to the end of the answer |
+//! | `foreword_request_prompt_tokens`, `foreword_request_cached_tokens` | histogram | of each request's prompt |
+//! | `foreword_{prompt,cached,generated}_tokens_total` | counter | |
+//! | `foreword_prefix_lookups_total`, `foreword_prefix_{partial,full}_hits_total` | counter | |
+//! | `foreword_hit_tokens_total` | counter | `tier`: where cached tokens were found |
+//! | `foreword_evicted_pages_total` | counter | `cause` |
+//! | `foreword_preemptions_total`, `foreword_steps_total`, `foreword_fetched_pages_total` | counter | |
+//! | `foreword_{retries,devices_lost,expired}_total` | counter | |
+//! | `foreword_speculations_total`, `foreword_speculations_{refused,joined,superseded}_total` | counter | |
+//! | `foreword_retrievals_total` | counter | `outcome`: `found`, `empty`, `failed` |
+//! | `foreword_retrieval_seconds` | histogram | from a question to its documents |
+//! | `foreword_step_sequences` | histogram | sequences computed side by side in a step |
+//! | `foreword_tokenised_bytes_total`, `foreword_tokenised_before_bytes_total` | counter | text of prompts, and how much of it had its tokens remembered |
+//! | `foreword_requests_waiting`, `foreword_requests_running` | gauge | |
+//! | `foreword_pages`, `foreword_pages_in_use`, `foreword_pages_cached` | gauge | |
+//! | `foreword_host_pages`, `foreword_host_pages_cached` | gauge | |
+//!
+//! The engine's own numbers are read on each scrape; before the model is loaded they are absent.
+
+mod counts;
+mod engine;
+
+pub use counts::{Placement, Placements, Responses};
+pub use engine::Numbers;
+
+use axum::http::StatusCode;
+use engine::Scraped;
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use std::fmt;
+use std::time::Duration;
+
+/// The server's metrics.
+pub struct Metrics {
+    registry: Registry,
+    http: Responses,
+    generations: Family<GenerationLabels, Counter>,
+    /// Chat requests by what became of their path.
+    pub placements: Placements,
+    retrievals: Family<GenerationLabels, Counter>,
+    /// From a question to its documents.
+    pub retrieval_seconds: Histogram,
+    /// From submission to the engine's start.
+    pub queue_seconds: Histogram,
+    /// From the request's arrival to its first token.
+    pub first_token_seconds: Histogram,
+    /// From one token of a choice to the next.
+    pub between_tokens_seconds: Histogram,
+    /// From the request's arrival to the end of its answer.
+    pub request_seconds: Histogram,
+    /// Tokens of a request's prompt.
+    pub prompt_tokens: Histogram,
+    /// Of those, served from the cache.
+    pub cached_tokens: Histogram,
+}
+
+/// How a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// With a stop token or a stop string.
+    Stop,
+    /// At its longest.
+    Length,
+    /// The engine failed.
+    Failed,
+    /// It took longer than a request may.
+    TimedOut,
+    /// The server stopped before it was complete.
+    Cut,
+    /// The client went away.
+    Cancelled,
+}
+
+impl Outcome {
+    /// As it stands in metrics and log.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Failed => "failed",
+            Self::TimedOut => "timed_out",
+            Self::Cut => "cut",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct GenerationLabels {
+    outcome: &'static str,
+}
+
+impl Metrics {
+    /// Metrics that tell the engine's `numbers` once there are any.
+    pub fn new(numbers: impl Fn() -> Option<Numbers> + Send + Sync + 'static) -> Self {
+        let mut registry = Registry::with_prefix("foreword");
+        let http = Responses::registered(&mut registry);
+        let generations = Family::default();
+        registry.register(
+            "generations",
+            "Generations by how they ended",
+            generations.clone(),
+        );
+        let placements = Placements::registered(&mut registry);
+        let retrievals = Family::default();
+        registry.register(
+            "retrievals",
+            "Searches for documents by what became of them",
+            retrievals.clone(),
+        );
+        let retrieval_seconds = {
+            // 100 µs to 13 s.
+            let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
+            let help = "From a question to its documents";
+            registry.register("retrieval_seconds", help, histogram.clone());
+            histogram
+        };
+        let between_tokens_seconds = {
+            // 100 µs to 13 s.
+            let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
+            let help = "From one token of a choice to the next";
+            registry.register("time_between_tokens_seconds", help, histogram.clone());
+            histogram
+        };
+        let mut tokens = |name, help| {
+            // 16 to 524,288, and those of none.
+            let bounds = std::iter::once(0.0).chain(exponential_buckets(16.0, 2.0, 16));
+            let histogram = Histogram::new(bounds);
+            registry.register(name, help, histogram.clone());
+            histogram
+        };
+        let prompt_tokens = tokens("request_prompt_tokens", "Tokens of a request's prompt");
+        let cached_tokens = tokens(
+            "request_cached_tokens",
+            "Tokens of a request's prompt served from the cache",
+        );
+        let mut seconds = |name, help| {
+            // 1 ms to 131 s.
+            let histogram = Histogram::new(exponential_buckets(0.001, 2.0, 18));
+            registry.register(name, help, histogram.clone());
+            histogram
+        };
+        let metrics = Self {
+            http,
+            generations,
+            placements,
+            retrievals,
+            retrieval_seconds,
+            queue_seconds: seconds("queue_seconds", "From submission to the engine's start"),
+            first_token_seconds: seconds(
+                "time_to_first_token_seconds",
+                "From arrival to the first token",
+            ),
+            between_tokens_seconds,
+            prompt_tokens,
+            cached_tokens,
+            request_seconds: seconds("request_seconds", "From arrival to the end of the answer"),
+            registry: Registry::default(),
+        };
+        registry.register_collector(Box::new(Scraped(numbers)));
+        Self {
+            registry,
+            ..metrics
+        }
+    }
+
+    /// Counts an HTTP response.
+    pub fn http(&self, route: &str, status: StatusCode) {
+        self.http.count(route, status);
+    }
+
+    /// Counts a generation.
+    pub fn ended(&self, outcome: Outcome) {
+        self.generations
+            .get_or_create(&GenerationLabels {
+                outcome: outcome.name(),
+            })
+            .inc();
+    }
+
+    /// Counts a search, which took so long, by the documents that it found; `None`: it failed.
+    pub fn retrieved(&self, documents: Option<usize>, taken: Duration) {
+        let outcome = match documents {
+            Some(0) => "empty",
+            Some(_) => "found",
+            None => "failed",
+        };
+        self.retrievals
+            .get_or_create(&GenerationLabels { outcome })
+            .inc();
+        self.retrieval_seconds.observe(taken.as_secs_f64());
+    }
+
+    /// All metrics in the OpenMetrics text format.
+    ///
+    /// # Errors
+    /// Never in practice: writing to a string does not fail.
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        let mut out = String::new();
+        text::encode(&mut out, &self.registry)?;
+        Ok(out)
+    }
+}

@@ -1,0 +1,100 @@
+//! Tokens from rows of logits.
+
+use super::{Random, devices, put, read, room};
+use crate::backend::cuda::kernels::{self, Choice};
+use crate::sampling::{Sampling, SamplingError};
+
+#[test]
+fn tokens_are_chosen_as_the_host_chooses_them() {
+    let ways: Vec<(f32, f32, u32, f32)> = vec![
+        (0.0, 1.0, 0, 0.0),
+        (1.0, 1.0, 0, 0.0),
+        (0.3, 1.0, 0, 0.0),
+        (2.0, 0.9, 0, 0.0),
+        (1.0, 0.2, 0, 0.0),
+        (1.0, 1.0, 1, 0.0),
+        (1.5, 1.0, 7, 0.0),
+        (1.0, 0.7, 20, 0.0),
+        (1.0, 1.0, 0, 0.3),
+        (1.2, 0.95, 50, 0.05),
+        (1.0, 1.0, 100_000, 0.0),
+    ];
+    for mut device in devices() {
+        let device = &mut *device;
+        for vocabulary in [1, 90, 5000] {
+            let random = &mut Random::new(vocabulary as u64);
+            let mut logits = Vec::new();
+            for row in 0..ways.len() {
+                // Few distinct values, so that ties are common; some tokens are masked.
+                let grain = if row % 2 == 0 { 64.0 } else { 1e6 };
+                logits.extend(
+                    random
+                        .values(vocabulary)
+                        .iter()
+                        .map(|x| (x * 8.0 * grain).round() / grain),
+                );
+                if vocabulary > 2 {
+                    logits[row * vocabulary + random.below(vocabulary)] = f32::NEG_INFINITY;
+                }
+            }
+            let device_logits = put(device, &logits);
+            for position in 0..6u32 {
+                let samplings: Vec<Sampling> = ways
+                    .iter()
+                    .map(|&(temperature, top_p, top_k, min_p)| {
+                        Sampling::new(temperature, top_p, top_k, 99)
+                            .unwrap()
+                            .with_min_p(min_p)
+                            .unwrap()
+                    })
+                    .collect();
+                let choices: Vec<Choice> = samplings
+                    .iter()
+                    .map(|sampling| Choice::of(&sampling.draw(position)))
+                    .collect();
+                let device_choices = put(device, &choices);
+                let mut chosen = room::<u32>(device, 2 * ways.len());
+                kernels::sample_rows(
+                    device,
+                    device_logits.all(),
+                    device_choices.all(),
+                    chosen.all_mut(),
+                    vocabulary,
+                )
+                .unwrap();
+                let chosen = read(device, &chosen);
+                for (row, sampling) in samplings.iter().enumerate() {
+                    let expected = sampling
+                        .choose(&logits[row * vocabulary..][..vocabulary], position)
+                        .unwrap();
+                    assert_eq!(
+                        chosen[row * 2..][..2],
+                        [0, expected],
+                        "{sampling:?} at {position} of {vocabulary}"
+                    );
+                }
+            }
+        }
+        // What is no number is named, and so is what leaves nothing.
+        let (nan, none) = (f32::NAN, f32::NEG_INFINITY);
+        let logits = [[1.0, nan, f32::INFINITY], [none, none, none]].concat();
+        let device_logits = put(device, &logits);
+        let choice = Choice::of(&Sampling::greedy().draw(0));
+        let choices = put(device, &[choice; 2]);
+        let mut chosen = room::<u32>(device, 4);
+        kernels::sample_rows(
+            device,
+            device_logits.all(),
+            choices.all(),
+            chosen.all_mut(),
+            3,
+        )
+        .unwrap();
+        let chosen = read(device, &chosen);
+        assert_eq!((chosen[0], chosen[1], chosen[2]), (1, 1, 2));
+        assert_eq!(
+            Sampling::greedy().choose(&logits[..3], 0),
+            Err(SamplingError::NotFinite { token: 1 })
+        );
+    }
+}

@@ -1,0 +1,94 @@
+//! What tests of every backend share, and the bodies that all are held to.
+
+use super::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store, TokenId};
+use std::ops::Range;
+
+/// Tokens that look random and are the same each time.
+pub(super) fn tokens(vocabulary: u32, seed: u32, count: usize) -> Vec<TokenId> {
+    let token = |i: u32| {
+        (i.wrapping_mul(2_654_435_761)
+            .wrapping_add(seed.wrapping_mul(40_503))
+            >> 7)
+            % vocabulary
+    };
+    (0..count as u32).map(token).collect()
+}
+
+pub(super) fn segment(
+    tokens: &[TokenId],
+    start: usize,
+    pages: impl IntoIterator<Item = u32>,
+    output: Output,
+) -> Segment {
+    Segment {
+        tokens: tokens.to_vec(),
+        start: start as u32,
+        pages: pages.into_iter().map(PageId).collect(),
+        output,
+    }
+}
+
+pub(super) fn run(backend: &mut dyn Backend, segments: Vec<Segment>) -> Vec<f32> {
+    let mut logits = vec![1.0];
+    let step = Step {
+        segments,
+        ..Step::default()
+    };
+    backend.run(&step, &mut logits).unwrap();
+    logits
+}
+
+/// Sends the pages of a prompt of 60 tokens to the host pool, one of them through bytes, and goes on with it on pages that
+/// came back. `agree` compares logits, of what its text says, with those of the prompt's tokens in a range. Wants 100
+/// pages of 16 tokens and 6 host pages.
+pub(super) fn check_the_host_pool(
+    machine: &mut dyn Backend,
+    prompt: &[TokenId],
+    agree: impl Fn(&str, &[f32], Range<usize>),
+) {
+    let vocabulary = machine.vocabulary();
+    let others = |seed, count| tokens(vocabulary, seed, count);
+    run(machine, vec![segment(prompt, 0, 0..4, Output::None)]);
+    let stores = [(0, 5), (1, 0), (2, 4)].map(|(from, to)| Store {
+        from: PageId(from),
+        to: HostPageId(to),
+    });
+    machine.store(&stores).unwrap();
+    // The pages are needed for something else, and a host page for another.
+    run(
+        machine,
+        vec![segment(&others(2, 60), 0, [2, 0, 3, 1], Output::None)],
+    );
+    let bytes = machine.host_page(HostPageId(5)).unwrap().to_vec();
+    assert_eq!(bytes.len(), machine.page_bytes());
+    machine.host_page_mut(HostPageId(5)).unwrap().fill(0xff);
+    machine
+        .host_page_mut(HostPageId(3))
+        .unwrap()
+        .copy_from_slice(&bytes);
+    let loads = [(3, 9), (0, 1), (4, 40)].map(|(from, to)| Load {
+        from: HostPageId(from),
+        to: PageId(to),
+    });
+    // Once behind the loaded pages and once from the midst of one.
+    for start in [48, 40] {
+        let step = Step {
+            loads: loads.to_vec(),
+            segments: vec![
+                segment(&others(4, 20), 0, [70, 71], Output::None),
+                segment(&prompt[start..], start, [9, 1, 40, 2], Output::All),
+            ],
+        };
+        let mut logits = Vec::new();
+        machine.run(&step, &mut logits).unwrap();
+        agree("loaded in the step", &logits, start..60);
+    }
+    // Loads alone, and a token that decodes on them.
+    let step = Step {
+        loads: loads.to_vec(),
+        ..Step::default()
+    };
+    machine.run(&step, &mut Vec::new()).unwrap();
+    let decoded = segment(&prompt[47..48], 47, [9, 1, 40], Output::Last);
+    agree("loaded before", &run(machine, vec![decoded]), 47..48);
+}

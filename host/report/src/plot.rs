@@ -1,0 +1,155 @@
+//! What all plots have in common. Colours are those of the light page; the style sheet selects them by value and
+//! replaces them in dark mode, so each stands in `style.css` too.
+
+use anyhow::{Result, anyhow};
+use plotters::prelude::*;
+
+/// Which sizes a plot is drawn in: text in a scaled-down SVG would be too small to read on a phone.
+#[derive(Clone, Copy)]
+pub enum Width {
+    /// Beside which a page has margins.
+    Desktop,
+    /// The whole of a narrow page.
+    Phone,
+}
+
+impl Width {
+    /// From side to side.
+    #[must_use]
+    pub fn pixels(self) -> u32 {
+        match self {
+            Self::Desktop => 760,
+            Self::Phone => 360,
+        }
+    }
+
+    /// Of a plot of lines.
+    #[must_use]
+    pub fn height(self) -> u32 {
+        match self {
+            Self::Desktop => 320,
+            Self::Phone => 280,
+        }
+    }
+
+    fn x_labels(self) -> usize {
+        match self {
+            Self::Desktop => 9,
+            Self::Phone => 4,
+        }
+    }
+}
+
+/// The colour of what happens without Foreword.
+pub const BASELINE: RGBColor = RGBColor(0xC2, 0x6A, 0x0B);
+/// The colour of the best outcome.
+pub const BEST: RGBColor = RGBColor(0x1F, 0x5F, 0xD0);
+/// The colour of everything else that was measured.
+pub const OTHERS: RGBColor = RGBColor(0xA8, 0xB4, 0xC4);
+/// The colour of words.
+pub const INK: RGBColor = RGBColor(0x47, 0x55, 0x69);
+/// The colour of a plot's grid.
+pub const GRID: RGBColor = RGBColor(0xE3, 0xE8, 0xEF);
+
+/// What `paint` draws into a text.
+///
+/// # Errors
+/// `paint`'s, after `what` it draws.
+pub fn drawn(
+    what: &str,
+    paint: impl FnOnce(&mut String) -> Result<(), Box<dyn std::error::Error>>,
+) -> Result<String> {
+    let mut svg = String::new();
+    paint(&mut svg).map_err(|error| anyhow!("cannot draw {what}: {error}"))?;
+    Ok(svg)
+}
+
+/// The points of a line, from left to right.
+pub type Points = Vec<(f64, f64)>;
+
+/// Lines in their colours over axes that begin at 0 and say `x_words` and `y_words`. The [`BEST`] lies on top of all,
+/// [`OTHERS`] are thin and below.
+///
+/// # Errors
+/// When they cannot be drawn.
+pub fn lines(
+    mut lines: Vec<(RGBColor, Points)>,
+    x_words: &str,
+    y_words: &str,
+    width: Width,
+) -> Result<String> {
+    lines.sort_by_key(|&(colour, _)| (colour != OTHERS, colour == BEST));
+    // Lines that stay at 0 still have axes with numbers on them.
+    let greatest = |pick: fn(&(f64, f64)) -> f64| {
+        let points = lines.iter().flat_map(|(_, points)| points);
+        points.map(pick).fold(1.0, f64::max)
+    };
+    let (x_end, y_end) = (greatest(|point| point.0), greatest(|point| point.1));
+    drawn(y_words, |svg| {
+        let size = (width.pixels(), width.height());
+        let area = SVGBackend::with_string(svg, size).into_drawing_area();
+        let mut chart = ChartBuilder::on(&area)
+            .margin(8)
+            .margin_right(24)
+            .x_label_area_size(48)
+            .y_label_area_size(64)
+            .build_cartesian_2d(0.0..x_end, 0.0..y_end * 1.05)?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(GRID)
+            .axis_style(GRID)
+            .label_style(("sans-serif", 15).into_font().color(&INK))
+            .x_labels(width.x_labels())
+            .y_labels(6)
+            .x_label_formatter(&|value| format!("{value:.0}"))
+            .y_label_formatter(&|value| format!("{value:.0}"))
+            .x_desc(x_words)
+            .y_desc(y_words)
+            .draw()?;
+        for (colour, points) in &lines {
+            let stroke = colour.stroke_width(if *colour == OTHERS { 1 } else { 2 });
+            chart.draw_series(LineSeries::new(points.iter().copied(), stroke))?;
+        }
+        area.present()?;
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_drawn_in_their_colours_the_best_on_top() {
+        let line = |colour| (colour, vec![(0.0, 0.0), (10.0, 50.0)]);
+        for width in [Width::Desktop, Width::Phone] {
+            let drawn = [BEST, OTHERS, BASELINE].map(line).to_vec();
+            let svg = lines(drawn, "requests", "%", width).unwrap();
+            let at = |value: &str| svg.find(&format!("stroke=\"{value}\"")).unwrap();
+            assert!(at("#A8B4C4") < at("#C26A0B") && at("#C26A0B") < at("#1F5FD0"));
+        }
+    }
+
+    #[test]
+    fn lines_of_nothing_and_at_nothing_are_drawn() {
+        for points in [vec![], vec![(0.0, 0.0)]] {
+            let svg = lines(vec![(BEST, points)], "requests", "%", Width::Phone).unwrap();
+            assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+            assert!(!svg.contains("NaN") && !svg.contains("inf"));
+        }
+    }
+
+    #[test]
+    fn the_style_sheet_replaces_the_colours_that_plots_use() {
+        let style = include_str!("style.css");
+        for RGBColor(red, green, blue) in [BASELINE, BEST, OTHERS, INK, GRID] {
+            let value = format!("#{red:02X}{green:02X}{blue:02X}");
+            assert!(
+                style.contains(&format!("=\"{value}\"")),
+                "no rule for {value}"
+            );
+        }
+    }
+}
