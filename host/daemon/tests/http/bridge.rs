@@ -212,6 +212,14 @@ async fn until_heard(engine: &mut Engine, bridge: SocketAddr) {
     until_ready(bridge).await;
 }
 
+/// An engine and a bridge that hears it.
+async fn followed(wire: Wire, repeats: bool) -> (Engine, Process) {
+    let mut engine = Engine::start(wire, repeats).await;
+    let bridge = bridge(&engine);
+    until_heard(&mut engine, bridge.address).await;
+    (engine, bridge)
+}
+
 #[tokio::test]
 async fn the_feed_tells_which_documents_the_engines_blocks_hold_in_whatever_form_it_tells_them() {
     let request = request(1, None);
@@ -232,9 +240,7 @@ async fn the_feed_tells_which_documents_the_engines_blocks_hold_in_whatever_form
             hashes: Hashes::Unsigned,
         },
     ] {
-        let mut engine = Engine::start(wire, false).await;
-        let bridge = bridge(&engine);
-        until_heard(&mut engine, bridge.address).await;
+        let (mut engine, bridge) = followed(wire, false).await;
         // Some of the blocks before the request, the rest after it.
         engine
             .publish(&[request.stored(0, 3, 100), Event::Future])
@@ -302,9 +308,7 @@ async fn what_is_dropped_of_a_long_answer_is_asked_for_again() {
 #[tokio::test]
 async fn a_gap_is_closed_where_the_engine_repeats_what_was_missed() {
     let request = request(1, None);
-    let mut engine = Engine::start(Wire::TODAY, true).await;
-    let bridge = bridge(&engine);
-    until_heard(&mut engine, bridge.address).await;
+    let (mut engine, bridge) = followed(Wire::TODAY, true).await;
     request.copy_to(bridge.address).await;
     engine.lose(&[request.stored(0, 3, 100)]);
     engine
@@ -323,9 +327,7 @@ async fn a_gap_is_closed_where_the_engine_repeats_what_was_missed() {
 async fn a_gap_that_cannot_be_closed_leaves_nothing_known_but_what_follows() {
     let (first, second) = (request(1, None), request(2, None));
     for repeats in [false, true] {
-        let mut engine = Engine::start(Wire::TODAY, repeats).await;
-        let bridge = bridge(&engine);
-        until_heard(&mut engine, bridge.address).await;
+        let (mut engine, bridge) = followed(Wire::TODAY, repeats).await;
         first.copy_to(bridge.address).await;
         engine.publish(&[first.all_stored(100)]).await;
         until_held(bridge.address, 4).await;
@@ -351,9 +353,7 @@ async fn a_gap_that_cannot_be_closed_leaves_nothing_known_but_what_follows() {
 async fn an_engine_that_was_restarted_holds_nothing_of_before() {
     let (first, second) = (request(1, None), request(2, None));
     for (repeats, more) in [(false, 0), (true, 0), (true, 50)] {
-        let mut engine = Engine::start(Wire::TODAY, repeats).await;
-        let bridge = bridge(&engine);
-        until_heard(&mut engine, bridge.address).await;
+        let (mut engine, bridge) = followed(Wire::TODAY, repeats).await;
         first.copy_to(bridge.address).await;
         engine.publish(&[first.all_stored(100)]).await;
         until_held(bridge.address, 4).await;
@@ -382,9 +382,7 @@ async fn an_engine_that_was_restarted_holds_nothing_of_before() {
 #[tokio::test]
 async fn a_lost_connection_loses_nothing_where_the_engine_repeats() {
     let request = request(1, None);
-    let mut engine = Engine::start(Wire::TODAY, true).await;
-    let bridge = bridge(&engine);
-    until_heard(&mut engine, bridge.address).await;
+    let (mut engine, bridge) = followed(Wire::TODAY, true).await;
     request.copy_to(bridge.address).await;
     engine.publish(&[request.stored(0, 3, 100)]).await;
     until_held(bridge.address, request.held(3)).await;
@@ -401,9 +399,7 @@ async fn a_lost_connection_loses_nothing_where_the_engine_repeats() {
 #[tokio::test]
 async fn a_batch_that_cannot_be_read_may_have_said_anything() {
     let request = request(1, None);
-    let mut engine = Engine::start(Wire::TODAY, true).await;
-    let bridge = bridge(&engine);
-    until_heard(&mut engine, bridge.address).await;
+    let (mut engine, bridge) = followed(Wire::TODAY, true).await;
     request.copy_to(bridge.address).await;
     engine.publish(&[request.all_stored(100)]).await;
     until_held(bridge.address, 4).await;
@@ -419,9 +415,7 @@ async fn a_batch_that_cannot_be_read_may_have_said_anything() {
 
 #[tokio::test]
 async fn a_tenants_blocks_are_told_as_its_own() {
-    let mut engine = Engine::start(Wire::TODAY, false).await;
-    let bridge = bridge(&engine);
-    until_heard(&mut engine, bridge.address).await;
+    let (mut engine, bridge) = followed(Wire::TODAY, false).await;
     let [nobody, crimson, azure] =
         [None, Some("crimson"), Some("azure")].map(|salt| request(1, salt));
     // One tenant's blocks, and the same text asked for by all.
@@ -534,9 +528,7 @@ async fn the_feed_waits_for_the_engine_and_asks_for_its_keys() {
 #[tokio::test]
 async fn a_signal_ends_it_while_a_reader_waits_and_its_log_holds_no_text() {
     let request = request(1, Some("of-a-tenant"));
-    let mut engine = Engine::start(Wire::TODAY, false).await;
-    let mut bridge = bridge(&engine);
-    until_heard(&mut engine, bridge.address).await;
+    let (mut engine, mut bridge) = followed(Wire::TODAY, false).await;
     request.copy_to(bridge.address).await;
     engine.publish(&[request.all_stored(100)]).await;
     until_held(bridge.address, 4).await;
