@@ -12,7 +12,7 @@
 //! | `foreword_bridge_blocks`, `foreword_bridge_waiting_prompts` | gauge | |
 
 use super::residency::Residency;
-use crate::metrics::{Placements, Responses};
+use crate::metrics::{Outcomes, Placements, Responses};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
 use prometheus_client::metrics::counter::Counter;
@@ -35,8 +35,8 @@ pub(super) struct Metrics {
     pub(super) replays: Counter,
     /// Whether the engine's events arrive.
     pub(super) connected: Gauge,
-    copies: Family<Outcome, Counter>,
-    batches: Family<Outcome, Counter>,
+    copies: Outcomes,
+    batches: Outcomes,
     forgotten: Family<Cause, Counter>,
 }
 
@@ -66,11 +66,6 @@ impl Lost {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Cause {
     cause: &'static str,
 }
@@ -82,12 +77,10 @@ impl Metrics {
         let responses = Responses::registered(&mut registry);
         let placements = Placements::registered(&mut registry);
         let bridge = registry.sub_registry_with_prefix("bridge");
-        let copies = Family::default();
         let help = "Copies of requests by what became of them";
-        bridge.register("copies", help, copies.clone());
-        let batches = Family::default();
+        let copies = Outcomes::registered(bridge, "copies", help);
         let help = "The engine's batches of events by what became of them";
-        bridge.register("batches", help, batches.clone());
+        let batches = Outcomes::registered(bridge, "batches", help);
         let forgotten = Family::default();
         let help = "Times everything was forgotten, by cause";
         bridge.register("forgotten", help, forgotten.clone());
@@ -116,12 +109,12 @@ impl Metrics {
 
     /// Counts a copy of a request.
     pub(super) fn copy(&self, outcome: &'static str) {
-        self.copies.get_or_create(&Outcome { outcome }).inc();
+        self.copies.count(outcome);
     }
 
     /// Counts a batch.
     pub(super) fn batch(&self, outcome: &'static str) {
-        self.batches.get_or_create(&Outcome { outcome }).inc();
+        self.batches.count(outcome);
     }
 
     /// Counts a loss of all that was known.

@@ -38,30 +38,19 @@ struct HttpLabels {
 
 /// Chat requests by what became of the path that the gateway told, of any server here.
 #[derive(Clone, Debug, Default)]
-pub struct Placements(Family<PathLabels, Counter>);
+pub struct Placements(Outcomes);
 
 impl Placements {
     /// In this registry.
     pub fn registered(registry: &mut Registry) -> Self {
-        let family = Family::default();
         let help = "Chat requests by what became of the path that the gateway told";
-        registry.register("document_paths", help, family.clone());
-        Self(family)
+        Self(Outcomes::registered(registry, "document_paths", help))
     }
 
     /// Counts one.
     pub fn count(&self, outcome: Placement) {
-        self.0
-            .get_or_create(&PathLabels {
-                outcome: outcome.name(),
-            })
-            .inc();
+        self.0.count(outcome.name());
     }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PathLabels {
-    outcome: &'static str,
 }
 
 /// What became of a chat request's path.
@@ -89,5 +78,28 @@ impl Placement {
             Self::Malformed => "malformed",
             Self::Absent => "absent",
         }
+    }
+}
+
+/// Counts by what became of something, under the label `outcome`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outcomes(Family<OutcomeLabel, Counter>);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+impl Outcomes {
+    /// In this registry.
+    pub(crate) fn registered(registry: &mut Registry, name: &str, help: &str) -> Self {
+        let family = Family::default();
+        registry.register(name, help, family.clone());
+        Self(family)
+    }
+
+    /// Counts one.
+    pub(crate) fn count(&self, outcome: &'static str) {
+        self.0.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 }

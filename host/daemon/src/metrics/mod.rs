@@ -30,14 +30,13 @@
 mod counts;
 mod engine;
 
+pub(crate) use counts::Outcomes;
 pub use counts::{Placement, Placements, Responses};
 pub use engine::Numbers;
 
 use axum::http::StatusCode;
 use engine::Scraped;
-use prometheus_client::encoding::{EncodeLabelSet, text};
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
+use prometheus_client::encoding::text;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::fmt;
@@ -47,10 +46,10 @@ use std::time::Duration;
 pub struct Metrics {
     registry: Registry,
     http: Responses,
-    generations: Family<GenerationLabels, Counter>,
+    generations: Outcomes,
     /// Chat requests by what became of their path.
     pub placements: Placements,
-    retrievals: Family<GenerationLabels, Counter>,
+    retrievals: Outcomes,
     /// From a question to its documents.
     pub retrieval_seconds: Histogram,
     /// From submission to the engine's start.
@@ -98,29 +97,16 @@ impl Outcome {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct GenerationLabels {
-    outcome: &'static str,
-}
-
 impl Metrics {
     /// Metrics that tell the engine's `numbers` once there are any.
     pub fn new(numbers: impl Fn() -> Option<Numbers> + Send + Sync + 'static) -> Self {
         let mut registry = Registry::with_prefix("foreword");
         let http = Responses::registered(&mut registry);
-        let generations = Family::default();
-        registry.register(
-            "generations",
-            "Generations by how they ended",
-            generations.clone(),
-        );
+        let help = "Generations by how they ended";
+        let generations = Outcomes::registered(&mut registry, "generations", help);
         let placements = Placements::registered(&mut registry);
-        let retrievals = Family::default();
-        registry.register(
-            "retrievals",
-            "Searches for documents by what became of them",
-            retrievals.clone(),
-        );
+        let help = "Searches for documents by what became of them";
+        let retrievals = Outcomes::registered(&mut registry, "retrievals", help);
         let retrieval_seconds = {
             // 100 µs to 13 s.
             let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
@@ -184,11 +170,7 @@ impl Metrics {
 
     /// Counts a generation.
     pub fn ended(&self, outcome: Outcome) {
-        self.generations
-            .get_or_create(&GenerationLabels {
-                outcome: outcome.name(),
-            })
-            .inc();
+        self.generations.count(outcome.name());
     }
 
     /// Counts a search, which took so long, by the documents that it found; `None`: it failed.
@@ -198,9 +180,7 @@ impl Metrics {
             Some(_) => "found",
             None => "failed",
         };
-        self.retrievals
-            .get_or_create(&GenerationLabels { outcome })
-            .inc();
+        self.retrievals.count(outcome);
         self.retrieval_seconds.observe(taken.as_secs_f64());
     }
 
