@@ -383,7 +383,7 @@ fn what_cannot_be_ordered_says_why() {
         ("{}".into(), "the request has no documents"),
         (
             r#"{"documents":[],"messages":null}"#.into(),
-            "error at line 1, column 31",
+            "error at line 1, column 28",
         ),
         ("{\"messages\":\n [5]}".into(), "error at line 2, column 3"),
         ("[]".into(), "error at line 1, column 1"),

@@ -86,13 +86,9 @@ pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
 
 impl<'a> Finder<'a, '_> {
     /// The documents of the chat's array; nothing if it is empty.
-    pub(super) fn array(
-        &mut self,
-        array: &'a RawValue,
-        chat: &Chat<'a>,
-    ) -> Result<FromArray<'a>, Skip> {
+    pub(super) fn array(&mut self, array: &'a str, chat: &Chat<'a>) -> Result<FromArray<'a>, Skip> {
         let messages = &chat.messages;
-        let elements: Vec<&'a RawValue> = read(self.body, array.get())?;
+        let elements: Vec<&'a RawValue> = read(self.body, array)?;
         self.add(elements.len())?;
         if elements.is_empty() {
             return Ok((None, None));
@@ -136,7 +132,7 @@ impl<'a> Finder<'a, '_> {
             };
             return Ok((Some(group), None));
         }
-        let array = range_in(self.body, array.get());
+        let array = range_in(self.body, array);
         let target = target.ok_or(Skip::NoUserMessage)?;
         Ok((
             None,

@@ -9,12 +9,11 @@
 //! ```
 
 use super::content::{Piece, pieces};
-use super::json::{object, offset_in, range_in};
+use super::json::{inner, misplaced, offset_in, range_in, scanned};
 use super::lists::Author;
-use super::salt::{Given, SaltPlace};
+use super::salt::SaltPlace;
+use super::scan::{Bad, Scan, decoded};
 use super::{MAX_MODEL_BYTES, Skip};
-use crate::object;
-use serde_json::value::RawValue;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
@@ -34,7 +33,8 @@ pub(super) struct Chat<'a> {
     pub(super) model: Cow<'a, str>,
     pub(super) salt: SaltPlace<'a>,
     pub(super) messages: Vec<RawTurn<'a>>,
-    pub(super) documents: Option<&'a RawValue>,
+    /// A list, if it is anything.
+    pub(super) documents: Option<&'a str>,
     /// Whether it is a body of Cohere's first API.
     pub(super) is_cohere: bool,
 }
@@ -71,109 +71,177 @@ pub(crate) enum Wrap {
     Part { others: bool },
 }
 
+/// A chat request's fields, as written.
 #[derive(Default)]
 struct RawChat<'a> {
-    model: Option<Cow<'a, str>>,
-    system: Option<&'a RawValue>,
-    preamble: Option<&'a RawValue>,
-    messages: Vec<&'a RawValue>,
-    chat_history: Vec<&'a RawValue>,
-    message: Option<&'a RawValue>,
-    tools: Option<&'a RawValue>,
-    documents: Option<&'a RawValue>,
-    cache_salt: Given<'a>,
-    user: Option<&'a RawValue>,
-    safety_identifier: Option<&'a RawValue>,
-    prompt_cache_key: Option<&'a RawValue>,
-    metadata: Option<&'a RawValue>,
+    model: Option<&'a str>,
+    system: Option<&'a str>,
+    preamble: Option<&'a str>,
+    messages: Option<Vec<RawMessage<'a>>>,
+    chat_history: Option<&'a str>,
+    message: Option<&'a str>,
+    tools: Option<&'a str>,
+    documents: Option<&'a str>,
+    cache_salt: Option<&'a str>,
+    user: Option<&'a str>,
+    safety_identifier: Option<&'a str>,
+    prompt_cache_key: Option<&'a str>,
+    metadata: Option<&'a str>,
 }
 
-object!(
-    impl<'de> RawChat<'de> {
-        model, system, preamble, messages, chat_history, message, tools, documents, cache_salt, user, safety_identifier, prompt_cache_key,
-        metadata,
-    },
-    others: Ignored
-);
-
-#[derive(Default)]
-struct RawMetadata<'a> {
-    user_id: Option<&'a RawValue>,
+impl<'a> RawChat<'a> {
+    fn read(scan: &mut Scan<'a>) -> Result<Self, Bad> {
+        let mut chat = Self::default();
+        scan.object(|scan, name| {
+            let field = match name {
+                "messages" => {
+                    return match chat.messages.replace(RawMessage::list(scan)?) {
+                        None => Ok(()),
+                        Some(_) => Err(Bad(scan.next())),
+                    };
+                }
+                "model" => &mut chat.model,
+                "system" => &mut chat.system,
+                "preamble" => &mut chat.preamble,
+                "chat_history" => &mut chat.chat_history,
+                "message" => &mut chat.message,
+                "tools" => &mut chat.tools,
+                "documents" => &mut chat.documents,
+                "cache_salt" => &mut chat.cache_salt,
+                "user" => &mut chat.user,
+                "safety_identifier" => &mut chat.safety_identifier,
+                "prompt_cache_key" => &mut chat.prompt_cache_key,
+                "metadata" => &mut chat.metadata,
+                _ => return scan.value().map(drop),
+            };
+            scan.field(field)
+        })?;
+        Ok(chat)
+    }
 }
 
-object!(impl<'de> RawMetadata<'de> { user_id }, others: Ignored);
-
+/// A message's fields, as written, and all of it.
 #[derive(Default)]
 struct RawMessage<'a> {
-    role: Option<Cow<'a, str>>,
-    content: Option<&'a RawValue>,
+    raw: &'a str,
+    role: Option<&'a str>,
+    content: Option<&'a str>,
     /// Cohere's first API calls it so.
-    message: Option<&'a RawValue>,
+    message: Option<&'a str>,
 }
 
-object!(impl<'de> RawMessage<'de> { role, content, message }, others: Ignored);
+impl<'a> RawMessage<'a> {
+    fn list(scan: &mut Scan<'a>) -> Result<Vec<Self>, Bad> {
+        let mut messages = Vec::new();
+        scan.list(|scan| {
+            messages.push(Self::read(scan)?);
+            Ok(())
+        })?;
+        Ok(messages)
+    }
+
+    fn read(scan: &mut Scan<'a>) -> Result<Self, Bad> {
+        let mut message = Self::default();
+        let start = scan.next();
+        scan.object(|scan, name| {
+            let field = match name {
+                "role" => &mut message.role,
+                "content" => &mut message.content,
+                "message" => &mut message.message,
+                _ => return scan.value().map(drop),
+            };
+            scan.field(field)
+        })?;
+        message.raw = scan.since(start);
+        Ok(message)
+    }
+}
+
+/// A field that says something.
+fn said(field: Option<&str>) -> Option<&str> {
+    field.filter(|value| *value != "null")
+}
+
+/// The text of a field, which must be a string if it says anything.
+fn text<'a>(body: &str, field: Option<&'a str>) -> Result<Cow<'a, str>, Skip> {
+    let Some(value) = said(field) else {
+        return Ok(Cow::default());
+    };
+    (inner(value).and_then(decoded)).ok_or_else(|| misplaced(body, value, 0))
+}
+
+/// Who the client says is asking, in `metadata`. Whatever else it keeps there may change from request to request.
+fn user_id(metadata: &str) -> Option<&str> {
+    let mut id = None;
+    let mut scan = Scan::new(metadata);
+    let object = scan.object(|scan, name| match name {
+        "user_id" => scan.field(&mut id),
+        _ => scan.value().map(drop),
+    });
+    object.ok()?;
+    said(id)
+}
 
 impl<'a> Chat<'a> {
     pub(super) fn read(body: &'a str) -> Result<Self, Skip> {
         let top = body.trim_ascii();
-        let chat: RawChat<'a> = object(body, top)?;
-        let model = chat.model.unwrap_or_default();
+        let chat: RawChat<'a> = scanned(body, top, RawChat::read)?;
+        let model = text(body, chat.model)?;
         if model.len() > MAX_MODEL_BYTES {
             return Err(Skip::LongModelName {
                 bytes: model.len(),
                 limit: MAX_MODEL_BYTES,
             });
         }
-        // Whatever else a client keeps there may change from request to request.
-        let metadata = chat
-            .metadata
-            .filter(|metadata| metadata.get().starts_with('{'));
-        let user_id = metadata.and_then(|metadata| {
-            serde_json::from_str::<RawMetadata<'a>>(metadata.get())
-                .ok()?
-                .user_id
-        });
         let asking = [
-            chat.user,
-            chat.safety_identifier,
-            chat.prompt_cache_key,
-            user_id,
+            said(chat.user),
+            said(chat.safety_identifier),
+            said(chat.prompt_cache_key),
+            said(chat.metadata).and_then(user_id),
         ];
         let mut place = Place {
             chain: asking.into_iter().fold(Chain(0), |chain, value| {
-                chain.then("", xxh3_128(value.map_or("", RawValue::get).as_bytes()))
+                chain.then("", xxh3_128(value.unwrap_or_default().as_bytes()))
             }),
-            before: xxh3_64_with_seed(chat.tools.map_or("", RawValue::get).as_bytes(), 0),
+            before: xxh3_64_with_seed(said(chat.tools).unwrap_or_default().as_bytes(), 0),
             turn: 0,
         };
-        let is_cohere = chat.message.is_some() && chat.messages.is_empty();
+        let message = said(chat.message);
+        let messages = chat.messages.unwrap_or_default();
+        let is_cohere = message.is_some() && messages.is_empty();
+        let history = match chat.chat_history {
+            Some(history) if is_cohere => scanned(body, history, RawMessage::list)?,
+            // A list all the same.
+            Some(other) if !other.starts_with('[') => return Err(misplaced(body, other, 0)),
+            _ => Vec::new(),
+        };
         let (system, earlier, last) = if is_cohere {
-            (chat.preamble, chat.chat_history, chat.message)
+            (said(chat.preamble), history, message)
         } else {
-            (chat.system, chat.messages, None)
+            (said(chat.system), messages, None)
         };
         let mut messages = Vec::with_capacity(earlier.len() + 2);
-        if let Some(system) = system.map(RawValue::get) {
+        if let Some(system) = system {
             messages.push(place.turn(body, system, "system", Some(system))?);
         }
-        for raw in earlier.into_iter().map(RawValue::get) {
-            let message: RawMessage<'a> = object(body, raw)?;
-            let role = match message.role.as_deref().unwrap_or_default() {
+        for message in earlier {
+            let role = text(body, message.role)?;
+            let role = match role.as_ref() {
                 "USER" => "user",
                 "CHATBOT" => "assistant",
                 role => role,
             };
-            let content = message.content.or(message.message);
-            messages.push(place.turn(body, raw, role, content.map(RawValue::get))?);
+            let content = said(message.content).or(said(message.message));
+            messages.push(place.turn(body, message.raw, role, content)?);
         }
-        if let Some(last) = last.map(RawValue::get) {
+        if let Some(last) = last {
             messages.push(place.turn(body, last, "user", Some(last))?);
         }
         Ok(Self {
             model,
-            salt: SaltPlace::new(body, top, &chat.cache_salt),
+            salt: SaltPlace::new(body, top, chat.cache_salt),
             messages,
-            documents: chat.documents,
+            documents: said(chat.documents),
             is_cohere,
         })
     }

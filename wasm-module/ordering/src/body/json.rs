@@ -2,6 +2,7 @@
 //! stands there.
 
 use super::Skip;
+use super::scan::{Bad, Scan};
 use serde::Deserialize;
 use std::ops::Range;
 
@@ -24,6 +25,23 @@ pub(super) fn object<'a, T: Deserialize<'a>>(body: &str, part: &'a str) -> Resul
 pub(super) fn read<'a, T: Deserialize<'a>>(body: &str, part: &'a str) -> Result<T, Skip> {
     serde_json::from_str(part)
         .map_err(|error| invalid(body, offset_in(body, part), error.line(), error.column()))
+}
+
+/// Passes over `part` of `body` as `read` says, all of it.
+pub(super) fn scanned<'a, T>(
+    body: &str,
+    part: &'a str,
+    read: impl FnOnce(&mut Scan<'a>) -> Result<T, Bad>,
+) -> Result<T, Skip> {
+    let mut scan = Scan::new(part);
+    read(&mut scan)
+        .and_then(|found| scan.end().map(|()| found))
+        .map_err(|Bad(at)| misplaced(body, part, at))
+}
+
+/// An error at the byte `at` of `part`.
+pub(super) fn misplaced(body: &str, part: &str, at: usize) -> Skip {
+    invalid(body, offset_in(body, part) + at, 1, 1)
 }
 
 /// An error at `line` and `column` of the part of `body` that starts at `offset`.

@@ -23,6 +23,8 @@ mod parse;
 mod question;
 mod results;
 mod salt;
+mod scan;
+mod search;
 mod tags;
 mod text;
 

@@ -31,7 +31,8 @@ pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
     let body = super::text_of(body)?;
     let top = body.trim_ascii();
     let salted: Salted<'_> = object(body, top)?;
-    let place = SaltPlace::new(body, top, &salted.cache_salt);
+    let given = salted.cache_salt.0.map(RawValue::get);
+    let place = SaltPlace::new(body, top, given);
     Ok(edit::apply(body, vec![place.write(body, salt)]))
 }
 
@@ -55,10 +56,10 @@ object!(impl<'de> Salted<'de> { cache_salt }, others: Ignored);
 
 impl<'a> SaltPlace<'a> {
     /// In the object `top` of `body`.
-    pub(super) fn new(body: &'a str, top: &'a str, given: &Given<'a>) -> Self {
+    pub(super) fn new(body: &'a str, top: &'a str, given: Option<&'a str>) -> Self {
         let fields = top.get(1..).unwrap_or_default().trim_ascii_start();
         Self {
-            given: given.0.map(RawValue::get),
+            given,
             inside: offset_in(body, top) + 1,
             has_fields: !fields.starts_with('}'),
         }

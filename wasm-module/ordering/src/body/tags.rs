@@ -1,5 +1,6 @@
 //! Documents in a message: tagged spans such as `<document id="a">…</document>`. What wraps them is text.
 
+use super::search::find;
 use std::ops::Range;
 
 /// A tagged document in a text.
@@ -17,11 +18,7 @@ pub(super) fn spans(text: &str, names: &[String]) -> Vec<Span> {
     let mut at = 0;
     // Names whose closing tag is known not to follow any more: without this, many unclosed tags cost O(n²).
     let mut unclosed: Vec<&str> = Vec::new();
-    while let Some(open) = text
-        .get(at..)
-        .and_then(|rest| rest.find('<'))
-        .map(|offset| at + offset)
-    {
+    while let Some(open) = find(text, at, b'<') {
         at = open + 1;
         let Some(opening) = opening_tag(text, open, names) else {
             continue;
@@ -173,8 +170,7 @@ fn closing_tag(text: &str, from: usize, name: &str) -> Option<Closing> {
     let mut at = from;
     let mut is_first = true;
     loop {
-        // A search for one byte is several times faster than one for `</`.
-        at += text.get(at..)?.find('<')? + 1;
+        at = find(text, at, b'<')? + 1;
         if let Some(rest) = text.get(at..)?.strip_prefix('/')
             && let Some(rest) = rest.strip_prefix(name)
             && let Some(after) = rest.trim_ascii_start().strip_prefix('>')

@@ -1,5 +1,6 @@
 //! The text of a JSON string, with the way back from an offset in it to the byte of the body that it came from.
 
+use super::search::find;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -18,23 +19,24 @@ pub(super) struct Text<'a> {
 impl<'a> Text<'a> {
     /// `inner`: what stands between the quotes of a valid JSON string.
     pub(super) fn new(inner: &'a str) -> Self {
-        if !inner.contains('\\') {
+        let Some(mut next) = find(inner, 0, b'\\') else {
             return Self {
                 plain: Cow::Borrowed(inner),
                 escapes: Vec::new(),
             };
-        }
+        };
         let mut plain = String::with_capacity(inner.len());
         let mut escapes = Vec::new();
-        let mut rest = inner;
-        while let Some((before, after)) = rest.split_once('\\') {
-            plain.push_str(before);
-            let (character, after) = unescape(after);
+        let mut copied = 0;
+        while next < inner.len() {
+            plain.push_str(inner.get(copied..next).unwrap_or_default());
+            let (character, after) = unescape(inner.get(next + 1..).unwrap_or_default());
             plain.push(character);
-            escapes.push((plain.len(), inner.len() - after.len()));
-            rest = after;
+            copied = inner.len() - after.len();
+            escapes.push((plain.len(), copied));
+            next = find(inner, copied, b'\\').unwrap_or(inner.len());
         }
-        plain.push_str(rest);
+        plain.push_str(inner.get(copied..).unwrap_or_default());
         Self {
             plain: Cow::Owned(plain),
             escapes,

@@ -1,0 +1,418 @@
+//! Passes over JSON text once, checks it, and says where its values stand.
+//!
+//! A chat is read this way: its messages hold most of a body's bytes, and a parser that first finds the messages and
+//! then what is in them looks at each byte twice. Nothing is decoded but names with escapes.
+//!
+//! ```text
+//!   {"messages": [{"role": "user", "content": "…"}], …}
+//!                          └────┘             └─┘   values, as they stand; a list or an object of interest is entered
+//! ```
+
+use super::search::special;
+use std::borrow::Cow;
+
+/// How far a text has been read.
+pub(super) struct Scan<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+/// It is no JSON, or not of the shape wanted, at this byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bad(pub(super) usize);
+
+impl<'a> Scan<'a> {
+    pub(super) fn new(text: &'a str) -> Self {
+        Self { text, at: 0 }
+    }
+
+    /// Enters an object; `each` gets every name and must read its value.
+    pub(super) fn object(
+        &mut self,
+        mut each: impl FnMut(&mut Self, &str) -> Result<(), Bad>,
+    ) -> Result<(), Bad> {
+        self.expect(b'{')?;
+        if self.eat(b'}') {
+            return Ok(());
+        }
+        loop {
+            let name = self.name()?;
+            each(self, &decoded(name).ok_or(Bad(self.at))?)?;
+            if !self.goes_on(b'}')? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Enters a list; `each` must read an element.
+    pub(super) fn list(
+        &mut self,
+        mut each: impl FnMut(&mut Self) -> Result<(), Bad>,
+    ) -> Result<(), Bad> {
+        self.expect(b'[')?;
+        if self.eat(b']') {
+            return Ok(());
+        }
+        loop {
+            each(self)?;
+            if !self.goes_on(b']')? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads a value into a field that has none yet.
+    pub(super) fn field(&mut self, field: &mut Option<&'a str>) -> Result<(), Bad> {
+        match field.replace(self.value()?) {
+            None => Ok(()),
+            Some(_) => Err(Bad(self.at)),
+        }
+    }
+
+    /// Passes over a value, however deep.
+    pub(super) fn value(&mut self) -> Result<&'a str, Bad> {
+        // What closes each list and object that is open.
+        let mut open: Vec<u8> = Vec::new();
+        self.space();
+        let start = self.at;
+        loop {
+            match self.expect_any()? {
+                b'{' if !self.eat(b'}') => {
+                    open.push(b'}');
+                    self.name()?;
+                    continue;
+                }
+                b'[' if !self.eat(b']') => {
+                    open.push(b']');
+                    continue;
+                }
+                b'{' | b'[' => {}
+                b'"' => self.string()?,
+                b't' => self.word("rue")?,
+                b'f' => self.word("alse")?,
+                b'n' => self.word("ull")?,
+                b'-' => self.number()?,
+                b'0'..=b'9' => {
+                    self.at -= 1;
+                    self.number()?;
+                }
+                _ => return Err(Bad(self.at - 1)),
+            }
+            loop {
+                let Some(&close) = open.last() else {
+                    return Ok(self.since(start));
+                };
+                if self.goes_on(close)? {
+                    if close == b'}' {
+                        self.name()?;
+                    }
+                    break;
+                }
+                open.pop();
+            }
+        }
+    }
+
+    /// What was read from `start` on.
+    pub(super) fn since(&self, start: usize) -> &'a str {
+        self.text.get(start..self.at).unwrap_or_default()
+    }
+
+    /// Where the next value, or whatever comes, begins.
+    pub(super) fn next(&mut self) -> usize {
+        self.space();
+        self.at
+    }
+
+    /// There must be nothing more.
+    pub(super) fn end(mut self) -> Result<(), Bad> {
+        if self.next() == self.text.len() {
+            Ok(())
+        } else {
+            Err(Bad(self.at))
+        }
+    }
+
+    /// A field's name, as between its quotes, and the colon.
+    fn name(&mut self) -> Result<&'a str, Bad> {
+        self.expect(b'"')?;
+        let start = self.at;
+        self.string()?;
+        let name = self.text.get(start..self.at - 1).unwrap_or_default();
+        self.expect(b':')?;
+        Ok(name)
+    }
+
+    /// The rest of a string, behind its opening quote.
+    fn string(&mut self) -> Result<(), Bad> {
+        loop {
+            self.at = special(self.text, self.at);
+            match self.byte() {
+                Some(b'"') => {
+                    self.at += 1;
+                    return Ok(());
+                }
+                Some(b'\\') => {
+                    self.at += 1;
+                    match self.byte() {
+                        Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => {
+                            self.at += 1
+                        }
+                        Some(b'u') => {
+                            let digits = self.text.as_bytes().get(self.at + 1..self.at + 5);
+                            if !digits
+                                .is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+                            {
+                                return Err(Bad(self.at));
+                            }
+                            self.at += 5;
+                        }
+                        _ => return Err(Bad(self.at)),
+                    }
+                }
+                _ => return Err(Bad(self.at)),
+            }
+        }
+    }
+
+    /// The rest of a number, behind its sign.
+    fn number(&mut self) -> Result<(), Bad> {
+        if self.byte() == Some(b'0') {
+            self.at += 1;
+        } else {
+            self.digits()?;
+        }
+        if self.byte() == Some(b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if let Some(b'e' | b'E') = self.byte() {
+            self.at += 1;
+            if let Some(b'+' | b'-') = self.byte() {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Ok(())
+    }
+
+    /// One digit at least.
+    fn digits(&mut self) -> Result<(), Bad> {
+        let start = self.at;
+        while let Some(b'0'..=b'9') = self.byte() {
+            self.at += 1;
+        }
+        if self.at > start {
+            Ok(())
+        } else {
+            Err(Bad(start))
+        }
+    }
+
+    fn word(&mut self, rest: &str) -> Result<(), Bad> {
+        let found = self.text.as_bytes().get(self.at..self.at + rest.len());
+        if found == Some(rest.as_bytes()) {
+            self.at += rest.len();
+            Ok(())
+        } else {
+            Err(Bad(self.at))
+        }
+    }
+
+    /// Behind an item: whether another one follows, or `close`.
+    fn goes_on(&mut self, close: u8) -> Result<bool, Bad> {
+        match self.expect_any()? {
+            b',' => Ok(true),
+            byte if byte == close => Ok(false),
+            _ => Err(Bad(self.at - 1)),
+        }
+    }
+
+    fn expect(&mut self, byte: u8) -> Result<(), Bad> {
+        if self.eat(byte) {
+            Ok(())
+        } else {
+            Err(Bad(self.at))
+        }
+    }
+
+    /// The next byte that is no space.
+    fn expect_any(&mut self) -> Result<u8, Bad> {
+        self.space();
+        let byte = self.byte().ok_or(Bad(self.at))?;
+        self.at += 1;
+        Ok(byte)
+    }
+
+    /// Reads the byte, if it comes next.
+    fn eat(&mut self, byte: u8) -> bool {
+        self.space();
+        let comes = self.byte() == Some(byte);
+        self.at += usize::from(comes);
+        comes
+    }
+
+    fn space(&mut self) {
+        while let Some(b' ' | b'\t' | b'\n' | b'\r') = self.byte() {
+            self.at += 1;
+        }
+    }
+
+    fn byte(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.at).copied()
+    }
+}
+
+/// What stands between the quotes of a string that was passed over, without its escapes; `None` where one of them stands
+/// for no character.
+pub(super) fn decoded(inner: &str) -> Option<Cow<'_, str>> {
+    if inner.contains('\\') {
+        let text: String = serde_json::from_str(&["\"", inner, "\""].concat()).ok()?;
+        Some(text.into())
+    } else {
+        Some(inner.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::value::RawValue;
+
+    /// The value that `text` is.
+    fn whole(text: &str) -> Result<&str, Bad> {
+        let mut scan = Scan::new(text);
+        let value = scan.value()?;
+        scan.end()?;
+        Ok(value)
+    }
+
+    fn agree(text: &str) {
+        let expected = serde_json::from_str::<&RawValue>(text).ok();
+        assert_eq!(whole(text).ok(), expected.map(RawValue::get), "{text}");
+    }
+
+    #[test]
+    fn takes_what_serde_takes_and_nothing_else() {
+        for text in [
+            "null",
+            "true",
+            "false",
+            "nul",
+            "nulll",
+            "tru e",
+            "True",
+            "",
+            " ",
+            "-",
+            "-0",
+            "-01",
+            "01",
+            "0.5",
+            ".5",
+            "5.",
+            "1e",
+            "1e+",
+            "1E-9",
+            "1.5e+10",
+            "+1",
+            "1 2",
+            "NaN",
+            "[]",
+            "[ ]",
+            "[1,]",
+            "[,1]",
+            "[1 2]",
+            "[1, 2 ]",
+            "[",
+            "]",
+            "[}",
+            "{}",
+            "{ }",
+            "{\"a\":1}",
+            "{\"a\" : [ {} , [] ] , \"b\":\"c\" }",
+            "{\"a\":1,}",
+            "{,}",
+            "{\"a\"}",
+            "{\"a\":}",
+            "{a:1}",
+            "{1:1}",
+            "{\"a\":1 \"b\":2}",
+            "[{\"a\":1]",
+            "{\"a\":[1}",
+            "\"",
+            "\"a",
+            "\"a\"",
+            "\"\\\"",
+            "\"\\u00e9\\ud800\\n\\/\"",
+            "\"\\u00g9\"",
+            "\"\\u12\"",
+            "\"\\x\"",
+            "\"\n\"",
+            "\"\u{7f}é\"",
+            "\u{feff}1",
+        ] {
+            agree(text);
+        }
+    }
+
+    #[test]
+    fn a_deep_value_is_no_deeper_a_stack() {
+        let deep = "[".repeat(200_000);
+        assert_eq!(whole(&deep), Err(Bad(deep.len())));
+        let closed = deep + &"]".repeat(200_000);
+        assert_eq!(whole(&closed), Ok(closed.as_str()));
+    }
+
+    #[test]
+    fn fields_are_told_by_their_names_and_come_once() {
+        fn read(text: &str) -> Result<Option<&str>, Bad> {
+            let mut found = None;
+            let mut scan = Scan::new(text);
+            scan.object(|scan, name| match name {
+                "a" => scan.field(&mut found),
+                _ => scan.value().map(drop),
+            })?;
+            scan.end()?;
+            Ok(found)
+        }
+        assert_eq!(read("{}"), Ok(None));
+        assert_eq!(read(r#" {"b":{"a":1}, "\u0061" : [2] } "#), Ok(Some("[2]")));
+        assert_eq!(read(r#"{"a":1,"\u0061":2}"#), Err(Bad(17)));
+        assert_eq!(read(r#"{"\ud800":1}"#), Err(Bad(10)));
+        assert_eq!(read("[]"), Err(Bad(0)));
+    }
+
+    /// Values, and texts that are nearly such.
+    fn json() -> impl Strategy<Value = String> {
+        let leaf = prop_oneof![
+            Just("null".to_owned()),
+            any::<f64>().prop_map(|number| number.to_string()),
+            any::<i64>().prop_map(|number| number.to_string()),
+            any::<String>().prop_map(|text| serde_json::to_string(&text).unwrap()),
+        ];
+        leaf.prop_recursive(4, 24, 4, |inner| {
+            let list = prop::collection::vec(inner, 0..4);
+            list.prop_flat_map(|items| {
+                let fields = items.iter().zip(["a", "\\n", "", "é"]);
+                let fields = fields.map(|(item, name)| format!("\"{name}\" : {item}"));
+                let object = format!("{{ {} }}", fields.collect::<Vec<_>>().join(" , "));
+                prop_oneof![Just(format!("[{}]", items.join(","))), Just(object)]
+            })
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_serde(text in json(), at in any::<prop::sample::Index>(), other in r#"[\[\]{}",:\\0-9a-f.+ -]"#) {
+            agree(&text);
+            let mut chars: Vec<char> = text.chars().collect();
+            let at = at.index(chars.len());
+            let removed = chars.remove(at);
+            agree(&chars.iter().collect::<String>());
+            chars.insert(at, other.chars().next().unwrap_or(removed));
+            agree(&chars.iter().collect::<String>());
+        }
+    }
+}
