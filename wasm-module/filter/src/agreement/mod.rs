@@ -67,13 +67,12 @@ impl Agreement {
         self.own.clear();
     }
 
-    /// Tells the others; whether it could be told.
-    pub(crate) fn tell(&mut self, host: &impl Host, told: &Told) -> Result<bool, HostError> {
-        let entry = told.encode();
+    /// Tells the others what was [encoded](Told::encode); whether it could be told.
+    pub(crate) fn tell(&mut self, host: &impl Host, entry: &[u8]) -> Result<bool, HostError> {
         if entry.len() > MAX_ENTRY_BYTES {
             return Ok(false);
         }
-        let Some(position) = self.ring.push(host, self.head.take(), &entry)? else {
+        let Some(position) = self.ring.push(host, self.head.take(), entry)? else {
             return Ok(false);
         };
         self.own.push_back(position);
@@ -176,7 +175,7 @@ mod tests {
         }
 
         fn tell(&mut self, document: u64) {
-            let told = self.agreement.tell(&self.host, &deed(document));
+            let told = self.agreement.tell(&self.host, &deed(document).encode());
             assert_eq!(told, Ok(true));
         }
 
@@ -320,12 +319,12 @@ mod tests {
         for head in [&b""[..], b"123456789"] {
             let key = "foreword/1/r/8/head";
             one.host.shared().get_mut(key).unwrap().0 = head.to_vec();
-            assert!(one.agreement.tell(&one.host, &deed(1)).is_err());
+            assert!(one.agreement.tell(&one.host, &deed(1).encode()).is_err());
             let caught = one.agreement.catch_up(&one.host, 1, |_| {});
             assert!(caught.is_err());
         }
         one.host.shared().clear();
-        assert!(one.agreement.tell(&one.host, &deed(1)).is_err());
+        assert!(one.agreement.tell(&one.host, &deed(1).encode()).is_err());
     }
 
     #[test]
@@ -339,7 +338,7 @@ mod tests {
         let rewrite = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
         let told = one
             .agreement
-            .tell(&one.host, &Told::Deed(rewrite.unwrap().deed));
+            .tell(&one.host, &rewrite.unwrap().deed.encode());
         assert_eq!(told, Ok(false));
         assert_eq!(one.agreement.ring.head(&one.host).unwrap().next, 0);
     }

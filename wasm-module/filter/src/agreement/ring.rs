@@ -18,6 +18,8 @@ use crate::host::{Host, HostError};
 pub(super) struct Ring {
     /// What all keys begin with. The size is part of it: rings of different sizes are different rings.
     prefix: String,
+    /// The key of the head.
+    head: String,
     entries: u32,
 }
 
@@ -44,13 +46,14 @@ pub(super) enum Slot {
 impl Ring {
     /// The ring of that name, made if there is none. `entries` is at least 1.
     pub(super) fn open(host: &impl Host, name: &str, entries: u32) -> Result<Self, HostError> {
+        let prefix = format!("foreword/{LAYOUT}/{name}/{entries}/");
         let ring = Self {
-            prefix: format!("foreword/{LAYOUT}/{name}/{entries}/"),
+            head: format!("{prefix}head"),
+            prefix,
             entries,
         };
-        let head = ring.key("head");
-        if host.shared_data(&head)?.is_none() {
-            host.set_shared_data(&head, &0_u64.to_le_bytes(), None)?;
+        if host.shared_data(&ring.head)?.is_none() {
+            host.set_shared_data(&ring.head, &0_u64.to_le_bytes(), None)?;
         }
         Ok(ring)
     }
@@ -65,7 +68,7 @@ impl Ring {
             call: CALL,
             status: NO_HEAD,
         };
-        let (next, number) = host.shared_data(&self.key("head"))?.ok_or(missing)?;
+        let (next, number) = host.shared_data(&self.head)?.ok_or(missing)?;
         let next = <[u8; 8]>::try_from(next.as_slice()).map_err(|_| missing)?;
         Ok(Head {
             next: u64::from_le_bytes(next),
@@ -99,7 +102,7 @@ impl Ring {
                 None => self.head(host)?,
             };
             let next = head.next.wrapping_add(1).to_le_bytes();
-            if host.set_shared_data(&self.key("head"), &next, Some(head.number))? {
+            if host.set_shared_data(&self.head, &next, Some(head.number))? {
                 return Ok(Some(head.next));
             }
         }
@@ -137,16 +140,8 @@ impl Ring {
 
     fn slot(&self, position: u64) -> String {
         // Never by zero: `open` asks for one entry at least.
-        self.key(
-            &position
-                .checked_rem(self.entries())
-                .unwrap_or(0)
-                .to_string(),
-        )
-    }
-
-    fn key(&self, name: &str) -> String {
-        format!("{}{name}", self.prefix)
+        let slot = position.checked_rem(self.entries()).unwrap_or(0);
+        format!("{}{slot}", self.prefix)
     }
 }
 

@@ -20,7 +20,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use foreword_ordering::{Retrieved, Rewrite};
+use foreword_ordering::{Deed, Retrieved, Rewrite};
 
 use crate::awaited::Awaited;
 use crate::config::{Mode, RequestHeaders, TenantSource};
@@ -482,12 +482,18 @@ impl Exchange {
             let (answer, route) = (self.plugin)
                 .rewrite(host, &held.identity, &body, retrieved.as_ref())
                 .ok_or(Fault::Busy)?;
-            let deed = answer.as_ref().ok().map(|rewrite| rewrite.deed.clone());
-            let arm = answer.as_ref().ok().and_then(|rewrite| rewrite.arm);
+            let (deed, arm, answer) = match answer {
+                Ok(rewrite) => {
+                    let arm = rewrite.arm;
+                    let (deed, sent) = self.sent(rewrite);
+                    (Some(deed), arm, Ok(sent))
+                }
+                Err(skip) => (None, None, Err(skip)),
+            };
             *awaited = Some(Awaited::new(deed, arm, route.errand));
             direct(host, &route)?;
             match answer {
-                Ok(rewrite) => self.sent(rewrite),
+                Ok(sent) => sent,
                 Err(skip) => {
                     let reason = skip.reason();
                     let fault = Fault::Skip(skip);
@@ -525,19 +531,21 @@ impl Exchange {
         }
     }
 
-    fn sent(&self, rewrite: Rewrite) -> Sent {
+    /// What the core decided: what the answer will be held against, and what goes on.
+    fn sent(&self, rewrite: Rewrite) -> (Deed, Sent) {
         let config = self.plugin.config();
         let told = config.path_header.enabled && config.request_headers == RequestHeaders::Hold;
         let Rewrite { report, arm, .. } = rewrite;
-        Sent {
+        let sent = Sent {
             body: rewrite.body,
-            path: rewrite.path.to_header().filter(|_| told),
+            path: told.then(|| rewrite.path.to_header()).flatten(),
             outcome: match rewrite.as_sent {
                 Some(as_sent) => Outcome::DryRun { report, as_sent },
                 None if rewrite.ordered => Outcome::Ordered { report, arm },
                 None => Outcome::Unchanged { report, arm },
             },
-        }
+        };
+        (rewrite.deed, sent)
     }
 
     /// Lets the request go as it came, or refuses it.

@@ -52,10 +52,11 @@ impl Knowledge {
     /// Learns and tells.
     pub(super) fn take(&mut self, host: &impl Host, metrics: &Metrics, told: Told) {
         self.orderer.learn(&told);
-        self.tell(host, metrics, &told);
+        self.tell(host, metrics, &told.encode());
     }
 
-    pub(super) fn tell(&mut self, host: &impl Host, metrics: &Metrics, told: &Told) {
+    /// Tells what was [encoded](Told::encode).
+    pub(super) fn tell(&mut self, host: &impl Host, metrics: &Metrics, told: &[u8]) {
         let Some(agreement) = &mut self.agreement else {
             return;
         };

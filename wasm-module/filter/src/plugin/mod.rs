@@ -151,8 +151,7 @@ impl Plugin {
         self.metrics.time(host, elapsed);
         let (engine, tokens) = match &answer {
             Ok(rewrite) => {
-                let told = Told::Deed(rewrite.deed.clone());
-                knowledge.tell(host, &self.metrics, &told);
+                knowledge.tell(host, &self.metrics, &rewrite.deed.encode());
                 (rewrite.deed.engine(), rewrite.deed.uncached())
             }
             Err(_) => (least_loaded(&choices), estimated_tokens(body.len())),

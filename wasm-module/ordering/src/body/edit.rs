@@ -10,8 +10,11 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(crate) struct Edit<'a> {
     range: Range<usize>,
-    with: Vec<Cow<'a, str>>,
+    with: Pieces<'a>,
 }
+
+/// What stands there, and what separates it from its neighbours. Few pieces, so that an edit is no list in the heap.
+type Pieces<'a> = [Cow<'a, str>; 3];
 
 /// What is sent in a document's place.
 #[derive(Debug)]
@@ -35,7 +38,7 @@ impl<'a> Edit<'a> {
     pub(crate) fn replace(range: Range<usize>, with: String) -> Self {
         Self {
             range,
-            with: vec![with.into()],
+            with: one(with.into()),
         }
     }
 
@@ -43,9 +46,13 @@ impl<'a> Edit<'a> {
     pub(crate) fn insert(entry: Entry, text: &'a str) -> Self {
         Self {
             range: entry.at..entry.at,
-            with: vec![text.into()],
+            with: one(text.into()),
         }
     }
+}
+
+fn one(piece: Cow<'_, str>) -> Pieces<'_> {
+    ["".into(), piece, "".into()]
 }
 
 /// The edits that put `sent` and a hint where a group's documents stood; what was rendered, if they were rendered.
@@ -64,15 +71,15 @@ pub(crate) fn edits<'a>(
                 .map(|slot| Edit {
                     range: slot.clone(),
                     with: match sent.next() {
-                        Some(Sent::Document(found)) => vec![block(found)],
-                        Some(Sent::Reference(words)) => vec![words.into()],
-                        None => Vec::new(),
+                        Some(Sent::Document(found)) => one(block(found)),
+                        Some(Sent::Reference(words)) => one(words.into()),
+                        None => Pieces::default(),
                     },
                 })
                 .collect();
             edits.extend(hint.map(|(hint, place)| Edit {
                 range: place.at..place.at,
-                with: vec![place.before.into(), hint.into(), place.after.into()],
+                with: [place.before.into(), hint.into(), place.after.into()],
             }));
             (edits, None)
         }
@@ -84,11 +91,11 @@ pub(crate) fn edits<'a>(
             let rendering = render(entry.wrap, *around, &sent, hint);
             let mut edits = vec![Edit {
                 range: entry.at..entry.at,
-                with: vec![rendering.text.clone().into()],
+                with: one(rendering.text.clone().into()),
             }];
             edits.extend(array.as_ref().map(|array| Edit {
                 range: array.clone(),
-                with: vec!["null".into()],
+                with: one("null".into()),
             }));
             (edits, Some(rendering))
         }

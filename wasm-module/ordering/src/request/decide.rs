@@ -9,7 +9,27 @@ use crate::policy::Order;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
+/// How a group's documents are sent.
+pub(super) struct Decided {
+    pub(super) arrangement: Arrangement,
+    /// The policy's order, if there was one to ask for, or the client's where that is kept: a policy that learns from
+    /// requests learns from both.
+    pub(super) order: Option<Order>,
+    /// The order hint, if there is one.
+    pub(super) hint: Option<String>,
+}
+
 impl<'a> Request<'_, 'a> {
+    /// As it was decided before.
+    pub(super) fn again(&self, known: &Arrangement, group: &Group<'a>, listed: &Listed) -> Decided {
+        let hint = known.hinted.then(|| self.order_hint(group, listed));
+        Decided {
+            arrangement: known.clone(),
+            order: None,
+            hint: hint.flatten(),
+        }
+    }
+
     /// Whether a remembered arrangement sends what the client sends now, and refers only to what is there. It always
     /// does, unless hashes collided: documents must not be lost by that.
     pub(super) fn is_possible(
@@ -28,14 +48,8 @@ impl<'a> Request<'_, 'a> {
             })
     }
 
-    /// Decides how the documents of a group are sent. The policy's order comes along, if there was one to ask for, or the
-    /// client's where that is kept: a policy that learns from requests learns from both.
-    pub(super) fn arrange(
-        &mut self,
-        group: &Group<'a>,
-        listed: &Listed,
-        turn: u32,
-    ) -> (Arrangement, Option<Order>) {
+    /// Decides how the documents of a group are sent.
+    pub(super) fn arrange(&mut self, group: &Group<'a>, listed: &Listed, turn: u32) -> Decided {
         let references = match self.manner {
             Manner::AsRanked => SmallVec::from_elem(false, listed.distinct.len()),
             Manner::Ordered | Manner::Tried => self.references(group, listed, turn),
@@ -70,11 +84,13 @@ impl<'a> Request<'_, 'a> {
                 })
             })
             .collect();
-        if candidates.is_empty() {
-            return (arrangement, None);
-        }
-        if self.manner == Manner::AsRanked {
-            return (arrangement, Some((0..).take(candidates.len()).collect()));
+        if candidates.is_empty() || self.manner == Manner::AsRanked {
+            let ranks = (0..).take(candidates.len());
+            return Decided {
+                arrangement,
+                order: (!candidates.is_empty()).then(|| ranks.collect()),
+                hint: None,
+            };
         }
         let order = self.policy.order(&candidates, tree, scope);
         // References stay at their ranks; the documents between them change places.
@@ -94,9 +110,14 @@ impl<'a> Request<'_, 'a> {
                 *slot = document;
             }
         }
-        arrangement.hinted =
-            arrangement.moved(listed) > 0 && self.order_hint(group, listed).is_some();
-        (arrangement, Some(order))
+        let is_moved = arrangement.moved(listed) > 0;
+        let hint = is_moved.then(|| self.order_hint(group, listed)).flatten();
+        arrangement.hinted = hint.is_some();
+        Decided {
+            arrangement,
+            order: Some(order),
+            hint,
+        }
     }
 
     /// For every distinct document, whether its location is sent instead of it.
@@ -140,7 +161,7 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// The order hint for the documents of a group, if it can have one.
-    pub(super) fn order_hint(&self, group: &Group<'a>, listed: &Listed) -> Option<String> {
+    fn order_hint(&self, group: &Group<'a>, listed: &Listed) -> Option<String> {
         let template = self.config.hint.as_ref().filter(|_| group.hint.is_some())?;
         let labels: SmallVec<[&str; 16]> = listed
             .distinct

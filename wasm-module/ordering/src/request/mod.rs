@@ -6,6 +6,7 @@
 
 mod decide;
 
+use self::decide::Decided;
 use crate::arrangement::{Arrangement, Listed, keeps_repeats, narrowed};
 use crate::body::{
     Entry, Found, Group, Message, Parsed, Place,
@@ -202,8 +203,12 @@ impl<'a> Request<'_, 'a> {
     ) -> (Arrangement, Listed, Option<Rendering>) {
         let listed = Listed::of(group);
         let known = known.filter(|known| self.is_possible(known, group, &listed, turn));
-        let (arrangement, order) = match known {
-            Some(known) => (known.clone(), None),
+        let Decided {
+            arrangement,
+            order,
+            hint,
+        } = match known {
+            Some(known) => self.again(known, group, &listed),
             None => self.arrange(group, &listed, turn),
         };
 
@@ -251,10 +256,6 @@ impl<'a> Request<'_, 'a> {
         let rendering = if stays {
             None
         } else {
-            let hint = arrangement
-                .hinted
-                .then(|| self.order_hint(group, &listed))
-                .flatten();
             let sent = self.sent_of(group, &arrangement, &listed);
             let (edits, rendering) = edit::edits(&group.place, group.hint, sent, hint);
             self.edits.extend(edits);
@@ -274,10 +275,8 @@ impl<'a> Request<'_, 'a> {
         let words = |found: &Found<'_>| self.config.deduplicate.as_ref()?.render(found.label);
         let slots = arrangement.slots.iter().filter_map(|slot| {
             let found = found(slot.index())?;
-            Some(match words(found).filter(|_| slot.is_reference()) {
-                Some(words) => Sent::Reference(words),
-                None => Sent::Document(found),
-            })
+            let words = slot.is_reference().then(|| words(found)).flatten();
+            Some(words.map_or(Sent::Document(found), Sent::Reference))
         });
         let repeats = listed.repeats.iter().filter(|_| keeps_repeats(group));
         slots

@@ -35,23 +35,11 @@ impl Told {
     /// In bytes. [`Told::decode`] leads back.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut to = Writer(Vec::with_capacity(256));
-        to.byte(VERSION);
         match self {
-            Self::Deed(deed) => {
-                to.byte(DEED);
-                deed.write(&mut to);
-            }
-            Self::Residency(residency) => {
-                to.byte(RESIDENCY);
-                residency.write(&mut to);
-            }
-            Self::Correction(correction) => {
-                to.byte(CORRECTION);
-                correction.write(&mut to);
-            }
+            Self::Deed(deed) => deed.encode(),
+            Self::Residency(residency) => encoded(RESIDENCY, |to| residency.write(to)),
+            Self::Correction(correction) => encoded(CORRECTION, |to| correction.write(to)),
         }
-        to.0
     }
 
     /// What `bytes` say, all of them.
@@ -72,6 +60,22 @@ impl Told {
         from.end()?;
         Ok(told)
     }
+}
+
+impl Deed {
+    /// What [`Told::encode`] makes of it.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        encoded(DEED, |to| self.write(to))
+    }
+}
+
+fn encoded(kind: u8, write: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    let mut to = Writer(Vec::with_capacity(512));
+    to.byte(VERSION);
+    to.byte(kind);
+    write(&mut to);
+    to.0
 }
 
 const VERSION: u8 = 2;
