@@ -77,7 +77,9 @@ impl Orderer {
         #[wasm_bindgen(unchecked_param_type = "Document[]")] documents: &JsValue,
         #[wasm_bindgen(unchecked_optional_param_type = "OrderOptions | null")] options: &JsValue,
     ) -> Result<JsValue, JsValue> {
-        let documents: Vec<Document> = values::list("documents", documents)?;
+        let fields = ["id", "title", "text"].map(JsValue::from_str);
+        let fields = js_sys::Array::from_iter(fields);
+        let documents: Vec<Document> = values::objects("documents", documents, &fields)?;
         let options: Options = values::options("options", options)?;
         let list = documents.iter().map(Document::plain);
         let list: Vec<Plain<'_>> = list.collect::<Result<_, _>>()?;
@@ -218,7 +220,7 @@ struct Skipped {
     message: String,
 }
 
-/// What else it has, a score for instance, is the caller's.
+/// What else the caller's has, a score for instance, is left out before it is read.
 #[derive(Default)]
 struct Document {
     id: Option<String>,
@@ -226,7 +228,7 @@ struct Document {
     text: Option<String>,
 }
 
-object!(impl<'de> Document { id, title, text }, others: Ignored);
+object!(impl<'de> Document { id, title, text }, others: Refused);
 
 impl Document {
     fn plain(&self) -> Result<Plain<'_>, JsValue> {

@@ -83,27 +83,36 @@ pub(crate) fn options<T: DeserializeOwned + Default>(
     if is_absent(value) {
         return Ok(T::default());
     }
-    parsed(name, &json(name, value)?)
+    parsed(name, &json(name, value, &JsValue::NULL)?)
 }
 
 /// An array, by way of JSON.
 pub(crate) fn list<T: DeserializeOwned>(name: &str, value: &JsValue) -> Result<Vec<T>, JsValue> {
+    objects(name, value, &JsValue::NULL)
+}
+
+/// The same of objects, of which only those fields are taken that an array names.
+pub(crate) fn objects<T: DeserializeOwned>(
+    name: &str,
+    value: &JsValue,
+    fields: &JsValue,
+) -> Result<Vec<T>, JsValue> {
     if !js_sys::Array::is_array(value) {
         return Err(wrong_type(name, value, "an array"));
     }
-    parsed(name, &json(name, value)?)
+    parsed(name, &json(name, value, fields)?)
 }
 
 fn parsed<T: DeserializeOwned>(name: &str, json: &str) -> Result<T, JsValue> {
     serde_json::from_str(json).map_err(|error| refused_argument(name, without_place(&error)))
 }
 
-/// The JSON of an object or an array.
-fn json(name: &str, value: &JsValue) -> Result<String, JsValue> {
+/// The JSON of an object or an array, of the fields that an array names, or of all.
+fn json(name: &str, value: &JsValue, fields: &JsValue) -> Result<String, JsValue> {
     if !value.is_object() {
         return Err(wrong_type(name, value, "an object"));
     }
-    let text = JSON::stringify(value)
+    let text = JSON::stringify_with_replacer(value, fields)
         .map_err(|_| refused_argument(name, "it cannot be written as JSON"))?;
     text.as_string()
         .ok_or_else(|| wrong_type(name, value, "an object"))

@@ -54,9 +54,7 @@ macro_rules! object {
                         while let Some(at) = map.next_key_seed(&mut keys)? {
                             match at {
                                 $(Some(at) if at == At::$field as u32 => read.$field = map.next_value()?,)+
-                                _ => {
-                                    map.next_value::<::serde::de::IgnoredAny>()?;
-                                }
+                                _ => $crate::object!(@other $others, map),
                             }
                         }
                         Ok(read)
@@ -69,6 +67,11 @@ macro_rules! object {
             }
         }
     };
+    (@other Ignored, $map:ident) => {{
+        $map.next_value::<::serde::de::IgnoredAny>()?;
+    }};
+    // It was an error already.
+    (@other Refused, $map:ident) => {{}};
     (@name $field:ident $key:literal) => { $key };
     (@name $field:ident) => { stringify!($field) };
 }

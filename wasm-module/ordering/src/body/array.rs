@@ -7,14 +7,13 @@
 
 use super::Skip;
 use super::chat::{Chat, Entry, RawTurn, Wrap};
-use super::json::{inner, range_in, read};
+use super::json::{elements, fields, inner, range_in};
 use super::parse::{Finder, Found, Group, HintPlace, Place, Source, rendered_scope};
+use super::scan::{self, say};
 use super::text::Text;
 use crate::config::DocumentsField;
 use crate::document::{Fingerprint, estimate_tokens};
-use crate::object;
 use crate::tree::Scope;
-use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -32,21 +31,14 @@ pub struct Retrieved<'a> {
 /// Documents of an array: before every message, or to be written into a message.
 pub(super) type FromArray<'a> = (Option<Group<'a>>, Option<(usize, Group<'a>)>);
 
-#[derive(Clone, Copy, Default)]
+/// An element's fields, as written, if they say anything.
 struct RawDocument<'a> {
-    id: Option<&'a RawValue>,
-    title: Option<&'a RawValue>,
-    text: Option<&'a RawValue>,
-    content: Option<&'a RawValue>,
-    snippet: Option<&'a RawValue>,
+    id: Option<&'a str>,
+    title: Option<&'a str>,
+    text: Option<&'a str>,
     /// Cohere's way: the document's fields in an object of their own.
-    data: Option<&'a RawValue>,
+    data: Option<&'a str>,
 }
-
-object!(
-    impl<'de> RawDocument<'de> { id, title, text, content, snippet, data },
-    others: Ignored
-);
 
 /// What a `documents` element says, as it stands between quotes; empty where it says nothing.
 struct Parts<'a> {
@@ -58,16 +50,16 @@ struct Parts<'a> {
 }
 
 impl<'a> RawDocument<'a> {
-    /// Its text, by whatever name.
-    fn text(&self) -> Option<&'a str> {
-        let text = self.text.or(self.content).or(self.snippet)?;
-        inner(text.get())
-    }
+    const NAMES: [&'static str; 6] = ["id", "title", "text", "content", "snippet", "data"];
 
-    /// The object that holds the fields in Cohere's way.
-    fn data(&self) -> Option<&'a str> {
-        let data = self.data.map(RawValue::get)?;
-        data.starts_with('{').then_some(data)
+    fn new(fields: [Option<&'a str>; 6]) -> Self {
+        let [id, title, text, content, snippet, data] = fields;
+        Self {
+            id,
+            title,
+            text: text.or(content).or(snippet).and_then(inner),
+            data: data.filter(|data| data.starts_with('{')),
+        }
     }
 }
 
@@ -76,26 +68,31 @@ pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
     if let Some(text) = inner(element) {
         return Some(Text::new(text).plain);
     }
-    let raw: RawDocument<'_> = serde_json::from_str(element).ok()?;
-    let fields = match raw.data() {
-        Some(data) => serde_json::from_str(data).ok()?,
+    let read = |object| {
+        let mut fields = scan::fields(object, RawDocument::NAMES).ok()?;
+        say(&mut fields);
+        Some(RawDocument::new(fields))
+    };
+    let raw = read(element)?;
+    let fields = match raw.data {
+        Some(data) => read(data)?,
         None => raw,
     };
-    Some(Text::new(fields.text()?).plain)
+    Some(Text::new(fields.text?).plain)
 }
 
 impl<'a> Finder<'a, '_> {
     /// The documents of the chat's array; nothing if it is empty.
     pub(super) fn array(&mut self, array: &'a str, chat: &Chat<'a>) -> Result<FromArray<'a>, Skip> {
         let messages = &chat.messages;
-        let elements: Vec<&'a RawValue> = read(self.body, array)?;
+        let elements = elements(self.body, array)?;
         self.add(elements.len())?;
         if elements.is_empty() {
             return Ok((None, None));
         }
         let target = target(messages);
         let documents = elements.iter().enumerate();
-        let documents = documents.map(|(index, element)| self.document(index, element.get()));
+        let documents = documents.map(|(index, element)| self.document(index, element));
         let documents: Vec<Parts<'a>> = documents.collect::<Result<_, Skip>>()?;
         let stays = chat.is_cohere || self.config.field == DocumentsField::Reorder;
         let is_counted =
@@ -105,11 +102,11 @@ impl<'a> Finder<'a, '_> {
         }
         if stays {
             let found = elements.iter().zip(&documents);
-            let found = found.map(|(element, parts)| Found::whole(element.get(), parts.id));
+            let found = found.map(|(element, parts)| Found::whole(element, parts.id));
             let found = found.collect();
             let slots = elements
                 .iter()
-                .map(|element| range_in(self.body, element.get()))
+                .map(|element| range_in(self.body, element))
                 .collect();
             // Where the template renders the documents is unknown; before everything is the usual place.
             let scope = Scope(messages.first().map_or(0, |message| message.before));
@@ -146,13 +143,13 @@ impl<'a> Finder<'a, '_> {
         retrieved: &Retrieved<'a>,
         messages: &[RawTurn<'a>],
     ) -> Result<Option<(usize, Group<'a>)>, Skip> {
-        let elements: Vec<&'a RawValue> = read(self.body, retrieved.documents)?;
+        let elements = elements(self.body, retrieved.documents)?;
         self.add(elements.len())?;
         if elements.is_empty() {
             return Ok(None);
         }
         let documents = elements.iter().enumerate();
-        let documents = documents.map(|(index, element)| self.document(index, element.get()));
+        let documents = documents.map(|(index, element)| self.document(index, element));
         let documents: Vec<Parts<'a>> = documents.collect::<Result<_, Skip>>()?;
         let target = target(messages).ok_or(Skip::NoUserMessage)?;
         Ok(Some(rendered(documents, target, None, retrieved.around)))
@@ -171,30 +168,26 @@ impl<'a> Finder<'a, '_> {
         if !element.starts_with('{') {
             return Err(Skip::MalformedDocument { index });
         }
-        let raw: RawDocument<'a> = read(self.body, element)?;
-        let data = raw.data();
-        let fields: RawDocument<'a> = match data {
-            Some(data) => read(self.body, data)?,
+        let read = |object| {
+            let fields = fields(self.body, object, RawDocument::NAMES)?;
+            Ok(RawDocument::new(fields))
+        };
+        let raw = read(element)?;
+        let (id, data) = (raw.id, raw.data);
+        let fields = match data {
+            Some(data) => read(data)?,
             None => raw,
         };
-        let text = fields.text();
-        let id =
-            raw.id
-                .or(fields.id)
-                .map(RawValue::get)
-                .map_or("", |id| match id.as_bytes().first() {
-                    Some(b'"') => inner(id).unwrap_or_default(),
-                    Some(b'-' | b'0'..=b'9') => id,
-                    _ => "",
-                });
-        let title = fields
-            .title
-            .and_then(|title| inner(title.get()))
-            .unwrap_or_default();
+        let id = (id.or(fields.id)).map_or("", |id| match id.as_bytes().first() {
+            Some(b'"') => inner(id).unwrap_or_default(),
+            Some(b'-' | b'0'..=b'9') => id,
+            _ => "",
+        });
+        let title = fields.title.and_then(inner).unwrap_or_default();
         Ok(Parts {
             id,
             title,
-            text: text.ok_or(Skip::MalformedDocument { index })?,
+            text: (fields.text).ok_or(Skip::MalformedDocument { index })?,
             in_data: data.is_some(),
         })
     }

@@ -9,10 +9,10 @@
 //! ```
 
 use super::content::{Piece, pieces};
-use super::json::{inner, misplaced, offset_in, range_in, scanned};
+use super::json::{offset_in, range_in, scanned, text};
 use super::lists::Author;
 use super::salt::SaltPlace;
-use super::scan::{Bad, Scan, decoded};
+use super::scan::{Bad, Scan, fields, say};
 use super::{MAX_MODEL_BYTES, Skip};
 use smallvec::SmallVec;
 use std::borrow::Cow;
@@ -71,57 +71,45 @@ pub(crate) enum Wrap {
     Part { others: bool },
 }
 
-/// A chat request's fields, as written.
+/// A chat request's messages, and its other fields by [`FIELDS`], as written.
 #[derive(Default)]
 struct RawChat<'a> {
-    model: Option<&'a str>,
-    system: Option<&'a str>,
-    preamble: Option<&'a str>,
     messages: Option<Vec<RawMessage<'a>>>,
-    chat_history: Option<&'a str>,
-    message: Option<&'a str>,
-    tools: Option<&'a str>,
-    documents: Option<&'a str>,
-    cache_salt: Option<&'a str>,
-    user: Option<&'a str>,
-    safety_identifier: Option<&'a str>,
-    prompt_cache_key: Option<&'a str>,
-    metadata: Option<&'a str>,
+    fields: [Option<&'a str>; FIELDS.len()],
 }
+
+const FIELDS: [&str; 12] = [
+    "model",
+    "system",
+    "preamble",
+    "chat_history",
+    "message",
+    "tools",
+    "documents",
+    "cache_salt",
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "metadata",
+];
 
 impl<'a> RawChat<'a> {
     fn read(scan: &mut Scan<'a>) -> Result<Self, Bad> {
         let mut chat = Self::default();
         scan.object(|scan, name| {
-            let field = match name {
-                "messages" => {
-                    return match chat.messages.replace(RawMessage::list(scan)?) {
-                        None => Ok(()),
-                        Some(_) => Err(Bad(scan.next())),
-                    };
-                }
-                "model" => &mut chat.model,
-                "system" => &mut chat.system,
-                "preamble" => &mut chat.preamble,
-                "chat_history" => &mut chat.chat_history,
-                "message" => &mut chat.message,
-                "tools" => &mut chat.tools,
-                "documents" => &mut chat.documents,
-                "cache_salt" => &mut chat.cache_salt,
-                "user" => &mut chat.user,
-                "safety_identifier" => &mut chat.safety_identifier,
-                "prompt_cache_key" => &mut chat.prompt_cache_key,
-                "metadata" => &mut chat.metadata,
-                _ => return scan.value().map(drop),
-            };
-            scan.field(field)
+            if name != "messages" {
+                return scan.field(name, &FIELDS, &mut chat.fields);
+            }
+            match chat.messages.replace(RawMessage::list(scan)?) {
+                None => Ok(()),
+                Some(_) => Err(Bad(scan.next())),
+            }
         })?;
         Ok(chat)
     }
 }
 
-/// A message's fields, as written, and all of it.
-#[derive(Default)]
+/// A message's fields, as written, if they say anything, and all of it.
 struct RawMessage<'a> {
     raw: &'a str,
     role: Option<&'a str>,
@@ -141,52 +129,50 @@ impl<'a> RawMessage<'a> {
     }
 
     fn read(scan: &mut Scan<'a>) -> Result<Self, Bad> {
-        let mut message = Self::default();
         let start = scan.next();
-        scan.object(|scan, name| {
-            let field = match name {
-                "role" => &mut message.role,
-                "content" => &mut message.content,
-                "message" => &mut message.message,
-                _ => return scan.value().map(drop),
-            };
-            scan.field(field)
-        })?;
-        message.raw = scan.since(start);
-        Ok(message)
+        let mut fields = scan.fields(["role", "content", "message"])?;
+        say(&mut fields);
+        let [role, content, message] = fields;
+        Ok(Self {
+            raw: scan.since(start),
+            role,
+            content,
+            message,
+        })
     }
-}
-
-/// A field that says something.
-fn said(field: Option<&str>) -> Option<&str> {
-    field.filter(|value| *value != "null")
-}
-
-/// The text of a field, which must be a string if it says anything.
-fn text<'a>(body: &str, field: Option<&'a str>) -> Result<Cow<'a, str>, Skip> {
-    let Some(value) = said(field) else {
-        return Ok(Cow::default());
-    };
-    (inner(value).and_then(decoded)).ok_or_else(|| misplaced(body, value, 0))
 }
 
 /// Who the client says is asking, in `metadata`. Whatever else it keeps there may change from request to request.
 fn user_id(metadata: &str) -> Option<&str> {
-    let mut id = None;
-    let mut scan = Scan::new(metadata);
-    let object = scan.object(|scan, name| match name {
-        "user_id" => scan.field(&mut id),
-        _ => scan.value().map(drop),
-    });
-    object.ok()?;
-    said(id)
+    let [id] = fields(metadata, ["user_id"]).ok()?;
+    id.filter(|id| *id != "null")
 }
 
 impl<'a> Chat<'a> {
     pub(super) fn read(body: &'a str) -> Result<Self, Skip> {
         let top = body.trim_ascii();
-        let chat: RawChat<'a> = scanned(body, top, RawChat::read)?;
-        let model = text(body, chat.model)?;
+        let RawChat {
+            messages,
+            mut fields,
+        } = scanned(body, top, RawChat::read)?;
+        // `null` is something here: a salt written beside it would not be the last one. In other fields it is nothing.
+        let [.., salt, _, _, _, _] = fields;
+        say(&mut fields);
+        let [
+            model,
+            system,
+            preamble,
+            history,
+            message,
+            tools,
+            documents,
+            _,
+            user,
+            safety_identifier,
+            prompt_cache_key,
+            metadata,
+        ] = fields;
+        let model = text(body, model)?;
         if model.len() > MAX_MODEL_BYTES {
             return Err(Skip::LongModelName {
                 bytes: model.len(),
@@ -194,31 +180,27 @@ impl<'a> Chat<'a> {
             });
         }
         let asking = [
-            said(chat.user),
-            said(chat.safety_identifier),
-            said(chat.prompt_cache_key),
-            said(chat.metadata).and_then(user_id),
+            user,
+            safety_identifier,
+            prompt_cache_key,
+            metadata.and_then(user_id),
         ];
         let mut place = Place {
             chain: asking.into_iter().fold(Chain(0), |chain, value| {
                 chain.then("", xxh3_128(value.unwrap_or_default().as_bytes()))
             }),
-            before: xxh3_64_with_seed(said(chat.tools).unwrap_or_default().as_bytes(), 0),
+            before: xxh3_64_with_seed(tools.unwrap_or_default().as_bytes(), 0),
             turn: 0,
         };
-        let message = said(chat.message);
-        let messages = chat.messages.unwrap_or_default();
+        let messages = messages.unwrap_or_default();
         let is_cohere = message.is_some() && messages.is_empty();
-        let history = match chat.chat_history {
-            Some(history) if is_cohere => scanned(body, history, RawMessage::list)?,
-            // A list all the same.
-            Some(other) if !other.starts_with('[') => return Err(misplaced(body, other, 0)),
-            _ => Vec::new(),
-        };
         let (system, earlier, last) = if is_cohere {
-            (said(chat.preamble), history, message)
+            let history = history.map_or(Ok(Vec::new()), |history| {
+                scanned(body, history, RawMessage::list)
+            });
+            (preamble, history?, message)
         } else {
-            (said(chat.system), messages, None)
+            (system, messages, None)
         };
         let mut messages = Vec::with_capacity(earlier.len() + 2);
         if let Some(system) = system {
@@ -231,7 +213,7 @@ impl<'a> Chat<'a> {
                 "CHATBOT" => "assistant",
                 role => role,
             };
-            let content = said(message.content).or(said(message.message));
+            let content = message.content.or(message.message);
             messages.push(place.turn(body, message.raw, role, content)?);
         }
         if let Some(last) = last {
@@ -239,9 +221,9 @@ impl<'a> Chat<'a> {
         }
         Ok(Self {
             model,
-            salt: SaltPlace::new(body, top, chat.cache_salt),
+            salt: SaltPlace::new(body, top, salt),
             messages,
-            documents: said(chat.documents),
+            documents,
             is_cohere,
         })
     }

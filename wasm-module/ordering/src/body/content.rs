@@ -11,10 +11,9 @@
 //! (`cache_control`).
 
 use super::Skip;
-use super::json::{inner, read};
+use super::json::{elements, fields, inner};
 use super::lists::Author;
-use crate::object;
-use serde_json::value::RawValue;
+use super::scan;
 use smallvec::SmallVec;
 
 /// What may hold documents.
@@ -35,37 +34,18 @@ pub(super) struct Block<'a> {
     pub(super) label: &'a str,
 }
 
-#[derive(Default)]
+/// A part's or a block's fields, as written, if they say anything.
 struct RawPart<'a> {
-    kind: Option<&'a RawValue>,
-    text: Option<&'a RawValue>,
-    title: Option<&'a RawValue>,
-    source: Option<&'a RawValue>,
-    content: Option<&'a RawValue>,
+    kind: Option<&'a str>,
+    text: Option<&'a str>,
+    title: Option<&'a str>,
+    source: Option<&'a str>,
+    content: Option<&'a str>,
     /// Cohere's way: a block of a tool's result that holds a document.
-    document: Option<&'a RawValue>,
-    citations: Option<&'a RawValue>,
-    cache_control: Option<&'a RawValue>,
+    document: Option<&'a str>,
+    citations: Option<&'a str>,
+    cache_control: Option<&'a str>,
 }
-
-object!(
-    impl<'de> RawPart<'de> { kind = "type", text, title, source, content, document, citations, cache_control },
-    others: Ignored
-);
-
-#[derive(Default)]
-struct RawInner<'a> {
-    id: Option<&'a RawValue>,
-}
-
-object!(impl<'de> RawInner<'de> { id }, others: Ignored);
-
-#[derive(Default)]
-struct RawCitations {
-    enabled: Option<bool>,
-}
-
-object!(impl<'de> RawCitations { enabled }, others: Ignored);
 
 /// The pieces of a message's `content`, which `author` wrote.
 pub(super) fn pieces<'a>(
@@ -81,10 +61,9 @@ pub(super) fn pieces<'a>(
         return Ok(pieces);
     }
     let mut blocks = Vec::new();
-    for raw in read::<Vec<&'a RawValue>>(body, content)? {
-        let raw = raw.get();
-        let part: Option<RawPart<'a>> = match raw.starts_with('{') {
-            true => Some(read(body, raw)?),
+    for raw in elements(body, content)? {
+        let part = match raw.starts_with('{') {
+            true => Some(RawPart::read(body, raw)?),
             false => None,
         };
         let label = part.as_ref().and_then(RawPart::label);
@@ -98,11 +77,11 @@ pub(super) fn pieces<'a>(
         let Some(part) = part else {
             continue;
         };
-        let text = part.text.and_then(|text| inner(text.get()));
+        let text = part.text.and_then(inner);
         pieces.extend(text.map(|text| Piece::Text(text, author)));
         // A result holds no results: this goes one level deep, however deep a body may be.
         if part.is("tool_result") && author == Author::Other {
-            let content = part.content.map_or("", RawValue::get);
+            let content = part.content.unwrap_or_default();
             pieces.extend(self::pieces(body, content, Author::Tool)?);
         }
     }
@@ -113,32 +92,59 @@ pub(super) fn pieces<'a>(
 }
 
 impl<'a> RawPart<'a> {
+    fn read(body: &str, raw: &'a str) -> Result<Self, Skip> {
+        let names = [
+            "type",
+            "text",
+            "title",
+            "source",
+            "content",
+            "document",
+            "citations",
+            "cache_control",
+        ];
+        let [
+            kind,
+            text,
+            title,
+            source,
+            content,
+            document,
+            citations,
+            cache_control,
+        ] = fields(body, raw, names)?;
+        Ok(Self {
+            kind,
+            text,
+            title,
+            source,
+            content,
+            document,
+            citations,
+            cache_control,
+        })
+    }
+
     fn is(&self, kind: &str) -> bool {
-        self.kind.and_then(|kind| inner(kind.get())) == Some(kind)
+        self.kind.and_then(inner) == Some(kind)
     }
 
     /// What the block is called, if it is a document that may move; empty if it is called nothing.
     fn label(&self) -> Option<&'a str> {
         let is_document = self.is("document") || self.is("search_result");
-        let cites = self.citations.is_some_and(|citations| {
-            let read = serde_json::from_str::<RawCitations>(citations.get());
-            !read.is_ok_and(|citations| citations.enabled == Some(false))
-        });
+        let cites = self
+            .citations
+            .is_some_and(|citations| scan::fields(citations, ["enabled"]) != Ok([Some("false")]));
         if !is_document || cites || self.cache_control.is_some() {
             return None;
         }
         if let Some(document) = self.document {
             // An answer cites it by its id, or by its place where it has none.
-            let inside: RawInner<'a> = serde_json::from_str(document.get()).ok()?;
-            return inner(inside.id?.get());
+            let [id] = scan::fields(document, ["id"]).ok()?;
+            return inner(id?);
         }
         let names = [self.title, self.source].into_iter().flatten();
-        Some(
-            names
-                .filter_map(|name| inner(name.get()))
-                .next()
-                .unwrap_or_default(),
-        )
+        Some(names.filter_map(inner).next().unwrap_or_default())
     }
 }
 

@@ -2,8 +2,8 @@
 //! stands there.
 
 use super::Skip;
-use super::scan::{Bad, Scan};
-use serde::Deserialize;
+use super::scan::{self, Bad, Scan, say};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// What stands between the quotes of a raw JSON string; `None` if it is no string.
@@ -11,20 +11,28 @@ pub(super) fn inner(raw: &str) -> Option<&str> {
     raw.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// Reads `part` of `body` as an object.
-pub(super) fn object<'a, T: Deserialize<'a>>(body: &str, part: &'a str) -> Result<T, Skip> {
-    // Serde would take an array for a struct.
-    if part.starts_with('{') {
-        read(body, part)
-    } else {
-        Err(invalid(body, offset_in(body, part), 1, 1))
-    }
+/// The fields by these names of the object that `part` of `body` is, if they say anything.
+pub(super) fn fields<'a, const N: usize>(
+    body: &str,
+    part: &'a str,
+    names: [&str; N],
+) -> Result<[Option<&'a str>; N], Skip> {
+    let mut fields = scan::fields(part, names).map_err(|Bad(at)| misplaced(body, part, at))?;
+    say(&mut fields);
+    Ok(fields)
 }
 
-/// Reads `part` of `body`.
-pub(super) fn read<'a, T: Deserialize<'a>>(body: &str, part: &'a str) -> Result<T, Skip> {
-    serde_json::from_str(part)
-        .map_err(|error| invalid(body, offset_in(body, part), error.line(), error.column()))
+/// The elements of the list that `part` of `body` is.
+pub(super) fn elements<'a>(body: &str, part: &'a str) -> Result<Vec<&'a str>, Skip> {
+    scanned(body, part, Scan::elements)
+}
+
+/// The text of a field, which must be a string if it says anything.
+pub(super) fn text<'a>(body: &str, field: Option<&'a str>) -> Result<Cow<'a, str>, Skip> {
+    let Some(value) = field else {
+        return Ok(Cow::default());
+    };
+    super::string(value).ok_or_else(|| misplaced(body, value, 0))
 }
 
 /// Passes over `part` of `body` as `read` says, all of it.
@@ -41,21 +49,11 @@ pub(super) fn scanned<'a, T>(
 
 /// An error at the byte `at` of `part`.
 pub(super) fn misplaced(body: &str, part: &str, at: usize) -> Skip {
-    invalid(body, offset_in(body, part) + at, 1, 1)
-}
-
-/// An error at `line` and `column` of the part of `body` that starts at `offset`.
-fn invalid(body: &str, offset: usize, line: usize, column: usize) -> Skip {
-    let before = body.get(..offset).unwrap_or_default();
-    let lines = before.matches('\n').count();
-    let last_line = before.len() - before.rfind('\n').map_or(0, |at| at + 1);
+    let before = body.get(..offset_in(body, part) + at).unwrap_or(body);
+    let line = before.rfind('\n').map_or(0, |newline| newline + 1);
     Skip::InvalidJson {
-        line: lines + line.max(1),
-        column: if line <= 1 {
-            last_line + column
-        } else {
-            column
-        },
+        line: before.matches('\n').count() + 1,
+        column: before.len() - line + 1,
     }
 }
 

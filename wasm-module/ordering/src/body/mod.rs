@@ -23,7 +23,7 @@ mod parse;
 mod question;
 mod results;
 mod salt;
-mod scan;
+pub(crate) mod scan;
 mod search;
 mod tags;
 mod text;
@@ -47,6 +47,11 @@ fn text_of(body: &[u8]) -> Result<&str, Skip> {
 /// A piece of a JSON string without its escapes.
 pub(crate) fn unescaped(piece: &str) -> Cow<'_, str> {
     text::Text::new(piece).plain
+}
+
+/// The text of a JSON string, as written; `None` if it is another value, or an escape stands for no character.
+pub(crate) fn string(raw: &str) -> Option<Cow<'_, str>> {
+    json::inner(raw).and_then(scan::decoded)
 }
 
 /// Why a request is left as it came. Displayed with the value and the limit; never with the body's text.

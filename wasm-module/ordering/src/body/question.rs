@@ -5,12 +5,10 @@
 //!                  opening          text                        field, cut out of what is sent
 //! ```
 
-use super::json::{inner, object, offset_in, range_in, read};
-use super::salt::Given;
+use super::json::{self, elements, fields, inner, offset_in, range_in, scanned};
+use super::scan::say;
 use super::{Skip, parse, text_of, unescaped};
 use crate::config::Config;
-use crate::object;
-use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -38,36 +36,6 @@ pub struct Opening<'a> {
     pub fields: Vec<(&'static str, &'a str)>,
 }
 
-#[derive(Default)]
-struct RawChat<'a> {
-    model: Option<&'a RawValue>,
-    system: Option<&'a RawValue>,
-    messages: Vec<&'a RawValue>,
-    tools: Option<&'a RawValue>,
-    cache_salt: Option<&'a RawValue>,
-    retrieval: Given<'a>,
-}
-
-object!(
-    impl<'de> RawChat<'de> { model, system, messages, tools, cache_salt, retrieval },
-    others: Ignored
-);
-
-#[derive(Default)]
-struct RawMessage<'a> {
-    role: Option<Cow<'a, str>>,
-    content: Option<&'a RawValue>,
-}
-
-object!(impl<'de> RawMessage<'de> { role, content }, others: Ignored);
-
-#[derive(Default)]
-struct RawPart<'a> {
-    text: Option<&'a RawValue>,
-}
-
-object!(impl<'de> RawPart<'de> { text }, others: Ignored);
-
 /// What `body` asks. Documents are looked for as the orderer of that configuration does.
 ///
 /// # Errors
@@ -76,24 +44,37 @@ pub fn question<'a>(body: &'a [u8], config: &Config) -> Result<Question<'a>, Ski
     let has_documents = parse(body, config)?.has_documents();
     let body = text_of(body)?;
     let top = body.trim_ascii();
-    let chat: RawChat<'a> = object(body, top)?;
+    let names = [
+        "model",
+        "system",
+        "messages",
+        "tools",
+        "cache_salt",
+        "retrieval",
+    ];
+    // `null` in the field says something, and is cut out like anything else.
+    let mut found = scanned(body, top, |scan| scan.fields(names))?;
+    let [.., messages, _, _, field] = found;
+    say(&mut found);
+    let [model, system, _, tools, cache_salt, _] = found;
     let mut opening = Opening::default();
     // Anthropic's: a field instead of a message.
-    opening.messages.extend(chat.system.map(|system| {
-        let message = format!(r#"{{"role":"system","content":{}}}"#, system.get());
+    opening.messages.extend(system.map(|system| {
+        let message = format!(r#"{{"role":"system","content":{system}}}"#);
         Cow::Owned(message)
     }));
     let mut opens = true;
     let mut text = None;
-    for raw in &chat.messages {
-        let message: RawMessage<'a> = object(body, raw.get())?;
-        let role = message.role.as_deref().unwrap_or_default();
-        opens &= matches!(role, "system" | "developer");
+    let messages = messages.map_or(Ok(Vec::new()), |list| elements(body, list))?;
+    for message in messages {
+        let [role, content] = fields(body, message, ["role", "content"])?;
+        let role = json::text(body, role)?;
+        opens &= matches!(role.as_ref(), "system" | "developer");
         if opens {
-            opening.messages.push(Cow::Borrowed(raw.get()));
+            opening.messages.push(Cow::Borrowed(message));
         }
         if role == "user" {
-            let content = message.content.map_or("", RawValue::get);
+            let content = content.unwrap_or_default();
             // As the documents: into the last message that has room for them.
             if content.starts_with(['"', '[']) {
                 text = text_in(body, content)?;
@@ -101,19 +82,19 @@ pub fn question<'a>(body: &'a [u8], config: &Config) -> Result<Question<'a>, Ski
         }
     }
     let fields = [
-        ("model", chat.model),
-        ("tools", chat.tools),
-        ("cache_salt", chat.cache_salt),
+        ("model", model),
+        ("tools", tools),
+        ("cache_salt", cache_salt),
     ];
     let fields = fields.into_iter();
     opening.fields = fields
-        .filter_map(|(name, value)| Some((name, value?.get())))
+        .filter_map(|(name, value)| Some((name, value?)))
         .collect();
     Ok(Question {
         text: text.filter(|text| !text.trim_ascii().is_empty()),
         has_documents,
-        field: chat.retrieval.0.map(RawValue::get),
-        cut: (chat.retrieval.0).and_then(|value| field(body, value.get())),
+        field,
+        cut: field.and_then(|value| place_of_field(body, value)),
         opening,
     })
 }
@@ -124,13 +105,12 @@ fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Ski
         return Ok(Some(unescaped(text)));
     }
     let mut all = String::new();
-    for part in read::<Vec<&'a RawValue>>(body, content)? {
-        let part = part.get();
+    for part in elements(body, content)? {
         let text = match inner(part) {
             Some(text) => Some(text),
             None if part.starts_with('{') => {
-                let part: RawPart<'a> = read(body, part)?;
-                part.text.and_then(|text| inner(text.get()))
+                let [text] = fields(body, part, ["text"])?;
+                text.and_then(inner)
             }
             None => None,
         };
@@ -145,7 +125,7 @@ fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Ski
 }
 
 /// Where the field of an object stands in `body` that has this value, with the comma that would be left.
-fn field(body: &str, value: &str) -> Option<Range<usize>> {
+fn place_of_field(body: &str, value: &str) -> Option<Range<usize>> {
     let value = range_in(body, value);
     let name = body
         .get(..value.start)?

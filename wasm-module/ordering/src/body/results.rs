@@ -1,42 +1,17 @@
 //! Documents in a tool's result that is JSON: the elements of its `results` array, as search tools return them.
 
 use super::json::{inner, range_in};
+use super::scan::{Scan, fields};
 use super::tags::Span;
-use crate::object;
-use serde_json::value::RawValue;
-
-/// A tool's result.
-#[derive(Default)]
-struct RawResults<'a> {
-    results: Vec<&'a RawValue>,
-}
-
-object!(impl<'de> RawResults<'de> { results }, others: Ignored);
-
-/// What a result may be called by.
-#[derive(Default)]
-struct RawResult<'a> {
-    url: Option<&'a RawValue>,
-    path: Option<&'a RawValue>,
-    file: Option<&'a RawValue>,
-    filename: Option<&'a RawValue>,
-    uri: Option<&'a RawValue>,
-    href: Option<&'a RawValue>,
-}
-
-object!(
-    impl<'de> RawResult<'de> { url, path, file, filename, uri, href },
-    others: Ignored
-);
 
 /// The elements of the array `results` of the object that `text` is; none if one of them does not say by `url`,
 /// `path`, `file`, `filename`, `uri` or `href`, a string, where it comes from.
 pub(super) fn results(text: &str) -> Vec<Span> {
-    let Ok(RawResults { results }) = serde_json::from_str(text) else {
+    let Ok([Some(results)]) = fields(text, ["results"]) else {
         return Vec::new();
     };
-    let spans = results.iter().map(|element| {
-        let element = element.get();
+    let elements = Scan::new(results).elements().unwrap_or_default();
+    let spans = elements.into_iter().map(|element| {
         let from = origin(element)?;
         Some(Span {
             whole: range_in(text, element),
@@ -47,18 +22,9 @@ pub(super) fn results(text: &str) -> Vec<Span> {
 }
 
 fn origin(element: &str) -> Option<&str> {
-    let result: RawResult<'_> = serde_json::from_str(element).ok()?;
-    let keys = [
-        result.url,
-        result.path,
-        result.file,
-        result.filename,
-        result.uri,
-        result.href,
-    ];
-    keys.into_iter()
-        .flatten()
-        .find_map(|value| inner(value.get()))
+    let names = ["url", "path", "file", "filename", "uri", "href"];
+    let fields = fields(element, names).ok()?;
+    fields.into_iter().flatten().find_map(inner)
 }
 
 #[cfg(test)]

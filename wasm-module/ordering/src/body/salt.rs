@@ -5,12 +5,9 @@
 //! (not JSON, the field twice) is an error: which of two salts an engine takes is the engine's affair.
 
 use super::edit::{self, Edit};
-use super::json::{object, offset_in, range_in};
+use super::json::{offset_in, range_in, scanned};
 use super::{Skip, unescaped};
 use crate::feed::TenantKey;
-use crate::object;
-use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
 
 /// Where a body's salt stands, or is to stand.
 #[derive(Clone, Copy, Debug)]
@@ -30,29 +27,11 @@ pub(crate) struct SaltPlace<'a> {
 pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
     let body = super::text_of(body)?;
     let top = body.trim_ascii();
-    let salted: Salted<'_> = object(body, top)?;
-    let given = salted.cache_salt.0.map(RawValue::get);
+    // `null` is something: a salt written beside it would not be the last one.
+    let [given] = scanned(body, top, |scan| scan.fields(["cache_salt"]))?;
     let place = SaltPlace::new(body, top, given);
     Ok(edit::apply(body, vec![place.write(body, salt)]))
 }
-
-/// A field as written. `null` is something, unlike in an `Option`: a salt written beside it would not be the last one.
-#[derive(Default)]
-pub(super) struct Given<'a>(pub(super) Option<&'a RawValue>);
-
-impl<'de> Deserialize<'de> for Given<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        <&RawValue>::deserialize(deserializer).map(|value| Self(Some(value)))
-    }
-}
-
-/// A body of which only the salt is read.
-#[derive(Default)]
-struct Salted<'a> {
-    cache_salt: Given<'a>,
-}
-
-object!(impl<'de> Salted<'de> { cache_salt }, others: Ignored);
 
 impl<'a> SaltPlace<'a> {
     /// In the object `top` of `body`.

@@ -1,6 +1,6 @@
 //! Passes over JSON text once, checks it, and says where its values stand.
 //!
-//! A chat is read this way: its messages hold most of a body's bytes, and a parser that first finds the messages and
+//! Bodies are read this way: a chat's messages hold most of its bytes, and a parser that first finds the messages and
 //! then what is in them looks at each byte twice. Nothing is decoded but names with escapes.
 //!
 //! ```text
@@ -9,20 +9,21 @@
 //! ```
 
 use super::search::special;
+use super::text::Text;
 use std::borrow::Cow;
 
 /// How far a text has been read.
-pub(super) struct Scan<'a> {
+pub(crate) struct Scan<'a> {
     text: &'a str,
     at: usize,
 }
 
 /// It is no JSON, or not of the shape wanted, at this byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Bad(pub(super) usize);
+pub(crate) struct Bad(pub(crate) usize);
 
 impl<'a> Scan<'a> {
-    pub(super) fn new(text: &'a str) -> Self {
+    pub(crate) fn new(text: &'a str) -> Self {
         Self { text, at: 0 }
     }
 
@@ -61,11 +62,48 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Reads a value into a field that has none yet.
-    pub(super) fn field(&mut self, field: &mut Option<&'a str>) -> Result<(), Bad> {
-        match field.replace(self.value()?) {
+    /// The fields of an object by these names, as written. What else it has is passed over; a name that comes twice is an
+    /// error.
+    pub(super) fn fields<const N: usize>(
+        &mut self,
+        names: [&str; N],
+    ) -> Result<[Option<&'a str>; N], Bad> {
+        let mut fields = [None; N];
+        self.read_fields(&names, &mut fields)?;
+        Ok(fields)
+    }
+
+    /// The same for any number of names, so that its code is there once.
+    fn read_fields(&mut self, names: &[&str], fields: &mut [Option<&'a str>]) -> Result<(), Bad> {
+        self.object(|scan, name| scan.field(name, names, fields))
+    }
+
+    /// The elements of a list, as written.
+    pub(crate) fn elements(&mut self) -> Result<Vec<&'a str>, Bad> {
+        let mut elements = Vec::new();
+        self.list(|scan| {
+            elements.push(scan.value()?);
+            Ok(())
+        })?;
+        Ok(elements)
+    }
+
+    /// Reads the value of `name` into its place among the fields of these names, if it is one of them.
+    pub(super) fn field(
+        &mut self,
+        name: &str,
+        names: &[&str],
+        fields: &mut [Option<&'a str>],
+    ) -> Result<(), Bad> {
+        let value = self.value()?;
+        let place = names.iter().position(|known| *known == name);
+        match place.and_then(|at| fields.get_mut(at)) {
+            Some(Some(_)) => Err(Bad(self.at)),
+            Some(field) => {
+                *field = Some(value);
+                Ok(())
+            }
             None => Ok(()),
-            Some(_) => Err(Bad(self.at)),
         }
     }
 
@@ -147,50 +185,28 @@ impl<'a> Scan<'a> {
     fn string(&mut self) -> Result<(), Bad> {
         loop {
             self.at = special(self.text, self.at);
-            match self.byte() {
-                Some(b'"') => {
-                    self.at += 1;
-                    return Ok(());
-                }
-                Some(b'\\') => {
-                    self.at += 1;
-                    match self.byte() {
-                        Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => {
-                            self.at += 1
-                        }
-                        Some(b'u') => {
-                            let digits = self.text.as_bytes().get(self.at + 1..self.at + 5);
-                            if !digits
-                                .is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
-                            {
-                                return Err(Bad(self.at));
-                            }
-                            self.at += 5;
-                        }
-                        _ => return Err(Bad(self.at)),
-                    }
-                }
-                _ => return Err(Bad(self.at)),
+            if self.takes(b"\"") {
+                return Ok(());
+            }
+            let is_escape = self.takes(b"\\")
+                && (self.takes(br#""\/bfnrt"#)
+                    || self.takes(b"u") && (0..4).all(|_| self.takes(b"0123456789abcdefABCDEF")));
+            if !is_escape {
+                return Err(Bad(self.at));
             }
         }
     }
 
     /// The rest of a number, behind its sign.
     fn number(&mut self) -> Result<(), Bad> {
-        if self.byte() == Some(b'0') {
-            self.at += 1;
-        } else {
+        if !self.takes(b"0") {
             self.digits()?;
         }
-        if self.byte() == Some(b'.') {
-            self.at += 1;
+        if self.takes(b".") {
             self.digits()?;
         }
-        if let Some(b'e' | b'E') = self.byte() {
-            self.at += 1;
-            if let Some(b'+' | b'-') = self.byte() {
-                self.at += 1;
-            }
+        if self.takes(b"eE") {
+            self.takes(b"+-");
             self.digits()?;
         }
         Ok(())
@@ -199,9 +215,7 @@ impl<'a> Scan<'a> {
     /// One digit at least.
     fn digits(&mut self) -> Result<(), Bad> {
         let start = self.at;
-        while let Some(b'0'..=b'9') = self.byte() {
-            self.at += 1;
-        }
+        while self.takes(b"0123456789") {}
         if self.at > start {
             Ok(())
         } else {
@@ -244,18 +258,21 @@ impl<'a> Scan<'a> {
         Ok(byte)
     }
 
-    /// Reads the byte, if it comes next.
+    /// Reads the byte, if it comes next, behind spaces or not.
     fn eat(&mut self, byte: u8) -> bool {
         self.space();
-        let comes = self.byte() == Some(byte);
-        self.at += usize::from(comes);
-        comes
+        self.takes(&[byte])
     }
 
     fn space(&mut self) {
-        while let Some(b' ' | b'\t' | b'\n' | b'\r') = self.byte() {
-            self.at += 1;
-        }
+        while self.takes(b" \t\n\r") {}
+    }
+
+    /// Reads one of these bytes, if the next one is.
+    fn takes(&mut self, bytes: &[u8]) -> bool {
+        let comes = self.byte().is_some_and(|byte| bytes.contains(&byte));
+        self.at += usize::from(comes);
+        comes
     }
 
     fn byte(&self) -> Option<u8> {
@@ -263,15 +280,32 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// What stands between the quotes of a string that was passed over, without its escapes; `None` where one of them stands
-/// for no character.
-pub(super) fn decoded(inner: &str) -> Option<Cow<'_, str>> {
-    if inner.contains('\\') {
-        let text: String = serde_json::from_str(&["\"", inner, "\""].concat()).ok()?;
-        Some(text.into())
-    } else {
-        Some(inner.into())
+/// The [fields](Scan::fields) of the object that `text` is.
+pub(crate) fn fields<'a, const N: usize>(
+    text: &'a str,
+    names: [&str; N],
+) -> Result<[Option<&'a str>; N], Bad> {
+    let mut fields = [None; N];
+    let mut scan = Scan::new(text);
+    scan.read_fields(&names, &mut fields)?;
+    scan.end()?;
+    Ok(fields)
+}
+
+/// Leaves those fields that say anything.
+pub(crate) fn say(fields: &mut [Option<&str>]) {
+    for field in fields {
+        *field = field.filter(|value| *value != "null");
     }
+}
+
+/// What stands between the quotes of a string that was passed over, without its escapes; `None` where one of them stands
+/// for no character, or for the one that is put in such a place.
+pub(super) fn decoded(inner: &str) -> Option<Cow<'_, str>> {
+    let text = Text::new(inner).plain;
+    let is_certain =
+        matches!(text, Cow::Borrowed(_)) || !text.contains(char::REPLACEMENT_CHARACTER);
+    is_certain.then_some(text)
 }
 
 #[cfg(test)]
@@ -368,14 +402,7 @@ mod tests {
     #[test]
     fn fields_are_told_by_their_names_and_come_once() {
         fn read(text: &str) -> Result<Option<&str>, Bad> {
-            let mut found = None;
-            let mut scan = Scan::new(text);
-            scan.object(|scan, name| match name {
-                "a" => scan.field(&mut found),
-                _ => scan.value().map(drop),
-            })?;
-            scan.end()?;
-            Ok(found)
+            fields(text, ["a"]).map(|[a]| a)
         }
         assert_eq!(read("{}"), Ok(None));
         assert_eq!(read(r#" {"b":{"a":1}, "\u0061" : [2] } "#), Ok(Some("[2]")));

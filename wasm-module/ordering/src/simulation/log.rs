@@ -2,15 +2,15 @@
 //! line. Where lines come from (a file, a page) is the caller's matter.
 
 use super::{Request, Retrieved};
-use crate::body::Skip;
+use crate::body::scan::{self, Bad, Scan, say};
+use crate::body::{Skip, string};
 use crate::config::Config;
 use crate::document::Fingerprint;
 use crate::listing::documents_of;
-use crate::object;
 use crate::policy::MAX_CANDIDATES;
 use crate::tree::Scope;
 use fxhash::FxHashSet;
-use serde_json::value::RawValue;
+use std::borrow::Cow;
 
 /// Why a line is not a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,15 +66,6 @@ pub enum BadLine {
     Body(Skip),
 }
 
-#[derive(Default)]
-struct Raw<'a> {
-    messages: Option<&'a RawValue>,
-    docs: Option<&'a RawValue>,
-    tokens: Option<&'a RawValue>,
-}
-
-object!(impl<'de> Raw<'de> { messages, docs, tokens }, others: Ignored);
-
 /// Reads lines of a log.
 #[derive(Clone)]
 pub struct LogReader {
@@ -110,40 +101,40 @@ fn parse(line: &[u8], config: &Config, document_tokens: u32) -> Result<Vec<Reque
     let text = std::str::from_utf8(line).map_err(|error| BadLine::NotAnObject {
         column: error.valid_up_to() + 1,
     })?;
-    let raw: Raw<'_> = serde_json::from_str(text).map_err(|error| BadLine::NotAnObject {
-        column: error.column(),
-    })?;
-    match (raw.messages, raw.docs) {
+    let mut fields = scan::fields(text, ["messages", "docs", "tokens"])
+        .map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
+    say(&mut fields);
+    let [messages, docs, tokens] = fields;
+    match (messages, docs) {
         (Some(_), _) => match documents_of(line, config) {
             Err(Skip::NoDocuments) => Ok(Vec::new()),
             found => found.map_err(BadLine::Body),
         },
-        (None, Some(docs)) => ranking(docs.get(), raw.tokens, document_tokens),
+        (None, Some(docs)) => ranking(docs, tokens, document_tokens),
         (None, None) => Err(BadLine::Neither),
     }
 }
 
 fn ranking(
     docs: &str,
-    tokens: Option<&RawValue>,
+    tokens: Option<&str>,
     document_tokens: u32,
 ) -> Result<Vec<Request>, BadLine> {
-    let docs: Vec<&RawValue> = serde_json::from_str(docs).map_err(|_| BadLine::DocsNotAList)?;
+    let docs = (Scan::new(docs).elements()).map_err(|_| BadLine::DocsNotAList)?;
     if docs.len() > MAX_CANDIDATES as usize {
         return Err(BadLine::TooManyDocuments {
             found: docs.len(),
             limit: MAX_CANDIDATES,
         });
     }
-    let tokens = match tokens.map(RawValue::get) {
+    let number = |text: &str| text.parse().map_err(|_| BadLine::Tokens);
+    let tokens: Vec<u32> = match tokens {
         None => vec![document_tokens; docs.len()],
         Some(list) if list.starts_with('[') => {
-            serde_json::from_str::<Vec<u32>>(list).map_err(|_| BadLine::Tokens)?
+            let list = Scan::new(list).elements().unwrap_or_default();
+            list.into_iter().map(number).collect::<Result<_, _>>()?
         }
-        Some(number) => {
-            let number = serde_json::from_str(number).map_err(|_| BadLine::Tokens)?;
-            vec![number; docs.len()]
-        }
+        Some(all) => vec![number(all)?; docs.len()],
     };
     if tokens.len() != docs.len() {
         return Err(BadLine::TokensOfOthers {
@@ -154,13 +145,11 @@ fn ranking(
     let mut seen = FxHashSet::default();
     let mut documents = Vec::with_capacity(docs.len());
     for (index, (id, tokens)) in docs.into_iter().zip(tokens).enumerate() {
-        let label = match id.get().as_bytes().first() {
-            Some(b'"') => {
-                serde_json::from_str::<String>(id.get()).map_err(|_| BadLine::Id { index })?
-            }
-            Some(b'-' | b'0'..=b'9') => id.get().to_owned(),
-            _ => return Err(BadLine::Id { index }),
+        let label = match id.as_bytes().first() {
+            Some(b'-' | b'0'..=b'9') => Some(id.to_owned()),
+            _ => string(id).map(Cow::into_owned),
         };
+        let label = label.ok_or(BadLine::Id { index })?;
         let fingerprint = Fingerprint::of(&[label.as_bytes()]);
         if seen.insert(fingerprint) {
             documents.push(Retrieved {
@@ -224,7 +213,7 @@ mod tests {
     fn what_is_wrong_is_told_without_the_lines_words() {
         let told = |line: &str| parsed(line).unwrap_err().to_string();
         for (line, words) in [
-            ("{\"secret\"", "error at column 9"),
+            ("{\"secret\"", "error at column 10"),
             ("[\"secret\"]", "not a JSON object"),
             (r#"{"secret":1}"#, "neither a chat body"),
             (r#"{"docs":"secret"}"#, "`docs` is not a list"),
