@@ -228,7 +228,7 @@ struct Document {
     text: Option<String>,
 }
 
-object!(impl<'de> Document { id, title, text }, others: Refused);
+object!(impl<'de> Document { id, title, text });
 
 impl Document {
     fn plain(&self) -> Result<Plain<'_>, JsValue> {
@@ -250,7 +250,7 @@ struct Options {
     limit: Option<u32>,
 }
 
-object!(impl<'de> Options { before, tenant, model, limit }, others: Refused);
+object!(impl<'de> Options { before, tenant, model, limit });
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]

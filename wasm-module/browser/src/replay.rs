@@ -99,8 +99,7 @@ struct Options {
 }
 
 object!(
-    impl<'de> Options { policy, cache_tokens = "cacheTokens", page_tokens = "pageTokens", seed },
-    others: Refused
+    impl<'de> Options { policy, cache_tokens = "cacheTokens", page_tokens = "pageTokens", seed }
 );
 
 impl Default for Options {

@@ -25,8 +25,7 @@ pub struct RawConfig {
 }
 
 object!(
-    impl<'de> RawConfig { policy, policy_options, hint, documents, tree, conversation },
-    others: Refused
+    impl<'de> RawConfig { policy, policy_options, hint, documents, tree, conversation }
 );
 
 /// What a policy is told, as written; each takes what concerns it.
@@ -42,7 +41,7 @@ pub struct RawPolicyOptions {
     pub max_contexts: u32,
 }
 
-object!(impl<'de> RawPolicyOptions { seed, window, max_displacement, max_contexts }, others: Refused);
+object!(impl<'de> RawPolicyOptions { seed, window, max_displacement, max_contexts });
 
 /// The hints, as written.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +59,7 @@ pub struct RawHint {
     pub location: String,
 }
 
-object!(impl<'de> RawHint { enabled, template, label, separator, location }, others: Refused);
+object!(impl<'de> RawHint { enabled, template, label, separator, location });
 
 /// How documents are found, as written.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,8 +91,7 @@ pub struct RawDocuments {
 }
 
 object!(
-    impl<'de> RawDocuments { field, tags, loose_tags, blocks, results, numbered, rules, headings, max },
-    others: Refused
+    impl<'de> RawDocuments { field, tags, loose_tags, blocks, results, numbered, rules, headings, max }
 );
 
 /// What happens to a `documents` array in the body.
@@ -120,7 +118,7 @@ pub struct RawTree {
     pub max_trees: u32,
 }
 
-object!(impl<'de> RawTree { max_nodes, max_tokens, max_trees }, others: Refused);
+object!(impl<'de> RawTree { max_nodes, max_tokens, max_trees });
 
 /// What is done with the earlier turns of a chat, as written.
 ///
@@ -153,8 +151,7 @@ pub struct RawConversation {
 }
 
 object!(
-    impl<'de> RawConversation { deduplicate, pin, max_pinned_tokens, max_entries, max_bytes },
-    others: Refused
+    impl<'de> RawConversation { deduplicate, pin, max_pinned_tokens, max_entries, max_bytes }
 );
 
 /// Configuration as checked.

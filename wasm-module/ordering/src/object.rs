@@ -1,6 +1,6 @@
 //! Structs that are read from JSON objects, and from nothing else.
 //!
-//! serde's derive reads a struct from an array too: `[]` would be a configuration, and `["user"]` a message. It makes
+//! serde's derive reads a struct from an array too: `[]` would be a configuration. It makes
 //! code for both, for every struct; in a module that a page loads that is 10 KB of 150. [`object!`](crate::object) makes
 //! the other half, and leaves what all structs share, telling keys apart, to one function.
 
@@ -16,20 +16,19 @@ use std::fmt;
 ///     kind: Option<String>,
 /// }
 ///
-/// foreword_ordering::object!(impl<'de> Shape { sides, kind = "type" }, others: Refused);
+/// foreword_ordering::object!(impl<'de> Shape { sides, kind = "type" });
 ///
 /// let shape: Shape = serde_json::from_str(r#"{"type": "square"}"#).unwrap();
 /// assert_eq!((shape.sides, shape.kind.as_deref()), (0, Some("square")));
 /// assert!(serde_json::from_str::<Shape>(r#"{"size": 1}"#).is_err());
 /// ```
 ///
-/// `others` says what happens to keys that are not listed: [`Others`]. A struct may borrow from the text for the
-/// lifetime named. Every field must be listed, 32 at most; a key that comes twice is an error.
+/// A key that is not listed is an error that lists what would be read: a misspelt setting would be without effect. So is
+/// one that comes twice. Every field must be listed, 32 at most. A struct may borrow from the text for the lifetime named.
 #[macro_export]
 macro_rules! object {
     (
-        impl<$de:lifetime> $name:ty { $($field:ident $(= $key:literal)?),+ $(,)? },
-        others: $others:ident
+        impl<$de:lifetime> $name:ty { $($field:ident $(= $key:literal)?),+ $(,)? }
     ) => {
         impl<$de> ::serde::Deserialize<$de> for $name {
             fn deserialize<D: ::serde::Deserializer<$de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -49,12 +48,13 @@ macro_rules! object {
                         mut map: M,
                     ) -> Result<Self::Value, M::Error> {
                         const NAMES: &[&str] = &[$($crate::object!(@name $field $($key)?)),+];
-                        let mut keys = $crate::object::Keys::new(NAMES, $crate::object::Others::$others);
+                        let mut keys = $crate::object::Keys::new(NAMES);
                         let mut read = <$name>::default();
                         while let Some(at) = map.next_key_seed(&mut keys)? {
                             match at {
-                                $(Some(at) if at == At::$field as u32 => read.$field = map.next_value()?,)+
-                                _ => $crate::object!(@other $others, map),
+                                $(at if at == At::$field as u32 => read.$field = map.next_value()?,)+
+                                // It is one of them.
+                                _ => {}
                             }
                         }
                         Ok(read)
@@ -67,47 +67,28 @@ macro_rules! object {
             }
         }
     };
-    (@other Ignored, $map:ident) => {{
-        $map.next_value::<::serde::de::IgnoredAny>()?;
-    }};
-    // It was an error already.
-    (@other Refused, $map:ident) => {{}};
     (@name $field:ident $key:literal) => { $key };
     (@name $field:ident) => { stringify!($field) };
-}
-
-/// What happens to keys that an object has and its struct has not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Others {
-    /// They are passed over: other people's objects have many.
-    Ignored,
-    /// They are an error that lists what would be read: a misspelt setting would be without effect.
-    Refused,
 }
 
 /// Tells an object's keys apart; used by [`object!`](crate::object).
 #[doc(hidden)]
 pub struct Keys {
     names: &'static [&'static str],
-    others: Others,
     /// A bit for every name that was read.
     seen: u32,
 }
 
 impl Keys {
     #[must_use]
-    pub fn new(names: &'static [&'static str], others: Others) -> Self {
-        Self {
-            names,
-            others,
-            seen: 0,
-        }
+    pub fn new(names: &'static [&'static str]) -> Self {
+        Self { names, seen: 0 }
     }
 }
 
-/// The place of the key's name; `None`: it has none.
+/// The place of the key's name.
 impl<'de> DeserializeSeed<'de> for &mut Keys {
-    type Value = Option<u32>;
+    type Value = u32;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_identifier(self)
@@ -115,7 +96,7 @@ impl<'de> DeserializeSeed<'de> for &mut Keys {
 }
 
 impl Visitor<'_> for &mut Keys {
-    type Value = Option<u32>;
+    type Value = u32;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a key")
@@ -124,24 +105,20 @@ impl Visitor<'_> for &mut Keys {
     fn visit_str<E: Error>(self, key: &str) -> Result<Self::Value, E> {
         let names = (0_u32..).zip(self.names);
         let Some((at, name)) = names.into_iter().find(|(_, name)| **name == key) else {
-            return match self.others {
-                Others::Ignored => Ok(None),
-                Others::Refused => Err(E::unknown_field(key, self.names)),
-            };
+            return Err(E::unknown_field(key, self.names));
         };
         let bit = 1_u32.wrapping_shl(at);
         if self.seen & bit != 0 {
             return Err(E::duplicate_field(name));
         }
         self.seen |= bit;
-        Ok(Some(at))
+        Ok(at)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::from_str;
-    use serde_json::value::RawValue;
 
     #[derive(Debug, PartialEq)]
     struct Setting {
@@ -158,14 +135,7 @@ mod tests {
         }
     }
 
-    object!(impl<'de> Setting { size, name = "its-name" }, others: Refused);
-
-    #[derive(Default)]
-    struct Part<'a> {
-        text: Option<&'a RawValue>,
-    }
-
-    object!(impl<'de> Part<'de> { text }, others: Ignored);
+    object!(impl<'de> Setting { size, name = "its-name" });
 
     #[test]
     fn fields_that_are_absent_keep_their_default() {
@@ -195,11 +165,5 @@ mod tests {
         );
         let repeated = error(r#"{"size": 1, "size": 1}"#);
         assert!(repeated.starts_with("duplicate field `size`"), "{repeated}");
-    }
-
-    #[test]
-    fn other_peoples_objects_may_have_other_keys_and_lend_their_text() {
-        let part: Part<'_> = from_str(r#"{"type": ["x"], "text": {"a": 1}, "text2": 2}"#).unwrap();
-        assert_eq!(part.text.unwrap().get(), r#"{"a": 1}"#);
     }
 }

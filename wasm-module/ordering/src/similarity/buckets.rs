@@ -36,7 +36,7 @@ pub struct RawBuckets {
     pub max_candidates: u32,
 }
 
-object!(impl<'de> RawBuckets { tables, functions, probes, max_candidates }, others: Refused);
+object!(impl<'de> RawBuckets { tables, functions, probes, max_candidates });
 
 /// Slots by bucket, in several tables.
 #[derive(Debug)]

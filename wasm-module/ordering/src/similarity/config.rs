@@ -41,8 +41,7 @@ object!(
     impl<'de> RawSimilarity {
         dimensions, metric, tolerance, capacity, eviction, buckets, ttl_ms, max_documents,
         max_id_bytes, max_caches, sample_one_in,
-    },
-    others: Refused
+    }
 );
 
 /// Which entry makes room for another.
