@@ -86,11 +86,11 @@ const FIELDS: [&str; 12] = [
     "message",
     "tools",
     "documents",
-    "cache_salt",
     "user",
     "safety_identifier",
     "prompt_cache_key",
     "metadata",
+    "cache_salt",
 ];
 
 impl<'a> RawChat<'a> {
@@ -156,7 +156,7 @@ impl<'a> Chat<'a> {
             mut fields,
         } = scanned(body, top, RawChat::read)?;
         // `null` is something here: a salt written beside it would not be the last one. In other fields it is nothing.
-        let [.., salt, _, _, _, _] = fields;
+        let [.., salt] = fields;
         say(&mut fields);
         let [
             model,
@@ -166,11 +166,11 @@ impl<'a> Chat<'a> {
             message,
             tools,
             documents,
-            _,
             user,
             safety_identifier,
             prompt_cache_key,
             metadata,
+            _,
         ] = fields;
         let model = text(body, model)?;
         if model.len() > MAX_MODEL_BYTES {

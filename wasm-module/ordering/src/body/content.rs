@@ -35,6 +35,7 @@ pub(super) struct Block<'a> {
 }
 
 /// A part's or a block's fields, as written, if they say anything.
+#[derive(Default)]
 struct RawPart<'a> {
     kind: Option<&'a str>,
     text: Option<&'a str>,
@@ -103,26 +104,18 @@ impl<'a> RawPart<'a> {
             "citations",
             "cache_control",
         ];
-        let [
-            kind,
-            text,
-            title,
-            source,
-            content,
-            document,
-            citations,
-            cache_control,
+        let mut part = Self::default();
+        [
+            part.kind,
+            part.text,
+            part.title,
+            part.source,
+            part.content,
+            part.document,
+            part.citations,
+            part.cache_control,
         ] = fields(body, raw, names)?;
-        Ok(Self {
-            kind,
-            text,
-            title,
-            source,
-            content,
-            document,
-            citations,
-            cache_control,
-        })
+        Ok(part)
     }
 
     fn is(&self, kind: &str) -> bool {

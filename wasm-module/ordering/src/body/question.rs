@@ -47,16 +47,16 @@ pub fn question<'a>(body: &'a [u8], config: &Config) -> Result<Question<'a>, Ski
     let names = [
         "model",
         "system",
-        "messages",
         "tools",
         "cache_salt",
+        "messages",
         "retrieval",
     ];
-    // `null` in the field says something, and is cut out like anything else.
+    // A field that is `null` is cut out like any other, and messages that are `null` are no list.
     let mut found = scanned(body, top, |scan| scan.fields(names))?;
-    let [.., messages, _, _, field] = found;
+    let [.., messages, field] = found;
     say(&mut found);
-    let [model, system, _, tools, cache_salt, _] = found;
+    let [model, system, tools, cache_salt, ..] = found;
     let mut opening = Opening::default();
     // Anthropic's: a field instead of a message.
     opening.messages.extend(system.map(|system| {
