@@ -3,10 +3,9 @@
 //! `cargo bench -p foreword-benches --bench latency`
 //!
 //! One client on one connection to each Envoy, one request at a time, the Envoys in turns from request to request, so that
-//! whatever else the machine does hits all alike. Who comes after whom is drawn anew in each round: an Envoy writes its log
-//! when its client has the answer, and on two cores the next one waits for that. Requests have 16 KB and 15 documents; the
-//! upstream answers at once with a stream of events. The clock starts before the request is written, since on a busy core
-//! Envoy may be done with it before the writing call returns.
+//! whatever else the machine does hits all alike. Who comes after whom is drawn anew in each round, so that nobody always has
+//! the same neighbour. Requests have 16 KB and 15 documents; the upstream answers at once with a stream of events. The clock
+//! starts before the request is written, since on a busy core Envoy may be done with it before the writing call returns.
 //!
 //! Beside no filter at all stand those that only buffer: Envoy's own buffer filter, what anything must cost that waits for
 //! whole bodies; a Wasm filter that does as little (`benches/buffer`); the same with the body copied into the VM and back;
