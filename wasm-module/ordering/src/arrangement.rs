@@ -7,7 +7,9 @@ use crate::body::{Group, Place};
 use crate::document::Fingerprint;
 use crate::sort::sort_by_key;
 use crate::tree::Scope;
+use fxhash::FxHashMap;
 use smallvec::SmallVec;
+use std::collections::hash_map::Entry;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// See the module's text.
@@ -61,28 +63,27 @@ impl Listed {
             distinct: SmallVec::new(),
             repeats: SmallVec::new(),
         };
-        let mut places = Places::new(group.found.len());
+        let mut seen: FxHashMap<Fingerprint, u16> = FxHashMap::default();
+        seen.reserve(group.found.len());
         for (found, index) in group.found.iter().zip(0..) {
             let mut fingerprint = found.fingerprint;
-            let free = loop {
-                let place = match places.find(&listed.distinct, fingerprint) {
-                    Ok(place) => place,
-                    Err(free) => break Some(free),
-                };
-                let first = listed.distinct.get(place);
-                let first = first.and_then(|(index, _)| group.found.get(usize::from(*index)));
-                if first.is_some_and(|first| first.source == found.source) {
-                    break None;
+            loop {
+                match seen.entry(fingerprint) {
+                    Entry::Vacant(entry) => {
+                        entry.insert(index);
+                        listed.distinct.push((index, fingerprint));
+                        break;
+                    }
+                    Entry::Occupied(entry)
+                        if (group.found.get(usize::from(*entry.get())))
+                            .is_some_and(|first| first.source == found.source) =>
+                    {
+                        listed.repeats.push(index);
+                        break;
+                    }
+                    // Two documents with one fingerprint: one of them goes by another.
+                    Entry::Occupied(_) => fingerprint.0 = fingerprint.0.wrapping_add(1),
                 }
-                // Two documents with one fingerprint: one of them goes by another.
-                fingerprint.0 = fingerprint.0.wrapping_add(1);
-            };
-            match free {
-                Some(free) => {
-                    places.note(free, listed.distinct.len());
-                    listed.distinct.push((index, fingerprint));
-                }
-                None => listed.repeats.push(index),
             }
         }
         listed
@@ -105,47 +106,6 @@ impl Listed {
             .ok()
             .and_then(|at| self.distinct.get(at))
             .map_or(Fingerprint(0), |(_, fingerprint)| *fingerprint)
-    }
-}
-
-/// Finds documents in a list of distinct ones: a table of places in the list, found by fingerprints, which are hashes
-/// already. At most half of it is taken, so that a search ends soon.
-struct Places(SmallVec<[u16; 64]>);
-
-impl Places {
-    /// A place counts from 1 here.
-    const FREE: u16 = 0;
-
-    /// For so many documents, of which an index has 15 bits.
-    fn new(documents: usize) -> Self {
-        let size = (2 * documents).next_power_of_two();
-        Self(SmallVec::from_elem(Self::FREE, size))
-    }
-
-    /// The place of the document with that fingerprint in the list, or where to note it.
-    fn find(
-        &self,
-        distinct: &[(u16, Fingerprint)],
-        fingerprint: Fingerprint,
-    ) -> Result<usize, usize> {
-        let last = self.0.len().saturating_sub(1);
-        let mut at = fingerprint.0 as usize & last;
-        loop {
-            let place = match self.0.get(at) {
-                None | Some(&Self::FREE) => return Err(at),
-                Some(place) => usize::from(place - 1),
-            };
-            match distinct.get(place) {
-                Some((_, known)) if *known != fingerprint => at = (at + 1) & last,
-                _ => return Ok(place),
-            }
-        }
-    }
-
-    fn note(&mut self, free: usize, place: usize) {
-        if let Some(slot) = self.0.get_mut(free) {
-            *slot = u16::try_from(place + 1).unwrap_or(Self::FREE);
-        }
     }
 }
 
