@@ -9,7 +9,7 @@ use super::Skip;
 use super::chat::{Chat, Entry, RawTurn, Wrap};
 use super::json::{elements, fields, inner, range_in};
 use super::parse::{Finder, Found, Group, HintPlace, Place, Source, rendered_scope};
-use super::scan::{self, say};
+use super::scan;
 use super::text::Text;
 use crate::config::DocumentsField;
 use crate::document::{Fingerprint, estimate_tokens};
@@ -69,8 +69,7 @@ pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
         return Some(Text::new(text).plain);
     }
     let read = |object| {
-        let mut fields = scan::fields(object, RawDocument::NAMES).ok()?;
-        say(&mut fields);
+        let fields = scan::fields(object, RawDocument::NAMES).ok()?;
         Some(RawDocument::new(fields))
     };
     let raw = read(element)?;

@@ -145,7 +145,7 @@ impl<'a> RawMessage<'a> {
 /// Who the client says is asking, in `metadata`. Whatever else it keeps there may change from request to request.
 fn user_id(metadata: &str) -> Option<&str> {
     let [id] = fields(metadata, ["user_id"]).ok()?;
-    id.filter(|id| *id != "null")
+    id
 }
 
 impl<'a> Chat<'a> {

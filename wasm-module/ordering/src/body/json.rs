@@ -2,7 +2,7 @@
 //! stands there.
 
 use super::Skip;
-use super::scan::{self, Bad, Scan, say};
+use super::scan::{self, Bad, Scan};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -17,9 +17,7 @@ pub(super) fn fields<'a, const N: usize>(
     part: &'a str,
     names: [&str; N],
 ) -> Result<[Option<&'a str>; N], Skip> {
-    let mut fields = scan::fields(part, names).map_err(|Bad(at)| misplaced(body, part, at))?;
-    say(&mut fields);
-    Ok(fields)
+    scan::fields(part, names).map_err(|Bad(at)| misplaced(body, part, at))
 }
 
 /// The elements of the list that `part` of `body` is.

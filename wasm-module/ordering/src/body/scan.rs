@@ -280,7 +280,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// The [fields](Scan::fields) of the object that `text` is.
+/// The [fields](Scan::fields) of the object that `text` is, if they say anything.
 pub(crate) fn fields<'a, const N: usize>(
     text: &'a str,
     names: [&str; N],
@@ -289,11 +289,12 @@ pub(crate) fn fields<'a, const N: usize>(
     let mut scan = Scan::new(text);
     scan.read_fields(&names, &mut fields)?;
     scan.end()?;
+    say(&mut fields);
     Ok(fields)
 }
 
 /// Leaves those fields that say anything.
-pub(crate) fn say(fields: &mut [Option<&str>]) {
+pub(super) fn say(fields: &mut [Option<&str>]) {
     for field in fields {
         *field = field.filter(|value| *value != "null");
     }
@@ -409,6 +410,12 @@ mod tests {
         assert_eq!(read(r#"{"a":1,"\u0061":2}"#), Err(Bad(17)));
         assert_eq!(read(r#"{"\ud800":1}"#), Err(Bad(10)));
         assert_eq!(read("[]"), Err(Bad(0)));
+        assert_eq!(read(r#"{"a":null}"#), Ok(None), "it says nothing");
+        assert_eq!(
+            read(r#"{"a":null,"a":1}"#),
+            Err(Bad(15)),
+            "it came all the same"
+        );
     }
 
     /// Values, and texts that are nearly such.

@@ -19,22 +19,23 @@ pub(super) struct Text<'a> {
 impl<'a> Text<'a> {
     /// `inner`: what stands between the quotes of a valid JSON string.
     pub(super) fn new(inner: &'a str) -> Self {
-        let Some(mut next) = find(inner, 0, b'\\') else {
+        let mut next = find(inner, 0, b'\\');
+        if next.is_none() {
             return Self {
                 plain: Cow::Borrowed(inner),
                 escapes: Vec::new(),
             };
-        };
+        }
         let mut plain = String::with_capacity(inner.len());
         let mut escapes = Vec::new();
         let mut copied = 0;
-        while next < inner.len() {
-            plain.push_str(inner.get(copied..next).unwrap_or_default());
-            let (character, after) = unescape(inner.get(next + 1..).unwrap_or_default());
+        while let Some(at) = next {
+            plain.push_str(inner.get(copied..at).unwrap_or_default());
+            let (character, after) = unescape(inner.get(at + 1..).unwrap_or_default());
             plain.push(character);
             copied = inner.len() - after.len();
             escapes.push((plain.len(), copied));
-            next = find(inner, copied, b'\\').unwrap_or(inner.len());
+            next = find(inner, copied, b'\\');
         }
         plain.push_str(inner.get(copied..).unwrap_or_default());
         Self {

@@ -2,7 +2,7 @@
 //! line. Where lines come from (a file, a page) is the caller's matter.
 
 use super::{Request, Retrieved};
-use crate::body::scan::{self, Bad, Scan, say};
+use crate::body::scan::{self, Bad, Scan};
 use crate::body::{Skip, string};
 use crate::config::Config;
 use crate::document::Fingerprint;
@@ -101,10 +101,8 @@ fn parse(line: &[u8], config: &Config, document_tokens: u32) -> Result<Vec<Reque
     let text = std::str::from_utf8(line).map_err(|error| BadLine::NotAnObject {
         column: error.valid_up_to() + 1,
     })?;
-    let mut fields = scan::fields(text, ["messages", "docs", "tokens"])
+    let [messages, docs, tokens] = scan::fields(text, ["messages", "docs", "tokens"])
         .map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
-    say(&mut fields);
-    let [messages, docs, tokens] = fields;
     match (messages, docs) {
         (Some(_), _) => match documents_of(line, config) {
             Err(Skip::NoDocuments) => Ok(Vec::new()),
