@@ -140,7 +140,7 @@ impl Deed {
         let corrected = |run: &SentRun| {
             let (before, expected) = (u64::from(run.before), u64::from(run.matched));
             let slack = SLACK + (before + expected) / 16;
-            let cached = (cached + slack).saturating_sub(before);
+            let cached = cached.saturating_add(slack).saturating_sub(before);
             (cached < expected).then(|| Corrected {
                 scope: run.scope,
                 path: run.path().documents,

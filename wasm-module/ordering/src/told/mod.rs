@@ -365,6 +365,12 @@ mod tests {
             cached_tokens: 0,
         };
         assert_eq!(deed.judged(nothing), None);
+        // A count that no prompt has.
+        let absurd = Usage {
+            prompt_tokens: 1,
+            cached_tokens: u64::MAX,
+        };
+        assert_eq!(deed.judged(absurd), None);
     }
 
     proptest! {
