@@ -20,19 +20,29 @@ pub(super) struct Decided {
 }
 
 impl<'a> Request<'_, 'a> {
-    /// As it was decided before.
+    /// As it was decided before. Where another document has come by a reference's name, for an array was written into an
+    /// earlier message since, the document itself is sent in its place.
     pub(super) fn again(&self, known: &Arrangement, group: &Group<'a>, listed: &Listed) -> Decided {
+        let mut arrangement = known.clone();
+        for slot in &mut arrangement.slots {
+            let index = slot.index();
+            let fingerprint = listed.fingerprint_at(index);
+            let is_named = (group.found.get(usize::from(index)))
+                .is_some_and(|found| self.shown.names(found.label, fingerprint));
+            if slot.is_reference() && !is_named {
+                *slot = Slot::document(index);
+            }
+        }
         let hint = known.hinted.then(|| self.order_hint(group, listed));
         Decided {
-            arrangement: known.clone(),
+            arrangement,
             order: None,
             hint: hint.flatten(),
         }
     }
 
-    /// Whether a remembered arrangement sends what the client sends now, and refers only to what is there, by a name that
-    /// nothing else has. It does, unless hashes collided, by which documents must not be lost, or an array was written
-    /// into an earlier message since.
+    /// Whether a remembered arrangement sends what the client sends now, and refers only to what is there. It always
+    /// does, unless hashes collided: documents must not be lost by that.
     pub(super) fn is_possible(
         &self,
         known: &Arrangement,
@@ -44,10 +54,8 @@ impl<'a> Request<'_, 'a> {
         known.is_of(listed)
             && references.all(|slot| {
                 let fingerprint = listed.fingerprint_at(slot.index());
-                (group.found.get(usize::from(slot.index()))).is_some_and(|found| {
-                    self.shown.names(found.label, fingerprint)
-                        && self.shown.holds(turn, fingerprint, &edit::block(found))
-                })
+                (group.found.get(usize::from(slot.index())))
+                    .is_some_and(|found| self.shown.holds(turn, fingerprint, &edit::block(found)))
             })
     }
 

@@ -310,22 +310,30 @@ impl Model {
         let versions: Vec<&Stored> = (self.stored.iter())
             .filter(|stored| began(stored, longest))
             .collect();
-        let history = |stored: &Stored| -> Vec<String> {
+        // Without pins an array's documents leave with it. What they are called may be had by another document then, so
+        // that behind them a document may be referred to that could not be before.
+        let left = |stored: &Stored| {
             let target = stored.array.as_ref().map(|array| array.0);
+            target.filter(|_| !self.pins && stored.array != *array)
+        };
+        let first_left = versions.iter().filter_map(|stored| left(stored)).min();
+        let as_history = |at: usize, text: &str| match first_left {
+            Some(target) if target < at => referred(text),
+            _ => text.to_owned(),
+        };
+        let history = |stored: &Stored| -> Vec<String> {
             let texts = stored.sent[..longest].iter().enumerate().map(|(at, sent)| {
                 let text = text_of(&sent["content"]);
-                let leaves = !self.pins && target == Some(at) && stored.array != *array;
-                if leaves {
+                if left(stored) == Some(at) {
                     insertion(&text).1.to_owned()
                 } else {
-                    text
+                    as_history(at, &text)
                 }
             });
             texts.collect()
         };
-        let now: Vec<String> = sent[..longest]
-            .iter()
-            .map(|sent| text_of(&sent["content"]))
+        let now: Vec<String> = (sent[..longest].iter().enumerate())
+            .map(|(at, sent)| as_history(at, &text_of(&sent["content"])))
             .collect();
         let expected = history(versions[0]);
         let differ = |at: &usize| {
@@ -491,6 +499,18 @@ fn slots(client: &str, sent: &str) -> Group {
 fn reference(text: &str) -> Option<(&str, &str)> {
     text.strip_prefix("Please refer to [")?
         .split_once("] in the previous conversation.")
+}
+
+/// The text with references in the places of its tagged documents.
+fn referred(text: &str) -> String {
+    let mut parts = text.split("<doc id=\"");
+    let mut referred = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (label, rest) = part.split_once("\">").unwrap();
+        let (_, behind) = rest.split_once("</doc>").unwrap();
+        referred += &format!("Please refer to [{label}] in the previous conversation.{behind}");
+    }
+    referred
 }
 
 fn order_hint(text: &str) -> Option<(&str, &str)> {
