@@ -33,13 +33,13 @@ pub(crate) fn schedulers(config: HttpFilterConfigEnvoyPtr) -> Vec<Scheduled> {
     let all = SCHEDULERS.lock().unwrap();
     let of_it = all
         .iter()
-        .filter(|scheduled| scheduled.config == config as usize);
+        .filter(|scheduled| scheduled.config == config.addr());
     of_it.copied().collect()
 }
 
 /// A scheduler's pointer is its number and one.
 fn scheduled(scheduler: ConfigSchedulerPtr, change: impl FnOnce(&mut Scheduled)) {
-    change(&mut SCHEDULERS.lock().unwrap()[scheduler as usize - 1]);
+    change(&mut SCHEDULERS.lock().unwrap()[scheduler.addr() - 1]);
 }
 
 #[unsafe(no_mangle)]
@@ -48,10 +48,10 @@ extern "C" fn envoy_dynamic_module_callback_http_filter_config_scheduler_new(
 ) -> ConfigSchedulerPtr {
     let mut all = SCHEDULERS.lock().unwrap();
     all.push(Scheduled {
-        config: config as usize,
+        config: config.addr(),
         ..Scheduled::default()
     });
-    all.len() as ConfigSchedulerPtr
+    std::ptr::without_provenance_mut(all.len())
 }
 
 #[unsafe(no_mangle)]
