@@ -10,6 +10,7 @@
 //! browser  the npm package and the demo page
 //! demo     host + Envoy, the questions of the reader's world twice, figures and a report
 //! corpus   rank the documents of the handbook and of the reader's world for their questions
+//! fuzz     the fuzz targets under libFuzzer
 //! vllm     reuse in a real vLLM, by order, and the bridge beside it (6.5 GB)
 //! ```
 //!
@@ -19,6 +20,7 @@ mod browser;
 mod build;
 mod corpus;
 mod demo;
+mod fuzz;
 mod handbook;
 mod image;
 mod kernels;
@@ -61,6 +63,8 @@ enum Task {
     Browser(browser::Options),
     /// Run every check and every test, as CI does
     Test,
+    /// Run the fuzz targets under libFuzzer, which takes a C++ compiler
+    Fuzz(fuzz::Options),
     /// Ask the reader the questions of its world through Envoy, in retrieval order and then ordered
     Demo(demo::Options),
     /// Rank each corpus's documents for its questions by BM25 and write retrieved.jsonl
@@ -89,6 +93,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Kernels(options) => kernels::run(&workspace, &options),
         Task::Browser(options) => browser::run(&workspace, &options),
         Task::Test => test::run(&workspace),
+        Task::Fuzz(options) => fuzz::run(&workspace, &options),
         Task::Demo(options) => demo::run(&workspace, &options),
         Task::Corpus(options) => corpus::run(&workspace, &options),
         Task::Vllm(options) => vllm::run(&workspace, &options),

@@ -1,0 +1,244 @@
+//! `cargo xtask fuzz`: the fuzz targets under libFuzzer, one after another.
+//!
+//! Coverage is a pass of the stable compiler, and libFuzzer a crate, which a C++ compiler builds: no nightly, no
+//! cargo-fuzz. AddressSanitizer, which needs nightly, is left out: what is fuzzed has no unsafe code of ours. Assertions and
+//! overflow checks are on.
+//!
+//! ```text
+//!   target/fuzz/corpus/TARGET   what leads to new code; the next run goes on from there
+//!   target/fuzz/TARGET.log      libFuzzer's own words
+//!   fuzz/found/TARGET           inputs that something does not hold for; the ordinary tests take them up
+//! ```
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use crate::step::Step;
+use crate::workspace::Workspace;
+
+/// What to fuzz, and for how long.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Seconds for each target
+    #[arg(long, default_value_t = 60)]
+    seconds: u32,
+    /// These targets only; without any, all of them
+    targets: Vec<String>,
+}
+
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    let program = build(workspace)?;
+    let mut found = Vec::new();
+    for target in chosen(workspace, &options.targets)? {
+        let outcome = fuzz(workspace, &program, &target, options.seconds)?;
+        println!("{target:16}{}", outcome.line);
+        if !outcome.is_good {
+            found.push(target);
+        }
+    }
+    ensure!(
+        found.is_empty(),
+        "something does not hold in {}; the inputs are in fuzz/found, `cargo test -p foreword-fuzz` repeats it",
+        found.join(", ")
+    );
+    Ok(())
+}
+
+/// The program with all targets, and libFuzzer in it.
+fn build(workspace: &Workspace) -> Result<PathBuf> {
+    ensure!(
+        Command::new("c++").arg("--version").output().is_ok(),
+        "libFuzzer needs a C++ compiler, and `c++` is not there (Debian: g++)"
+    );
+    // A target named on the command line keeps the flags from build scripts and macros.
+    let machine = machine()?;
+    let arguments = [
+        "build",
+        "--locked",
+        "-p",
+        "foreword-fuzz",
+        "--features",
+        "libfuzzer",
+        "--profile",
+        PROFILE,
+        "--target",
+        &machine,
+    ];
+    Step::cargo("fuzz targets", workspace.root(), &arguments)
+        .env("RUSTFLAGS", COVERAGE)
+        .run()?;
+    Ok(workspace
+        .artifacts_for(&machine, PROFILE)
+        .join("foreword-fuzz"))
+}
+
+/// What this machine is called as a target.
+fn machine() -> Result<String> {
+    let output = Command::new("rustc")
+        .arg("-vV")
+        .output()
+        .context("rustc cannot be started")?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let machine = said.lines().find_map(|line| line.strip_prefix("host: "));
+    machine
+        .map(str::to_owned)
+        .context("rustc -vV names no host")
+}
+
+/// The targets that were asked for, or all: those that the table in `fuzz/src/lib.rs` names.
+fn chosen(workspace: &Workspace, asked: &[String]) -> Result<Vec<String>> {
+    let path = workspace.root().join("fuzz/src/lib.rs");
+    let source =
+        fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    let known = names(&source);
+    if let Some(unknown) = asked.iter().find(|name| !known.contains(name)) {
+        bail!("{unknown} is no target, they are {}", known.join(", "));
+    }
+    Ok(if asked.is_empty() {
+        known
+    } else {
+        asked.to_vec()
+    })
+}
+
+/// The first cell of each row of the table.
+fn names(source: &str) -> Vec<String> {
+    let rows = source
+        .lines()
+        .filter_map(|line| line.strip_prefix("//! | `"));
+    rows.filter_map(|row| Some(row.split_once('`')?.0.to_owned()))
+        .collect()
+}
+
+/// What came of a target.
+struct Outcome {
+    is_good: bool,
+    line: String,
+}
+
+fn fuzz(workspace: &Workspace, program: &Path, target: &str, seconds: u32) -> Result<Outcome> {
+    let folder = workspace.target().join("fuzz");
+    let corpus = folder.join("corpus").join(target);
+    let found = workspace.root().join("fuzz/found").join(target);
+    for folder in [&corpus, &found] {
+        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    }
+    let log = folder.join(format!("{target}.log"));
+    eprintln!("▸ {target}: {seconds} s, {}", log.display());
+    let status = Command::new(program)
+        .env("FOREWORD_FUZZ", target)
+        .arg(&corpus)
+        .arg(format!("-max_total_time={seconds}"))
+        .arg(format!(
+            "-dict={}",
+            workspace.root().join("fuzz/words.dict").display()
+        ))
+        .arg(format!("-artifact_prefix={}/", found.display()))
+        .args(LIBFUZZER)
+        .stderr(File::create(&log)?)
+        .status()
+        .with_context(|| format!("{} cannot be started", program.display()))?;
+    let said = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+    Ok(Outcome {
+        is_good: status.success(),
+        line: summary(&said),
+    })
+}
+
+/// Of libFuzzer's words, those that are figures, and what did not hold.
+fn summary(said: &str) -> String {
+    let figure = |name: &str| {
+        let mut lines = said.lines().rev();
+        lines.find_map(|line| {
+            Some(
+                line.strip_prefix("stat::")?
+                    .strip_prefix(name)?
+                    .trim()
+                    .to_owned(),
+            )
+        })
+    };
+    let edges = said
+        .lines()
+        .rev()
+        .find_map(|line| line.split_once(" cov: ")?.1.split(' ').next());
+    let mut summary = String::new();
+    let parts = [
+        (figure("number_of_executed_units:"), "inputs"),
+        (figure("average_exec_per_sec:"), "a second"),
+        (edges.map(str::to_owned), "edges"),
+    ];
+    for (value, unit) in parts {
+        let _ = write!(
+            summary,
+            "{:>12} {unit}",
+            value.unwrap_or_else(|| "?".to_owned())
+        );
+    }
+    let mut lines = said
+        .lines()
+        .skip_while(|line| !line.contains("panicked at"))
+        .skip(1);
+    if let Some(message) = lines.next() {
+        let _ = write!(summary, "  FOUND: {message}");
+    }
+    summary
+}
+
+const PROFILE: &str = "fuzz";
+
+/// What cargo-fuzz tells the compiler too, but for its sanitizer.
+const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
+
+/// An input takes milliseconds and megabytes, or something is wrong.
+const LIBFUZZER: [&str; 4] = [
+    "-max_len=65536",
+    "-timeout=10",
+    "-rss_limit_mb=2048",
+    "-print_final_stats=1",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_those_of_the_table() {
+        let workspace = Workspace::find().unwrap();
+        let all = chosen(&workspace, &[]).unwrap();
+        assert!(
+            all.contains(&"bodies".to_owned()) && all.contains(&"filter".to_owned()),
+            "{all:?}"
+        );
+        let error = chosen(&workspace, &["none".to_owned()])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("none is no target, they are bodies, "),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn figures_and_findings_are_picked_out() {
+        let said = "#8\tNEW    cov: 52 ft: 9 corp: 1/1b\n\nthread 'x' panicked at a.rs:1:2:\nit does not hold\n\
+            stat::number_of_executed_units: 1200\nstat::average_exec_per_sec:     600\n";
+        let summary = summary(said);
+        for part in [
+            "1200 inputs",
+            "600 a second",
+            "52 edges",
+            "FOUND: it does not hold",
+        ] {
+            assert!(summary.contains(part), "{summary}");
+        }
+        assert!(!super::summary("").contains("FOUND"));
+    }
+}
