@@ -71,7 +71,8 @@ impl Held {
         if was_there {
             return None;
         }
-        self.children.entry(parent).or_default().insert(hash);
+        // What it first was said to follow: of another word for it nothing would be left to forget.
+        self.children.entry(block.parent).or_default().insert(hash);
         Some(block.tokens.clone())
     }
 
@@ -149,3 +150,30 @@ impl Held {
 
 /// Marks of a block; further ones are not kept.
 const MAX_MARKS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foreword_ordering::random::Random;
+
+    #[test]
+    fn blocks_of_which_an_engine_says_this_and_that_leave_nothing_behind() {
+        let mut random = Random::new(3);
+        let mut held = Held::default();
+        let tiers = [Tier::Device, Tier::Host, Tier::Disk];
+        for _ in 0..500 {
+            let hash = BlockHash(random.below(8).into());
+            let parent = (random.below(4) > 0).then(|| BlockHash(random.below(1_000).into()));
+            let tier = tiers[random.below(3) as usize];
+            held.put(hash, parent, &[1, 2], None, tier);
+            if random.below(3) == 0 {
+                for tier in tiers {
+                    held.take(hash, tier);
+                }
+                held.forget(hash);
+            }
+            let listed: usize = held.children.values().map(HashSet::len).sum();
+            assert_eq!(listed, held.len());
+        }
+    }
+}
