@@ -372,6 +372,7 @@ fn eos_tokens(value: &Value) -> Result<Vec<u32>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foreword_ordering::random::Random;
     use serde_json::json;
 
     fn base() -> Value {
@@ -474,6 +475,53 @@ mod tests {
         used["use_sliding_window"] = json!(true);
         assert!(refused(used).contains("sliding_window is 256"));
         assert!(refused(json!({"layer_types": ["sliding_attention"]})).contains("layer_types"));
+    }
+
+    #[test]
+    fn whatever_stands_in_a_field_is_refused_or_can_be_counted_with() {
+        let values = json!([
+            null, true, -1, 0, 1, 2, 7, 64, 1 << 20, (1 << 20) + 1, 1_u64 << 27, u64::MAX, 1e-300, 1e300, "x", [], [u64::MAX],
+            {}, {"rope_type": "linear", "factor": 1e300},
+            {"rope_type": "yarn", "factor": 1e300, "original_max_position_embeddings": 1e300},
+            {"rope_type": "llama3", "factor": 1e-300, "low_freq_factor": 1e-300, "high_freq_factor": 1e300,
+                "original_max_position_embeddings": 1e300},
+        ]);
+        let values = values.as_array().unwrap();
+        let fields = [
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+            "vocab_size",
+            "max_position_embeddings",
+            "rms_norm_eps",
+            "eos_token_id",
+            "sliding_window",
+            "rope_theta",
+            "rope_scaling",
+            "rope_parameters",
+            "partial_rotary_factor",
+            "quantization_config",
+        ];
+        let mut random = Random::new(4);
+        let mut taken = 0;
+        for _ in 0..20_000 {
+            let mut changed = base();
+            for _ in 0..=random.below(3) {
+                let field = fields[random.below(fields.len() as u64) as usize];
+                changed[field] = values[random.below(values.len() as u64) as usize].clone();
+            }
+            if let Ok(config) = ModelConfig::parse(&changed.to_string()) {
+                assert!(config.flops(1 << 20, 1 << 20, 1) > 0.0);
+                assert!(config.decode_bytes(1 << 8, 1 << 20) > 0);
+                assert!(u64::from(config.max_positions) <= MAX_POSITIONS);
+                assert_eq!(config.rope.frequencies.len(), config.head_dim / 2);
+                taken += 1;
+            }
+        }
+        assert!(taken > 1_000, "{taken} configurations were taken");
     }
 
     #[test]

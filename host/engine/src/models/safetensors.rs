@@ -196,6 +196,7 @@ fn parse(file: &[u8]) -> Result<Vec<(String, Info, Range<usize>)>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foreword_ordering::random::Random;
 
     fn file(header: &str, data: usize) -> Vec<u8> {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -242,6 +243,33 @@ mod tests {
                 "{length} bytes were accepted"
             );
         }
+    }
+
+    #[test]
+    fn whatever_a_header_says_tensors_lie_within_the_file() {
+        let whole = file(
+            r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[2,1],"data_offsets":[8,12]}}"#,
+            12,
+        );
+        let mut random = Random::new(8);
+        let mut taken = 0;
+        for _ in 0..20_000 {
+            let mut bytes = whole.clone();
+            for _ in 0..=random.below(2) {
+                let at = random.below(bytes.len() as u64) as usize;
+                match random.below(4) {
+                    0 => drop(bytes.remove(at)),
+                    1 => bytes.insert(at, b"0198,[]{}\"-e"[random.below(12) as usize]),
+                    2 => bytes[at] = b'0' + random.below(10) as u8,
+                    _ => bytes[at] = random.bits() as u8,
+                }
+            }
+            for (name, _, range) in parse(&bytes).into_iter().flatten() {
+                assert!(bytes.get(range).is_some(), "{name}");
+                taken += 1;
+            }
+        }
+        assert!(taken > 1_000, "{taken} tensors were read");
     }
 
     #[test]
