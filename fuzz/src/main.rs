@@ -1,6 +1,7 @@
 //! One target under libFuzzer, or, built without it, run on files.
 //!
 //! ```text
+//!   foreword-fuzz                                             names the targets
 //!   FOREWORD_FUZZ=bodies foreword-fuzz CORPUS [-OPTION=…]…    with the feature `libfuzzer`: see `cargo xtask fuzz`
 //!   FOREWORD_FUZZ=bodies foreword-fuzz FILE…                  without: what a finding does, in an ordinary build
 //! ```
@@ -9,11 +10,14 @@
 
 use foreword_fuzz::{TARGETS, Target};
 
-/// The target that the environment names.
+/// The target that the environment names. Where it names none, their names are all there is to do.
 fn target() -> Target {
-    let name = std::env::var("FOREWORD_FUZZ").unwrap_or_default();
+    let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
+    let Ok(name) = std::env::var("FOREWORD_FUZZ") else {
+        println!("{}", names.join("\n"));
+        std::process::exit(0);
+    };
     Target::named(&name).unwrap_or_else(|| {
-        let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
         panic!(
             "FOREWORD_FUZZ is {name:?}, it must be one of {}",
             names.join(", ")

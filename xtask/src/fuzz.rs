@@ -34,7 +34,7 @@ pub(crate) struct Options {
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let program = build(workspace)?;
     let mut found = Vec::new();
-    for target in chosen(workspace, &options.targets)? {
+    for target in chosen(&program, &options.targets)? {
         let outcome = fuzz(workspace, &program, &target, options.seconds)?;
         println!("{target:16}{}", outcome.line);
         if !outcome.is_good {
@@ -90,12 +90,12 @@ fn machine() -> Result<String> {
         .context("rustc -vV names no host")
 }
 
-/// The targets that were asked for, or all: those that the table in `fuzz/src/lib.rs` names.
-fn chosen(workspace: &Workspace, asked: &[String]) -> Result<Vec<String>> {
-    let path = workspace.root().join("fuzz/src/lib.rs");
-    let source =
-        fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-    let known = names(&source);
+/// The targets that were asked for, or all that the program names.
+fn chosen(program: &Path, asked: &[String]) -> Result<Vec<String>> {
+    let output = Command::new(program).env_remove("FOREWORD_FUZZ").output();
+    let output = output.with_context(|| format!("{} cannot be started", program.display()))?;
+    let known = String::from_utf8(output.stdout)?;
+    let known: Vec<String> = known.lines().map(str::to_owned).collect();
     if let Some(unknown) = asked.iter().find(|name| !known.contains(name)) {
         bail!("{unknown} is no target, they are {}", known.join(", "));
     }
@@ -104,15 +104,6 @@ fn chosen(workspace: &Workspace, asked: &[String]) -> Result<Vec<String>> {
     } else {
         asked.to_vec()
     })
-}
-
-/// The first cell of each row of the table.
-fn names(source: &str) -> Vec<String> {
-    let rows = source
-        .lines()
-        .filter_map(|line| line.strip_prefix("//! | `"));
-    rows.filter_map(|row| Some(row.split_once('`')?.0.to_owned()))
-        .collect()
 }
 
 /// What came of a target.
@@ -132,7 +123,7 @@ fn fuzz(workspace: &Workspace, program: &Path, target: &str, seconds: u32) -> Re
     eprintln!("▸ {target}: {seconds} s, {}", log.display());
     let status = Command::new(program)
         .env("FOREWORD_FUZZ", target)
-        .arg(&corpus)
+        .args([&corpus, &found])
         .arg(format!("-max_total_time={seconds}"))
         .arg(format!(
             "-dict={}",
@@ -208,23 +199,6 @@ const LIBFUZZER: [&str; 4] = [
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn targets_are_those_of_the_table() {
-        let workspace = Workspace::find().unwrap();
-        let all = chosen(&workspace, &[]).unwrap();
-        assert!(
-            all.contains(&"bodies".to_owned()) && all.contains(&"filter".to_owned()),
-            "{all:?}"
-        );
-        let error = chosen(&workspace, &["none".to_owned()])
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.starts_with("none is no target, they are bodies, "),
-            "{error}"
-        );
-    }
 
     #[test]
     fn figures_and_findings_are_picked_out() {
