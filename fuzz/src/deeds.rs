@@ -54,15 +54,41 @@ fn config(setup: u8) -> Config {
     Config::from_json(config.to_string().as_bytes()).expect("a valid configuration")
 }
 
-/// What is sent is JSON, and as many messages as came, by the same authors.
+/// What is sent is JSON, as many messages as came, by the same authors, and every document stands in them.
 fn is_the_chat(sent: &[u8], body: &str) {
-    let roles = |body: &[u8]| -> Vec<Value> {
-        let body: Value = serde_json::from_slice(body).expect("what is sent is JSON");
-        let messages = body["messages"].as_array().expect("with messages");
+    let sent: Value = serde_json::from_slice(sent).expect("what is sent is JSON");
+    let body: Value = serde_json::from_str(body).expect("what came is JSON");
+    let messages = |chat: &Value| chat["messages"].as_array().cloned().unwrap_or_default();
+    let roles = |chat| -> Vec<Value> {
+        let messages = messages(chat).into_iter();
+        messages.map(|message| message["role"].clone()).collect()
+    };
+    assert_eq!(roles(&sent), roles(&body));
+    let text = |chat| -> String {
+        let messages = messages(chat).into_iter();
         messages
-            .iter()
-            .map(|message| message["role"].clone())
+            .map(|message| text_of(&message["content"]))
             .collect()
     };
-    assert_eq!(roles(sent), roles(body.as_bytes()));
+    let (sent, came) = (text(&sent), text(&body));
+    for piece in came.split_inclusive("</doc>") {
+        if let Some(start) = piece.find("<doc id=") {
+            assert!(sent.contains(&piece[start..]), "a document is lost");
+        }
+    }
+    for document in body["documents"].as_array().into_iter().flatten() {
+        let text = document["text"].as_str().unwrap_or_default();
+        assert!(sent.contains(text), "an array's document is lost");
+    }
+}
+
+/// A content's text, or that of its parts.
+fn text_of(content: &Value) -> String {
+    match content.as_array() {
+        Some(parts) => parts
+            .iter()
+            .filter_map(|part| part["text"].as_str())
+            .collect(),
+        None => content.as_str().unwrap_or_default().to_owned(),
+    }
 }

@@ -310,25 +310,25 @@ impl Model {
         let versions: Vec<&Stored> = (self.stored.iter())
             .filter(|stored| began(stored, longest))
             .collect();
-        // Without pins an array's documents leave with it. What they are called may be had by another document then, so
-        // that behind them a document may be referred to that could not be before.
+        // Without pins an array's documents leave with it. Another one may have the name of one of them: from there on
+        // it may be referred to now, and could not be before.
         let left = |stored: &Stored| {
             let target = stored.array.as_ref().map(|array| array.0);
             target.filter(|_| !self.pins && stored.array != *array)
         };
         let first_left = versions.iter().filter_map(|stored| left(stored)).min();
         let as_history = |at: usize, text: &str| match first_left {
-            Some(target) if target < at => referred(text),
+            Some(target) if target <= at => referred(text),
             _ => text.to_owned(),
         };
         let history = |stored: &Stored| -> Vec<String> {
             let texts = stored.sent[..longest].iter().enumerate().map(|(at, sent)| {
                 let text = text_of(&sent["content"]);
-                if left(stored) == Some(at) {
-                    insertion(&text).1.to_owned()
-                } else {
-                    as_history(at, &text)
-                }
+                let stays = match left(stored) {
+                    Some(target) if target == at => insertion(&text).1,
+                    _ => &text,
+                };
+                as_history(at, stays)
             });
             texts.collect()
         };
