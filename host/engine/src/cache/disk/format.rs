@@ -19,6 +19,8 @@ const VERSION: u32 = 1;
 const BLOCK: u64 = 4096;
 pub(super) const HEADER_BYTES: usize = 64;
 pub(super) const RECORD_BYTES: usize = 64;
+/// Nobody has written so many pages: a later stamp would leave the clock that goes on from it no room.
+const MAX_STAMP: u64 = u64::MAX >> 1;
 /// Where the sum of a header or record stands: at its end.
 const SUMMED: usize = 56;
 
@@ -133,12 +135,13 @@ impl Record {
     pub(super) fn decode(bytes: &[u8], slot: u32) -> Option<Self> {
         let sum = xxh3_64_with_seed(bytes.get(..SUMMED)?, slot.into());
         let is_whole = bytes.len() == RECORD_BYTES && number::<8>(bytes, SUMMED) as u64 == sum;
-        is_whole.then(|| Self {
+        let record = is_whole.then(|| Self {
             page: PageHash(number::<16>(bytes, 0)),
             parent: PageHash(number::<16>(bytes, 16)),
             stamp: number::<8>(bytes, 32) as u64,
             page_sum: number::<8>(bytes, 40) as u64,
-        })
+        });
+        record.filter(|record| record.stamp <= MAX_STAMP)
     }
 }
 
@@ -226,6 +229,11 @@ mod tests {
         assert_eq!(Record::decode(&bytes, 4), None);
         assert_eq!(Record::decode(&[0; RECORD_BYTES], 3), None);
         assert_eq!(Record::decode(&bytes[..63], 3), None);
+        let late = Record {
+            stamp: u64::MAX,
+            ..record
+        };
+        assert_eq!(Record::decode(&late.encode(3), 3), None);
         for bit in 0..RECORD_BYTES * 8 {
             let mut bytes = bytes;
             bytes[bit / 8] ^= 1 << (bit % 8);
