@@ -6,7 +6,8 @@
 //! not in the machine's time zone.
 //!
 //! A template comes with the checkpoint, so it is trusted no further than to be text: it can read nothing but what it
-//! is given, takes a bounded number of steps and yields a bounded number of bytes.
+//! is given, takes a bounded number of steps and yields a bounded number of bytes. What it may not be trusted with is
+//! depth: minijinja drops nested values by recursion, so one that nests a list some ten thousand times ends the process.
 
 use super::TextError;
 use super::clock::strftime;
