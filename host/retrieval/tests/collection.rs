@@ -247,10 +247,15 @@ fn a_file_with_right_checksums_and_wrong_contents_does_no_harm() {
             let mut wrong = all.clone();
             let part = random.below(wrong.len() as u64) as usize;
             let bytes = &mut wrong[part].1;
-            match random.below(3) {
+            match random.below(4) {
                 0 => drop(bytes.pop()),
                 1 => bytes.extend([0; 8]),
                 _ if bytes.is_empty() => continue,
+                2 if bytes.len() >= 4 => {
+                    // A number as large as can be, or the upper half of one.
+                    let at = 4 * random.below(bytes.len() as u64 / 4) as usize;
+                    bytes[at..at + 4].fill(0xff);
+                }
                 _ => {
                     let at = random.below(bytes.len() as u64) as usize;
                     bytes[at] = random.bits() as u8;

@@ -310,38 +310,46 @@ impl Model {
         let versions: Vec<&Stored> = (self.stored.iter())
             .filter(|stored| began(stored, longest))
             .collect();
-        // Without pins an array's documents leave with it. Another one may have the name of one of them: from there on
-        // it may be referred to now, and could not be before.
+        // Without pins an array's documents leave with it.
         let left = |stored: &Stored| {
             let target = stored.array.as_ref().map(|array| array.0);
             target.filter(|_| !self.pins && stored.array != *array)
         };
-        let first_left = versions.iter().filter_map(|stored| left(stored)).min();
-        let as_history = |at: usize, text: &str| match first_left {
-            Some(target) if target <= at => referred(text),
-            _ => text.to_owned(),
-        };
         let history = |stored: &Stored| -> Vec<String> {
             let texts = stored.sent[..longest].iter().enumerate().map(|(at, sent)| {
                 let text = text_of(&sent["content"]);
-                let stays = match left(stored) {
-                    Some(target) if target == at => insertion(&text).1,
-                    _ => &text,
-                };
-                as_history(at, stays)
+                match left(stored) {
+                    Some(target) if target == at => insertion(&text).1.to_owned(),
+                    _ => text,
+                }
             });
             texts.collect()
         };
-        let now: Vec<String> = (sent[..longest].iter().enumerate())
-            .map(|(at, sent)| as_history(at, &text_of(&sent["content"])))
+        let now: Vec<String> = sent[..longest]
+            .iter()
+            .map(|sent| text_of(&sent["content"]))
             .collect();
         let expected = history(versions[0]);
         let differ = |at: &usize| {
             let first = |stored: &&Stored| history(stored)[*at] == expected[*at];
             !versions.iter().all(first)
         };
+        // Another document may have the name of one that left: from there on it may be referred to now, and could not
+        // be before.
+        let first_left = versions.iter().filter_map(|stored| left(stored)).min();
+        let as_history = |texts: &[String]| -> Vec<String> {
+            let texts = texts.iter().enumerate().map(|(at, text)| match first_left {
+                Some(target) if target <= at => referred(text),
+                _ => text.clone(),
+            });
+            texts.collect()
+        };
         match (0..longest).find(differ) {
-            None => assert_eq!(now, expected, "a chat's earlier messages have changed"),
+            None => assert_eq!(
+                as_history(&now),
+                as_history(&expected),
+                "a chat's earlier messages have changed"
+            ),
             // A request that shares more than that may tell them apart.
             Some(at) => assert!(
                 insertion(&now[at]).0.is_none()
