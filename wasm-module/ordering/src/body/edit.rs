@@ -111,9 +111,8 @@ fn render(
 ) -> Rendering {
     let mut text = String::new();
     let mut documents = Vec::with_capacity(sent.len());
-    if let Wrap::Part { .. } = wrap {
-        text.push_str(r#"{"type":"text","text":""#);
-    }
+    let [open, close] = wrapping(wrap);
+    text.push_str(open);
     text.push_str(before);
     for sent in sent {
         match sent {
@@ -130,21 +129,28 @@ fn render(
         text.push_str(&hint);
         text.push_str(place.after);
     }
-    text.push_str(match wrap {
-        Wrap::None => r"\n",
-        Wrap::Part { others: true } => r#"\n"},"#,
-        Wrap::Part { others: false } => r#"\n"}"#,
-    });
+    text.push_str(r"\n");
+    text.push_str(close);
     Rendering { text, documents }
 }
 
-/// Whether a body stays JSON when `text` is inserted where that wrapping belongs. What was rendered may; this is for a
-/// text that came from elsewhere.
+/// Whether `text` may be inserted where that wrapping belongs, and be text there. What was rendered may; this is for what
+/// came from elsewhere.
 pub(crate) fn fits(wrap: Wrap, text: &str) -> bool {
+    let [open, close] = wrapping(wrap);
+    let inner = text.strip_prefix(open);
+    inner
+        .and_then(|inner| inner.strip_suffix(close))
+        .is_some_and(|inner| is_value(&format!("\"{inner}\"")))
+}
+
+/// What stands before and behind blocks that are inserted.
+fn wrapping(wrap: Wrap) -> [&'static str; 2] {
+    const OPEN: &str = r#"{"type":"text","text":""#;
     match wrap {
-        Wrap::None => is_value(&format!("\"{text}\"")),
-        Wrap::Part { others: true } => text.strip_suffix(',').is_some_and(is_value),
-        Wrap::Part { others: false } => is_value(text),
+        Wrap::None => ["", ""],
+        Wrap::Part { others: true } => [OPEN, r#""},"#],
+        Wrap::Part { others: false } => [OPEN, r#""}"#],
     }
 }
 

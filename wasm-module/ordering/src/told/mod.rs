@@ -135,14 +135,18 @@ mod tests {
         })
     }
 
+    fn part(text: &str) -> String {
+        format!(r#"{{"type":"text","text":"{text}"}}"#)
+    }
+
     fn pin() -> impl Strategy<Value = Pin> {
         let numbers = (any::<[u64; 2]>(), any::<u32>());
         ("[a-zé]{0,20}", 0_u8..3, numbers, 0_usize..4).prop_map(|(text, wrap, numbers, count)| {
             let ([digest, references], tokens) = numbers;
             let (wrap, text) = match wrap {
                 0 => (Wrap::None, text),
-                1 => (Wrap::Part { others: false }, format!("\"{text}\"")),
-                _ => (Wrap::Part { others: true }, format!("\"{text}\",")),
+                1 => (Wrap::Part { others: false }, part(&text)),
+                _ => (Wrap::Part { others: true }, part(&text) + ","),
             };
             let all = 0..text.len();
             let document = |at| Pinned::new(Fingerprint(at), 300, &all, &(0..0)).unwrap();
@@ -330,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_text_that_would_break_a_body_is_refused() {
+    fn a_pinned_text_that_does_not_fit_its_place_is_refused() {
         let others = |others| Wrap::Part { others };
         for (wrap, text, is_good) in [
             (Wrap::None, r"a\n\u00e9", true),
@@ -339,11 +343,13 @@ mod tests {
             (Wrap::None, "\", \"", false),
             (Wrap::None, "a\\", false),
             (Wrap::None, "a\n", false),
-            (others(true), r#"{"text":"a"},"#, true),
-            (others(true), r#"{"text":"a"}"#, false),
-            (others(false), r#"{"text":"a"}"#, true),
-            (others(false), r#"{"text":"a"},"#, false),
-            (others(false), "1, 2", false),
+            (others(true), &(part("a") + ","), true),
+            (others(true), &part("a"), false),
+            (others(false), &part("a"), true),
+            (others(false), &(part("a") + ","), false),
+            (others(false), &part("\"}, {\""), false),
+            // It is JSON, and shows nobody the documents.
+            (others(false), r#"{"type":"text","next":"a"}"#, false),
         ] {
             let pin = Pin {
                 text: text.into(),
