@@ -87,7 +87,7 @@ impl Modules {
 }
 
 /// Code that runs on this device: of its very version, or of an earlier one with the same major number.
-fn embedded_for(major: u32, minor: u32) -> Option<&'static [u8]> {
+pub(super) fn embedded_for(major: u32, minor: u32) -> Option<&'static [u8]> {
     let named = |wanted: &str| {
         embedded::CUBINS
             .iter()
