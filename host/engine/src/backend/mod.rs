@@ -24,10 +24,8 @@ pub mod cuda;
 #[cfg(test)]
 mod tests;
 
+use crate::TokenId;
 use crate::sampling::{Draw, SamplingError};
-
-/// A token of the model's vocabulary.
-pub type TokenId = u32;
 
 /// A page of the backend's pool: room for the KV state of [`Backend::page_tokens`] consecutive tokens, all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

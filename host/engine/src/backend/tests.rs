@@ -1,6 +1,7 @@
 //! What tests of every backend share, and the bodies that all are held to.
 
-use super::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store, TokenId};
+use super::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store};
+use crate::TokenId;
 use std::ops::Range;
 
 /// Tokens that look random and are the same each time.

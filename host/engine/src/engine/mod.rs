@@ -31,13 +31,16 @@ mod worker;
 
 pub use self::failure::Failure;
 pub use self::stepper::Stepper;
-pub use self::watchdog::{BackendFactory, Health};
+pub use self::watchdog::BackendFactory;
+pub use self::worker::Health;
 pub use crate::scheduler::Rule;
 
 use self::core::{Core, Sequence};
 use self::feed::Feed;
+use self::room::Room;
 use self::worker::{Clock, Shared};
-use crate::backend::{Backend, TokenId};
+use crate::TokenId;
+use crate::backend::Backend;
 use crate::cache::{CacheConfig, DocumentPath};
 use crate::sampling::{Constraint, Logprobs, Sampler, Sampling};
 use std::sync::Arc;
@@ -415,6 +418,19 @@ impl Drop for Handle {
 }
 
 impl Request {
+    /// Accepts the request, which comes at `now`, and gives it a place in `room`.
+    fn admit(
+        self,
+        room: &Arc<Room>,
+        bounds: Bounds,
+        bell: &Arc<AtomicU64>,
+        now: Instant,
+    ) -> Result<(Sequence, Generation), SubmitError> {
+        let (mut sequence, generation) = self.accept(bounds, bell)?;
+        sequence.place = Some(room.enter(&sequence.tenant, sequence.kind, now)?);
+        Ok((sequence, generation))
+    }
+
     /// Checks the request and splits it into what the engine works on and what its caller listens to.
     fn accept(
         self,

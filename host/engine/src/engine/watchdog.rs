@@ -8,7 +8,7 @@
 //!
 //! Requests that wait are kept; those that were running are as after any loss of the device
 //! (`core/faults.rs`), one fault heavier if they were in the step that stuck. Without a fresh device everything fails at
-//! once, and the engine has [ended](Health::Ended).
+//! once, and the engine has [ended](super::Health::Ended).
 
 use super::Failure;
 use super::core::Core;
@@ -20,20 +20,6 @@ use std::time::Duration;
 
 /// Makes a device like the first one, or says in words why not. The one that is stuck still holds its memory.
 pub type BackendFactory = Box<dyn FnMut() -> Result<Box<dyn Backend>, String> + Send>;
-
-/// How an engine is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Health {
-    /// It serves.
-    Good,
-    /// Its device is stuck, and a fresh one is being made. Requests are taken, and wait.
-    Recovering,
-    /// It serves no more.
-    Ended {
-        /// In words.
-        reason: String,
-    },
-}
 
 /// Devices given up without a step computed in between, after which the engine gives up itself: each holds memory.
 const MAX_RESTARTS: u32 = 3;

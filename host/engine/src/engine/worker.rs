@@ -13,7 +13,6 @@
 use super::core::{Core, Sequence};
 use super::feed::Feed;
 use super::room::Room;
-use super::watchdog::Health;
 use super::work::Answers;
 use super::{Bounds, EngineConfig, Generation, Request, Stats, SubmitError};
 use crate::backend::Backend;
@@ -26,6 +25,20 @@ use std::time::{Duration, Instant};
 
 /// What time it is.
 pub(super) type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
+
+/// How an engine is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It serves.
+    Good,
+    /// Its device is stuck, and a fresh one is being made. Requests are taken, and wait.
+    Recovering,
+    /// It serves no more.
+    Ended {
+        /// In words.
+        reason: String,
+    },
+}
 
 /// What handles, thread and watchdog share.
 pub(super) struct Shared {
@@ -100,7 +113,7 @@ impl Shared {
         if self.lock().stopping {
             return Err(SubmitError::Stopped);
         }
-        let (sequence, generation) = self.room.admit(request, self.bounds, &self.bell, now)?;
+        let (sequence, generation) = request.admit(&self.room, self.bounds, &self.bell, now)?;
         let mut inbox = self.lock();
         if inbox.stopping {
             return Err(SubmitError::Stopped);
