@@ -181,7 +181,7 @@ pub enum BackendError {
     #[error("device failed: {0}")]
     Device(String),
     /// The device's memory with it: every page is undefined, host pages are as they were. The next call finds a device
-    /// that works again, or fails as this one did.
+    /// that works again, or fails as this one did, and then no later one will.
     #[error("device lost: {0}")]
     Lost(String),
 }

@@ -333,8 +333,8 @@ impl Engine {
     }
 
     /// As [`Engine::start`], with more devices where the first comes from: when the watchdog of `config` finds a step
-    /// stuck, the engine goes on on a fresh one. Whoever waits keeps waiting, whoever ran goes on from its tokens; the
-    /// thread that is stuck keeps its device and is left alone.
+    /// stuck, or the device is lost twice without a step in between, the engine goes on on a fresh one. Whoever waits keeps
+    /// waiting, whoever ran goes on from its tokens; a thread that is stuck keeps its device and is left alone.
     pub fn guarded(
         backend: Box<dyn Backend>,
         factory: BackendFactory,
@@ -360,9 +360,7 @@ impl Engine {
             }));
         }
         worker::start(&shared, Box::new(core), backend);
-        if let Some(patience) = config.watchdog {
-            watchdog::start(&shared, patience, factory);
-        }
+        watchdog::start(&shared, config.watchdog, factory);
         Self {
             handle: Arc::new(Handle { shared }),
         }

@@ -22,7 +22,7 @@ const PAGE_TOKENS: u32 = 16;
 const TOLERANCE: f64 = 2e-2;
 
 /// The families' switches, groups of one, three and seven, narrow heads and wide ones, weights in bf16 and f32.
-fn checkpoints() -> Vec<Checkpoint> {
+pub(super) fn checkpoints() -> Vec<Checkpoint> {
     let models = [
         (
             r#""model_type":"qwen2","hidden_size":56,"num_attention_heads":7,"num_key_value_heads":1,"head_dim":24,
@@ -66,7 +66,7 @@ fn reference(checkpoint: &Checkpoint) -> CpuBackend {
     CpuBackend::new(checkpoint, &config).unwrap()
 }
 
-fn config() -> CudaConfig {
+pub(super) fn config() -> CudaConfig {
     CudaConfig {
         ordinal: 0,
         pages: PoolSize::Pages(200),

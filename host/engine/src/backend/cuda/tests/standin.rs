@@ -2,10 +2,14 @@
 //! emulator is not asked for itself. Contexts, streams, events, graphs, modules, the library's descriptors and staged copies are
 //! then the driver's business, as they are on a device, and the two streams run as far apart as CUDA allows.
 //!
-//! A process loads libraries once, so each order is a process of its own: this very program, told where to find the stand-in.
+//! A process loads libraries once, so each case is a process of its own: this very program, told where to find the stand-in.
 
 use super::emulated::compile;
-use crate::backend::cuda::driver;
+use super::models::{checkpoints, config};
+use crate::backend::Backend;
+use crate::backend::cuda::CudaBackend;
+use crate::backend::cuda::driver::{self, Driver};
+use crate::engine::{Engine, EngineConfig, Event, Failure, Health, Request};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -33,11 +37,8 @@ fn folder() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Runs the tests of the backend on the stand-in.
-fn run_with(late: &str) {
-    if is_loaded() {
-        return;
-    }
+/// Runs tests of this program on the stand-in.
+fn run(tests: &[&str], setting: (&str, &str)) {
     if !driver::is_built_in(9, 0) {
         return eprintln!(
             "SKIPPED: the kernels are not built in; `cargo xtask kernels` compiles them"
@@ -48,9 +49,10 @@ fn run_with(late: &str) {
         Err(reason) => return eprintln!("SKIPPED: {reason}"),
     };
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["cuda::tests::", "--skip", "standin", "--test-threads", "1"])
+        .args(tests)
+        .args(["--test-threads", "1"])
         .env("LD_LIBRARY_PATH", &folder)
-        .env("FOREWORD_LATE", late)
+        .env(setting.0, setting.1)
         .env(LOADED, "1")
         .output()
         .unwrap();
@@ -59,12 +61,60 @@ fn run_with(late: &str) {
     assert!(!out.contains("running 0 tests"), "{out}");
 }
 
+/// Everything, with one of the two streams as late as can be.
+fn run_late(stream: &str) {
+    if !is_loaded() {
+        run(
+            &["cuda::tests::", "--skip", "standin"],
+            ("FOREWORD_LATE", stream),
+        );
+    }
+}
+
 #[test]
 fn through_the_driver_with_arithmetic_as_late_as_can_be() {
-    run_with("first");
+    run_late("first");
 }
 
 #[test]
 fn through_the_driver_with_copies_as_late_as_can_be() {
-    run_with("second");
+    run_late("second");
+}
+
+#[test]
+fn a_device_that_breaks_ends_the_engine_in_words() {
+    if !is_loaded() {
+        let own = "standin::a_device_that_breaks_ends_the_engine_in_words";
+        return run(&[own], ("FOREWORD_BREAKS", "norm_rows:7"));
+    }
+    let open = || {
+        let device = Box::new(Driver::open(0).map_err(|error| error.to_string())?);
+        let checkpoint = &checkpoints()[2];
+        let backend = CudaBackend::build(checkpoint, &config(), device, &mut |_, _| {});
+        let backend = backend.map_err(|error| error.to_string())?;
+        Ok(Box::new(backend) as Box<dyn Backend>)
+    };
+    let backend = open().unwrap();
+    let engine = Engine::guarded(backend, Box::new(open), EngineConfig::default());
+    let request = Request {
+        prompt: vec![1; 20],
+        max_tokens: 9,
+        ..Request::default()
+    };
+    let mut generation = engine.submit(request).unwrap();
+    let end = loop {
+        match generation.blocking_next() {
+            Some(Event::Started { .. } | Event::Token { .. }) => {}
+            end => break end,
+        }
+    };
+    let Some(Event::Failed(Failure::Device(reason))) = end else {
+        panic!("{end:?}");
+    };
+    assert!(reason.contains("ILLEGAL_ADDRESS"), "{reason}");
+    engine.shutdown();
+    let Health::Ended { reason } = engine.health() else {
+        panic!("{:?}", engine.health());
+    };
+    assert!(reason.contains("device lost: ILLEGAL_ADDRESS"), "{reason}");
 }
