@@ -35,7 +35,7 @@ enum Result {
 
 constexpr int PROCESSORS = 6;
 constexpr u32 SHARED_UNASKED = 48 << 10, SHARED_AT_MOST = 227 << 10;
-constexpr size_t MEMORY = 1ull << 30;
+constexpr size_t MEMORY = 256 << 20;
 
 struct Module;
 

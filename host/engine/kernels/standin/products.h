@@ -49,14 +49,30 @@ inline float element(const void* data, int type, u64 at) {
     return type == BF16 ? emulator::value(static_cast<const u16*>(data)[at]) : static_cast<const float*>(data)[at];
 }
 
+// Vectors of `inputs` elements, one behind the other: rows of op(A), columns of op(B).
+inline std::vector<float> vectors(const void* data, const Layout& l, u64 count, u64 inputs, bool stand) {
+    std::vector<float> all(count * inputs);
+    for (u64 i = 0; i < count; i++)
+        for (u64 k = 0; k < inputs; k++)
+            all[i * inputs + k] = element(data, l.type, stand ? i * l.stride + k : k * l.stride + i);
+    return all;
+}
+
 inline void multiply(const Description& d, float alpha, const void* a, const Layout& la, const void* b, const Layout& lb,
                      float beta, const void* c, const Layout& lc, void* out, const Layout& lo, u64 inputs) {
+    constexpr u64 LANES = 8;
+    const std::vector<float> left = vectors(a, la, lo.rows, inputs, d.transposed[0]);
+    const std::vector<float> right = vectors(b, lb, lo.columns, inputs, !d.transposed[1]);
     for (u64 column = 0; column < lo.columns; column++)
         for (u64 row = 0; row < lo.rows; row++) {
-            float sum = 0.0f;
-            for (u64 k = 0; k < inputs; k++)
-                sum += element(a, la.type, d.transposed[0] ? row * la.stride + k : k * la.stride + row) *
-                       element(b, lb.type, d.transposed[1] ? k * lb.stride + column : column * lb.stride + k);
+            const float* x = left.data() + row * inputs;
+            const float* y = right.data() + column * inputs;
+            float sums[LANES] = {}, sum = 0.0f;
+            u64 k = 0;
+            for (; k + LANES <= inputs; k += LANES)
+                for (u64 i = 0; i < LANES; i++) sums[i] += x[k + i] * y[k + i];
+            for (; k < inputs; k++) sum += x[k] * y[k];
+            for (float one : sums) sum += one;
             float value = alpha * sum;
             // What is not added is not read either: it may be no number.
             if (beta != 0.0f) value += beta * element(c, lc.type, column * lc.stride + row);
