@@ -66,6 +66,7 @@ DEVICE float exp2_fast(float x) {
 }
 DEVICE float exp_exact(float x) { return expf(x); }
 DEVICE float inverse_root(float x) { return 1.0f / sqrtf(x); }
+DEVICE float larger(float x, float y) { return fmaxf(x, y); }
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
@@ -114,6 +115,8 @@ DEVICE void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// Of what no kernel writes while this one runs.
+DEVICE u32 load_unchanged(const u32* from) { return __ldg(from); }
 DEVICE Vector load_vector(const void* from) { return *static_cast<const Vector*>(from); }
 // For what is read once: weights pass through without displacing what is read again.
 DEVICE Vector load_vector_once(const void* from) {

@@ -387,6 +387,7 @@ DEVICE T exchange(T value, u32 mask) {
 DEVICE float exp2_fast(float x) { return std::exp2(x); }
 DEVICE float exp_exact(float x) { return std::exp(x); }
 DEVICE float inverse_root(float x) { return 1.0f / std::sqrt(x); }
+DEVICE float larger(float x, float y) { return std::fmax(x, y); }
 DEVICE u32 bits_of(float x) {
     u32 bits;
     memcpy(&bits, &x, 4);
@@ -468,6 +469,7 @@ DEVICE void copy_async_wait() {
         }
 }
 
+DEVICE u32 load_unchanged(const u32* from) { return *from; }
 DEVICE Vector load_vector(const void* from) {
     if (reinterpret_cast<u64>(from) % 16)
         emulator::give_up(emulator::place_of(emulator::machine()) + ": a vector is not aligned to 16 bytes");
