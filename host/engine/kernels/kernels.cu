@@ -4,5 +4,6 @@
 #include "matvec.cu"
 #include "pages.cu"
 #include "prefill.cu"
+#include "prefill_wide.cu"
 #include "rows.cu"
 #include "sampling.cu"

@@ -103,6 +103,8 @@ elif [ -n "$tests" ]; then
     part operations 300 "$tests" cuda --nocapture
     # Which devices the tests found.
     grep -h SKIPPED "$out/operations.err" "$out/operations.out" | sort | uniq -c
+    # How fast each kernel of prefill is.
+    grep -h 'TFLOP/s of attention$' "$out/operations.out"
     # How far the logits are from those of transformers in f32.
     grep -h 'of a deviation$' "$out/operations.out"
 else

@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_device_is_measured_by_a_product_and_a_copy() {
-        let Some(mut device) = Emulated::new() else {
+        let Some(mut device) = Emulated::new(false) else {
             return;
         };
         let ceilings = measure(&mut device, 64, 1 << 14).unwrap();

@@ -125,6 +125,8 @@ pub(super) fn compile(source: &str) -> Result<PathBuf, String> {
 /// A device that runs kernels on the CPU.
 pub(in crate::backend::cuda) struct Emulated {
     emulator: &'static Emulator,
+    /// Whether it plays a device that has them.
+    warpgroups: bool,
     /// Sizes by address.
     memory: BTreeMap<u64, usize>,
     /// While a recording is made.
@@ -168,10 +170,11 @@ enum Kind {
 
 impl Emulated {
     /// `None`, and a line that says why, where there is no emulator.
-    pub(in crate::backend::cuda) fn new() -> Option<Self> {
+    pub(in crate::backend::cuda) fn new(warpgroups: bool) -> Option<Self> {
         match emulator() {
             Ok(emulator) => Some(Self {
                 emulator,
+                warpgroups,
                 memory: BTreeMap::new(),
                 recording: false,
                 recordings: Vec::new(),
@@ -328,11 +331,19 @@ impl Drop for Emulated {
 
 impl Device for Emulated {
     fn name(&self) -> &str {
-        "emulator"
+        if self.warpgroups {
+            "emulator with warpgroups"
+        } else {
+            "emulator"
+        }
     }
 
     fn processors(&self) -> u32 {
         6
+    }
+
+    fn has_warpgroups(&self) -> bool {
+        self.warpgroups
     }
 
     fn free_bytes(&mut self) -> Result<u64, Fault> {

@@ -15,20 +15,34 @@ use super::device::Device;
 use super::driver::Driver;
 use emulated::Emulated;
 
-/// The devices that tests run on; prints which are missing, and why.
+/// The devices that tests run on, each without the kernels by warpgroups and, where it has them, with them; prints which
+/// are missing, and why.
 fn devices() -> Vec<Box<dyn Device>> {
     if standin::is_loaded() {
         return vec![Box::new(Driver::open(0).unwrap())];
     }
     let mut devices: Vec<Box<dyn Device>> = Vec::new();
-    if let Some(emulated) = Emulated::new() {
-        devices.push(Box::new(emulated));
+    for warpgroups in [false, true] {
+        if let Some(emulated) = Emulated::new(warpgroups) {
+            devices.push(Box::new(emulated));
+        }
     }
     match Driver::open(0) {
-        Ok(device) => devices.push(Box::new(device)),
+        Ok(device) => {
+            if device.has_warpgroups() {
+                let again = Driver::open(0).expect("it was opened before");
+                devices.push(Box::new(again.without_warpgroups()));
+            }
+            devices.push(Box::new(device));
+        }
         Err(error) => eprintln!("SKIPPED on a device: {error}"),
     }
     devices
+}
+
+/// Whether a device is the emulator, which is slow.
+fn is_emulated(device: &dyn Device) -> bool {
+    device.name().starts_with("emulator")
 }
 
 /// Random numbers for kernels, the same each time.

@@ -8,7 +8,7 @@ mod products;
 mod rows;
 mod sampling;
 
-use super::{Random, devices};
+use super::{Random, devices, is_emulated};
 use crate::backend::cuda::device::{Array, Device, Plain};
 use half::bf16;
 
