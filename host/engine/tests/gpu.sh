@@ -111,11 +111,14 @@ else
     skip operations "--tests names no program"
 fi
 
-# The same greedy tokens from the host's two devices, on fixtures with known answers.
+# The same greedy tokens from the host's two devices, on models with known answers.
 if ! asked answers; then
     skip answers "not asked for"
 elif [ -d "$fixtures/qwen2" ]; then
-    part answers 240 python3 "$here/gpu_answers.py" --foreword "$foreword" --device "$device" --fixtures "$fixtures"
+    reader=$here/../../../examples/reader
+    [ -n "$tiny" ] && few=(--longest 16) || few=()
+    [ -d "$reader" ] && few+=(--reader "$reader")
+    part answers 240 python3 "$here/gpu_answers.py" --foreword "$foreword" --device "$device" --fixtures "$fixtures" "${few[@]}"
     cat "$out/answers.out"
 else
     skip answers "the fixtures are not here"
