@@ -203,6 +203,24 @@ fn only_what_can_be_named_and_is_there_is_referred_to() {
 }
 
 #[test]
+fn a_reference_goes_when_another_document_of_its_name_is_written_before_it() {
+    let mut orderer = orderer(json!({"conversation": {"pin": false}}));
+    let result = json!({"role": "tool", "content": tagged(&["d"], "Found.")["content"]});
+    let messages = json!([tagged(&["d"], "Why?"), answer("So."), result]);
+    let (sent, _) = send(&mut orderer, &json!({"messages": messages}));
+    assert!(sent[2].contains(&location("d")), "{}", sent[2]);
+    // The last user message stands before the tool's result.
+    let other = json!([{"id": "d", "text": text("another d")}]);
+    let (sent, report) = send(
+        &mut orderer,
+        &json!({"messages": messages, "documents": other}),
+    );
+    assert!(sent[0].contains(&text("another d")), "{}", sent[0]);
+    assert!(sent[2].contains(&text("d")), "{}", sent[2]);
+    assert_eq!(report.deduplicated, 0);
+}
+
+#[test]
 fn tool_results_are_turns() {
     let mut orderer = orderer(json!({}));
     let tool = |id: &str, words: Value| json!({"role": "tool", "tool_call_id": id, "content": words["content"]});

@@ -10,10 +10,9 @@ mod workload;
 
 use crate::computing;
 use anyhow::{Context, ensure};
+use foreword_engine::TokenId;
 use foreword_engine::backend::cuda::{self, Ceilings};
-use foreword_engine::backend::{
-    Backend, HostPageId, Load, Output, PageId, Segment, Step, Store, TokenId,
-};
+use foreword_engine::backend::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store};
 use foreword_engine::engine::{EngineConfig, Stepper};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::sampling::Sampling;

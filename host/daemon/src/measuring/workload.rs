@@ -11,7 +11,7 @@
 //! answers have begun.
 
 use anyhow::{Context, bail};
-use foreword_engine::backend::TokenId;
+use foreword_engine::TokenId;
 use foreword_engine::engine::{Event, Request, Stepper};
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
 use foreword_ordering::simulation::workload::{Bursty, bursty};

@@ -4,8 +4,8 @@
 //! `id` in its payload goes by its own. The whole search is one stage, and words do not count.
 
 use super::{Ask, Stage, Store, StoreError};
+use crate::Document;
 use crate::collection::Found;
-use crate::ingest::Document;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 
 use super::chat::{Entry, Wrap};
 use super::parse::{Found, HintPlace, Place, Source};
+use super::scan::is_value;
 use crate::sort::sort_by_key;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -135,6 +136,16 @@ fn render(
         Wrap::Part { others: false } => r#"\n"}"#,
     });
     Rendering { text, documents }
+}
+
+/// Whether a body stays JSON when `text` is inserted where that wrapping belongs. What was rendered may; this is for a
+/// text that came from elsewhere.
+pub(crate) fn fits(wrap: Wrap, text: &str) -> bool {
+    match wrap {
+        Wrap::None => is_value(&format!("\"{text}\"")),
+        Wrap::Part { others: true } => text.strip_suffix(',').is_some_and(is_value),
+        Wrap::Part { others: false } => is_value(text),
+    }
 }
 
 /// A document's block: a pure function of the document, or prefixes would never match.

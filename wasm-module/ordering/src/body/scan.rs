@@ -293,6 +293,12 @@ pub(crate) fn fields<'a, const N: usize>(
     Ok(fields)
 }
 
+/// Whether `text` is one value and nothing else.
+pub(super) fn is_value(text: &str) -> bool {
+    let mut scan = Scan::new(text);
+    scan.value().is_ok() && scan.end().is_ok()
+}
+
 /// Leaves those fields that say anything.
 pub(super) fn say(fields: &mut [Option<&str>]) {
     for field in fields {

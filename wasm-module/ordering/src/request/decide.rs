@@ -30,8 +30,9 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Whether a remembered arrangement sends what the client sends now, and refers only to what is there. It always
-    /// does, unless hashes collided: documents must not be lost by that.
+    /// Whether a remembered arrangement sends what the client sends now, and refers only to what is there, by a name that
+    /// nothing else has. It does, unless hashes collided, by which documents must not be lost, or an array was written
+    /// into an earlier message since.
     pub(super) fn is_possible(
         &self,
         known: &Arrangement,
@@ -43,8 +44,10 @@ impl<'a> Request<'_, 'a> {
         known.is_of(listed)
             && references.all(|slot| {
                 let fingerprint = listed.fingerprint_at(slot.index());
-                (group.found.get(usize::from(slot.index())))
-                    .is_some_and(|found| self.shown.holds(turn, fingerprint, &edit::block(found)))
+                (group.found.get(usize::from(slot.index()))).is_some_and(|found| {
+                    self.shown.names(found.label, fingerprint)
+                        && self.shown.holds(turn, fingerprint, &edit::block(found))
+                })
             })
     }
 

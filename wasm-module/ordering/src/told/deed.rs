@@ -16,7 +16,7 @@
 use super::correction::{Corrected, Correction, Usage};
 use super::residency::Residency;
 use crate::arrangement::{Arrangement, Slot};
-use crate::body::{Chain, Wrap};
+use crate::body::{Chain, Wrap, edit};
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::conversation::memory::{Added, Place};
 use crate::conversation::turn::{Pin, Pinned, Turn, Written};
@@ -140,7 +140,7 @@ impl Deed {
         let corrected = |run: &SentRun| {
             let (before, expected) = (u64::from(run.before), u64::from(run.matched));
             let slack = SLACK + (before + expected) / 16;
-            let cached = (cached + slack).saturating_sub(before);
+            let cached = cached.saturating_add(slack).saturating_sub(before);
             (cached < expected).then(|| Corrected {
                 scope: run.scope,
                 path: run.path().documents,
@@ -367,6 +367,9 @@ impl Reader<'_> {
             _ => return Err(self.bad("0, 1 or 2")),
         };
         let text = self.text()?;
+        if !edit::fits(wrap, &text) {
+            return Err(self.bad("a text that fits its place"));
+        }
         let tokens = self.narrow("tokens")?;
         let (digest, references) = (self.hash()?, self.hash()?);
         let documents = self.list(|from| {

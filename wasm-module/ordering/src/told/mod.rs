@@ -139,13 +139,15 @@ mod tests {
         let numbers = (any::<[u64; 2]>(), any::<u32>());
         ("[a-zé]{0,20}", 0_u8..3, numbers, 0_usize..4).prop_map(|(text, wrap, numbers, count)| {
             let ([digest, references], tokens) = numbers;
+            let (wrap, text) = match wrap {
+                0 => (Wrap::None, text),
+                1 => (Wrap::Part { others: false }, format!("\"{text}\"")),
+                _ => (Wrap::Part { others: true }, format!("\"{text}\",")),
+            };
             let all = 0..text.len();
             let document = |at| Pinned::new(Fingerprint(at), 300, &all, &(0..0)).unwrap();
             Pin {
-                wrap: match wrap {
-                    0 => Wrap::None,
-                    wrap => Wrap::Part { others: wrap == 2 },
-                },
+                wrap,
                 tokens,
                 documents: (0..).map(document).take(count).collect(),
                 text: text.into(),
@@ -328,6 +330,58 @@ mod tests {
     }
 
     #[test]
+    fn a_pinned_text_that_would_break_a_body_is_refused() {
+        let others = |others| Wrap::Part { others };
+        for (wrap, text, is_good) in [
+            (Wrap::None, r"a\n\u00e9", true),
+            (Wrap::None, r#"a\""#, true),
+            (Wrap::None, "a\"", false),
+            (Wrap::None, "\", \"", false),
+            (Wrap::None, "a\\", false),
+            (Wrap::None, "a\n", false),
+            (others(true), r#"{"text":"a"},"#, true),
+            (others(true), r#"{"text":"a"}"#, false),
+            (others(false), r#"{"text":"a"}"#, true),
+            (others(false), r#"{"text":"a"},"#, false),
+            (others(false), "1, 2", false),
+        ] {
+            let pin = Pin {
+                text: text.into(),
+                wrap,
+                tokens: 1,
+                documents: Box::default(),
+                digest: 0,
+                references: 0,
+            };
+            let written = Written {
+                list: Fingerprint(1),
+                arrangement: Arrangement {
+                    slots: Box::default(),
+                    hinted: false,
+                },
+                pin: Some(pin),
+            };
+            let added = Added {
+                message: 0,
+                chain: Chain(1),
+                turn: Turn {
+                    groups: Box::default(),
+                    written: Some(written),
+                },
+            };
+            let chat = Continued {
+                after: None,
+                added: vec![added],
+            };
+            let deed = Deed {
+                chat: Some(chat),
+                ..sent(1, 0)
+            };
+            assert_eq!(Told::decode(&deed.encode()).is_ok(), is_good, "{text}");
+        }
+    }
+
+    #[test]
     fn an_engine_that_did_not_take_a_request_lacks_what_it_would_have_brought() {
         let removed = |matched: u32| {
             let events = sent(3, matched).undone().events;
@@ -365,6 +419,12 @@ mod tests {
             cached_tokens: 0,
         };
         assert_eq!(deed.judged(nothing), None);
+        // A count that no prompt has.
+        let absurd = Usage {
+            prompt_tokens: 1,
+            cached_tokens: u64::MAX,
+        };
+        assert_eq!(deed.judged(absurd), None);
     }
 
     proptest! {

@@ -48,6 +48,12 @@ fn find(ordinal: u32) -> Result<sys::CUdevice, String> {
     })
 }
 
+/// Whether there are kernels for a compute capability without compiling them now.
+#[cfg(test)]
+pub(super) fn is_built_in(major: u32, minor: u32) -> bool {
+    modules::embedded_for(major, minor).is_some()
+}
+
 /// The driver's own words.
 fn words(error: DriverError) -> String {
     let name = error

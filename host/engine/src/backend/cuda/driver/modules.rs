@@ -106,7 +106,7 @@ fn own_architecture(major: u32, minor: u32) -> String {
 
 /// Code that runs on this device, and for what it was compiled: for its very version, or for the first one with the same
 /// major number.
-fn embedded_for(major: u32, minor: u32) -> Option<(&'static str, &'static [u8])> {
+pub(super) fn embedded_for(major: u32, minor: u32) -> Option<(&'static str, &'static [u8])> {
     let named = |wanted: String| embedded::CUBINS.iter().find(|(name, _)| *name == wanted);
     named(own_architecture(major, minor))
         .or_else(|| named(format!("sm_{major}0")))

@@ -2,6 +2,7 @@
 //! sizes, prefixes, one token, none.
 
 mod attention;
+mod memory;
 mod pages;
 mod products;
 mod rows;

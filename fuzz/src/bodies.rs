@@ -1,0 +1,136 @@
+//! Bodies, a 0 byte between two, for one orderer whose configuration the first two bytes choose.
+
+use crate::seeds;
+use crate::settings::{self, Settings};
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::path::Locator;
+use foreword_ordering::{Config, Orderer, Skip, Tenant, documents_of, question, salted};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+pub(crate) fn run(input: &[u8]) {
+    let Some((settings, bodies)) = Settings::read(input) else {
+        return;
+    };
+    let config = settings.config();
+    let mut orderer = Orderer::new(config.clone());
+    for body in bodies.split(|byte| *byte == 0).take(8) {
+        rewritten(&mut orderer, settings, body);
+        asked(&config, body);
+        with_salt(body);
+        if settings.is_bounded() {
+            settings::is_within(orderer.remembered());
+        }
+    }
+}
+
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let bodies = seeds::golden().into_iter().map(|bodies| bodies.join(&0));
+    let settings = [0x0007, 0x003e, 0x028a, 0x0102, 0x02fa].map(Settings::new);
+    let inputs = bodies.flat_map(|bodies| settings.map(|settings| settings.before(&bodies)));
+    inputs.collect()
+}
+
+fn rewritten(orderer: &mut Orderer, settings: Settings, body: &[u8]) {
+    let config = orderer.config().clone();
+    let rewrite = match orderer.rewrite(Tenant::default(), body) {
+        Ok(rewrite) => rewrite,
+        Err(Skip::InvalidUtf8 { offset }) => {
+            let error = std::str::from_utf8(body).expect_err("it is said to be no UTF-8");
+            assert_eq!(error.valid_up_to(), offset);
+            return;
+        }
+        Err(Skip::InvalidJson { .. }) => return,
+        Err(_) => return assert!(is_json(body), "other faults are those of JSON"),
+    };
+    assert!(is_json(body), "only JSON is rewritten");
+    let sent = rewrite.body.as_deref().unwrap_or(body);
+    assert!(is_json(sent), "JSON stays JSON");
+    if as_values(body).is_some() {
+        assert!(as_values(sent).is_some(), "and as readable as it was");
+    }
+    let report = rewrite.report;
+    assert!(u64::from(report.matched) <= u64::from(report.documents) + u64::from(report.pinned));
+    assert!(report.matched_tokens <= report.document_tokens);
+    assert_eq!(rewrite.ordered, rewrite.body.is_some());
+    if settings.only_moves() {
+        if report.dropped == 0 {
+            assert_eq!(
+                histogram(body),
+                histogram(sent),
+                "documents move and nothing else does"
+            );
+        } else {
+            assert!(sent.len() < body.len(), "repeats are left out");
+        }
+    }
+    // Tags that are not closed may enclose another document once these have moved.
+    let finds_the_same = || documents(&config, body) == documents(&config, sent);
+    if settings.only_moves() && settings.is_sorted() && finds_the_same() {
+        let again = Orderer::new(config.clone()).rewrite(Tenant::default(), sent);
+        let again = again.ok().and_then(|again| again.body);
+        let [again, sent] = [again.as_deref().unwrap_or(sent), sent].map(String::from_utf8_lossy);
+        assert_eq!(again, sent, "what is in order stays in order");
+    }
+    let prompt = String::from_utf8_lossy(body);
+    let located = Locator::new(config.clone()).locate(&rewrite.path, sent, &prompt);
+    for run in located.iter().flatten() {
+        let ends = run.documents.iter().map(|(_, end)| *end);
+        assert!(ends.clone().is_sorted() && ends.clone().all(|end| prompt.is_char_boundary(end)));
+    }
+    assert!(documents(&config, body).is_some() || report.documents == 0);
+}
+
+/// The documents of each group of a body, in no order; `None`: it has none.
+fn documents(config: &Config, body: &[u8]) -> Option<Vec<Vec<Fingerprint>>> {
+    let groups = documents_of(body, config).ok()?.into_iter();
+    let documents = groups.map(|group| {
+        let mut documents: Vec<_> = group.documents.iter().map(|d| d.fingerprint).collect();
+        documents.sort_unstable();
+        documents
+    });
+    Some(documents.collect())
+}
+
+/// What a retriever is asked, and the body without the field that tells the gateway about it.
+fn asked(config: &Config, body: &[u8]) {
+    let Ok(question) = question(body, config) else {
+        return;
+    };
+    for message in &question.opening.messages {
+        assert!(is_json(message.as_bytes()));
+    }
+    if let Some(cut) = question.cut {
+        let rest = [&body[..cut.start], &body[cut.end..]].concat();
+        assert!(is_json(&rest), "the field is cut out whole");
+    }
+}
+
+/// Whoever reads the body behind us finds our salt in it, whichever of two fields he takes.
+fn with_salt(body: &[u8]) {
+    let Ok(salted) = salted(body, "ours") else {
+        return;
+    };
+    assert!(is_json(&salted));
+    if let Some(value) = as_values(&salted) {
+        assert_eq!(value["cache_salt"], "ours");
+    }
+    let again = foreword_ordering::salted(&salted, "ours");
+    assert_eq!(again.as_ref(), Ok(&salted), "it is replaced, not added");
+}
+
+pub(crate) fn is_json(text: &[u8]) -> bool {
+    serde_json::from_slice::<&RawValue>(text).is_ok()
+}
+
+fn as_values(text: &[u8]) -> Option<Value> {
+    serde_json::from_slice(text).ok()
+}
+
+fn histogram(bytes: &[u8]) -> [usize; 256] {
+    let mut counts = [0; 256];
+    for byte in bytes {
+        counts[usize::from(*byte)] += 1;
+    }
+    counts
+}

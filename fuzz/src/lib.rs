@@ -1,0 +1,76 @@
+//! Fuzz targets: what reads bytes that others wrote, each with what must hold for any bytes.
+//!
+//! | target | its bytes | what must hold, beside that nothing panics |
+//! | --- | --- | --- |
+//! | `bodies` | bodies for one orderer, of any configuration | JSON stays JSON; only documents move; bounds are kept |
+//! | `texts` | what users write in chats that go on | earlier messages stay as they were sent; a message keeps its text |
+//! | `chats` | a client's steps | what the slow model of the property tests says |
+//! | `json` | a value | the core's scanner takes what `serde_json` takes |
+//! | `configurations` | a configuration of the filter or of the core | one that is taken works |
+//! | `told` | an entry of the ring | what is read is written alike; bounds are kept |
+//! | `deeds` | a client's steps, and damage to what one worker tells another | the other's bodies stay whole |
+//! | `feed` | an engine's batches of events | bounds are kept |
+//! | `answers` | an engine's answer | its usage does not depend on where it is cut |
+//! | `filter` | a configuration, and what client, engine, retriever and other workers send | salts hold; lengths agree |
+//! | `kv_events` | vLLM's events | what is read is no larger than its bytes |
+//!
+//! A target is a function of bytes. libFuzzer calls it in `cargo xtask fuzz` and follows its coverage; the ordinary tests
+//! call it with its seeds, with what fuzzing once found (`found/TARGET/`), and with seeded changes of both.
+
+mod answers;
+mod bodies;
+mod chats;
+mod configurations;
+mod deeds;
+mod feed;
+mod filter;
+mod json;
+// Its tests, which the host compiles, need the host around them.
+#[cfg(not(test))]
+mod kv_events;
+mod mutate;
+mod seeds;
+mod settings;
+mod texts;
+mod told;
+
+pub use mutate::mutated;
+
+/// Something that reads bytes that others wrote.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// What it is called.
+    pub name: &'static str,
+    /// Panics where something does not hold.
+    pub run: fn(&[u8]),
+    /// Inputs that lead deep into it.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All targets, in the table's order.
+pub const TARGETS: &[Target] = &[
+    target("bodies", bodies::run, bodies::seeds),
+    target("texts", texts::run, texts::seeds),
+    target("chats", chats::run, chats::seeds),
+    target("json", json::run, json::seeds),
+    target("configurations", configurations::run, configurations::seeds),
+    target("told", told::run, told::seeds),
+    target("deeds", deeds::run, deeds::seeds),
+    target("feed", feed::run, feed::seeds),
+    target("answers", answers::run, answers::seeds),
+    target("filter", filter::run, filter::seeds),
+    #[cfg(not(test))]
+    target("kv_events", kv_events::run, kv_events::seeds),
+];
+
+const fn target(name: &'static str, run: fn(&[u8]), seeds: fn() -> Vec<Vec<u8>>) -> Target {
+    Target { name, run, seeds }
+}
+
+impl Target {
+    /// The target of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        TARGETS.iter().copied().find(|target| target.name == name)
+    }
+}

@@ -1,0 +1,117 @@
+//! Configurations of the core, one for every number: what a target takes from the beginning of its input.
+
+use foreword_ordering::{Config, Remembered};
+use serde_json::json;
+
+/// See the module's text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings(u16);
+
+/// What is remembered for each tenant and model, where it is bounded.
+const FEW_MESSAGES: u64 = 8;
+const FEW_BYTES: u64 = 4096;
+/// Tenants and models.
+const MAX_TREES: u64 = 4;
+
+impl Settings {
+    /// Those of a number, whose bits are listed in [`Settings::config`].
+    pub(crate) const fn new(bits: u16) -> Self {
+        Self(bits)
+    }
+
+    /// Those that the input begins with, and the rest of it.
+    pub(crate) fn read(input: &[u8]) -> Option<(Self, &[u8])> {
+        let (bits, rest) = input.split_first_chunk()?;
+        Some((Self(u16::from_le_bytes(*bits)), rest))
+    }
+
+    /// As [`Settings::read`] wants them.
+    pub(crate) fn before(self, rest: &[u8]) -> Vec<u8> {
+        [&self.0.to_le_bytes(), rest].concat()
+    }
+
+    fn is(self, bit: u16) -> bool {
+        self.0 >> bit & 1 == 1
+    }
+
+    /// Whether documents move, and nothing is written or left out but repeats.
+    pub(crate) fn only_moves(self) -> bool {
+        !self.is(3) && !self.is(4) && self.field() != "render"
+    }
+
+    /// Whether a group's order depends on its documents alone.
+    pub(crate) fn is_sorted(self) -> bool {
+        self.policy() == "sorted"
+    }
+
+    /// Whether strings are written in escapes alone.
+    pub(crate) fn escapes(self) -> bool {
+        self.is(13)
+    }
+
+    pub(crate) fn is_bounded(self) -> bool {
+        self.is(6)
+    }
+
+    fn policy(self) -> &'static str {
+        POLICIES[usize::from(self.0 % 8)]
+    }
+
+    fn field(self) -> &'static str {
+        FIELDS[usize::from(self.0 >> 7 & 3)]
+    }
+
+    pub(crate) fn config(self) -> Config {
+        let mut conversation = json!({
+            "deduplicate": self.is(4), "pin": self.is(5), "max_pinned_tokens": 100_000,
+        });
+        let mut tree = json!({"max_trees": MAX_TREES});
+        if self.is_bounded() {
+            conversation["max_entries"] = FEW_MESSAGES.into();
+            conversation["max_bytes"] = FEW_BYTES.into();
+            tree["max_nodes"] = 6.into();
+            tree["max_tokens"] = 500.into();
+        }
+        let lists = self.is(9);
+        let tags = if self.is(10) {
+            json!([])
+        } else {
+            json!(["document", "doc", "source"])
+        };
+        let config = json!({
+            "policy": self.policy(),
+            "policy_options": {"window": 16, "max_contexts": 16},
+            "hint": {"enabled": self.is(3)},
+            "documents": {
+                "field": self.field(), "tags": tags, "loose_tags": ["context", "file"],
+                "blocks": !self.is(11), "results": !self.is(12),
+                "numbered": lists, "rules": lists, "headings": lists, "max": 64,
+            },
+            "tree": tree,
+            "conversation": conversation,
+        });
+        Config::from_json(config.to_string().as_bytes()).expect("every number is a configuration")
+    }
+}
+
+/// Asserts that an orderer of bounded settings remembers no more than it may.
+pub(crate) fn is_within(remembered: Remembered) {
+    let Remembered { messages, bytes } = remembered;
+    assert!(
+        messages <= FEW_MESSAGES * MAX_TREES && bytes <= FEW_BYTES * MAX_TREES,
+        "{messages} messages of {bytes} bytes are remembered"
+    );
+}
+
+const POLICIES: [&str; 8] = [
+    "retrieval",
+    "random",
+    "sorted",
+    "recency",
+    "greedy",
+    "context-index",
+    "longest",
+    "foresight",
+];
+
+const FIELDS: [&str; 4] = ["render", "reorder", "ignore", "render"];
