@@ -37,7 +37,7 @@ struct Operand {
             give_up(place_of(machine()) + ": a descriptor with another swizzle than 128 bytes, or with a base offset");
         u32 place = start + i / 8 * stride + i % 8 * 128 + (columns ? j / 8 * leading + j % 8 * 16 : j * 16);
         u32 offset = (place ^ (place >> 7 & 7) << 4) - SHARED_BASE;
-        if (offset + 16 > machine().shared.bytes)
+        if (static_cast<u64>(offset) + 16 > machine().shared.bytes)
             give_up(place_of(machine()) + ": a multiplication reads beyond shared memory, from byte " + std::to_string(offset));
         return offset;
     }
