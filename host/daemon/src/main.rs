@@ -25,7 +25,7 @@ use foreword::kv::vllm::Encoding;
 use foreword::model::Model;
 use foreword::replay::{self, EmptyTrace};
 use foreword::serve::{Config, Server};
-use foreword_engine::engine::EngineConfig;
+use foreword_engine::engine::{EngineConfig, Health};
 use foreword_ordering::Config as OrderingConfig;
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::simulation::Capacity;
@@ -349,7 +349,13 @@ async fn serve(arguments: ServeArguments) -> anyhow::Result<ExitCode> {
     announce(address);
     tokio::select! {
         _ = signals.next() => {}
-        () = server.app().gate.reached(Phase::Stopping) => bail!("the engine has ended by itself"),
+        () = server.app().gate.reached(Phase::Stopping) => {
+            let health = server.app().model.get().map(|model| model.engine().health());
+            match health {
+                Some(Health::Ended { reason }) => bail!("the engine has ended by itself: {reason}"),
+                _ => bail!("the engine has ended by itself"),
+            }
+        }
     }
     tokio::select! {
         () = server.stop() => Ok(ExitCode::SUCCESS),

@@ -40,7 +40,7 @@ fn devices() -> Vec<Box<dyn Device>> {
     devices
 }
 
-/// Whether a device is the emulator, which is slow.
+/// Whether a device is the emulator, itself or behind the stand-in for a driver: it is slow.
 fn is_emulated(device: &dyn Device) -> bool {
     device.name().starts_with("emulator")
 }
