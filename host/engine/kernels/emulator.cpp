@@ -79,7 +79,8 @@ KERNEL(mistake_unset_shared_memory, Mistake, 64, 1) {
 // One multiplication of a warpgroup by operands that are copied, with one step wrong. The first four values are
 // threes; a result is 72 if nothing is.
 enum class Wrong {
-    Nothing, CopyWait, SharedFence, GroupFence, Commit, Wait, EarlyRead, Accumulators, Registers, Operand, Swizzle, Disagree
+    Nothing, CopyWait, SharedFence, GroupFence, EarlyFence, Commit, Wait, EarlyRead, Accumulators, Registers, Operand,
+    Swizzle, Disagree
 };
 
 template <Wrong WRONG>
@@ -106,6 +107,11 @@ static void multiply_once(const Mistake& args) {
     if (WRONG != Wrong::Commit) group_commit();
     if (WRONG == Wrong::EarlyRead) result = c[0][0];
     if (WRONG != Wrong::Wait) group_wait<0>();
+    if (WRONG == Wrong::EarlyFence) {
+        group_fence();
+        c[15][3] = 0.0f;
+        group_multiply(c, matrix, matrix, true);
+    }
     if (WRONG != Wrong::EarlyRead) result = c[0][0];
 }
 
@@ -113,6 +119,7 @@ KERNEL(multiply_right, Mistake, GROUP, 1) { multiply_once<Wrong::Nothing>(args);
 KERNEL(multiply_before_copies, Mistake, GROUP, 1) { multiply_once<Wrong::CopyWait>(args); }
 KERNEL(multiply_unfenced_copies, Mistake, GROUP, 1) { multiply_once<Wrong::SharedFence>(args); }
 KERNEL(multiply_unfenced_registers, Mistake, GROUP, 1) { multiply_once<Wrong::GroupFence>(args); }
+KERNEL(multiply_fenced_too_early, Mistake, GROUP, 1) { multiply_once<Wrong::EarlyFence>(args); }
 KERNEL(multiply_uncommitted, Mistake, GROUP, 1) { multiply_once<Wrong::Commit>(args); }
 KERNEL(multiply_unawaited, Mistake, GROUP, 1) { multiply_once<Wrong::Wait>(args); }
 KERNEL(multiply_read_early, Mistake, GROUP, 1) { multiply_once<Wrong::EarlyRead>(args); }

@@ -4,9 +4,10 @@
 //   carried out  when the warp waits for their group and its three neighbours have issued the same; read from shared
 //                memory and from the registers of A only then
 //   errors       accumulators, registers of A or operands that somebody touched in between; operands that a copy is still
-//                to write, or writes while they are read, or wrote with no `shared_fence` since; a multiplication after a
-//                wait with no `group_fence` in between; warps of a group with different operands; ending with a
-//                multiplication that nobody waited for
+//                to write, or writes while they are read, or wrote with no `shared_fence` since; a multiplication with no
+//                `group_fence` since the last wait, or with registers written since that fence (of registers that were
+//                multiplied before: where others are is not known); warps of a group with different operands; ending
+//                with a multiplication that nobody waited for
 //
 // After PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions": the layout of fragments of
 // m64nNk16, the descriptor's bits, the canonical layouts of the 128-byte swizzle, and where fences must stand. What the
@@ -36,7 +37,7 @@ struct Operand {
             give_up(place_of(machine()) + ": a descriptor with another swizzle than 128 bytes, or with a base offset");
         u32 place = start + i / 8 * stride + i % 8 * 128 + (columns ? j / 8 * leading + j % 8 * 16 : j * 16);
         u32 offset = (place ^ (place >> 7 & 7) << 4) - SHARED_BASE;
-        if (offset + 16 > machine().shared.bytes)
+        if (static_cast<u64>(offset) + 16 > machine().shared.bytes)
             give_up(place_of(machine()) + ": a multiplication reads beyond shared memory, from byte " + std::to_string(offset));
         return offset;
     }
@@ -62,10 +63,25 @@ struct Accumulators {
     std::vector<float> values;
 };
 
+// Registers of all lanes, and what they held at the last fence.
+struct Registers {
+    const void* at[LANES];
+    u32 bytes;
+    std::vector<u8> fenced;
+
+    std::vector<u8> held() const {
+        std::vector<u8> all;
+        for (const void* one : at) all.insert(all.end(), static_cast<const u8*>(one), static_cast<const u8*>(one) + bytes);
+        return all;
+    }
+};
+
 // The multiplications of a warp, in order.
 struct Issued {
     std::vector<std::unique_ptr<Multiplication>> all;
     std::vector<Accumulators> accumulators;
+    // By their place in the first lane.
+    std::map<const void*, Registers> known;
     // How many each committed group ends with.
     std::vector<size_t> groups;
     size_t done = 0;
@@ -154,6 +170,23 @@ inline void note_operands(Multiplication& m, u32 warp) {
     }
 }
 
+inline void fence_registers(Issued& own) {
+    own.fenced = true;
+    for (auto& [_, registers] : own.known) registers.fenced = registers.held();
+}
+
+// Registers must be as they were at the last fence.
+template <class T>
+void check_fenced(Issued& own, T* const* at, u32 bytes) {
+    auto [found, is_new] = own.known.try_emplace(at[0]);
+    Registers& registers = found->second;
+    if (!is_new && registers.fenced != registers.held())
+        give_up(place_of(machine()) + ": a multiplication with registers that were written after the fence");
+    for (u32 i = 0; i < LANES; i++) registers.at[i] = at[i];
+    registers.bytes = bytes;
+    registers.fenced = registers.held();
+}
+
 inline void issue(std::unique_ptr<Multiplication> issued, u32 warp) {
     Issued& own = groups().warps[warp];
     if ((warp / GROUP_WARPS + 1) * GROUP_WARPS * LANES > machine().threads)
@@ -162,13 +195,15 @@ inline void issue(std::unique_ptr<Multiplication> issued, u32 warp) {
     Multiplication& m = *issued;
     note_operands(m, warp);
     own.all.push_back(std::move(issued));
+    if (m.a_in_registers) check_fenced(own, m.a_registers, 16);
     for (Accumulators& known : own.accumulators)
         if (known.first->c[0] == m.c[0]) {
             known.pending++;
             return;
         }
-    own.accumulators.push_back({&m, 1, {}});
     const u32 count = m.columns / 2;
+    check_fenced(own, m.c, count * 4);
+    own.accumulators.push_back({&m, 1, {}});
     for (u32 i = 0; i < LANES; i++) {
         own.accumulators.back().values.insert(own.accumulators.back().values.end(), m.c[i], m.c[i] + count);
         for (u32 r = 0; r < count; r++) memcpy(m.c[i] + r, &IN_FLIGHT, 4);
@@ -274,7 +309,9 @@ DEVICE u32 shared_address(const void* pointer) {
 }
 DEVICE void shared_fence() { emulator::fence_copies(); }
 DEVICE void group_fence() {
-    emulator::meet(nullptr, 0, [](auto&, auto&) { emulator::groups().warps[emulator::machine().current / 32].fenced = true; });
+    emulator::meet(nullptr, 0, [](auto&, auto&) {
+        emulator::fence_registers(emulator::groups().warps[emulator::machine().current / emulator::LANES]);
+    });
 }
 DEVICE void group_commit() {
     emulator::meet(nullptr, 0, [](auto&, auto&) {

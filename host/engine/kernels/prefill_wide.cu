@@ -109,7 +109,7 @@ DEVICE void prefill_wide(const Prefill& args) {
     auto bring_block = [=](bf16* to, u32 block, u64 offset) {
         bring_panels<DIM>(to, pages, head, begin_of(block), item.end, offset);
     };
-    // What was brought has landed, of every thread, and every warp is done with what was multiplied before.
+    // What was brought has landed, of every thread, and every warp is done with what it multiplied before.
     auto meet = [] {
         copy_async_wait<0>();
         shared_fence();
@@ -138,14 +138,19 @@ DEVICE void prefill_wide(const Prefill& args) {
             scores, rows, args.scale, true, [](int, int) { return 0; },
             [&](int, int h, float correction) { corrections[h] = correction; });
     };
-    // Outputs are complete, weights of the last block ready, and so is what was brought.
+    // Outputs are complete. Weights are packed only now: until here, what the registers held was multiplied.
     auto settle = [&] {
         group_wait<0>();
         group_take(rows.out[0]);
-        rows.correct(0, 0, corrections[0]);
-        rows.correct(0, 1, corrections[1]);
         weights.take(scores);
         meet();
+    };
+    // Outputs follow the maximum, then take in a block.
+    auto go_on = [&](u32 block) {
+        rows.correct(0, 0, corrections[0]);
+        rows.correct(0, 1, corrections[1]);
+        group_fence();
+        begin_outputs<DIM>(rows, weights, matrix_at(values(block), PANEL, EIGHT_ROWS));
     };
 
     meet();
@@ -156,13 +161,12 @@ DEVICE void prefill_wide(const Prefill& args) {
     group_wait<0>();
     group_take(scores.of[0]);
     soften(0);
-    // Whether outputs are complete is asked behind the loop's edge, which the compiler moves no softmax across: it runs
-    // while they are computed.
+    // Outputs are waited for behind the loop's edge: the assembler moves no softmax across it, as it does across a wait.
 #pragma unroll 1
     for (u32 block = 0; block + 1 < blocks; block++) {
         settle();
         begin_scores<DIM>(scores, own_queries, matrix_at(keys(block + 1), 16, EIGHT_ROWS));
-        begin_outputs<DIM>(rows, weights, matrix_at(values(block), PANEL, EIGHT_ROWS));
+        go_on(block);
         if (block + 2 < blocks) bring_block(keys(block + 2), block + 2, 0);
         bring_block(values(block + 1), block + 1, pages.values_after());
         copy_async_commit();
@@ -171,7 +175,7 @@ DEVICE void prefill_wide(const Prefill& args) {
         soften(block + 1);
     }
     settle();
-    begin_outputs<DIM>(rows, weights, matrix_at(values(blocks - 1), PANEL, EIGHT_ROWS));
+    go_on(blocks - 1);
     group_wait<0>();
     group_take(rows.out[0]);
     rows.close();

@@ -28,7 +28,7 @@ pub(in crate::backend::cuda) struct Item {
     pub(in crate::backend::cuda) position: u32,
     /// Where the sequence's page table begins.
     pub(in crate::backend::cuda) table: u32,
-    /// First position seen: a multiple of [`PREFILL_KEYS`], not behind `position`.
+    /// First position seen: a multiple of [`PREFILL_KEYS`](super::PREFILL_KEYS), not behind `position`.
     pub(in crate::backend::cuda) begin: u32,
     /// Behind the last position seen: that of the last token, in the last split.
     pub(in crate::backend::cuda) end: u32,

@@ -115,6 +115,10 @@ fn mistakes_about_multiplications_of_warpgroups_are_named() {
             "a multiplication with no fence of registers before it",
         ),
         (
+            "multiply_fenced_too_early",
+            "a multiplication with registers that were written after the fence",
+        ),
+        (
             "multiply_uncommitted",
             "ended with a multiplication that nobody waited for",
         ),
