@@ -96,7 +96,7 @@ fn config(arguments: Arguments) -> anyhow::Result<Config> {
             topic: arguments.topic,
         },
         names,
-        ordering: ordering(arguments.ordering.as_deref())?,
+        ordering: ordering(arguments.ordering.as_deref())?.try_into()?,
         model: arguments.model,
         keys: keys(arguments.api_key_file)?,
         kv_keys: keys(arguments.kv_key_file)?,

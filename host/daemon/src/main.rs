@@ -26,9 +26,9 @@ use foreword::model::Model;
 use foreword::replay::{self, EmptyTrace};
 use foreword::serve::{Config, Server};
 use foreword_engine::engine::{EngineConfig, Health};
-use foreword_ordering::Config as OrderingConfig;
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::simulation::Capacity;
+use foreword_ordering::{Config as OrderingConfig, RawConfig};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -185,7 +185,8 @@ struct ServeArguments {
     /// How KV events are written: as vLLM does since 2026, or as it did before
     #[arg(long, value_enum, default_value_t = KvEncoding::Map)]
     kv_events_encoding: KvEncoding,
-    /// The gateway's configuration of documents, if it has one: its plugin configuration's `ordering`, in JSON
+    /// The gateway's configuration of documents, if it has one: its plugin configuration's `ordering`, in JSON. Documents
+    /// that are found here (`retrieval`) are ordered by it too
     #[arg(long, value_name = "FILE")]
     ordering: Option<PathBuf>,
     /// Form of the log on standard error
@@ -364,6 +365,7 @@ async fn serve(arguments: ServeArguments) -> anyhow::Result<ExitCode> {
 }
 
 fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
+    let ordering = ordering(arguments.ordering.as_deref())?;
     Ok(Config {
         listen: arguments.listen,
         keys: arguments
@@ -381,8 +383,8 @@ fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
             .as_deref()
             .map(ApiKeys::load)
             .transpose()?,
-        ordering: ordering(arguments.ordering.as_deref())?,
-        retrieval: arguments.retrieving.config(arguments.ordering.as_deref())?,
+        retrieval: arguments.retrieving.config(ordering.clone())?,
+        ordering: ordering.try_into()?,
         kv_events: arguments
             .kv_events_endpoint
             .map(|listen| publisher::Config {
@@ -399,10 +401,10 @@ fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
     })
 }
 
-/// How the gateway finds documents.
-fn ordering(file: Option<&Path>) -> anyhow::Result<OrderingConfig> {
+/// How the gateway finds and orders documents, as written in `file`, and valid.
+fn ordering(file: Option<&Path>) -> anyhow::Result<RawConfig> {
     let Some(file) = file else {
-        return Ok(OrderingConfig::default());
+        return Ok(RawConfig::default());
     };
     let context = || {
         format!(
@@ -411,7 +413,9 @@ fn ordering(file: Option<&Path>) -> anyhow::Result<OrderingConfig> {
         )
     };
     let json = std::fs::read(file).with_context(context)?;
-    OrderingConfig::from_json(&json).with_context(context)
+    let raw = RawConfig::from_json(&json).with_context(context)?;
+    OrderingConfig::try_from(raw.clone()).with_context(context)?;
+    Ok(raw)
 }
 
 fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {

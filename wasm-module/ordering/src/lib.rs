@@ -57,7 +57,7 @@ mod trees;
 
 pub use body::{Question, Retrieved, Skip, question, salted};
 pub use bytes::BadBytes;
-pub use config::{Config, ConfigError, RawConfig};
+pub use config::{Config, ConfigError, DocumentsField, RawConfig};
 pub use engines::{Choice, EngineId, MAX_ENGINES};
 pub use experiment::{Arm, Experiment};
 pub use listing::documents_of;
