@@ -35,6 +35,7 @@ pub mod embedding;
 mod engines;
 mod experiment;
 pub mod feed;
+pub mod hexadecimal;
 pub mod hint;
 mod listing;
 #[doc(hidden)]
