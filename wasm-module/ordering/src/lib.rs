@@ -56,7 +56,7 @@ mod told;
 pub mod tree;
 mod trees;
 
-pub use body::{Question, Retrieved, Skip, question, salted};
+pub use body::{Parsed, Question, Retrieved, Skip, parse, parse_with, question, salted};
 pub use bytes::BadBytes;
 pub use config::{Config, ConfigError, DocumentsField, RawConfig};
 pub use engines::{Choice, EngineId, MAX_ENGINES};

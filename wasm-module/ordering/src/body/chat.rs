@@ -35,6 +35,8 @@ pub(super) struct Chat<'a> {
     pub(super) messages: Vec<RawTurn<'a>>,
     /// A list, if it is anything.
     pub(super) documents: Option<&'a str>,
+    /// See [`Parsed::retrieval`](super::Parsed::retrieval).
+    pub(super) retrieval: Option<&'a str>,
     /// Whether it is a body of Cohere's first API.
     pub(super) is_cohere: bool,
 }
@@ -78,7 +80,7 @@ struct RawChat<'a> {
     fields: [Option<&'a str>; FIELDS.len()],
 }
 
-const FIELDS: [&str; 12] = [
+const FIELDS: [&str; 13] = [
     "model",
     "system",
     "preamble",
@@ -91,6 +93,7 @@ const FIELDS: [&str; 12] = [
     "prompt_cache_key",
     "metadata",
     "cache_salt",
+    "retrieval",
 ];
 
 impl<'a> RawChat<'a> {
@@ -155,8 +158,9 @@ impl<'a> Chat<'a> {
             messages,
             mut fields,
         } = scanned(body, top, RawChat::read)?;
-        // `null` is something here: a salt written beside it would not be the last one. In other fields it is nothing.
-        let [.., salt] = fields;
+        // `null` is something here: a salt written beside it would not be the last one, and what is meant for the gateway
+        // is cut out whatever it says. In other fields it is nothing.
+        let [.., salt, retrieval] = fields;
         say(&mut fields);
         let [
             model,
@@ -170,7 +174,7 @@ impl<'a> Chat<'a> {
             safety_identifier,
             prompt_cache_key,
             metadata,
-            _,
+            ..,
         ] = fields;
         let model = text(body, model)?;
         if model.len() > MAX_MODEL_BYTES {
@@ -224,6 +228,7 @@ impl<'a> Chat<'a> {
             salt: SaltPlace::new(body, top, salt),
             messages,
             documents,
+            retrieval,
             is_cohere,
         })
     }

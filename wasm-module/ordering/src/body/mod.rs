@@ -33,7 +33,8 @@ use std::borrow::Cow;
 pub use array::Retrieved;
 pub(crate) use array::element_text;
 pub(crate) use chat::{Chain, Entry, Wrap};
-pub(crate) use parse::{Found, Group, Message, Parsed, Place, Source, parse, parse_with};
+pub(crate) use parse::{Found, Group, Message, Place, Source};
+pub use parse::{Parsed, parse, parse_with};
 pub use question::{Question, question};
 pub use salt::salted;
 

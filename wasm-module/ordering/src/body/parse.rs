@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A body's messages and documents; perhaps no documents.
 #[derive(Debug)]
-pub(crate) struct Parsed<'a> {
+pub struct Parsed<'a> {
     /// The body.
     pub(crate) text: &'a str,
     /// The model's name, empty when the body has none.
@@ -33,6 +33,7 @@ pub(crate) struct Parsed<'a> {
     pub(crate) messages: Vec<Message<'a>>,
     /// Documents that are to be written into the message of that index, before its own.
     pub(crate) rendered: Option<(usize, Group<'a>)>,
+    pub(super) retrieval: Option<&'a str>,
 }
 
 /// A message.
@@ -157,8 +158,9 @@ impl Parsed<'_> {
             .map_or(Chain(0), |message| message.chain)
     }
 
-    /// Whether the body holds a document.
-    pub(crate) fn has_documents(&self) -> bool {
+    /// Whether there is a document, in whatever turn.
+    #[must_use]
+    pub fn has_documents(&self) -> bool {
         self.front.is_some()
             || self.rendered.is_some()
             || self
@@ -168,16 +170,27 @@ impl Parsed<'_> {
     }
 }
 
-/// Finds the documents of `body`.
+/// Reads `body`, a chat request, and finds its documents as `config` says.
 ///
 /// # Errors
 /// Why there is nothing to do.
-pub(crate) fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, Skip> {
-    parse_with(body, None, config)
+pub fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, Skip> {
+    read(body, None, config)
 }
 
 /// The same of a body for which these documents were `retrieved`, if it has no array of its own.
-pub(crate) fn parse_with<'a>(
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_with<'a>(
+    body: &'a [u8],
+    retrieved: &Retrieved<'a>,
+    config: &Config,
+) -> Result<Parsed<'a>, Skip> {
+    read(body, Some(retrieved), config)
+}
+
+fn read<'a>(
     body: &'a [u8],
     retrieved: Option<&Retrieved<'a>>,
     config: &Config,
@@ -220,6 +233,7 @@ pub(crate) fn parse_with<'a>(
         front,
         messages,
         rendered,
+        retrieval: chat.retrieval,
     })
 }
 

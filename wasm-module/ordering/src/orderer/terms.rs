@@ -1,6 +1,5 @@
 //! The terms on which a request is rewritten, and what its sender is told of it.
 
-use crate::body::Retrieved;
 use crate::engines::Choice;
 use crate::experiment::{Arm, Experiment};
 use crate::feed::TenantKey;
@@ -20,8 +19,6 @@ pub struct Terms<'a> {
     /// The engines that it may go to: see [`Choice`]. Those above [`MAX_ENGINES`](crate::MAX_ENGINES) do not
     /// count; without any it goes to the first engine.
     pub choices: &'a [Choice],
-    /// Documents that a retriever found for a body without any.
-    pub retrieved: Option<&'a Retrieved<'a>>,
 }
 
 /// Whether the order is put to the test.
