@@ -2,7 +2,7 @@
 //! KV state the engine still holds?
 //!
 //! ```text
-//!  body ──▶ body ──▶ messages ──▶ request ──▶ order ──▶ body::edit ──▶ body
+//!  body ──▶ body ──▶ messages ──▶ request ──▶ order ──▶ render, edit ──▶ body
 //!         (chat,    and their      │   ▲        │         (same bytes, moved; hints added)
 //!         parse)    documents      │   │        ▼
 //!                                  │  policy ◀─ knowledge tree (what the engine is believed to hold)
@@ -62,7 +62,8 @@ pub use config::{Config, ConfigError, DocumentsField, RawConfig};
 pub use engines::{Choice, EngineId, MAX_ENGINES};
 pub use experiment::{Arm, Experiment};
 pub use listing::documents_of;
-pub use orderer::{Orderer, Remembered, Report, Rewrite, Terms, Trial};
+pub use orderer::{Orderer, Remembered, Rewrite, Terms, Trial};
 pub use plain::{Ordered, Plain};
+pub use request::Report;
 pub use tenant::Tenant;
 pub use told::{Correction, Deed, Residency, Told, Usage};

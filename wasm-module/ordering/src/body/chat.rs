@@ -14,6 +14,7 @@ use super::lists::Author;
 use super::salt::SaltPlace;
 use super::scan::{Bad, Scan, fields, say};
 use super::{MAX_MODEL_BYTES, Skip};
+use crate::tree::Scope;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
@@ -296,6 +297,13 @@ impl Place {
         }
         self.turn += u32::from(role == "assistant");
         Ok(turn)
+    }
+}
+
+impl RawTurn<'_> {
+    /// What precedes documents that are written into it.
+    pub(super) fn rendered_scope(&self) -> Scope {
+        Scope(xxh3_64_with_seed(b"rendered", self.before))
     }
 }
 

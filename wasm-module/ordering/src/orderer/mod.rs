@@ -11,7 +11,7 @@ mod learning;
 mod rewriting;
 mod terms;
 
-pub use self::terms::{Remembered, Report, Rewrite, Terms, Trial};
+pub use self::terms::{Remembered, Rewrite, Terms, Trial};
 
 use self::kept::Keep;
 use self::rewriting::Rewriting;
