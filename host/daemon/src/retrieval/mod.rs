@@ -21,10 +21,11 @@ pub mod pipeline;
 pub mod prompt;
 
 use crate::failure::Failure;
+use crate::request::Asked;
 use foreword_ordering::{Config as OrderingConfig, RawConfig};
 use foreword_retrieval::embedder::{EmbedError, Embedding, Hashing, MiniLm};
 use foreword_retrieval::store::Stage;
-use foreword_retrieval::{Ask, Embedder, Found, Store, StoreError};
+use foreword_retrieval::{Embedder, Found, Store, StoreError};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -104,15 +105,6 @@ pub struct Retriever {
     pub writing: OrderingConfig,
     /// How they are ordered.
     pub orders: orders::Orders,
-}
-
-/// What is asked for: a question, its vector, or both.
-#[derive(Clone, Debug, Default)]
-pub struct Asked {
-    /// The question.
-    pub query: Option<String>,
-    /// What is searched for; its `vector` may be empty where there is a question.
-    pub ask: Ask,
 }
 
 impl Retriever {

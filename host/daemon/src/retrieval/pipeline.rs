@@ -17,14 +17,14 @@
 //!
 //! [`EngineConfig::max_prefill_batch`]: foreword_engine::engine::EngineConfig
 
+use super::Retriever;
 use super::orders::{Known, Ordered};
 use super::prompt::{self, Written};
-use super::{Asked, Retriever};
 use crate::failure::Failure;
 use crate::kv::place::Placer;
 use crate::metrics::Placements;
 use crate::model::Model;
-use crate::request::Chat;
+use crate::request::{Asked, Chat};
 use foreword_engine::engine::{Generation, Kind, Request, SpeculationId};
 use foreword_ordering::Skip;
 use foreword_ordering::document::Fingerprint;
