@@ -65,6 +65,7 @@ impl Arguments {
             key.with_context(|| format!("cannot read {}", file.display()))
         });
         let key = key.transpose()?.map(|key| key.trim().to_owned());
-        Ok(Some(Arc::new(Qdrant::new(url, key))))
+        let store = Qdrant::new(url, key).map_err(anyhow::Error::msg)?;
+        Ok(Some(Arc::new(store)))
     }
 }

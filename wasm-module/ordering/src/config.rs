@@ -188,7 +188,7 @@ pub(crate) struct Formats {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// It is not JSON of the right shape; serde's own words, with line and column.
-    #[error("{0}")]
+    #[error(transparent)]
     Shape(#[from] serde_json::Error),
     /// A field has a value that it may not have.
     #[error("{field}: {reason}")]

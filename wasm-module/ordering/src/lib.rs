@@ -13,6 +13,26 @@
 //! [`Orderer`] is the whole of it: one call per request. The same code runs in the Envoy filter, in the browser, in
 //! the host and in offline replay, so all decide alike. It does no I/O, reads no clock, starts no thread, and
 //! nothing in it panics on any input.
+//!
+//! ```
+//! use foreword_ordering::{Config, Orderer, Skip, Tenant};
+//!
+//! let chat = |documents: &str| {
+//!     format!(r#"{{"messages": [{{"role": "user", "content": "Which?"}}], "documents": [{documents}]}}"#)
+//! };
+//! let mut orderer = Orderer::new(Config::default());
+//! let first = chat(r#"{"id": "a", "text": "…"}, {"id": "b", "text": "…"}"#);
+//! orderer.rewrite(Tenant::default(), first.as_bytes())?;
+//!
+//! // The next request brings both again, behind another.
+//! let next = chat(r#"{"id": "c", "text": "…"}, {"id": "b", "text": "…"}, {"id": "a", "text": "…"}"#);
+//! let rewrite = orderer.rewrite(Tenant::default(), next.as_bytes())?;
+//! assert_eq!(rewrite.report.matched, 2);
+//! let body = String::from_utf8(rewrite.body.expect("it was changed")).expect("it is text");
+//! let order = ["id=\\\"a", "id=\\\"b", "id=\\\"c", "[c] > [b] > [a]", "Which?"].map(|part| body.find(part));
+//! assert!(order.is_sorted() && order[0].is_some());
+//! # Ok::<(), Skip>(())
+//! ```
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
