@@ -13,7 +13,7 @@
 //! tokens of documents found; in device or host memory alike.
 
 use foreword_benches::xquad;
-use foreword_engine::backend::TokenId;
+use foreword_engine::TokenId;
 use foreword_engine::cache::{
     CacheConfig, DocumentPath, DocumentSpan, EvictionPolicy, Pages, PrefixCache,
 };

@@ -15,6 +15,9 @@ import { ReuseView } from "./views/reuse.js";
 import { SimilarityView } from "./views/similarity.js";
 import { TreeView } from "./views/tree.js";
 
+/** The gateway's. */
+const DEFAULT_POLICY = "foresight";
+
 const engine = new Engine();
 const views = { gateway: new GatewayView(), reuse: new ReuseView(), similarity: new SimilarityView(), tree: new TreeView() };
 /** `{documents, questions, vectors}`: the corpus. */
@@ -58,7 +61,7 @@ async function readVectors() {
 async function restart() {
   const summary = await engine.call("begin", { ...corpus, settings: settings() });
   if (byId("policy").options.length === 0) {
-    const options = summary.policies.map((name) => element("option", { selected: name === "longest" }, name));
+    const options = summary.policies.map((name) => element("option", { selected: name === DEFAULT_POLICY }, name));
     byId("policy").replaceChildren(...options);
   }
   views.tree.clear();
@@ -72,7 +75,7 @@ async function restart() {
 
 function settings() {
   const cacheTokens = Number(byId("cache-tokens").value) || null;
-  return { policy: byId("policy").value || "longest", documents: Number(byId("documents").value), cacheTokens };
+  return { policy: byId("policy").value || DEFAULT_POLICY, documents: Number(byId("documents").value), cacheTokens };
 }
 
 /** One question, by the user. */

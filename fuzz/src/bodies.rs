@@ -4,7 +4,7 @@ use crate::seeds;
 use crate::settings::{self, Settings};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::path::Locator;
-use foreword_ordering::{Config, Orderer, Skip, Tenant, documents_of, question, salted};
+use foreword_ordering::{Config, Orderer, Skip, Tenant, documents_of, parse, question, salted};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -94,15 +94,18 @@ fn documents(config: &Config, body: &[u8]) -> Option<Vec<Vec<Fingerprint>>> {
 
 /// What a retriever is asked, and the body without the field that tells the gateway about it.
 fn asked(config: &Config, body: &[u8]) {
-    let Ok(question) = question(body, config) else {
+    let Ok(parsed) = parse(body, config) else {
+        return;
+    };
+    if let Some(cut) = parsed.place_of_retrieval() {
+        let rest = [&body[..cut.start], &body[cut.end..]].concat();
+        assert!(is_json(&rest), "the field is cut out whole");
+    }
+    let Ok(question) = question(&parsed) else {
         return;
     };
     for message in &question.opening.messages {
         assert!(is_json(message.as_bytes()));
-    }
-    if let Some(cut) = question.cut {
-        let rest = [&body[..cut.start], &body[cut.end..]].concat();
-        assert!(is_json(&rest), "the field is cut out whole");
     }
 }
 

@@ -1,8 +1,8 @@
 //! The arguments of `foreword evaluate`.
 
-use anyhow::{Context, bail};
+use crate::ordering;
+use anyhow::bail;
 use foreword::evaluate::{Arm, Options};
-use foreword_ordering::RawConfig;
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -93,14 +93,6 @@ struct Object(Map<String, Value>);
 
 impl Arguments {
     pub(crate) fn options(self) -> anyhow::Result<Options> {
-        let ordering = match &self.ordering {
-            None => RawConfig::default(),
-            Some(file) => {
-                let failed = || format!("cannot read the configuration {}", file.display());
-                let text = std::fs::read(file).with_context(failed)?;
-                serde_json::from_slice(&text).with_context(failed)?
-            }
-        };
         let api_key = match &self.api_key_env {
             None => None,
             Some(name) => match std::env::var(name) {
@@ -123,7 +115,7 @@ impl Arguments {
             system: self.system,
             max_tokens: self.max_tokens,
             extra: self.extra.0,
-            ordering,
+            ordering: ordering(self.ordering.as_deref())?,
             salts: !self.no_cache_salt,
             api_key,
             timeout: Duration::from_secs(self.timeout_s),

@@ -1,6 +1,6 @@
 //! `foreword kv-bridge`: its arguments, and its life from start to signal.
 
-use crate::{LOG_HELP, LogFormat, Signals, announce, folder_name, ordering};
+use crate::{LOG_HELP, LogFormat, Signals, address, announce, folder_name, ordering};
 use anyhow::Context;
 use foreword::bridge::{Bridge, Config, Limits, subscription};
 use foreword::keys::ApiKeys;
@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     served_model_name: Vec<String>,
     /// Address to listen on; port 0 picks a free one
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8001")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8001", value_parser = address)]
     listen: SocketAddr,
     /// File with accepted API keys, one per line, as the engine's clients send them; without it nobody is asked
     #[arg(long, value_name = "FILE")]
@@ -96,7 +96,7 @@ fn config(arguments: Arguments) -> anyhow::Result<Config> {
             topic: arguments.topic,
         },
         names,
-        ordering: ordering(arguments.ordering.as_deref())?,
+        ordering: ordering(arguments.ordering.as_deref())?.try_into()?,
         model: arguments.model,
         keys: keys(arguments.api_key_file)?,
         kv_keys: keys(arguments.kv_key_file)?,

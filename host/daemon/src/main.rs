@@ -25,10 +25,10 @@ use foreword::kv::vllm::Encoding;
 use foreword::model::Model;
 use foreword::replay::{self, EmptyTrace};
 use foreword::serve::{Config, Server};
-use foreword_engine::engine::EngineConfig;
-use foreword_ordering::Config as OrderingConfig;
+use foreword_engine::engine::{EngineConfig, Health};
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::simulation::Capacity;
+use foreword_ordering::{Config as OrderingConfig, RawConfig};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -38,7 +38,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// Serves language models with a prefix cache, OpenAI-compatible.
+/// Foreword's host, which serves a language model and reuses what its prompts have in common, and the gateway's tools.
 #[derive(Parser)]
 #[command(name = "foreword", version)]
 struct Arguments {
@@ -48,7 +48,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve a model over HTTP
+    /// Serve a model over HTTP, OpenAI-compatible
     #[command(after_help = LOG_HELP)]
     Serve(Box<ServeArguments>),
     /// Follow vLLM's KV events and tell gateways which documents it holds
@@ -101,7 +101,8 @@ struct ReplayArguments {
     /// Tokens in a page of the cache: matches are cut to whole pages; 1: exact
     #[arg(long, value_name = "TOKENS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     page_tokens: u32,
-    /// Policies to compare [default: all]
+    /// Policies to compare, with commas between: retrieval, random, sorted, recency, greedy, context-index, longest,
+    /// foresight [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = policy)]
     policies: Vec<PolicyKind>,
     /// Also plan every N requests together, as an offline batch: order of documents and of requests
@@ -136,62 +137,70 @@ struct ServeArguments {
     #[arg(long)]
     name: Option<String>,
     /// Address to listen on; port 0 picks a free one
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000", value_parser = address)]
     listen: SocketAddr,
-    #[command(flatten)]
-    computing: computing::Arguments,
-    /// Requests that may wait; more are refused with 429
-    #[arg(long, value_name = "REQUESTS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    max_waiting: u32,
-    /// Requests computed side by side
-    #[arg(long, value_name = "REQUESTS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4_096))]
-    max_running: u32,
-    #[command(flatten)]
-    scheduling: scheduling::Arguments,
-    #[command(flatten)]
-    caching: caching::Arguments,
-    #[command(flatten)]
-    retrieving: retrieving::Arguments,
-    /// Bytes of a request's body; larger ones are refused with 413
-    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
-    max_body_bytes: u64,
-    /// Seconds that a request may take, from its arrival to the end of its answer
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    request_timeout_s: u64,
-    /// Seconds that running requests get to finish after SIGTERM or SIGINT
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=86_400))]
-    grace_s: u64,
-    /// File with accepted API keys, one per line; without it nobody is asked for a key
-    #[arg(long, value_name = "FILE")]
-    api_key_file: Option<PathBuf>,
-    /// Collector of OpenTelemetry spans, http://localhost:4318, say; without it none are made
-    #[arg(long, value_name = "URL")]
-    otlp_endpoint: Option<String>,
-    /// Memory for the tokens of texts that were tokenised before, in MiB; 0: none
-    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65_536))]
-    token_cache_mib: u32,
-    /// File with keys for /v1/kv, one per line: it tells what all tenants' caches hold [default: the API keys]
-    #[arg(long, value_name = "FILE")]
-    kv_key_file: Option<PathBuf>,
-    /// Address for vLLM's KV events over ZeroMQ, tcp://*:5557, say; whoever connects reads prompts as token ids
-    #[arg(long, value_name = "ENDPOINT", value_parser = endpoint)]
-    kv_events_endpoint: Option<SocketAddr>,
-    /// Address where KV events that a subscriber missed are repeated
-    #[arg(long, value_name = "ENDPOINT", value_parser = endpoint, requires = "kv_events_endpoint")]
-    kv_events_replay_endpoint: Option<SocketAddr>,
-    /// First frame of every message of KV events
-    #[arg(long, value_name = "TOPIC", default_value = "kv-events")]
-    kv_events_topic: String,
-    /// How KV events are written: as vLLM does since 2026, or as it did before
-    #[arg(long, value_enum, default_value_t = KvEncoding::Map)]
-    kv_events_encoding: KvEncoding,
-    /// The gateway's configuration of documents, if it has one: its plugin configuration's `ordering`, in JSON
-    #[arg(long, value_name = "FILE")]
-    ordering: Option<PathBuf>,
     /// Form of the log on standard error
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
+    #[command(flatten, next_help_heading = "Computing")]
+    computing: computing::Arguments,
+    /// Requests that may wait; more are refused with 429
+    #[arg(help_heading = QUEUE, long, value_name = "REQUESTS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    max_waiting: u32,
+    /// Requests computed side by side
+    #[arg(help_heading = QUEUE, long, value_name = "REQUESTS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4_096))]
+    max_running: u32,
+    #[command(flatten, next_help_heading = QUEUE)]
+    scheduling: scheduling::Arguments,
+    #[command(flatten, next_help_heading = "KV state beyond the pool")]
+    caching: caching::Arguments,
+    /// The gateway's configuration of documents, if it has one: its plugin configuration's `ordering`, in JSON. Documents
+    /// that are found here (`retrieval`) are ordered by it too
+    #[arg(help_heading = DOCUMENTS, long, value_name = "FILE")]
+    ordering: Option<PathBuf>,
+    #[command(flatten, next_help_heading = DOCUMENTS)]
+    retrieving: retrieving::Arguments,
+    /// Bytes of a request's body; larger ones are refused with 413
+    #[arg(help_heading = LIMITS, long, value_name = "BYTES", default_value_t = 8 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    max_body_bytes: u64,
+    /// Seconds that a request may take, from its arrival to the end of its answer
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    request_timeout_s: u64,
+    /// Seconds that running requests get to finish after SIGTERM or SIGINT
+    #[arg(help_heading = LIMITS, long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    grace_s: u64,
+    /// Memory for the tokens of texts that were tokenised before, in MiB; 0: none
+    #[arg(help_heading = LIMITS, long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65_536))]
+    token_cache_mib: u32,
+    /// File with accepted API keys, one per line; without it nobody is asked for a key
+    #[arg(help_heading = KEYS, long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// File with keys for /v1/kv, one per line: it tells what all tenants' caches hold [default: the API keys]
+    #[arg(help_heading = KEYS, long, value_name = "FILE")]
+    kv_key_file: Option<PathBuf>,
+    /// Collector of OpenTelemetry spans, http://localhost:4318, say; without it none are made
+    #[arg(help_heading = LIMITS, long, value_name = "URL")]
+    otlp_endpoint: Option<String>,
+    /// Address for vLLM's KV events over ZeroMQ, tcp://*:5557, say; whoever connects reads prompts as token ids
+    #[arg(help_heading = EVENTS, long, value_name = "ENDPOINT", value_parser = endpoint)]
+    kv_events_endpoint: Option<SocketAddr>,
+    /// Address where KV events that a subscriber missed are repeated
+    #[arg(help_heading = EVENTS, long, value_name = "ENDPOINT", value_parser = endpoint, requires = "kv_events_endpoint")]
+    kv_events_replay_endpoint: Option<SocketAddr>,
+    /// First frame of every message of KV events
+    #[arg(help_heading = EVENTS, long, value_name = "TOPIC", default_value = "kv-events")]
+    kv_events_topic: String,
+    /// How KV events are written: as vLLM does since 2026, or as it did before
+    #[arg(help_heading = EVENTS, long, value_enum, default_value_t = KvEncoding::Map)]
+    kv_events_encoding: KvEncoding,
 }
+
+/// Headings in the help.
+const QUEUE: &str = "Queue";
+const DOCUMENTS: &str = "Finding and ordering documents";
+const LIMITS: &str = "Limits and traces";
+const KEYS: &str = "Keys";
+const EVENTS: &str = "KV events in vLLM's words";
 
 #[derive(Clone, Copy, ValueEnum)]
 enum KvEncoding {
@@ -349,7 +358,13 @@ async fn serve(arguments: ServeArguments) -> anyhow::Result<ExitCode> {
     announce(address);
     tokio::select! {
         _ = signals.next() => {}
-        () = server.app().gate.reached(Phase::Stopping) => bail!("the engine has ended by itself"),
+        () = server.app().gate.reached(Phase::Stopping) => {
+            let health = server.app().model.get().map(|model| model.engine().health());
+            match health {
+                Some(Health::Ended { reason }) => bail!("the engine has ended by itself: {reason}"),
+                _ => bail!("the engine has ended by itself"),
+            }
+        }
     }
     tokio::select! {
         () = server.stop() => Ok(ExitCode::SUCCESS),
@@ -358,6 +373,7 @@ async fn serve(arguments: ServeArguments) -> anyhow::Result<ExitCode> {
 }
 
 fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
+    let ordering = ordering(arguments.ordering.as_deref())?;
     Ok(Config {
         listen: arguments.listen,
         keys: arguments
@@ -375,8 +391,8 @@ fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
             .as_deref()
             .map(ApiKeys::load)
             .transpose()?,
-        ordering: ordering(arguments.ordering.as_deref())?,
-        retrieval: arguments.retrieving.config(arguments.ordering.as_deref())?,
+        retrieval: arguments.retrieving.config(ordering.clone())?,
+        ordering: ordering.try_into()?,
         kv_events: arguments
             .kv_events_endpoint
             .map(|listen| publisher::Config {
@@ -393,10 +409,10 @@ fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
     })
 }
 
-/// How the gateway finds documents.
-fn ordering(file: Option<&Path>) -> anyhow::Result<OrderingConfig> {
+/// How the gateway finds and orders documents, as written in `file`, and valid.
+fn ordering(file: Option<&Path>) -> anyhow::Result<RawConfig> {
     let Some(file) = file else {
-        return Ok(OrderingConfig::default());
+        return Ok(RawConfig::default());
     };
     let context = || {
         format!(
@@ -405,7 +421,9 @@ fn ordering(file: Option<&Path>) -> anyhow::Result<OrderingConfig> {
         )
     };
     let json = std::fs::read(file).with_context(context)?;
-    OrderingConfig::from_json(&json).with_context(context)
+    let raw = RawConfig::from_json(&json).with_context(context)?;
+    OrderingConfig::try_from(raw.clone()).with_context(context)?;
+    Ok(raw)
 }
 
 fn load(arguments: &ServeArguments) -> anyhow::Result<Model> {
@@ -452,6 +470,13 @@ fn start_log(format: LogFormat) -> anyhow::Result<()> {
         LogFormat::Json => log.json().init(),
     }
     Ok(())
+}
+
+/// An address to listen on.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let words =
+        "it must be an IP address with a port: 127.0.0.1:8000, or 0.0.0.0:8000 for every interface";
+    text.parse().map_err(|_| words.to_owned())
 }
 
 /// `tcp://HOST:PORT`, as ZeroMQ writes addresses to listen on; `*` is every interface.

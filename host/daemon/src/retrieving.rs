@@ -2,10 +2,11 @@
 
 use anyhow::Context;
 use foreword::retrieval::{Config, EmbedderSource, prompt};
+use foreword_ordering::RawConfig;
 use foreword_retrieval::index::Metric;
 use foreword_retrieval::store::{Pgvector, Qdrant};
 use foreword_retrieval::{Shelf, Store};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 #[derive(clap::Args)]
@@ -38,18 +39,13 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// `ordering`: the gateway's configuration of documents, whose words hold here too.
-    pub(crate) fn config(&self, ordering: Option<&Path>) -> anyhow::Result<Config> {
-        let json = match ordering {
-            Some(file) => {
-                std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?
-            }
-            None => b"{}".to_vec(),
-        };
+    /// `ordering`: the gateway's configuration of documents, which holds here too.
+    pub(crate) fn config(&self, ordering: RawConfig) -> anyhow::Result<Config> {
         Ok(Config {
             embedder: self.embedder.clone(),
             store: self.store()?,
-            ordering: prompt::config(&json)?,
+            writing: prompt::config(&ordering)?,
+            ordering: ordering.try_into()?,
         })
     }
 
@@ -69,6 +65,7 @@ impl Arguments {
             key.with_context(|| format!("cannot read {}", file.display()))
         });
         let key = key.transpose()?.map(|key| key.trim().to_owned());
-        Ok(Some(Arc::new(Qdrant::new(url, key))))
+        let store = Qdrant::new(url, key).map_err(anyhow::Error::msg)?;
+        Ok(Some(Arc::new(store)))
     }
 }

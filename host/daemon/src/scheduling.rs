@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
     /// Requests of one tenant that may wait; more are refused with 429 [default: as many as of all]
     #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_waiting_per_tenant: Option<u32>,
-    /// Warming up is refused when as many requests wait
+    /// Requests waiting from which on warming up and guesses at prompts are refused
     #[arg(long, value_name = "REQUESTS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     max_prefill_batch: u32,
     /// Seconds that a step may take before the engine is restarted on a fresh copy of the model; 0: any time

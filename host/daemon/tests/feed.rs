@@ -8,7 +8,7 @@
 //! ```
 
 use foreword::kv::wire;
-use foreword_engine::backend::TokenId;
+use foreword_engine::TokenId;
 use foreword_engine::cache::{
     CacheConfig, DocumentPath, DocumentSpan, EvictionPolicy, Lease, Pages, PrefixCache,
 };

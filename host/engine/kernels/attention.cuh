@@ -19,12 +19,13 @@ struct Pages {
     u32 kv_heads;
     u32 head_dim;
 
-    // The key of `head` at `position`; the value stands `values_after()` elements behind it.
-    DEVICE const bf16* key(u32 position, u32 head) const {
-        u64 page = table[position >> page_shift];
-        u64 slot = position & ((1u << page_shift) - 1);
-        return pool + ((((page * 2) * kv_heads + head) << page_shift) + slot) * head_dim;
+    // The pool as rows of a head's key or value: that of the key at `position`. There are fewer than 2^32.
+    DEVICE u32 row(u32 position, u32 head) const {
+        u32 page = load_unchanged(table + (position >> page_shift)), slot = position & ((1u << page_shift) - 1);
+        return page * (2 * kv_heads << page_shift) + (head << page_shift) + slot;
     }
+    // The key; the value stands `values_after()` elements behind it.
+    DEVICE const bf16* key(u32 position, u32 head) const { return pool + static_cast<u64>(row(position, head)) * head_dim; }
     DEVICE u64 values_after() const { return (static_cast<u64>(kv_heads) << page_shift) * head_dim; }
 };
 
@@ -35,17 +36,18 @@ DEVICE bf16* at(bf16* rows, u32 row, u32 chunk) {
 }
 
 // Brings `COUNT` keys (or values, `offset` behind them) from `position` on into `to` [COUNT][DIM] by `THREADS` threads;
-// zeroes stand where there are none, at `end` and beyond.
+// zeroes stand where there are none, at `end` and beyond. `position` is before `end`.
 template <int DIM, int COUNT, int THREADS>
 DEVICE void bring(bf16* to, const Pages& pages, u32 head, u32 position, u32 end, u64 offset, u32 thread_of) {
     constexpr u32 CHUNKS = DIM / 8, ROWS = THREADS / CHUNKS;
     const u32 own = forget(thread_of), chunk = own % CHUNKS;
+    const bool within = chunk * 8 < pages.head_dim;
+    offset += within ? chunk * 8 : 0;
 #pragma unroll
-    for (u32 row = own / CHUNKS; row < COUNT; row += ROWS) {
-        u32 here = position + row;
-        bool wanted = here < end && chunk * 8 < pages.head_dim;
-        const bf16* from = wanted ? pages.key(here, head) + offset + chunk * 8 : pages.pool;
-        copy_async(at<DIM>(to, row, chunk), from, wanted);
+    for (u32 i = 0; i < COUNT / ROWS; i++) {
+        u32 row = own / CHUNKS + i * ROWS, here = position + row;
+        // No branch: the last position stands for those that there are not, so that pages are looked up side by side.
+        copy_async(at<DIM>(to, row, chunk), pages.key(here < end ? here : end - 1, head) + offset, here < end && within);
     }
 }
 
@@ -66,6 +68,15 @@ struct Rows {
                 for (int i = 0; i < 4; i++) out[m][n][i] = 0.0f;
 #pragma unroll
             for (int h = 0; h < 2; h++) maximum[m][h] = -infinity(), total[m][h] = 0.0f;
+        }
+    }
+
+    // Outputs of rows g + 8 h of tile m, for another maximum.
+    DEVICE void correct(int m, int h, float correction) {
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+            out[m][n][h * 2] *= correction;
+            out[m][n][h * 2 + 1] *= correction;
         }
     }
 
@@ -116,10 +127,12 @@ DEVICE void score(Scores<TILES, KEYS>& scores, bf16* queries, bf16* keys) {
     }
 }
 
-// Turns scores into weights relative to the maximum so far; outputs and totals follow it. `seen(m, h)` says how many of
-// the block's keys row g + 8 h of tile m sees, none if it is negative; the first block shows every row at least one.
-template <int DIM, int TILES, int KEYS, class Seen>
-DEVICE void weigh(Scores<TILES, KEYS>& scores, Rows<DIM, TILES>& rows, float scale, bool all_seen, Seen seen) {
+// Turns scores into weights relative to the maximum so far. Totals follow it, and `correct(m, h, correction)` has outputs
+// follow. `seen(m, h)` says how many of the block's keys row g + 8 h of tile m sees, none if it is negative; the first block
+// shows every row at least one.
+template <int DIM, int TILES, int KEYS, class Seen, class Correct>
+DEVICE void weigh(Scores<TILES, KEYS>& scores, Rows<DIM, TILES>& rows, float scale, bool all_seen, Seen seen,
+                  Correct correct) {
 #pragma unroll
     for (int m = 0; m < TILES; m++)
 #pragma unroll
@@ -132,12 +145,10 @@ DEVICE void weigh(Scores<TILES, KEYS>& scores, Rows<DIM, TILES>& rows, float sca
                 for (int i = 0; i < 2; i++) {
                     float& s = scores.of[m][n][h * 2 + i];
                     if (!all_seen && n * 8 + static_cast<int>(lane() % 4 * 2) + i >= limit) s = -infinity();
-                    top = s > top ? s : top;
+                    top = larger(s, top);
                 }
-            float other = exchange(top, 1);
-            top = other > top ? other : top;
-            other = exchange(top, 2);
-            top = other > top ? other : top;
+            top = larger(top, exchange(top, 1));
+            top = larger(top, exchange(top, 2));
             // The first block: from minus infinity, and everything to correct is zero.
             float correction = exp2_fast((rows.maximum[m][h] - top) * scale);
             rows.maximum[m][h] = top;
@@ -151,11 +162,7 @@ DEVICE void weigh(Scores<TILES, KEYS>& scores, Rows<DIM, TILES>& rows, float sca
                     sum += s;
                 }
             rows.total[m][h] = rows.total[m][h] * correction + sum;
-#pragma unroll
-            for (int n = 0; n < DIM / 8; n++) {
-                rows.out[m][n][h * 2] *= correction;
-                rows.out[m][n][h * 2 + 1] *= correction;
-            }
+            correct(m, h, correction);
         }
 }
 

@@ -79,7 +79,9 @@ DEVICE void decode(const Decode& args) {
         copy_async_commit();
         copy_async_wait<1>();
         warp_barrier();
-        weigh<DIM>(scores, rows, args.scale, here + DECODE_KEYS <= end, [&](int, int) { return static_cast<int>(end - here); });
+        weigh(
+            scores, rows, args.scale, here + DECODE_KEYS <= end, [&](int, int) { return static_cast<int>(end - here); },
+            [&](int m, int h, float correction) { rows.correct(m, h, correction); });
         gather<DIM>(rows, scores, values);
         warp_barrier();
         if (next < end) bring<DIM, DECODE_KEYS, WARP>(values, pages, head, next, end, pages.values_after(), lane());
@@ -131,7 +133,7 @@ DEVICE void decode(const Decode& args) {
     }
 }
 
-KERNEL(decode_64, Decode, DECODE_THREADS, 3) { decode<64>(args); }
+KERNEL(decode_64, Decode, DECODE_THREADS, 4) { decode<64>(args); }
 KERNEL(decode_128, Decode, DECODE_THREADS, 3) { decode<128>(args); }
 
 // Puts partial results together.

@@ -45,10 +45,15 @@ DEVICE u32 forget(u32 value) {
     asm volatile("" : "+r"(value));
     return value;
 }
+template <class T>
+DEVICE T* forget(T* value) {
+    asm volatile("" : "+l"(value));
+    return value;
+}
 
-// The block's shared memory, as large as the launch says.
+// The block's shared memory, as large as the launch says; patterns of 1,024 bytes may begin where it does.
 DEVICE u8* shared_memory() {
-    extern __shared__ __align__(16) u8 memory[];
+    extern __shared__ __align__(1024) u8 memory[];
     return memory;
 }
 
@@ -66,6 +71,7 @@ DEVICE float exp2_fast(float x) {
 }
 DEVICE float exp_exact(float x) { return expf(x); }
 DEVICE float inverse_root(float x) { return 1.0f / sqrtf(x); }
+DEVICE float larger(float x, float y) { return fmaxf(x, y); }
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
@@ -114,6 +120,8 @@ DEVICE void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// Of what no kernel writes while this one runs.
+DEVICE u32 load_unchanged(const u32* from) { return __ldg(from); }
 DEVICE Vector load_vector(const void* from) { return *static_cast<const Vector*>(from); }
 // For what is read once: weights pass through without displacing what is read again.
 DEVICE Vector load_vector_once(const void* from) {
@@ -127,6 +135,74 @@ DEVICE void store_vector(void* to, const Vector& v) { *static_cast<Vector*>(to) 
 
 DEVICE u32 add_shared(u32* to, u32 value) { return atomicAdd(to, value); }
 DEVICE u64 add_shared(u64* to, u64 value) { return atomicAdd(to, value); }
+
+// A warpgroup: four warps, from one whose number is divisible by four, whose multiplications run on their own (wgmma, of
+// compute capability 9.0 alone). Operands in shared memory are named by descriptors, see `matrix_at` below; registers are
+// the fragments above, by warp: warp w has rows 16 w to 16 w + 15, and C goes on to the right in steps of 8 columns.
+// Between issue and wait, nobody touches accumulators, registers of A, or operands in shared memory.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define WARPGROUPS
+
+// What threads wrote to shared memory is seen by multiplications that follow a barrier behind this.
+DEVICE void shared_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What threads wrote to registers is seen by the multiplications that follow.
+DEVICE void group_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until all but the last `PENDING` committed groups of multiplications are done.
+template <int PENDING>
+DEVICE void group_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// Behind a wait: the compiler takes the accumulators for new from here on, so that no use of them moves before.
+template <int COUNT>
+DEVICE void group_take(float (&c)[COUNT][4]) {
+#pragma unroll
+    for (int n = 0; n < COUNT; n++)
+        asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
+}
+
+#define FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define SIXTEEN(c, n) FOUR(c, n), FOUR(c, n + 1), FOUR(c, n + 2), FOUR(c, n + 3)
+
+// c = a · b, or c += a · b: A [64][16] and B [16][128] from shared memory, each with k beside k.
+DEVICE void group_multiply(float (&c)[16][4], u64 a, u64 b, bool add) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, %64, %65, p, 1, 1, 0, 0;}"
+        : SIXTEEN(c, 0), SIXTEEN(c, 4), SIXTEEN(c, 8), SIXTEEN(c, 12)
+        : "l"(a), "l"(b), "r"(static_cast<u32>(add)));
+}
+
+// c += a · b: A [64][16] from registers, B [16][128] from shared memory, with column beside column.
+DEVICE void group_multiply(float (&c)[16][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+        : SIXTEEN(c, 0), SIXTEEN(c, 4), SIXTEEN(c, 8), SIXTEEN(c, 12)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+// Likewise, B [16][64].
+DEVICE void group_multiply(float (&c)[8][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+        : SIXTEEN(c, 0), SIXTEEN(c, 4)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+#undef SIXTEEN
+#undef FOUR
+#endif
 
 #endif
 
@@ -145,5 +221,27 @@ DEVICE float warp_sum(float value) {
     for (u32 mask = WARP / 2; mask > 0; mask /= 2) value += exchange(value, mask);
     return value;
 }
+
+#ifdef WARPGROUPS
+constexpr u32 GROUP = 4 * WARP;
+
+// The descriptor of an operand in shared memory. It lies in panels, rows of 128 bytes whose eight chunks of 16 bytes stand
+// at their number xor the row's, the row counted from an address divisible by 1,024:
+//
+//   k beside k             rows are A's rows or B's columns; `stride` bytes from eight of them to the next eight,
+//                          `leading` counts for nothing; 16 of k take 32 bytes, and begin at any of the four places
+//   column beside column   rows are k; `stride` bytes from eight of them to the next eight, `leading` bytes from 64
+//                          columns to the next 64
+//
+// PTX ISA 9.0, "Matrix Descriptor Format", "Strides" and "Canonical Layouts" of the asynchronous warpgroup level matrix
+// instructions (128-byte swizzle). The same as in CUTLASS's `make_gmma_desc` (cute/atom/mma_traits_sm90_gmma.hpp, B128)
+// and in ThunderKittens' `st_descriptor`, of which none was copied.
+DEVICE u64 matrix_at(const void* start, u32 leading, u32 stride) {
+    u64 address = (shared_address(start) & 0x3ffff) >> 4;
+    return address | static_cast<u64>(leading >> 4) << 16 | static_cast<u64>(stride >> 4) << 32 | 1ull << 62;
+}
+// The same operand `bytes` further on.
+DEVICE u64 matrix_behind(u64 matrix, u32 bytes) { return matrix + (bytes >> 4); }
+#endif
 
 DEVICE float silu(float x) { return x / (1.0f + exp_exact(-x)); }

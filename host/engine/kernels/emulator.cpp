@@ -75,3 +75,56 @@ KERNEL(mistake_lonely_lane, Mistake, 64, 1) {
 KERNEL(mistake_unset_shared_memory, Mistake, 64, 1) {
     args.values[thread()] = reinterpret_cast<float*>(shared_memory())[thread()];
 }
+
+// One multiplication of a warpgroup by operands that are copied, with one step wrong. The first four values are
+// threes; a result is 72 if nothing is.
+enum class Wrong {
+    Nothing, CopyWait, SharedFence, GroupFence, EarlyFence, Commit, Wait, EarlyRead, Accumulators, Registers, Operand,
+    Swizzle, Disagree
+};
+
+template <Wrong WRONG>
+static void multiply_once(const Mistake& args) {
+    u8* memory = shared_memory();
+    float& result = args.values[4 + thread()];
+    for (u32 i = thread(); i < 1024; i += GROUP) copy_async(memory + i * 16, args.values, true);
+    copy_async_commit();
+    if (WRONG != Wrong::CopyWait) copy_async_wait<0>();
+    if (WRONG != Wrong::SharedFence) shared_fence();
+    barrier();
+    float c[16][4] = {};
+    // Two bf16 of zero and three.
+    u32 a[4] = {0x40400000, 0x40400000, 0x40400000, 0x40400000};
+    u64 matrix = matrix_at(memory, 16, 1024);
+    if (WRONG == Wrong::Swizzle) matrix ^= 3ull << 62;
+    if (WRONG == Wrong::Disagree && warp() == 2) matrix = matrix_behind(matrix, 32);
+    if (WRONG != Wrong::GroupFence) group_fence();
+    if (WRONG == Wrong::Registers) group_multiply(c, a, matrix_at(memory, 8192, 1024));
+    else group_multiply(c, matrix, matrix, true);
+    if (WRONG == Wrong::Registers) a[2] = 0;
+    if (WRONG == Wrong::Accumulators) c[7][1] += 1.0f;
+    if (WRONG == Wrong::Operand) copy_async(memory + thread() * 16, args.values, true);
+    if (WRONG != Wrong::Commit) group_commit();
+    if (WRONG == Wrong::EarlyRead) result = c[0][0];
+    if (WRONG != Wrong::Wait) group_wait<0>();
+    if (WRONG == Wrong::EarlyFence) {
+        group_fence();
+        c[15][3] = 0.0f;
+        group_multiply(c, matrix, matrix, true);
+    }
+    if (WRONG != Wrong::EarlyRead) result = c[0][0];
+}
+
+KERNEL(multiply_right, Mistake, GROUP, 1) { multiply_once<Wrong::Nothing>(args); }
+KERNEL(multiply_before_copies, Mistake, GROUP, 1) { multiply_once<Wrong::CopyWait>(args); }
+KERNEL(multiply_unfenced_copies, Mistake, GROUP, 1) { multiply_once<Wrong::SharedFence>(args); }
+KERNEL(multiply_unfenced_registers, Mistake, GROUP, 1) { multiply_once<Wrong::GroupFence>(args); }
+KERNEL(multiply_fenced_too_early, Mistake, GROUP, 1) { multiply_once<Wrong::EarlyFence>(args); }
+KERNEL(multiply_uncommitted, Mistake, GROUP, 1) { multiply_once<Wrong::Commit>(args); }
+KERNEL(multiply_unawaited, Mistake, GROUP, 1) { multiply_once<Wrong::Wait>(args); }
+KERNEL(multiply_read_early, Mistake, GROUP, 1) { multiply_once<Wrong::EarlyRead>(args); }
+KERNEL(multiply_touch_accumulators, Mistake, GROUP, 1) { multiply_once<Wrong::Accumulators>(args); }
+KERNEL(multiply_touch_registers, Mistake, GROUP, 1) { multiply_once<Wrong::Registers>(args); }
+KERNEL(multiply_overwrite_operand, Mistake, GROUP, 1) { multiply_once<Wrong::Operand>(args); }
+KERNEL(multiply_other_swizzle, Mistake, GROUP, 1) { multiply_once<Wrong::Swizzle>(args); }
+KERNEL(multiply_disagree, Mistake, GROUP, 1) { multiply_once<Wrong::Disagree>(args); }

@@ -6,6 +6,7 @@
 //               nobody wrote yields NaN, or an index that is nowhere
 //   buffers     likewise, each ends at such a page: an access beyond it is reported with kernel, block and thread
 //   copies      `copy_async` copies when it is waited for, not before: a missing wait shows
+//   groups      multiplications of warpgroups are carried out when they are waited for: `emulator_groups.cuh`
 //   order       a warp runs as far as it can before the next one does, and a launch can begin with the last warp and
 //               lane: a missing barrier shows as a wrong result, or as another one
 //
@@ -23,6 +24,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <sys/mman.h>
@@ -231,6 +234,12 @@ inline void on_fault(int signal, siginfo_t* info, void* context) {
     siglongjmp(m.escape, 2);
 }
 
+// What multiplications of warpgroups know of a block and of its copies: in `emulator_groups.cuh`.
+void begin_groups();
+void end_groups();
+void copy_begins(const void* to);
+void copy_lands(const void* to);
+
 // Runs one block; `backwards`: the last thread first.
 inline void run_block(bool backwards) {
     Machine& m = machine();
@@ -251,6 +260,7 @@ inline void run_block(bool backwards) {
     for (Meeting& meeting : m.meetings) meeting.arrived = meeting.carried_out = 0;
     m.alive = m.threads;
     m.waiting = m.barriers = 0;
+    begin_groups();
     const u32 warps = (m.threads + LANES - 1) / LANES;
     while (m.alive > 0) {
         bool progress = false;
@@ -277,6 +287,7 @@ inline void run_block(bool backwards) {
             give_up(place_of(m) + ": threads wait for others that never come");
         }
     }
+    end_groups();
 }
 
 inline std::string describe_fault() {
@@ -364,7 +375,10 @@ DEVICE u32 thread() { return emulator::machine().current; }
 DEVICE u32 block_x() { return emulator::machine().block[0]; }
 DEVICE u32 block_y() { return emulator::machine().block[1]; }
 DEVICE u32 block_z() { return emulator::machine().block[2]; }
-DEVICE u32 forget(u32 value) { return value; }
+template <class T>
+DEVICE T forget(T value) {
+    return value;
+}
 DEVICE u8* shared_memory() { return emulator::machine().shared.data; }
 
 DEVICE void barrier() { emulator::barrier_of_block(); }
@@ -387,6 +401,7 @@ DEVICE T exchange(T value, u32 mask) {
 DEVICE float exp2_fast(float x) { return std::exp2(x); }
 DEVICE float exp_exact(float x) { return std::exp(x); }
 DEVICE float inverse_root(float x) { return 1.0f / std::sqrt(x); }
+DEVICE float larger(float x, float y) { return std::fmax(x, y); }
 DEVICE u32 bits_of(float x) {
     u32 bits;
     memcpy(&bits, &x, 4);
@@ -450,6 +465,7 @@ DEVICE void copy_async(void* shared, const void* global, bool wanted) {
     emulator::Machine& m = emulator::machine();
     if (reinterpret_cast<u64>(shared) % 16 || (wanted && reinterpret_cast<u64>(global) % 16))
         emulator::give_up(emulator::place_of(m) + ": an asynchronous copy is not aligned to 16 bytes");
+    emulator::copy_begins(shared);
     m.fibres[m.current].copies.back().push_back({shared, global, wanted});
 }
 DEVICE void copy_async_commit() {
@@ -465,9 +481,11 @@ DEVICE void copy_async_wait() {
         for (const emulator::Copy& copy : own.copies[own.landed]) {
             if (copy.wanted) memcpy(copy.to, copy.from, 16);
             else memset(copy.to, 0, 16);
+            emulator::copy_lands(copy.to);
         }
 }
 
+DEVICE u32 load_unchanged(const u32* from) { return *from; }
 DEVICE Vector load_vector(const void* from) {
     if (reinterpret_cast<u64>(from) % 16)
         emulator::give_up(emulator::place_of(emulator::machine()) + ": a vector is not aligned to 16 bytes");
@@ -488,3 +506,5 @@ DEVICE T add_shared(T* to, T value) {
     *to = before + value;
     return before;
 }
+
+#include "emulator_groups.cuh"

@@ -1,8 +1,9 @@
-// All kernels as one module: what is compiled, ahead of time or at run time.
+// All kernels as one module: what is compiled, ahead of time or at run time. `prefill_wide.cu` is empty but for sm_90a.
 #include "decode.cu"
 #include "heads.cu"
 #include "matvec.cu"
 #include "pages.cu"
 #include "prefill.cu"
+#include "prefill_wide.cu"
 #include "rows.cu"
 #include "sampling.cu"

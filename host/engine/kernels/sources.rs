@@ -15,7 +15,7 @@ fn sources(folder: &Path) -> std::io::Result<Vec<(String, String)>> {
         let is_source = path.extension().is_some_and(|end| end == "cu" || end == "cuh");
         if let Some(name) = path.file_name().and_then(|name| name.to_str())
             && is_source
-            && name != "emulator.cuh"
+            && !name.starts_with("emulator")
         {
             sources.push((name.to_owned(), fs::read_to_string(&path)?));
         }

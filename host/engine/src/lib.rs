@@ -24,3 +24,6 @@ pub mod models;
 pub mod sampling;
 pub mod scheduler;
 pub mod text;
+
+/// A token of a model's vocabulary.
+pub type TokenId = u32;

@@ -5,7 +5,7 @@
 mod fake;
 
 use fake::{FakeBackend, Fault, VOCABULARY, expected};
-use foreword_engine::backend::TokenId;
+use foreword_engine::TokenId;
 use foreword_engine::engine::{
     Engine, EngineConfig, Event, FinishReason, Generation, Request, Rule, Stats, SubmitError,
 };

@@ -2,11 +2,12 @@
 # Everything that only a GPU can answer, in one run: figures first, then correctness, then the peer, then the sanitizer.
 # Needs built programs and Python; what else is there (transformers, compute-sanitizer) is used, and named if it is not.
 #
-#   gpu.sh --foreword PROGRAM [--tests PROGRAM] [--device cuda:0] [--out FOLDER] [--tiny]
+#   gpu.sh --foreword PROGRAM [--tests PROGRAM] [--device cuda:0] [--out FOLDER] [--parts NAMES] [--tiny]
 #
 # --foreword  the host, built with the kernels:    cargo xtask kernels && cargo build --release -p foreword
 # --tests     the engine's unit tests as a program: cargo test --release -p foreword-engine --lib --no-run
 # --device    where to measure; cpu tries the script itself
+# --parts     some of measure,operations,answers,transformers,sanitizer: where a machine is lent for minutes
 # --tiny      a small model and few runs, likewise
 #
 # A part that fails stops nothing. The log, each part's output and the table stay in the folder.
@@ -14,12 +15,14 @@ set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 foreword= tests= device=cuda:0 out=gpu-report tiny=
+parts=measure,operations,answers,transformers,sanitizer
 while [ $# -gt 0 ]; do
     case $1 in
     --foreword) foreword=$2 && shift 2 ;;
     --tests) tests=$2 && shift 2 ;;
     --device) device=$2 && shift 2 ;;
     --out) out=$2 && shift 2 ;;
+    --parts) parts=$2 && shift 2 ;;
     --tiny) tiny=1 && shift ;;
     *) echo "gpu.sh: $1 is not known; the head of the script says what is" >&2 && exit 2 ;;
     esac
@@ -81,32 +84,49 @@ if command -v nvidia-smi >/dev/null; then
     nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv
 fi
 
-part measure 420 "$foreword" measure --device "$device" "${sizes[@]}"
-cat "$out/measure.out"
+asked() { [[ ,$parts, == *,$1,* ]]; }
+
+if asked measure; then
+    part measure 420 "$foreword" measure --device "$device" "${sizes[@]}"
+    cat "$out/measure.out"
+else
+    skip measure "not asked for"
+fi
 
 # Where the tests find the fixtures and what transformers computed of them.
 fixtures=$here/../fixtures
 export FOREWORD_FIXTURES=$fixtures
 
-if [ -n "$tests" ]; then
+if ! asked operations; then
+    skip operations "not asked for"
+elif [ -n "$tests" ]; then
     part operations 300 "$tests" cuda --nocapture
     # Which devices the tests found.
     grep -h SKIPPED "$out/operations.err" "$out/operations.out" | sort | uniq -c
+    # How fast each kernel of prefill is.
+    grep -h 'TFLOP/s of attention$' "$out/operations.out"
     # How far the logits are from those of transformers in f32.
     grep -h 'of a deviation$' "$out/operations.out"
 else
     skip operations "--tests names no program"
 fi
 
-# The same greedy tokens from the host's two devices, on fixtures with known answers.
-if [ -d "$fixtures/qwen2" ]; then
-    part answers 240 python3 "$here/gpu_answers.py" --foreword "$foreword" --device "$device" --fixtures "$fixtures"
+# The same greedy tokens from the host's two devices, on models with known answers.
+if ! asked answers; then
+    skip answers "not asked for"
+elif [ -d "$fixtures/qwen2" ]; then
+    reader=$here/../../../examples/reader
+    [ -n "$tiny" ] && few=(--longest 16) || few=()
+    [ -d "$reader" ] && few+=(--reader "$reader")
+    part answers 240 python3 "$here/gpu_answers.py" --foreword "$foreword" --device "$device" --fixtures "$fixtures" "${few[@]}"
     cat "$out/answers.out"
 else
     skip answers "the fixtures are not here"
 fi
 
-if [ "$device" != cpu ] && python3 -c 'import transformers, torch; assert torch.cuda.is_available()' 2>/dev/null; then
+if ! asked transformers; then
+    skip transformers "not asked for"
+elif [ "$device" != cpu ] && python3 -c 'import transformers, torch; assert torch.cuda.is_available()' 2>/dev/null; then
     part transformers 420 python3 "$here/gpu_peer.py" --model "$model" --prompt $prompt --context $context --batches $batches
     cat "$out/transformers.out"
 elif [ -n "$tiny" ] && python3 -c 'import transformers, torch' 2>/dev/null; then
@@ -116,7 +136,9 @@ else
 fi
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
-if [ -n "$sanitizer" ] && [ -n "$tests" ] && [ "$device" != cpu ]; then
+if ! asked sanitizer; then
+    skip sanitizer "not asked for"
+elif [ -n "$sanitizer" ] && [ -n "$tests" ] && [ "$device" != cpu ]; then
     for tool in memcheck racecheck; do
         part "$tool" 240 "$sanitizer" --tool $tool --error-exitcode 9 "$tests" cuda::tests::operations --test-threads 1
         tail -n 3 "$out/$tool.out"

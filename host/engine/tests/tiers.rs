@@ -1,7 +1,8 @@
 //! A real model over three tiers too small for its prompts: the same greedy answers as with nothing cached.
 
+use foreword_engine::TokenId;
+use foreword_engine::backend::Backend;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
-use foreword_engine::backend::{Backend, TokenId};
 use foreword_engine::cache::disk::{DiskConfig, DiskStore};
 use foreword_engine::cache::{CacheConfig, EvictionPolicy};
 use foreword_engine::engine::{Engine, EngineConfig, Event, Generation, Request};

@@ -1,7 +1,7 @@
 //! Reports as one HTML file each, which needs nothing else: a template filled, plots drawn inside, one style sheet.
 //!
 //! ```text
-//!   template ── {{style}}, {{rows}}, … ──▶ filled ──▶ page
+//!   template ── {{rows}}, … ──▶ page.html, with title and style ──▶ page
 //!                  ▲
 //!      words: numbers and texts;  plot: SVG, at two widths
 //! ```
@@ -15,15 +15,21 @@ pub mod words;
 use anyhow::Result;
 use plot::Width;
 
-/// The style sheet, for a template's `{{style}}`.
+/// A page of that title, which needs nothing from outside and may not ask for it. It shows `template` with every `{{name}}`
+/// replaced by its value; `style` comes behind the common style sheet.
 #[must_use]
-pub fn style() -> String {
-    include_str!("style.css").to_owned()
+pub fn page(title: &str, style: &str, template: &str, values: &[(&str, String)]) -> String {
+    let style = [include_str!("style.css"), style].concat();
+    let frame = [
+        ("title", title.to_owned()),
+        ("style", style),
+        ("content", filled(template, values)),
+    ];
+    filled(include_str!("page.html"), &frame)
 }
 
 /// `template` with every `{{name}}` replaced by its value, in one pass: a value that looks like a place is none.
-#[must_use]
-pub fn filled(template: &str, values: &[(&str, String)]) -> String {
+fn filled(template: &str, values: &[(&str, String)]) -> String {
     let mut pieces = template.split("{{");
     let mut page = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
@@ -52,4 +58,18 @@ pub fn both_widths(words: &str, plot: impl Fn(Width) -> Result<String>) -> Resul
         drawn("desktop", Width::Desktop)?,
         drawn("phone", Width::Phone)?
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_stand_in_their_places_and_one_that_looks_like_a_place_is_none() {
+        let values = [("a", "{{b}}".to_owned()), ("b", "{{title}}".to_owned())];
+        let page = page("T", ".x {}\n", "<p>{{a}} {{b}}</p>\n", &values);
+        assert!(page.starts_with("<!doctype html>") && page.contains("<title>T</title>"));
+        assert!(page.contains(".x {}\n</style>"));
+        assert!(page.contains("<main>\n<p>{{b}} {{title}}</p>\n</main>"));
+    }
 }

@@ -14,6 +14,7 @@
 //! file in its place.
 
 pub mod collection;
+mod document;
 pub mod embedder;
 pub mod file;
 pub mod index;
@@ -22,7 +23,7 @@ pub mod store;
 mod words;
 
 pub use collection::{Collection, Editor, Found, Query, QueryError, Spec};
+pub use document::Document;
 pub use embedder::{EmbedError, Embedder, Embedding};
-pub use ingest::Document;
 pub use store::{Ask, Shelf, Store, StoreError};
 pub use words::Words;

@@ -4,8 +4,8 @@
 //! over the sorted words; those of documents added since stand in a map. A deleted document's words stay until the file
 //! is written; they are counted in how rare a word is, which changes ranks little, and never returned.
 
-use crate::file::{FileError, Part, Parts};
-use crate::index::{Array, Hit, Keep, Slot, Top};
+use crate::file::{Array, FileError, Part, Parts};
+use crate::index::{Hit, Keep, Slot, Top};
 use fxhash::FxHashMap;
 use std::collections::BTreeMap;
 

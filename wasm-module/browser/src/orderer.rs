@@ -2,9 +2,9 @@
 
 use crate::values::{self, refused, refused_argument};
 use foreword_ordering::document::Fingerprint;
-use foreword_ordering::object;
 use foreword_ordering::tree::{ViewedEdge, ViewedNode};
 use foreword_ordering::{Config, Plain, RawConfig, Tenant, documents_of};
+use foreword_ordering::{hexadecimal, object};
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
 
@@ -118,7 +118,7 @@ impl Orderer {
             documents.map(move |document| ListedDocument {
                 group: at,
                 label: document.label,
-                fingerprint: hexadecimal(document.fingerprint.0),
+                fingerprint: hexadecimal::hash(document.fingerprint.0),
                 tokens: document.tokens,
             })
         });
@@ -283,8 +283,10 @@ struct TreeNode {
 impl From<ViewedNode> for TreeNode {
     fn from(node: ViewedNode) -> Self {
         let (scope, fingerprint) = match node.edge {
-            ViewedEdge::Scope(scope) => (Some(hexadecimal(scope.0)), None),
-            ViewedEdge::Document(Fingerprint(document)) => (None, Some(hexadecimal(document))),
+            ViewedEdge::Scope(scope) => (Some(hexadecimal::hash(scope.0)), None),
+            ViewedEdge::Document(Fingerprint(document)) => {
+                (None, Some(hexadecimal::hash(document)))
+            }
         };
         Self {
             parent: node.parent,
@@ -293,9 +295,4 @@ impl From<ViewedNode> for TreeNode {
             tokens: node.tokens,
         }
     }
-}
-
-/// 64 bits, which a JavaScript number cannot hold.
-fn hexadecimal(bits: u64) -> String {
-    format!("{bits:016x}")
 }

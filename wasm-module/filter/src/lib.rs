@@ -39,6 +39,7 @@
 mod agreement;
 mod awaited;
 mod config;
+mod counter;
 mod dialect;
 mod engines;
 mod exchange;

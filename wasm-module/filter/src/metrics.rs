@@ -12,6 +12,7 @@
 use foreword_ordering::{Arm, Skip};
 
 use crate::agreement::Learnt;
+use crate::counter::{Counter, record};
 use crate::host::{Host, MetricId};
 use crate::outcome::{Outcome, reason};
 use crate::usage::Counted;
@@ -219,30 +220,7 @@ impl Metrics {
 
     fn passed(&self, reason: &str) -> Counter {
         let known = self.passed.iter().find(|(known, _)| *known == reason);
-        known.map_or(Counter(None), |(_, counter)| *counter)
-    }
-}
-
-/// A counter; `None` where the proxy would not define it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Counter(Option<MetricId>);
-
-impl Counter {
-    pub(crate) fn define(host: &impl Host, name: &str) -> Self {
-        Self(host.define_counter(name).ok())
-    }
-
-    /// Envoy refuses to add zero, so zero is not added.
-    pub(crate) fn add(self, host: &impl Host, amount: u64) {
-        if let (Some(id), 1..) = (self.0, amount) {
-            let _ = host.add(id, amount);
-        }
-    }
-}
-
-pub(crate) fn record(host: &impl Host, histogram: Option<MetricId>, value: u64) {
-    if let Some(id) = histogram {
-        let _ = host.record(id, value);
+        known.map_or(Counter::default(), |(_, counter)| *counter)
     }
 }
 

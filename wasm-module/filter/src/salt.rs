@@ -10,8 +10,8 @@
 
 use std::fmt;
 
-use foreword_ordering::Tenant;
 use foreword_ordering::feed::TenantKey;
+use foreword_ordering::{Tenant, hexadecimal};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
@@ -39,13 +39,9 @@ impl Salts {
         let mut mac = self.keyed.clone();
         mac.update(&(name.len() as u64).to_be_bytes());
         mac.update(name.as_bytes());
-        let bytes = mac.finalize().into_bytes();
-        bytes.iter().fold(String::new(), |mut hex, byte| {
-            for digit in [byte >> 4, byte & 0xf] {
-                hex.extend(char::from_digit(digit.into(), 16));
-            }
-            hex
-        })
+        let mut salt = String::new();
+        hexadecimal::push(&mut salt, &mac.finalize().into_bytes());
+        salt
     }
 }
 

@@ -20,6 +20,8 @@ struct State {
     log_fields: BTreeMap<String, String>,
     log: String,
     body: Vec<u8>,
+    /// How often it was copied out.
+    body_reads: u32,
     /// The chunk that goes by.
     response_body: Vec<u8>,
     properties: BTreeMap<String, Vec<u8>>,
@@ -92,6 +94,10 @@ impl ScriptedHost {
     }
 
     /// Whether the request was let go after it was held.
+    pub(crate) fn body_reads(&self) -> u32 {
+        self.0.borrow().body_reads
+    }
+
     pub(crate) fn is_resumed(&self) -> bool {
         self.0.borrow().resumed
     }
@@ -242,6 +248,7 @@ impl Host for ScriptedHost {
 
     fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError> {
         self.allow("request_body")?;
+        self.0.borrow_mut().body_reads += 1;
         let mut body = self.body();
         body.truncate(size);
         Ok(body)

@@ -3,7 +3,7 @@
 use crate::conversation::memory;
 use crate::hint::{HintTemplate, LocationTemplate, TemplateError};
 use crate::object;
-use crate::policy::{MAX_CANDIDATES, PolicyKind, PolicyOptions};
+use crate::policy::{MAX_CANDIDATES, Policy, PolicyKind, PolicyOptions};
 use crate::tree::Bounds;
 use serde::Deserialize;
 
@@ -188,7 +188,7 @@ pub(crate) struct Formats {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// It is not JSON of the right shape; serde's own words, with line and column.
-    #[error("{0}")]
+    #[error(transparent)]
     Shape(#[from] serde_json::Error),
     /// A field has a value that it may not have.
     #[error("{field}: {reason}")]
@@ -289,16 +289,32 @@ impl Default for Config {
     }
 }
 
+impl RawConfig {
+    /// Reads a JSON configuration, whose values are not checked yet; an empty text gives the defaults.
+    ///
+    /// # Errors
+    /// [`ConfigError::Shape`].
+    pub fn from_json(text: &[u8]) -> Result<Self, ConfigError> {
+        if text.trim_ascii().is_empty() {
+            return Ok(Self::default());
+        }
+        Ok(serde_json::from_slice(text)?)
+    }
+}
+
 impl Config {
     /// Reads and checks a JSON configuration; an empty text gives the defaults.
     ///
     /// # Errors
     /// [`ConfigError`].
     pub fn from_json(text: &[u8]) -> Result<Self, ConfigError> {
-        if text.trim_ascii().is_empty() {
-            return Ok(Self::default());
-        }
-        serde_json::from_slice::<RawConfig>(text)?.try_into()
+        RawConfig::from_json(text)?.try_into()
+    }
+
+    /// The rule that orders documents; it has learnt nothing yet.
+    #[must_use]
+    pub fn policy(&self) -> Box<dyn Policy> {
+        self.policy.build(&self.policy_options)
     }
 
     /// Whether documents are written into messages and stay there.

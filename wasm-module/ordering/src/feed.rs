@@ -16,6 +16,7 @@
 //! are ignored. No clock, no I/O: whoever fetches and serves batches is elsewhere.
 
 use crate::document::Fingerprint;
+use crate::hexadecimal;
 use crate::tree::{ResidencyEvent, Scope};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -201,7 +202,7 @@ impl std::str::FromStr for TenantKey {
         const EXPECTED: &str = "a tenant's key is empty or 32 hexadecimal digits";
         match text.len() {
             0 => Ok(Self::default()),
-            32 if is_hex(text) => u128::from_str_radix(text, 16)
+            32 if hexadecimal::all_digits(text) => u128::from_str_radix(text, 16)
                 .map(Self)
                 .map_err(|_| EXPECTED),
             _ => Err(EXPECTED),
@@ -222,7 +223,7 @@ impl std::str::FromStr for Epoch {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        hash(text)
+        hexadecimal::parse_hash(text)
             .map(Self)
             .ok_or("an epoch is 16 hexadecimal digits")
     }
@@ -242,7 +243,7 @@ impl<'de> Deserialize<'de> for TenantKey {
 }
 
 /// Newtypes of 64 bits as 16 hexadecimal digits.
-macro_rules! hexadecimal {
+macro_rules! in_digits {
     ($($name:ident),*) => {$(
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -253,24 +254,14 @@ macro_rules! hexadecimal {
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let text = String::deserialize(deserializer)?;
-                let hash = hash(&text).map($name);
+                let hash = hexadecimal::parse_hash(&text).map($name);
                 hash.ok_or_else(|| D::Error::custom("expected 16 hexadecimal digits"))
             }
         }
     )*};
 }
 
-hexadecimal!(Fingerprint, Scope, Epoch);
-
-fn hash(text: &str) -> Option<u64> {
-    (text.len() == 16 && is_hex(text))
-        .then(|| u64::from_str_radix(text, 16).ok())
-        .flatten()
-}
-
-fn is_hex(text: &str) -> bool {
-    text.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
+in_digits!(Fingerprint, Scope, Epoch);
 
 #[cfg(test)]
 mod tests {

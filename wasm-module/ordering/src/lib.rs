@@ -2,7 +2,7 @@
 //! KV state the engine still holds?
 //!
 //! ```text
-//!  body ──▶ body ──▶ messages ──▶ request ──▶ order ──▶ body::edit ──▶ body
+//!  body ──▶ body ──▶ messages ──▶ request ──▶ order ──▶ render, edit ──▶ body
 //!         (chat,    and their      │   ▲        │         (same bytes, moved; hints added)
 //!         parse)    documents      │   │        ▼
 //!                                  │  policy ◀─ knowledge tree (what the engine is believed to hold)
@@ -13,6 +13,26 @@
 //! [`Orderer`] is the whole of it: one call per request. The same code runs in the Envoy filter, in the browser, in
 //! the host and in offline replay, so all decide alike. It does no I/O, reads no clock, starts no thread, and
 //! nothing in it panics on any input.
+//!
+//! ```
+//! use foreword_ordering::{Config, Orderer, Skip, Tenant};
+//!
+//! let chat = |documents: &str| {
+//!     format!(r#"{{"messages": [{{"role": "user", "content": "Which?"}}], "documents": [{documents}]}}"#)
+//! };
+//! let mut orderer = Orderer::new(Config::default());
+//! let first = chat(r#"{"id": "a", "text": "…"}, {"id": "b", "text": "…"}"#);
+//! orderer.rewrite(Tenant::default(), first.as_bytes())?;
+//!
+//! // The next request brings both again, behind another.
+//! let next = chat(r#"{"id": "c", "text": "…"}, {"id": "b", "text": "…"}, {"id": "a", "text": "…"}"#);
+//! let rewrite = orderer.rewrite(Tenant::default(), next.as_bytes())?;
+//! assert_eq!(rewrite.report.matched, 2);
+//! let body = String::from_utf8(rewrite.body.expect("it was changed")).expect("it is text");
+//! let order = ["id=\\\"a", "id=\\\"b", "id=\\\"c", "[c] > [b] > [a]", "Which?"].map(|part| body.find(part));
+//! assert!(order.is_sorted() && order[0].is_some());
+//! # Ok::<(), Skip>(())
+//! ```
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -35,6 +55,7 @@ pub mod embedding;
 mod engines;
 mod experiment;
 pub mod feed;
+pub mod hexadecimal;
 pub mod hint;
 mod listing;
 #[doc(hidden)]
@@ -55,13 +76,14 @@ mod told;
 pub mod tree;
 mod trees;
 
-pub use body::{Question, Retrieved, Skip, question, salted};
+pub use body::{Parsed, Question, Retrieved, Skip, parse, parse_with, question, salted};
 pub use bytes::BadBytes;
-pub use config::{Config, ConfigError, RawConfig};
+pub use config::{Config, ConfigError, DocumentsField, RawConfig};
 pub use engines::{Choice, EngineId, MAX_ENGINES};
 pub use experiment::{Arm, Experiment};
 pub use listing::documents_of;
-pub use orderer::{Orderer, Remembered, Report, Rewrite, Terms, Trial};
+pub use orderer::{Orderer, Remembered, Rewrite, Terms, Trial};
 pub use plain::{Ordered, Plain};
+pub use request::Report;
 pub use tenant::Tenant;
 pub use told::{Correction, Deed, Residency, Told, Usage};

@@ -1,6 +1,8 @@
 //! Documents that a retriever found: written where the engine's cache makes most of them, and kept there.
 
-use foreword_ordering::{Config, Orderer, Retrieved, Rewrite, Skip, Tenant, Terms, Told};
+use foreword_ordering::{
+    Config, Orderer, Retrieved, Rewrite, Skip, Tenant, Terms, Told, parse_with,
+};
 use serde_json::{Value, json};
 
 fn send(orderer: &mut Orderer, body: &str, ids: &[&str]) -> Result<Rewrite, Skip> {
@@ -10,11 +12,8 @@ fn send(orderer: &mut Orderer, body: &str, ids: &[&str]) -> Result<Rewrite, Skip
         documents: &documents,
         around: [r"Sources:\n", r"End.\n"],
     };
-    let terms = Terms {
-        retrieved: Some(&retrieved),
-        ..Terms::default()
-    };
-    orderer.rewrite_on(&terms, Tenant::default(), body.as_bytes())
+    let parsed = parse_with(body.as_bytes(), &retrieved, orderer.config())?;
+    orderer.rewrite_parsed(&Terms::default(), Tenant::default(), &parsed)
 }
 
 /// Longer than a hint that stands for it.

@@ -40,17 +40,17 @@ pub(super) fn build(workspace: &Workspace, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// JavaScript without its documentation, which the types beside it have too, and without indentation: a quarter of what a
-/// page would load. The glue has no text of several lines.
+/// JavaScript without its documentation, which the types beside it have too, other lines of comment, blank ones and
+/// indentation: a quarter of what a page would load. The glue has no text of several lines.
 fn without_docs(text: &str) -> String {
     let mut lines = Vec::new();
     let mut is_doc = false;
-    for line in text.lines() {
-        is_doc |= line.trim_start().starts_with("/**");
-        if !is_doc {
-            lines.push(line.trim_start());
+    for line in text.lines().map(str::trim) {
+        is_doc |= line.starts_with("/**");
+        if !is_doc && !line.is_empty() && !line.starts_with("//") {
+            lines.push(line);
         }
-        is_doc &= !line.trim_end().ends_with("*/");
+        is_doc &= !line.ends_with("*/");
     }
     lines.join("\n") + "\n"
 }
@@ -61,8 +61,7 @@ mod tests {
 
     #[test]
     fn documentation_goes_and_code_stays() {
-        let text =
-            "/** One line. */\nlet a = 1;\n  /**\n   * Some.\n   */\n  let b = a ** 2; // stays\n";
+        let text = "/** One line. */\nlet a = 1;\n\n  // Why.\n  /**\n   * Some.\n   */\n  let b = a ** 2; // stays\n";
         assert_eq!(without_docs(text), "let a = 1;\nlet b = a ** 2; // stays\n");
     }
 }

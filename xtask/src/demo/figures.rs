@@ -8,46 +8,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::answers::Comparison;
-use super::replay::Said;
+use super::arm::Arm;
+use super::replay::{Said, Sample};
 use crate::workspace::Workspace;
-
-/// The two ways of ordering that are compared.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Arm {
-    /// As the retriever ranked them.
-    Retrieval,
-    /// As the knowledge tree suggests.
-    Ordered,
-}
-
-impl Arm {
-    /// Its name in figures and progress bars.
-    pub(super) fn key(self) -> &'static str {
-        match self {
-            Self::Retrieval => "retrieval",
-            Self::Ordered => "ordered",
-        }
-    }
-
-    /// Its policy in the filter's configuration.
-    pub(super) fn policy(self) -> &'static str {
-        match self {
-            Self::Retrieval => "retrieval",
-            Self::Ordered => "foresight",
-        }
-    }
-}
-
-/// One request.
-#[derive(Clone, Copy)]
-pub(super) struct Sample {
-    pub(super) prompt_tokens: u64,
-    pub(super) cached_tokens: u64,
-    pub(super) ttft: Duration,
-    /// Until the last token.
-    pub(super) total: Duration,
-    pub(super) is_right: bool,
-}
 
 /// How the figures were made.
 pub(super) struct Setting {

@@ -9,6 +9,7 @@
 //! right ones. Afterwards some are asked again with a cold cache, and the answers must be the same bytes.
 
 mod answers;
+mod arm;
 mod client;
 mod figures;
 mod interrupt;
@@ -23,7 +24,8 @@ use std::fs;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use self::figures::{Arm, Figures};
+use self::arm::Arm;
+use self::figures::Figures;
 use self::interrupt::Interrupt;
 use self::replay::Question;
 use self::stack::Stack;

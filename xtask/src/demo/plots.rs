@@ -3,7 +3,8 @@
 use anyhow::Result;
 use foreword_report::plot::{BASELINE, BEST, Points, Width, lines};
 
-use super::figures::{Arm, Figures, quantile, sorted_ms};
+use super::arm::Arm;
+use super::figures::{Figures, quantile, sorted_ms};
 
 /// Share of prompt tokens found in the cache, over all requests so far, in percent.
 pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {

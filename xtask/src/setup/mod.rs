@@ -9,6 +9,7 @@ mod browser;
 mod deny;
 mod embedder;
 mod envoy;
+mod folder;
 mod helm;
 mod nvrtc;
 mod pgserver;

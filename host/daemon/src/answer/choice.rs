@@ -1,6 +1,6 @@
 //! One of the choices of an answer: from its tokens to pieces.
 
-use foreword_engine::backend::TokenId;
+use foreword_engine::TokenId;
 use foreword_engine::engine::{FinishReason, Generation};
 use foreword_engine::sampling::Logprobs;
 use foreword_engine::text::{Decoder, Part, StopStrings, Tokenizer, ToolCalls};

@@ -5,7 +5,7 @@
 //!   {"object": "list", "version": "…", "data": [{"id", "title", "text", "metadata", "score", "rank"}, …], "matched": 0}
 //! ```
 //!
-//! With `order` the documents stand as the engine's cache makes most of them for requests with that salt, behind whatever
+//! With `order` the documents stand as the gateway's policy would have them for requests with that salt, behind whatever
 //! prompt holds the most of them now; `rank` keeps the retriever's order, and `matched` says how many of them are held.
 //! Who writes the prompt and knows what stands before the documents orders better: the gateway does.
 
@@ -13,7 +13,7 @@ use super::App;
 use super::admit::{Admitted, admit};
 use crate::failure::Failure;
 use crate::request::Retrieve;
-use crate::retrieval::held::{Known, Ordered};
+use crate::retrieval::orders::{Known, Ordered};
 use axum::Json;
 use axum::extract::{Request, State};
 use foreword_ordering::document::{Fingerprint, estimate_tokens};
@@ -50,9 +50,11 @@ fn answer(app: &App, body: &[u8]) -> Result<Value, Failure> {
     let found = found?;
     let ordered = match (asked.order, app.model.get()) {
         (true, Some(model)) => {
-            let known: Vec<Known> = found.iter().map(known).collect();
+            let known: Vec<Known<'_>> = found.iter().map(known).collect();
             let feed = model.engine().feed();
-            retriever.held.order(feed, &asked.cache_salt, None, &known)
+            retriever
+                .orders
+                .choose(feed, &asked.cache_salt, None, &known)
         }
         _ => Ordered {
             order: (0..found.len() as u16).collect(),
@@ -80,11 +82,12 @@ fn answer(app: &App, body: &[u8]) -> Result<Value, Failure> {
 
 /// A document as the gateway knows it when it stands in a `documents` array: by the JSON that this answer has, for the
 /// gateway copies it and resolves no escapes.
-fn known(found: &Found) -> Known {
+fn known(found: &Found) -> Known<'_> {
     let document = &found.document;
     let parts = [&document.id, &document.title, &document.text].map(|part| escaped(part));
     let parts = parts.each_ref().map(String::as_bytes);
     Known {
+        id: &document.id,
         fingerprint: Fingerprint::of(&parts),
         tokens: estimate_tokens(parts.iter().map(|part| part.len()).sum()),
     }

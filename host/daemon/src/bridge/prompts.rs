@@ -11,7 +11,7 @@ use crate::metrics::Placements;
 use crate::request::ChatPrompt;
 use anyhow::Context;
 use axum::http::HeaderValue;
-use foreword_engine::backend::TokenId;
+use foreword_engine::TokenId;
 use foreword_engine::cache::DocumentPath;
 use foreword_engine::text::{ChatTemplate, TokenCache, Tokenizer};
 use foreword_ordering::path::Locator;

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use foreword_filter::{Config, SCHEMA};
+use jsonschema::error::ValidationErrorKind;
 use jsonschema::{ValidationError, Validator};
 use serde_json::Value;
 
@@ -113,19 +114,25 @@ fn in_words(schema: &Value, error: &ValidationError<'_>) -> String {
     // Keys and tokens are below; what is misspelt there may be one.
     let is_secret = path.split('.').any(|part| part == "salt" || part == "feed");
     let keyword = error.schema_path().as_str();
-    let (part, keyword) = keyword.rsplit_once('/').unwrap_or_default();
-    let allowed = schema
-        .pointer(part)
-        .and_then(|part| part["x-allowed"].as_str());
-    match allowed {
-        // These name what is wrong themselves.
-        Some(_) | None if keyword == "additionalProperties" && !is_secret => {
-            format!("{path}: {error}")
+    let (part, _) = keyword.rsplit_once('/').unwrap_or_default();
+    let part = schema.pointer(part).unwrap_or(&Value::Null);
+    match (error.kind(), part["x-allowed"].as_str()) {
+        (ValidationErrorKind::AdditionalProperties { unexpected }, _) if !is_secret => {
+            let known = part["properties"].as_object().into_iter().flatten();
+            let known: Vec<&str> = known.map(|(name, _)| name.as_str()).collect();
+            let (unexpected, known) = (unexpected.join("`, `"), known.join(", "));
+            format!("{path}: there is no `{unexpected}`, only {known}")
         }
-        Some(allowed) if is_secret => format!("{path}: what stands there is not {allowed}"),
-        Some(allowed) => format!("{path}: {} is not {allowed}", quoted(error.instance())),
-        None if is_secret => format!("{path}: {}", error.masked()),
-        None => format!("{path}: {}", short(&error.to_string())),
+        (ValidationErrorKind::Enum { options }, None) if !is_secret => {
+            let options = options.as_array().into_iter().flatten();
+            let options: Vec<String> = options.map(Value::to_string).collect();
+            let (value, options) = (quoted(error.instance()), options.join(", "));
+            format!("{path}: {value} is not one of {options}")
+        }
+        (_, Some(allowed)) if is_secret => format!("{path}: what stands there is not {allowed}"),
+        (_, Some(allowed)) => format!("{path}: {} is not {allowed}", quoted(error.instance())),
+        (_, None) if is_secret => format!("{path}: {}", error.masked()),
+        (_, None) => format!("{path}: {}", short(&error.to_string())),
     }
 }
 
@@ -162,7 +169,7 @@ mod tests {
         errors.sort();
         let expected = [
             ("max_body_bytes: ", "0 is less than the minimum of 1"),
-            ("on_failure: ", r#""drop" is not one of"#),
+            ("on_failure: ", r#""drop" is not one of "pass", "refuse""#),
             (
                 "ordering.hint.label: ",
                 r#""x" is not a text that contains `{label}` once"#,
@@ -173,7 +180,10 @@ mod tests {
             ),
             ("report_header: ", r#""host" is not a header name"#),
             ("routes.0: ", r#""v1" is not a path"#),
-            ("the configuration: ", "'colour' was unexpected"),
+            (
+                "the configuration: ",
+                "there is no `colour`, only routes, max_body_bytes, ",
+            ),
         ];
         assert_eq!(errors.len(), expected.len(), "{errors:#?}");
         for (error, (path, words)) in errors.iter().zip(expected) {

@@ -5,14 +5,15 @@ use super::compare::{Estimate, Figure};
 use super::figures::{Figures, cells, milliseconds, share, with_interval};
 use super::plots;
 use anyhow::Result;
+use foreword_report::both_widths;
 use foreword_report::words::{escaped, grouped};
-use foreword_report::{both_widths, filled, style};
 use std::fmt::Write;
+
+const TITLE: &str = "Foreword evaluate: are answers as good";
 
 /// The page.
 pub(super) fn page(figures: &Figures) -> Result<String> {
     let values = [
-        ("style", style()),
         ("data", escaped(&figures.data)),
         ("model", escaped(&figures.model)),
         ("endpoint", escaped(&figures.endpoint)),
@@ -41,7 +42,8 @@ pub(super) fn page(figures: &Figures) -> Result<String> {
         ("rows", rows(figures)),
         ("compared", compared(figures)),
     ];
-    Ok(filled(include_str!("report.html"), &values))
+    let template = include_str!("report.html");
+    Ok(foreword_report::page(TITLE, "", template, &values))
 }
 
 fn caches(figures: &Figures) -> &'static str {

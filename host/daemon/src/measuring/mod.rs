@@ -10,10 +10,9 @@ mod workload;
 
 use crate::computing;
 use anyhow::{Context, ensure};
+use foreword_engine::TokenId;
 use foreword_engine::backend::cuda::{self, Ceilings};
-use foreword_engine::backend::{
-    Backend, HostPageId, Load, Output, PageId, Segment, Step, Store, TokenId,
-};
+use foreword_engine::backend::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store};
 use foreword_engine::engine::{EngineConfig, Stepper};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::sampling::Sampling;
@@ -36,7 +35,7 @@ pub(crate) struct Arguments {
     /// Tokens of context when single tokens are decoded
     #[arg(long, value_name = "TOKENS", default_value_t = 2_048, value_parser = clap::value_parser!(u32).range(16..))]
     context: u32,
-    /// Sequences that decode side by side, a list
+    /// Sequences that decode side by side, with commas between
     #[arg(long, value_name = "SEQUENCES", value_delimiter = ',', default_values_t = [1, 32])]
     batches: Vec<u32>,
     /// Queries of RAGCache++'s workload, 0 for none
@@ -45,11 +44,11 @@ pub(crate) struct Arguments {
     /// Times that it is run, each with a seed of its own
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     seeds: u32,
-    /// Shares of documents that a query has in common with the one before, a list; the first is also run with several
-    /// queries at once
+    /// Shares of documents that a query has in common with the one before, with commas between; the first is also run with
+    /// several queries at once
     #[arg(long, value_delimiter = ',', default_values_t = [0.6, 0.0, 0.2, 0.4, 0.8])]
     overlaps: Vec<f64>,
-    /// Queries at once, a list
+    /// Queries at once, with commas between
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
     groups: Vec<u32>,
     /// Runs of which the median is taken

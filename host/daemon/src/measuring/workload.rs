@@ -3,7 +3,7 @@
 //! ```text
 //!   none        nothing is reused                       every request under a salt of its own
 //!   retrieval   documents in the retriever's order      prefixes match where rankings begin alike
-//!   ordered     documents as `longest` orders them
+//!   ordered     documents as the gateway orders them where nothing else is configured
 //! ```
 //!
 //! Bursts of ten requests for one region of a corpus, five documents of 200 tokens each (section 4 of the paper; the trace
@@ -11,7 +11,7 @@
 //! answers have begun.
 
 use anyhow::{Context, bail};
-use foreword_engine::backend::TokenId;
+use foreword_engine::TokenId;
 use foreword_engine::engine::{Event, Request, Stepper};
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
 use foreword_ordering::simulation::workload::{Bursty, bursty};
@@ -93,7 +93,7 @@ fn replay(
         tokens: None,
         page_tokens: 1,
     };
-    let mut gateway = Replay::new(PolicyKind::Longest, &PolicyOptions::default(), capacity);
+    let mut gateway = Replay::new(PolicyKind::Foresight, &PolicyOptions::default(), capacity);
     let mut seconds = Vec::new();
     for (number, requests) in trace.chunks(group.max(1)).enumerate() {
         let mut waiting = Vec::new();

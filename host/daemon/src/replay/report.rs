@@ -3,14 +3,15 @@
 use super::figures::{Figures, cells, microseconds};
 use super::plots;
 use anyhow::Result;
+use foreword_report::both_widths;
 use foreword_report::words::{escaped, grouped, percent};
-use foreword_report::{both_widths, filled, style};
 use std::fmt::Write;
+
+const TITLE: &str = "Foreword replay: what ordering would save";
 
 /// The page.
 pub(super) fn page(figures: &Figures) -> Result<String> {
     let values = [
-        ("style", style()),
         ("trace", escaped(&figures.trace)),
         ("requests", grouped(figures.requests as u64)),
         ("documents", grouped(figures.documents as u64)),
@@ -37,7 +38,8 @@ pub(super) fn page(figures: &Figures) -> Result<String> {
         ),
         ("rows", rows(figures)),
     ];
-    Ok(filled(include_str!("report.html"), &values))
+    let template = include_str!("report.html");
+    Ok(foreword_report::page(TITLE, "", template, &values))
 }
 
 fn bound_kind(figures: &Figures) -> &'static str {

@@ -3,7 +3,7 @@
 use super::Options;
 use super::fields::{Fields, wrong_type};
 use crate::failure::Failure;
-use foreword_engine::backend::TokenId;
+use foreword_engine::TokenId;
 use serde_json::Value;
 
 /// A checked text completion.

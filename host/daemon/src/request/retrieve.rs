@@ -2,16 +2,24 @@
 
 use super::fields::{Fields, show, wrong_type};
 use crate::failure::Failure;
-use crate::retrieval::Asked;
 use foreword_retrieval::Ask;
 use serde_json::{Map, Value};
+
+/// What is asked for: a question, its vector, or both.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// The question.
+    pub query: Option<String>,
+    /// What is searched for; its `vector` may be empty where there is a question.
+    pub ask: Ask,
+}
 
 /// A checked `POST /v1/retrieve`.
 #[derive(Debug)]
 pub struct Retrieve {
     /// What is searched for.
     pub asked: Asked,
-    /// Whether the documents shall stand as the engine's cache makes most of them.
+    /// Whether the documents shall stand in the policy's order, over what the engine's cache holds.
     pub order: bool,
     /// Whose cache: requests with this salt.
     pub cache_salt: String,

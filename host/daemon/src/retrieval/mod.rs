@@ -2,29 +2,30 @@
 //!
 //! ```text
 //!   /v1/embeddings ─▶ embedder
-//!   /v1/retrieve   ─▶ embedder ─▶ store ─▶ held: the order that the engine's cache likes best
+//!   /v1/retrieve   ─▶ embedder ─▶ store ─▶ orders: the policy's, over what the engine's cache holds
 //!   chat with `retrieval` ─▶ pipeline ─▶ embedder ─▶ store ──stage──▶ guess ──▶ engine (prefill)
 //!                                                       └──last───▶ prompt ──▶ engine (joins the guess)
 //! ```
 //!
 //! | file | answers |
 //! | --- | --- |
-//! | `held` | which documents the engine's cache holds, and which order makes most of them |
+//! | `orders` | which documents the engine's cache holds, and in which order they should stand |
 //! | `prompt` | how documents come into a chat's body |
 //! | `pipeline` | what is computed before the search is over |
 //!
 //! Embedder and store may be missing, or go: whatever needs them is then refused with 503, and everything else is served
 //! as before. They are looked for again with every request.
 
-pub mod held;
+pub mod orders;
 pub mod pipeline;
 pub mod prompt;
 
 use crate::failure::Failure;
-use foreword_ordering::Config as OrderingConfig;
+use crate::request::Asked;
+use foreword_ordering::{Config as OrderingConfig, RawConfig};
 use foreword_retrieval::embedder::{EmbedError, Embedding, Hashing, MiniLm};
 use foreword_retrieval::store::Stage;
-use foreword_retrieval::{Ask, Embedder, Found, Store, StoreError};
+use foreword_retrieval::{Embedder, Found, Store, StoreError};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,8 +35,10 @@ pub struct Config {
     pub embedder: EmbedderSource,
     /// Where documents are searched; `None`: nowhere.
     pub store: Option<Arc<dyn Store>>,
-    /// How documents come into a prompt, see [`prompt::config`].
+    /// How the gateway orders documents, and so how they are ordered here.
     pub ordering: OrderingConfig,
+    /// The same, for what only writes them: see [`prompt::config`].
+    pub writing: OrderingConfig,
 }
 
 /// Where the embedder comes from.
@@ -52,7 +55,8 @@ impl Default for Config {
         Self {
             embedder: EmbedderSource::Hashing(Hashing::DIMENSIONS),
             store: None,
-            ordering: prompt::config(b"{}").unwrap_or_default(),
+            ordering: OrderingConfig::default(),
+            writing: prompt::config(&RawConfig::default()).unwrap_or_default(),
         }
     }
 }
@@ -98,18 +102,9 @@ pub struct Retriever {
     embedder: Mutex<Option<Arc<dyn Embedder>>>,
     store: Option<Arc<dyn Store>>,
     /// How documents come into a prompt.
-    pub ordering: OrderingConfig,
-    /// What the engine's cache holds of them.
-    pub held: held::Held,
-}
-
-/// What is asked for: a question, its vector, or both.
-#[derive(Clone, Debug, Default)]
-pub struct Asked {
-    /// The question.
-    pub query: Option<String>,
-    /// What is searched for; its `vector` may be empty where there is a question.
-    pub ask: Ask,
+    pub writing: OrderingConfig,
+    /// How they are ordered.
+    pub orders: orders::Orders,
 }
 
 impl Retriever {
@@ -120,8 +115,8 @@ impl Retriever {
             source: config.embedder,
             embedder: Mutex::default(),
             store: config.store,
-            ordering: config.ordering,
-            held: held::Held::default(),
+            writing: config.writing,
+            orders: orders::Orders::new(config.ordering),
         }
     }
 

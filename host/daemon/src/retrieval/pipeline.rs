@@ -11,20 +11,20 @@
 //!   is short.
 //! * None is prepared while as many requests wait as [`EngineConfig::max_prefill_batch`] says: under load there is
 //!   nothing idle to use. The engine counts both.
-//! * The documents' order is the one that the cache makes most of: what it holds, or what the guess before is computing
-//!   right now, whichever is more. So a guess begins like the one before it as far as it can.
+//! * The documents' order is the policy's over what the cache holds, or begins with what the guess before is computing
+//!   right now, whichever saves more. So a guess begins like the one before it as far as it can.
 //! * Only the latest stage is looked at: while a guess is prepared, the search goes on and is not waited for.
 //!
 //! [`EngineConfig::max_prefill_batch`]: foreword_engine::engine::EngineConfig
 
-use super::held::{Known, Ordered};
+use super::Retriever;
+use super::orders::{Known, Ordered};
 use super::prompt::{self, Written};
-use super::{Asked, Retriever};
 use crate::failure::Failure;
 use crate::kv::place::Placer;
 use crate::metrics::Placements;
 use crate::model::Model;
-use crate::request::Chat;
+use crate::request::{Asked, Chat};
 use foreword_engine::engine::{Generation, Kind, Request, SpeculationId};
 use foreword_ordering::Skip;
 use foreword_ordering::document::Fingerprint;
@@ -117,9 +117,14 @@ impl Pipeline {
         };
         let documents = found.len();
         let before = guess.as_ref().map(|guess| guess.documents.clone());
-        let written = self.prepare(move |this| this.write(&chat, &found, before.as_deref()));
+        let written = self.prepare(move |this| {
+            let (written, documents) = this.write(&chat, &found, before.as_deref())?;
+            let orders = &this.retriever.orders;
+            orders.remember(&chat.salt, &documents, &written.order);
+            Ok(written)
+        });
         Ok(Prepared {
-            written: written.await?.0,
+            written: written.await?,
             documents,
             id,
             guess,
@@ -201,14 +206,14 @@ impl Pipeline {
         let mut documents = Vec::new();
         let feed = self.model.engine().feed();
         let written = prompt::write(
-            &self.retriever.ordering,
+            &self.retriever.writing,
             &chat.body,
             found,
             |scope, known| {
                 let held = self
                     .retriever
-                    .held
-                    .order(feed, &chat.salt, Some(scope), known);
+                    .orders
+                    .choose(feed, &chat.salt, Some(scope), known);
                 let order = best(known, before.unwrap_or_default(), held);
                 documents = (order.iter())
                     .filter_map(|&rank| known.get(usize::from(rank)))
@@ -241,7 +246,7 @@ impl Pipeline {
 }
 
 /// The order that the cache makes most of: `held`'s, or one that begins as `before` does, which is being computed.
-fn best(known: &[Known], before: &[Fingerprint], held: Ordered) -> Vec<u16> {
+fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered) -> Vec<u16> {
     let rank = |fingerprint: &Fingerprint| {
         let at = known
             .iter()
@@ -277,8 +282,9 @@ mod tests {
 
     #[test]
     fn what_is_being_computed_stays_in_front_unless_more_is_held() {
-        let known: Vec<Known> = [1, 2, 3]
+        let known: Vec<Known<'_>> = [1, 2, 3]
             .map(|document| Known {
+                id: "",
                 fingerprint: Fingerprint(document),
                 tokens: 10,
             })

@@ -1,16 +1,16 @@
 //! Documents into a chat's body, as the gateway would write them: the core does it.
 //!
-//! The order is chosen elsewhere ([`super::held`]). The core's orderer writes it all the same, with its hint of the
+//! The order is chosen elsewhere ([`super::orders`]). The core's orderer writes it all the same, with its hint of the
 //! retriever's order, when it is made to want it: one that has sent these documents once, in the order wanted, and knows
 //! nothing else, sends them so again.
 
-use super::held::Known;
+use super::orders::Known;
 use axum::http::HeaderValue;
 use foreword_ordering::document::estimate_tokens;
 use foreword_ordering::feed::TenantKey;
 use foreword_ordering::path::SentPath;
 use foreword_ordering::tree::Scope;
-use foreword_ordering::{Config, ConfigError, Orderer, Skip, Tenant};
+use foreword_ordering::{Config, ConfigError, DocumentsField, Orderer, RawConfig, Skip, Tenant};
 use foreword_retrieval::Found;
 use serde_json::{Map, Value, json};
 
@@ -29,20 +29,16 @@ pub struct Written {
 /// nothing is remembered of chats.
 ///
 /// # Errors
-/// [`ConfigError`] when the gateway's is none.
-pub fn config(gateway: &[u8]) -> Result<Config, ConfigError> {
-    // For its error, which names what is wrong.
-    Config::from_json(gateway)?;
-    let mut fields: Map<String, Value> = serde_json::from_slice(gateway).unwrap_or_default();
-    fields.insert("policy".to_owned(), json!("longest"));
-    fields.insert(
-        "conversation".to_owned(),
-        json!({"deduplicate": false, "max_entries": 0}),
-    );
-    if let Some(documents) = fields.get_mut("documents").and_then(Value::as_object_mut) {
-        documents.insert("field".to_owned(), json!("render"));
-    }
-    Config::from_json(Value::Object(fields).to_string().as_bytes())
+/// [`ConfigError`] when the gateway's has a value that it may not have.
+pub fn config(gateway: &RawConfig) -> Result<Config, ConfigError> {
+    let mut raw = gateway.clone();
+    // The gateway's policy has chosen already. This one adds nothing to what was sent once.
+    raw.policy = "longest".to_owned();
+    raw.documents.field = DocumentsField::Render;
+    raw.conversation.deduplicate = false;
+    raw.conversation.pin = false;
+    raw.conversation.max_entries = 0;
+    Config::try_from(raw)
 }
 
 /// Writes `found`, in rank order, into `body`, a chat's that has no documents. `order` chooses from what stands before
@@ -54,7 +50,7 @@ pub fn write(
     config: &Config,
     body: &Map<String, Value>,
     found: &[Found],
-    order: impl FnOnce(Scope, &[Known]) -> Vec<u16>,
+    order: impl FnOnce(Scope, &[Known<'_>]) -> Vec<u16>,
 ) -> Result<Written, Skip> {
     let with = |order: &[u16]| {
         let documents: Vec<Value> = order
@@ -75,11 +71,12 @@ pub fn write(
     let Some(run) = rewritten.path.runs.last() else {
         return Err(Skip::NoDocuments);
     };
-    let known: Vec<Known> = (run.documents.iter().zip(found))
+    let known: Vec<Known<'_>> = (run.documents.iter().zip(found))
         .map(|(fingerprint, found)| {
             let document = &found.document;
             let bytes = document.id.len() + document.title.len() + document.text.len();
             Known {
+                id: &document.id,
                 fingerprint: *fingerprint,
                 tokens: estimate_tokens(bytes),
             }
@@ -147,7 +144,7 @@ mod tests {
 
     #[test]
     fn documents_stand_in_the_order_chosen_and_the_hint_tells_the_ranks() {
-        let config = config(b"{}").unwrap();
+        let config = config(&RawConfig::default()).unwrap();
         let written = write(&config, &chat(), &found(&["a", "b", "c"]), |_, known| {
             assert_eq!(known.len(), 3);
             vec![2, 0, 1]
@@ -169,7 +166,7 @@ mod tests {
 
     #[test]
     fn ranks_need_no_hint_and_equal_documents_are_sent_once() {
-        let config = config(b"{}").unwrap();
+        let config = config(&RawConfig::default()).unwrap();
         let written = write(
             &config,
             &chat(),
@@ -183,18 +180,20 @@ mod tests {
 
     #[test]
     fn the_gateways_words_hold_and_its_mistakes_are_named() {
-        let gateway =
-            br#"{"hint": {"template": "Order: {order}."}, "documents": {"field": "ignore"}}"#;
-        let config = config(gateway).unwrap();
+        let read = |json| serde_json::from_str::<RawConfig>(json).unwrap();
+        let gateway = read(
+            r#"{"hint": {"template": "Order: {order}."}, "documents": {"field": "ignore"},
+                "policy": "foresight", "policy_options": {"max_displacement": 0}}"#,
+        );
+        let config = config(&gateway).unwrap();
         let written = write(&config, &chat(), &found(&["a", "b"]), |_, _| vec![1, 0]).unwrap();
         assert!(
             text(&written).contains("Order: [a] > [b]."),
             "{}",
             text(&written)
         );
-        let wrong = super::config(br#"{"tree": {"max_nodes": 0}}"#)
-            .err()
-            .unwrap();
+        let wrong = super::config(&read(r#"{"tree": {"max_nodes": 0}}"#));
+        let wrong = wrong.err().unwrap();
         assert!(wrong.to_string().contains("tree.max_nodes"));
     }
 }

@@ -24,10 +24,8 @@ pub mod cuda;
 #[cfg(test)]
 mod tests;
 
+use crate::TokenId;
 use crate::sampling::{Draw, SamplingError};
-
-/// A token of the model's vocabulary.
-pub type TokenId = u32;
 
 /// A page of the backend's pool: room for the KV state of [`Backend::page_tokens`] consecutive tokens, all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -183,7 +181,7 @@ pub enum BackendError {
     #[error("device failed: {0}")]
     Device(String),
     /// The device's memory with it: every page is undefined, host pages are as they were. The next call finds a device
-    /// that works again, or fails as this one did.
+    /// that works again, or fails as this one did, and then no later one will.
     #[error("device lost: {0}")]
     Lost(String),
 }

@@ -1,6 +1,7 @@
 //! What tests of every backend share, and the bodies that all are held to.
 
-use super::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store, TokenId};
+use super::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store};
+use crate::TokenId;
 use std::ops::Range;
 
 /// Tokens that look random and are the same each time.
@@ -53,12 +54,16 @@ pub(super) fn check_the_host_pool(
         from: PageId(from),
         to: HostPageId(to),
     });
-    machine.store(&stores).unwrap();
-    // The pages are needed for something else, and a host page for another.
+    // One after the other, and the pages are needed for something else at once.
+    machine.store(&stores[..1]).unwrap();
+    machine.store(&stores[1..2]).unwrap();
+    machine.copy_slots(PageId(3), PageId(0), 12).unwrap();
+    machine.store(&stores[2..]).unwrap();
     run(
         machine,
-        vec![segment(&others(2, 60), 0, [2, 0, 3, 1], Output::None)],
+        vec![segment(&others(2, 60), 0, [2, 0, 3, 1], Output::Last)],
     );
+    // So is a host page.
     let bytes = machine.host_page(HostPageId(5)).unwrap().to_vec();
     assert_eq!(bytes.len(), machine.page_bytes());
     machine.host_page_mut(HostPageId(5)).unwrap().fill(0xff);

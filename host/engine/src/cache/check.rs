@@ -1,9 +1,10 @@
 //! The invariants, for tests.
 
+use super::PrefixCache;
 use super::lease::Lease;
 use super::queue::{Queue, Rank};
-use super::tree::{Node, NodeId};
-use super::{PrefixCache, residence};
+use super::residence::{self, Node};
+use super::tree::NodeId;
 use crate::backend::PageId;
 use std::collections::{HashMap, HashSet};
 

@@ -5,7 +5,7 @@
 
 use super::documents::Document;
 use super::hash::PageHash;
-use crate::backend::TokenId;
+use crate::TokenId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

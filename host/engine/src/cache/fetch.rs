@@ -12,7 +12,8 @@ use super::flight::Transfer;
 use super::hash::PageHash;
 use super::lease::all_but_last;
 use super::tree::{Insertion, Walk};
-use crate::backend::{Store, TokenId};
+use crate::TokenId;
+use crate::backend::Store;
 use fxhash::FxHashMap;
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@
 //! computed it are covered as well: a page is never found by another tenant or another model. A client chooses tokens
 //! and could look for two sequences with one hash, hence SHA-256, of which 128 bits are kept.
 
-use crate::backend::TokenId;
+use crate::TokenId;
 use sha2::{Digest, Sha256};
 
 /// A full page and all that precedes it, see the module's text.

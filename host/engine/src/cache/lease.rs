@@ -2,7 +2,8 @@
 
 use super::marks::Route;
 use super::tree::NodeId;
-use crate::backend::{Load, PageId, TokenId};
+use crate::TokenId;
+use crate::backend::{Load, PageId};
 use std::sync::Arc;
 
 /// A running sequence's pages. Give it back with [`PrefixCache::close`](super::PrefixCache::close) or

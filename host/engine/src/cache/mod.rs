@@ -65,22 +65,23 @@ pub use lease::{Lease, Match, Opening, SlotCopy};
 pub use policy::EvictionPolicy;
 pub use sighting::Sighting;
 
-use crate::backend::TokenId;
+use crate::TokenId;
 use events::EventLog;
 use fetch::Fetching;
 use flight::InFlight;
 use history::History;
 use pool::{HostPool, Pool};
 use queue::Queue;
+use residence::{Node, Residence};
 use std::sync::Arc;
-use tree::{Insertion, Node, NodeId, Tree};
+use tree::{Insertion, NodeId, Tree};
 
 /// The pages of a backend's pools and the prefixes that they hold.
 pub struct PrefixCache {
     page_tokens: u32,
     pool: Pool,
     host_pool: HostPool,
-    tree: Tree,
+    tree: Tree<Residence>,
     /// Who leaves the device next: leaves of what it has that no lease holds.
     device: Queue,
     /// Who leaves host memory next: leaves of what it has, but for replicas.

@@ -4,7 +4,8 @@ use super::lease::{Lease, Match, Opening, SlotCopy, all_but_last};
 use super::marks::Route;
 use super::tree::{NodeId, Walk};
 use super::{DocumentPath, PrefixCache};
-use crate::backend::{Load, PageId, TokenId};
+use crate::TokenId;
+use crate::backend::{Load, PageId};
 use std::sync::Arc;
 
 impl PrefixCache {

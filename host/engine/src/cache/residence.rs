@@ -17,8 +17,11 @@ use super::events::{CacheEvent, Tier};
 use super::marks::Marks;
 use super::policy::Usage;
 use super::queue::{Queue, Rank};
-use super::tree::{Node, NodeId};
+use super::tree::{self, NodeId};
 use crate::backend::{HostPageId, PageId};
+
+/// A page of the tree, and where it is.
+pub(super) type Node = tree::Node<Residence>;
 
 /// Where a node's page is and how it is used.
 #[derive(Default)]

@@ -7,7 +7,7 @@
 use super::PrefixCache;
 use super::lease::all_but_last;
 use super::tree::NodeId;
-use crate::backend::TokenId;
+use crate::TokenId;
 use std::sync::Arc;
 
 /// What was found for a sequence, and when.

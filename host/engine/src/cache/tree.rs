@@ -1,6 +1,6 @@
 //! The radix tree over pages: which tokens follow which, a page at a time.
 //!
-//! Knows tokens and links; what a node's [`Residence`] says is not its business. An edge of a radix tree carries a run
+//! Knows tokens and links; where a node's page is, `At`, is not its business. An edge of a radix tree carries a run
 //! of tokens and is split when sequences part inside it (ADR-011; SGLang's RadixAttention, arXiv:2312.07104 §3). Here a
 //! node is exactly one page, so an edge never needs splitting: sequences that part inside a page have a page each, and
 //! the slots that they share are copied (copy-on-write). That costs at most one page per fork and spares every page
@@ -21,8 +21,7 @@
 //! begins alike arrives, and is not stored when one is there.
 
 use super::hash::PageHash;
-use super::residence::Residence;
-use crate::backend::TokenId;
+use crate::TokenId;
 use fxhash::FxHashMap;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{Bound, Index, IndexMut};
@@ -34,7 +33,7 @@ pub(super) struct NodeId(u32);
 
 type Children = BTreeMap<Arc<[TokenId]>, NodeId>;
 
-pub(super) struct Node {
+pub(super) struct Node<At> {
     /// Whose it is.
     pub(super) salt: Arc<str>,
     /// What the page holds: 1 to `page_tokens` tokens. Fewer than `page_tokens`: no children.
@@ -44,11 +43,11 @@ pub(super) struct Node {
     /// The full page that it follows; `None`: it is a sequence's first.
     pub(super) parent: Option<NodeId>,
     children: Children,
-    pub(super) at: Residence,
+    pub(super) at: At,
 }
 
-struct Slot {
-    node: Option<Node>,
+struct Slot<At> {
+    node: Option<Node<At>>,
     /// The last change of the node: its coming, its going, its children's, and any move of either.
     changed: u64,
 }
@@ -59,11 +58,11 @@ struct Root {
     changed: u64,
 }
 
-pub(super) struct Tree {
+pub(super) struct Tree<At> {
     page_tokens: usize,
     /// See [`PageHash::root`].
     identity: u64,
-    slots: Vec<Slot>,
+    slots: Vec<Slot<At>>,
     free: Vec<NodeId>,
     /// First pages by salt; only salts that have some. Salts come from callers, hence the keyed default hasher.
     roots: HashMap<Arc<str>, Root>,
@@ -82,17 +81,17 @@ pub(super) struct Walk {
 }
 
 /// What became of an insertion.
-pub(super) enum Insertion {
+pub(super) enum Insertion<At> {
     /// There is a node now. A partial page that it makes superfluous has left the tree.
     Inserted {
         node: NodeId,
-        superseded: Option<Box<Node>>,
+        superseded: Option<Box<Node<At>>>,
     },
     /// This node holds these tokens already, and maybe more; the tree is unchanged.
     Covered(NodeId),
 }
 
-impl Tree {
+impl<At: Default> Tree<At> {
     pub(super) fn new(page_tokens: u32, identity: u64) -> Self {
         Self {
             page_tokens: page_tokens as usize,
@@ -130,7 +129,7 @@ impl Tree {
         salt: &Arc<str>,
         parent: Option<NodeId>,
         tokens: &[TokenId],
-    ) -> Insertion {
+    ) -> Insertion<At> {
         debug_assert!((1..=self.page_tokens).contains(&tokens.len()));
         let siblings = match parent {
             Some(parent) => Some(&self[parent].children),
@@ -170,7 +169,7 @@ impl Tree {
             hash,
             parent,
             children: Children::new(),
-            at: Residence::default(),
+            at: At::default(),
         });
         match parent {
             Some(parent) => {
@@ -191,7 +190,7 @@ impl Tree {
     }
 
     /// Takes a leaf out.
-    pub(super) fn remove(&mut self, node: NodeId) -> Option<Node> {
+    pub(super) fn remove(&mut self, node: NodeId) -> Option<Node<At>> {
         let removed = self.slots[node.0 as usize].node.take()?;
         debug_assert!(
             removed.children.is_empty(),
@@ -248,7 +247,7 @@ impl Tree {
     }
 
     /// Every node, in no particular order.
-    pub(super) fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+    pub(super) fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node<At>)> {
         let slots = (0..).map(NodeId).zip(&self.slots);
         slots.filter_map(|(id, slot)| Some((id, slot.node.as_ref()?)))
     }
@@ -361,10 +360,10 @@ impl Tree {
     }
 }
 
-impl Index<NodeId> for Tree {
-    type Output = Node;
+impl<At> Index<NodeId> for Tree<At> {
+    type Output = Node<At>;
 
-    fn index(&self, node: NodeId) -> &Node {
+    fn index(&self, node: NodeId) -> &Node<At> {
         match &self.slots[node.0 as usize].node {
             Some(node) => node,
             None => unreachable!("{node:?} has left the tree"),
@@ -372,8 +371,8 @@ impl Index<NodeId> for Tree {
     }
 }
 
-impl IndexMut<NodeId> for Tree {
-    fn index_mut(&mut self, node: NodeId) -> &mut Node {
+impl<At> IndexMut<NodeId> for Tree<At> {
+    fn index_mut(&mut self, node: NodeId) -> &mut Node<At> {
         match &mut self.slots[node.0 as usize].node {
             Some(node) => node,
             None => unreachable!("{node:?} has left the tree"),
@@ -419,7 +418,7 @@ mod tests {
     use super::*;
 
     /// A tree that is spoken to in words.
-    struct Words(Tree);
+    struct Words(Tree<()>);
 
     impl Words {
         fn new(page_tokens: u32) -> Self {

@@ -12,7 +12,7 @@ pub enum Failure {
     #[error("a later request took the place of this one")]
     Superseded,
     /// The device failed under the request more often than [`EngineConfig::max_retries`](super::EngineConfig) allows,
-    /// or was handed a step that it cannot compute.
+    /// was handed a step that it cannot compute, or is lost and there is none to replace it.
     #[error("{0}")]
     Device(String),
     /// The device did not come back from a step, again and again, or there is none to replace it.

@@ -31,13 +31,16 @@ mod worker;
 
 pub use self::failure::Failure;
 pub use self::stepper::Stepper;
-pub use self::watchdog::{BackendFactory, Health};
+pub use self::watchdog::BackendFactory;
+pub use self::worker::Health;
 pub use crate::scheduler::Rule;
 
 use self::core::{Core, Sequence};
 use self::feed::Feed;
+use self::room::Room;
 use self::worker::{Clock, Shared};
-use crate::backend::{Backend, TokenId};
+use crate::TokenId;
+use crate::backend::Backend;
 use crate::cache::{CacheConfig, DocumentPath};
 use crate::sampling::{Constraint, Logprobs, Sampler, Sampling};
 use std::sync::Arc;
@@ -330,8 +333,8 @@ impl Engine {
     }
 
     /// As [`Engine::start`], with more devices where the first comes from: when the watchdog of `config` finds a step
-    /// stuck, the engine goes on on a fresh one. Whoever waits keeps waiting, whoever ran goes on from its tokens; the
-    /// thread that is stuck keeps its device and is left alone.
+    /// stuck, or the device is lost twice without a step in between, the engine goes on on a fresh one. Whoever waits keeps
+    /// waiting, whoever ran goes on from its tokens; a thread that is stuck keeps its device and is left alone.
     pub fn guarded(
         backend: Box<dyn Backend>,
         factory: BackendFactory,
@@ -357,9 +360,7 @@ impl Engine {
             }));
         }
         worker::start(&shared, Box::new(core), backend);
-        if let Some(patience) = config.watchdog {
-            watchdog::start(&shared, patience, factory);
-        }
+        watchdog::start(&shared, config.watchdog, factory);
         Self {
             handle: Arc::new(Handle { shared }),
         }
@@ -415,6 +416,19 @@ impl Drop for Handle {
 }
 
 impl Request {
+    /// Accepts the request, which comes at `now`, and gives it a place in `room`.
+    fn admit(
+        self,
+        room: &Arc<Room>,
+        bounds: Bounds,
+        bell: &Arc<AtomicU64>,
+        now: Instant,
+    ) -> Result<(Sequence, Generation), SubmitError> {
+        let (mut sequence, generation) = self.accept(bounds, bell)?;
+        sequence.place = Some(room.enter(&sequence.tenant, sequence.kind, now)?);
+        Ok((sequence, generation))
+    }
+
     /// Checks the request and splits it into what the engine works on and what its caller listens to.
     fn accept(
         self,

@@ -13,7 +13,8 @@
 //!
 //! What exceeds a step is computed in chunks, as the engine does.
 
-use crate::backend::{Backend, BackendError, Output, PageId, Segment, Step, TokenId};
+use crate::TokenId;
+use crate::backend::{Backend, BackendError, Output, PageId, Segment, Step};
 use crate::cost::{CostError, CostProfile};
 use serde::{Deserialize, Serialize};
 use std::io;

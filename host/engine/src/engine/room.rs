@@ -3,10 +3,8 @@
 //! Knows names and times, no requests. A request holds a [`Place`] from its submission until it first runs or ends; one
 //! that was preempted has been admitted already and needs none.
 
-use super::core::Sequence;
-use super::{Bounds, EngineConfig, Generation, Kind, Request, SubmitError};
+use super::{EngineConfig, Kind, SubmitError};
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -53,22 +51,6 @@ impl Room {
         })
     }
 
-    /// Checks a request and gives it a place.
-    ///
-    /// # Errors
-    /// See [`SubmitError`].
-    pub(super) fn admit(
-        self: &Arc<Self>,
-        request: Request,
-        bounds: Bounds,
-        bell: &Arc<AtomicU64>,
-        now: Instant,
-    ) -> Result<(Sequence, Generation), SubmitError> {
-        let (mut sequence, generation) = request.accept(bounds, bell)?;
-        sequence.place = Some(self.enter(&sequence.tenant, sequence.kind, now)?);
-        Ok((sequence, generation))
-    }
-
     /// Whether speculative work would be taken now. A refusal counts as one of [`Room::enter`].
     pub(super) fn takes_guesses(&self) -> bool {
         let mut inside = self.lock();
@@ -81,7 +63,7 @@ impl Room {
     ///
     /// # Errors
     /// When the room is full, or full of this tenant's, or, for speculative work, not nearly empty.
-    fn enter(
+    pub(super) fn enter(
         self: &Arc<Self>,
         tenant: &Arc<str>,
         kind: Kind,

@@ -39,7 +39,7 @@ impl Stepper {
     /// # Errors
     /// As [`Engine::submit`](super::Engine::submit).
     pub fn submit(&mut self, request: Request, now: Instant) -> Result<Generation, SubmitError> {
-        let (sequence, generation) = self.room.admit(request, self.bounds, &self.bell, now)?;
+        let (sequence, generation) = request.admit(&self.room, self.bounds, &self.bell, now)?;
         self.core.enqueue([sequence]);
         Ok(generation)
     }

@@ -1,14 +1,17 @@
-//! Notices that a step is stuck, and goes on without it.
+//! Notices that a step is stuck or a device gone for good, and goes on without it.
 //!
 //! ```text
 //!   engine's thread    prepare ▶ park core ▶ step …………… stuck …………………………▶ finds no core, ends
 //!   watchdog                                   ▲ takes the core
 //!                                              └▶ a fresh device ▶ requests wait again ▶ a fresh thread
+//!
+//!   engine's thread    … step ▶ lost ▶ step ▶ lost again ▶ drops its device, lays the core down, ends
 //! ```
 //!
+//! A device that CUDA has lost is lost to the process: whoever can start another does so when the engine has ended.
 //! Requests that wait are kept; those that were running are as after any loss of the device
 //! (`core/faults.rs`), one fault heavier if they were in the step that stuck. Without a fresh device everything fails at
-//! once, and the engine has [ended](Health::Ended).
+//! once, and the engine has [ended](super::Health::Ended).
 
 use super::Failure;
 use super::core::Core;
@@ -21,25 +24,15 @@ use std::time::Duration;
 /// Makes a device like the first one, or says in words why not. The one that is stuck still holds its memory.
 pub type BackendFactory = Box<dyn FnMut() -> Result<Box<dyn Backend>, String> + Send>;
 
-/// How an engine is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Health {
-    /// It serves.
-    Good,
-    /// Its device is stuck, and a fresh one is being made. Requests are taken, and wait.
-    Recovering,
-    /// It serves no more.
-    Ended {
-        /// In words.
-        reason: String,
-    },
-}
-
 /// Devices given up without a step computed in between, after which the engine gives up itself: each holds memory.
 const MAX_RESTARTS: u32 = 3;
 
-/// Starts watching; without a thread to watch from, nothing is watched.
-pub(super) fn start(shared: &Arc<Shared>, patience: Duration, factory: Option<BackendFactory>) {
+/// Starts watching, for stuck steps if there is a `patience`; the engine ends should the system refuse a thread.
+pub(super) fn start(
+    shared: &Arc<Shared>,
+    patience: Option<Duration>,
+    factory: Option<BackendFactory>,
+) {
     let watchdog = Watchdog {
         shared: shared.clone(),
         patience,
@@ -47,14 +40,17 @@ pub(super) fn start(shared: &Arc<Shared>, patience: Duration, factory: Option<Ba
         restarts: 0,
         steps: 0,
     };
-    let _ = std::thread::Builder::new()
+    let thread = std::thread::Builder::new()
         .name("engine watchdog".to_owned())
         .spawn(move || watchdog.run());
+    if let Err(error) = thread {
+        shared.end(&format!("there is no thread to watch the engine: {error}"));
+    }
 }
 
 struct Watchdog {
     shared: Arc<Shared>,
-    patience: Duration,
+    patience: Option<Duration>,
     factory: Option<BackendFactory>,
     /// Restarts since a step was computed.
     restarts: u32,
@@ -64,10 +60,7 @@ struct Watchdog {
 
 impl Watchdog {
     fn run(mut self) {
-        while let Some(mut core) = self.shared.take_stuck(self.patience) {
-            let failure = Failure::Stuck {
-                patience: self.patience,
-            };
+        while let Some((mut core, failure)) = self.shared.take_given_up(self.patience) {
             match self.fresh_device(&mut core, &failure) {
                 Ok(backend) => {
                     self.shared.publish(&mut core);
@@ -94,7 +87,7 @@ impl Watchdog {
         }
         self.restarts += 1;
         if self.restarts > MAX_RESTARTS {
-            return Err(format!("{MAX_RESTARTS} fresh devices were stuck as well"));
+            return Err(format!("{MAX_RESTARTS} fresh devices were no better"));
         }
         let Some(factory) = &mut self.factory else {
             return Err("there is no other".to_owned());

@@ -2,7 +2,8 @@
 //!
 //! Work is plain data: it can be computed by a thread that holds nothing but the device.
 
-use crate::backend::{Backend, BackendError, Output, Step, Store, TokenId};
+use crate::TokenId;
+use crate::backend::{Backend, BackendError, Output, Step, Store};
 use crate::cache::{DiskTier, SlotCopy, Transfer};
 use crate::sampling::SamplingError;
 use std::panic::{AssertUnwindSafe, catch_unwind};

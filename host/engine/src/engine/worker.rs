@@ -8,15 +8,15 @@
 //! ```
 //!
 //! Whoever holds the core is the engine. A thread that comes back and does not find what it parked has been given up by
-//! the [watchdog](super::watchdog): it ends, and what its device computed concerns nobody.
+//! the [watchdog](super::watchdog): it ends, and what its device computed concerns nobody. A thread whose device is gone for
+//! good lays the core down for the watchdog itself, and ends.
 
 use super::core::{Core, Sequence};
 use super::feed::Feed;
 use super::room::Room;
-use super::watchdog::Health;
 use super::work::Answers;
-use super::{Bounds, EngineConfig, Generation, Request, Stats, SubmitError};
-use crate::backend::Backend;
+use super::{Bounds, EngineConfig, Failure, Generation, Request, Stats, SubmitError};
+use crate::backend::{Backend, BackendError};
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -27,12 +27,26 @@ use std::time::{Duration, Instant};
 /// What time it is.
 pub(super) type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
 
+/// How an engine is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It serves.
+    Good,
+    /// Its device is stuck, and a fresh one is being made. Requests are taken, and wait.
+    Recovering,
+    /// It serves no more.
+    Ended {
+        /// In words.
+        reason: String,
+    },
+}
+
 /// What handles, thread and watchdog share.
 pub(super) struct Shared {
     inbox: Mutex<Inbox>,
     /// Signalled when the inbox has something for the thread.
     wake: Condvar,
-    /// Signalled when the engine ends.
+    /// Signalled when the engine ends, and when a device is given up.
     ended: Condvar,
     room: Arc<Room>,
     bell: Arc<AtomicU64>,
@@ -63,10 +77,19 @@ struct Parked {
     since: Instant,
     /// Whose device it is: no other thread may take the core back.
     thread: ThreadId,
+    /// Why the thread will not take it back either.
+    given_up: Option<Failure>,
 }
+
+/// Times that a device may be lost without a step computed in between: the call after a loss finds a device that works, or
+/// there is none to be found.
+const MAX_LOSSES: u32 = 2;
 
 /// How often a thread that can do nothing looks again whether it can.
 const NOTHING_TO_DO: Duration = Duration::from_millis(1);
+
+/// How often a watchdog looks that watches no clock: it is told.
+const LONG: Duration = Duration::from_secs(60);
 
 impl Shared {
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, clock: Clock) -> Self {
@@ -100,7 +123,7 @@ impl Shared {
         if self.lock().stopping {
             return Err(SubmitError::Stopped);
         }
-        let (sequence, generation) = self.room.admit(request, self.bounds, &self.bell, now)?;
+        let (sequence, generation) = request.admit(&self.room, self.bounds, &self.bell, now)?;
         let mut inbox = self.lock();
         if inbox.stopping {
             return Err(SubmitError::Stopped);
@@ -180,26 +203,33 @@ impl Shared {
         }
     }
 
-    /// Waits until a step has taken longer than `patience`, and takes its core away from the thread that waits for it.
-    /// `None`: the engine has ended.
-    pub(super) fn take_stuck(&self, patience: Duration) -> Option<Box<Core>> {
+    /// Waits until a device is given up: by its own thread, or because a step has taken longer than `patience`. Takes the
+    /// core, and says why. `None`: the engine has ended.
+    pub(super) fn take_given_up(&self, patience: Option<Duration>) -> Option<(Box<Core>, Failure)> {
         let mut inbox = self.lock();
         loop {
             if matches!(inbox.health, Health::Ended { .. }) {
                 return None;
             }
             let now = self.now();
-            let stuck = inbox
-                .parked
-                .take_if(|parked| now.saturating_duration_since(parked.since) > patience);
-            if let Some(parked) = stuck {
+            let failure = inbox.parked.as_ref().and_then(|parked| {
+                let elapsed = now.saturating_duration_since(parked.since);
+                let stuck = patience.filter(|patience| elapsed > *patience);
+                let stuck = stuck.map(|patience| Failure::Stuck { patience });
+                parked.given_up.clone().or(stuck)
+            });
+            if let Some(failure) = failure
+                && let Some(parked) = inbox.parked.take()
+            {
                 inbox.health = Health::Recovering;
                 // It is not waited for: it may never end.
                 inbox.thread = None;
-                return Some(parked.core);
+                return Some((parked.core, failure));
             }
             // Often enough to notice in time; with a clock of a test, often enough not to be waited for.
-            let look_again = (patience / 4).clamp(NOTHING_TO_DO, Duration::from_millis(100));
+            let look_again = patience.map_or(LONG, |patience| {
+                (patience / 4).clamp(NOTHING_TO_DO, Duration::from_millis(100))
+            });
             let (guard, _) = self
                 .ended
                 .wait_timeout(inbox, look_again)
@@ -227,7 +257,21 @@ impl Shared {
             core,
             since,
             thread,
+            given_up: None,
         });
+    }
+
+    /// Leaves the core to the watchdog.
+    fn give_up(&self, core: Box<Core>, failure: Failure) {
+        let since = self.now();
+        let mut inbox = self.lock();
+        inbox.parked = Some(Parked {
+            core,
+            since,
+            thread: std::thread::current().id(),
+            given_up: Some(failure),
+        });
+        self.ended.notify_all();
     }
 
     fn unpark(&self) -> Option<Box<Core>> {
@@ -283,6 +327,7 @@ fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
     let mut guard = EndOnExit(Some(shared));
     // Kept for its allocation.
     let mut answers = Answers::default();
+    let mut losses = 0;
     while let Some(clears) = receive(shared, &mut core) {
         for reply in clears {
             let freed = core.clear_cache();
@@ -305,8 +350,28 @@ fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
                 return;
             }
         }
+        let lost = match &outcome {
+            Ok(()) => {
+                losses = 0;
+                None
+            }
+            Err(error @ BackendError::Lost(_)) => {
+                losses += 1;
+                Some(error.to_string())
+            }
+            Err(_) => None,
+        };
         core.complete(&work, outcome.map(|()| &mut answers));
         shared.publish(&mut core);
+        if let Some(reason) = lost
+            && losses == MAX_LOSSES
+        {
+            // Its memory may be another's.
+            drop(backend);
+            shared.give_up(core, Failure::Device(reason));
+            guard.0 = None;
+            return;
+        }
     }
     core.save_all(&mut *backend);
 }

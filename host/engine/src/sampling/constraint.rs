@@ -5,7 +5,7 @@
 //! choice. Its cost in a step is bounded by its fuel; beyond that the sequence fails, not the engine.
 
 use super::SamplingError;
-use crate::backend::TokenId;
+use crate::TokenId;
 use llguidance::Matcher;
 use std::fmt;
 

@@ -1,6 +1,6 @@
 //! Log-probabilities of a row, for clients that ask how sure the model was.
 
-use crate::backend::TokenId;
+use crate::TokenId;
 
 /// How likely the model itself found a token and its rivals: natural logarithms of the softmax of its row, at
 /// temperature 1, before penalties, masks and cuts.

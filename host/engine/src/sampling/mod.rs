@@ -20,7 +20,7 @@ pub use constraint::Constraint;
 pub use logprobs::Logprobs;
 pub use sampler::{Choice, Sampler};
 
-use crate::backend::TokenId;
+use crate::TokenId;
 use foreword_ordering::random::Random;
 use penalties::Penalties;
 

@@ -1,6 +1,6 @@
 //! Penalties: how what was said already changes the next row of logits.
 
-use crate::backend::TokenId;
+use crate::TokenId;
 use fxhash::FxHashMap;
 
 /// See [`super::Sampling::with_penalties`]. Built valid.

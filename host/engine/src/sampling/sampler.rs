@@ -2,7 +2,7 @@
 
 use super::penalties::History;
 use super::{Constraint, Draw, Logprobs, Sampling, SamplingError};
-use crate::backend::TokenId;
+use crate::TokenId;
 use smallvec::SmallVec;
 
 /// Chooses the tokens of one sequence.

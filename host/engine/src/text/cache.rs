@@ -8,7 +8,7 @@
 
 use super::pieces::{Cuts, PROBES};
 use super::{TextError, Tokenizer};
-use crate::backend::TokenId;
+use crate::TokenId;
 use fxhash::FxBuildHasher;
 use lru::LruCache;
 use std::hash::{BuildHasher, RandomState};

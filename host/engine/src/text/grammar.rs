@@ -6,7 +6,7 @@
 
 use super::schema::{self, SchemaError};
 use super::{TextError, Tokenizer};
-use crate::backend::TokenId;
+use crate::TokenId;
 use crate::sampling::Constraint;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};

@@ -17,6 +17,7 @@ mod grammar;
 mod json;
 mod pieces;
 mod schema;
+mod spelling;
 mod stop;
 mod template;
 mod tokenizer;

@@ -1,9 +1,9 @@
 //! A checkpoint's tokenizer: `tokenizer.json`, as the `tokenizers` crate reads it.
 
 use super::TextError;
-use super::decoder::{Decoder, Spelling};
 use super::pieces::Cuts;
-use crate::backend::TokenId;
+use super::spelling::Spelling;
+use crate::TokenId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use tokenizers::Model;
@@ -98,18 +98,6 @@ impl Tokenizer {
         }
         counts.resize(at.len(), u32::try_from(encoding.len()).unwrap_or(u32::MAX));
         Ok((encoding.get_ids().to_vec(), counts))
-    }
-
-    /// A decoder for one generation that is a text of its own, an answer in a chat, say: a space that only marks the
-    /// beginning of the text is left out.
-    pub fn decoder(&self) -> Decoder<'_> {
-        Decoder::new(self, true)
-    }
-
-    /// A decoder for one generation that continues its prompt: a leading space separates it from the prompt, and
-    /// stays.
-    pub fn continuation(&self) -> Decoder<'_> {
-        Decoder::new(self, false)
     }
 
     pub(super) fn cuts(&self) -> Option<Cuts> {

@@ -7,8 +7,9 @@
 //!
 //! Included by path in the unit tests and the integration tests alike, hence `pub`.
 
+use foreword_engine::TokenId;
 use foreword_engine::backend::{
-    Backend, BackendError, HostPageId, Load, Output, PageId, Step, Store, TokenId,
+    Backend, BackendError, HostPageId, Load, Output, PageId, Step, Store,
 };
 use foreword_engine::sampling::Sampling;
 use std::sync::mpsc::Receiver;

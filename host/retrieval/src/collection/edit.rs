@@ -1,9 +1,9 @@
 //! Documents that come, change and go.
 
 use super::{Collection, Spec, build};
+use crate::Document;
 use crate::file::FileError;
 use crate::index::{Kind, Refused, Slot};
-use crate::ingest::Document;
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -66,8 +66,7 @@ impl Editor {
         let collection = &mut self.collection;
         let slot = collection.vectors.push(vector)?;
         collection.index.add(&collection.vectors, slot);
-        let text = format!("{}\n{}", document.title, document.text);
-        collection.words.add(slot, &text);
+        collection.words.add(slot, &document.searched_text());
         let record = json(document);
         collection.fingerprints.to_mut().push(fingerprint(&record));
         collection.records.added.push(record);

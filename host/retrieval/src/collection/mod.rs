@@ -20,11 +20,9 @@ mod search;
 pub use edit::Editor;
 pub use search::{Query, QueryError};
 
-use crate::file::FileError;
-use crate::index::{
-    Array, Flat, Hnsw, HnswOptions, Index, Ivf, IvfOptions, Kind, Metric, Slot, Vectors,
-};
-use crate::ingest::Document;
+use crate::Document;
+use crate::file::{Array, FileError};
+use crate::index::{Flat, Hnsw, HnswOptions, Index, Ivf, IvfOptions, Kind, Metric, Slot, Vectors};
 use crate::words::Words;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

@@ -4,8 +4,8 @@
 //! link leads beyond an end, whoever wrote the file.
 
 use super::{Collection, Records, Spec};
-use crate::file::{FileError, Part, Parts, write};
-use crate::index::{Array, Flat, Hnsw, HnswOptions, Index, Ivf, IvfOptions, Kind, Vectors};
+use crate::file::{Array, FileError, Part, Parts, write};
+use crate::index::{Flat, Hnsw, HnswOptions, Index, Ivf, IvfOptions, Kind, Vectors};
 use crate::words::Words;
 use serde::{Deserialize, Serialize};
 use std::path::Path;

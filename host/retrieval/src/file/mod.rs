@@ -18,7 +18,10 @@
     reason = "mapping a file is unsafe because another process may change it meanwhile"
 )]
 
-use crate::index::Array;
+mod array;
+
+pub use array::Array;
+
 use bytemuck::Pod;
 use memmap2::Mmap;
 use std::fs::File;

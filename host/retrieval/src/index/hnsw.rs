@@ -12,8 +12,8 @@
 //! stepping stones and are passed over. A search that may keep only few (a filter) walks on until it has enough of them
 //! or has seen everything it can reach.
 
-use super::{Array, Hit, Index, Keep, Kind, Search, Slot, Top, Vectors};
-use crate::file::Part;
+use super::{Hit, Index, Keep, Kind, Search, Slot, Top, Vectors};
+use crate::file::{Array, Part};
 use foreword_ordering::random::Random;
 use fxhash::FxHashMap;
 use serde::{Deserialize, Serialize};

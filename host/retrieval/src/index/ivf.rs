@@ -12,8 +12,8 @@
 //! The vectors of a cluster stand side by side, in a copy of their own: where they stand among all others, each costs a
 //! search a wait for memory. Those added since the file was written are read from there.
 
-use super::{Array, Hit, Index, Keep, Kind, Metric, Search, Slot, Top, Vectors};
-use crate::file::Part;
+use super::{Hit, Index, Keep, Kind, Metric, Search, Slot, Top, Vectors};
+use crate::file::{Array, Part};
 use foreword_ordering::random::Random;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};

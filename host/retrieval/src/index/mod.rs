@@ -18,14 +18,12 @@
 //!
 //! An index holds no vectors: it is asked about [`Vectors`], and finds [`Slot`]s.
 
-mod array;
 mod flat;
 mod hnsw;
 mod ivf;
 mod top;
 mod vectors;
 
-pub use array::Array;
 pub use flat::Flat;
 pub use hnsw::{Hnsw, HnswOptions};
 pub use ivf::{Ivf, IvfOptions};

@@ -3,7 +3,8 @@
 //! Those that came from a file stay there, mapped; those that are added stand behind them in memory. A slot is never
 //! used twice.
 
-use super::{Array, Slot};
+use super::Slot;
+use crate::file::Array;
 use serde::{Deserialize, Serialize};
 
 /// How near two vectors are. Larger is nearer.

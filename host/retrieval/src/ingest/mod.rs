@@ -14,28 +14,12 @@ mod read;
 pub use passages::Passages;
 pub use read::{ReadError, documents};
 
+use crate::Document;
 use crate::collection::{Collection, Editor};
 use crate::embedder::{EmbedError, Embedder};
 use crate::file::FileError;
 use crate::index::Refused;
 use fxhash::FxHashSet;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
-
-/// A piece of text that is found as a whole.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Document {
-    /// Its name in the collection.
-    pub id: String,
-    /// What it is headed with; may be empty.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub title: String,
-    /// What it says.
-    pub text: String,
-    /// What it can be filtered by.
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    pub metadata: Map<String, Value>,
-}
 
 /// What became of the documents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,7 +101,7 @@ pub fn mirror(
         progress(number * BATCH, documents.len());
         let (mut fresh, mut texts) = (Vec::new(), Vec::new());
         for document in batch {
-            let text = format!("{}\n{}", document.title, document.text);
+            let text = document.searched_text();
             if editor.holds(document) {
                 summary.unchanged += 1;
             } else if text.contains(char::is_alphanumeric) {

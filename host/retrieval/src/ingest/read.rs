@@ -1,6 +1,7 @@
 //! Files to documents.
 
-use super::{Document, Passages};
+use super::Passages;
+use crate::Document;
 use fxhash::FxHashMap;
 use std::fs;
 use std::path::{Path, PathBuf};

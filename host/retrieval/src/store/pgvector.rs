@@ -10,9 +10,9 @@
 //! a proxy between.
 
 use super::{Ask, Stage, Store, StoreError};
+use crate::Document;
 use crate::collection::Found;
 use crate::index::Metric;
-use crate::ingest::Document;
 use postgres::types::ToSql;
 use postgres::{Client, Config, NoTls, Row};
 use serde_json::{Map, Value};

@@ -4,8 +4,8 @@
 //! `id` in its payload goes by its own. The whole search is one stage, and words do not count.
 
 use super::{Ask, Stage, Store, StoreError};
+use crate::Document;
 use crate::collection::Found;
-use crate::ingest::Document;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -45,17 +45,26 @@ struct Point {
 
 impl Qdrant {
     /// The collection at `url`, `http://localhost:6333/collections/handbook`, say.
-    #[must_use]
-    pub fn new(url: &str, api_key: Option<String>) -> Self {
+    ///
+    /// # Errors
+    /// Why `url` is none.
+    pub fn new(url: &str, api_key: Option<String>) -> Result<Self, String> {
+        let url = url.trim_end_matches('/');
+        let host = (url.strip_prefix("http://")).or_else(|| url.strip_prefix("https://"));
+        if !host.is_some_and(|host| host.contains("/collections/")) {
+            return Err(format!(
+                "{url:?} is no collection's URL, as http://localhost:6333/collections/handbook is one"
+            ));
+        }
         let config = Agent::config_builder()
             .timeout_global(Some(TIMEOUT))
             .http_status_as_error(false)
             .build();
-        Self {
+        Ok(Self {
             agent: config.into(),
-            url: url.trim_end_matches('/').to_owned(),
+            url: url.to_owned(),
             api_key,
-        }
+        })
     }
 
     /// Posts `body` to the collection's `path`, or gets it where there is none.
@@ -217,8 +226,20 @@ mod tests {
 
     fn search(address: SocketAddr) -> Result<Vec<Found>, StoreError> {
         let url = format!("http://{address}/collections/c/");
-        let qdrant = Qdrant::new(&url, Some("secret".to_owned()));
+        let qdrant = Qdrant::new(&url, Some("secret".to_owned())).unwrap();
         qdrant.search(&ask(), &mut |_| ControlFlow::Continue(()))
+    }
+
+    #[test]
+    fn a_url_that_is_no_collections_is_named() {
+        for url in [
+            "localhost:6333",
+            "http://localhost:6333",
+            "ftp://a/collections/b",
+        ] {
+            let error = Qdrant::new(url, None).err().unwrap();
+            assert!(error.contains(url), "{error}");
+        }
     }
 
     #[test]
@@ -286,7 +307,7 @@ mod tests {
     fn the_version_follows_the_number_of_points() {
         let about = json!({"result": {"status": "green", "points_count": 12, "segments_count": 3}});
         let (address, asked) = server("200 OK", about);
-        let qdrant = Qdrant::new(&format!("http://{address}/collections/c"), None);
+        let qdrant = Qdrant::new(&format!("http://{address}/collections/c"), None).unwrap();
         assert_eq!(qdrant.version().unwrap(), "12-3");
         assert!(
             asked

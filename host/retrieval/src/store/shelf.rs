@@ -157,10 +157,11 @@ impl Store for Shelf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Document;
     use crate::collection::Spec;
     use crate::embedder::{Embedder, Hashing};
     use crate::index::{Kind, Metric};
-    use crate::ingest::{Document, mirror};
+    use crate::ingest::mirror;
 
     fn save(path: &std::path::Path, texts: &[&str]) {
         let embedder = Hashing::new(64).unwrap();

@@ -28,7 +28,7 @@ use crate::dialect::Dialect;
 use crate::engines::DESTINATION_HEADER;
 use crate::host::{Answer, Host, HostError, LogLevel};
 use crate::outcome::{Fault, Outcome, reason};
-use crate::plugin::{Plugin, Route};
+use crate::plugin::{Known, Plugin, Route};
 use crate::retrieval::{Ended, OnNothing, Reason, Search, Step};
 use crate::salt::Identity;
 use crate::usage::Counted;
@@ -77,6 +77,23 @@ struct Held {
     embedding: Option<Vec<u8>>,
     /// Where the body speaks to the gateway alone. Known once the body is complete.
     cut: Option<Range<usize>>,
+}
+
+/// Whether documents are to be found for a body.
+enum Need<'b> {
+    /// They are not, and this is known of it.
+    None(Known<'b>),
+    Search(Step),
+}
+
+impl Held {
+    /// The body, which is complete.
+    fn body(&self, host: &impl Host) -> Result<Vec<u8>, Fault> {
+        match self.received {
+            0 => Err(Fault::EmptyBody),
+            bytes => Ok(host.request_body(bytes)?),
+        }
+    }
 }
 
 /// What goes on instead of a body.
@@ -209,7 +226,11 @@ impl Exchange {
                 return;
             }
         };
-        if self.answered(host, &held, found) == Flow::Continue
+        let flow = match held.body(host) {
+            Ok(came) => self.answered(host, &held, &came, found),
+            Err(fault) => self.decline(host, fault),
+        };
+        if flow == Flow::Continue
             && let Err(error) = host.resume()
         {
             host.log(LogLevel::Warn, &error.to_string());
@@ -383,41 +404,44 @@ impl Exchange {
                 return self.settled_flow();
             }
         };
-        match self.search(host, &mut held) {
-            Ok(None) => self.go_on(host, &held, None),
-            Ok(Some(Step::Wait)) => {
+        let came = match held.body(host) {
+            Ok(came) => came,
+            Err(fault) => return self.decline(host, fault),
+        };
+        match self.search(host, &mut held, &came) {
+            Need::None(known) => self.go_on(host, &held, &came, known),
+            Need::Search(Step::Wait) => {
                 self.phase = Phase::Searching(held);
                 Flow::Hold
             }
-            Ok(Some(Step::Over(found))) => self.answered(host, &held, found),
-            Err(error) => self.decline(host, error.into()),
+            Need::Search(Step::Over(found)) => self.answered(host, &held, &came, found),
         }
     }
 
-    /// Begins to look for documents; `None`: there is no need, or it is the core that says what is wrong.
-    fn search(&mut self, host: &impl Host, held: &mut Held) -> Result<Option<Step>, HostError> {
+    /// Begins to look for documents, where there is need.
+    fn search<'b>(&mut self, host: &impl Host, held: &mut Held, came: &'b [u8]) -> Need<'b> {
         let config = self.plugin.config();
-        let is_ordered = !held.bypassed && config.mode == Mode::Order && held.received > 0;
+        let is_ordered = !held.bypassed && config.mode == Mode::Order;
         let Some(retrieval) = self.plugin.retrieval().filter(|_| is_ordered) else {
-            return Ok(None);
+            return Need::None(Known::Nothing);
         };
-        let body = host.request_body(held.received)?;
-        let Ok(question) = foreword_ordering::question(&body, &config.ordering) else {
-            return Ok(None);
+        let Ok(parsed) = foreword_ordering::parse(came, &config.ordering) else {
+            // The core will say what is wrong.
+            return Need::None(Known::Nothing);
         };
-        held.cut.clone_from(&question.cut);
+        held.cut = parsed.place_of_retrieval();
         let (identity, header) = (&held.identity, held.embedding.as_deref());
         let whose = (identity.tenant().name, identity.salt());
-        Ok(
-            match Search::begin(host, retrieval, &question, header, whose) {
-                Ok(None) => None,
-                Ok(Some((search, step))) => {
-                    self.search = Some(Box::new(search));
-                    Some(step)
-                }
-                Err(reason) => Some(Step::Over(Err(reason))),
-            },
-        )
+        match Search::begin(host, retrieval, &parsed, header, whose) {
+            Ok(Some((search, step))) => {
+                self.search = Some(Box::new(search));
+                Need::Search(step)
+            }
+            Err(reason) => Need::Search(Step::Over(Err(reason))),
+            // Its bytes will be others.
+            Ok(None) if held.cut.is_some() => Need::None(Known::Nothing),
+            Ok(None) => Need::None(Known::Parsed(Box::new(parsed))),
+        }
     }
 
     /// The search for documents is over.
@@ -425,6 +449,7 @@ impl Exchange {
         &mut self,
         host: &impl Host,
         held: &Held,
+        came: &[u8],
         found: Result<Option<String>, Reason>,
     ) -> Flow {
         let retrieval = self.plugin.retrieval();
@@ -436,16 +461,22 @@ impl Exchange {
             (None, Ok(_)) => None,
         };
         match found {
-            Ok(documents) => self.go_on(host, held, documents.as_deref()),
-            Err(_) if on_failure == Some(OnNothing::Continue) => self.go_on(host, held, None),
-            Err(reason) => self.decline(host, Fault::Retrieval(reason)),
+            Ok(Some(documents)) => {
+                let plugin = Arc::clone(&self.plugin);
+                let retrieved = retrieved(&plugin, &documents);
+                self.go_on(host, held, came, Known::Retrieved(retrieved))
+            }
+            Err(reason) if on_failure != Some(OnNothing::Continue) => {
+                self.decline(host, Fault::Retrieval(reason))
+            }
+            Ok(None) | Err(_) => self.go_on(host, held, came, Known::Nothing),
         }
     }
 
-    /// Rewrites the body, with `documents` that were found for it, and lets the request go.
-    fn go_on(&mut self, host: &impl Host, held: &Held, documents: Option<&str>) -> Flow {
+    /// Rewrites the body that `came`, and lets the request go.
+    fn go_on(&mut self, host: &impl Host, held: &Held, came: &[u8], known: Known<'_>) -> Flow {
         let mut awaited = None;
-        let sent = self.send(host, held, documents, &mut awaited);
+        let sent = self.send(host, held, came, known, &mut awaited);
         self.awaited = awaited;
         match sent {
             Ok(outcome) => {
@@ -461,14 +492,11 @@ impl Exchange {
         &self,
         host: &impl Host,
         held: &Held,
-        documents: Option<&str>,
+        came: &[u8],
+        known: Known<'_>,
         awaited: &mut Option<Awaited>,
     ) -> Result<Outcome, Fault> {
-        if held.received == 0 {
-            return Err(Fault::EmptyBody);
-        }
-        let came = host.request_body(held.received)?;
-        let mut body = Cow::Borrowed(came.as_slice());
+        let mut body = Cow::Borrowed(came);
         if let Some(cut) = held.cut.clone().filter(|cut| cut.end <= came.len()) {
             body.to_mut().drain(cut);
         }
@@ -478,9 +506,8 @@ impl Exchange {
             direct(host, &route)?;
             salted(&body, held, reason::BYPASS)?
         } else {
-            let retrieved = documents.map(|documents| self.retrieved(documents));
             let (answer, route) = (self.plugin)
-                .rewrite(host, &held.identity, &body, retrieved.as_ref())
+                .rewrite(host, &held.identity, &body, known)
                 .ok_or(Fault::Busy)?;
             let (deed, arm, answer) = match answer {
                 Ok(rewrite) => {
@@ -511,7 +538,7 @@ impl Exchange {
         let new = sent.body.as_deref();
         let new = new.or_else(|| held.cut.is_some().then_some(&*body));
         if let Some(new) = new
-            && let Err(error) = replace(host, held, &came, new)
+            && let Err(error) = replace(host, held, came, new)
         {
             // The path is not that of the old body. An engine that gets it all the same finds that out.
             if sent.path.is_some() {
@@ -520,15 +547,6 @@ impl Exchange {
             return Err(error.into());
         }
         Ok(sent.outcome)
-    }
-
-    fn retrieved<'d>(&'d self, documents: &'d str) -> Retrieved<'d> {
-        let retrieval = self.plugin.retrieval();
-        let wrapper = retrieval.map(|retrieval| &retrieval.config().wrapper);
-        Retrieved {
-            documents,
-            around: wrapper.map_or([""; 2], |wrapper| wrapper.each_ref().map(String::as_str)),
-        }
     }
 
     /// What the core decided: what the answer will be held against, and what goes on.
@@ -604,6 +622,16 @@ impl Exchange {
             Phase::Searching(_) | Phase::Settled(Outcome::Refused(_)) => Flow::Hold,
             _ => Flow::Continue,
         }
+    }
+}
+
+fn retrieved<'d>(plugin: &'d Plugin, documents: &'d str) -> Retrieved<'d> {
+    let wrapper = plugin
+        .retrieval()
+        .map(|retrieval| &retrieval.config().wrapper);
+    Retrieved {
+        documents,
+        around: wrapper.map_or([""; 2], |wrapper| wrapper.each_ref().map(String::as_str)),
     }
 }
 

@@ -98,6 +98,31 @@ fn without_a_cache_the_retriever_is_asked_at_once() {
 }
 
 #[test]
+fn a_chat_that_brings_documents_is_read_once_and_ordered_at_once() {
+    let own = r#"<document id=\"a\">1</document> <document id=\"b\">2</document> Why?"#;
+    let own = CHAT.replace("Why?", own);
+    let told = own.replacen('{', r#"{"retrieval": {"k": 2}, "#, 1);
+    let repeated = own.replacen('{', r#"{"retrieval": 1, "retrieval": 2, "#, 1);
+    for (body, sent, said) in [
+        (&own, &own, "unchanged; policy=foresight; documents=2"),
+        // What is meant for the gateway goes no further.
+        (&told, &own, "unchanged; policy=foresight; documents=2"),
+        (&repeated, &repeated, "passed; reason=invalid-json"),
+    ] {
+        let host = ScriptedHost::default();
+        let plugin = retrieving(&host, &json!({}));
+        let (exchange, flow) = begin(&plugin, &host, body);
+        assert_eq!(flow, Flow::Continue);
+        assert_eq!(host.body(), sent.as_bytes());
+        assert_eq!(host.body_reads(), 1);
+        assert!(host.asked().is_empty());
+        let report = report(exchange, &host);
+        assert!(report.starts_with(said), "{report}");
+        assert!(!report.contains("retrieval="), "{report}");
+    }
+}
+
+#[test]
 fn an_answer_that_is_late_for_its_request_is_nobodys() {
     let host = ScriptedHost::default();
     let plugin = retrieving(&host, &json!({}));

@@ -13,7 +13,8 @@ use std::sync::MutexGuard;
 
 use foreword_ordering::feed::TenantKey;
 use foreword_ordering::{
-    Arm, Choice, Deed, EngineId, Retrieved, Rewrite, Skip, Terms, Told, Trial, Usage,
+    Arm, Choice, Config as Ordering, Deed, EngineId, Parsed, Retrieved, Rewrite, Skip, Terms, Told,
+    Trial, Usage, parse, parse_with,
 };
 
 use self::knowledge::Knowledge;
@@ -46,6 +47,25 @@ pub(crate) struct Route {
     pub(crate) errand: Errand,
     /// For [`DESTINATION_HEADER`](crate::engines::DESTINATION_HEADER); `None`: there is nothing to choose.
     pub(crate) destinations: Option<String>,
+}
+
+/// What is known of a body beside its bytes.
+pub(crate) enum Known<'b> {
+    Nothing,
+    /// It was read: it brings documents.
+    Parsed(Box<Parsed<'b>>),
+    /// These documents were found for it.
+    Retrieved(Retrieved<'b>),
+}
+
+impl<'b> Known<'b> {
+    fn parsed(self, body: &'b [u8], ordering: &Ordering) -> Result<Parsed<'b>, Skip> {
+        match self {
+            Self::Nothing => parse(body, ordering),
+            Self::Parsed(parsed) => Ok(*parsed),
+            Self::Retrieved(retrieved) => parse_with(body, &retrieved, ordering),
+        }
+    }
 }
 
 impl Plugin {
@@ -116,14 +136,14 @@ impl Plugin {
         self.salts.is_some()
     }
 
-    /// Asks the core, with documents that were `retrieved` for the body, and times it; learns before what other workers did, and tells them afterwards. `None` if this very
+    /// Asks the core and times it; learns before what other workers did, and tells them afterwards. `None` if this very
     /// thread is using the orderer, which no known proxy can bring about.
-    pub(crate) fn rewrite(
+    pub(crate) fn rewrite<'b>(
         &self,
         host: &impl Host,
         identity: &Identity,
-        body: &[u8],
-        retrieved: Option<&Retrieved<'_>>,
+        body: &'b [u8],
+        known: Known<'b>,
     ) -> Option<(Result<Rewrite, Skip>, Route)> {
         let mut knowledge = self.knowledge()?;
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_REQUEST);
@@ -141,11 +161,11 @@ impl Plugin {
             key_of: Some(TenantKey::of),
             trial,
             choices: &choices,
-            retrieved,
         };
-        let answer = knowledge
-            .orderer
-            .rewrite_on(&terms, identity.tenant(), body);
+        let orderer = &mut knowledge.orderer;
+        let parsed = known.parsed(body, orderer.config());
+        let answer =
+            parsed.and_then(|parsed| orderer.rewrite_parsed(&terms, identity.tenant(), &parsed));
         // Saturating: Envoy's clock is the wall clock, which may step back.
         let elapsed = host.now_ns().saturating_sub(start);
         self.metrics.time(host, elapsed);

@@ -5,8 +5,8 @@
 //! ```
 
 use super::reason::Reason;
+use crate::counter::{Counter, record};
 use crate::host::{Host, MetricId};
-use crate::metrics::{Counter, record};
 
 /// The metrics of one plugin's retrieval.
 #[derive(Debug)]

@@ -6,7 +6,7 @@
 //!          └─ no cache ─────────────────────────────────────────▲  └─ warm-up beside
 //! ```
 
-use foreword_ordering::Question;
+use foreword_ordering::Parsed;
 use foreword_ordering::similarity::Sample;
 use serde_json::{Map, Value};
 
@@ -68,23 +68,23 @@ impl Ended {
 }
 
 impl Search {
-    /// Begins the search for what `question` asks; `None`: nothing is to be searched for. `header` holds an embedding of the
+    /// Begins the search for what the chat asks; `None`: nothing is to be searched for. `header` holds an embedding of the
     /// client's.
     pub(crate) fn begin(
         host: &impl Host,
         retrieval: &Retrieval,
-        question: &Question<'_>,
+        parsed: &Parsed<'_>,
         header: Option<&[u8]>,
         (tenant, salt): (&str, Option<&str>),
     ) -> Result<Option<(Self, Step)>, Reason> {
         let config = retrieval.config();
-        let wanted = Wanted::read(config, question, header, tenant, salt);
+        let wanted = Wanted::read(config, parsed, header, tenant, salt);
         let wanted = wanted.inspect_err(|reason| {
             retrieval.metrics.searches.add(host, 1);
             retrieval.metrics.failed(host, *reason);
         })?;
         let Some(mut wanted) = wanted else {
-            let is_off = question.field.is_some_and(|field| field == "false");
+            let is_off = parsed.retrieval() == Some("false");
             retrieval.metrics.opted_out.add(host, is_off.into());
             return Ok(None);
         };

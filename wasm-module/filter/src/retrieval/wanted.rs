@@ -3,7 +3,7 @@
 //! A client may send `retrieval` in the body, in the words of our host: `false` to go without documents, `true`, which
 //! says nothing, or an object with `embedding` (numbers, or base64), `query`, `k`, `filters`, `words`.
 
-use foreword_ordering::Question;
+use foreword_ordering::{Parsed, Question, question};
 use serde_json::{Map, Value, json};
 
 use super::config::RetrievalConfig;
@@ -42,21 +42,24 @@ impl Wanted {
     /// embedding in it.
     pub(super) fn read(
         config: &RetrievalConfig,
-        question: &Question<'_>,
+        parsed: &Parsed<'_>,
         header: Option<&[u8]>,
         tenant: &str,
         salt: Option<&str>,
     ) -> Result<Option<Self>, Reason> {
-        if question.has_documents {
+        if parsed.has_documents() {
             return Ok(None);
         }
+        let Ok(question) = question(parsed) else {
+            return Ok(None);
+        };
         let Field {
             off,
             vector,
             query,
             k,
             special,
-        } = Field::read(question.field).ok_or(Reason::BadRequest)?;
+        } = Field::read(parsed.retrieval()).ok_or(Reason::BadRequest)?;
         let Some(text) = question.text.as_deref().filter(|_| !off) else {
             return Ok(None);
         };
@@ -85,7 +88,7 @@ impl Wanted {
             fields,
             limit: usize::try_from(k).unwrap_or(usize::MAX),
             is_common,
-            opening: opening(question, salt),
+            opening: opening(&question, salt),
         }))
     }
 
@@ -150,13 +153,13 @@ const MAX_K: u64 = 200;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foreword_ordering::{Config, question};
+    use foreword_ordering::{Config, parse};
 
     fn read(config: Value, body: &Value, header: Option<&[u8]>) -> Result<Option<Wanted>, Reason> {
         let config = RetrievalConfig::from_json(&config).unwrap();
         let body = body.to_string();
-        let question = question(body.as_bytes(), &Config::default()).unwrap();
-        Wanted::read(&config, &question, header, "red", None)
+        let parsed = parse(body.as_bytes(), &Config::default()).unwrap();
+        Wanted::read(&config, &parsed, header, "red", None)
     }
 
     fn chat(retrieval: Value) -> Value {
@@ -258,7 +261,8 @@ mod tests {
         let body = json!({"model": "m", "cache_salt": "mine", "tools": [1], "messages": [
             {"role": "system", "content": "s"}, {"role": "user", "content": "u"}]});
         let body = body.to_string();
-        let question = question(body.as_bytes(), &Config::default()).unwrap();
+        let parsed = parse(body.as_bytes(), &Config::default()).unwrap();
+        let question = question(&parsed).unwrap();
         let read =
             |salt| -> Value { serde_json::from_str(&opening(&question, salt).unwrap()).unwrap() };
         let expected = json!({"model": "m", "cache_salt": "mine", "tools": [1],

@@ -7,8 +7,8 @@
 
 use super::Skip;
 use super::chat::{Chat, Entry, RawTurn, Wrap};
+use super::found::{Finder, Found, Group, HintPlace, Place, Source};
 use super::json::{elements, fields, inner, range_in};
-use super::parse::{Finder, Found, Group, HintPlace, Place, Source, rendered_scope};
 use super::scan;
 use super::text::Text;
 use crate::config::DocumentsField;
@@ -217,7 +217,7 @@ fn rendered<'a>(
         }
     });
     let group = Group {
-        scope: rendered_scope(message),
+        scope: message.rendered_scope(),
         found: found.collect(),
         place: Place::Render {
             array,

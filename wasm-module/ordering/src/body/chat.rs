@@ -14,6 +14,7 @@ use super::lists::Author;
 use super::salt::SaltPlace;
 use super::scan::{Bad, Scan, fields, say};
 use super::{MAX_MODEL_BYTES, Skip};
+use crate::tree::Scope;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
@@ -35,6 +36,8 @@ pub(super) struct Chat<'a> {
     pub(super) messages: Vec<RawTurn<'a>>,
     /// A list, if it is anything.
     pub(super) documents: Option<&'a str>,
+    /// See [`Parsed::retrieval`](super::Parsed::retrieval).
+    pub(super) retrieval: Option<&'a str>,
     /// Whether it is a body of Cohere's first API.
     pub(super) is_cohere: bool,
 }
@@ -78,7 +81,7 @@ struct RawChat<'a> {
     fields: [Option<&'a str>; FIELDS.len()],
 }
 
-const FIELDS: [&str; 12] = [
+const FIELDS: [&str; 13] = [
     "model",
     "system",
     "preamble",
@@ -91,6 +94,7 @@ const FIELDS: [&str; 12] = [
     "prompt_cache_key",
     "metadata",
     "cache_salt",
+    "retrieval",
 ];
 
 impl<'a> RawChat<'a> {
@@ -155,8 +159,9 @@ impl<'a> Chat<'a> {
             messages,
             mut fields,
         } = scanned(body, top, RawChat::read)?;
-        // `null` is something here: a salt written beside it would not be the last one. In other fields it is nothing.
-        let [.., salt] = fields;
+        // `null` is something here: a salt written beside it would not be the last one, and what is meant for the gateway
+        // is cut out whatever it says. In other fields it is nothing.
+        let [.., salt, retrieval] = fields;
         say(&mut fields);
         let [
             model,
@@ -170,7 +175,7 @@ impl<'a> Chat<'a> {
             safety_identifier,
             prompt_cache_key,
             metadata,
-            _,
+            ..,
         ] = fields;
         let model = text(body, model)?;
         if model.len() > MAX_MODEL_BYTES {
@@ -224,6 +229,7 @@ impl<'a> Chat<'a> {
             salt: SaltPlace::new(body, top, salt),
             messages,
             documents,
+            retrieval,
             is_cohere,
         })
     }
@@ -291,6 +297,13 @@ impl Place {
         }
         self.turn += u32::from(role == "assistant");
         Ok(turn)
+    }
+}
+
+impl RawTurn<'_> {
+    /// What precedes documents that are written into it.
+    pub(super) fn rendered_scope(&self) -> Scope {
+        Scope(xxh3_64_with_seed(b"rendered", self.before))
     }
 }
 

@@ -2,8 +2,9 @@
 //! another order.
 //!
 //! Nothing is ever parsed into values and printed again: [`chat`] finds the messages and hashes them, [`content`] takes
-//! their contents apart, [`parse`](parse::parse) finds the documents' byte ranges, a policy orders them, [`edit`] copies
-//! ranges. So every byte outside the documents stays as it came, and a document's text keeps its escapes.
+//! their contents apart, [`parse`](parse::parse) finds the documents' byte ranges, a policy orders them, [`render`] says
+//! what stands in each place, [`edit`] copies ranges. So every byte outside the documents stays as it came, and a
+//! document's text keeps its escapes.
 //!
 //! The three dialects differ in what a message may hold, not in what it means, so they are read alike: no body says
 //! which one it is.
@@ -17,10 +18,12 @@ mod array;
 mod chat;
 mod content;
 pub(crate) mod edit;
+mod found;
 mod json;
 mod lists;
 mod parse;
 mod question;
+pub(crate) mod render;
 mod results;
 mod salt;
 pub(crate) mod scan;
@@ -33,7 +36,8 @@ use std::borrow::Cow;
 pub use array::Retrieved;
 pub(crate) use array::element_text;
 pub(crate) use chat::{Chain, Entry, Wrap};
-pub(crate) use parse::{Found, Group, Message, Parsed, Place, Source, parse, parse_with};
+pub(crate) use found::{Found, Group, Message, Place, Source};
+pub use parse::{Parsed, parse, parse_with};
 pub use question::{Question, question};
 pub use salt::salted;
 

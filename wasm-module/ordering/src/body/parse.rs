@@ -5,8 +5,9 @@
 
 use super::Skip;
 use super::array::Retrieved;
-use super::chat::{Chain, Chat, Entry, RawTurn};
+use super::chat::{Chain, Chat, RawTurn};
 use super::content::{Block, Piece};
+use super::found::{Finder, Found, Group, HintPlace, Message, Place};
 use super::json::{offset_in, range_in};
 use super::lists::{self, Author};
 use super::results::results;
@@ -14,15 +15,13 @@ use super::salt::SaltPlace;
 use super::tags::{self, Span};
 use super::text::Text;
 use crate::config::{Config, DocumentsField};
-use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
 use std::borrow::Cow;
-use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A body's messages and documents; perhaps no documents.
 #[derive(Debug)]
-pub(crate) struct Parsed<'a> {
+pub struct Parsed<'a> {
     /// The body.
     pub(crate) text: &'a str,
     /// The model's name, empty when the body has none.
@@ -33,118 +32,7 @@ pub(crate) struct Parsed<'a> {
     pub(crate) messages: Vec<Message<'a>>,
     /// Documents that are to be written into the message of that index, before its own.
     pub(crate) rendered: Option<(usize, Group<'a>)>,
-}
-
-/// A message.
-#[derive(Debug)]
-pub(crate) struct Message<'a> {
-    /// By what the chat up to here is known.
-    pub(crate) chain: Chain,
-    /// The chat's turn that it belongs to.
-    pub(crate) turn: u32,
-    /// Where documents can be written into it, and what precedes them in the prompt.
-    pub(crate) entry: Option<(Entry, Scope)>,
-    /// The documents of each of its texts that has any, and its blocks.
-    pub(crate) groups: Vec<Group<'a>>,
-}
-
-/// Documents that are ordered together: they stand together.
-#[derive(Debug)]
-pub(crate) struct Group<'a> {
-    /// What precedes them in the prompt, as the client wrote it.
-    pub(crate) scope: Scope,
-    /// In the client's order; at least one.
-    pub(crate) found: Vec<Found<'a>>,
-    pub(crate) place: Place<'a>,
-    /// Where an order hint goes, and what separates it from its neighbours.
-    pub(crate) hint: Option<HintPlace>,
-}
-
-impl Place<'_> {
-    /// The byte of the body at which the documents begin.
-    pub(crate) fn start(&self) -> usize {
-        match self {
-            Self::Slots { slots, .. } => slots.first().map_or(0, |slot| slot.start),
-            Self::Render { entry, .. } => entry.at,
-        }
-    }
-}
-
-/// One document. Its strings are copies of the body's bytes, escapes included.
-#[derive(Debug)]
-pub(crate) struct Found<'a> {
-    pub(crate) fingerprint: Fingerprint,
-    /// What a hint calls it; empty when it has no id.
-    pub(crate) label: &'a str,
-    pub(crate) tokens: u32,
-    pub(crate) source: Source<'a>,
-}
-
-/// Where a document's bytes come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source<'a> {
-    /// It moves as it stands.
-    Whole(&'a str),
-    /// It is rendered from the strings of a `documents` element (empty when absent).
-    Parts {
-        id: &'a str,
-        title: &'a str,
-        text: &'a str,
-    },
-}
-
-/// Where a group's documents go.
-#[derive(Debug)]
-pub(crate) enum Place<'a> {
-    /// Each into one of these ranges of the body; what is between them stays. When documents are dropped, the last
-    /// slots are left empty, unless `all_filled`.
-    Slots {
-        slots: Vec<Range<usize>>,
-        all_filled: bool,
-    },
-    /// Their rendered blocks into a message.
-    Render {
-        /// Becomes `null`; `None`: the documents are not the body's own.
-        array: Option<Range<usize>>,
-        entry: Entry,
-        /// What stands before and behind them, as between the quotes of a JSON string.
-        around: [&'a str; 2],
-    },
-}
-
-/// See [`Group::hint`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HintPlace {
-    pub(crate) at: usize,
-    pub(crate) before: &'static str,
-    pub(crate) after: &'static str,
-}
-
-impl<'a> Found<'a> {
-    /// A document that moves as it stands in the body.
-    pub(super) fn whole(whole: &'a str, label: &'a str) -> Self {
-        Self {
-            fingerprint: Fingerprint::of(&[whole.as_bytes()]),
-            label,
-            tokens: estimate_tokens(whole.len()),
-            source: Source::Whole(whole),
-        }
-    }
-
-    /// The block as it stands in a message of the body; `None` if the client sends the document apart.
-    pub(crate) fn block_in_message(&self) -> Option<&'a str> {
-        match self.source {
-            Source::Whole(whole) => Some(whole),
-            Source::Parts { .. } => None,
-        }
-    }
-}
-
-impl Group<'_> {
-    /// Whether its documents are written into a message.
-    pub(crate) fn is_rendered(&self) -> bool {
-        matches!(self.place, Place::Render { .. })
-    }
+    pub(super) retrieval: Option<&'a str>,
 }
 
 impl Parsed<'_> {
@@ -157,8 +45,9 @@ impl Parsed<'_> {
             .map_or(Chain(0), |message| message.chain)
     }
 
-    /// Whether the body holds a document.
-    pub(crate) fn has_documents(&self) -> bool {
+    /// Whether there is a document, in whatever turn.
+    #[must_use]
+    pub fn has_documents(&self) -> bool {
         self.front.is_some()
             || self.rendered.is_some()
             || self
@@ -168,27 +57,34 @@ impl Parsed<'_> {
     }
 }
 
-/// Finds the documents of `body`.
+/// Reads `body`, a chat request, and finds its documents as `config` says.
 ///
 /// # Errors
 /// Why there is nothing to do.
-pub(crate) fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, Skip> {
-    parse_with(body, None, config)
+pub fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, Skip> {
+    read(body, None, config)
 }
 
 /// The same of a body for which these documents were `retrieved`, if it has no array of its own.
-pub(crate) fn parse_with<'a>(
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_with<'a>(
+    body: &'a [u8],
+    retrieved: &Retrieved<'a>,
+    config: &Config,
+) -> Result<Parsed<'a>, Skip> {
+    read(body, Some(retrieved), config)
+}
+
+fn read<'a>(
     body: &'a [u8],
     retrieved: Option<&Retrieved<'a>>,
     config: &Config,
 ) -> Result<Parsed<'a>, Skip> {
     let body = super::text_of(body)?;
     let chat = Chat::read(body)?;
-    let mut finder = Finder {
-        body,
-        config,
-        count: 0,
-    };
+    let mut finder = Finder::new(body, config);
     let array = chat
         .documents
         .filter(|_| config.field != DocumentsField::Ignore);
@@ -209,7 +105,7 @@ pub(crate) fn parse_with<'a>(
         messages.push(Message {
             chain: message.chain,
             turn: message.turn,
-            entry: message.entry.map(|entry| (entry, rendered_scope(message))),
+            entry: (message.entry).map(|entry| (entry, message.rendered_scope())),
             groups,
         });
     }
@@ -220,12 +116,8 @@ pub(crate) fn parse_with<'a>(
         front,
         messages,
         rendered,
+        retrieval: chat.retrieval,
     })
-}
-
-/// What precedes documents that are written into `message`.
-pub(super) fn rendered_scope(message: &RawTurn<'_>) -> Scope {
-    Scope(xxh3_64_with_seed(b"rendered", message.before))
 }
 
 /// How documents are told from the text around them.
@@ -239,28 +131,7 @@ enum Format {
     Elements,
 }
 
-/// Finds documents, and counts them.
-pub(super) struct Finder<'a, 'c> {
-    pub(super) body: &'a str,
-    pub(super) config: &'c Config,
-    /// Documents found so far.
-    count: usize,
-}
-
 impl<'a> Finder<'a, '_> {
-    /// Counts `documents` more.
-    pub(super) fn add(&mut self, documents: usize) -> Result<(), Skip> {
-        self.count += documents;
-        if self.count > self.config.max_documents as usize {
-            Err(Skip::TooManyDocuments {
-                found: self.count,
-                limit: self.config.max_documents,
-            })
-        } else {
-            Ok(())
-        }
-    }
-
     /// The documents in one text of a message.
     fn text(
         &mut self,

@@ -1,4 +1,4 @@
-//! What a chat asks, for whoever looks for documents that it did not bring.
+//! What a chat asks, and what it says about it, for whoever looks for documents that it did not bring.
 //!
 //! ```text
 //!   {"messages": [ system, …, user: "Which one?" ], "tools": …, "retrieval": {…}}
@@ -7,22 +7,15 @@
 
 use super::json::{self, elements, fields, inner, offset_in, range_in, scanned};
 use super::scan::say;
-use super::{Skip, parse, text_of, unescaped};
-use crate::config::Config;
+use super::{Parsed, Skip, unescaped};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A chat as a retriever sees it.
+/// A chat without documents, as a retriever sees it.
 #[derive(Debug)]
 pub struct Question<'a> {
     /// The text of the last user message, its parts on lines of their own; `None`: it has none.
     pub text: Option<Cow<'a, str>>,
-    /// Whether the chat brings documents, in whatever turn.
-    pub has_documents: bool,
-    /// The field `retrieval` as written: what the client says about it. It is meant for the gateway.
-    pub field: Option<&'a str>,
-    /// Where that field stands, its comma included: cut out, the body is what the client would have sent without it.
-    pub cut: Option<Range<usize>>,
     /// How the prompt begins, whatever is asked.
     pub opening: Opening<'a>,
 }
@@ -36,27 +29,32 @@ pub struct Opening<'a> {
     pub fields: Vec<(&'static str, &'a str)>,
 }
 
-/// What `body` asks. Documents are looked for as the orderer of that configuration does.
+impl<'a> Parsed<'a> {
+    /// The field `retrieval` as written: what the client says about documents to be found. It is meant for the gateway.
+    #[must_use]
+    pub fn retrieval(&self) -> Option<&'a str> {
+        self.retrieval
+    }
+
+    /// Where that field stands, its comma included: cut out, the body is what the client would have sent without it.
+    #[must_use]
+    pub fn place_of_retrieval(&self) -> Option<Range<usize>> {
+        place_of_field(self.text, self.retrieval?)
+    }
+}
+
+/// What a chat asks.
 ///
 /// # Errors
-/// [`Skip`], as [`Orderer::rewrite`](crate::Orderer::rewrite) would say of the body.
-pub fn question<'a>(body: &'a [u8], config: &Config) -> Result<Question<'a>, Skip> {
-    let has_documents = parse(body, config)?.has_documents();
-    let body = text_of(body)?;
-    let top = body.trim_ascii();
-    let names = [
-        "model",
-        "system",
-        "tools",
-        "cache_salt",
-        "messages",
-        "retrieval",
-    ];
-    // A field that is `null` is cut out like any other, and messages that are `null` are no list.
-    let mut found = scanned(body, top, |scan| scan.fields(names))?;
-    let [.., messages, field] = found;
+/// [`Skip::InvalidJson`] where the prompt's opening cannot be told from its body.
+pub fn question<'a>(parsed: &Parsed<'a>) -> Result<Question<'a>, Skip> {
+    let body = parsed.text;
+    let names = ["model", "system", "tools", "cache_salt", "messages"];
+    // Messages that are `null` are no list.
+    let mut found = scanned(body, body.trim_ascii(), |scan| scan.fields(names))?;
+    let [.., messages] = found;
     say(&mut found);
-    let [model, system, tools, cache_salt, ..] = found;
+    let [model, system, tools, cache_salt, _] = found;
     let mut opening = Opening::default();
     // Anthropic's: a field instead of a message.
     opening.messages.extend(system.map(|system| {
@@ -92,9 +90,6 @@ pub fn question<'a>(body: &'a [u8], config: &Config) -> Result<Question<'a>, Ski
         .collect();
     Ok(Question {
         text: text.filter(|text| !text.trim_ascii().is_empty()),
-        has_documents,
-        field,
-        cut: field.and_then(|value| place_of_field(body, value)),
         opening,
     })
 }
@@ -146,9 +141,14 @@ fn place_of_field(body: &str, value: &str) -> Option<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+
+    fn read(body: &str) -> Parsed<'_> {
+        super::super::parse(body.as_bytes(), &Config::default()).unwrap()
+    }
 
     fn asked(body: &str) -> Question<'_> {
-        question(body.as_bytes(), &Config::default()).unwrap()
+        question(&read(body)).unwrap()
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
                 false,
             ),
         ] {
-            assert_eq!(asked(body).has_documents, has_documents, "{body}");
+            assert_eq!(read(body).has_documents(), has_documents, "{body}");
         }
     }
 
@@ -225,13 +225,13 @@ mod tests {
                 r#"{"a": {"retrieval": 1}}"#,
             ),
         ] {
-            let question = asked(body);
-            assert_eq!(question.field, Some(field), "{body}");
+            let parsed = read(body);
+            assert_eq!(parsed.retrieval(), Some(field), "{body}");
             let mut cut = body.to_owned();
-            cut.replace_range(question.cut.unwrap(), "");
+            cut.replace_range(parsed.place_of_retrieval().unwrap(), "");
             assert_eq!(cut, rest);
         }
-        assert_eq!(asked("{}").cut, None);
+        assert_eq!(read("{}").place_of_retrieval(), None);
     }
 
     #[test]

@@ -51,7 +51,7 @@ impl Keep {
             key: tenant.key,
             model: model.into(),
             trees: Trees::new(config.tree),
-            policy: config.policy.build(&config.policy_options),
+            policy: config.policy(),
             memory: Memory::new(config.memory),
             last_used: now,
         });

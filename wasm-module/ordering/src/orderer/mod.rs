@@ -11,11 +11,11 @@ mod learning;
 mod rewriting;
 mod terms;
 
-pub use self::terms::{Remembered, Report, Rewrite, Terms, Trial};
+pub use self::terms::{Remembered, Rewrite, Terms, Trial};
 
 use self::kept::Keep;
 use self::rewriting::Rewriting;
-use crate::body::{self, Skip};
+use crate::body::{self, Parsed, Skip};
 use crate::config::Config;
 use crate::conversation::memory::Memory;
 use crate::engines::EngineId;
@@ -67,10 +67,23 @@ impl Orderer {
     pub fn rewrite_on(
         &mut self,
         terms: &Terms<'_>,
-        mut tenant: Tenant<'_>,
+        tenant: Tenant<'_>,
         body: &[u8],
     ) -> Result<Rewrite, Skip> {
-        let parsed = body::parse_with(body, terms.retrieved, &self.config)?;
+        let parsed = body::parse(body, &self.config)?;
+        self.rewrite_parsed(terms, tenant, &parsed)
+    }
+
+    /// The same of a body that was read already, as this orderer's configuration says.
+    ///
+    /// # Errors
+    /// [`Skip::NoDocuments`].
+    pub fn rewrite_parsed(
+        &mut self,
+        terms: &Terms<'_>,
+        mut tenant: Tenant<'_>,
+        parsed: &Parsed<'_>,
+    ) -> Result<Rewrite, Skip> {
         if let (None, Some(key_of)) = (terms.salt, terms.key_of)
             && tenant.key == TenantKey::default()
         {
@@ -82,7 +95,7 @@ impl Orderer {
             return Err(Skip::NoDocuments);
         }
         let kept = (self.keep).of(&self.config, self.now, tenant, &parsed.model);
-        Rewriting::new(&self.config, terms, tenant, &parsed).run(kept)
+        Rewriting::new(&self.config, terms, tenant, parsed).run(kept)
     }
 
     /// Orders documents that stand in no body, for a caller that writes its prompts itself, and expects them to be sent

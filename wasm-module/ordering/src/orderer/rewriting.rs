@@ -9,7 +9,7 @@
 //! ```
 
 use super::kept::Kept;
-use super::terms::{Report, Rewrite, Terms, Trial};
+use super::terms::{Rewrite, Terms, Trial};
 use crate::arrangement::Listed;
 use crate::body::edit::{self, Edit};
 use crate::body::{Parsed, Skip};
@@ -20,7 +20,7 @@ use crate::engines::{self, Choice, EngineId};
 use crate::experiment::Arm;
 use crate::path::SentPath;
 use crate::policy::Policy;
-use crate::request::{self, Manner};
+use crate::request::{self, Manner, Report};
 use crate::tenant::Tenant;
 use crate::told::{Continued, Deed, SentRun};
 use crate::trees::Trees;

@@ -1,10 +1,10 @@
 //! The terms on which a request is rewritten, and what its sender is told of it.
 
-use crate::body::Retrieved;
 use crate::engines::Choice;
 use crate::experiment::{Arm, Experiment};
 use crate::feed::TenantKey;
 use crate::path::SentPath;
+use crate::request::Report;
 use crate::told::Deed;
 
 /// How one request is to be sent, beside what the configuration says of all.
@@ -20,8 +20,6 @@ pub struct Terms<'a> {
     /// The engines that it may go to: see [`Choice`]. Those above [`MAX_ENGINES`](crate::MAX_ENGINES) do not
     /// count; without any it goes to the first engine.
     pub choices: &'a [Choice],
-    /// Documents that a retriever found for a body without any.
-    pub retrieved: Option<&'a Retrieved<'a>>,
 }
 
 /// Whether the order is put to the test.
@@ -56,33 +54,6 @@ pub struct Rewrite {
     pub deed: Deed,
 }
 
-/// What was done with a request's documents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// The policy's name.
-    pub policy: &'static str,
-    /// Documents found in the body.
-    pub documents: u32,
-    /// Documents at the prompt's beginning whose KV state the engine is believed to hold.
-    pub matched: u32,
-    /// Documents that stand elsewhere than the client put them.
-    pub moved: u32,
-    /// Repeats that were left out: they equal a document beside them byte for byte.
-    pub dropped: u32,
-    /// Documents that a location hint stands for, because an earlier turn of the chat holds them byte for byte.
-    pub deduplicated: u32,
-    /// Documents of earlier requests that were written again where they first stood.
-    pub pinned: u32,
-    /// Messages with documents that were sent as they are remembered.
-    pub replayed: u32,
-    /// Whether an order hint was written.
-    pub hinted: bool,
-    /// Estimated tokens of the documents sent, pinned ones included.
-    pub document_tokens: u64,
-    /// Estimated tokens of the matched ones.
-    pub matched_tokens: u64,
-}
-
 /// What is remembered of chats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remembered {
@@ -90,23 +61,4 @@ pub struct Remembered {
     pub messages: u64,
     /// Estimated bytes that this takes.
     pub bytes: u64,
-}
-
-impl Report {
-    /// Nothing was done yet.
-    pub(crate) fn new(policy: &'static str) -> Self {
-        Self {
-            policy,
-            documents: 0,
-            matched: 0,
-            moved: 0,
-            dropped: 0,
-            deduplicated: 0,
-            pinned: 0,
-            replayed: 0,
-            hinted: false,
-            document_tokens: 0,
-            matched_tokens: 0,
-        }
-    }
 }

@@ -132,7 +132,7 @@ fn find(block: &str, prompt: &str, at: usize) -> Option<Range<usize>> {
 fn is(found: &Found<'_>, fingerprint: Fingerprint) -> bool {
     found.fingerprint == fingerprint
         || match found.source {
-            Source::Whole(whole) => (body::edit::parts_of_block(whole).into_iter().flatten())
+            Source::Whole(whole) => (body::render::parts_of_block(whole).into_iter().flatten())
                 .any(|parts| Fingerprint::of(&parts.map(str::as_bytes)) == fingerprint),
             Source::Parts { .. } => false,
         }

@@ -19,6 +19,7 @@ mod locate;
 pub use locate::{Located, Locator};
 
 use crate::document::Fingerprint;
+use crate::hexadecimal;
 use crate::tree::Scope;
 
 /// The paths of one request, in the order of the prompt: one for every group of documents.
@@ -63,20 +64,13 @@ pub enum BadPath {
     },
 }
 
+/// Digits of a hash.
+const DIGITS: usize = 16;
+
 /// Bytes of a header, at most: 240 documents of one scope. Proxies and servers take headers of 8 KiB or more.
 pub const MAX_PATH_BYTES: usize = 4096;
 
 const VERSION: &str = "1";
-const DIGITS: usize = 16;
-
-/// Writes a hash in as many digits; sixteen hashes by `write!` are a microsecond of a request in a VM.
-fn push_digits(text: &mut String, hash: u64) {
-    for byte in hash.to_be_bytes() {
-        for digit in [byte >> 4, byte & 0xf] {
-            text.push(char::from_digit(digit.into(), 16).unwrap_or('0'));
-        }
-    }
-}
 
 impl SentPath {
     /// Whether no document was sent.
@@ -102,10 +96,10 @@ impl SentPath {
                 }
                 if separator == '=' {
                     text.push(';');
-                    push_digits(&mut text, run.scope.0);
+                    hexadecimal::push(&mut text, &run.scope.0.to_be_bytes());
                 }
                 text.push(separator);
-                push_digits(&mut text, document.0);
+                hexadecimal::push(&mut text, &document.0.to_be_bytes());
                 separator = ',';
             }
         }
@@ -149,13 +143,7 @@ impl SentPath {
 }
 
 fn hash(digits: &str, at: usize) -> Result<u64, BadPath> {
-    let is_hash = digits.len() == DIGITS
-        && digits
-            .bytes()
-            .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
-    (is_hash.then(|| u64::from_str_radix(digits, 16).ok()))
-        .flatten()
-        .ok_or(BadPath::Hash { at })
+    hexadecimal::parse_hash(digits).ok_or(BadPath::Hash { at })
 }
 
 #[cfg(test)]

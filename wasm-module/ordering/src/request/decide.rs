@@ -3,7 +3,8 @@
 
 use super::{Manner, Request};
 use crate::arrangement::{Arrangement, Listed, Slot, keeps_repeats, narrowed};
-use crate::body::{Group, edit};
+use crate::body::Group;
+use crate::body::render::block;
 use crate::document::Candidate;
 use crate::policy::Order;
 use fxhash::FxHashMap;
@@ -55,7 +56,7 @@ impl<'a> Request<'_, 'a> {
             && references.all(|slot| {
                 let fingerprint = listed.fingerprint_at(slot.index());
                 (group.found.get(usize::from(slot.index())))
-                    .is_some_and(|found| self.shown.holds(turn, fingerprint, &edit::block(found)))
+                    .is_some_and(|found| self.shown.holds(turn, fingerprint, &block(found)))
             })
     }
 
@@ -163,7 +164,7 @@ impl<'a> Request<'_, 'a> {
                 }
                 names
             });
-            let block = edit::block(found);
+            let block = block(found);
             *is_reference = names.get(found.label) == Some(&1)
                 && words.len() < block.len()
                 && self.shown.holds(turn, fingerprint, &block);

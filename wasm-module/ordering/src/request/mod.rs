@@ -5,19 +5,22 @@
 //! gets what to remember, and lets the next request see it.
 
 mod decide;
+mod report;
+
+pub use self::report::Report;
 
 use self::decide::Decided;
 use crate::arrangement::{Arrangement, Listed, keeps_repeats, narrowed};
 use crate::body::{
     Entry, Found, Group, Message, Parsed, Place,
-    edit::{self, Edit, Rendering, Sent},
+    edit::Edit,
+    render::{self, Rendering, Sent},
 };
 use crate::config::Config;
 use crate::conversation::memory::{Added, Memory, Path};
 use crate::conversation::shown::Shown;
 use crate::conversation::turn::{Pin, Pinned, Turn, Written};
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
-use crate::orderer::Report;
 use crate::policy::{Order, Policy, PolicyKind, match_of};
 use crate::told::SentRun;
 use crate::tree::{KnowledgeTree, Scope};
@@ -177,7 +180,7 @@ impl<'a> Request<'_, 'a> {
 
     /// Sends documents that were written into an earlier message again.
     fn pin(&mut self, pin: &'a Pin, is_hinted: bool, (entry, scope): (Entry, Scope), turn: u32) {
-        self.edits.push(Edit::insert(entry, &pin.text));
+        self.edits.push(Edit::insert(entry.at, &*pin.text));
         let path = pin.documents.iter();
         let path = path.map(|document| (document.fingerprint, document.tokens));
         self.walk(entry.at, scope, pin.references, path.collect(), None);
@@ -257,7 +260,7 @@ impl<'a> Request<'_, 'a> {
             None
         } else {
             let sent = self.sent_of(group, &arrangement, &listed);
-            let (edits, rendering) = edit::edits(&group.place, group.hint, sent, hint);
+            let (edits, rendering) = render::edits(&group.place, group.hint, sent, hint);
             self.edits.extend(edits);
             rendering
         };

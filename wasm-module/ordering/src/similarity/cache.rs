@@ -371,20 +371,34 @@ impl Nearest<'_> {
     }
 }
 
-/// Bytes that a cache takes at most.
-pub(super) fn max_bytes(config: &RawSimilarity) -> u64 {
-    let id = u64::from(config.max_id_bytes) + size_of::<Box<str>>() as u64;
-    let documents = u64::from(config.max_documents) * id;
-    // Lists that grow by doubling hold up to twice what is in them: slots of entries, limits, free slots and two lists
-    // by age and use.
-    let slot =
-        size_of::<Option<Entry>>() + size_of::<f32>() + size_of::<u32>() + 2 * Recency::SLOT_BYTES;
-    let buckets = config.buckets.map_or(0, |shape| {
-        Buckets::max_bytes(shape, config.dimensions, config.capacity)
-    });
-    let query = Rows::row_bytes(config.dimensions);
-    buckets
-        + query
-        + Rows::max_bytes(config.dimensions, config.capacity)
-        + u64::from(config.capacity) * (documents + 2 * slot as u64)
+impl SimilarityConfig {
+    /// Bytes that one cache takes at most: keys, ids at their longest, and what finds them. The allocator's own
+    /// overhead is not in it.
+    #[must_use]
+    pub fn max_bytes_per_cache(&self) -> u64 {
+        let config = &self.raw;
+        let id = u64::from(config.max_id_bytes) + size_of::<Box<str>>() as u64;
+        let documents = u64::from(config.max_documents) * id;
+        // Lists that grow by doubling hold up to twice what is in them: slots of entries, limits, free slots and two lists
+        // by age and use.
+        let slot = size_of::<Option<Entry>>()
+            + size_of::<f32>()
+            + size_of::<u32>()
+            + 2 * Recency::SLOT_BYTES;
+        let buckets = config.buckets.map_or(0, |shape| {
+            Buckets::max_bytes(shape, config.dimensions, config.capacity)
+        });
+        let query = Rows::row_bytes(config.dimensions);
+        buckets
+            + query
+            + Rows::max_bytes(config.dimensions, config.capacity)
+            + u64::from(config.capacity) * (documents + 2 * slot as u64)
+    }
+
+    /// Bytes that all caches take at most.
+    #[must_use]
+    pub fn max_bytes(&self) -> u64 {
+        self.max_bytes_per_cache()
+            .saturating_mul(self.raw.max_caches.into())
+    }
 }

@@ -1,8 +1,6 @@
-//! What may be set of similarity caches: as written ([`RawSimilarity`]), as checked ([`SimilarityConfig`]), and what
-//! memory it amounts to.
+//! What may be set of similarity caches: as written ([`RawSimilarity`]), and as checked ([`SimilarityConfig`]).
 
 use super::buckets::RawBuckets;
-use super::cache;
 use super::metric::Metric;
 use crate::config::ConfigError;
 use crate::object;
@@ -89,20 +87,6 @@ impl SimilarityConfig {
             return RawSimilarity::default().try_into();
         }
         serde_json::from_slice::<RawSimilarity>(text)?.try_into()
-    }
-
-    /// Bytes that one cache takes at most: keys, ids at their longest, and what finds them. The allocator's own
-    /// overhead is not in it.
-    #[must_use]
-    pub fn max_bytes_per_cache(&self) -> u64 {
-        cache::max_bytes(&self.raw)
-    }
-
-    /// Bytes that all caches take at most.
-    #[must_use]
-    pub fn max_bytes(&self) -> u64 {
-        self.max_bytes_per_cache()
-            .saturating_mul(self.raw.max_caches.into())
     }
 
     /// Components of an embedding.

@@ -16,7 +16,8 @@
 use super::correction::{Corrected, Correction, Usage};
 use super::residency::Residency;
 use crate::arrangement::{Arrangement, Slot};
-use crate::body::{Chain, Wrap, edit};
+use crate::body::render::fits;
+use crate::body::{Chain, Wrap};
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::conversation::memory::{Added, Place};
 use crate::conversation::turn::{Pin, Pinned, Turn, Written};
@@ -367,7 +368,7 @@ impl Reader<'_> {
             _ => return Err(self.bad("0, 1 or 2")),
         };
         let text = self.text()?;
-        if !edit::fits(wrap, &text) {
+        if !fits(wrap, &text) {
             return Err(self.bad("a text that fits its place"));
         }
         let tokens = self.narrow("tokens")?;

@@ -2,7 +2,7 @@
 //! may use a block is decided elsewhere.
 
 use crate::kv::vllm::read::{BlockHash, Key};
-use foreword_engine::backend::TokenId;
+use foreword_engine::TokenId;
 use foreword_engine::cache::{Document, Tier};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -24,7 +24,7 @@ mod held;
 mod waiting;
 
 use crate::kv::vllm::read::{BlockEvent, BlockHash, Key};
-use foreword_engine::backend::TokenId;
+use foreword_engine::TokenId;
 use foreword_engine::cache::{CacheEvent, DocumentPath, PageHash, Tier};
 use foreword_ordering::feed::TenantKey;
 use held::{Held, Mark};

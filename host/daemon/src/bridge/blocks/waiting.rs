@@ -2,7 +2,7 @@
 
 use super::Limits;
 use crate::kv::vllm::read::BlockHash;
-use foreword_engine::backend::TokenId;
+use foreword_engine::TokenId;
 use foreword_engine::cache::DocumentPath;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;

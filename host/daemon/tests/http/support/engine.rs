@@ -1,7 +1,7 @@
 //! An engine as far as it publishes KV events: sockets, batches and numbers as vLLM has them, scripted by a test.
 
 use axum::body::Bytes;
-use foreword_engine::backend::TokenId;
+use foreword_engine::TokenId;
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

@@ -9,7 +9,8 @@
 //! Its KV state is the tokens themselves, kept by page and slot, and it knows of a sequence only what stands there.
 //! So an answer is right only if engine and cache gave it the right pages.
 
-use foreword_engine::backend::{Backend, BackendError, Output, PageId, Step, TokenId};
+use foreword_engine::TokenId;
+use foreword_engine::backend::{Backend, BackendError, Output, PageId, Step};
 use serde_json::{Map, json};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};

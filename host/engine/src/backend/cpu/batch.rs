@@ -3,8 +3,9 @@
 //! The step is [checked](crate::backend::check) first, so that nothing after it checks again.
 
 use super::kernels::TILE_ROWS;
+use crate::TokenId;
 use crate::backend::check::{Limits, Owners, Write};
-use crate::backend::{BackendError, Load, Output, Step, TokenId};
+use crate::backend::{BackendError, Load, Output, Step};
 use crate::models::ModelConfig;
 
 /// How attention is cut into items: some tokens of a segment with some query heads that share a key and value head.

@@ -1,9 +1,9 @@
 //! The host pool: pages as bytes, which nothing computes on.
 //!
-//! A page is one contiguous piece, laid out as [pages](super::pages) says: what a disk holds is what stands here.
+//! A page is one contiguous piece, and what a disk holds is what stands here. What its bytes mean is known to who
+//! writes and reads them ([pages](super::pages)).
 
 use super::aligned::Aligned;
-use super::pages::Layout;
 use crate::backend::HostPageId;
 
 /// All host pages. Memory that was never written costs address space only.
@@ -13,8 +13,7 @@ pub(super) struct HostPool {
 }
 
 impl HostPool {
-    pub(super) fn new(layout: Layout, pages: u32) -> Self {
-        let page_bytes = layout.page_bytes();
+    pub(super) fn new(page_bytes: usize, pages: u32) -> Self {
         Self {
             page_bytes,
             data: Aligned::new(page_bytes * pages as usize),

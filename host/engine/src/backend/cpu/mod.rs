@@ -202,7 +202,7 @@ impl CpuBackend {
                 draws: false,
             },
             pool: Pool::new(layout, config.pages),
-            host: HostPool::new(layout, config.host_pages),
+            host: HostPool::new(layout.page_bytes(), config.host_pages),
             model,
             threads,
             batch: Batch::default(),

@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_page_goes_to_the_host_pool_and_to_another_place_as_it_was() {
-        let (mut pool, mut host) = (filled(), HostPool::new(LAYOUT, 4));
+        let (mut pool, mut host) = (filled(), HostPool::new(LAYOUT.page_bytes(), 4));
         for (page, host_page) in [(0, 3), (2, 1)] {
             pool.store(PageId(page), host.page_mut(HostPageId(host_page)));
         }

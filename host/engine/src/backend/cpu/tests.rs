@@ -2,8 +2,9 @@
 //! cut into steps, shared between pages, batched or spread over threads.
 
 use super::*;
+use crate::TokenId;
 use crate::backend::tests::{self, check_the_host_pool, run};
-use crate::backend::{Load, Output, Segment, TokenId};
+use crate::backend::{Load, Output, Segment};
 use crate::models::{Element, Rope, Tensor};
 
 const VOCABULARY: u32 = 90;

@@ -16,22 +16,36 @@ pub struct Ceilings {
     pub copy_bytes: f64,
 }
 
-/// Rows, columns and inputs of the product.
+/// Rows, columns and inputs of the product, where there is memory for it.
 const SIDE: usize = 8192;
 
-/// Bytes that are copied: many times any cache.
+/// Bytes that are copied, likewise: many times any cache.
 const COPIED: usize = 4 << 30;
 
 /// Runs of which the fastest counts: it is a ceiling.
 const RUNS: u32 = 10;
 
-/// Measures a device on random numbers; takes a second or two, and ten gigabytes for so long.
+/// Measures a device on random numbers; takes a second or two, and up to nine gigabytes for so long.
 ///
 /// # Errors
 /// [`CudaError`] when there is no such device or it has not the memory.
 pub fn ceilings(ordinal: u32) -> Result<Ceilings, CudaError> {
     let mut device = Driver::open(ordinal)?;
-    measure(&mut device, SIDE, COPIED).map_err(CudaError::from)
+    let (side, copied) = sizes(device.free_bytes()?);
+    measure(&mut device, side, copied).map_err(CudaError::from)
+}
+
+/// What is measured on a device with so many bytes left: half of them for the copy, and little for the product, whose time
+/// grows faster than its memory.
+fn sizes(free: u64) -> (usize, usize) {
+    let (mut side, mut copied) = (SIDE, COPIED);
+    while (3 * side * side * size_of::<Bf16>()) as u64 > free / 32 {
+        side /= 2;
+    }
+    while 2 * copied as u64 > free / 2 {
+        copied /= 2;
+    }
+    (side, copied)
 }
 
 pub(super) fn measure(
@@ -113,8 +127,15 @@ mod tests {
     use crate::backend::cuda::tests::emulated::Emulated;
 
     #[test]
+    fn small_devices_are_measured_by_less() {
+        assert_eq!(sizes(140 << 30), (SIDE, COPIED));
+        assert_eq!(sizes(15 << 30), (SIDE, COPIED / 2));
+        assert_eq!(sizes(256 << 20), (1024, 64 << 20));
+    }
+
+    #[test]
     fn a_device_is_measured_by_a_product_and_a_copy() {
-        let Some(mut device) = Emulated::new() else {
+        let Some(mut device) = Emulated::new(false) else {
             return;
         };
         let ceilings = measure(&mut device, 64, 1 << 14).unwrap();

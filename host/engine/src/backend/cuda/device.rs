@@ -81,6 +81,10 @@ pub(super) trait Device: Send {
     /// Units that run blocks side by side.
     fn processors(&self) -> u32;
 
+    /// Whether its kernels include those that multiply by warpgroups (`kernels/prefill_wide.cu`): compute capability 9.0,
+    /// by code compiled for `sm_90a`.
+    fn has_warpgroups(&self) -> bool;
+
     /// Bytes that could be allocated now.
     fn free_bytes(&mut self) -> Result<u64, Fault>;
 

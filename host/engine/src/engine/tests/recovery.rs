@@ -234,3 +234,74 @@ fn a_lost_device_costs_recomputation_and_changes_no_answer() {
         assert!(stats.retries >= 1);
     }
 }
+
+/// A device that computes `steps` steps and is lost from then on.
+fn mortal(steps: u32) -> FakeBackend {
+    let mut left = steps;
+    FakeBackend::new(64, 4).faults(move |_| {
+        if left == 0 {
+            return Fault::Lost;
+        }
+        left -= 1;
+        Fault::None
+    })
+}
+
+#[test]
+fn a_device_that_is_lost_for_good_is_replaced_and_no_request_notices() {
+    for watchdog in [None, Some(PATIENCE)] {
+        let mut lives = [3, 0, 5].into_iter();
+        let made = Arc::new(Mutex::new(0));
+        let factory: BackendFactory = {
+            let made = made.clone();
+            Box::new(move || {
+                *made.lock().unwrap() += 1;
+                Ok(Box::new(mortal(lives.next().unwrap_or(u32::MAX))))
+            })
+        };
+        let config = EngineConfig {
+            watchdog,
+            max_retries: u32::MAX,
+            ..config()
+        };
+        let engine = Engine::launch(
+            Box::new(mortal(2)),
+            Some(factory),
+            &config,
+            Hands::new().clock(),
+        );
+        let requests: Vec<Request> = (0..4).map(request).collect();
+        let generations: Vec<Generation> = requests
+            .iter()
+            .map(|request| engine.submit(request.clone()).unwrap())
+            .collect();
+        for (generation, request) in generations.into_iter().zip(&requests) {
+            expect_whole(generation, request);
+        }
+        assert_eq!(*made.lock().unwrap(), 4);
+        assert_eq!(engine.health(), Health::Good);
+        engine.shutdown();
+    }
+}
+
+#[test]
+fn a_device_that_is_lost_for_good_ends_an_engine_that_has_no_other() {
+    let engine = Engine::start(Box::new(mortal(3)), config());
+    // The last ones may come too late.
+    let generations: Vec<Generation> = (0..4)
+        .filter_map(|first| engine.submit(request(first)).ok())
+        .collect();
+    assert!(!generations.is_empty());
+    for generation in generations {
+        let (_, end) = listen(generation);
+        assert!(matches!(&end, Event::Failed(Failure::Device(_))), "{end:?}");
+    }
+    engine.shutdown();
+    let Health::Ended { reason } = engine.health() else {
+        panic!("{:?}", engine.health());
+    };
+    assert!(
+        reason.contains("device lost") && reason.contains("no other"),
+        "{reason}"
+    );
+}

@@ -48,6 +48,12 @@ fn find(ordinal: u32) -> Result<sys::CUdevice, String> {
     })
 }
 
+/// Whether there are kernels for a compute capability without compiling them now.
+#[cfg(test)]
+pub(super) fn is_built_in(major: u32, minor: u32) -> bool {
+    modules::embedded_for(major, minor).is_some()
+}
+
 /// The driver's own words.
 fn words(error: DriverError) -> String {
     let name = error
@@ -146,6 +152,14 @@ impl Driver {
         }
     }
 
+    /// The same device as if it had no warpgroups.
+    #[cfg(test)]
+    pub(super) fn without_warpgroups(mut self) -> Self {
+        self.modules.warpgroups = false;
+        self.name += ", without warpgroups";
+        self
+    }
+
     /// Makes the context this thread's.
     fn enter(&self) -> Result<(), Fault> {
         // SAFETY: the context is ours until we are dropped.
@@ -175,6 +189,10 @@ impl Device for Driver {
 
     fn processors(&self) -> u32 {
         self.processors
+    }
+
+    fn has_warpgroups(&self) -> bool {
+        self.modules.warpgroups
     }
 
     fn free_bytes(&mut self) -> Result<u64, Fault> {

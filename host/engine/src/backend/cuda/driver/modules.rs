@@ -23,6 +23,8 @@ mod embedded {
 /// A loaded module, and which of its functions were asked for.
 pub(super) struct Modules {
     module: sys::CUmodule,
+    /// Whether kernels that multiply by warpgroups are among them.
+    pub(super) warpgroups: bool,
     /// With the shared memory that each may have.
     functions: FxHashMap<&'static str, (sys::CUfunction, u32)>,
 }
@@ -33,14 +35,19 @@ const DEFAULT_SHARED: u32 = 48 << 10;
 impl Modules {
     /// Loads the kernels for a compute capability. The context is current.
     pub(super) fn load(major: u32, minor: u32) -> Result<Self, Fault> {
-        let code = match embedded_for(major, minor) {
-            Some(code) => code.to_vec(),
-            None => compiled(&format!("sm_{major}{minor}")).map_err(Fault::Refused)?,
+        let (architecture, code) = match embedded_for(major, minor) {
+            Some((architecture, code)) => (architecture.to_owned(), code.to_vec()),
+            None => {
+                let own = own_architecture(major, minor);
+                let code = compiled(&own).map_err(Fault::Refused)?;
+                (own, code)
+            }
         };
         // SAFETY: the image is a whole module of machine code.
         let module = unsafe { result::module::load_data(code.as_ptr().cast()) }?;
         Ok(Self {
             module,
+            warpgroups: architecture == WARPGROUPS,
             functions: FxHashMap::default(),
         })
     }
@@ -86,19 +93,24 @@ impl Modules {
     }
 }
 
-/// Code that runs on this device: of its very version, or of an earlier one with the same major number.
-fn embedded_for(major: u32, minor: u32) -> Option<&'static [u8]> {
-    let named = |wanted: &str| {
-        embedded::CUBINS
-            .iter()
-            .find(|(name, _)| *name == wanted)
-            .map(|(_, code)| *code)
-    };
-    let own = format!("sm_{major}{minor}");
-    let special = named(&format!("{own}a"));
-    special
-        .or_else(|| named(&own))
-        .or_else(|| named(&format!("sm_{major}0")))
+/// The only architecture that has warpgroups' instructions: later devices lack them, and code for `sm_90` may not use them.
+const WARPGROUPS: &str = "sm_90a";
+
+/// What code for this very device is compiled for.
+fn own_architecture(major: u32, minor: u32) -> String {
+    match (major, minor) {
+        (9, 0) => WARPGROUPS.to_owned(),
+        _ => format!("sm_{major}{minor}"),
+    }
+}
+
+/// Code that runs on this device, and for what it was compiled: for its very version, or for the first one with the same
+/// major number.
+pub(super) fn embedded_for(major: u32, minor: u32) -> Option<(&'static str, &'static [u8])> {
+    let named = |wanted: String| embedded::CUBINS.iter().find(|(name, _)| *name == wanted);
+    named(own_architecture(major, minor))
+        .or_else(|| named(format!("sm_{major}0")))
+        .copied()
 }
 
 /// Code for an architecture, kept on disk from start to start.
@@ -217,7 +229,9 @@ mod tests {
     fn the_sources_are_built_in_without_the_emulator() {
         let names: Vec<&str> = embedded::SOURCES.iter().map(|(name, _)| *name).collect();
         assert!(names.contains(&ROOT) && names.contains(&"device.cuh"));
-        assert!(!names.contains(&"emulator.cuh"));
+        assert!(!names.iter().any(|name| name.starts_with("emulator")));
         assert!(embedded_for(7, 5).is_none());
+        assert_eq!(own_architecture(9, 0), WARPGROUPS);
+        assert_eq!(own_architecture(10, 0), "sm_100");
     }
 }

@@ -2,14 +2,17 @@
 
 use super::super::device::{Argument, Array, Bf16, Device, Fault, Part, PartMut};
 use super::{
-    Heads, MAX_HEAD, MAX_SPLITS, PREFILL_KEYS, PREFILL_ROWS, address, arguments, check,
-    check_multiple, launch,
+    Heads, MAX_HEAD, MAX_SPLITS, PREFILL_ROWS, address, arguments, check, check_multiple, launch,
 };
 
 /// Positions of a split of decode, at least.
 const DECODE_SPLIT: u32 = 256;
-const BLOCK_KEYS: u32 = 32;
+const DECODE_BLOCK_KEYS: u32 = 32;
 const DECODE_WARPS: u32 = 4;
+/// Keys of a block of prefill, and as many values.
+const BLOCK_KEYS: u32 = 64;
+/// Of prefill by warpgroups, which holds two of each.
+const WIDE_BLOCK_KEYS: u32 = 128;
 
 /// Some tokens of a segment, with some of the positions that they see.
 #[repr(C)]
@@ -25,7 +28,7 @@ pub(in crate::backend::cuda) struct Item {
     pub(in crate::backend::cuda) position: u32,
     /// Where the sequence's page table begins.
     pub(in crate::backend::cuda) table: u32,
-    /// First position seen: a multiple of [`PREFILL_KEYS`], not behind `position`.
+    /// First position seen: a multiple of [`PREFILL_KEYS`](super::PREFILL_KEYS), not behind `position`.
     pub(in crate::backend::cuda) begin: u32,
     /// Behind the last position seen: that of the last token, in the last split.
     pub(in crate::backend::cuda) end: u32,
@@ -164,6 +167,18 @@ pub(in crate::backend::cuda) struct Context<'a> {
     pub(in crate::backend::cuda) tables: Part<'a, u32>,
 }
 
+impl Context<'_> {
+    /// The kernels count keys and values of all pages and heads in 32 bits.
+    #[track_caller]
+    fn check(&self, heads: &Heads) {
+        let vectors = self.pool.len() / heads.head_dim;
+        assert!(
+            u32::try_from(vectors).is_ok(),
+            "the pool has {vectors} keys and values, 4294967295 are the most"
+        );
+    }
+}
+
 /// Attends for `items [items][Item::WORDS]`, as the planner made them for these buffers.
 pub(in crate::backend::cuda) fn prefill(
     device: &mut dyn Device,
@@ -174,8 +189,7 @@ pub(in crate::backend::cuda) fn prefill(
     output: PartMut<'_, Bf16>,
     partials: Partials<'_>,
 ) -> Result<(), Fault> {
-    let width = heads.width();
-    let shared = (PREFILL_ROWS + 2 * PREFILL_KEYS as usize) * width * size_of::<Bf16>();
+    context.check(heads);
     let argument = Prefill {
         queries: queries.address(),
         output: output.address(),
@@ -191,14 +205,17 @@ pub(in crate::backend::cuda) fn prefill(
         scale: heads.scale(),
         unused: 0,
     };
-    let kernel = if width == 64 {
-        "prefill_64"
-    } else {
-        "prefill_128"
+    let width = heads.width();
+    let (kernel, threads, keys) = match (device.has_warpgroups(), width) {
+        (false, 64) => ("prefill_64", 128, 2 * BLOCK_KEYS),
+        (false, _) => ("prefill_128", 128, 2 * BLOCK_KEYS),
+        (true, 64) => ("prefill_wide_64", 256, 4 * WIDE_BLOCK_KEYS),
+        (true, _) => ("prefill_wide_128", 256, 4 * WIDE_BLOCK_KEYS),
     };
+    let shared = (PREFILL_ROWS + keys as usize) * width * size_of::<Bf16>();
     let grid = [items.len() / Item::WORDS, heads.kv_heads, 1];
     // SAFETY: the planner keeps items within queries, output, tables and partial results.
-    unsafe { launch(device, kernel, grid, 128, shared, &argument) }
+    unsafe { launch(device, kernel, grid, threads, shared, &argument) }
 }
 
 /// Attends for the first `lengths.len()` rows, one token of a sequence each; none is longer than `longest`. Row `i` has the
@@ -216,6 +233,7 @@ pub(in crate::backend::cuda) fn decode(
     partials: Partials<'_>,
 ) -> Result<(), Fault> {
     let rows = lengths.len();
+    context.check(heads);
     check("tables", context.tables.len(), rows * table_stride);
     check("queries", queries.len(), rows * heads.queries());
     check("output", output.len(), rows * heads.queries());
@@ -231,7 +249,7 @@ pub(in crate::backend::cuda) fn decode(
     }
     let width = heads.width();
     let warps = DECODE_WARPS as usize;
-    let blocks = (16 + warps * 2 * BLOCK_KEYS as usize) * width * size_of::<Bf16>();
+    let blocks = (16 + warps * 2 * DECODE_BLOCK_KEYS as usize) * width * size_of::<Bf16>();
     let sums = warps * 16 * (width + 2) * size_of::<f32>();
     let argument = Decode {
         queries: queries.address(),

@@ -27,8 +27,8 @@ use super::device::{Argument, Device, Fault, Launch, Part, Queue};
 
 /// Tokens in an item of prefill times the query heads that share a key and value head: at most so many.
 pub(super) const PREFILL_ROWS: usize = 128;
-/// Keys of a block of prefill: where a split begins and ends.
-pub(super) const PREFILL_KEYS: u32 = 64;
+/// Where a split of prefill begins and ends: at a multiple of this, which are whole blocks of keys of each kernel.
+pub(super) const PREFILL_KEYS: u32 = 128;
 /// Splits of a token at most.
 pub(super) const MAX_SPLITS: u32 = 64;
 /// Rows that products are computed for by [`matvec`], at most.

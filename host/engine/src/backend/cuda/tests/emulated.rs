@@ -42,10 +42,7 @@ fn emulator() -> Result<&'static Emulator, String> {
 }
 
 fn load() -> Result<Emulator, String> {
-    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
-        return Err("the emulator runs on x86-64 Linux alone".to_owned());
-    }
-    let library = compile()?;
+    let library = compile("emulator.cpp")?;
     // SAFETY: the library is ours; loading it registers kernels and nothing more.
     let library = unsafe { Library::new(&library) }.map_err(|error| error.to_string())?;
     let library = Box::leak(Box::new(library));
@@ -62,18 +59,24 @@ fn load() -> Result<Emulator, String> {
     }
 }
 
-/// Compiles the emulator, unless it is there; a compiler that fails is a failed test, none at all is a reason to skip.
-fn compile() -> Result<PathBuf, String> {
+/// Compiles a library of `kernels/`, unless it is there; a compiler that fails is a failed test, none at all is a reason to
+/// skip.
+pub(super) fn compile(source: &str) -> Result<PathBuf, String> {
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+        return Err("the emulator runs on x86-64 Linux alone".to_owned());
+    }
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
     // The tests may be carried to another machine as a program.
-    let Ok(entries) = std::fs::read_dir(&sources) else {
+    if !sources.is_dir() {
         return Err(format!("{} is not here", sources.display()));
-    };
-    let mut names: Vec<PathBuf> = entries
+    }
+    let mut names: Vec<PathBuf> = [&sources, &sources.join("standin")]
+        .into_iter()
+        .flat_map(|folder| std::fs::read_dir(folder).unwrap())
         .map(|entry| entry.unwrap().path())
         .filter(|path| {
             path.extension()
-                .is_some_and(|end| ["cpp", "cu", "cuh"].iter().any(|one| end == *one))
+                .is_some_and(|end| ["cpp", "cu", "cuh", "h"].iter().any(|one| end == *one))
         })
         .collect();
     names.sort();
@@ -86,7 +89,8 @@ fn compile() -> Result<PathBuf, String> {
         .parent()
         .unwrap()
         .to_owned();
-    let library = folder.join(format!("emulator-{:016x}.so", xxh3_64(&bytes)));
+    let stem = source.trim_end_matches(".cpp").replace('/', "-");
+    let library = folder.join(format!("{stem}-{:016x}.so", xxh3_64(&bytes)));
     if library.exists() {
         return Ok(library);
     }
@@ -94,7 +98,7 @@ fn compile() -> Result<PathBuf, String> {
         return Err("there is no g++ to compile the emulator with".to_owned());
     }
     // Another process may be at it too: whoever is last renames the same library into place.
-    let unfinished = folder.join(format!("emulator-{}.so", std::process::id()));
+    let unfinished = folder.join(format!("{stem}-{}.so", std::process::id()));
     let compiled = Command::new("g++")
         .args([
             "-std=c++17",
@@ -106,7 +110,7 @@ fn compile() -> Result<PathBuf, String> {
             "-o",
         ])
         .arg(&unfinished)
-        .arg(sources.join("emulator.cpp"))
+        .arg(sources.join(source))
         .output()
         .unwrap();
     let errors = String::from_utf8_lossy(&compiled.stderr);
@@ -121,6 +125,8 @@ fn compile() -> Result<PathBuf, String> {
 /// A device that runs kernels on the CPU.
 pub(in crate::backend::cuda) struct Emulated {
     emulator: &'static Emulator,
+    /// Whether it plays a device that has them.
+    warpgroups: bool,
     /// Sizes by address.
     memory: BTreeMap<u64, usize>,
     /// While a recording is made.
@@ -164,10 +170,11 @@ enum Kind {
 
 impl Emulated {
     /// `None`, and a line that says why, where there is no emulator.
-    pub(in crate::backend::cuda) fn new() -> Option<Self> {
+    pub(in crate::backend::cuda) fn new(warpgroups: bool) -> Option<Self> {
         match emulator() {
             Ok(emulator) => Some(Self {
                 emulator,
+                warpgroups,
                 memory: BTreeMap::new(),
                 recording: false,
                 recordings: Vec::new(),
@@ -324,11 +331,19 @@ impl Drop for Emulated {
 
 impl Device for Emulated {
     fn name(&self) -> &str {
-        "emulator"
+        if self.warpgroups {
+            "emulator with warpgroups"
+        } else {
+            "emulator"
+        }
     }
 
     fn processors(&self) -> u32 {
         6
+    }
+
+    fn has_warpgroups(&self) -> bool {
+        self.warpgroups
     }
 
     fn free_bytes(&mut self) -> Result<u64, Fault> {

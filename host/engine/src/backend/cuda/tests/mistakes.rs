@@ -10,9 +10,13 @@ struct Mistake {
     unused: u32,
 }
 
-/// What is said of a kernel on a buffer of 64 floats and `shared` bytes of shared memory.
+/// What is said of a kernel of 64 threads on a buffer of so many floats and `shared` bytes of shared memory.
 fn said_of(kernel: &str, floats: usize, shared: u32) -> Option<String> {
-    let mut device = Emulated::new()?;
+    said_of_threads(kernel, 64, floats, shared)
+}
+
+fn said_of_threads(kernel: &str, threads: u32, floats: usize, shared: u32) -> Option<String> {
+    let mut device = Emulated::new(true)?;
     let values = Array::<f32>::of(&mut device, &vec![3.0; floats]).unwrap();
     let argument = Mistake {
         values: values.all().address(),
@@ -21,7 +25,7 @@ fn said_of(kernel: &str, floats: usize, shared: u32) -> Option<String> {
     };
     let raw = (std::ptr::from_ref(&argument).cast(), size_of::<Mistake>());
     let mut runs = [false, true].map(|backwards| {
-        let outcome = device.launch_once(kernel, [1, 1, 1], 64, shared, raw, backwards);
+        let outcome = device.launch_once(kernel, [1, 1, 1], threads, shared, raw, backwards);
         let mut after = vec![0.0; floats];
         values.read(&mut device, 0, &mut after).unwrap();
         match outcome {
@@ -91,5 +95,61 @@ fn a_lane_that_stays_away_is_missed() {
             said.contains("threads wait for others that never come"),
             "{said}"
         );
+    }
+}
+
+#[test]
+fn mistakes_about_multiplications_of_warpgroups_are_named() {
+    for (kernel, expected) in [
+        ("multiply_right", "[3.0, 3.0, 3.0, 3.0, 72.0, 72.0, "),
+        (
+            "multiply_before_copies",
+            "of shared memory, which a copy is still to write",
+        ),
+        (
+            "multiply_unfenced_copies",
+            "of shared memory, which a copy of thread 0 wrote with no fence since",
+        ),
+        (
+            "multiply_unfenced_registers",
+            "a multiplication with no fence of registers before it",
+        ),
+        (
+            "multiply_fenced_too_early",
+            "a multiplication with registers that were written after the fence",
+        ),
+        (
+            "multiply_uncommitted",
+            "ended with a multiplication that nobody waited for",
+        ),
+        (
+            "multiply_unawaited",
+            "ended with a multiplication that nobody waited for",
+        ),
+        ("multiply_read_early", "[3.0, 3.0, 3.0, 3.0, NaN, NaN, "),
+        (
+            "multiply_touch_accumulators",
+            "somebody wrote to accumulators of a multiplication under way",
+        ),
+        (
+            "multiply_touch_registers",
+            "somebody wrote to registers of A of a multiplication under way",
+        ),
+        (
+            "multiply_overwrite_operand",
+            "a copy to what a multiplication under way reads",
+        ),
+        (
+            "multiply_other_swizzle",
+            "a descriptor with another swizzle than 128 bytes",
+        ),
+        (
+            "multiply_disagree",
+            "warps of a group multiply different operands",
+        ),
+    ] {
+        if let Some(said) = said_of_threads(kernel, 128, 132, 16 << 10) {
+            assert!(said.contains(expected), "{kernel}: {said}");
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! Kernels and backend against plain arithmetic and against the CPU backend, on every device there is: the emulator, and a
-//! real one where the machine has it. The bodies are the same.
+//! real one where the machine has it. The bodies are the same, and run once more through a stand-in for CUDA's driver.
 
 pub(super) mod emulated;
 #[allow(dead_code, reason = "greedy answers are the tests' of whole hosts")]
@@ -8,23 +8,41 @@ mod fixtures;
 mod mistakes;
 mod models;
 mod operations;
+mod standin;
 mod transformers;
 
 use super::device::Device;
 use super::driver::Driver;
 use emulated::Emulated;
 
-/// The devices that tests run on; prints which are missing, and why.
+/// The devices that tests run on, each without the kernels by warpgroups and, where it has them, with them; prints which
+/// are missing, and why.
 fn devices() -> Vec<Box<dyn Device>> {
+    if standin::is_loaded() {
+        return vec![Box::new(Driver::open(0).unwrap())];
+    }
     let mut devices: Vec<Box<dyn Device>> = Vec::new();
-    if let Some(emulated) = Emulated::new() {
-        devices.push(Box::new(emulated));
+    for warpgroups in [false, true] {
+        if let Some(emulated) = Emulated::new(warpgroups) {
+            devices.push(Box::new(emulated));
+        }
     }
     match Driver::open(0) {
-        Ok(device) => devices.push(Box::new(device)),
+        Ok(device) => {
+            if device.has_warpgroups() {
+                let again = Driver::open(0).expect("it was opened before");
+                devices.push(Box::new(again.without_warpgroups()));
+            }
+            devices.push(Box::new(device));
+        }
         Err(error) => eprintln!("SKIPPED on a device: {error}"),
     }
     devices
+}
+
+/// Whether a device is the emulator, itself or behind the stand-in for a driver: it is slow.
+fn is_emulated(device: &dyn Device) -> bool {
+    device.name().starts_with("emulator")
 }
 
 /// Random numbers for kernels, the same each time.

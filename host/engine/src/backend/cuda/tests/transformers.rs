@@ -4,8 +4,8 @@
 //! Tolerance, as where the CPU backend rounds activations to bf16: 2e-2 of a row's deviation as the root mean square, five
 //! times that for a single logit. Twice as much where the weights, f16 or f32 in their files, are rounded too.
 
-use super::devices;
 use super::fixtures::{deviation, families, json, prompts, strays};
+use super::{devices, is_emulated};
 use crate::backend::Output;
 use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize};
 use crate::backend::tests::{run, segment};
@@ -26,9 +26,10 @@ fn logits_agree_with_transformers() {
         let tolerance = TOLERANCE * if is_bf16(&folder) { 1.0 } else { 2.0 };
         for device in devices() {
             let name = format!("{} on {}", folder.display(), device.name());
-            let longest = match device.name() {
-                "emulator" => EMULATED,
-                _ => usize::MAX,
+            let longest = if is_emulated(&*device) {
+                EMULATED
+            } else {
+                usize::MAX
             };
             let config = CudaConfig {
                 ordinal: 0,

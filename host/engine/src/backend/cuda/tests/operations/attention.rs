@@ -1,11 +1,12 @@
 //! Prefill, decode, and heads on the way to their places.
 
-use super::{Random, assert_close, devices, put, read, room, wide};
-use crate::backend::cuda::device::Bf16;
+use super::{Random, assert_close, devices, is_emulated, put, read, room, wide};
+use crate::backend::cuda::device::{Bf16, Device, Queue};
 use crate::backend::cuda::kernels::{
     self, Context, HeadWeights, Heads, Item, NO_SLOT, Partials, Places,
 };
 use half::bf16;
+use std::time::Instant;
 
 /// A pool with the keys and values of some sequences, and the sequences as they are.
 struct Cache {
@@ -118,6 +119,7 @@ fn heads((heads, kv_heads, head_dim, page_tokens): (usize, usize, usize, usize))
 fn prefill_attends_to_the_prefix_and_causally_to_its_own_tokens() {
     for mut device in devices() {
         let device = &mut *device;
+        let on = device.name().to_owned();
         for (number, shape) in SHAPES.into_iter().enumerate() {
             let random = &mut Random::new(number as u64);
             let heads = heads(shape);
@@ -130,6 +132,8 @@ fn prefill_attends_to_the_prefix_and_causally_to_its_own_tokens() {
                 (64, 2, 1),
                 (130, most.min(9), 2),
                 (200, 5.min(most), 4),
+                (420, 3.min(most), 1),
+                (600, 2, 2),
             ];
             let lengths: Vec<usize> = segments
                 .iter()
@@ -226,14 +230,100 @@ fn prefill_attends_to_the_prefix_and_causally_to_its_own_tokens() {
                         let expected = cache.attend(sequence, start + token + 1, head, &query);
                         let at =
                             ((rows - row - tokens + token) * heads.heads + head) * heads.head_dim;
-                        let name =
-                            format!("{shape:?}, segment {sequence}, token {token}, head {head}");
+                        let name = format!(
+                            "{on}: {shape:?}, segment {sequence}, token {token}, head {head}"
+                        );
                         assert_close(&name, &found[at..at + heads.head_dim], &expected, 6e-3);
                     }
                 }
                 row += tokens;
             }
         }
+    }
+}
+
+/// On a real device also how fast each is, for `gpu.sh` to show.
+#[test]
+fn the_kernels_of_prefill_agree_on_a_whole_prompt() {
+    let mut earlier: Vec<(String, Vec<bf16>)> = Vec::new();
+    for mut device in devices() {
+        let device = &mut *device;
+        let (shape, tokens, runs) = if is_emulated(device) {
+            ((7, 1, 128, 16), 150, 0)
+        } else {
+            ((28, 4, 128, 16), 4096, 20)
+        };
+        let heads = heads(shape);
+        let most = kernels::PREFILL_ROWS / heads.group();
+        let random = &mut Random::new(7);
+        let cache = Cache::random(random, heads, &[tokens]);
+        let queries = random.narrow(tokens * heads.queries());
+        // The longest first, as the planner has them.
+        let items: Vec<u32> = (0..tokens)
+            .step_by(most)
+            .rev()
+            .flat_map(|token| {
+                let end = tokens.min(token + most) as u32;
+                Item {
+                    query: token as u32,
+                    output: token as u32,
+                    tokens: end - token as u32,
+                    position: token as u32,
+                    end,
+                    splits: 1,
+                    ..Item::default()
+                }
+                .words()
+            })
+            .collect();
+        let items = put(device, &items);
+        let tables = put(device, &cache.tables[0]);
+        let pool = put(device, &cache.pool);
+        let on_device = put(device, &queries);
+        let mut output = room::<Bf16>(device, queries.len());
+        let (mut sums, mut stats) = (room::<f32>(device, 1), room::<f32>(device, 1));
+        let context = Context {
+            pool: pool.all(),
+            tables: tables.all(),
+        };
+        let mut attend = |device: &mut dyn Device| {
+            kernels::prefill(
+                device,
+                &heads,
+                context,
+                items.all(),
+                on_device.all(),
+                output.all_mut(),
+                Partials::of(&mut sums, &mut stats),
+            )
+            .unwrap();
+        };
+        attend(device);
+        device.wait(Queue::Compute).unwrap();
+        if runs > 0 {
+            let started = Instant::now();
+            (0..runs).for_each(|_| attend(device));
+            device.wait(Queue::Compute).unwrap();
+            let seconds = started.elapsed().as_secs_f64() / f64::from(runs);
+            // A product of queries and keys and one of weights and values, of half the positions on average.
+            let operations = 2 * tokens * (tokens + 1) * heads.queries();
+            println!(
+                "{}: {tokens} tokens, {} heads: {:.3} ms, {:.0} TFLOP/s of attention",
+                device.name(),
+                heads.heads,
+                seconds * 1e3,
+                operations as f64 / seconds / 1e12
+            );
+        }
+        let found = read(device, &output);
+        for (other, expected) in earlier
+            .iter()
+            .filter(|(_, other)| other.len() == found.len())
+        {
+            let name = format!("{} and {other}", device.name());
+            assert_close(&name, &found, &wide(expected), 4e-3);
+        }
+        earlier.push((device.name().to_owned(), found));
     }
 }
 

@@ -2,12 +2,13 @@
 //! sizes, prefixes, one token, none.
 
 mod attention;
+mod memory;
 mod pages;
 mod products;
 mod rows;
 mod sampling;
 
-use super::{Random, devices};
+use super::{Random, devices, is_emulated};
 use crate::backend::cuda::device::{Array, Device, Plain};
 use half::bf16;
 

@@ -16,6 +16,7 @@ fn pages_are_copied_whole_and_in_part() {
         let to = put(device, &vec![1u8; 12 * strides[1]]);
         let pairs = [3, 11, 0, 0, 9, 4];
         let device_pairs = put(device, &pairs);
+        device.after(Queue::Compute, Queue::Copy).unwrap();
         for (runs, run) in [(1, 480), (6, 32), (6, 80)] {
             let runs = Runs {
                 strides,

@@ -1,0 +1,323 @@
+//! Which documents the engine's cache holds, and in which order a request's documents should stand.
+//!
+//! The engine's own feed is followed within the process: what a tree here holds is what the cache holds, tenant by
+//! tenant, nothing is believed. A tenant is known by the key of its salt, as in the feed over HTTP. The order is that
+//! of the gateway's policy, one for each tenant: it learns from the chats whose documents were found here, and what it
+//! has learnt goes when the cache holds nothing of the tenant any more.
+
+use crate::kv::wire;
+use foreword_engine::engine::feed::{Feed, Position};
+use foreword_ordering::Config;
+use foreword_ordering::document::{Candidate, Fingerprint};
+use foreword_ordering::feed::{Change, Follower, TenantKey};
+use foreword_ordering::policy::{Match, Order, Policy, match_of};
+use foreword_ordering::tree::{Bounds, KnowledgeTree, ResidencyEvent, Scope};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// See the module's text. The engine is followed when an order is asked for.
+pub struct Orders {
+    /// Names the policy.
+    ordering: Config,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    since: Option<Position>,
+    follower: Follower,
+    tenants: HashMap<TenantKey, Tenant>,
+    /// Documents that were asked for: trees remember each, held or not.
+    asked: usize,
+}
+
+struct Tenant {
+    tree: KnowledgeTree,
+    /// What stood before documents, the latest last.
+    scopes: Vec<Scope>,
+    policy: Box<dyn Policy>,
+}
+
+/// A document to be ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known<'a> {
+    /// Its name in the collection.
+    pub id: &'a str,
+    /// As the gateway and the feed know it.
+    pub fingerprint: Fingerprint,
+    /// Estimated tokens.
+    pub tokens: u32,
+}
+
+/// An order, and how much of it is held.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ordered {
+    /// Ranks, in the order in which the documents should stand.
+    pub order: Vec<u16>,
+    /// What the cache holds of that.
+    pub matched: u32,
+    /// Its estimated tokens.
+    pub matched_tokens: u64,
+}
+
+/// Events looked at in one go.
+const BATCH: usize = 4_096;
+/// Beginnings of prompts that are looked at where the caller does not know which will be his.
+const SCOPES: usize = 64;
+const BOUNDS: Bounds = Bounds {
+    max_nodes: 1 << 20,
+    max_tokens: None,
+};
+/// After so many a tree is made anew, from the feed's snapshot.
+const MAX_ASKED: usize = 1 << 18;
+
+impl Orders {
+    /// Knows nothing yet.
+    #[must_use]
+    pub fn new(ordering: Config) -> Self {
+        Self {
+            ordering,
+            state: Mutex::default(),
+        }
+    }
+
+    /// The policy's order of `documents`, which stand in rank order, for the tenant of `salt`: behind `scope`, or behind
+    /// whatever has the most of them. They stay in rank order where the cache holds nothing of the tenant.
+    pub fn choose(
+        &self,
+        feed: &Feed,
+        salt: &str,
+        scope: Option<Scope>,
+        documents: &[Known<'_>],
+    ) -> Ordered {
+        let mut state = self.lock();
+        state.follow(feed, &self.ordering);
+        let ranked = Ordered {
+            order: (0..documents.len() as u16).collect(),
+            ..Ordered::default()
+        };
+        let Some(tenant) = state.tenants.get_mut(&TenantKey::of(salt)) else {
+            return ranked;
+        };
+        let tree = &mut tenant.tree;
+        let candidates: Vec<Candidate<'_>> = documents
+            .iter()
+            .map(|known| Candidate {
+                id: tree.intern(known.fingerprint),
+                fingerprint: known.fingerprint,
+                label: known.id,
+                tokens: known.tokens,
+            })
+            .collect();
+        let mut best: Option<(Match, Order)> = None;
+        for scope in scope.as_ref().map_or(&*tenant.scopes, std::slice::from_ref) {
+            let order = tenant.policy.order(&candidates, tree, *scope);
+            let found = match_of(&candidates, &order, tree, *scope);
+            if best
+                .as_ref()
+                .is_none_or(|(most, _)| found.tokens > most.tokens)
+            {
+                best = Some((found, order));
+            }
+        }
+        state.asked += documents.len();
+        best.map_or(ranked, |(found, order)| Ordered {
+            order: order.to_vec(),
+            matched: found.documents,
+            matched_tokens: found.tokens,
+        })
+    }
+
+    /// A chat of the tenant of `salt` goes to the engine with `documents` in this order; `ranks` are theirs.
+    pub fn remember(&self, salt: &str, documents: &[Fingerprint], ranks: &[u16]) {
+        let mut state = self.lock();
+        let Some(tenant) = state.tenants.get_mut(&TenantKey::of(salt)) else {
+            return;
+        };
+        let mut ranked = documents.to_vec();
+        for (document, &rank) in documents.iter().zip(ranks) {
+            if let Some(place) = ranked.get_mut(usize::from(rank)) {
+                *place = *document;
+            }
+        }
+        tenant.policy.remember(&ranked, ranks);
+    }
+
+    /// What is in there is valid after every change.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Catches up with the engine.
+    fn follow(&mut self, feed: &Feed, ordering: &Config) {
+        if self.asked > MAX_ASKED {
+            *self = Self::default();
+        }
+        loop {
+            let news = feed.documents_since(self.since, BATCH);
+            let batch = wire::batch(&news, "", None);
+            let position = wire::position(batch.epoch, batch.next);
+            let is_all = batch.reset || self.since == Some(position);
+            for change in self.follower.follow(&batch) {
+                match change {
+                    Change::Forget => self.tenants.clear(),
+                    Change::Tenant(key, event) => {
+                        let tenant = self.tenants.entry(key);
+                        let tenant = tenant.or_insert_with(|| Tenant::new(ordering));
+                        tenant.apply(event);
+                        // Empty scopes stay in a tree.
+                        if tenant.tree.tokens() == 0 {
+                            self.tenants.remove(&key);
+                        }
+                    }
+                }
+            }
+            self.since = Some(position);
+            if is_all || feed.watch().borrow().documents <= batch.next {
+                return;
+            }
+        }
+    }
+}
+
+impl Tenant {
+    fn new(ordering: &Config) -> Self {
+        Self {
+            tree: KnowledgeTree::new(BOUNDS),
+            scopes: Vec::new(),
+            policy: ordering.policy(),
+        }
+    }
+
+    fn apply(&mut self, event: ResidencyEvent<'_>) {
+        if let ResidencyEvent::Stored { scope, .. } = event {
+            self.scopes.retain(|other| *other != scope);
+            if self.scopes.len() == SCOPES {
+                self.scopes.remove(0);
+            }
+            self.scopes.push(scope);
+        }
+        self.tree.apply(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foreword_engine::cache::CacheEvent;
+    use std::sync::Arc;
+
+    fn stored(salt: &str, scope: u64, documents: &[u64]) -> CacheEvent {
+        CacheEvent::DocumentsStored {
+            salt: Arc::from(salt),
+            scope,
+            path: documents.iter().map(|document| (*document, 10)).collect(),
+        }
+    }
+
+    fn removed(salt: &str, scope: u64, documents: &[u64]) -> CacheEvent {
+        CacheEvent::DocumentsRemoved {
+            salt: Arc::from(salt),
+            scope,
+            path: documents.iter().map(|document| (*document, 10)).collect(),
+        }
+    }
+
+    fn known(documents: &[u64]) -> Vec<Known<'static>> {
+        let known = |&document: &u64| Known {
+            id: "",
+            fingerprint: Fingerprint(document),
+            tokens: 10,
+        };
+        documents.iter().map(known).collect()
+    }
+
+    #[test]
+    fn documents_that_are_held_come_first_until_they_are_not() {
+        let (feed, orders) = (Feed::new(), Orders::new(Config::default()));
+        let order = |scope, documents: &[u64]| orders.choose(&feed, "t", scope, &known(documents));
+        assert_eq!(order(None, &[1, 2, 3]).order, [0, 1, 2]);
+        feed.publish(vec![stored("t", 7, &[3]), stored("t", 7, &[3, 1])]);
+        let found = order(Some(Scope(7)), &[1, 2, 3]);
+        assert_eq!(
+            (found.order, found.matched, found.matched_tokens),
+            (vec![2, 0, 1], 2, 20)
+        );
+        // Behind something else the cache holds nothing; where nobody says what will stand before, this will do.
+        assert_eq!(order(Some(Scope(8)), &[1, 2, 3]).order, [0, 1, 2]);
+        assert_eq!(order(None, &[1, 2, 3]).matched, 2);
+        feed.publish(vec![removed("t", 7, &[3, 1])]);
+        assert_eq!(order(None, &[1, 2, 3]).order, [2, 0, 1]);
+        feed.publish(vec![CacheEvent::Cleared]);
+        assert_eq!(order(None, &[1, 2, 3]).matched, 0);
+    }
+
+    #[test]
+    fn a_tenant_sees_nothing_of_another() {
+        let (feed, orders) = (Feed::new(), Orders::new(Config::default()));
+        feed.publish(vec![stored("t", 7, &[3, 1])]);
+        assert_eq!(orders.choose(&feed, "u", None, &known(&[1, 3])).matched, 0);
+        assert_eq!(
+            orders.choose(&feed, "t", None, &known(&[1, 3])).order,
+            [1, 0]
+        );
+    }
+
+    #[test]
+    fn a_feed_that_begins_anew_is_followed_from_its_beginning() {
+        let (feed, orders) = (Feed::new(), Orders::new(Config::default()));
+        feed.publish(vec![stored("t", 7, &[3, 1])]);
+        assert_eq!(orders.choose(&feed, "t", None, &known(&[1, 3])).matched, 2);
+        feed.restart();
+        assert_eq!(orders.choose(&feed, "t", None, &known(&[1, 3])).matched, 0);
+        feed.publish(vec![stored("t", 7, &[1])]);
+        assert_eq!(
+            orders.choose(&feed, "t", None, &known(&[3, 1])).order,
+            [1, 0]
+        );
+    }
+
+    #[test]
+    fn what_is_not_held_stands_as_the_policy_has_learnt() {
+        let (feed, orders) = (Feed::new(), Orders::new(Config::default()));
+        let order = || {
+            orders
+                .choose(&feed, "t", Some(Scope(7)), &known(&[1, 2, 3]))
+                .order
+        };
+        feed.publish(vec![stored("t", 7, &[3])]);
+        assert_eq!(order(), [2, 0, 1]);
+        // Whoever asks for 3 may ask for 2 again.
+        orders.remember("t", &[3, 2, 4].map(Fingerprint), &[1, 0, 2]);
+        assert_eq!(order(), [2, 1, 0]);
+        // What is learnt stays with its tenant, and goes with what is held.
+        feed.publish(vec![stored("u", 7, &[3])]);
+        assert_eq!(
+            orders.choose(&feed, "u", None, &known(&[1, 2, 3])).order,
+            [2, 0, 1]
+        );
+        feed.publish(vec![removed("t", 7, &[3]), stored("t", 7, &[3])]);
+        assert_eq!(order(), [2, 0, 1]);
+    }
+
+    #[test]
+    fn the_policy_is_the_one_configured() {
+        let config = Config::from_json(br#"{"policy": "retrieval"}"#).unwrap();
+        let (feed, orders) = (Feed::new(), Orders::new(config));
+        feed.publish(vec![stored("t", 7, &[3, 1]), stored("t", 7, &[1])]);
+        let found = orders.choose(&feed, "t", None, &known(&[1, 3]));
+        assert_eq!((found.order, found.matched), (vec![0, 1], 1));
+    }
+
+    #[test]
+    fn tenants_of_whom_nothing_is_held_are_forgotten() {
+        let (feed, orders) = (Feed::new(), Orders::new(Config::default()));
+        let matched = |tenant| orders.choose(&feed, tenant, None, &known(&[3])).matched;
+        feed.publish(vec![stored("t", 7, &[3]), stored("u", 7, &[3])]);
+        assert_eq!((matched("t"), orders.lock().tenants.len()), (1, 2));
+        feed.publish(vec![removed("t", 7, &[3])]);
+        assert_eq!((matched("t"), orders.lock().tenants.len()), (0, 1));
+    }
+}

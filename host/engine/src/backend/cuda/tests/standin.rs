@@ -1,0 +1,120 @@
+//! The tests of this folder once more, through a stand-in for CUDA's driver and cuBLASLt (`kernels/standin`): what the
+//! emulator is not asked for itself. Contexts, streams, events, graphs, modules, the library's descriptors and staged copies are
+//! then the driver's business, as they are on a device, and the two streams run as far apart as CUDA allows.
+//!
+//! A process loads libraries once, so each case is a process of its own: this very program, told where to find the stand-in.
+
+use super::emulated::compile;
+use super::models::{checkpoints, config};
+use crate::backend::Backend;
+use crate::backend::cuda::CudaBackend;
+use crate::backend::cuda::driver::{self, Driver};
+use crate::engine::{Engine, EngineConfig, Event, Failure, Health, Request};
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Set for a process that finds the stand-in where CUDA would be.
+const LOADED: &str = "FOREWORD_STANDIN";
+
+/// Whether this process runs on the stand-in.
+pub(super) fn is_loaded() -> bool {
+    std::env::var_os(LOADED).is_some()
+}
+
+/// A folder with the stand-in under both its names, or why there is none.
+fn folder() -> Result<PathBuf, String> {
+    let library = compile("standin/driver.cpp")?;
+    let folder = library.with_extension("");
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["libcuda.so", "libcublasLt.so"] {
+        let link = folder.join(name);
+        if !link.exists() {
+            // Another test may have been faster.
+            let _ = std::os::unix::fs::symlink(&library, &link);
+            assert!(link.exists(), "{} cannot be made", link.display());
+        }
+    }
+    Ok(folder)
+}
+
+/// Runs tests of this program on the stand-in.
+fn run(tests: &[&str], setting: (&str, &str)) {
+    if !driver::is_built_in(9, 0) {
+        return eprintln!(
+            "SKIPPED: the kernels are not built in; `cargo xtask kernels` compiles them"
+        );
+    }
+    let folder = match folder() {
+        Ok(folder) => folder,
+        Err(reason) => return eprintln!("SKIPPED: {reason}"),
+    };
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(tests)
+        .args(["--test-threads", "1"])
+        .env("LD_LIBRARY_PATH", &folder)
+        .env(setting.0, setting.1)
+        .env(LOADED, "1")
+        .output()
+        .unwrap();
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{out}\n{err}");
+    assert!(!out.contains("running 0 tests"), "{out}");
+}
+
+/// Everything, with one of the two streams as late as can be.
+fn run_late(stream: &str) {
+    if !is_loaded() {
+        run(
+            &["cuda::tests::", "--skip", "standin"],
+            ("FOREWORD_LATE", stream),
+        );
+    }
+}
+
+#[test]
+fn through_the_driver_with_arithmetic_as_late_as_can_be() {
+    run_late("first");
+}
+
+#[test]
+fn through_the_driver_with_copies_as_late_as_can_be() {
+    run_late("second");
+}
+
+#[test]
+fn a_device_that_breaks_ends_the_engine_in_words() {
+    if !is_loaded() {
+        let own = "standin::a_device_that_breaks_ends_the_engine_in_words";
+        return run(&[own], ("FOREWORD_BREAKS", "norm_rows:7"));
+    }
+    let open = || {
+        let device = Box::new(Driver::open(0).map_err(|error| error.to_string())?);
+        let checkpoint = &checkpoints()[2];
+        let backend = CudaBackend::build(checkpoint, &config(), device, &mut |_, _| {});
+        let backend = backend.map_err(|error| error.to_string())?;
+        Ok(Box::new(backend) as Box<dyn Backend>)
+    };
+    let backend = open().unwrap();
+    let engine = Engine::guarded(backend, Box::new(open), EngineConfig::default());
+    let request = Request {
+        prompt: vec![1; 20],
+        max_tokens: 9,
+        ..Request::default()
+    };
+    let mut generation = engine.submit(request).unwrap();
+    let end = loop {
+        match generation.blocking_next() {
+            Some(Event::Started { .. } | Event::Token { .. }) => {}
+            end => break end,
+        }
+    };
+    let Some(Event::Failed(Failure::Device(reason))) = end else {
+        panic!("{end:?}");
+    };
+    assert!(reason.contains("ILLEGAL_ADDRESS"), "{reason}");
+    engine.shutdown();
+    let Health::Ended { reason } = engine.health() else {
+        panic!("{:?}", engine.health());
+    };
+    assert!(reason.contains("device lost: ILLEGAL_ADDRESS"), "{reason}");
+}

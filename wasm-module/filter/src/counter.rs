@@ -1,0 +1,27 @@
+//! One counter, one histogram: what a proxy does not define or write is left out, for counting must not cost a request.
+
+use crate::host::{Host, MetricId};
+
+/// A counter; `None` where the proxy would not define it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counter(Option<MetricId>);
+
+impl Counter {
+    pub(crate) fn define(host: &impl Host, name: &str) -> Self {
+        Self(host.define_counter(name).ok())
+    }
+
+    /// Envoy refuses to add zero, so zero is not added.
+    pub(crate) fn add(self, host: &impl Host, amount: u64) {
+        if let (Some(id), 1..) = (self.0, amount) {
+            let _ = host.add(id, amount);
+        }
+    }
+}
+
+/// Adds a value to a histogram, if the proxy defined it.
+pub(crate) fn record(host: &impl Host, histogram: Option<MetricId>, value: u64) {
+    if let Some(id) = histogram {
+        let _ = host.record(id, value);
+    }
+}

@@ -1,0 +1,47 @@
+//! What the sender of a request is told of it.
+
+/// What was done with a request's documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The policy's name.
+    pub policy: &'static str,
+    /// Documents found in the body.
+    pub documents: u32,
+    /// Documents at the prompt's beginning whose KV state the engine is believed to hold.
+    pub matched: u32,
+    /// Documents that stand elsewhere than the client put them.
+    pub moved: u32,
+    /// Repeats that were left out: they equal a document beside them byte for byte.
+    pub dropped: u32,
+    /// Documents that a location hint stands for, because an earlier turn of the chat holds them byte for byte.
+    pub deduplicated: u32,
+    /// Documents of earlier requests that were written again where they first stood.
+    pub pinned: u32,
+    /// Messages with documents that were sent as they are remembered.
+    pub replayed: u32,
+    /// Whether an order hint was written.
+    pub hinted: bool,
+    /// Estimated tokens of the documents sent, pinned ones included.
+    pub document_tokens: u64,
+    /// Estimated tokens of the matched ones.
+    pub matched_tokens: u64,
+}
+
+impl Report {
+    /// Nothing was done yet.
+    pub(crate) fn new(policy: &'static str) -> Self {
+        Self {
+            policy,
+            documents: 0,
+            matched: 0,
+            moved: 0,
+            dropped: 0,
+            deduplicated: 0,
+            pinned: 0,
+            replayed: 0,
+            hinted: false,
+            document_tokens: 0,
+            matched_tokens: 0,
+        }
+    }
+}

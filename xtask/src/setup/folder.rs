@@ -1,0 +1,29 @@
+//! A folder that set-up fills: made anew each time, and what is in it may be run.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+/// Removes it, if it is there.
+pub(super) fn remove(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("removing {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Lets a program be run: executable bits do not survive Python's unpacking.
+#[cfg(unix)]
+pub(super) fn make_executable(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("{} is missing", path.display()))
+}
+
+#[cfg(not(unix))]
+pub(super) fn make_executable(_: &Path) -> Result<()> {
+    Ok(())
+}
