@@ -68,7 +68,7 @@ fn a_refused_configuration_is_told_with_every_error() {
             place,
             "2 errors",
             "max_body_bytes: 0 is less than the minimum of 1",
-            "'modus' was unexpected",
+            "there is no `modus`, only routes, max_body_bytes, mode,",
         ] {
             assert!(out.contains(words), "{out} lacks {words}");
         }
