@@ -221,7 +221,7 @@ fn bad_arguments_and_bad_data_are_named_before_anything_is_asked() {
             question(1, 0),
             &["--ordering", "gone.json"],
             1,
-            "cannot read the configuration gone.json",
+            "cannot read the gateway's configuration in gone.json",
         ),
         (question(1, 0), &["--questions", "0"], 2, "--questions"),
         (
