@@ -25,12 +25,13 @@ impl<'a> Request<'_, 'a> {
     /// earlier message since, the document itself is sent in its place.
     pub(super) fn again(&self, known: &Arrangement, group: &Group<'a>, listed: &Listed) -> Decided {
         let mut arrangement = known.clone();
-        for slot in &mut arrangement.slots {
+        let slots = arrangement.slots.iter_mut();
+        for slot in slots.filter(|slot| slot.is_reference()) {
             let index = slot.index();
             let fingerprint = listed.fingerprint_at(index);
             let is_named = (group.found.get(usize::from(index)))
                 .is_some_and(|found| self.shown.names(found.label, fingerprint));
-            if slot.is_reference() && !is_named {
+            if !is_named {
                 *slot = Slot::document(index);
             }
         }
