@@ -4,40 +4,25 @@
 
 using namespace emulator;
 
-extern "C" void* foreword_allocate(size_t bytes) {
-    std::lock_guard<std::mutex> lock(only_one());
-    machine().buffers.push_back(Guarded::make(bytes));
-    return machine().buffers.back().data;
-}
+extern "C" void* foreword_allocate(size_t bytes) { return allocate(bytes); }
 
-extern "C" void foreword_free(void* data) {
-    std::lock_guard<std::mutex> lock(only_one());
-    auto& buffers = machine().buffers;
-    for (size_t i = 0; i < buffers.size(); i++)
-        if (buffers[i].data == data) {
-            buffers[i].free();
-            buffers.erase(buffers.begin() + i);
-            return;
-        }
-}
+extern "C" void foreword_free(void* data) { release(data); }
 
 // Writes what went wrong into `message`, or nothing.
 extern "C" void foreword_launch(const char* name, const u32* grid, u32 threads, u32 shared, const void* argument, u64 size,
                                 bool backwards, char* message, u64 room) {
     std::lock_guard<std::mutex> lock(only_one());
-    for (const Kernel& kernel : kernels()) {
-        if (strcmp(kernel.name, name)) continue;
-        if (kernel.size != size) {
-            snprintf(message, room, "%s takes %u bytes, %llu were given", name, kernel.size, size);
-        } else if (kernel.threads != threads) {
-            snprintf(message, room, "%s is for %u threads, launched with %u", name, kernel.threads, threads);
-        } else {
-            launch(kernel, grid, threads, shared, argument, backwards);
-            snprintf(message, room, "%s", machine().message.c_str());
-        }
-        return;
+    const Kernel* kernel = kernel_of(name);
+    if (!kernel) {
+        snprintf(message, room, "there is no kernel %s", name);
+    } else if (kernel->size != size) {
+        snprintf(message, room, "%s takes %u bytes, %llu were given", name, kernel->size, size);
+    } else if (kernel->threads != threads) {
+        snprintf(message, room, "%s is for %u threads, launched with %u", name, kernel->threads, threads);
+    } else {
+        launch(*kernel, grid, threads, shared, argument, backwards);
+        snprintf(message, room, "%s", machine().message.c_str());
     }
-    snprintf(message, room, "there is no kernel %s", name);
 }
 
 // Kernels with one mistake each: the emulator's own tests.

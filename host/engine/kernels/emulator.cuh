@@ -317,6 +317,30 @@ inline std::mutex& only_one() {
     return mutex;
 }
 
+inline void* allocate(size_t bytes) {
+    std::lock_guard<std::mutex> lock(only_one());
+    machine().buffers.push_back(Guarded::make(bytes));
+    return machine().buffers.back().data;
+}
+
+inline void release(const void* data) {
+    std::lock_guard<std::mutex> lock(only_one());
+    auto& buffers = machine().buffers;
+    for (size_t i = 0; i < buffers.size(); i++)
+        if (buffers[i].data == data) {
+            buffers[i].free();
+            buffers.erase(buffers.begin() + i);
+            return;
+        }
+}
+
+// Null: there is none of this name.
+inline const Kernel* kernel_of(const char* name) {
+    for (const Kernel& kernel : kernels())
+        if (!strcmp(kernel.name, name)) return &kernel;
+    return nullptr;
+}
+
 inline void launch(const Kernel& kernel, const u32* grid, u32 threads, u32 shared, const void* arguments, bool backwards) {
     Machine& m = machine();
     if (!m.stacks) {

@@ -81,24 +81,14 @@ inline int refusal() {
 
 // Memory that ends where nothing may be touched, aligned as CUDA's is.
 inline u64 allocate(size_t bytes, std::map<u64, size_t>& among) {
-    std::lock_guard<std::mutex> lock(emulator::only_one());
-    auto& buffers = emulator::machine().buffers;
-    buffers.push_back(emulator::Guarded::make((bytes + 255) / 256 * 256));
-    u64 address = reinterpret_cast<u64>(buffers.back().data);
+    u64 address = reinterpret_cast<u64>(emulator::allocate((bytes + 255) / 256 * 256));
     among[address] = bytes;
     return address;
 }
 
 inline bool release(u64 address, std::map<u64, size_t>& among) {
     if (!among.erase(address)) return false;
-    std::lock_guard<std::mutex> lock(emulator::only_one());
-    auto& buffers = emulator::machine().buffers;
-    for (size_t i = 0; i < buffers.size(); i++)
-        if (reinterpret_cast<u64>(buffers[i].data) == address) {
-            buffers[i].free();
-            buffers.erase(buffers.begin() + i);
-            break;
-        }
+    emulator::release(reinterpret_cast<const void*>(address));
     return true;
 }
 
@@ -403,16 +393,14 @@ int cuModuleGetFunction(Function** found, Module* module, const char* name) {
     IN_CONTEXT;
     auto argument = module->arguments.find(name);
     if (argument == module->arguments.end()) return NOT_FOUND;
-    for (const emulator::Kernel& kernel : emulator::kernels()) {
-        if (strcmp(kernel.name, name)) continue;
-        if (kernel.size != argument->second) {
-            fprintf(stderr, "stand-in: %s takes %u bytes in the module, %u here\n", name, argument->second, kernel.size);
-            return NOT_FOUND;
-        }
-        *found = &module->functions.try_emplace(name, Function{&kernel}).first->second;
-        return OK;
+    const emulator::Kernel* kernel = emulator::kernel_of(name);
+    if (!kernel) return NOT_FOUND;
+    if (kernel->size != argument->second) {
+        fprintf(stderr, "stand-in: %s takes %u bytes in the module, %u here\n", name, argument->second, kernel->size);
+        return NOT_FOUND;
     }
-    return NOT_FOUND;
+    *found = &module->functions.try_emplace(name, Function{kernel}).first->second;
+    return OK;
 }
 int cuFuncSetAttribute(Function* function, int attribute, int value) {
     IN_CONTEXT;

@@ -10,8 +10,9 @@ use crate::backend::Backend;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::driver::{self, Driver};
 use crate::engine::{Engine, EngineConfig, Event, Failure, Health, Request};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 /// Set for a process that finds the stand-in where CUDA would be.
 const LOADED: &str = "FOREWORD_STANDIN";
@@ -22,14 +23,20 @@ pub(super) fn is_loaded() -> bool {
 }
 
 /// A folder with the stand-in under both its names, or why there is none.
-fn folder() -> Result<PathBuf, String> {
+fn folder() -> Result<&'static Path, String> {
+    static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let made = MADE.get_or_init(make_folder).as_deref();
+    made.map_err(Clone::clone)
+}
+
+fn make_folder() -> Result<PathBuf, String> {
     let library = compile("standin/driver.cpp")?;
     let folder = library.with_extension("");
     std::fs::create_dir_all(&folder).unwrap();
     for name in ["libcuda.so", "libcublasLt.so"] {
         let link = folder.join(name);
         if !link.exists() {
-            // Another test may have been faster.
+            // Another process may have been faster.
             let _ = std::os::unix::fs::symlink(&library, &link);
             assert!(link.exists(), "{} cannot be made", link.display());
         }
@@ -51,7 +58,7 @@ fn run(tests: &[&str], setting: (&str, &str)) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(tests)
         .args(["--test-threads", "1"])
-        .env("LD_LIBRARY_PATH", &folder)
+        .env("LD_LIBRARY_PATH", folder)
         .env(setting.0, setting.1)
         .env(LOADED, "1")
         .output()
