@@ -78,19 +78,20 @@ skip() {
     echo "$1|SKIPPED, $2|0" >>"$out/parts"
 }
 
+# asked NAME: whether the part was asked for; it is named among the skipped ones if not.
+asked() {
+    [[ ,$parts, == *,$1,* ]] || { skip "$1" "not asked for"; false; }
+}
+
 rm -f "$out/parts"
 echo "$("$foreword" --version), $device, $(uname -sr), $(date -u +%FT%TZ)"
 if command -v nvidia-smi >/dev/null; then
     nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv
 fi
 
-asked() { [[ ,$parts, == *,$1,* ]]; }
-
 if asked measure; then
     part measure 420 "$foreword" measure --device "$device" "${sizes[@]}"
     cat "$out/measure.out"
-else
-    skip measure "not asked for"
 fi
 
 # Where the tests find the fixtures and what transformers computed of them.
@@ -98,7 +99,7 @@ fixtures=$here/../fixtures
 export FOREWORD_FIXTURES=$fixtures
 
 if ! asked operations; then
-    skip operations "not asked for"
+    :
 elif [ -n "$tests" ]; then
     part operations 300 "$tests" cuda --nocapture
     # Which devices the tests found.
@@ -113,7 +114,7 @@ fi
 
 # The same greedy tokens from the host's two devices, on models with known answers.
 if ! asked answers; then
-    skip answers "not asked for"
+    :
 elif [ -d "$fixtures/qwen2" ]; then
     reader=$here/../../../examples/reader
     [ -n "$tiny" ] && few=(--longest 16) || few=()
@@ -125,7 +126,7 @@ else
 fi
 
 if ! asked transformers; then
-    skip transformers "not asked for"
+    :
 elif [ "$device" != cpu ] && python3 -c 'import transformers, torch; assert torch.cuda.is_available()' 2>/dev/null; then
     part transformers 420 python3 "$here/gpu_peer.py" --model "$model" --prompt $prompt --context $context --batches $batches
     cat "$out/transformers.out"
@@ -137,7 +138,7 @@ fi
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 if ! asked sanitizer; then
-    skip sanitizer "not asked for"
+    :
 elif [ -n "$sanitizer" ] && [ -n "$tests" ] && [ "$device" != cpu ]; then
     for tool in memcheck racecheck; do
         part "$tool" 240 "$sanitizer" --tool $tool --error-exitcode 9 "$tests" cuda::tests::operations --test-threads 1

@@ -84,8 +84,8 @@ def main():
                 good = last["answers_equal"] == last["answers"] > 0
                 row("the reader's answers equal to the CPU's", f"{last['answers_equal']} of {last['answers']}", "all", good)
             row("greedy tokens equal to the CPU's", f"{last['tokens_equal']} of {last['tokens']}")
-            behind = last["furthest_behind"]
-            row("  the others behind, of a deviation", f"{behind:.3f}", "<= 0.2", behind <= 0.2)
+            behind, allowed = last["furthest_behind"], last["behind_allowed"]
+            row("  the others behind, of a deviation", f"{behind:.3f}", f"<= {allowed:.1f}", behind <= allowed)
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for line in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
