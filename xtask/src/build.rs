@@ -1,6 +1,7 @@
 //! `cargo xtask build`: the filter, as a Wasm module and as a dynamic module, and the host.
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
@@ -125,6 +126,53 @@ pub(crate) fn host(workspace: &Workspace, profile: &str) -> Result<PathBuf> {
 fn native(workspace: &Workspace, name: &str, profile: &str, target: &[&str]) -> Result<()> {
     let arguments = [&["build", "--locked", "--profile", profile], target].concat();
     Step::cargo(name, workspace.root(), &arguments).run()
+}
+
+/// Builds the dynamic module and the host as a release ships them, without the builder's paths, and returns their paths.
+///
+/// They have a profile, and so a folder, of their own: other flags would make cargo build everything twice.
+pub(crate) fn for_release(workspace: &Workspace) -> Result<[PathBuf; 2]> {
+    const PROFILE: &str = "dist";
+    let mut folders = sources()?;
+    folders.push(workspace.root().to_owned());
+    folders.push(workspace.target().to_owned());
+    let remap = remapped(&host_triple()?, &folders);
+    // The C compiler writes paths too.
+    let flags: Vec<String> = folders
+        .iter()
+        .map(|folder| format!("-ffile-prefix-map={}=/", folder.display()))
+        .collect();
+    for package in ["foreword-dynamic", "foreword"] {
+        let arguments = [
+            "build",
+            "--locked",
+            "--profile",
+            PROFILE,
+            "--package",
+            package,
+            "--config",
+            &*remap,
+        ];
+        Step::cargo(package, workspace.root(), &arguments)
+            .env("CFLAGS", &flags.join(" "))
+            .run()?;
+    }
+    let folder = workspace.artifacts(PROFILE);
+    Ok([
+        built(folder.join("libforeword_dynamic.so"))?,
+        built(folder.join("foreword"))?,
+    ])
+}
+
+/// The target that this machine's compiler builds for.
+pub(crate) fn host_triple() -> Result<String> {
+    let output = Command::new("rustc")
+        .arg("-vV")
+        .output()
+        .context("rustc cannot be started")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(line.context("rustc -vV names no host")?.to_owned())
 }
 
 fn built(path: PathBuf) -> Result<PathBuf> {

@@ -1,30 +1,31 @@
-//! `cargo xtask image`: the Wasm filter as an OCI image, in a folder that `skopeo`, `oras` or `crane` push as it stands.
+//! `cargo xtask image`: the Wasm filter, or the host, as an OCI image.
 //!
-//! ```text
-//! FOLDER/oci-layout, index.json ─► manifest ─► config
-//!                                     └──────► layer: tar.gz with plugin.wasm
-//! ```
-//!
-//! This is the "compat" variant of the Wasm Image Specification
+//! The filter's image is the "compat" variant of the Wasm Image Specification
 //! (<https://github.com/solo-io/wasm/tree/master/spec>), which Istio's agent and Envoy Gateway fetch: the last layer is
-//! an ordinary one and holds a file of that name. No Docker daemon takes part, and the same module gives the same bytes
-//! and so the same digest on every machine.
+//! an ordinary one and holds a file `plugin.wasm`.
+//!
+//! The host's image has no base image: it holds the program and the shared libraries that it is linked with, as the
+//! machine that built it has them. A GPU's driver comes from the node (NVIDIA's container toolkit puts it there).
 
+use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context, Result};
-use clap::Args;
-use flate2::{Compression, GzBuilder};
-use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use serde_json::json;
 
 use crate::build;
+use crate::oci::{self, Entry, Image};
 use crate::workspace::Workspace;
 
 /// What to make.
 #[derive(Args)]
 pub(crate) struct Options {
+    /// Which program
+    #[arg(long, value_enum, default_value_t = Program::Filter)]
+    of: Program,
     /// Folder to write; an image that is there already is replaced
     #[arg(long, default_value = "target/image")]
     output: PathBuf,
@@ -33,13 +34,28 @@ pub(crate) struct Options {
     tag: String,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum Program {
+    /// The Wasm module, as Istio and Envoy Gateway fetch it
+    Filter,
+    /// `foreword`, for Kubernetes and Podman
+    Host,
+}
+
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
-    let module = build::filter(workspace)?;
-    let module = fs::read(&module).with_context(|| format!("cannot read {}", module.display()))?;
+    let (name, image) = match options.of {
+        Program::Filter => {
+            let module = build::filter(workspace)?;
+            let module =
+                fs::read(&module).with_context(|| format!("cannot read {}", module.display()))?;
+            ("filter", filter(&module)?)
+        }
+        Program::Host => ("host", host(&build::host(workspace, "release")?)?),
+    };
     let folder = workspace.root().join(&options.output);
-    let digest = write(&folder, &module, &options.tag)?;
+    let digest = image.write(&folder, &options.tag)?;
     eprintln!(
-        "push it: skopeo copy oci:{}:{} docker://REGISTRY/foreword/filter:{}",
+        "push it: skopeo copy oci:{}:{} docker://REGISTRY/foreword/{name}:{}",
         options.output.display(),
         options.tag,
         options.tag
@@ -48,92 +64,110 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Writes the image and returns the manifest's digest, by which a registry names it too.
-fn write(folder: &Path, module: &[u8], tag: &str) -> Result<String> {
-    let blobs = folder.join("blobs/sha256");
-    if blobs.is_dir() {
-        fs::remove_dir_all(&blobs).with_context(|| format!("cannot clear {}", blobs.display()))?;
-    }
-    fs::create_dir_all(&blobs).with_context(|| format!("cannot create {}", blobs.display()))?;
-
-    let tar = archive(module)?;
-    let layer = blob(&blobs, LAYER, &compressed(&tar)?)?;
-    let config = json!({
-        "architecture": "wasm",
-        "os": "wasi",
-        "config": {},
-        "rootfs": {"type": "layers", "diff_ids": [digest(&tar)]},
-    });
-    let config = blob(&blobs, CONFIG, config.to_string().as_bytes())?;
-    let manifest = json!({
-        "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "config": config,
-        "layers": [layer],
-        "annotations": {
+/// The filter's image.
+pub(crate) fn filter(module: &[u8]) -> Result<Image> {
+    Ok(Image {
+        platform: json!({"architecture": "wasm", "os": "wasi", "config": {}}),
+        annotations: json!({
             "module.wasm.image/variant": "compat",
             "org.opencontainers.image.title": "foreword-filter",
             "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
             "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
+        }),
+        layer: oci::archive(&[Entry {
+            path: "plugin.wasm".to_owned(),
+            bytes: Cow::Borrowed(module),
+            mode: 0o644,
+        }])?,
+    })
+}
+
+/// The host's image, for the processor that `program` was built for: this machine's.
+pub(crate) fn host(program: &Path) -> Result<Image> {
+    let read =
+        |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let mut entries = vec![
+        Entry {
+            path: "etc/group".to_owned(),
+            bytes: Cow::Borrowed(b"foreword:x:65532:\n"),
+            mode: 0o644,
         },
-    });
-    let mut manifest = blob(&blobs, MANIFEST, manifest.to_string().as_bytes())?;
-    let digest = manifest["digest"].as_str().unwrap_or_default().to_owned();
-    manifest["annotations"] = json!({"org.opencontainers.image.ref.name": tag});
-    let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [manifest]});
-    save(&folder.join("index.json"), index.to_string().as_bytes())?;
-    let layout = json!({"imageLayoutVersion": "1.0.0"});
-    save(&folder.join("oci-layout"), layout.to_string().as_bytes())?;
-    Ok(digest)
+        Entry {
+            path: "etc/passwd".to_owned(),
+            bytes: Cow::Borrowed(b"foreword:x:65532:65532::/:/usr/sbin/nologin\n"),
+            mode: 0o644,
+        },
+        Entry {
+            path: "usr/local/bin/foreword".to_owned(),
+            bytes: read(program)?.into(),
+            mode: 0o755,
+        },
+    ];
+    for library in libraries(program)? {
+        entries.push(Entry {
+            path: library.trim_start_matches('/').to_owned(),
+            bytes: read(Path::new(&library))?.into(),
+            mode: 0o755,
+        });
+    }
+    let architecture = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    Ok(Image {
+        platform: json!({
+            "architecture": architecture,
+            "os": "linux",
+            "config": {
+                "User": "65532:65532",
+                "Entrypoint": ["/usr/local/bin/foreword"],
+                "Env": ["PATH=/usr/local/bin", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"],
+                "ExposedPorts": {"8000/tcp": {}},
+            },
+        }),
+        annotations: json!({
+            "org.opencontainers.image.title": "foreword-host",
+            "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
+            "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
+        }),
+        layer: oci::archive(&entries)?,
+    })
 }
 
-/// A tar with the module under the name that fetchers look for; no time, no owner.
-fn archive(module: &[u8]) -> Result<Vec<u8>> {
-    let mut header = tar::Header::new_ustar();
-    header.set_size(module.len() as u64);
-    header.set_mode(0o644);
-    header.set_mtime(0);
-    let mut tar = tar::Builder::new(Vec::new());
-    tar.append_data(&mut header, "plugin.wasm", module)?;
-    Ok(tar.into_inner()?)
-}
-
-fn compressed(bytes: &[u8]) -> Result<Vec<u8>> {
-    let mut encoder = GzBuilder::new()
-        .mtime(0)
-        .write(Vec::new(), Compression::best());
-    std::io::Write::write_all(&mut encoder, bytes)?;
-    Ok(encoder.finish()?)
-}
-
-/// Writes a blob under its digest and returns its descriptor.
-fn blob(blobs: &Path, media_type: &str, bytes: &[u8]) -> Result<Value> {
-    let digest = digest(bytes);
-    let name = digest.strip_prefix("sha256:").unwrap_or(&digest);
-    save(&blobs.join(name), bytes)?;
-    Ok(json!({"mediaType": media_type, "digest": digest, "size": bytes.len()}))
-}
-
-fn digest(bytes: &[u8]) -> String {
-    let hex: String = Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
+/// The paths of the loader and of the libraries that the loader would load for `program`, sorted.
+fn libraries(program: &Path) -> Result<Vec<String>> {
+    let output = Command::new("ldd")
+        .arg(program)
+        .env("LC_ALL", "C")
+        .output()
+        .context("ldd cannot be started")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        output.status.success() && !text.contains("not found"),
+        "ldd {}: {}{text}",
+        program.display(),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    // `libm.so.6 => /lib/…/libm.so.6 (0x…)` or `/lib64/ld-linux-x86-64.so.2 (0x…)`; the kernel's own has no path.
+    let mut paths: Vec<String> = text
+        .lines()
+        .filter_map(|line| {
+            let line = line.trim();
+            let path = line.split_once(" => ").map_or(line, |(_, path)| path);
+            let path = path.split(" (").next()?.trim();
+            path.starts_with('/').then(|| path.to_owned())
+        })
         .collect();
-    format!("sha256:{hex}")
+    paths.sort();
+    paths.dedup();
+    Ok(paths)
 }
-
-fn save(path: &Path, bytes: &[u8]) -> Result<()> {
-    fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
-}
-
-const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
-const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
     use std::io::Read;
 
     fn json(path: &Path) -> Value {
@@ -144,7 +178,7 @@ mod tests {
     fn follow(folder: &Path, descriptor: &Value) -> Vec<u8> {
         let named = descriptor["digest"].as_str().unwrap();
         let bytes = fs::read(folder.join("blobs").join(named.replace(':', "/"))).unwrap();
-        assert_eq!(digest(&bytes), named);
+        assert_eq!(oci::digest(&bytes), named);
         assert_eq!(descriptor["size"], bytes.len());
         bytes
     }
@@ -154,8 +188,14 @@ mod tests {
     fn a_fetcher_finds_the_module_in_the_last_layer() {
         let folder = tempfile::tempdir().unwrap();
         let module = b"\0asm and more".repeat(1000);
-        write(folder.path(), b"an older module", "0.1").unwrap();
-        let digest = write(folder.path(), &module, "0.2").unwrap();
+        filter(b"an older module")
+            .unwrap()
+            .write(folder.path(), "0.1")
+            .unwrap();
+        let digest = filter(&module)
+            .unwrap()
+            .write(folder.path(), "0.2")
+            .unwrap();
 
         assert_eq!(
             json(&folder.path().join("oci-layout"))["imageLayoutVersion"],
@@ -170,20 +210,17 @@ mod tests {
             "0.2"
         );
         let manifest: Value = serde_json::from_slice(&follow(folder.path(), entry)).unwrap();
-        assert_eq!(manifest["mediaType"], MANIFEST);
+        assert_eq!(manifest["mediaType"], oci::MANIFEST);
         let config: Value =
             serde_json::from_slice(&follow(folder.path(), &manifest["config"])).unwrap();
 
         let layer = manifest["layers"].as_array().unwrap().last().unwrap();
-        assert_eq!(layer["mediaType"], LAYER);
+        assert_eq!(layer["mediaType"], oci::LAYER);
         let mut tar = Vec::new();
         flate2::read::GzDecoder::new(&*follow(folder.path(), layer))
             .read_to_end(&mut tar)
             .unwrap();
-        assert_eq!(
-            config["rootfs"]["diff_ids"][0],
-            super::digest(&tar).as_str()
-        );
+        assert_eq!(config["rootfs"]["diff_ids"][0], oci::digest(&tar).as_str());
         let mut archive = tar::Archive::new(&*tar);
         let mut entry = archive.entries().unwrap().next().unwrap().unwrap();
         assert_eq!(entry.path().unwrap().to_str(), Some("plugin.wasm"));
@@ -195,10 +232,48 @@ mod tests {
         assert_eq!(blobs.count(), 3, "the older image was left behind");
     }
 
+    /// The image's files alone, as its own root: the program finds its loader and libraries there.
+    #[test]
+    fn a_hosts_image_runs_by_itself() {
+        let root = tempfile::tempdir().unwrap();
+        let image = host(Path::new("/bin/echo")).unwrap();
+        tar::Archive::new(&*image.layer)
+            .unpack(root.path())
+            .unwrap();
+        let output = std::process::Command::new("unshare")
+            .args(["--user", "--map-root-user", "chroot"])
+            .arg(root.path())
+            .args(["/usr/local/bin/foreword", "it runs"])
+            .output();
+        match output {
+            Ok(output) if output.status.success() => assert_eq!(output.stdout, b"it runs\n"),
+            Ok(output) => {
+                let error = String::from_utf8_lossy(&output.stderr);
+                assert!(
+                    error.starts_with("unshare:"),
+                    "the image's program does not start: {error}"
+                );
+                eprintln!("SKIPPED: no user namespaces here: {error}");
+            }
+            Err(error) => eprintln!("SKIPPED: no `unshare` here: {error}"),
+        }
+    }
+
+    #[test]
+    fn a_program_that_is_not_linked_here_is_named() {
+        let error = host(Path::new("/no/such/program")).err().unwrap();
+        assert!(format!("{error:#}").contains("/no/such/program"));
+    }
+
     #[test]
     fn the_same_module_has_the_same_digest() {
         let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let digests = [one, two].map(|folder| write(folder.path(), b"module", "1").unwrap());
+        let digests = [one, two].map(|folder| {
+            filter(b"module")
+                .unwrap()
+                .write(folder.path(), "1")
+                .unwrap()
+        });
         assert_eq!(digests[0], digests[1]);
     }
 }

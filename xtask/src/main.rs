@@ -5,7 +5,8 @@
 //! setup-embedder  the weights of the embedding model
 //! build    the Wasm filter and the host
 //! kernels  the engine's CUDA kernels as machine code; needs no device
-//! image    the Wasm filter as an OCI image, for Istio and Envoy Gateway
+//! image    the Wasm filter, or the host, as an OCI image
+//! release  tarball, images, lists of components and checksums, reproducible
 //! test     everything CI needs, step by step
 //! browser  the npm package and the demo page
 //! demo     host + Envoy, the questions of the reader's world twice, figures and a report
@@ -24,6 +25,8 @@ mod fuzz;
 mod handbook;
 mod image;
 mod kernels;
+mod oci;
+mod release;
 mod setup;
 mod step;
 mod test;
@@ -55,8 +58,10 @@ enum Task {
     SetupEmbedder,
     /// Build the Wasm filter and the host
     Build(build::Options),
-    /// Build the Wasm filter and pack it as an OCI image, without Docker
+    /// Build the Wasm filter or the host and pack it as an OCI image, without Docker
     Image(image::Options),
+    /// Make a release: tarball, OCI images, CycloneDX lists of components, checksums; the same bytes every time
+    Release(release::Options),
     /// Compile the engine's CUDA kernels with NVRTC (90 MB, once), for the next build of the host to embed
     Kernels(kernels::Options),
     /// Build the npm package and the demo page
@@ -90,6 +95,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::SetupEmbedder => setup::for_embedding(&workspace),
         Task::Build(options) => build::run(&workspace, &options),
         Task::Image(options) => image::run(&workspace, &options),
+        Task::Release(options) => release::run(&workspace, &options),
         Task::Kernels(options) => kernels::run(&workspace, &options),
         Task::Browser(options) => browser::run(&workspace, &options),
         Task::Test => test::run(&workspace),

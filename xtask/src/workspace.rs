@@ -12,6 +12,7 @@ use serde::Deserialize;
 pub(crate) struct Workspace {
     root: PathBuf,
     target: PathBuf,
+    members: Vec<PathBuf>,
 }
 
 /// The part of `cargo metadata` that is read here.
@@ -19,6 +20,13 @@ pub(crate) struct Workspace {
 struct Metadata {
     workspace_root: PathBuf,
     target_directory: PathBuf,
+    /// Of the workspace's members alone: dependencies are left out.
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    manifest_path: PathBuf,
 }
 
 impl Workspace {
@@ -37,12 +45,22 @@ impl Workspace {
         Ok(Self {
             root: metadata.workspace_root,
             target: metadata.target_directory,
+            members: metadata
+                .packages
+                .into_iter()
+                .filter_map(|package| Some(package.manifest_path.parent()?.to_owned()))
+                .collect(),
         })
     }
 
     /// The repository's root.
     pub(crate) fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// The folders of the workspace's packages.
+    pub(crate) fn members(&self) -> &[PathBuf] {
+        &self.members
     }
 
     /// Fetched tools; ignored by git, safe to delete.

@@ -6,6 +6,8 @@
 
 mod apt;
 mod browser;
+mod cargo_tool;
+mod cyclonedx;
 mod deny;
 mod embedder;
 mod envoy;
@@ -23,6 +25,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 pub(crate) use self::browser::{chromium, npm_folder};
+pub(crate) use self::cyclonedx::install as cyclonedx;
 pub(crate) use self::deny::program as deny_program;
 pub(crate) use self::nvrtc::{Nvrtc, install as nvrtc};
 use crate::step::Step;

@@ -1,0 +1,126 @@
+//! OCI images in a folder that `skopeo`, `oras` or `crane` push as it stands, without a Docker daemon.
+//!
+//! ```text
+//! FOLDER/oci-layout, index.json ─► manifest ─► config
+//!                                     └──────► layer: tar.gz
+//! ```
+//!
+//! The same files give the same bytes, and so the same digest, on every machine: archives carry no time and no owner.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use flate2::{Compression, GzBuilder};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+/// An image with one layer.
+pub(crate) struct Image {
+    /// `architecture`, `os` and `config` of the image's configuration.
+    pub(crate) platform: Value,
+    pub(crate) annotations: Value,
+    /// The layer's files as an uncompressed tar: see [`archive`].
+    pub(crate) layer: Vec<u8>,
+}
+
+/// A file of an archive.
+pub(crate) struct Entry<'a> {
+    /// Its path in the archive, without a leading `/`.
+    pub(crate) path: String,
+    pub(crate) bytes: std::borrow::Cow<'a, [u8]>,
+    pub(crate) mode: u32,
+}
+
+impl Image {
+    /// Writes the image into `folder` under `tag` and returns the manifest's digest, by which a registry names it too.
+    /// An image that is there already is replaced.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub(crate) fn write(self, folder: &Path, tag: &str) -> Result<String> {
+        let blobs = folder.join("blobs/sha256");
+        if blobs.is_dir() {
+            fs::remove_dir_all(&blobs)
+                .with_context(|| format!("cannot clear {}", blobs.display()))?;
+        }
+        fs::create_dir_all(&blobs).with_context(|| format!("cannot create {}", blobs.display()))?;
+
+        let layer = blob(&blobs, LAYER, &compressed(&self.layer)?)?;
+        let mut config = self.platform;
+        config["rootfs"] = json!({"type": "layers", "diff_ids": [digest(&self.layer)]});
+        let config = blob(&blobs, CONFIG, config.to_string().as_bytes())?;
+        let manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": config,
+            "layers": [layer],
+            "annotations": self.annotations,
+        });
+        let mut manifest = blob(&blobs, MANIFEST, manifest.to_string().as_bytes())?;
+        let digest = manifest["digest"].as_str().unwrap_or_default().to_owned();
+        manifest["annotations"] = json!({"org.opencontainers.image.ref.name": tag});
+        let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [manifest]});
+        save(&folder.join("index.json"), index.to_string().as_bytes())?;
+        let layout = json!({"imageLayoutVersion": "1.0.0"});
+        save(&folder.join("oci-layout"), layout.to_string().as_bytes())?;
+        Ok(digest)
+    }
+}
+
+/// A tar of these files in their order; no time, no owner.
+///
+/// # Errors
+/// A path is too long for a tar's header.
+pub(crate) fn archive(entries: &[Entry<'_>]) -> Result<Vec<u8>> {
+    let mut tar = tar::Builder::new(Vec::new());
+    for entry in entries {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(entry.bytes.len() as u64);
+        header.set_mode(entry.mode);
+        header.set_mtime(0);
+        tar.append_data(&mut header, &entry.path, &*entry.bytes)
+            .with_context(|| format!("cannot pack {}", entry.path))?;
+    }
+    Ok(tar.into_inner()?)
+}
+
+/// The bytes as gzip, without a time or a name.
+///
+/// # Errors
+/// None that a buffer in memory has.
+pub(crate) fn compressed(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut encoder = GzBuilder::new()
+        .mtime(0)
+        .write(Vec::new(), Compression::best());
+    std::io::Write::write_all(&mut encoder, bytes)?;
+    Ok(encoder.finish()?)
+}
+
+/// The SHA-256 of the bytes, in hexadecimal digits.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    let digest = Sha256::digest(bytes);
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes' digest as registries write it.
+pub(crate) fn digest(bytes: &[u8]) -> String {
+    format!("sha256:{}", sha256(bytes))
+}
+
+/// Writes a blob under its digest and returns its descriptor.
+fn blob(blobs: &Path, media_type: &str, bytes: &[u8]) -> Result<Value> {
+    let digest = digest(bytes);
+    let name = digest.strip_prefix("sha256:").unwrap_or(&digest);
+    save(&blobs.join(name), bytes)?;
+    Ok(json!({"mediaType": media_type, "digest": digest, "size": bytes.len()}))
+}
+
+fn save(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+}
+
+pub(crate) const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";

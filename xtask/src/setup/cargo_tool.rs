@@ -1,0 +1,73 @@
+//! Programs from crates.io, built at a pinned version into the ignored tools folder.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::say;
+use crate::step::Step;
+use crate::workspace::Workspace;
+
+/// A cargo subcommand: the package, the program and the version that this repository uses.
+pub(super) struct CargoTool {
+    /// The package's name, which is the program's too.
+    pub(super) name: &'static str,
+    pub(super) version: &'static str,
+    /// What the program prints for its version.
+    pub(super) version_line: &'static str,
+    /// The arguments that make it print that line.
+    pub(super) version_arguments: &'static [&'static str],
+}
+
+impl CargoTool {
+    /// Where the program lies after [`CargoTool::install`].
+    pub(super) fn program(&self, workspace: &Workspace) -> PathBuf {
+        self.home(workspace).join("bin").join(self.name)
+    }
+
+    /// Builds the program, unless this very version is there.
+    ///
+    /// # Errors
+    /// crates.io cannot be reached, or the build fails.
+    pub(super) fn install(&self, workspace: &Workspace) -> Result<()> {
+        let Self { name, version, .. } = *self;
+        if self.is_there(workspace) {
+            say(name, &format!("{version} is there"));
+            return Ok(());
+        }
+        let build = workspace.tools().join(format!("{name}-build"));
+        let (root, build_folder) = (self.home(workspace), build.to_string_lossy());
+        let root = root.to_string_lossy();
+        let arguments = [
+            "install",
+            name,
+            "--locked",
+            "--version",
+            version,
+            "--root",
+            &*root,
+            "--target-dir",
+            &*build_folder,
+            "--force",
+        ];
+        // It runs for a second at a time: optimising it would only lengthen the first set-up.
+        Step::cargo(name, workspace.root(), &arguments)
+            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
+            .run()?;
+        std::fs::remove_dir_all(build)?;
+        Ok(())
+    }
+
+    fn home(&self, workspace: &Workspace) -> PathBuf {
+        workspace.tools().join(self.name)
+    }
+
+    fn is_there(&self, workspace: &Workspace) -> bool {
+        let output = Command::new(self.program(workspace))
+            .args(self.version_arguments)
+            .output();
+        output
+            .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).trim() == self.version_line)
+    }
+}
