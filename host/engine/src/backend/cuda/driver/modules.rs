@@ -180,7 +180,7 @@ fn compile(architecture: &str) -> Result<Vec<u8>, String> {
     let failed = |what: &str, log: String| format!("NVRTC: {what} for {architecture}: {log}");
     let good = |outcome: nvrtc::nvrtcResult| outcome == nvrtc::nvrtcResult::NVRTC_SUCCESS;
     let mut program = std::ptr::null_mut();
-    // SAFETY: all strings live to the end; lengths are queried before buffers are filled; the program is destroyed once.
+    // SAFETY: all strings live to the end; lengths are queried before buffers are filled; the program is freed once.
     unsafe {
         let (names, texts) = (pointers(&names), pointers(&texts));
         let name = text(ROOT)?;
