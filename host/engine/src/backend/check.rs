@@ -135,7 +135,7 @@ impl Limits {
                 ));
             }
             if matches!(segment.output, Output::Token(_)) && !self.draws {
-                return wrong("it asks for a token, this backend has logits alone".into());
+                return wrong("it asks for a token, but this backend returns only logits".into());
             }
             let end = u64::from(segment.start) + segment.tokens.len() as u64;
             if end > u64::from(self.max_positions) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The request's [`deadline`](super::Request) passed.
-    #[error("the request's time was over before its answer was complete")]
+    #[error("the request's deadline passed before its answer was complete")]
     Expired,
     /// A later request with the same [`SpeculationId`](super::SpeculationId) took its place.
     #[error("a later request took the place of this one")]
@@ -16,7 +16,7 @@ pub enum Failure {
     #[error("{0}")]
     Device(String),
     /// The device did not return from a step, and fresh devices were stuck as well or there was none.
-    #[error("the device has not come back from a step for {} s", patience.as_secs_f32())]
+    #[error("the device has not returned from a step for {} s", patience.as_secs_f32())]
     Stuck {
         /// The [`EngineConfig::watchdog`](super::EngineConfig) that was exceeded.
         patience: Duration,
@@ -25,6 +25,6 @@ pub enum Failure {
     #[error("{0}")]
     Sampling(String),
     /// The engine stopped before the request was complete.
-    #[error("the engine ended before the answer did")]
+    #[error("the engine stopped before the answer was complete")]
     Stopped,
 }

@@ -46,7 +46,9 @@ pub(super) fn start(
         .name("engine watchdog".to_owned())
         .spawn(move || watchdog.run());
     if let Err(error) = thread {
-        shared.end(&format!("there is no thread to watch the engine: {error}"));
+        shared.end(&format!(
+            "no thread could be started to watch the engine: {error}"
+        ));
     }
 }
 
@@ -89,13 +91,13 @@ impl Watchdog {
         }
         self.restarts += 1;
         if self.restarts > MAX_RESTARTS {
-            return Err(format!("{MAX_RESTARTS} fresh devices were no better"));
+            return Err(format!("{MAX_RESTARTS} replacement devices failed too"));
         }
         let Some(factory) = &mut self.factory else {
-            return Err("there is no other".to_owned());
+            return Err("there is no replacement device".to_owned());
         };
         let backend = catch_unwind(AssertUnwindSafe(factory))
-            .unwrap_or_else(|_| Err("making another panicked".to_owned()))?;
+            .unwrap_or_else(|_| Err("making a replacement device panicked".to_owned()))?;
         core.replace_device(&*backend, failure)?;
         Ok(backend)
     }

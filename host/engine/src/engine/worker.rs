@@ -318,7 +318,9 @@ pub(super) fn start(shared: &Arc<Shared>, core: Box<Core>, backend: Box<dyn Back
         Ok(thread) => inbox.thread = Some(thread),
         Err(error) => {
             drop(inbox);
-            shared.end(&format!("there is no thread for the engine: {error}"));
+            shared.end(&format!(
+                "no thread could be started for the engine: {error}"
+            ));
         }
     }
 }

@@ -119,7 +119,7 @@ impl TensorFiles {
             if self.entries.insert(name.clone(), entry).is_some() {
                 return Err(CheckpointError::new(
                     &path,
-                    format!("tensor {name} stands in another file too"),
+                    format!("tensor {name} is in another file too"),
                 ));
             }
         }

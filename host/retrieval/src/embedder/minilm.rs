@@ -71,7 +71,7 @@ impl MiniLm {
             || pooling.pooling_mode_cls_token
             || pooling.pooling_mode_max_tokens
         {
-            let reason = "supported is pooling_mode_mean_tokens alone".to_owned();
+            let reason = "only pooling_mode_mean_tokens is supported".to_owned();
             return Err(LoadError { file, reason });
         }
         let file = folder.join("sentence_bert_config.json");

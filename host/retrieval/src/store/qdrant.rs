@@ -53,7 +53,7 @@ impl Qdrant {
         let host = (url.strip_prefix("http://")).or_else(|| url.strip_prefix("https://"));
         if !host.is_some_and(|host| host.contains("/collections/")) {
             return Err(format!(
-                "{url:?} is no collection's URL, as http://localhost:6333/collections/handbook is one"
+                "{url:?} is not the URL of a collection, such as http://localhost:6333/collections/handbook"
             ));
         }
         let config = Agent::config_builder()
