@@ -1,5 +1,5 @@
-//! Embeds the kernels that `cargo xtask kernels` has compiled from these very sources, if it has; else the host compiles
-//! them when it meets a device.
+//! Embeds the kernels that `cargo xtask kernels` has compiled from exactly these sources. Without them, the host
+//! compiles the kernels when it first uses a device.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};

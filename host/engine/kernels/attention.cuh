@@ -1,15 +1,15 @@
-// Attention of some rows to a block of keys and values: what prefill and decode have in common.
+// Attention of some rows to a block of keys and values: the common part of prefill and decode.
 //
-// A row is one query head of one token. Rows that share a key and value head stand together, so that every key and value
-// read serves them all. Online softmax (Milakov and Gimelshein, arXiv 1805.02867, section 3), tiles in the registers of a
-// warp as in FlashAttention-2 (arXiv 2307.08691, section 3.3): scores never leave them.
+// A row is one query head of one token. Rows that share a key and value head are adjacent, so that every key and value
+// that is read serves them all. Online softmax (Milakov and Gimelshein, arXiv 1805.02867, section 3), with tiles in the
+// registers of a warp as in FlashAttention-2 (arXiv 2307.08691, section 3.3): scores never leave them.
 //
 //   pool, one layer   [page][keys, values][kv_head][slot][head_dim] bf16
 //   shared memory     rows of DIM bf16, chunks of 16 bytes swizzled by the row, so that ldmatrix meets no bank twice
 #pragma once
 #include "device.cuh"
 
-// Where keys and values of a sequence stand.
+// Locates the keys and values of a sequence.
 struct Pages {
     const bf16* pool;
     // Page numbers of the sequence, in order.
@@ -19,24 +19,24 @@ struct Pages {
     u32 kv_heads;
     u32 head_dim;
 
-    // The pool as rows of a head's key or value: that of the key at `position`. There are fewer than 2^32.
+    // Row of the key at `position`, in the pool as rows of a head's key or value. There are fewer than 2^32 rows.
     DEVICE u32 row(u32 position, u32 head) const {
         u32 page = load_unchanged(table + (position >> page_shift)), slot = position & ((1u << page_shift) - 1);
         return page * (2 * kv_heads << page_shift) + (head << page_shift) + slot;
     }
-    // The key; the value stands `values_after()` elements behind it.
+    // The key; its value is `values_after()` elements after it.
     DEVICE const bf16* key(u32 position, u32 head) const { return pool + static_cast<u64>(row(position, head)) * head_dim; }
     DEVICE u64 values_after() const { return (static_cast<u64>(kv_heads) << page_shift) * head_dim; }
 };
 
-// Chunks of 16 bytes in a row of shared memory.
+// Address of a chunk of 16 bytes in a row of shared memory.
 template <int DIM>
 DEVICE bf16* at(bf16* rows, u32 row, u32 chunk) {
     return rows + row * DIM + ((chunk ^ (row % 8)) * 8);
 }
 
-// Brings `COUNT` keys (or values, `offset` behind them) from `position` on into `to` [COUNT][DIM] by `THREADS` threads;
-// zeroes stand where there are none, at `end` and beyond. `position` is before `end`.
+// Copies `COUNT` keys (or values, at distance `offset`) from `position` on to `to` [COUNT][DIM], by `THREADS` threads.
+// Rows at `end` and beyond are filled with zeroes. `position` is before `end`.
 template <int DIM, int COUNT, int THREADS>
 DEVICE void bring(bf16* to, const Pages& pages, u32 head, u32 position, u32 end, u64 offset, u32 thread_of) {
     constexpr u32 CHUNKS = DIM / 8, ROWS = THREADS / CHUNKS;
@@ -46,16 +46,16 @@ DEVICE void bring(bf16* to, const Pages& pages, u32 head, u32 position, u32 end,
 #pragma unroll
     for (u32 i = 0; i < COUNT / ROWS; i++) {
         u32 row = own / CHUNKS + i * ROWS, here = position + row;
-        // No branch: the last position stands for those that there are not, so that pages are looked up side by side.
+        // No branch: the last position stands in for missing ones, so that pages are looked up concurrently.
         copy_async(at<DIM>(to, row, chunk), pages.key(here < end ? here : end - 1, head) + offset, here < end && within);
     }
 }
 
-// What a warp knows of its `TILES` times 16 rows: maxima and sums of their scores, and their outputs so far.
+// State of a warp's `TILES` times 16 rows: maxima and sums of their scores, and their outputs so far.
 template <int DIM, int TILES>
 struct Rows {
     float out[TILES][DIM / 8][4];
-    // Of rows g and g + 8 of a tile; the sums are this lane's share until `close`.
+    // For rows g and g + 8 of a tile; until `close`, the sums are only this lane's share.
     float maximum[TILES][2];
     float total[TILES][2];
 
@@ -71,7 +71,7 @@ struct Rows {
         }
     }
 
-    // Outputs of rows g + 8 h of tile m, for another maximum.
+    // Scales the outputs of rows g + 8 h of tile m for a new maximum.
     DEVICE void correct(int m, int h, float correction) {
 #pragma unroll
         for (int n = 0; n < DIM / 8; n++) {
@@ -107,7 +107,7 @@ DEVICE void score(Scores<TILES, KEYS>& scores, bf16* queries, bf16* keys) {
 #pragma unroll
             for (int i = 0; i < 4; i++) scores.of[m][n][i] = 0.0f;
     const u32 own = forget(lane());
-// Two tiles leave no registers for more than a step at a time.
+// Two tiles leave registers for only one step at a time.
 #pragma unroll(TILES == 1 ? 8 : 1)
     for (int k = 0; k < DIM / 16; k++) {
         u32 left[TILES][4];
@@ -127,9 +127,9 @@ DEVICE void score(Scores<TILES, KEYS>& scores, bf16* queries, bf16* keys) {
     }
 }
 
-// Turns scores into weights relative to the maximum so far. Totals follow it, and `correct(m, h, correction)` has outputs
-// follow. `seen(m, h)` says how many of the block's keys row g + 8 h of tile m sees, none if it is negative; the first block
-// shows every row at least one.
+// Turns scores into weights relative to the new maximum. Totals are corrected for it here, and outputs by `correct(m,
+// h, correction)`. `seen(m, h)` says how many of the block's keys row g + 8 h of tile m sees; a negative number means
+// none. Every row sees at least one key of the first block.
 template <int DIM, int TILES, int KEYS, class Seen, class Correct>
 DEVICE void weigh(Scores<TILES, KEYS>& scores, Rows<DIM, TILES>& rows, float scale, bool all_seen, Seen seen,
                   Correct correct) {
@@ -149,7 +149,7 @@ DEVICE void weigh(Scores<TILES, KEYS>& scores, Rows<DIM, TILES>& rows, float sca
                 }
             top = larger(top, exchange(top, 1));
             top = larger(top, exchange(top, 2));
-            // The first block: from minus infinity, and everything to correct is zero.
+            // In the first block the old maximum is minus infinity, and everything to be corrected is zero.
             float correction = exp2_fast((rows.maximum[m][h] - top) * scale);
             rows.maximum[m][h] = top;
             float offset = top * scale, sum = 0.0f;
@@ -195,13 +195,13 @@ DEVICE void gather(Rows<DIM, TILES>& rows, const Scores<TILES, KEYS>& weights, b
     }
 }
 
-// Partial results, to be combined. A token of `splits` splits has heads times splits of them, from its `first` on:
+// Partial results, to be combined. A token with `splits` splits has heads times splits of them, from its `first` on:
 //   sums   [first + head * splits + split][head_dim] f32, not divided by the total
-//   stats  [first + head * splits + split][maximum in powers of two, total] f32
+//   stats  [first + head * splits + split][maximum as a power of two, total] f32
 struct Partials {
     float* sums;
     float* stats;
 };
 
-// Splits of a token at most.
+// Most splits of a token.
 constexpr u32 MAX_SPLITS = 64;

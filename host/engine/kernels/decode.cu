@@ -1,9 +1,10 @@
-// Attention of one token of each of many sequences: the keys and values are read once, and everything is about that.
+// Attention of one token of each of many sequences. The time goes into reading keys and values, so each is read once.
 //
 //   grid   x: sequences; y: heads of keys and values, times the tiles of 16 query heads; z: splits of the positions
-//   block  four warps, each with its own blocks of 32 positions, put together in shared memory at the end
+//   block  four warps, each with its own blocks of 32 positions, combined in shared memory at the end
 //
-// Splits are cut by position and by the sequence's own length alone: who shares the step does not change a result.
+// Splits are cut by position and by the sequence's own length alone, so the other sequences of a step do not change a
+// result.
 #include "attention.cuh"
 
 struct Decode {
@@ -12,7 +13,7 @@ struct Decode {
     const bf16* pool;
     // [rows][table_stride]
     const u32* tables;
-    // Positions that each row sees; 0: the row is padding.
+    // Number of positions that each row sees; 0 for padding.
     const u32* lengths;
     Partials partials;
     u32 heads;
@@ -26,7 +27,7 @@ struct Decode {
 constexpr u32 DECODE_THREADS = 128;
 constexpr u32 DECODE_WARPS = DECODE_THREADS / WARP;
 constexpr int DECODE_KEYS = 32;
-// Positions of a split, at least.
+// Fewest positions in a split.
 constexpr u32 DECODE_SPLIT = DECODE_WARPS * DECODE_KEYS * 2;
 
 // Positions in a split of a sequence: as few as `MAX_SPLITS` allow.
@@ -36,7 +37,7 @@ DEVICE u32 split_length(u32 length) {
     return split;
 }
 
-// Where a row's partial results begin.
+// Index at which a row's partial results begin.
 DEVICE u64 decode_first(u32 row, u32 heads) { return static_cast<u64>(row) * heads * MAX_SPLITS; }
 
 template <int DIM>
@@ -94,7 +95,7 @@ DEVICE void decode(const Decode& args) {
     rows.close();
     barrier();
 
-    // Every warp lays its rows down, then the block puts them together: [warp][16][DIM] and [warp][16][maximum, total].
+    // Every warp writes its rows, then the block combines them: [warp][16][DIM] and [warp][16][maximum, total].
     float* sums = reinterpret_cast<float*>(shared_memory());
     float* stats = sums + DECODE_WARPS * 16 * DIM;
 #pragma unroll
@@ -117,7 +118,7 @@ DEVICE void decode(const Decode& args) {
             top = maximum > top ? maximum : top;
         }
         for (u32 w = 0; w < DECODE_WARPS; w++) {
-            // A warp without positions has a maximum of minus infinity: its share is zero.
+            // A warp without positions has a maximum of minus infinity, so its share is zero.
             float share = exp2_fast(stats[(w * 16 + r) * 2] - top);
             total += stats[(w * 16 + r) * 2 + 1] * share;
             sum += sums[(w * 16 + r) * DIM + column] * share;
@@ -136,15 +137,15 @@ DEVICE void decode(const Decode& args) {
 KERNEL(decode_64, Decode, DECODE_THREADS, 4) { decode<64>(args); }
 KERNEL(decode_128, Decode, DECODE_THREADS, 3) { decode<128>(args); }
 
-// Puts partial results together.
+// Combines partial results.
 //   grid  x: tokens; y: heads
 struct Combine {
     Partials partials;
     // [rows][heads][head_dim]
     bf16* output;
-    // [tokens][row of the output, splits, first]; null: those of `decode`.
+    // [tokens][row of the output, splits, first]; null for the results of `decode`.
     const u32* tokens;
-    // Of `decode`.
+    // Lengths of the sequences in `decode`.
     const u32* lengths;
     u32 heads;
     u32 head_dim;
@@ -162,7 +163,7 @@ KERNEL(combine_splits, Combine, COMBINE_THREADS, 1) {
         u32 length = args.lengths[row], split = split_length(length);
         splits = (length + split - 1) / split;
         first = decode_first(row, args.heads);
-        // Padding, or final already.
+        // Padding, or already final.
         if (splits <= 1) return;
     }
     const u32 head = block_y();

@@ -1,7 +1,7 @@
-// What kernels are written in: fixed-width numbers, bf16, and the instructions of a warp, each behind a function.
+// The vocabulary of the kernels: fixed-width numbers, bf16, and the instructions of a warp, each behind a function.
 //
-// PTX stands in this file alone. Where the kernels are compiled for the CPU (EMULATED), `emulator.cuh` gives the same
-// functions another body, and everything else is the very same source.
+// Only this file contains PTX. Where the kernels are compiled for the CPU (EMULATED), `emulator.cuh` defines the same
+// functions differently, and everything else is the very same source.
 //
 //   fragments of m16n8k16, by lane (row g = lane / 4, column pair t = lane % 4):
 //     A [16][16]   a0 (g, 2t..)   a1 (g + 8, 2t..)   a2 (g, 2t + 8..)   a3 (g + 8, 2t + 8..)     a word is two values
@@ -14,12 +14,12 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// The upper half of a float, with its own rounding: CUDA's headers are not needed.
+// The upper half of a float. Rounding is defined here, so CUDA's headers are not needed.
 struct bf16 {
     u16 bits;
 };
 
-// Sixteen bytes, moved at once: eight bf16 or four floats.
+// Sixteen bytes that are moved at once: eight bf16 or four floats.
 struct alignas(16) Vector {
     u32 words[4];
 };
@@ -30,7 +30,8 @@ struct alignas(16) Vector {
 
 #define DEVICE __device__ __forceinline__
 
-// A kernel takes one argument, a struct: pointers first, then 32-bit numbers, so that its layout is the same everywhere.
+// A kernel takes one argument, a struct of pointers first and then 32-bit numbers, so that its layout is the same
+// everywhere.
 #define KERNEL(name, Arguments, threads, blocks) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Arguments args)
 
@@ -39,8 +40,8 @@ DEVICE u32 block_x() { return blockIdx.x; }
 DEVICE u32 block_y() { return blockIdx.y; }
 DEVICE u32 block_z() { return blockIdx.z; }
 
-// The value, of which the compiler forgets where it came from: what is computed from it is computed again in every round
-// of a loop, where keeping it would take registers that are worth more.
+// Returns the value while hiding its origin from the compiler. What is computed from it is then recomputed in every
+// iteration of a loop, because keeping it would take registers that are worth more.
 DEVICE u32 forget(u32 value) {
     asm volatile("" : "+r"(value));
     return value;
@@ -51,7 +52,7 @@ DEVICE T* forget(T* value) {
     return value;
 }
 
-// The block's shared memory, as large as the launch says; patterns of 1,024 bytes may begin where it does.
+// The block's shared memory, as large as the launch says, aligned to 1,024 bytes.
 DEVICE u8* shared_memory() {
     extern __shared__ __align__(1024) u8 memory[];
     return memory;
@@ -75,7 +76,7 @@ DEVICE float larger(float x, float y) { return fmaxf(x, y); }
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
-// Two floats as bf16, rounded to nearest even: `low` in the lower half.
+// Two floats as bf16, rounded to nearest even, with `low` in the lower half.
 DEVICE u32 pack(float low, float high) {
     u32 word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
@@ -84,7 +85,7 @@ DEVICE u32 pack(float low, float high) {
 
 DEVICE u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
 
-// Four matrices [8][8] of bf16; lane i says where row i % 8 of matrix i / 8 begins.
+// Loads four matrices [8][8] of bf16. Lane i gives the address of row i % 8 of matrix i / 8.
 DEVICE void load_matrices(u32 (&to)[4], const bf16* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -98,7 +99,7 @@ DEVICE void load_matrices_transposed(u32 (&to)[4], const bf16* row) {
                  : "memory");
 }
 
-// c += a · b, sums in f32.
+// c += a · b, with sums in f32.
 DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
@@ -106,7 +107,8 @@ DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Copies 16 bytes into shared memory, or zeroes if they are not `wanted`; they are there after the group was waited for.
+// Copies 16 bytes into shared memory, or zeroes if they are not `wanted`. They are there once their group was waited
+// for.
 DEVICE void copy_async(void* shared, const void* global, bool wanted) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :
@@ -114,16 +116,16 @@ DEVICE void copy_async(void* shared, const void* global, bool wanted) {
                  : "memory");
 }
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all but the last `PENDING` groups of this thread have landed.
+// Waits until all but the last `PENDING` groups of this thread have landed.
 template <int PENDING>
 DEVICE void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Of what no kernel writes while this one runs.
+// Loads data that no kernel writes while this one runs.
 DEVICE u32 load_unchanged(const u32* from) { return __ldg(from); }
 DEVICE Vector load_vector(const void* from) { return *static_cast<const Vector*>(from); }
-// For what is read once: weights pass through without displacing what is read again.
+// Loads data that is read only once: weights pass through without displacing what is read again.
 DEVICE Vector load_vector_once(const void* from) {
     Vector v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -136,24 +138,25 @@ DEVICE void store_vector(void* to, const Vector& v) { *static_cast<Vector*>(to) 
 DEVICE u32 add_shared(u32* to, u32 value) { return atomicAdd(to, value); }
 DEVICE u64 add_shared(u64* to, u64 value) { return atomicAdd(to, value); }
 
-// A warpgroup: four warps, from one whose number is divisible by four, whose multiplications run on their own (wgmma, of
-// compute capability 9.0 alone). Operands in shared memory are named by descriptors, see `matrix_at` below; registers are
-// the fragments above, by warp: warp w has rows 16 w to 16 w + 15, and C goes on to the right in steps of 8 columns.
-// Between issue and wait, nobody touches accumulators, registers of A, or operands in shared memory.
+// A warpgroup consists of four warps, the first of which has a number divisible by four. Its multiplications run
+// asynchronously (wgmma, on compute capability 9.0 only). Operands in shared memory are named by descriptors, see
+// `matrix_at` below. Registers are the fragments above, by warp: warp w has rows 16 w to 16 w + 15, and C continues to
+// the right in steps of 8 columns. Between issue and wait, no thread may touch accumulators, registers of A, or
+// operands in shared memory.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define WARPGROUPS
 
-// What threads wrote to shared memory is seen by multiplications that follow a barrier behind this.
+// Makes the threads' writes to shared memory visible to multiplications that follow the next barrier.
 DEVICE void shared_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// What threads wrote to registers is seen by the multiplications that follow.
+// Makes the threads' writes to registers visible to the multiplications that follow.
 DEVICE void group_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until all but the last `PENDING` committed groups of multiplications are done.
+// Waits until all but the last `PENDING` committed groups of multiplications are done.
 template <int PENDING>
 DEVICE void group_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-// Behind a wait: the compiler takes the accumulators for new from here on, so that no use of them moves before.
+// Called after a wait: the compiler regards the accumulators as new from here on, so no use of them moves before it.
 template <int COUNT>
 DEVICE void group_take(float (&c)[COUNT][4]) {
 #pragma unroll
@@ -164,7 +167,7 @@ DEVICE void group_take(float (&c)[COUNT][4]) {
 #define FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define SIXTEEN(c, n) FOUR(c, n), FOUR(c, n + 1), FOUR(c, n + 2), FOUR(c, n + 3)
 
-// c = a · b, or c += a · b: A [64][16] and B [16][128] from shared memory, each with k beside k.
+// c = a · b, or c += a · b, with A [64][16] and B [16][128] from shared memory, each with adjacent k.
 DEVICE void group_multiply(float (&c)[16][4], u64 a, u64 b, bool add) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -177,7 +180,7 @@ DEVICE void group_multiply(float (&c)[16][4], u64 a, u64 b, bool add) {
         : "l"(a), "l"(b), "r"(static_cast<u32>(add)));
 }
 
-// c += a · b: A [64][16] from registers, B [16][128] from shared memory, with column beside column.
+// c += a · b, with A [64][16] from registers and B [16][128] from shared memory, with adjacent columns.
 DEVICE void group_multiply(float (&c)[16][4], const u32 (&a)[4], u64 b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -189,7 +192,7 @@ DEVICE void group_multiply(float (&c)[16][4], const u32 (&a)[4], u64 b) {
         : SIXTEEN(c, 0), SIXTEEN(c, 4), SIXTEEN(c, 8), SIXTEEN(c, 12)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-// Likewise, B [16][64].
+// The same with B [16][64].
 DEVICE void group_multiply(float (&c)[8][4], const u32 (&a)[4], u64 b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
@@ -216,7 +219,7 @@ constexpr u32 WARP = 32;
 DEVICE u32 lane() { return thread() % WARP; }
 DEVICE u32 warp() { return thread() / WARP; }
 
-// The sum of a value over a warp, in every lane; the same order of additions in each.
+// The sum of a value over a warp, in every lane, with the same order of additions in each.
 DEVICE float warp_sum(float value) {
     for (u32 mask = WARP / 2; mask > 0; mask /= 2) value += exchange(value, mask);
     return value;
@@ -225,22 +228,23 @@ DEVICE float warp_sum(float value) {
 #ifdef WARPGROUPS
 constexpr u32 GROUP = 4 * WARP;
 
-// The descriptor of an operand in shared memory. It lies in panels, rows of 128 bytes whose eight chunks of 16 bytes stand
-// at their number xor the row's, the row counted from an address divisible by 1,024:
+// The descriptor of an operand in shared memory. The operand is stored in panels: rows of 128 bytes, in which each of
+// the
+// eight chunks of 16 bytes is at its number xor the row's number, counted from an address divisible by 1,024.
 //
-//   k beside k             rows are A's rows or B's columns; `stride` bytes from eight of them to the next eight,
-//                          `leading` counts for nothing; 16 of k take 32 bytes, and begin at any of the four places
-//   column beside column   rows are k; `stride` bytes from eight of them to the next eight, `leading` bytes from 64
+//   k adjacent             rows are A's rows or B's columns; `stride` bytes from eight of them to the next eight,
+//                          `leading` is ignored; 16 of k take 32 bytes, and begin at any of the four places
+//   columns adjacent       rows are k; `stride` bytes from eight of them to the next eight, `leading` bytes from 64
 //                          columns to the next 64
 //
 // PTX ISA 9.0, "Matrix Descriptor Format", "Strides" and "Canonical Layouts" of the asynchronous warpgroup level matrix
 // instructions (128-byte swizzle). The same as in CUTLASS's `make_gmma_desc` (cute/atom/mma_traits_sm90_gmma.hpp, B128)
-// and in ThunderKittens' `st_descriptor`, of which none was copied.
+// and in ThunderKittens' `st_descriptor`; neither was copied.
 DEVICE u64 matrix_at(const void* start, u32 leading, u32 stride) {
     u64 address = (shared_address(start) & 0x3ffff) >> 4;
     return address | static_cast<u64>(leading >> 4) << 16 | static_cast<u64>(stride >> 4) << 32 | 1ull << 62;
 }
-// The same operand `bytes` further on.
+// The descriptor of the same operand `bytes` further on.
 DEVICE u64 matrix_behind(u64 matrix, u32 bytes) { return matrix + (bytes >> 4); }
 #endif
 

@@ -8,7 +8,7 @@ extern "C" void* foreword_allocate(size_t bytes) { return allocate(bytes); }
 
 extern "C" void foreword_free(void* data) { release(data); }
 
-// Writes what went wrong into `message`, or nothing.
+// Launches a kernel and writes an error message, or an empty string, to `message`.
 extern "C" void foreword_launch(const char* name, const u32* grid, u32 threads, u32 shared, const void* argument, u64 size,
                                 bool backwards, char* message, u64 room) {
     std::lock_guard<std::mutex> lock(only_one());
@@ -25,7 +25,7 @@ extern "C" void foreword_launch(const char* name, const u32* grid, u32 threads, 
     }
 }
 
-// Kernels with one mistake each: the emulator's own tests.
+// Kernels with one mistake each, for the emulator's own tests.
 struct Mistake {
     float* values;
     u32 count;
@@ -61,8 +61,8 @@ KERNEL(mistake_unset_shared_memory, Mistake, 64, 1) {
     args.values[thread()] = reinterpret_cast<float*>(shared_memory())[thread()];
 }
 
-// One multiplication of a warpgroup by operands that are copied, with one step wrong. The first four values are
-// threes; a result is 72 if nothing is.
+// One multiplication of a warpgroup by copied operands, with one step wrong. The first four values are threes; the
+// result is 72 if nothing is wrong.
 enum class Wrong {
     Nothing, CopyWait, SharedFence, GroupFence, EarlyFence, Commit, Wait, EarlyRead, Accumulators, Registers, Operand,
     Swizzle, Disagree
@@ -78,7 +78,7 @@ static void multiply_once(const Mistake& args) {
     if (WRONG != Wrong::SharedFence) shared_fence();
     barrier();
     float c[16][4] = {};
-    // Two bf16 of zero and three.
+    // Each word is two bf16, zero and three.
     u32 a[4] = {0x40400000, 0x40400000, 0x40400000, 0x40400000};
     u64 matrix = matrix_at(memory, 16, 1024);
     if (WRONG == Wrong::Swizzle) matrix ^= 3ull << 62;

@@ -1,16 +1,17 @@
-// The device as the CPU plays it: the same functions as the other half of `device.cuh`, for tests alone.
+// The emulation of a device on the CPU: the same functions as the other half of `device.cuh`, for tests only.
 //
 //   a block     one fibre per thread, switched by hand; a thread runs until it waits for others
-//   a warp      an instruction of the warp is carried out when all 32 lanes have brought their operands
-//   shared      ends at a page that may not be touched; every byte is set before a block begins, so that reading what
-//               nobody wrote yields NaN, or an index that is nowhere
+//   a warp      an instruction of the warp is carried out when all 32 lanes have supplied their operands
+//   shared      ends at an inaccessible page; every byte is set before a block begins, so that reading what nobody
+//   wrote
+//               yields NaN, or an index out of range
 //   buffers     likewise, each ends at such a page: an access beyond it is reported with kernel, block and thread
-//   copies      `copy_async` copies when it is waited for, not before: a missing wait shows
+//   copies      `copy_async` copies when it is waited for, not before, so a missing wait shows
 //   groups      multiplications of warpgroups are carried out when they are waited for: `emulator_groups.cuh`
 //   order       a warp runs as far as it can before the next one does, and a launch can begin with the last warp and
-//               lane: a missing barrier shows as a wrong result, or as another one
+//               lane: a missing barrier shows as a wrong result, or as a different one
 //
-// What it cannot show: speed, the memory model between blocks, and whether an instruction does what its manual says.
+// It cannot show speed, the memory model between blocks, or whether an instruction does what its manual says.
 #pragma once
 
 #if !defined(__x86_64__)
@@ -41,7 +42,7 @@ constexpr size_t STACK = 64 * 1024;
 constexpr u32 MAX_THREADS = 1024;
 constexpr u32 LANES = 32;
 
-// A mapping whose data ends where a page begins that may not be touched.
+// A mapping whose data ends where an inaccessible page begins.
 struct Guarded {
     u8* mapping = nullptr;
     size_t mapped = 0;
@@ -74,15 +75,15 @@ struct Copy {
 struct Fibre {
     void* stack_pointer = nullptr;
     bool done = false;
-    // Groups of copies, the last one open.
+    // Groups of copies; the last group is open.
     std::vector<std::vector<Copy>> copies;
     size_t landed = 0;
     u32 collectives = 0;
     u32 barriers = 0;
 };
 
-// What the lanes of a warp bring to an instruction, and what they get: two places, since a fast lane may be one
-// instruction ahead of a slow one, never two.
+// Operands that the lanes of a warp supply to an instruction, and its results. There are two sets, because a fast lane
+// may be one instruction ahead of a slow one, but never two.
 struct Meeting {
     u32 arrived = 0;
     u32 carried_out = 0;
@@ -131,7 +132,7 @@ inline Machine& machine() {
     return *one;
 }
 
-// Saves what a call must keep and goes on with another stack.
+// Saves the registers that a call preserves and continues on another stack.
 extern "C" void foreword_switch(void** save, void* load);
 asm(R"(
 .text
@@ -162,7 +163,7 @@ inline void yield() {
     foreword_switch(&m.fibres[m.current].stack_pointer, m.scheduler);
 }
 
-// An error of the kernel: the launch ends and says so.
+// Reports an error of the kernel and ends the launch.
 [[noreturn]] inline void give_up(const std::string& what) {
     Machine& m = machine();
     m.message = what;
@@ -190,7 +191,7 @@ inline void barrier_of_block() {
     while (m.barriers < own.barriers) yield();
 }
 
-// Brings `count` words; `carry_out` computes what all lanes get, once.
+// Supplies `count` words; `carry_out` computes the results of all lanes, once.
 template <class F>
 inline const u64* meet(const u64* words, u32 count, F carry_out) {
     Machine& m = machine();
@@ -234,13 +235,13 @@ inline void on_fault(int signal, siginfo_t* info, void* context) {
     siglongjmp(m.escape, 2);
 }
 
-// What multiplications of warpgroups know of a block and of its copies: in `emulator_groups.cuh`.
+// State of a block's warpgroup multiplications and copies, defined in `emulator_groups.cuh`.
 void begin_groups();
 void end_groups();
 void copy_begins(const void* to);
 void copy_lands(const void* to);
 
-// Runs one block; `backwards`: the last thread first.
+// Runs one block; if `backwards`, the last thread runs first.
 inline void run_block(bool backwards) {
     Machine& m = machine();
     memset(m.shared.data, 0xff, (m.shared.bytes + 15) / 16 * 16);
@@ -250,7 +251,7 @@ inline void run_block(bool backwards) {
         fibre.copies.assign(1, {});
         fibre.landed = 0;
         fibre.collectives = fibre.barriers = 0;
-        // As if `enter` had been called: the stack is 16-aligned before the return address.
+        // Sets up the stack as if `enter` had been called: it is 16-aligned before the return address.
         void** top = reinterpret_cast<void**>(m.stacks + (i + 1) * STACK - 64);
         *--top = nullptr;
         *--top = reinterpret_cast<void*>(&enter);
@@ -267,7 +268,7 @@ inline void run_block(bool backwards) {
         for (u32 w = 0; w < warps; w++) {
             const u32 first = (backwards ? warps - 1 - w : w) * LANES;
             const u32 lanes = m.threads - first < LANES ? m.threads - first : LANES;
-            // A warp goes on alone until it waits for the block: whatever another one should have done by then shows.
+            // A warp runs alone until it waits for the block, so a dependence on another warp's progress shows.
             do {
                 m.progress = false;
                 for (u32 i = 0; i < lanes; i++) {
@@ -334,7 +335,7 @@ inline void release(const void* data) {
         }
 }
 
-// Null: there is none of this name.
+// Returns the kernel of this name, or null if there is none.
 inline const Kernel* kernel_of(const char* name) {
     for (const Kernel& kernel : kernels())
         if (!strcmp(kernel.name, name)) return &kernel;

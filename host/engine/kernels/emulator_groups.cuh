@@ -1,36 +1,39 @@
-// Multiplications of warpgroups as the CPU plays them: issued, and carried out as late as the manual allows.
+// The emulation of warpgroup multiplications: issued at once, and carried out as late as the manual allows.
 //
 //   issued       by a warp's 32 lanes: accumulators become NaN, operands are noted
-//   carried out  when the warp waits for their group and its three neighbours have issued the same; read from shared
-//                memory and from the registers of A only then
-//   errors       accumulators, registers of A or operands that somebody touched in between; operands that a copy is still
-//                to write, or writes while they are read, or wrote with no `shared_fence` since; a multiplication with no
-//                `group_fence` since the last wait, or with registers written since that fence (of registers that were
-//                multiplied before: where others are is not known); warps of a group with different operands; ending
-//                with a multiplication that nobody waited for
+//   carried out  when the warp waits for their group and its three neighbours have issued the same; shared memory and
+//   the
+//                registers of A are read only then
+//   errors       accumulators, registers of A or operands that were touched in between; operands that a copy is still
+//                to write, or writes while in use, or wrote with no `shared_fence` since; a multiplication with no
+//                `group_fence` since the last wait, or with registers written since that fence (only for registers that
+//                were multiplied before: the location of others is unknown); warps of a group with different operands;
+//                ending with a multiplication that was never waited for
 //
 // After PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions": the layout of fragments of
-// m64nNk16, the descriptor's bits, the canonical layouts of the 128-byte swizzle, and where fences must stand. What the
-// manual leaves to figures was compared with CUTLASS (cute/arch/mma_sm90_desc.hpp, cute/atom/mma_traits_sm90_gmma.hpp) and
-// ThunderKittens (st_descriptor.cuh). Ordinary stores to shared memory are not followed, copies alone.
+// m64nNk16, the descriptor's bits, the canonical layouts of the 128-byte swizzle, and where fences are required. What
+// the
+// manual shows only in figures was compared with CUTLASS (cute/arch/mma_sm90_desc.hpp,
+// cute/atom/mma_traits_sm90_gmma.hpp) and ThunderKittens (st_descriptor.cuh). Only copies to shared memory are tracked,
+// not ordinary stores.
 #pragma once
 
 namespace emulator {
 
 constexpr u32 GROUP_WARPS = 4;
-// Where the shared memory of a block begins in its window.
+// Offset of a block's shared memory in its address window.
 constexpr u32 SHARED_BASE = 1024;
-// What accumulators hold meanwhile: not a number, and of the kind that any arithmetic turns into another.
+// Content of accumulators in flight: a signalling NaN, which any arithmetic turns into a different one.
 constexpr u32 IN_FLIGHT = 0x7fa0f11e;
 
-// An operand in shared memory by its descriptor.
+// An operand in shared memory, by its descriptor.
 struct Operand {
     u64 bits;
-    // Columns stand beside columns, and not k beside k.
+    // Whether columns are adjacent, rather than k.
     bool columns;
 
-    // Where in shared memory 16 bytes stand: of row `i` (or column) those of k from 8 j on, or of k = `i` those of column
-    // 8 j on.
+    // Offset of 16 bytes in shared memory: those of row (or column) `i` with k from 8 j on or, where columns are
+    // adjacent, those of k = `i` with columns from 8 j on.
     u32 offset(u32 i, u32 j) const {
         u32 start = (bits & 0x3fff) << 4, leading = (bits >> 16 & 0x3fff) << 4, stride = (bits >> 32 & 0x3fff) << 4;
         if (bits >> 62 != 1 || bits >> 49 & 7)
@@ -46,24 +49,24 @@ struct Operand {
 struct Multiplication {
     Operand a, b;
     bool a_in_registers, add;
-    // Columns of B.
+    // Number of columns of B.
     u32 columns;
     float* c[LANES];
     const u32* a_registers[LANES];
-    // The operands when it was issued.
+    // The operands at the time of issue.
     std::vector<u32> offsets;
     std::vector<u8> bytes;
     std::vector<u32> registers;
 };
 
-// Registers that multiplications under way add to: of all lanes, with what they hold at last.
+// Registers of all lanes that multiplications in flight add to, with their values before the first.
 struct Accumulators {
     Multiplication* first;
     u32 pending;
     std::vector<float> values;
 };
 
-// Registers of all lanes, and what they held at the last fence.
+// Registers of all lanes, with their content at the last fence.
 struct Registers {
     const void* at[LANES];
     u32 bytes;
@@ -80,9 +83,9 @@ struct Registers {
 struct Issued {
     std::vector<std::unique_ptr<Multiplication>> all;
     std::vector<Accumulators> accumulators;
-    // By their place in the first lane.
+    // Registers by their address in the first lane.
     std::map<const void*, Registers> known;
-    // How many each committed group ends with.
+    // Number of multiplications up to the end of each committed group.
     std::vector<size_t> groups;
     size_t done = 0;
     bool fenced = false;
@@ -92,14 +95,14 @@ struct Issued {
 struct Chunk {
     u32 copies_under_way = 0;
     u32 readers = 0;
-    // The thread behind the one whose copy landed here with no fence since.
+    // One more than the number of the thread whose copy landed here with no fence since, or 0.
     u32 unfenced = 0;
 };
 
 struct Groups {
     Issued warps[MAX_THREADS / LANES];
     std::vector<Chunk> chunks;
-    // What each thread has to fence.
+    // Chunks that each thread has to fence.
     std::vector<u32> landed[MAX_THREADS];
 };
 
@@ -147,7 +150,7 @@ inline void fence_copies() {
     groups().landed[own].clear();
 }
 
-// Of the 16 rows of a warp's fragments: the first that a lane has some of, or the other.
+// Row of a lane's fragment among a warp's 16: its first row, or the one 8 below.
 inline u32 row_of(u32 lane, u32 high) { return lane / 4 + high * 8; }
 
 inline void note_operands(Multiplication& m, u32 warp) {
@@ -175,7 +178,7 @@ inline void fence_registers(Issued& own) {
     for (auto& [_, registers] : own.known) registers.fenced = registers.held();
 }
 
-// Registers must be as they were at the last fence.
+// Checks that registers are unchanged since the last fence.
 template <class T>
 void check_fenced(Issued& own, T* const* at, u32 bytes) {
     auto [found, is_new] = own.known.try_emplace(at[0]);
@@ -210,7 +213,7 @@ inline void issue(std::unique_ptr<Multiplication> issued, u32 warp) {
     }
 }
 
-// sums (+)= a · b, of a warp's 16 rows.
+// sums (+)= a · b, for a warp's 16 rows.
 inline void multiply(const Multiplication& m, float* sums) {
     static float left[16][16], right[16][256], rows[16][256];
     const u8* bytes = m.bytes.data();
@@ -231,7 +234,7 @@ inline void multiply(const Multiplication& m, float* sums) {
     }
     for (u32 k = 0; k < 16; k++)
         for (u32 n = 0; n < m.columns; n++) right[k][n] = take(m.b.columns ? k * m.columns + n : n * 16 + k);
-    // A lane has, of each eight columns, two neighbours in each of two rows.
+    // Of every eight columns, a lane has two adjacent ones in each of two rows.
     auto each = [&](auto visit) {
         for (u32 i = 0; i < LANES; i++)
             for (u32 r = 0; r < m.columns / 2; r++)

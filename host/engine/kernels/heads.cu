@@ -1,25 +1,26 @@
-// A head's vector on its way from the projection to where attention wants it: bias, norm, rotation. Queries go to a
-// buffer of their own, keys and values to their page.
+// The steps between a head's projection and attention: bias, norm and rotation. Queries go to a buffer of their own,
+// keys and values to their page.
 //
-//   grid  x: rows. A warp takes head after head; a lane holds two neighbours of each half, which rotate with each other.
+//   grid  x: rows. A warp takes head after head; a lane holds two neighbours of each half, which rotate with each
+//   other.
 #include "device.cuh"
 
 struct Heads {
     // [rows][queries: heads, keys: kv_heads, values: kv_heads][head_dim]
     const bf16* sums;
-    // As a row of `sums`, or null
+    // [queries: heads, keys: kv_heads, values: kv_heads][head_dim], or null
     const float* bias;
-    // [head_dim] of queries, of keys; or null
+    // [head_dim] for queries and for keys, or null
     const float* query_norm;
     const float* key_norm;
     // [positions][cosines: head_dim / 2, sines: head_dim / 2]
     const float* rotary;
     const u32* positions;
-    // The slot of the pool that a row's key and value go to, counted over pages; NO_SLOT: the row is padding.
+    // Slot of the pool for each row's key and value, counted over pages; NO_SLOT marks padding.
     const u32* slots;
     // [rows][heads][head_dim]
     bf16* queries;
-    // The layer's, as in `attention.cuh`.
+    // The layer's pool, as in `attention.cuh`.
     bf16* pool;
     u32 heads;
     u32 kv_heads;
@@ -43,7 +44,7 @@ KERNEL(place_heads, Heads, HEAD_THREADS, 1) {
     for (u32 head = warp(); head < all; head += HEAD_THREADS / WARP) {
         const u64 column = static_cast<u64>(head) * args.head_dim + i;
         const bf16* from = args.sums + static_cast<u64>(row) * all * args.head_dim + column;
-        // Neighbours i, i + 1 of the lower half, then of the upper.
+        // Neighbours i, i + 1 of the lower half, then of the upper half.
         float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         if (active) {
             u32 low = *reinterpret_cast<const u32*>(from), high = *reinterpret_cast<const u32*>(from + half);

@@ -1,4 +1,4 @@
-// All kernels as one module: what is compiled, ahead of time or at run time. `prefill_wide.cu` is empty but for sm_90a.
+// All kernels as one module, compiled ahead of time or at run time. `prefill_wide.cu` is empty except for sm_90a.
 #include "decode.cu"
 #include "heads.cu"
 #include "matvec.cu"

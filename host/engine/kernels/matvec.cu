@@ -1,9 +1,10 @@
-// Products with a few rows: every weight is read once and used at once, and nothing else counts.
+// Products with a few rows. The time goes into reading weights, so each is read once and used at once.
 //
 //   grid   x: outputs, four to a block (two of each half where a gate follows)
-//   block  four warps share the inputs, 256 at a time; a lane multiplies eight neighbours, and sums meet at the end
+//   block  four warps share the inputs, 256 at a time; a lane multiplies eight neighbours, and sums are combined at the
+//   end
 //
-// A row's result does not depend on which rows are beside it.
+// A row's result does not depend on the rows beside it.
 #include "device.cuh"
 
 struct Matvec {
@@ -13,11 +14,11 @@ struct Matvec {
     const bf16* input;
     // [rows][outputs], bf16 or f32
     void* output;
-    // [gate: outputs, up: outputs], or null; with a gate alone
+    // [gate: outputs, up: outputs], or null; only used with a gate
     const float* bias;
     u32 inputs;
     u32 outputs;
-    // At most as many as the kernel is for.
+    // Number of rows, at most as many as the kernel is for.
     u32 rows;
     u32 unused;
 };
@@ -27,14 +28,14 @@ constexpr u32 MATVEC_WARPS = MATVEC_THREADS / WARP;
 constexpr int MATVEC_COLUMNS = 4;
 constexpr u32 MATVEC_STEP = WARP * 8;
 
-// What becomes of the sums.
+// What is done with the sums.
 enum class Then { Bf16, F32, Add, Gate };
 
 template <int ROWS, Then THEN>
 DEVICE void matvec(const Matvec& args) {
     constexpr int COLUMNS = MATVEC_COLUMNS, OUTPUTS = THEN == Then::Gate ? COLUMNS / 2 : COLUMNS;
     const u32 first = block_x() * OUTPUTS;
-    // Columns beyond the last are computed as the last, and not stored.
+    // Columns beyond the last are computed as copies of the last one and not stored.
     const bf16* weights[COLUMNS];
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++) {

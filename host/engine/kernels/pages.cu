@@ -1,5 +1,5 @@
-// Copies of pages: within the pool (copy-on-write), to and from the host's pinned memory (swap), which a device reads and
-// writes like its own. A launch for each layer, so that the first layer need not wait for the last one's pages.
+// Copies of pages: within the pool (copy-on-write), and to and from pinned host memory (swap), which the device
+// accesses directly. There is a launch for each layer, so that the first layer need not wait for the last one's pages.
 #include "device.cuh"
 
 //   grid  x: blocks of a page's bytes; y: pages
@@ -11,7 +11,7 @@ struct CopyPages {
     // Bytes from page to page.
     u64 from_stride;
     u64 to_stride;
-    // A page's bytes are `runs` runs, `pitch` bytes apart, of which the first `run` bytes are copied, a multiple of 16.
+    // A page consists of `runs` runs, `pitch` bytes apart, of which the first `run` bytes are copied, a multiple of 16.
     u32 runs;
     u32 run;
     u32 pitch;

@@ -1,7 +1,8 @@
-// Attention of many tokens of a sequence to everything before them and to themselves, by the matrix instruction of a warp.
+// Attention of many tokens of a sequence to everything before them and to themselves, by the matrix instruction of a
+// warp.
 //
 //   grid   x: items, a few tokens of one segment and a range of positions; y: heads of keys and values
-//   block  four warps of 32 rows. Keys of a block and values of a block come in turn, each while the other is computed with:
+//   block  four warps of 32 rows. Blocks of keys and of values alternate, each copied while the other is computed with:
 //
 //     copies    K0 │ V0          │ K1                    │ V1 …
 //     compute      │ Q·K0        │ softmax, P·V0         │ Q·K1 …
@@ -42,7 +43,7 @@ DEVICE void prefill(const Prefill& args) {
         if (begin + PREFILL_KEYS < item.end)
             bring<DIM, PREFILL_KEYS, PREFILL_THREADS>(keys, pages, head, begin + PREFILL_KEYS, item.end, 0, thread());
         copy_async_commit();
-        // Every row sees all of a block that ends at the first token's position or before.
+        // Every row sees the whole of a block that ends at the first token's position or before.
         bool all_seen = begin + PREFILL_KEYS <= item.position + 1 && begin + PREFILL_KEYS <= item.end;
         weigh(
             scores, rows, args.scale, all_seen, [&](int m, int h) { return seen[m][h] - static_cast<int>(begin); },

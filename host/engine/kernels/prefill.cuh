@@ -1,27 +1,29 @@
-// What the kernels of prefill have in common: their argument, which rows there are, what each sees, where results go.
+// The common part of the prefill kernels: their argument, their rows, the positions that each row sees, and their
+// results.
 //
-// An item whose range ends before its tokens, or begins behind position 0, is one of several for the same tokens: it
-// writes partial results, which `combine_splits` puts together.
+// An item whose range ends before its tokens, or begins after position 0, is one of several for the same tokens. It
+// writes
+// partial results, which `combine_splits` combines.
 #pragma once
 #include "attention.cuh"
 
 // Some tokens of a segment, with some of the positions that they see.
 struct Item {
-    // Its first row of queries, and of the output.
+    // First row of its queries, and of its output.
     u32 query;
     u32 output;
     u32 tokens;
     // Position of the first token.
     u32 position;
-    // Where the sequence's page table begins in `tables`.
+    // Index in `tables` at which the sequence's page table begins.
     u32 table;
-    // Positions [begin, end); begin is not behind `position`, so that every row sees a key.
+    // Positions [begin, end); begin is not after `position`, so that every row sees a key.
     u32 begin;
     u32 end;
-    // The split's number, and of how many; 1: the result is final.
+    // Index of the split, and number of splits; with one split the result is final.
     u32 split;
     u32 splits;
-    // Where the first token's partial results begin.
+    // Index at which the first token's partial results begin.
     u32 first;
 };
 
@@ -43,10 +45,10 @@ struct Prefill {
     u32 unused;
 };
 
-// Rows of an item at most: a token's query heads that share a key and value head, then the next token's.
+// Most rows in an item: the query heads of a token that share a key and value head, then those of the next token.
 constexpr u32 PREFILL_ROWS = 128;
 
-// Brings an item's queries by `THREADS` threads; `place(row, chunk)` says where 16 bytes of them go.
+// Copies an item's queries by `THREADS` threads; `place(row, chunk)` gives the address for 16 bytes of them.
 template <int DIM, int THREADS, class Place>
 DEVICE void bring_queries(const Prefill& args, const Item& item, u32 head, Place place) {
     constexpr u32 CHUNKS = DIM / 8;
@@ -60,8 +62,8 @@ DEVICE void bring_queries(const Prefill& args, const Item& item, u32 head, Place
     }
 }
 
-// Behind the last position that this lane's rows see of the item's range, from `first_row` of the item on; rows beyond the
-// last token see what that one sees, and are not stored.
+// One past the last position of the item's range that each of this lane's rows sees, from `first_row` of the item on.
+// Rows beyond the last token see what the last token sees, and are not stored.
 template <int TILES>
 DEVICE void see(int (&seen)[TILES][2], const Item& item, u32 first_row, u32 group) {
 #pragma unroll
@@ -74,7 +76,7 @@ DEVICE void see(int (&seen)[TILES][2], const Item& item, u32 first_row, u32 grou
         }
 }
 
-// Stores what a warp has of its rows, final or partial.
+// Stores a warp's rows, as final or partial results.
 template <int DIM, int TILES>
 DEVICE void store(const Prefill& args, const Item& item, u32 head, const Rows<DIM, TILES>& rows, u32 first_row) {
     const u32 group = args.heads / args.kv_heads;

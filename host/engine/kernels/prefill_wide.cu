@@ -1,10 +1,12 @@
-// Prefill by the matrix instruction of a warpgroup (Hopper), after FlashAttention-3 (arXiv 2407.08608, section 3.2): the
-// scores of the next block are computed while those of this one gather its values and, behind them, softmax runs.
+// Prefill by the matrix instruction of a warpgroup (Hopper), after FlashAttention-3 (arXiv 2407.08608, section 3.2):
+// the
+// scores of the next block are computed while this block's weights multiply its values; softmax overlaps with the
+// latter.
 //
 //   grid   as in `prefill.cu`
 //   block  two warpgroups of 64 rows, which share blocks of 128 keys and values; two of each in shared memory
 //
-//     copies         K2 V1            │ K3 V2            │ …      each of the two behind a barrier, both waited for at
+//     copies         K2 V1            │ K3 V2            │ …      each pair is issued after a barrier and waited for at
 //     multiply       Q·K1  P0·V0      │ Q·K2  P1·V1      │ …      the next
 //     softmax              of Q·K1    │       of Q·K2    │ …
 //
@@ -17,7 +19,7 @@ constexpr u32 WIDE_THREADS = 2 * GROUP;
 constexpr int WIDE_KEYS = 128;
 static_assert(PREFILL_ROWS == WIDE_THREADS / WARP * 16 && WIDE_KEYS == PREFILL_ROWS, "matrices of 128 rows");
 
-// Bytes of a panel.
+// Bytes in a panel.
 constexpr u32 PANEL = 128 * 128;
 // Bytes from eight rows of a panel to the next eight.
 constexpr u32 EIGHT_ROWS = 8 * 128;
@@ -26,9 +28,9 @@ DEVICE bf16* panel_at(bf16* panels, u32 row, u32 chunk) {
     return panels + (chunk / 8 * 128 + row) * 64 + (chunk % 8 ^ row % 8) * 8;
 }
 
-// Brings 128 keys (or values, `offset` behind them) from `position` on; zeroes stand where there are none, at `end` and
-// beyond. `position` is a multiple of 16, as pages are, and before `end`: sixteen rows take one look at the table, and
-// what a thread brings of them lies as far from its first row as they do from theirs.
+// Copies 128 keys (or values, at distance `offset`) from `position` on. Rows at `end` and beyond are filled with
+// zeroes. `position` is before `end` and a multiple of 16, as page sizes are. So sixteen rows need one lookup in the
+// table, and a thread's source is at the same distance from each group's first row.
 template <int DIM>
 DEVICE void bring_panels(bf16* to, const Pages& pages, u32 head, u32 position, u32 end, u64 offset) {
     constexpr u32 CHUNKS = DIM / 8, ROWS = WIDE_THREADS / CHUNKS;
@@ -46,7 +48,8 @@ DEVICE void bring_panels(bf16* to, const Pages& pages, u32 head, u32 position, u
     }
 }
 
-// Takes away the scores of keys that a row does not see: `seen[h]` of the block's are seen, none if it is negative.
+// Masks the scores of keys that a row does not see: it sees `seen[h]` of the block's keys; a negative number means
+// none.
 DEVICE void hide(Scores<1, WIDE_KEYS>& scores, const int (&seen)[2], u32 begin) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -59,7 +62,7 @@ DEVICE void hide(Scores<1, WIDE_KEYS>& scores, const int (&seen)[2], u32 begin) 
     }
 }
 
-// Begins scores = queries · keys.
+// Issues scores = queries · keys.
 template <int DIM>
 DEVICE void begin_scores(Scores<1, WIDE_KEYS>& scores, u64 queries, u64 keys) {
 #pragma unroll
@@ -85,7 +88,7 @@ struct Weights {
     }
 };
 
-// Begins outputs += weights · values.
+// Issues outputs += weights · values.
 template <int DIM>
 DEVICE void begin_outputs(Rows<DIM, 1>& rows, const Weights& weights, u64 values) {
 #pragma unroll
@@ -109,7 +112,7 @@ DEVICE void prefill_wide(const Prefill& args) {
     auto bring_block = [=](bf16* to, u32 block, u64 offset) {
         bring_panels<DIM>(to, pages, head, begin_of(block), item.end, offset);
     };
-    // What was brought has landed, of every thread, and every warp is done with what it multiplied before.
+    // Every thread's copies have landed, and every warp is done with what it multiplied before.
     auto meet = [] {
         copy_async_wait<0>();
         shared_fence();
@@ -132,20 +135,21 @@ DEVICE void prefill_wide(const Prefill& args) {
     const u64 own_queries = matrix_at(queries + thread() / GROUP * 64 * 64, 16, EIGHT_ROWS);
     auto soften = [&](u32 block) {
         const u32 begin = begin_of(block);
-        // Every row sees all of a block that ends at the first token's position or before.
+        // Every row sees the whole of a block that ends at the first token's position or before.
         if (begin + WIDE_KEYS > item.position + 1 || begin + WIDE_KEYS > item.end) hide(scores, seen[0], begin);
         weigh(
             scores, rows, args.scale, true, [](int, int) { return 0; },
             [&](int, int h, float correction) { corrections[h] = correction; });
     };
-    // Outputs are complete. Weights are packed only now: until here, what the registers held was multiplied.
+    // Waits until outputs are complete. Weights are packed only now, because until here their registers were being
+    // multiplied.
     auto settle = [&] {
         group_wait<0>();
         group_take(rows.out[0]);
         weights.take(scores);
         meet();
     };
-    // Outputs follow the maximum, then take in a block.
+    // Corrects the outputs for the new maximum, then adds a block.
     auto go_on = [&](u32 block) {
         rows.correct(0, 0, corrections[0]);
         rows.correct(0, 1, corrections[1]);
@@ -161,7 +165,8 @@ DEVICE void prefill_wide(const Prefill& args) {
     group_wait<0>();
     group_take(scores.of[0]);
     soften(0);
-    // Outputs are waited for behind the loop's edge: the assembler moves no softmax across it, as it does across a wait.
+    // Outputs are waited for after the loop's edge: the assembler moves no softmax across it, although it does across a
+    // wait.
 #pragma unroll 1
     for (u32 block = 0; block + 1 < blocks; block++) {
         settle();

@@ -1,4 +1,4 @@
-// The work on rows between two matrix products: embedding, norms, the gate, choosing rows.
+// The work on rows between two matrix products: embedding, norms, the gate, and choosing rows.
 #include "device.cuh"
 
 // Residual rows from the embedding.
@@ -30,7 +30,7 @@ KERNEL(embed_rows, Embed, ROW_THREADS, 1) {
     }
 }
 
-// Adds a bias to a row of the residual stream, if there is one, and norms the row.
+// Adds a bias, if there is one, to a row of the residual stream, and norms the row.
 //   grid  x: rows
 struct Norm {
     // [rows][hidden]

@@ -1,21 +1,23 @@
-// From a row of logits to a token, as the host's sampler chooses (`sampling/mod.rs`): top-k, then top-p over what is left,
-// then min-p; among equals the lower id is the likelier.
+// Samples a token from a row of logits, as the host's sampler does (`sampling/mod.rs`): top-k, then top-p over what is
+// left, then min-p. Among equal logits the lower id is the likelier.
 //
 //   grid  x: rows, a block each
 //
-// Tokens have an order: by logit and id, likeliest first, or by id alone where nothing is cut. A cut and the choice itself
-// are the same search: the first token in that order up to which a measure (a count, or weights) sums to more than a target.
-// It goes digit by digit through the bits of a key that falls along the order, with a histogram for each. Weights are whole
-// numbers, so their sums do not depend on which thread adds first.
+// Tokens are ordered by logit and id, likeliest first, or by id alone where nothing is cut. Each cut, and the choice
+// itself, is the same search: the first token in that order up to which a measure (a count, or weights) sums to more
+// than
+// a target. The search goes digit by digit through the bits of a key that falls along the order, with a histogram for
+// each
+// digit. Weights are integers, so their sums do not depend on which thread adds first.
 #include "device.cuh"
 
 struct Choice {
-    // In [0, 1).
+    // Random point in [0, 1).
     double point;
-    // 0: greedy.
+    // Temperature; 0 for greedy sampling.
     float temperature;
     float top_p;
-    // 0: no limit.
+    // Most tokens to consider; 0 for no limit.
     u32 top_k;
     float min_p;
 };
@@ -31,26 +33,26 @@ struct Sample {
     u32 unused;
 };
 
-// What `chosen` says of a row: a token; that this logit is not a number or infinite; that nothing is left.
+// Outcome of a row in `chosen`: a token was chosen, this token's logit is NaN or infinite, or no token is left.
 enum Kind : u32 { CHOSEN, NOT_FINITE, NOTHING_LEFT };
 
 constexpr u32 SAMPLE_THREADS = 1024;
 constexpr u32 BINS = 256;
 constexpr u32 ID_BITS = 24;
 constexpr u32 ID_MASK = (1u << ID_BITS) - 1;
-// A weight of one. 2^24 of them fit into 64 bits.
+// The weight 1.0 in fixed point. 2^24 of them fit into 64 bits.
 constexpr float ONE = 1099511627776.0f;
 
 struct Scratch {
     u64 bins[BINS];
     u64 best[SAMPLE_THREADS / WARP];
     u32 bad[SAMPLE_THREADS / WARP];
-    // Of a search: what is left of its target, and the bin.
+    // State of a search: the rest of its target, and the bin.
     u64 target;
     u32 bin;
 };
 
-// Rises as the float does.
+// Maps a float to an integer that sorts as the float does.
 DEVICE u32 rising(float x) {
     u32 bits = bits_of(x);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -69,8 +71,8 @@ struct Row {
     }
     DEVICE float weight(u32 id) const { return exp_exact((logits[id] - top) / temperature); }
 
-    // The key up to which the tokens with keys of at least `cut` and weights of at least `least` measure more than
-    // `share` of them all, plus `offset`. A token measures one, or its weight.
+    // Returns the key up to which the tokens with keys of at least `cut` and weights of at least `least` measure more
+    // than `share` of all of them, plus `offset`. The measure of a token is one, or its weight.
     DEVICE u64 find(u64 cut, float least, bool by_id, bool by_weight, double share, u64 offset) const {
         u64 prefix = 0, target = 0;
         for (int digit = by_id ? 2 : 6; digit >= 0; digit--) {
@@ -119,7 +121,7 @@ KERNEL(sample_rows, Sample, SAMPLE_THREADS, 1) {
     u32 bad = 0xffffffffu;
     for (u32 id = thread(); id < args.vocabulary; id += SAMPLE_THREADS) {
         float x = row.logits[id];
-        // False for NaN too.
+        // The comparison is false for NaN too.
         if (!(x < infinity())) {
             bad = id < bad ? id : bad;
         } else {

@@ -1,13 +1,13 @@
-// What belongs to the kernels, for whoever compiles or embeds them: included by `build.rs` and by xtask.
+// The kernels' sources, for programs that compile or embed them: included by `build.rs` and by xtask.
 
-/// What kernels are compiled for: each runs on later devices of the same major version, but for `sm_90a`.
+/// Architectures that kernels are compiled for. Each runs on later devices of the same major version, except `sm_90a`.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_90a"];
 
-/// The file that holds all the others.
+/// The file that includes all the others.
 #[allow(dead_code, reason = "one of the two that include this file compiles")]
 const ROOT: &str = "kernels.cu";
 
-/// Names and texts of what is compiled for a device, by name.
+/// Returns the names and texts of the device's source files, sorted by name.
 fn sources(folder: &Path) -> std::io::Result<Vec<(String, String)>> {
     let mut sources = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -24,13 +24,13 @@ fn sources(folder: &Path) -> std::io::Result<Vec<(String, String)>> {
     Ok(sources)
 }
 
-/// FNV-1a over all of it: an artifact of other sources is not used.
+/// Returns FNV-1a over all names and texts: artifacts of other sources are not used.
 fn hash(sources: &[(String, String)]) -> u64 {
     let bytes = sources.iter().flat_map(|(name, text)| name.bytes().chain([0]).chain(text.bytes()).chain([0]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The file of a compiled module.
+/// Returns the file name of a compiled module.
 fn cubin_name(architecture: &str, hash: u64) -> String {
     format!("{architecture}-{hash:016x}.cubin")
 }

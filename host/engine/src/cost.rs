@@ -1,29 +1,29 @@
-//! What it costs to compute tokens after cached ones: a table of measurements and what lies between them.
+//! The cost of prefill: seconds to compute new tokens after cached ones, interpolated from measurements.
 //!
 //! ```text
 //!   seconds      1    16    64   256   new tokens
 //!   cached   0   ·     ·     ·     ·
-//!          256   ·     ·  ×  ·     ·    × is between four points: bilinear (RAGCache §5.1)
+//!          256   ·     ·  ×  ·     ·    × lies between four points: bilinear (RAGCache §5.1)
 //!         1024   ·     ·     ·     ·
 //! ```
 //!
-//! Knows no backend and no clock; [`profile`](crate::engine::profile) measures.
+//! This module knows no backend and no clock; [`profile`](crate::engine::profile) measures.
 
 use serde::{Deserialize, Serialize};
 
-/// Seconds of computing by cached and new tokens.
+/// Prefill time in seconds as a function of cached and new tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Table", into = "Table")]
 pub struct CostProfile {
-    /// Ascending, not empty.
+    /// Numbers of cached tokens, ascending, not empty.
     cached: Vec<u32>,
-    /// Ascending, not empty, from 1 on.
+    /// Numbers of new tokens, ascending from at least 1, not empty.
     new: Vec<u32>,
-    /// `[cached, new]`, row-major, finite, not falling along either axis.
+    /// Seconds `[cached, new]`, row-major, finite, non-decreasing along both axes.
     seconds: Vec<f64>,
 }
 
-/// A profile as it is stored.
+/// A profile in its stored form, not yet validated.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
@@ -32,14 +32,15 @@ struct Table {
     seconds: Vec<f64>,
 }
 
-/// What is wrong with a table. Names the value.
+/// Says which value makes a table unusable as a cost profile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unusable cost profile: {0}")]
 pub struct CostError(String);
 
 impl CostProfile {
-    /// A profile from measurements: `seconds` is `[cached, new]`, row-major. More tokens are taken to cost no less:
-    /// whatever disturbs a measurement adds to it, so a point counts no more than any point beyond it.
+    /// Builds a profile from measurements: `seconds` is `[cached, new]`, row-major. More tokens are assumed to cost no
+    /// less. Disturbances only ever add to a measurement, so each point is lowered to the least of the points beyond
+    /// it.
     ///
     /// # Errors
     /// [`CostError`] when an axis is empty or does not ascend, `new` begins with 0, or there is not one finite and
@@ -80,8 +81,8 @@ impl CostProfile {
         Ok(this)
     }
 
-    /// A profile by a formula, for tests and for want of measurements: `per_token` seconds for a new token, and
-    /// `per_pair` for each position that it attends to.
+    /// Builds a profile from a formula, for tests and where there are no measurements: `per_token` seconds for each new
+    /// token, and `per_pair` seconds for each position that it attends to.
     pub fn synthetic(per_token: f64, per_pair: f64) -> Self {
         let cached = vec![0, 1 << 10, 1 << 12, 1 << 14, 1 << 16];
         let new = vec![1, 1 << 6, 1 << 8, 1 << 10, 1 << 12, 1 << 14];
@@ -97,11 +98,12 @@ impl CostProfile {
         }
     }
 
-    /// Seconds that `new` tokens after `cached` ones take; 0 for none. More tokens of either kind never cost less.
+    /// Returns the seconds that computing `new` tokens after `cached` ones takes; 0 when `new` is 0. More tokens of
+    /// either kind never cost less.
     ///
-    /// Below the first number of new tokens it falls in proportion. Beyond the last it rises as between the last two,
-    /// and beyond the last number of cached tokens by the same for each further pair of a new and a cached one, as
-    /// attention does.
+    /// Below the first number of new tokens the cost falls in proportion. Beyond the last it rises at the slope between
+    /// the last two. Beyond the last number of cached tokens it rises by a constant for each further pair of a new and
+    /// a cached token, as attention does.
     pub fn seconds(&self, cached: u32, new: u32) -> f64 {
         if new == 0 {
             return 0.0;
@@ -115,7 +117,7 @@ impl CostProfile {
         self.along(last, new) + self.per_pair() * beyond * f64::from(new)
     }
 
-    /// A row, between its points and beyond.
+    /// Interpolates along one row, and extrapolates beyond its ends.
     fn along(&self, row: usize, new: u32) -> f64 {
         if new < self.new[0] {
             return self.at(row, 0) * f64::from(new) / f64::from(self.new[0]);
@@ -125,13 +127,13 @@ impl CostProfile {
         if column < last {
             return between(self.at(row, column), self.at(row, column + 1), part);
         }
-        // No less steep than a row above it, or the two would cross.
+        // At least as steep as every row above it, or the rows would cross.
         let slopes = (0..=row).map(|row| self.slope(row));
         let beyond = f64::from(new - self.new[last]);
         self.at(row, last) + slopes.fold(0.0, f64::max) * beyond
     }
 
-    /// Seconds a new token between the last two points of a row.
+    /// Returns the seconds per new token between the last two points of a row.
     fn slope(&self, row: usize) -> f64 {
         match self.new.as_slice() {
             [.., a, b] => {
@@ -142,7 +144,7 @@ impl CostProfile {
         }
     }
 
-    /// Seconds a pair of a new and a cached token between the last two rows.
+    /// Returns the seconds per pair of a new and a cached token between the last two rows.
     fn per_pair(&self) -> f64 {
         match (self.cached.as_slice(), self.new.last()) {
             ([.., a, b], Some(&new)) => {
@@ -154,7 +156,7 @@ impl CostProfile {
         }
     }
 
-    /// Points of the table.
+    /// Returns the number of measured points in the table.
     pub fn points(&self) -> usize {
         self.seconds.len()
     }
@@ -163,7 +165,7 @@ impl CostProfile {
         self.seconds[row * self.new.len() + column]
     }
 
-    /// Lets no point exceed those beyond it.
+    /// Lowers each point to the least of those beyond it, so that no axis falls.
     fn level(&mut self) {
         let width = self.new.len();
         for index in (0..self.seconds.len()).rev() {
@@ -177,7 +179,8 @@ impl CostProfile {
     }
 }
 
-/// The last point of `axis` that is not above `value`, or the first, and how much of the way to the next it is.
+/// Returns the index of the last point of `axis` that is not above `value` (or of the first point), and the fraction of
+/// the way from there to the next point.
 fn cell(axis: &[u32], value: u32) -> (usize, f64) {
     let index = axis
         .partition_point(|point| *point <= value)
@@ -303,7 +306,7 @@ mod tests {
             let text = serde_json::to_string(&profile).unwrap();
             let read: CostProfile = serde_json::from_str(&text).unwrap();
             assert_eq!((&read.cached, &read.new), (&profile.cached, &profile.new));
-            // Decimal fractions may come back with another last bit.
+            // A decimal fraction may come back with a different last bit.
             let mut values = read.seconds.iter().zip(&profile.seconds);
             assert!(values.all(|(a, b)| near(*a, *b)));
         }

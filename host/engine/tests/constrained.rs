@@ -1,5 +1,5 @@
-//! Answers under a grammar, from a model that knows no language: whatever it is forced to write must be what was asked
-//! for, whole and byte for byte.
+//! Tests of answers under a grammar, from a model that knows no language: whatever it is forced to write must be what
+//! was requested, whole and byte for byte.
 
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::engine::{Engine, EngineConfig, Event, FinishReason, Generation, Request};
@@ -74,7 +74,7 @@ impl House {
     }
 }
 
-/// Schemas of bounded answers, so that even this model comes to an end.
+/// Returns schemas of bounded answers, so that even this model ends its answer.
 fn schemas() -> Vec<Value> {
     let name = json!({"type": "string", "maxLength": 8});
     vec![
@@ -113,7 +113,7 @@ fn schemas() -> Vec<Value> {
     ]
 }
 
-/// Whether `value` is what `schema` describes: the slow obvious way, for the keywords above.
+/// Returns whether `schema` describes `value`: the slow, obvious way, for the keywords above.
 fn valid(schema: &Value, value: &Value, root: &Value) -> bool {
     let Some(keywords) = schema.as_object() else {
         return schema == &json!(true);
@@ -236,7 +236,7 @@ fn the_validator_sees_what_is_wrong() {
 #[test]
 fn preemption_and_company_change_nothing() {
     let roomy = House::open(512, 8);
-    // Room for three sequences or so, and eight want to run.
+    // There is room for about three sequences, and eight want to run.
     let tight = House::open(12, 8);
     let schema = json!({"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 6, "maxItems": 8});
     let answers = |house: &House| -> Vec<String> {

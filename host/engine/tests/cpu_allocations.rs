@@ -1,6 +1,6 @@
-//! Decoding on the CPU backend asks for no memory: what a step needs is kept from the steps before.
+//! Tests that decoding on the CPU backend allocates no memory: what a step needs is kept from the steps before.
 //!
-//! One test in a binary of its own, since it counts every thread's allocations.
+//! This is the only test in its binary, because it counts every thread's allocations.
 
 #![allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
 
@@ -14,7 +14,7 @@ struct Counting;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is handed to the system's allocator as it came.
+// SAFETY: every call is passed on to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
@@ -44,7 +44,7 @@ fn decoding_allocates_nothing_per_token() {
     };
     let mut backend = CpuBackend::load(&folder, &config).unwrap();
     let mut logits = Vec::new();
-    // Two sequences side by side, the second on the other half of the pages.
+    // Two sequences run side by side, the second on the other half of the pages.
     let segment = |first: u32| Segment {
         tokens: vec![1],
         start: 0,
@@ -66,7 +66,7 @@ fn decoding_allocates_nothing_per_token() {
     let before = COUNT.load(Ordering::Relaxed);
     (8..8 + STEPS).for_each(&mut decode);
     let count = COUNT.load(Ordering::Relaxed) - before;
-    // The thread pool's queue for calls from outside takes a new block for every 63 of them.
+    // The thread pool's queue for calls from outside allocates a new block for every 63 of them.
     let blocks = STEPS as usize / 63 + 1;
     assert!(
         count <= blocks,

@@ -1,4 +1,4 @@
-//! Checkpoints that are incomplete, contradictory or hostile: each gives an error that names what is wrong.
+//! Tests of checkpoints that are incomplete, contradictory or hostile: each gives an error that names what is wrong.
 
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use safetensors::tensor::{Dtype, TensorView};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-/// A copy of a fixture whose files a test spoils.
+/// A copy of a fixture whose files a test corrupts.
 struct Spoilt(TempDir);
 
 impl Spoilt {
@@ -128,7 +128,7 @@ fn a_wrong_shape_is_named_with_found_and_expected() {
     });
     copy.is_refused(&[NORM, "[63]", "[64]"]);
 
-    // As many numbers in another shape.
+    // The same number of values in another shape.
     let copy = Spoilt::copy_of("llama");
     copy.edit_tensors(|tensors| tensors.get_mut(NORM).unwrap().1 = vec![8, 8]);
     copy.is_refused(&[NORM, "[8, 8]", "[64]"]);

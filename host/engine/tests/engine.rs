@@ -1,4 +1,4 @@
-//! The engine through its handle, on a backend that is exact about pages.
+//! Tests of the engine through its handle, on a backend that tracks pages exactly.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "support/fake.rs"]
@@ -47,7 +47,7 @@ fn request(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
     }
 }
 
-/// How a generation went.
+/// The events of a generation.
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     cached_tokens: Option<u32>,
@@ -76,7 +76,7 @@ fn run(engine: &Engine, request: Request) -> Outcome {
     listen(engine.submit(request).unwrap())
 }
 
-/// Waits until the counters are as wanted; the engine's thread gets there by itself.
+/// Waits until the counters satisfy `wanted`, which the engine's thread reaches by itself.
 fn wait(engine: &Engine, wanted: impl Fn(&Stats) -> bool) -> Stats {
     loop {
         let stats = engine.stats();
@@ -87,7 +87,7 @@ fn wait(engine: &Engine, wanted: impl Fn(&Stats) -> bool) -> Stats {
     }
 }
 
-/// A backend that runs a step for each message, and all when the sender is dropped.
+/// Returns a backend that runs one step for each message, and all steps once the sender is dropped.
 fn gated(pages: u32) -> (FakeBackend, Sender<()>) {
     let (sender, receiver) = channel();
     (FakeBackend::new(pages, 4).gate(receiver), sender)
@@ -109,7 +109,7 @@ fn a_warm_answer_is_the_cold_one() {
             }
         );
     }
-    // The next turn of the conversation finds the answer too, all but its last token, which was never computed.
+    // The next turn of the conversation also finds the answer, except its last token, which was never computed.
     let turn = [prompt(50), tokens, vec![1, 2, 3]].concat();
     assert_eq!(run(&engine, request(turn, 1)).cached_tokens, Some(61));
 }
@@ -264,7 +264,7 @@ fn the_queue_is_bounded() {
         "{error}"
     );
     assert_eq!(engine.stats().waiting, 2);
-    // A waiting request that nobody waits for makes room.
+    // A waiting request whose caller has gone makes room.
     let [cancelled, waiting] = waiting;
     drop(cancelled);
     gate.send(()).unwrap();
@@ -338,7 +338,7 @@ fn a_failing_device_fails_the_step_and_no_more() {
         assert!(outcome.end.unwrap_err().contains(word));
         let stats = engine.stats();
         assert_eq!((stats.pages_in_use, stats.finished), (0, 1));
-        // The engine goes on, and what the failed step left behind is not served.
+        // The engine continues, and what the failed step left behind is not served.
         let outcome = run(&engine, request(prompt(10), 20));
         assert_eq!(
             outcome.tokens,
@@ -354,7 +354,7 @@ fn a_failing_device_delays_answers_and_changes_none() {
         let mut steps = 0;
         let backend = FakeBackend::new(64, 4).faults(move |_| {
             steps += 1;
-            // In the prompt, and among the answer's tokens.
+            // The device fails in the prompt, and among the answer's tokens.
             if steps == 1 || steps == 5 {
                 fault
             } else {
@@ -379,7 +379,7 @@ fn a_failing_device_delays_answers_and_changes_none() {
 
 #[test]
 fn a_failure_spares_what_was_not_in_the_step() {
-    // A step of one token: of two sequences only the older is in it.
+    // A step has one token, so of two sequences only the older one is in it.
     let mut armed = true;
     let backend = FakeBackend::new(64, 4).faults(move |step| {
         let fault = armed && step.segments[0].start > 12;
@@ -404,7 +404,7 @@ fn a_failure_spares_what_was_not_in_the_step() {
 
 #[test]
 fn what_yields_no_numbers_is_not_served_again() {
-    // The first of the prompt's three chunks is spoilt, and its page is cached before the last one shows it.
+    // The first of the prompt's three chunks is corrupt, and its page is cached before the last chunk shows it.
     let mut steps = 0;
     let backend = FakeBackend::new(64, 4).faults(move |_| {
         steps += 1;
@@ -487,7 +487,7 @@ fn shutdown_finishes_what_was_taken_in() {
         let engine = engine.clone();
         move || engine.shutdown()
     });
-    // Until the engine stops it takes requests; nobody waits for these.
+    // Until the engine stops it accepts requests; nobody waits for these.
     while !matches!(
         engine.submit(request(prompt(2), 1)),
         Err(SubmitError::Stopped)

@@ -1,4 +1,4 @@
-//! Faults of a device around the real CPU backend: what they spoil, and what they leave.
+//! Tests of device faults around the real CPU backend: what they destroy, and what they leave intact.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "support/faulty.rs"]
@@ -29,7 +29,7 @@ fn faulty(script: impl FnMut(Call<'_>) -> Option<Fault> + Send + 'static) -> imp
     FaultyBackend::new(CpuBackend::new(&checkpoint, &config).unwrap(), script)
 }
 
-/// Tokens `start..40` of one sequence, on these pages.
+/// Returns a step with tokens `start..40` of one sequence, on these pages.
 fn step(start: u32, pages: [u32; 3], loads: &[(u32, u32)]) -> Step {
     let loads = loads.iter().map(|&(from, to)| Load {
         from: HostPageId(from),
@@ -59,7 +59,7 @@ fn store(backend: &mut impl Backend, stores: &[(u32, u32)]) -> Result<(), Backen
     backend.store(&stores.collect::<Vec<_>>())
 }
 
-/// Yields these faults, one a call, and then none.
+/// Returns a script that yields these faults, one a call, and then none.
 fn faults(faults: Vec<Option<Fault>>) -> impl FnMut(Call<'_>) -> Option<Fault> {
     let mut faults = faults.into_iter();
     move |_| faults.next().flatten()
@@ -79,7 +79,7 @@ fn a_lost_device_loses_its_pages_and_the_hosts_bring_them_back() {
     let loads = [(3, 5), (1, 6)];
     let restored = run(&mut backend, &step(32, [5, 6, 2], &loads)).unwrap();
     assert!(restored == expected);
-    // The wrapper's own page is nobody else's.
+    // The wrapper's own page is inaccessible to others.
     let hidden = run(&mut backend, &step(32, [5, 6, 2], &[(HOST_PAGES, 5)]));
     assert!(matches!(hidden, Err(BackendError::Malformed(_))));
     assert!(store(&mut backend, &[(0, HOST_PAGES)]).is_err());

@@ -1,8 +1,9 @@
-//! The reader of `examples/reader`, a checkpoint that was trained: its template, its tokens, its logits and its answers
+//! Tests with the reader of `examples/reader`, a checkpoint that was trained: its template, tokens, logits and answers
 //! against what `transformers` recorded (`reference.json`, by `reference.py`).
 //!
-//! The fixtures' random weights tell a right engine from a wrong one (`reference.rs`); here the whole way is gone, from a
-//! chat with documents to a right answer about names that the training never saw. Tolerance as there.
+//! The fixtures' random weights distinguish a right engine from a wrong one (`reference.rs`). The tests here go the
+//! whole way, from a chat with documents to a right answer about names that the training never saw. The tolerance is
+//! the same.
 
 #[path = "support/machine.rs"]
 mod machine;
@@ -18,7 +19,7 @@ use recorded::floats;
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Of a row's standard deviation.
+/// Largest error of a logit, in its row's standard deviations.
 const TOLERANCE: f32 = 2e-4;
 const MAX_ANSWER: usize = 32;
 
@@ -50,7 +51,7 @@ fn backend(precision: Precision) -> Option<CpuBackend> {
     }
 }
 
-/// The logits of the last of these tokens of the only sequence.
+/// Returns the logits of the last of these tokens of the only sequence.
 fn last(backend: &mut CpuBackend, tokens: &[u32], start: usize) -> Vec<f32> {
     let pages = ((start + tokens.len()) as u32).div_ceil(PAGE_TOKENS);
     assert!(pages <= POOL, "the pool is too small");
@@ -58,7 +59,7 @@ fn last(backend: &mut CpuBackend, tokens: &[u32], start: usize) -> Vec<f32> {
     run(backend, tokens, start, &pages, Output::Last)
 }
 
-/// The greedy answer behind a prompt, its end included.
+/// Returns the greedy answer after a prompt, its end token included.
 fn answer(backend: &mut CpuBackend, prompt: &[u32], first: &[f32], ends: &[u32]) -> Vec<u32> {
     let mut said = vec![best(first)];
     while said.len() < MAX_ANSWER && !said.last().is_some_and(|token| ends.contains(token)) {

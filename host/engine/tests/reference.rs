@@ -1,10 +1,10 @@
-//! The CPU backend against logits and greedy answers of `transformers`, for every family in `fixtures/`.
+//! Tests of the CPU backend against logits and greedy answers of `transformers`, for every family in `fixtures/`.
 //!
 //! Tolerance: no logit may differ by more than 2e-4 of its row's standard deviation. Both sides compute in f32 from the
-//! same stored weights and differ in the order of additions and in the rounding of rotary angles; the references' own
-//! change when their products are computed in f64 is 6e-5 to 1.7e-4 at a deviation near 4 (`fixtures/README.md`).
-//! Where activations are rounded to bf16 (2^-9 relative, at every product), 2e-2 is allowed to the root mean square of a
-//! row's errors, and five times that to a single one.
+//! same stored weights, and differ in the order of additions and in the rounding of rotary angles. The references
+//! themselves change by 6e-5 to 1.7e-4, at a deviation near 4, when their products are computed in f64
+//! (`fixtures/README.md`). Where activations are rounded to bf16 (2^-9 relative, at every product), the root mean
+//! square of a row's errors may be 2e-2, and a single error five times that.
 
 #[path = "support/fixtures.rs"]
 mod fixtures;
@@ -24,7 +24,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
-/// Continues greedily from the logits of the prompt's last token; returns the answer and every row of logits.
+/// Continues greedily from the logits of the prompt's last token. Returns the answer and every row of logits.
 fn answer(
     backend: &mut CpuBackend,
     prompt: &Prompt,
@@ -47,7 +47,7 @@ fn answer(
     (tokens, rows)
 }
 
-/// A page table from page `first` on, for a prompt and its answer.
+/// Returns a page table from page `first` on, for a prompt and its answer.
 fn pages(first: u32, prompt: &Prompt) -> Vec<PageId> {
     let positions = (prompt.tokens.len() + prompt.greedy.len()) as u32;
     let last = first + positions.div_ceil(PAGE_TOKENS);
@@ -133,7 +133,7 @@ fn greedy_answers_are_those_of_transformers_cold_chunked_and_from_a_cached_prefi
             assert_eq!(tokens, prompt.greedy, "{name}, chunked");
             assert!(same_bits(&rows, &chunked_rows), "{name}, chunked");
 
-            // From the cold run's pages: whole ones are shared, the one that the prefix ends in is copied.
+            // From the cold run's pages: whole pages are shared, and the page that the prefix ends in is copied.
             let cached = length * 3 / 4;
             let whole = cached / PAGE_TOKENS as usize;
             let mut warm = chunked;

@@ -1,5 +1,5 @@
-//! A real model on an engine that ends and starts again: it goes on from the disk tier, with the same answer, and from
-//! nothing where the file is not to be trusted.
+//! Tests of a real model on an engine that stops and starts again: it continues from the disk tier with the same
+//! answer, and from nothing where the file cannot be trusted.
 
 use foreword_engine::backend::Backend;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
@@ -24,7 +24,7 @@ struct Run {
     answer: Vec<u32>,
 }
 
-/// One life of an engine with a file at `path`: one greedy answer, and a shutdown.
+/// Runs an engine with a file at `path` from start to shutdown, for one greedy answer.
 fn run(family: &str, path: &Path) -> Run {
     let sizes = CpuConfig {
         precision: Precision::Auto,
@@ -35,7 +35,7 @@ fn run(family: &str, path: &Path) -> Run {
     };
     let backend = CpuBackend::load(&fixture(family), &sizes).unwrap();
     let disk = DiskConfig {
-        // Records of so few slots take one block, after the header's.
+        // Records of so few slots take one block, after the header's block.
         capacity: 24 * (backend.page_bytes() as u64 + 4096),
         identity: backend.identity(),
         page_bytes: backend.page_bytes(),
@@ -93,7 +93,7 @@ fn a_damaged_page_is_computed_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pages");
     let cold = run("qwen3", &path);
-    // Behind header and records, a bit of every page.
+    // Flips a bit of every page, after header and records.
     let file = std::fs::OpenOptions::new()
         .read(true)
         .write(true)

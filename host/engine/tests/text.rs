@@ -1,10 +1,10 @@
-//! Tokenizer, decoder and chat template against what `transformers` recorded (`fixtures/*/reference.json`).
+//! Tests of tokenizer, decoder and chat template against what `transformers` recorded (`fixtures/*/reference.json`).
 
 use foreword_engine::text::{ChatTemplate, Decoder, Tokenizer};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// The folders with a recorded reference.
+/// Returns the folders with a recorded reference.
 fn checkpoints() -> Vec<(PathBuf, Value)> {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
     let folders = std::fs::read_dir(fixtures)

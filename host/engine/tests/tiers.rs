@@ -1,4 +1,4 @@
-//! A real model over three tiers too small for its prompts: the same greedy answers as with nothing cached.
+//! Tests of a real model over three tiers too small for its prompts: the same greedy answers as with nothing cached.
 
 use foreword_engine::TokenId;
 use foreword_engine::backend::Backend;
@@ -28,7 +28,7 @@ fn backend(pages: u32, host_pages: u32) -> CpuBackend {
     CpuBackend::load(&fixture(), &config).unwrap()
 }
 
-/// A system prompt, two or three of five documents, and a question.
+/// Returns a system prompt, two or three of five documents, and a question.
 fn prompt(number: u32, vocabulary: u32) -> Vec<TokenId> {
     let mut random = Random::new(number.into());
     let part = |seed: u32, tokens: u32| {
@@ -86,7 +86,7 @@ fn answers_are_the_same_cold_warm_evicted_promoted_and_after_a_restart() {
     for (policy, seed) in EvictionPolicy::ALL.into_iter().zip(1..) {
         let folder = tempfile::tempdir().unwrap();
         let mut from_disk = Vec::new();
-        // The second engine begins with what the first left on disk.
+        // The second engine begins with what the first one left on disk.
         for life in 0..2 {
             let backend = backend(14, 10);
             let disk = DiskConfig {

@@ -1,4 +1,4 @@
-//! Reports as one HTML file each, which needs nothing else: a template filled, plots drawn inside, one style sheet.
+//! Reports as one self-contained HTML file each: a filled template, inline plots and one style sheet.
 //!
 //! ```text
 //!   template ── {{rows}}, … ──▶ page.html, with title and style ──▶ page
@@ -6,8 +6,8 @@
 //!      words: numbers and texts;  plot: SVG, at two widths
 //! ```
 //!
-//! What a report says is its writer's: `foreword replay`, `foreword evaluate`, `cargo xtask demo`. Here is only how it
-//! looks.
+//! The content of a report belongs to its writers: `foreword replay`, `foreword evaluate` and `cargo xtask demo`. This
+//! crate determines only how it looks.
 
 pub mod plot;
 pub mod words;
@@ -15,8 +15,8 @@ pub mod words;
 use anyhow::Result;
 use plot::Width;
 
-/// A page of that title, which needs nothing from outside and may not ask for it. It shows `template` with every `{{name}}`
-/// replaced by its value; `style` comes behind the common style sheet.
+/// Returns a page with this title that loads nothing from outside and may not. It shows `template` with every
+/// `{{name}}` replaced by its value; `style` follows the common style sheet.
 #[must_use]
 pub fn page(title: &str, style: &str, template: &str, values: &[(&str, String)]) -> String {
     let style = [include_str!("style.css"), style].concat();
@@ -28,7 +28,8 @@ pub fn page(title: &str, style: &str, template: &str, values: &[(&str, String)])
     filled(include_str!("page.html"), &frame)
 }
 
-/// `template` with every `{{name}}` replaced by its value, in one pass: a value that looks like a place is none.
+/// Returns `template` with every `{{name}}` replaced by its value, in one pass: placeholders within values are not
+/// replaced.
 fn filled(template: &str, values: &[(&str, String)]) -> String {
     let mut pieces = template.split("{{");
     let mut page = pieces.next().unwrap_or_default().to_owned();
@@ -42,10 +43,10 @@ fn filled(template: &str, values: &[(&str, String)]) -> String {
     page
 }
 
-/// A plot drawn twice; the style sheet shows the one that fits the screen.
+/// Draws a plot at both widths; the style sheet shows the one that fits the screen.
 ///
 /// # Errors
-/// When it cannot be drawn.
+/// Returns the error of `plot` when it cannot be drawn.
 pub fn both_widths(words: &str, plot: impl Fn(Width) -> Result<String>) -> Result<String> {
     let drawn = |class: &str, width| -> Result<String> {
         let svg = plot(width)?;

@@ -1,20 +1,21 @@
-//! What all plots have in common. Colours are those of the light page; the style sheet selects them by value and
-//! replaces them in dark mode, so each stands in `style.css` too.
+//! The common parts of all plots. Colours are those of the light page. The style sheet selects them by value and
+//! replaces them in dark mode, so each also occurs in `style.css`.
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
-/// Which sizes a plot is drawn in: text in a scaled-down SVG would be too small to read on a phone.
+/// The width a plot is drawn at. There are two, because text in a scaled-down SVG would be too small to read on a
+/// phone.
 #[derive(Clone, Copy)]
 pub enum Width {
-    /// Beside which a page has margins.
+    /// The column of a page with margins.
     Desktop,
-    /// The whole of a narrow page.
+    /// The full width of a narrow page.
     Phone,
 }
 
 impl Width {
-    /// From side to side.
+    /// Returns the width in pixels.
     #[must_use]
     pub fn pixels(self) -> u32 {
         match self {
@@ -23,7 +24,7 @@ impl Width {
         }
     }
 
-    /// Of a plot of lines.
+    /// Returns the height of a line plot in pixels.
     #[must_use]
     pub fn height(self) -> u32 {
         match self {
@@ -40,21 +41,21 @@ impl Width {
     }
 }
 
-/// The colour of what happens without Foreword.
+/// The colour of results without Foreword.
 pub const BASELINE: RGBColor = RGBColor(0xC2, 0x6A, 0x0B);
-/// The colour of the best outcome.
+/// The colour of the best result.
 pub const BEST: RGBColor = RGBColor(0x1F, 0x5F, 0xD0);
-/// The colour of everything else that was measured.
+/// The colour of all other results.
 pub const OTHERS: RGBColor = RGBColor(0xA8, 0xB4, 0xC4);
-/// The colour of words.
+/// The colour of text.
 pub const INK: RGBColor = RGBColor(0x47, 0x55, 0x69);
 /// The colour of a plot's grid.
 pub const GRID: RGBColor = RGBColor(0xE3, 0xE8, 0xEF);
 
-/// What `paint` draws into a text.
+/// Returns the SVG that `paint` draws.
 ///
 /// # Errors
-/// `paint`'s, after `what` it draws.
+/// Returns `paint`'s error, with `what` it was drawing.
 pub fn drawn(
     what: &str,
     paint: impl FnOnce(&mut String) -> Result<(), Box<dyn std::error::Error>>,
@@ -64,14 +65,14 @@ pub fn drawn(
     Ok(svg)
 }
 
-/// The points of a line, from left to right.
+/// The points of a line as `(x, y)`, from left to right.
 pub type Points = Vec<(f64, f64)>;
 
-/// Lines in their colours over axes that begin at 0 and say `x_words` and `y_words`. The [`BEST`] lies on top of all,
-/// [`OTHERS`] are thin and below.
+/// Draws lines in their colours over axes that begin at 0 and are labelled `x_words` and `y_words`. The [`BEST`] line
+/// is on top, and [`OTHERS`] are thin and at the bottom.
 ///
 /// # Errors
-/// When they cannot be drawn.
+/// Returns an error when the plot cannot be drawn.
 pub fn lines(
     mut lines: Vec<(RGBColor, Points)>,
     x_words: &str,
@@ -79,7 +80,7 @@ pub fn lines(
     width: Width,
 ) -> Result<String> {
     lines.sort_by_key(|&(colour, _)| (colour != OTHERS, colour == BEST));
-    // Lines that stay at 0 still have axes with numbers on them.
+    // Axes have numbers even if all lines stay at 0.
     let greatest = |pick: fn(&(f64, f64)) -> f64| {
         let points = lines.iter().flat_map(|(_, points)| points);
         points.map(pick).fold(1.0, f64::max)

@@ -1,18 +1,18 @@
 //! Numbers and texts as tables, JSON and pages show them.
 
-/// `value` with no more digits than `parts` of one tell apart.
+/// Rounds `value` to the nearest multiple of `1 / parts`.
 #[must_use]
 pub fn rounded(value: f64, parts: f64) -> f64 {
     (value * parts).round() / parts
 }
 
-/// A share of one in percent.
+/// Formats a fraction as a percentage, such as `12.3 %` for 0.123.
 #[must_use]
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-/// `1234567` as `1,234,567`.
+/// Formats `1234567` as `1,234,567`.
 #[must_use]
 pub fn grouped(value: u64) -> String {
     let digits = value.to_string();
@@ -26,7 +26,7 @@ pub fn grouped(value: u64) -> String {
     text
 }
 
-/// `text` as it stands in HTML.
+/// Escapes `text` for HTML.
 #[must_use]
 pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")

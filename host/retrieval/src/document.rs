@@ -1,4 +1,4 @@
-//! What is kept and found: the document.
+//! The document: the unit that is stored and found.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -6,20 +6,20 @@ use serde_json::{Map, Value};
 /// A piece of text that is found as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Document {
-    /// Its name in the collection.
+    /// Identifies the document in its collection.
     pub id: String,
-    /// What it is headed with; may be empty.
+    /// Heading of the text; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub title: String,
-    /// What it says.
+    /// The text itself.
     pub text: String,
-    /// What it can be filtered by.
+    /// Fields that searches can filter by.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
 }
 
 impl Document {
-    /// What its vector and its words are taken from.
+    /// Returns the text that the vector and the words are computed from.
     pub(crate) fn searched_text(&self) -> String {
         format!("{}\n{}", self.title, self.text)
     }

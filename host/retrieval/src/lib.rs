@@ -9,9 +9,9 @@
 //!                         └ store: PostgreSQL with pgvector, Qdrant (one stage)
 //! ```
 //!
-//! Owned here: vectors, words, their indexes, the file that holds them. Not known here: prompts, orders of documents,
-//! HTTP. Nothing is a daemon: a [`Collection`] that is searched does not change, and whoever updates one writes a new
-//! file in its place.
+//! This crate owns vectors, words, their indexes and the file that contains them. It knows no prompts, orders of
+//! documents or HTTP servers, and nothing here is a daemon. A [`Collection`] does not change while it is searched; to
+//! update one, write a new file in its place.
 
 pub mod collection;
 mod document;

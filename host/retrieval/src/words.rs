@@ -1,8 +1,9 @@
-//! BM25 over words, for questions whose very words matter: names, numbers, identifiers.
+//! BM25 over words, for questions in which exact words matter: names, numbers, identifiers.
 //!
-//! Words are runs of letters and digits in lower case. Those that came from a file are looked up there, by bisection
-//! over the sorted words; those of documents added since stand in a map. A deleted document's words stay until the file
-//! is written; they are counted in how rare a word is, which changes ranks little, and never returned.
+//! Words are runs of letters and digits in lower case. Words from a file are looked up in it, by bisection over the
+//! sorted words; those of documents added since are in a map. A deleted document's words stay until the file is
+//! written. They count in the estimate of how rare a word is, which changes ranks little, and deleted documents are
+//! never returned.
 
 use crate::file::{Array, FileError, Part, Parts};
 use crate::index::{Hit, Keep, Slot, Top};
@@ -12,7 +13,7 @@ use std::collections::BTreeMap;
 /// Okapi's parameters, at their usual values.
 const K1: f32 = 1.2;
 const B: f32 = 0.75;
-/// Longer words are cut there.
+/// Longest word in bytes; longer words are truncated.
 const MAX_WORD: usize = 64;
 
 /// The words of all documents, ranked by Okapi BM25 (k1 = 1.2, b = 0.75). Words are runs of letters and digits in lower
@@ -21,17 +22,17 @@ const MAX_WORD: usize = 64;
 pub struct Words {
     mapped: Mapped,
     added: FxHashMap<String, Vec<Posting>>,
-    /// Words of each slot.
+    /// Number of words in each slot.
     lengths: Array<u32>,
     total: u64,
 }
 
-/// A slot, and how often a word stands in it.
+/// A slot, and how often a word occurs in it.
 type Posting = [u32; 2];
 
 #[derive(Default)]
 struct Mapped {
-    /// UTF-8, as checked when it was opened.
+    /// The words as UTF-8.
     text: Array<u8>,
     starts: Array<u64>,
     posting_starts: Array<u64>,
@@ -39,7 +40,7 @@ struct Mapped {
 }
 
 impl Words {
-    /// Those of `texts`.
+    /// Returns the words of `texts`.
     #[must_use]
     pub fn of<'t>(texts: impl IntoIterator<Item = &'t str>) -> Self {
         let mut words = Self::default();
@@ -49,15 +50,15 @@ impl Words {
         words
     }
 
-    /// The numbers of the `k` texts that fit `question` best, best first; among equals the earlier one. Fewer when fewer
-    /// share a word with it.
+    /// Returns the indexes of the `k` texts that match `question` best, best first, the earlier one first among equals.
+    /// Returns fewer when fewer share a word with it.
     #[must_use]
     pub fn best(&self, question: &str, k: usize) -> Vec<usize> {
         let hits = self.search(question, k, &|_| true);
         hits.iter().map(|hit| hit.slot.0 as usize).collect()
     }
 
-    /// From a file of `count` slots.
+    /// Reads the words from a file of `count` slots.
     pub(crate) fn over(parts: &Parts, count: usize) -> Result<Self, FileError> {
         let mapped = Mapped {
             text: parts.numbers(Part::Words)?,
@@ -85,7 +86,7 @@ impl Words {
         })
     }
 
-    /// Takes in the next slot's text.
+    /// Adds the text of the next slot.
     pub(crate) fn add(&mut self, slot: Slot, text: &str) {
         let mut counts: FxHashMap<String, u32> = FxHashMap::default();
         let mut length = 0;
@@ -100,8 +101,8 @@ impl Words {
         self.total += u64::from(length);
     }
 
-    /// The best `k` slots to keep for any of the words of `text`; a word that stands in it twice counts twice. O(postings
-    /// of its words).
+    /// Returns the best `k` slots that `keep` accepts, for any of the words of `text`; a word that occurs in it twice
+    /// counts twice. Costs `O(postings of its words)`.
     pub(crate) fn search(&self, text: &str, k: usize, keep: &Keep<'_>) -> Vec<Hit> {
         let count = self.lengths.len() as f32;
         let mean = (self.total as f32 / count).max(1.0);
@@ -134,7 +135,7 @@ impl Words {
         (self.mapped.postings(word), added)
     }
 
-    /// For a file.
+    /// Returns the parts that a file stores.
     pub(crate) fn parts(&self) -> Vec<(Part, Vec<u8>)> {
         let mut all: BTreeMap<&[u8], Vec<Posting>> = (0..self.mapped.len())
             .map(|at| (self.mapped.word(at), self.mapped.postings_at(at).to_vec()))
@@ -190,7 +191,7 @@ impl Mapped {
     }
 }
 
-/// The words of a text, in its order.
+/// Iterates over the words of a text, in order.
 fn words(text: &str) -> impl Iterator<Item = String> {
     let words = text.split(|c: char| !c.is_alphanumeric());
     words.filter(|word| !word.is_empty()).map(|word| {
@@ -225,7 +226,7 @@ mod tests {
         assert_eq!(slots(&words, "ångström, 4711"), [3]);
         assert_eq!(slots(&words, "station"), [0_u32; 0]);
         assert_eq!(slots(&words, "?!"), [0_u32; 0]);
-        // Alike: the earlier one first. Asked for twice: more than anything else.
+        // Equal scores: the earlier text first. A word asked for twice counts more than anything else.
         assert_eq!(words.best("noon passengers", 4), [0, 1]);
         assert_eq!(words.best("ferry bar bar station station station", 1), [1]);
     }

@@ -1,4 +1,5 @@
-//! Collections through their public interface: edited at random beside an obvious model, written, read, damaged.
+//! Tests of collections through their public interface: edited at random beside an obvious model, written, read,
+//! damaged.
 
 use foreword_ordering::random::Random;
 use foreword_retrieval::embedder::{Embedder, Hashing};
@@ -221,8 +222,8 @@ fn a_mirror_adds_replaces_and_deletes_and_leaves_the_rest() {
     );
 }
 
-/// Checksums tell accidents. A file that was written to deceive has right ones, and must be refused all the same, or at
-/// least not be believed: nothing may panic.
+/// Checksums detect accidents. A file that was written to deceive has valid ones, and must still be refused or at least
+/// do no harm: nothing may panic.
 #[test]
 fn a_file_with_right_checksums_and_wrong_contents_does_no_harm() {
     use foreword_retrieval::file::{Part, Parts, write};
@@ -252,7 +253,7 @@ fn a_file_with_right_checksums_and_wrong_contents_does_no_harm() {
                 1 => bytes.extend([0; 8]),
                 _ if bytes.is_empty() => continue,
                 2 if bytes.len() >= 4 => {
-                    // A number as large as can be, or the upper half of one.
+                    // A number as large as possible, or the upper half of one.
                     let at = 4 * random.below(bytes.len() as u64 / 4) as usize;
                     bytes[at..at + 4].fill(0xff);
                 }

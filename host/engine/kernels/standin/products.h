@@ -1,4 +1,4 @@
-// cuBLASLt's products as its manual describes them: columns first, shapes and types by descriptors, computed plainly.
+// cuBLASLt's products as its manual describes them: column-major, shapes and types by descriptors, computed plainly.
 #pragma once
 #include "queues.h"
 
@@ -21,7 +21,7 @@ struct Preference {
     u64 workspace = 0;
 };
 
-// What a heuristic proposes: the shapes that it was asked for, so that a product of others is noticed.
+// What a heuristic proposes: the shapes that it was asked for, so that a product of other shapes is noticed.
 struct Algorithm {
     u64 rows, columns, inputs, type, workspace, unused[3];
 };
@@ -34,7 +34,7 @@ struct Proposal {
     int reserved[4];
 };
 
-// The shape of a product, if the descriptors agree with each other.
+// Computes the shape of a product and returns whether the descriptors agree with each other.
 inline bool shape_of(const Description* d, const Layout* a, const Layout* b, const Layout* c, const Layout* out, Algorithm& shape) {
     u64 m = d->transposed[0] ? a->columns : a->rows, k = d->transposed[0] ? a->rows : a->columns;
     u64 n = d->transposed[1] ? b->rows : b->columns, other = d->transposed[1] ? b->columns : b->rows;
@@ -49,7 +49,7 @@ inline float element(const void* data, int type, u64 at) {
     return type == BF16 ? emulator::value(static_cast<const u16*>(data)[at]) : static_cast<const float*>(data)[at];
 }
 
-// Vectors of `inputs` elements, one behind the other: rows of op(A), columns of op(B).
+// Returns vectors of `inputs` elements, one after another: rows of op(A), columns of op(B).
 inline std::vector<float> vectors(const void* data, const Layout& l, u64 count, u64 inputs, bool stand) {
     std::vector<float> all(count * inputs);
     for (u64 i = 0; i < count; i++)
@@ -74,7 +74,7 @@ inline void multiply(const Description& d, float alpha, const void* a, const Lay
             for (; k < inputs; k++) sum += x[k] * y[k];
             for (float one : sums) sum += one;
             float value = alpha * sum;
-            // What is not added is not read either: it may be no number.
+            // An output that is not added to is not read either: it may be NaN.
             if (beta != 0.0f) value += beta * element(c, lc.type, column * lc.stride + row);
             u64 at = column * lo.stride + row;
             if (lo.type == BF16) static_cast<u16*>(out)[at] = static_cast<u16>(round_to_bf16(value));
@@ -142,7 +142,7 @@ int cublasLtMatmulAlgoGetHeuristic(void*, const Description* of, const Layout* a
     *found = 0;
     Proposal proposal = {};
     if (wanted < 1 || !standin::shape_of(of, a, b, c, out, proposal.algorithm)) return standin::INVALID;
-    // It will want all of the workspace that it may have.
+    // The proposal uses all of the workspace that it may have.
     proposal.workspace = proposal.algorithm.workspace = preference->workspace;
     proposals[0] = proposal;
     *found = 1;
@@ -154,11 +154,12 @@ int cublasLtMatmul(void*, const Description* of, const float* alpha, const void*
     Algorithm shape;
     if (!standin::shape_of(of, la, lb, lc, lo, shape)) return standin::INVALID;
     shape.workspace = algorithm->workspace;
-    // The heuristic takes operands for aligned to 256 bytes unless it is told otherwise.
+    // The heuristic assumes operands aligned to 256 bytes unless it is told otherwise.
     for (const void* operand : {a, b, c, static_cast<const void*>(out), static_cast<const void*>(workspace)})
         if (reinterpret_cast<u64>(operand) % 256) return standin::INVALID;
     if (memcmp(&shape, algorithm, sizeof shape) || bytes < shape.workspace) return standin::INVALID;
-    // Descriptors and factors are read now; operands when their turn comes, in a workspace that nobody else uses.
+    // Descriptors and factors are read now; operands when the stream reaches the product, in a workspace that nobody
+    // else uses.
     standin::put(*stream, [=, of = *of, la = *la, lb = *lb, lc = *lc, lo = *lo, alpha = *alpha, beta = *beta] {
         memset(workspace, 0xff, bytes < 4096 ? bytes : 4096);
         standin::multiply(of, alpha, a, la, b, lb, beta, c, lc, out, lo, shape.inputs);

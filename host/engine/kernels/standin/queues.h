@@ -1,8 +1,10 @@
-// Streams whose work waits: a kernel or a copy runs when somebody waits for it, or at once, as FOREWORD_LATE says.
+// Streams whose work is deferred: a kernel or a copy runs when something waits for it, or at once, as FOREWORD_LATE
+// says.
 //
-//   FOREWORD_LATE   every first stream of two, every second, or both do what they hold as late as CUDA allows
+//   FOREWORD_LATE   makes every first stream of two, every second, or both carry out their work as late as CUDA allows
 //
-// Both extremes are orders that a device may take. What is right in all of them needs no order that nobody asked for.
+// Both extremes are orders that a device may choose. Code that is right in all of them relies on no order that it did
+// not request.
 #pragma once
 #include <deque>
 #include <functional>
@@ -20,24 +22,24 @@ struct Mark {
 };
 
 struct Work {
-    // What is done; empty for marks and waits.
+    // The work to do; empty for marks and waits.
     std::function<void()> run;
     std::shared_ptr<Mark> reaches;
     std::shared_ptr<Mark> awaits;
 };
 
-// What was recorded, to be put into a stream as a whole.
+// Recorded work, to be put into a stream as a whole.
 using Graph = std::vector<std::function<void()>>;
 
 struct Stream {
     bool late = false;
     std::deque<Work> waiting;
-    // While it is captured.
+    // The capture in progress, if there is one.
     std::unique_ptr<Graph> recording;
-    // Something was asked for that a capture cannot hold.
+    // Whether something was requested that a capture cannot contain.
     bool invalid = false;
 
-    // Whether the work that stands first could be done without another stream's.
+    // Returns whether the first work of the stream waits for another stream.
     bool blocked() const { return waiting.front().awaits && !waiting.front().awaits->reached; }
 
     void first() {
@@ -53,7 +55,7 @@ inline std::vector<std::unique_ptr<Stream>>& streams() {
     return all;
 }
 
-// Streams that are not late do what they can.
+// Streams that are not late do all the work that they can.
 inline void settle() {
     bool progress = true;
     while (progress) {
@@ -71,7 +73,7 @@ inline void one(Stream& stream) {
     stream.first();
 }
 
-// Everything that the stream holds, and what it waits for.
+// Carries out everything in the stream, and everything that it waits for.
 inline void finish(Stream& stream) {
     while (!stream.waiting.empty()) one(stream);
     settle();
@@ -82,7 +84,7 @@ inline void put(Stream& stream, Work work) {
     settle();
 }
 
-// Work, or a part of what is recorded.
+// Queues work, or adds it to the recording.
 inline void put(Stream& stream, std::function<void()> run) {
     if (stream.recording) stream.recording->push_back(std::move(run));
     else put(stream, Work{std::move(run), nullptr, nullptr});

@@ -1,11 +1,11 @@
-//! A step as it must be, for whichever backend computes it: tokens are of the vocabulary, positions within the model's,
-//! page tables long enough, pages within the pools, and no page that the step writes is seen by another segment or through
-//! a second position.
+//! Validation of a step, common to all backends: tokens belong to the vocabulary, positions to the model, and pages to
+//! the pools; page tables are long enough; and no page that the step writes is visible to another segment or at a
+//! second position.
 
 use super::{BackendError, HostPageId, Load, Output, PageId, Step, Store};
 use fxhash::FxHashSet;
 
-/// What a step is checked against.
+/// The limits that a step is validated against.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) vocabulary: u32,
@@ -13,7 +13,7 @@ pub(super) struct Limits {
     pub(super) page_tokens: u32,
     pub(super) pages: u32,
     pub(super) host_pages: u32,
-    /// Whether segments may ask for tokens.
+    /// Whether segments may ask for sampled tokens.
     pub(super) draws: bool,
 }
 
@@ -40,7 +40,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Replaces `loads` by the step's, ascending by the page that is overwritten.
+    /// Checks the step's loads and replaces `loads` by them, ascending by the page that is overwritten.
     pub(super) fn check_loads(
         &self,
         step: &Step,
@@ -71,7 +71,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Copies of the first `tokens` slots of a page.
+    /// Checks a copy of the first `tokens` slots of a page.
     pub(super) fn check_copy(
         &self,
         from: PageId,
@@ -95,7 +95,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Replaces `writes` by what the step writes, in the order of its rows.
+    /// Checks the step's segments and replaces `writes` by what the step writes, in the order of its rows.
     pub(super) fn check_segments(
         &self,
         step: &Step,
@@ -135,7 +135,7 @@ impl Limits {
                 ));
             }
             if matches!(segment.output, Output::Token(_)) && !self.draws {
-                return wrong("it asks for a token, this backend has logits alone".into());
+                return wrong("it asks for a token, but this backend returns only logits".into());
             }
             let end = u64::from(segment.start) + segment.tokens.len() as u64;
             if end > u64::from(self.max_positions) {
@@ -179,7 +179,7 @@ impl Limits {
                 position += tokens;
             }
         }
-        // Written pages are known now: nobody may read one from another place.
+        // All written pages are known now. No segment may read one at another position.
         for (number, segment) in step.segments.iter().enumerate() {
             let read = (segment.start / self.page_tokens) as usize;
             for page in &segment.pages[..read] {
@@ -196,19 +196,19 @@ impl Limits {
     }
 }
 
-/// Who writes a page: a segment's number, or [`NOBODY`], which all are between two checks.
+/// The writer of each page: a segment's number, or [`NOBODY`], which all entries are between two checks.
 #[derive(Default)]
 pub(super) struct Owners(Vec<u32>);
 
 const NOBODY: u32 = u32::MAX;
 
-/// Tokens of one segment that are stored in one page.
+/// Consecutive tokens of one segment that are stored in one page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Write {
     pub(super) page: PageId,
-    /// First row.
+    /// Row of the first token in the step.
     pub(super) row: u32,
     pub(super) tokens: u32,
-    /// Position of the first.
+    /// Position of the first token in its sequence.
     pub(super) position: u32,
 }

@@ -1,10 +1,10 @@
-//! What tests of every backend share, and the bodies that all are held to.
+//! Helpers for the tests of every backend, and the test bodies that all backends must pass.
 
 use super::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store};
 use crate::TokenId;
 use std::ops::Range;
 
-/// Tokens that look random and are the same each time.
+/// Returns tokens that look random and are the same each time.
 pub(super) fn tokens(vocabulary: u32, seed: u32, count: usize) -> Vec<TokenId> {
     let token = |i: u32| {
         (i.wrapping_mul(2_654_435_761)
@@ -39,9 +39,9 @@ pub(super) fn run(backend: &mut dyn Backend, segments: Vec<Segment>) -> Vec<f32>
     logits
 }
 
-/// Sends the pages of a prompt of 60 tokens to the host pool, one of them through bytes, and goes on with it on pages that
-/// came back. `agree` compares logits, of what its text says, with those of the prompt's tokens in a range. Wants 100
-/// pages of 16 tokens and 6 host pages.
+/// Sends the pages of a prompt of 60 tokens to the host pool, one of them through bytes, and continues the prompt on
+/// pages that came back. `agree` compares logits, which its text describes, with those of the prompt's tokens in a
+/// range. Needs 100 pages of 16 tokens and 6 host pages.
 pub(super) fn check_the_host_pool(
     machine: &mut dyn Backend,
     prompt: &[TokenId],
@@ -54,7 +54,7 @@ pub(super) fn check_the_host_pool(
         from: PageId(from),
         to: HostPageId(to),
     });
-    // One after the other, and the pages are needed for something else at once.
+    // One after another, and the pages are immediately needed for something else.
     machine.store(&stores[..1]).unwrap();
     machine.store(&stores[1..2]).unwrap();
     machine.copy_slots(PageId(3), PageId(0), 12).unwrap();
@@ -75,7 +75,7 @@ pub(super) fn check_the_host_pool(
         from: HostPageId(from),
         to: PageId(to),
     });
-    // Once behind the loaded pages and once from the midst of one.
+    // Once after the loaded pages, and once from the middle of one.
     for start in [48, 40] {
         let step = Step {
             loads: loads.to_vec(),

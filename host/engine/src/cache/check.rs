@@ -1,4 +1,4 @@
-//! The invariants, for tests.
+//! Checks of the cache's invariants, for tests.
 
 use super::PrefixCache;
 use super::lease::Lease;
@@ -9,10 +9,10 @@ use crate::backend::PageId;
 use std::collections::{HashMap, HashSet};
 
 impl PrefixCache {
-    /// Asserts every invariant; `leases` are all that are open. Costs `O(pages · page_tokens)`.
+    /// Asserts every invariant of the cache; `leases` are all open leases. Costs `O(pages · page_tokens)`.
     ///
     /// # Panics
-    /// When an invariant does not hold.
+    /// Panics when an invariant does not hold.
     pub fn check<'a>(&self, leases: impl IntoIterator<Item = &'a Lease>) {
         self.pool.check();
         self.tree.check();
@@ -24,7 +24,7 @@ impl PrefixCache {
         self.check_queues();
     }
 
-    /// Every page is held by the leases that have it and nobody else.
+    /// Asserts that every page is held by exactly the leases that list it.
     fn check_holders<'a>(&self, leases: impl Iterator<Item = &'a Lease>) {
         let mut holders = vec![0; self.pool.pages() as usize];
         let on_device = self.pages_of_nodes();
@@ -61,7 +61,7 @@ impl PrefixCache {
         }
     }
 
-    /// A page is free, a node's or a lease's, and only one of them.
+    /// Asserts that every page is either free, a node's or a lease's.
     fn check_pages(&self) {
         let on_device = self.pages_of_nodes();
         for page in self.pool.free() {
@@ -165,7 +165,7 @@ impl PrefixCache {
         }
     }
 
-    /// The queues hold exactly what may be evicted, and the counts are right.
+    /// Asserts that the queues hold exactly the evictable pages and that the counters are right.
     fn check_queues(&self) {
         let filed = |wanted: &dyn Fn(NodeId, &Node) -> Option<Rank>| {
             let nodes = self.tree.nodes();

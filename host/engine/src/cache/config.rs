@@ -1,26 +1,26 @@
-//! What a cache is made of.
+//! Configuration of a prefix cache.
 
 use super::disk_tier::DiskTier;
 use super::policy::EvictionPolicy;
 use std::fmt;
 use std::sync::Arc;
 
-/// Seconds that it takes to compute a prompt: `(cached tokens, further tokens)`.
+/// Seconds of prefill as a function of `(cached tokens, new tokens)`.
 pub type Cost = dyn Fn(u32, u32) -> f64 + Send + Sync;
 
-/// How pages are kept beyond their use.
+/// How the cache keeps pages that no lease holds.
 #[derive(Clone)]
 pub struct CacheConfig {
-    /// Which go first, on the device and in host memory.
+    /// Ranks pages for eviction, on the device and in host memory.
     pub policy: EvictionPolicy,
-    /// What computing costs; `None`: the same for every token.
+    /// Cost of computing a prompt; with `None`, every token costs the same.
     pub cost: Option<Arc<Cost>>,
-    /// Share of the host's pages, 0 to 1, that copies of the most used pages may take while the device has them as
-    /// well, so that they outlive it.
+    /// Share of the host's pages, 0 to 1, that may hold replicas: copies of the most used pages that are still on the
+    /// device, so that they survive the loss of its memory.
     pub replicated_share: f64,
-    /// Where pages go that host memory has no room for.
+    /// Receives the pages that host memory has no room for.
     pub disk: Option<Arc<dyn DiskTier>>,
-    /// What tells this model's pages from all others', see [`PageHash::root`](super::PageHash::root).
+    /// Distinguishes this model's pages from those of all other models, see [`PageHash::root`](super::PageHash::root).
     pub identity: u64,
 }
 
@@ -48,13 +48,13 @@ impl fmt::Debug for CacheConfig {
     }
 }
 
-/// Pages of a backend.
+/// Sizes of a backend's page pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
-    /// Where it computes.
+    /// Pages in the memory that the device computes on.
     pub device: u32,
-    /// Beside it, in the host's memory.
+    /// Pages in host memory.
     pub host: u32,
-    /// Tokens in each, at least one.
+    /// Tokens in each page, at least one.
     pub tokens: u32,
 }

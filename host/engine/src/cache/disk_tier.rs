@@ -1,41 +1,43 @@
-//! The seam to the tier below host memory: pages by their hash, somewhere slow.
+//! The interface to the disk tier below host memory: pages stored by their hash.
 //!
-//! The tree knows nothing of what lies there but what [`DiskTier::contains`] says: a page is found by the hash of all
-//! that precedes it, so a restarted engine finds its pages again without a tree.
+//! The tree knows only what [`DiskTier::contains`] says about the disk. A page is found by the hash of everything up to
+//! its end, so a restarted engine finds its pages again without a tree.
 //!
 //! ```text
 //!   cache (engine's thread)   contains ─▶ index     request ─▶ queue ─▶ I/O thread ─▶ completed
-//!   whoever has the bytes                           write ───▶ queue ─▶ I/O thread
+//!   owner of the bytes                              write ───▶ queue ─▶ I/O thread
 //! ```
 
 use super::hash::PageHash;
 
-/// Pages on disk. No call but [`DiskTier::flush`] waits for the disk.
+/// A store of pages on disk. Only [`DiskTier::flush`] waits for the disk.
 pub trait DiskTier: Send + Sync {
-    /// Whether a read would probably find the page.
+    /// Returns whether a read would probably find the page.
     fn contains(&self, page: PageHash) -> bool;
 
-    /// Asks for a page. [`DiskTier::completed`] answers each request once, in the order of the requests; the caller
-    /// bounds how many it has open.
+    /// Requests a page. [`DiskTier::completed`] answers each request once, in the order of the requests. The caller
+    /// bounds how many requests it has open.
     fn request(&self, page: PageHash);
 
-    /// The next answer that has come: the page's bytes, or `None` if it could not be read whole or is not there.
+    /// Returns the next completed read: the page's bytes, or `None` in their place if the page is absent or could not
+    /// be read whole.
     fn completed(&self) -> Option<(PageHash, Option<Vec<u8>>)>;
 
-    /// Has `wake` called, by another thread, whenever answers have come. Only the first call counts.
+    /// Registers `wake`, which another thread calls whenever reads have completed. Only the first call has an effect.
     fn on_completion(&self, wake: Box<dyn Fn() + Send + Sync>);
 
-    /// Keeps a page, if there is room or something can make room. A page that is there already is only touched.
-    /// `parent` is the page before it or the tenant's [root](PageHash::root): a page leaves before what it follows.
-    /// When more is written than the disk can take, pages are dropped.
+    /// Stores a page, if there is room or room can be made. A page that is already stored is only marked as used.
+    /// `parent` is the page before it or the tenant's [root](PageHash::root): a page is evicted before the one that it
+    /// follows. When pages are written faster than the disk takes them, some are dropped.
     fn write(&self, page: PageHash, parent: PageHash, bytes: &[u8]);
 
-    /// Waits until everything that was asked for has been done: for an end in good order, not for a running engine.
+    /// Waits until everything that was requested has been done. Meant for an orderly shutdown, not for a running
+    /// engine.
     fn flush(&self) {}
 
-    /// Forgets a page.
+    /// Removes a page, if it is stored.
     fn remove(&self, page: PageHash);
 
-    /// Forgets all pages.
+    /// Removes all pages.
     fn clear(&self);
 }

@@ -1,38 +1,39 @@
-//! Which documents a prompt consists of: what the gateway says of it, so that the tree can speak of documents.
+//! The documents of a prompt, as announced by the gateway.
 //!
-//! The cache works on tokens and needs none of this. But whoever orders documents wants to hear which *documents* are
-//! still held, and a policy sees better what belongs together.
+//! The cache itself works on tokens and needs none of this. But a gateway that orders documents needs to hear which
+//! *documents* are still held, and an eviction policy judges better when it knows which pages belong together.
 
 use std::sync::Arc;
 
-/// The documents of a prompt, in order. They follow each other; what stands between two counts as the latter's.
+/// The documents of a prompt, in order. They follow each other; tokens between two documents count as the latter's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DocumentPath {
-    /// The gateway's hash of what precedes the documents.
+    /// The gateway's hash of everything that precedes the documents.
     pub scope: u64,
     /// Token index of the first document's first token.
     pub start: u32,
-    /// The documents, ends ascending and within the prompt.
+    /// The documents, with ends ascending and within the prompt.
     pub documents: Vec<DocumentSpan>,
 }
 
-/// A document of a prompt.
+/// One document of a prompt and where it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DocumentSpan {
-    /// The gateway's hash of its block.
+    /// The gateway's hash of the document's block.
     pub fingerprint: u64,
-    /// Token index after its last token.
+    /// Token index after the document's last token.
     pub end: u32,
 }
 
-/// A document and its tokens, as events name it.
+/// A document's fingerprint and its number of tokens, as events report it.
 pub type Document = (u64, u32);
 
 impl DocumentPath {
-    /// Says what is wrong with the path for a prompt of `tokens` tokens, if anything is.
+    /// Checks the path against a prompt of `tokens` tokens.
     ///
     /// # Errors
-    /// In words, with the value and the limit.
+    /// Returns a message with the offending end and its bounds when a document ends before the previous one or past the
+    /// prompt.
     pub fn validate(&self, tokens: u32) -> Result<(), String> {
         let mut before = self.start;
         for (index, document) in self.documents.iter().enumerate() {
@@ -47,7 +48,7 @@ impl DocumentPath {
         Ok(())
     }
 
-    /// Each document with the tokens that it adds.
+    /// Returns each document's fingerprint with the number of tokens that it adds.
     pub fn sizes(&self) -> Arc<[Document]> {
         let mut before = self.start;
         let sized = self.documents.iter().map(|document| {

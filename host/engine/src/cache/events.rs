@@ -1,7 +1,7 @@
-//! What happens to cached pages, told to whoever routes requests or orders their documents.
+//! Events about cached pages, for components that route requests or order documents.
 //!
-//! Events gather in a bounded log until they are taken. When nobody takes them the oldest are dropped, and the gap is
-//! told: a reader that finds one asks for everything anew.
+//! Events gather in a bounded log until they are taken. When nobody takes them, the oldest are dropped and a
+//! [`CacheEvent::Gap`] reports it: a reader that finds a gap asks for a full snapshot.
 
 use super::documents::Document;
 use super::hash::PageHash;
@@ -9,75 +9,75 @@ use crate::TokenId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Where a page can live.
+/// A tier of memory in which a page can be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tier {
-    /// The backend's own memory, where it computes.
+    /// The backend's own memory, which it computes on.
     Device,
-    /// Memory beside it.
+    /// Host memory beside the device.
     Host,
-    /// A file. The cache tells nothing of it: what is written there may be dropped unseen.
+    /// A file. The cache reports no events for this tier, because a page that is written there may be dropped silently.
     Disk,
 }
 
-/// Something that happened to full pages or to the documents in them.
+/// A change to the full pages in the cache, or to the documents in them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheEvent {
-    /// A page can be found in `tier` now.
+    /// A page has been stored in `tier`.
     Stored {
-        /// What it is found by.
+        /// Hash of the page and everything before it.
         hash: PageHash,
-        /// The page before it; `None`: it is a sequence's first.
+        /// Hash of the page before it; `None` for the first page of a sequence.
         parent: Option<PageHash>,
-        /// What it holds.
+        /// The page's tokens.
         tokens: Arc<[TokenId]>,
-        /// Whose it is; empty: nobody's in particular.
+        /// Cache salt of the tenant; empty where tenants are not told apart.
         salt: Arc<str>,
-        /// Where.
+        /// The tier that holds the page now.
         tier: Tier,
     },
-    /// A page cannot be found in `tier` any more.
+    /// A page has left `tier`.
     Removed {
-        /// What it was found by.
+        /// Hash of the page and everything before it.
         hash: PageHash,
-        /// Where.
+        /// The tier that held the page.
         tier: Tier,
     },
-    /// No page can be found in device or host memory any more.
+    /// No page is left in device or host memory.
     Cleared,
-    /// The last document of `path` is held in device or host memory, as those before it are.
+    /// The last document of `path` is now held in device or host memory, as are those before it.
     DocumentsStored {
-        /// Whose it is.
+        /// Cache salt of the tenant.
         salt: Arc<str>,
-        /// [`DocumentPath::scope`](super::DocumentPath::scope).
+        /// The [`DocumentPath::scope`](super::DocumentPath::scope) of the path.
         scope: u64,
-        /// From the first document on, each with its tokens.
+        /// The documents from the first one on, each with its number of tokens.
         path: Arc<[Document]>,
     },
-    /// The last document of `path` is held in neither any more.
+    /// The last document of `path` is no longer held in device or host memory.
     DocumentsRemoved {
-        /// Whose it was.
+        /// Cache salt of the tenant.
         salt: Arc<str>,
-        /// [`DocumentPath::scope`](super::DocumentPath::scope).
+        /// The [`DocumentPath::scope`](super::DocumentPath::scope) of the path.
         scope: u64,
-        /// From the first document on, each with its tokens.
+        /// The documents from the first one on, each with its number of tokens.
         path: Arc<[Document]>,
     },
-    /// Events were dropped here because nobody took them.
+    /// Events were dropped at this point because nobody took them in time.
     Gap {
-        /// How many.
+        /// How many events were dropped.
         events: u64,
     },
 }
 
-/// Events that nobody has taken yet.
+/// Events that have not been taken yet.
 #[derive(Debug, Default)]
 pub(super) struct EventLog {
     events: VecDeque<CacheEvent>,
     dropped: u64,
 }
 
-/// Events that are kept; a step of an engine causes a few hundred at most.
+/// Most events kept; one step of an engine causes a few hundred at most.
 const CAPACITY: usize = 1 << 14;
 
 impl EventLog {
@@ -89,12 +89,12 @@ impl EventLog {
         self.events.push_back(event);
     }
 
-    /// Everything that another log holds.
+    /// Appends all events of another log.
     pub(super) fn append(&mut self, mut other: Self) {
         other.take().into_iter().for_each(|event| self.push(event));
     }
 
-    /// All events since the last call, the oldest first.
+    /// Returns and removes all events since the last call, oldest first.
     pub(super) fn take(&mut self) -> Vec<CacheEvent> {
         let gap = std::mem::take(&mut self.dropped);
         let gap = (gap > 0).then_some(CacheEvent::Gap { events: gap });

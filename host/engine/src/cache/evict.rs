@@ -1,22 +1,24 @@
-//! How room is made, and what becomes of what was there.
+//! Eviction: how the cache makes room, and where evicted pages go.
 //!
-//! A page of the device is copied to host memory when it is evicted for the first time (*swap out only once*, RAGCache
-//! §5.1): the host's copy stays when the page is loaded again, and the next eviction costs nothing. A page of the host
-//! goes to disk if the device has it no more. Partial pages, which nobody else can find, are dropped.
+//! A page is copied to host memory when it is evicted from the device for the first time (*swap out only once*,
+//! RAGCache §5.1). The copy stays when the page is loaded again, so the next eviction costs nothing. A page evicted
+//! from host memory goes to disk unless the device still has it. Partial pages are dropped, because no other sequence
+//! can find them by hash.
 //!
-//! Some pages have a copy in host memory before they are evicted: the most used ones, from the top of the tree down,
-//! within a share of the host's pages. When the device loses its memory the rest of the tree hangs on them (RAGCache §6).
+//! Replicas are copies in host memory that are made before eviction: of the most used pages, from the top of the tree
+//! down, within a share of the host's pages. When the device loses its memory, the rest of the tree depends on them
+//! (RAGCache §6).
 
 use super::PrefixCache;
 use super::flight::Transfer;
 use super::tree::NodeId;
 use crate::backend::{HostPageId, PageId, Store};
 
-/// Uses that make a page worth a copy.
+/// Uses after which a page is worth a replica.
 const USED_OFTEN: u32 = 2;
 
 impl PrefixCache {
-    /// A page of the device, held once, evicting another if none is free.
+    /// Takes a page of the device, held once, evicting another if none is free. `None` if none is free or evictable.
     pub(super) fn take(&mut self) -> Option<PageId> {
         if self.pool.free().is_empty() {
             let victim = self.device.victim()?;
@@ -25,7 +27,7 @@ impl PrefixCache {
         self.pool.take()
     }
 
-    /// As many pages, or none.
+    /// Takes `count` pages of the device, or none.
     pub(super) fn take_all(&mut self, count: u32) -> Option<Vec<PageId>> {
         let mut taken = Vec::with_capacity(count as usize);
         while taken.len() < count as usize {
@@ -38,7 +40,7 @@ impl PrefixCache {
         Some(taken)
     }
 
-    /// Gives back a page that is no node's.
+    /// Returns a held page that belongs to no node to the pool.
     pub(super) fn give_back(&mut self, page: PageId) {
         if self.pool.release(page) {
             self.pool.give_back(page);
@@ -57,7 +59,8 @@ impl PrefixCache {
         page.into_iter().for_each(|page| self.pool.give_back(page));
     }
 
-    /// Has a node's page on the device copied to host memory, if there is room or can be.
+    /// Schedules a copy of the node's device page to host memory. Returns `false` if there is no room and none can be
+    /// made.
     fn copy_to_host(&mut self, id: NodeId, replica: bool) -> bool {
         let Some(from) = self.tree[id].device_page() else {
             return false;
@@ -70,7 +73,7 @@ impl PrefixCache {
         true
     }
 
-    /// A page of the host, evicting another if none is free.
+    /// Takes a page of host memory, evicting another if none is free. `None` if none is free or evictable.
     pub(super) fn take_host(&mut self) -> Option<HostPageId> {
         if self.host_pool.free().is_empty() {
             let victim = self.host.victim()?;
@@ -86,7 +89,7 @@ impl PrefixCache {
         self.forget_if_gone(id);
     }
 
-    /// Has a node's page written to disk if it is about to be forgotten.
+    /// Schedules a write of the node's page to disk if it is about to be forgotten.
     pub(super) fn save(&mut self, id: NodeId) {
         let node = &self.tree[id];
         if let (Some(page), Some(hash), None, Some(_)) =
@@ -97,7 +100,7 @@ impl PrefixCache {
         }
     }
 
-    /// Keeps a copy of a page in host memory if it is among the most used.
+    /// Keeps a replica of the node's page in host memory if the page is among the most used.
     pub(super) fn replicate(&mut self, id: NodeId) {
         let node = &self.tree[id];
         let rooted = node
@@ -113,7 +116,7 @@ impl PrefixCache {
             return;
         }
         if self.counts.replicas >= self.max_replicas {
-            // Twice as often: two pages that are used alike shall not take turns.
+            // At least twice as often, so that two pages that are used alike do not replace each other in alternation.
             let least = self.replicas.first();
             let Some(least) = least.filter(|&least| {
                 Some(least) != node.parent && self.tree[least].at.usage.frequency <= frequency / 2

@@ -1,11 +1,11 @@
-//! Pages that come back from disk.
+//! Reading pages back from disk.
 //!
 //! ```text
 //!   fetch ──▶ requests, page after page ──▶ (I/O thread) ──▶ receive: a host page, a node, a Transfer::Fill
 //! ```
 //!
-//! A page that arrives finds its place by the page before it, which is in the tree or arrived just now. If that has
-//! gone in the meantime, so does what arrives: a fetch that comes to nothing costs a read.
+//! A page that arrives is attached to the page before it, which is in the tree or has just arrived. If that page has
+//! been evicted in the meantime, the arriving page is dropped: the fetch then cost one read and gained nothing.
 
 use super::PrefixCache;
 use super::flight::Transfer;
@@ -17,7 +17,7 @@ use crate::backend::Store;
 use fxhash::FxHashMap;
 use std::sync::Arc;
 
-/// Pages that were asked for.
+/// Pages that have been requested from disk and have not arrived.
 #[derive(Default)]
 pub(super) struct Fetching {
     pages: FxHashMap<PageHash, Wanted>,
@@ -29,15 +29,15 @@ struct Wanted {
     tokens: Arc<[TokenId]>,
 }
 
-/// Pages on their way from disk, see [`PrefixCache::fetch`].
+/// Pages on their way from disk, returned by [`PrefixCache::fetch`].
 #[derive(Clone, Debug)]
 pub struct Fetch {
     pages: Vec<PageHash>,
 }
 
 impl PrefixCache {
-    /// Asks for the pages on disk that follow what is found of `tokens`, as many as host memory has room for; `None`
-    /// when there are none. They arrive with [`PrefixCache::receive`].
+    /// Requests the pages on disk that follow the cached prefix of `tokens`, as many as host memory has room for.
+    /// Returns `None` when there are none. The pages arrive with [`PrefixCache::receive`].
     pub fn fetch(&mut self, salt: &Arc<str>, tokens: &[TokenId]) -> Option<Fetch> {
         let disk = self.disk.clone()?;
         let walk = self.tree.walk(salt, all_but_last(tokens));
@@ -62,13 +62,14 @@ impl PrefixCache {
         (!pages.is_empty()).then_some(Fetch { pages })
     }
 
-    /// Whether every page of the fetch has arrived, or will not.
+    /// Returns whether every page of the fetch has arrived or failed to.
     pub fn is_fetched(&self, fetch: &Fetch) -> bool {
         let mut pages = fetch.pages.iter();
         !pages.any(|page| self.fetching.pages.contains_key(page))
     }
 
-    /// Takes in the pages that have arrived from disk; does not wait. Afterwards there are transfers to be carried out.
+    /// Takes in the pages that have arrived from disk, without waiting. Carry out the
+    /// [transfers](PrefixCache::take_transfers) afterwards.
     pub fn receive(&mut self) {
         let Some(disk) = self.disk.clone() else {
             return;
@@ -89,7 +90,8 @@ impl PrefixCache {
             tokens,
         } = wanted;
         let at = parent.map(|hash| self.tree.find(hash));
-        // Its place may be taken away by what makes room for it: a leaf of host memory alone.
+        // Making room could evict the parent itself, if it is a leaf that only host memory holds. The pin prevents
+        // that.
         let parent = match at {
             None => None,
             Some(Some(parent)) => {
@@ -113,12 +115,12 @@ impl PrefixCache {
                 self.enter_host(node, page, false);
                 self.counts.fetched += 1;
             }
-            // Somebody computed it in the meantime.
+            // Another sequence computed the page in the meantime.
             Insertion::Covered(_) => self.host_pool.give_back(page),
         }
     }
 
-    /// The pages on disk that follow each other after a walk.
+    /// Returns the hashes of the consecutive pages on disk that follow a walk.
     pub(super) fn on_disk(&self, salt: &str, tokens: &[TokenId], walk: &Walk) -> Vec<PageHash> {
         let Some(disk) = &self.disk else {
             return Vec::new();
@@ -132,8 +134,8 @@ impl PrefixCache {
         hashes.take_while(|&hash| disk.contains(hash)).collect()
     }
 
-    /// Has what is held in memory written to disk, the beginnings of sequences first; for an end in good order. Pages
-    /// that only the device has pass through a page of the host.
+    /// Schedules a write to disk of everything that is held in memory, beginnings of sequences first, for an orderly
+    /// shutdown. Pages that only the device holds pass through one page of host memory.
     pub fn save_all(&mut self) {
         if self.disk.is_none() {
             return;

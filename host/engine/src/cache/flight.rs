@@ -1,8 +1,8 @@
-//! What has been decided and not yet carried out, and what is left when it fails.
+//! Transfers and loads that are decided but not yet carried out, and what remains valid when they fail.
 //!
-//! The cache only keeps books. Whoever drives it carries the [transfers](Transfer) out in order, before the copies and
-//! loads that it was told of afterwards, then runs the step that those loads are in, and says how all that went
-//! ([`PrefixCache::landed`]).
+//! The cache only does bookkeeping. Its driver carries out the [transfers](Transfer) in order, before the copies and
+//! loads that it was given later. It then runs the step with those loads and reports success ([`PrefixCache::landed`])
+//! or failure ([`PrefixCache::failed`]).
 
 use super::PrefixCache;
 use super::hash::PageHash;
@@ -10,45 +10,46 @@ use super::tree::NodeId;
 use crate::backend::{HostPageId, Store};
 use fxhash::FxHashSet;
 
-/// Something to do with a host page, in the order in which it was asked for.
+/// A data movement to or from a host page. Transfers are carried out in the order in which they were requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transfer {
-    /// Copy a page of the device that is about to be used otherwise.
+    /// Copy a device page to host memory before the device page is used for something else.
     Store(Store),
-    /// Hand a host page that is about to be used otherwise to [`DiskTier::write`](super::DiskTier::write).
+    /// Hand a host page to [`DiskTier::write`](super::DiskTier::write) before the host page is used for something else.
     Save {
-        /// The page.
+        /// The host page to read.
         page: HostPageId,
-        /// What it holds.
+        /// Hash of the page's content.
         hash: PageHash,
-        /// What that follows: another page or a tenant's root.
+        /// Hash of the page before it, or the tenant's root.
         parent: PageHash,
     },
-    /// Fill a host page with what was read from disk.
+    /// Fill a host page with bytes that were read from disk.
     Fill {
-        /// The page.
+        /// The host page to write.
         page: HostPageId,
-        /// What it shall hold.
+        /// The bytes that the page will hold.
         bytes: Vec<u8>,
     },
 }
 
-/// What a failure would spoil.
+/// Everything that a failed step or transfer would make invalid.
 #[derive(Default)]
 pub(super) struct InFlight {
-    /// Nodes whose host page is to be read, and whether that fills their page on the device.
+    /// Nodes whose host page is to be read, each with whether the load fills the node's page on the device.
     pub(super) loads: Vec<(NodeId, bool)>,
     /// Host pages that are to be written.
     pub(super) written: Vec<HostPageId>,
 }
 
 impl PrefixCache {
-    /// What is to be done before anything that the cache was asked for since the last call is relied upon.
+    /// Returns and removes the transfers to carry out before anything that the cache returned since the last call is
+    /// relied upon.
     pub fn take_transfers(&mut self) -> Vec<Transfer> {
         std::mem::take(&mut self.transfers)
     }
 
-    /// Says that everything that was asked for has been carried out: transfers, copies, and the step with the loads.
+    /// Reports that everything requested has been carried out: transfers, copies, and the step with its loads.
     pub fn landed(&mut self) {
         self.in_flight.written.clear();
         for (node, onto_device) in std::mem::take(&mut self.in_flight.loads) {
@@ -56,8 +57,8 @@ impl PrefixCache {
         }
     }
 
-    /// Says that something of it failed: no page that was to be written is as it should be. All leases that were
-    /// opened since [`PrefixCache::landed`] must have been given back.
+    /// Reports that a transfer, a copy or the step failed, so that every page that was to be written is undefined. All
+    /// leases that were opened since the last [`PrefixCache::landed`] must have been given back.
     pub fn failed(&mut self) {
         self.transfers.clear();
         let loads = std::mem::take(&mut self.in_flight.loads);
@@ -71,8 +72,8 @@ impl PrefixCache {
         self.spoil_written();
     }
 
-    /// Says that the device has lost its memory: what is in host memory, and hangs together there, is all that is left.
-    /// Every lease is void and must be dropped, not given back.
+    /// Reports that the device has lost its memory. Only pages in host memory whose predecessors are all there remain.
+    /// Every lease is void: drop it, do not give it back.
     pub fn lose_device(&mut self) {
         self.transfers.clear();
         for (node, onto_device) in std::mem::take(&mut self.in_flight.loads) {
@@ -87,7 +88,7 @@ impl PrefixCache {
         }
     }
 
-    /// Forgets the host pages that were to be written and may not have been. `O(nodes)`.
+    /// Forgets the host pages that were to be written and may not have been. Costs `O(nodes)`.
     fn spoil_written(&mut self) {
         let written = std::mem::take(&mut self.in_flight.written);
         let written: FxHashSet<HostPageId> = written.into_iter().collect();
@@ -103,7 +104,7 @@ impl PrefixCache {
         }
     }
 
-    /// Forgets a node that is nowhere any more, and with it what follows it: that is in host memory alone.
+    /// Forgets a node that no tier holds any more, and everything that follows it, which only host memory holds.
     pub(super) fn cut_off_if_gone(&mut self, id: NodeId) {
         let at = &self.tree[id].at;
         if at.device.is_some() || at.host.is_some() {

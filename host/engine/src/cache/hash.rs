@@ -1,24 +1,24 @@
-//! What a page holds, as a number: the same in every run, so that a page can be found again on disk and be spoken of
-//! to other programs.
+//! The hash by which a page is found: the same in every run, so that a page can be found again on disk and be named to
+//! other programs.
 //!
 //! ```text
 //!   root(identity, salt) ──▶ [16 tokens] ──▶ [16 tokens] ──▶ …
 //!                            h(root, tokens) h(h(root, tokens), tokens)
 //! ```
 //!
-//! A page's KV state depends on every token before it, so its hash covers them all. Whose it is and which model
-//! computed it are covered as well: a page is never found by another tenant or another model. A client chooses tokens
-//! and could look for two sequences with one hash, hence SHA-256, of which 128 bits are kept.
+//! A page's KV state depends on every token before it, so its hash covers all of them. It also covers the tenant's salt
+//! and the model's identity, so a page is never found by another tenant or another model. A client chooses its tokens
+//! and could search for two sequences with the same hash. The hash is therefore SHA-256, truncated to 128 bits.
 
 use crate::TokenId;
 use sha2::{Digest, Sha256};
 
-/// A full page and all that precedes it, see the module's text.
+/// Hash of a full page and everything that precedes it: tokens, tenant's salt and model. 128 bits of SHA-256.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageHash(pub u128);
 
 impl PageHash {
-    /// What precedes the first page of the tenant with this salt; `identity` is the model's.
+    /// Returns the hash that precedes the first page of the tenant with this salt; `identity` is the model's.
     pub fn root(identity: u64, salt: &str) -> Self {
         let hash = Sha256::new()
             .chain_update(identity.to_le_bytes())
@@ -26,7 +26,7 @@ impl PageHash {
         Self::truncated(hash)
     }
 
-    /// The page with these tokens after this one.
+    /// Returns the hash of the page that holds `tokens` after this one.
     pub fn then(self, tokens: &[TokenId]) -> Self {
         let mut hash = Sha256::new().chain_update(self.0.to_le_bytes());
         for token in tokens {
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn hashes_are_the_same_in_every_run() {
-        // Pages on disk are found by them.
+        // Pages on disk are found by these hashes, so they must not change.
         let hash = PageHash::root(7, "tenant").then(&[1, 2, 3]);
         assert_eq!(
             format!("{hash:?}"),

@@ -1,7 +1,8 @@
-//! How pages were used that are no longer there.
+//! Usage of pages that have left the cache.
 //!
 //! A page that is computed again after its eviction is not new: RAGCache's frequency is "the total retrieval count
-//! within a time window", and eviction does not reset it (§5.1). The window is as many pages as went last.
+//! within a time window", and eviction does not reset it (§5.1). Here the window is a number of departures: the pages
+//! that left last.
 
 use super::hash::PageHash;
 use super::policy::Usage;
@@ -9,17 +10,17 @@ use fxhash::FxHashMap;
 use std::collections::VecDeque;
 
 pub(super) struct History {
-    /// By page, with the number of its departure.
+    /// Usage by page, with the number of the page's departure.
     usages: FxHashMap<PageHash, (u64, Usage)>,
-    /// Departures, the oldest first; those whose page came back and left again since are void.
+    /// Departed pages, oldest departure first; an entry is void if its page has returned and left again since.
     departures: VecDeque<PageHash>,
-    /// Number of the first of them.
+    /// Number of the first entry of `departures`.
     first: u64,
     capacity: usize,
 }
 
 impl History {
-    /// Remembers the last `capacity` pages that went.
+    /// Returns a history that remembers the last `capacity` pages that left.
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             usages: FxHashMap::default(),
@@ -29,7 +30,7 @@ impl History {
         }
     }
 
-    /// A page goes.
+    /// Remembers the usage of a page that leaves.
     pub(super) fn keep(&mut self, page: PageHash, usage: Usage) {
         if self.capacity == 0 {
             return;
@@ -51,7 +52,7 @@ impl History {
         self.usages.insert(page, (number, usage));
     }
 
-    /// A page comes: how it was used before.
+    /// Returns and forgets the earlier usage of a page that returns; the default for an unknown page.
     pub(super) fn take(&mut self, page: PageHash) -> Usage {
         let before = self.usages.remove(&page);
         before.map_or_else(Usage::default, |(_, usage)| usage)
@@ -83,7 +84,7 @@ mod tests {
         assert_eq!(history.take(page(1)), used(0), "too long ago");
         assert_eq!(history.take(page(2)), used(2));
         assert_eq!(history.take(page(2)), used(0), "it is back");
-        // Its first departure falls out of the window, its second does not.
+        // The page's first departure falls out of the window; its second does not.
         history.keep(page(2), used(4));
         history.keep(page(5), used(5));
         assert_eq!(history.take(page(2)), used(4));

@@ -1,4 +1,4 @@
-//! What a sequence gets from the cache.
+//! Leases: what a sequence gets from the cache.
 
 use super::marks::Route;
 use super::tree::NodeId;
@@ -6,72 +6,72 @@ use crate::TokenId;
 use crate::backend::{Load, PageId};
 use std::sync::Arc;
 
-/// A running sequence's pages. Give it back with [`PrefixCache::close`](super::PrefixCache::close) or
-/// [`PrefixCache::abandon`](super::PrefixCache::abandon): dropping it leaks them.
+/// A running sequence's pages. Return it with [`PrefixCache::close`](super::PrefixCache::close) or
+/// [`PrefixCache::abandon`](super::PrefixCache::abandon): dropping it leaks the pages.
 #[derive(Debug)]
 #[must_use = "a dropped lease leaks its pages"]
 pub struct Lease {
     pub(super) salt: Arc<str>,
-    /// The page table.
+    /// The page table: `pages[p / page_tokens]` holds position `p`.
     pub(super) pages: Vec<PageId>,
-    /// The nodes of the first of them, which are shared and full; the other pages are private to this lease.
+    /// The nodes of the leading pages, which are full and shared; the remaining pages are private to this lease.
     pub(super) nodes: Vec<NodeId>,
     pub(super) route: Option<Route>,
-    /// What a token cost that the cache did not have.
+    /// Cost per token of what the cache did not have when the lease was opened.
     pub(super) seconds_per_token: f64,
 }
 
 impl Lease {
-    /// The page table: position `p` lives in `pages()[p / page_tokens]`.
+    /// Returns the page table: position `p` lives in `pages()[p / page_tokens]`.
     pub fn pages(&self) -> &[PageId] {
         &self.pages
     }
 }
 
-/// What a prefix lookup found, for planning. Finding it changes nothing.
+/// The result of a prefix lookup, for planning. A lookup changes nothing in the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// Tokens that need not be computed, at most all but the last.
     pub tokens: u32,
-    /// Of those, the ones to be loaded from host memory.
+    /// The part of `tokens` that must be loaded from host memory.
     pub host_tokens: u32,
-    /// Tokens after those that could be [fetched](super::PrefixCache::fetch) from disk.
+    /// Tokens after `tokens` that could be [fetched](super::PrefixCache::fetch) from disk.
     pub disk_tokens: u32,
-    /// Full pages on the device, which a lease would share: it takes no pages for them.
+    /// Full pages on the device that a lease would share, and for which it takes no new pages.
     pub pages: u32,
-    /// How many of those are idle: they count as available until the lease holds them.
+    /// The part of `pages` that is idle: those count as available until the lease holds them.
     pub idle_pages: u32,
 }
 
-/// A lease with what was found for it.
+/// A new lease with what was found for it in the cache.
 #[derive(Debug)]
 #[must_use = "a dropped lease leaks its pages"]
 pub struct Opening {
-    /// Pages for all of the sequence's tokens.
+    /// A lease with pages for all of the sequence's tokens.
     pub lease: Lease,
     /// Tokens whose KV state the lease's pages hold, once `loads` have been carried out.
     pub cached_tokens: u32,
-    /// Of those, the ones that are loaded.
+    /// The part of `cached_tokens` that is loaded from host memory.
     pub host_tokens: u32,
-    /// To be carried out before the sequence is computed. The lease stays open until they have been.
+    /// Loads to carry out before the sequence is computed. The lease must stay open until then.
     pub loads: Vec<Load>,
-    /// Further tokens to be had by copying.
+    /// A copy that would add further cached tokens.
     pub copy: Option<SlotCopy>,
 }
 
-/// Copy the first `tokens` slots of `from` to `to`, before anything that the cache is asked for later, and the sequence
-/// has that many tokens more. Left undone, they are to be computed.
+/// Copies the first `tokens` slots of page `from` to page `to`. Carried out before anything that is asked of the cache
+/// later, it gives the sequence that many more cached tokens. If it is left undone, those tokens must be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotCopy {
-    /// A page of the tree.
+    /// A page of the tree, to read.
     pub from: PageId,
-    /// The lease's first private page.
+    /// The lease's first private page, to write.
     pub to: PageId,
-    /// At least one.
+    /// Number of slots to copy, at least one.
     pub tokens: u32,
 }
 
-/// What can be found of `tokens`: one is left to compute, since the last one's logits are wanted.
+/// Returns all tokens but the last. The last one is always computed, because its logits are needed.
 pub(super) fn all_but_last(tokens: &[TokenId]) -> &[TokenId] {
     &tokens[..tokens.len().saturating_sub(1)]
 }

@@ -1,7 +1,7 @@
-//! Which documents end in which pages.
+//! Marks: which documents end on which pages.
 //!
-//! A document's mark sits on the last page that lies wholly before its end. While that page is in the tree, so is
-//! everything before it, and the document is held but for the tokens that it has on the page after.
+//! A document's mark is on the last page that lies wholly before the document's end. While that page is in the tree, so
+//! is everything before it, and the document is held except for its tokens on the page after.
 //!
 //! ```text
 //!   tokens      |system prompt        |document 1         |document 2                |question
@@ -14,30 +14,30 @@ use super::events::{CacheEvent, EventLog};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The documents of a sequence, as a lease walks along them.
+/// The documents of a sequence, and how far a lease has come along them.
 #[derive(Debug)]
 pub(super) struct Route {
     scope: u64,
     path: Arc<[Document]>,
-    /// Where the first document begins, and where each ends.
+    /// Token index of the first document's start, then of each document's end.
     bounds: Vec<u32>,
     page_tokens: u32,
-    /// Documents whose pages the lease has passed.
+    /// Number of documents whose pages the lease has passed.
     passed: usize,
 }
 
-/// The last document of `path[..documents]` ends on a page.
+/// Records that the last document of `path[..documents]` ends on a page.
 struct Mark {
     scope: u64,
     path: Arc<[Document]>,
     documents: usize,
 }
 
-/// A page's marks: more than one where documents are short, or are called differently.
+/// A page's marks. There is more than one where documents are short, or where several paths end on the page.
 #[derive(Default)]
 pub(super) struct Marks(SmallVec<[Mark; 1]>);
 
-/// Marks of a page; further ones are not kept.
+/// Most marks kept on one page; further ones are dropped.
 const MAX_MARKS: usize = 8;
 
 impl Route {
@@ -52,7 +52,8 @@ impl Route {
         }
     }
 
-    /// The next document that ends within the first `pages` pages or the one after, and the index of its last page.
+    /// Advances to the next document that ends within the first `pages` pages or on the page after them. Returns the
+    /// index of its last whole page with the document.
     pub(super) fn pass(&mut self, pages: u32) -> Option<(usize, PassedDocument)> {
         while let Some(&end) = self.bounds.get(self.passed + 1)
             && end / self.page_tokens <= pages
@@ -70,22 +71,23 @@ impl Route {
         None
     }
 
-    /// Whether page `index` begins within the document that the page before it begins within.
+    /// Returns whether page `index` begins within the same document as the page before it.
     pub(super) fn continues(&self, index: u32) -> bool {
         let part = |index: u32| {
             let token = index * self.page_tokens;
             self.bounds.partition_point(|&bound| bound <= token)
         };
-        // Part 0 is what precedes the documents, the last what follows them.
+        // Part 0 precedes the documents, and the last part follows them.
         index > 0 && part(index) == part(index - 1) && (1..self.bounds.len()).contains(&part(index))
     }
 }
 
-/// A document whose pages have been passed, to be marked.
+/// A document whose pages have been passed, and which is to be marked.
 pub(super) struct PassedDocument(Mark);
 
 impl Marks {
-    /// Adds a document and tells of it, unless it is there.
+    /// Adds a document's mark and reports the document as stored, unless the mark is already there or the page has
+    /// [`MAX_MARKS`].
     pub(super) fn add(&mut self, document: PassedDocument, salt: &Arc<str>, log: &mut EventLog) {
         let PassedDocument(mark) = document;
         if self.0.len() == MAX_MARKS || self.0.iter().any(|other| other.is(&mark)) {
@@ -104,7 +106,7 @@ impl Marks {
         self.0.len()
     }
 
-    /// Tells that the page has gone.
+    /// Reports the page's documents as removed, the last one first.
     pub(super) fn tell_removed(self, salt: &Arc<str>, log: &mut EventLog) {
         for mark in self.0.into_iter().rev() {
             log.push(CacheEvent::DocumentsRemoved {

@@ -1,7 +1,8 @@
-//! Which pages hold which prefix, and where.
+//! The prefix cache: which pages hold the KV state of which prefix, and in which tier.
 //!
-//! Owns page numbers, the tokens whose KV state they hold, who holds them and what is evicted; knows no arithmetic, no
-//! request and no time. It only keeps books: what is to be copied where it says as [`Transfer`]s and loads.
+//! This module owns page numbers, the tokens whose KV state pages hold, the leases on pages, and eviction. It knows no
+//! arithmetic, no request and no time. It only does bookkeeping: data movements are returned as [`Transfer`]s and
+//! loads, for the caller to carry out.
 //!
 //! A running sequence has a [`Lease`]: its page table, and the right to write the pages that only it holds.
 //!
@@ -12,24 +13,24 @@
 //!                 tree, read-only
 //! ```
 //!
-//! * [`PrefixCache::open`] finds the longest cached prefix, holds its full pages and takes private ones for the rest.
-//!   A match that ends inside a page is copied into the first private page (copy-on-write, ADR-011).
-//! * [`PrefixCache::commit`] turns private pages into nodes as soon as they are full *and computed*, so sequences
-//!   that run side by side share them. Two that computed the same page end up with one.
-//! * [`PrefixCache::close`] also keeps the last, partly filled page and lets go of everything.
+//! * [`PrefixCache::open`] finds the longest cached prefix, holds its full pages and takes private ones for the rest. A
+//!   match that ends inside a page is copied into the first private page (copy-on-write).
+//! * [`PrefixCache::commit`] turns private pages into nodes of the tree as soon as they are full *and computed*, so
+//!   that concurrent sequences share them. Two sequences that computed the same page end up sharing one.
+//! * [`PrefixCache::close`] also keeps the last, partly filled page, and releases all others.
 //!
-//! Pages that no lease holds are *idle*: kept while there is room. There are three tiers of it (RAGCache §5.1):
+//! Pages that no lease holds are *idle*: they are kept while there is room. There are three tiers (RAGCache §5.1):
 //!
 //! ```text
-//!   device   computed on; full of idle pages ──▶ the least valuable leaf goes, to host memory if it is not there
-//!   host     loaded from, by the step that wants it; full ──▶ the least valuable leaf goes, to disk if there is one
+//!   device   computes on its pages; full ──▶ evicts the lowest-ranked leaf to host memory, if it is not there already
+//!   host     loaded by the step that needs the page; full ──▶ evicts the lowest-ranked leaf to disk, if there is one
 //!   disk     read back by fetch, ahead of the step; pages are found by hash, there is no tree
 //! ```
 //!
-//! What is on the device hangs together from the root, and what is in host memory hangs from that. So every prefix of a
-//! cached sequence is cached, in a tier at least as near. What is valuable says an [`EvictionPolicy`].
+//! The pages on the device form a connected tree from the root, and those in host memory hang from it. So every prefix
+//! of a cached sequence is cached, in a tier at least as near. [`EvictionPolicy`] ranks pages.
 //!
-//! Memory is bounded by the pools: a node has a page, a salt is stored only while it has pages.
+//! Memory is bounded by the pools: every node has a page, and a salt is stored only while it has pages.
 
 mod check;
 mod config;
@@ -76,17 +77,17 @@ use residence::{Node, Residence};
 use std::sync::Arc;
 use tree::{Insertion, NodeId, Tree};
 
-/// The pages of a backend's pools and the prefixes that they hold.
+/// The prefixes that a backend's page pools hold, in all tiers.
 pub struct PrefixCache {
     page_tokens: u32,
     pool: Pool,
     host_pool: HostPool,
     tree: Tree<Residence>,
-    /// Who leaves the device next: leaves of what it has that no lease holds.
+    /// Eviction order of the device: its leaves that no lease holds.
     device: Queue,
-    /// Who leaves host memory next: leaves of what it has, but for replicas.
+    /// Eviction order of host memory: its leaves, except replicas.
     host: Queue,
-    /// Which replica is the least used.
+    /// Replicas, the least frequently used first.
     replicas: Queue,
     max_replicas: u32,
     history: History,
@@ -96,12 +97,12 @@ pub struct PrefixCache {
     transfers: Vec<Transfer>,
     in_flight: InFlight,
     events: EventLog,
-    /// Counts uses of pages; stands in for time. No page was used later than an idle one that it follows.
+    /// Counts uses of pages, in place of a clock. An idle page was never used later than the idle page that it follows.
     now: u64,
     counts: Counts,
 }
 
-/// See [`CacheStats`].
+/// Counters and gauges, of which [`CacheStats`] is the public form.
 #[derive(Default)]
 struct Counts {
     device: u32,
@@ -112,35 +113,35 @@ struct Counts {
     fetched: u64,
 }
 
-/// Gauges and counters.
+/// Gauges and counters of a cache, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
     /// Pages in the device's pool.
     pub pages: u32,
-    /// Held by leases now; shared ones count once.
+    /// Device pages that leases hold now; a shared page counts once.
     pub in_use: u32,
-    /// On the device in the tree now, held or idle.
+    /// Device pages in the tree now, held or idle.
     pub cached: u32,
-    /// Taken back from the tree to make room on the device, so far.
+    /// Pages evicted from the device so far.
     pub evicted: u64,
     /// Pages in the host's pool.
     pub host_pages: u32,
-    /// In host memory now.
+    /// Pages in host memory now.
     pub host_cached: u32,
-    /// Of those, copies of pages that the device has as well, made for the case that it fails.
+    /// Host pages that are replicas of pages on the device, kept in case the device loses its memory.
     pub replicated: u32,
-    /// Taken back to make room in host memory, so far.
+    /// Pages evicted from host memory so far.
     pub host_evicted: u64,
-    /// Read back from disk, so far.
+    /// Pages read back from disk so far.
     pub fetched: u64,
 }
 
-/// Pages whose use is remembered after they went, for each page that there is room for. About 80 bytes each: beside
-/// tens of kilobytes of a small model's page, and megabytes of a large one's.
+/// Departed pages whose usage is remembered, for each page of the pools. Each takes about 80 bytes, against tens of
+/// kilobytes for a small model's page and megabytes for a large one's.
 const REMEMBERED: usize = 16;
 
 impl PrefixCache {
-    /// An empty cache.
+    /// Returns an empty cache for pools of these sizes.
     pub fn new(pages: Pages, config: &CacheConfig) -> Self {
         let page_tokens = pages.tokens.max(1);
         let share = config.replicated_share.clamp(0.0, 1.0);
@@ -170,7 +171,7 @@ impl PrefixCache {
         }
     }
 
-    /// Begins anew on other pools, with nothing in them. Every lease is void and must be dropped, not given back.
+    /// Starts again with empty pools of these sizes. Every lease is void: drop it, do not give it back.
     pub fn start_over(&mut self, pages: Pages, config: &CacheConfig) {
         let mut events = std::mem::take(&mut self.events);
         events.push(CacheEvent::Cleared);
@@ -180,17 +181,17 @@ impl PrefixCache {
         };
     }
 
-    /// What happened since the last call, the oldest first.
+    /// Returns and removes the events since the last call, oldest first.
     pub fn take_events(&mut self) -> Vec<CacheEvent> {
         self.events.take()
     }
 
-    /// Pages of the device that are free or could be made so: all that no lease holds.
+    /// Returns the number of device pages that are free or evictable: all that no lease holds.
     pub fn available(&self) -> u32 {
         self.pool.pages() - self.pool.in_use()
     }
 
-    /// Gauges and counters now.
+    /// Returns the current gauges and counters.
     pub fn stats(&self) -> CacheStats {
         CacheStats {
             pages: self.pool.pages(),
@@ -205,16 +206,16 @@ impl PrefixCache {
         }
     }
 
-    /// Adds a private page to the lease; `false` when all pages are held by leases.
+    /// Adds a private page to the lease. Returns `false` when leases hold all pages.
     pub fn grow(&mut self, lease: &mut Lease) -> bool {
         let page = self.take();
         lease.pages.extend(page);
         page.is_some()
     }
 
-    /// Says that the first `computed` of the sequence's `tokens` have been computed, and everything before that has
-    /// [landed](PrefixCache::landed): pages that they fill become visible to other sequences. Where another sequence
-    /// was first, its page replaces this one's.
+    /// Reports that the first `computed` of the sequence's `tokens` have been computed, and that everything before that
+    /// has [landed](PrefixCache::landed). Pages that those tokens fill become visible to other sequences. Where another
+    /// sequence committed the same page first, its page replaces this one's.
     pub fn commit(&mut self, lease: &mut Lease, tokens: &[TokenId], computed: u32) {
         let computed = &tokens[..computed as usize];
         let full = computed.chunks_exact(self.page_tokens as usize);
@@ -250,7 +251,7 @@ impl PrefixCache {
         self.mark(lease);
     }
 
-    /// Ends a lease and keeps the KV state of the first `computed` tokens for others.
+    /// Ends a lease and keeps the KV state of the first `computed` tokens for other sequences.
     pub fn close(&mut self, mut lease: Lease, tokens: &[TokenId], computed: u32) {
         self.commit(&mut lease, tokens, computed);
         let shared = lease.nodes.len();
@@ -265,14 +266,14 @@ impl PrefixCache {
                     self.computed(node, &lease);
                     self.let_go(node);
                 }
-                // The page goes back to the pool below.
+                // The page is returned to the pool below.
                 Insertion::Covered(existing) => self.touch(existing),
             }
         }
         self.abandon(lease);
     }
 
-    /// Ends a lease whose private pages hold nothing of worth. What it committed before stays cached.
+    /// Ends a lease without keeping its private pages. Pages that it committed before stay cached.
     pub fn abandon(&mut self, lease: Lease) {
         for (&node, &page) in lease.nodes.iter().zip(&lease.pages).rev() {
             self.pool.release(page);
@@ -283,8 +284,8 @@ impl PrefixCache {
         }
     }
 
-    /// Ends a lease whose pages are not to be trusted, those that it committed included: they leave the cache unless
-    /// other leases or prefixes stand on them.
+    /// Ends a lease whose pages cannot be trusted, those that it committed included. They leave the cache unless
+    /// another lease holds them or other prefixes continue them.
     pub fn forget(&mut self, lease: Lease) {
         let nodes = lease.nodes.clone();
         self.abandon(lease);
@@ -302,7 +303,7 @@ impl PrefixCache {
         }
     }
 
-    /// Forgets every prefix that no lease holds, in every tier; returns the number of the device's pages freed.
+    /// Evicts every prefix that no lease holds, from every tier. Returns the number of device pages freed.
     pub fn clear(&mut self) -> u32 {
         let before = self.counts.device;
         let told = std::mem::take(&mut self.events);
@@ -331,13 +332,13 @@ impl PrefixCache {
         before - self.counts.device
     }
 
-    /// Pages that hold `tokens` tokens.
+    /// Returns the number of pages that `tokens` tokens need.
     fn pages_for(&self, tokens: usize) -> u32 {
         (tokens as u32).div_ceil(self.page_tokens)
     }
 
-    /// Notes that a page was computed for a lease. Where it continues the document of the page before it, that was
-    /// wanted as often: the page was evicted alone, from the document's end.
+    /// Records that a page was computed for a lease. A page within the same document as the page before it takes over
+    /// that page's frequency: both were needed equally often, and only the document's end was evicted.
     fn computed(&mut self, node: NodeId, lease: &Lease) {
         let index = lease.nodes.len() as u32;
         let route = lease.route.as_ref();
@@ -350,14 +351,14 @@ impl PrefixCache {
         self.touch(node);
     }
 
-    /// Gives a new node the usage of its page before, if that is remembered.
+    /// Restores the remembered usage of a new node's page, if there is any.
     fn recall(&mut self, node: NodeId) {
         if let Some(hash) = self.tree[node].hash {
             self.tree[node].at.usage = self.history.take(hash);
         }
     }
 
-    /// Marks the documents whose last pages the lease has come to.
+    /// Marks the documents whose last pages the lease has reached.
     fn mark(&mut self, lease: &mut Lease) {
         let Some(route) = &mut lease.route else {
             return;
@@ -368,7 +369,7 @@ impl PrefixCache {
         }
     }
 
-    /// Cleans up after a partial page that has left the tree.
+    /// Releases what a partial page that has left the tree held.
     fn bury(&mut self, superseded: Option<Box<Node>>) {
         let Some(node) = superseded else { return };
         let Some(copy) = node.at.device else { return };
@@ -383,7 +384,7 @@ impl PrefixCache {
         }
     }
 
-    /// Takes a leaf that nobody holds out of the tree.
+    /// Removes a leaf that nobody holds from the tree.
     fn drop_leaf(&mut self, id: NodeId) {
         self.leave_host(id);
         let page = self.leave_device(id);

@@ -1,4 +1,4 @@
-//! What is found for a sequence, and what it gets.
+//! Looking up a prefix and opening a lease on it.
 
 use super::lease::{Lease, Match, Opening, SlotCopy, all_but_last};
 use super::marks::Route;
@@ -9,8 +9,8 @@ use crate::backend::{Load, PageId};
 use std::sync::Arc;
 
 impl PrefixCache {
-    /// The longest cached prefix of `tokens` among sequences with this salt; at least one token is left to compute,
-    /// since the last one's logits are wanted. `O(tokens + pages · log siblings)`.
+    /// Finds the longest cached prefix of `tokens` among sequences with this salt. At least one token is left to
+    /// compute, because the last one's logits are needed. Costs `O(tokens + pages · log siblings)`.
     pub fn lookup(&self, salt: &str, tokens: &[TokenId]) -> Match {
         let walk = self.tree.walk(salt, all_but_last(tokens));
         let near = self.on_device(&walk);
@@ -29,9 +29,9 @@ impl PrefixCache {
         }
     }
 
-    /// A lease with pages for all of `tokens`, those of the longest cached prefix shared (see
-    /// [`PrefixCache::lookup`]). `None`, and nothing changed but the order of eviction and what was evicted, when there
-    /// is no room.
+    /// Opens a lease with pages for all of `tokens`, sharing those of the longest cached prefix (see
+    /// [`PrefixCache::lookup`]). Returns `None` when there is no room; then only the order of eviction and what was
+    /// evicted have changed.
     pub fn open(
         &mut self,
         salt: &Arc<str>,
@@ -41,7 +41,7 @@ impl PrefixCache {
         let mut walk = self.tree.walk(salt, all_but_last(tokens));
         let near = self.on_device(&walk);
         let needed = self.pages_for(tokens.len()) - near as u32;
-        // What was found must outlive the evictions that make room for the rest.
+        // The pages that were found must survive the evictions that make room for the rest.
         walk.full.iter().for_each(|&node| self.keep(node));
         if let Some((node, _)) = walk.tail {
             self.keep(node);
@@ -91,7 +91,8 @@ impl PrefixCache {
         Some(opening)
     }
 
-    /// Gives a lease the pages of its nodes, kept so far: the first `near` are on the device, the others are loaded.
+    /// Adds the pages of the lease's nodes to it: the first `near` are on the device, the others are loaded. All were
+    /// kept by [`PrefixCache::keep`] before.
     fn share(
         &mut self,
         lease: &mut Lease,
@@ -105,7 +106,7 @@ impl PrefixCache {
                 && let (Some(from), Some(to)) = (self.tree[node].host_page(), free.next())
             {
                 loads.push(Load { from, to });
-                // It stays pinned in host memory until that has happened.
+                // It stays pinned in host memory until the load has been carried out.
                 self.tree[node].at.loading = true;
                 self.in_flight.loads.push((node, true));
                 self.enter_device(node, to);
@@ -115,8 +116,8 @@ impl PrefixCache {
         loads
     }
 
-    /// Has the first `tokens` slots of a node's page copied to `to`: on the device, or from host memory, a whole page,
-    /// the rest of which the sequence overwrites.
+    /// Makes the first `tokens` slots of a node's page available in page `to`: by a copy on the device, or by loading
+    /// the whole page from host memory, whose remaining slots the sequence overwrites.
     fn open_tail(&mut self, opening: &mut Opening, node: NodeId, to: PageId, tokens: u32) {
         let at = &self.tree[node].at;
         let from_host = at.device.is_none() || at.loading;
@@ -138,7 +139,7 @@ impl PrefixCache {
         }
     }
 
-    /// Keeps a node where it is: on the device if it is there, else in host memory.
+    /// Protects a node from eviction where it is: on the device if it is there, else in host memory.
     fn keep(&mut self, node: NodeId) {
         match self.tree[node].device_page() {
             Some(page) => self.pool.hold(page),
@@ -147,7 +148,7 @@ impl PrefixCache {
         self.refile(node);
     }
 
-    /// Undoes [`PrefixCache::keep`].
+    /// Undoes one [`PrefixCache::keep`].
     pub(super) fn let_go(&mut self, node: NodeId) {
         match self.tree[node].device_page() {
             Some(page) => {
@@ -158,7 +159,7 @@ impl PrefixCache {
         self.refile(node);
     }
 
-    /// How many of the full pages are on the device: those from the first on.
+    /// Returns how many of the walk's full pages are on the device; they are the leading ones.
     pub(super) fn on_device(&self, walk: &Walk) -> usize {
         walk.full
             .partition_point(|&node| self.tree[node].at.device.is_some())
@@ -168,7 +169,7 @@ impl PrefixCache {
         walk.full.len() as u32 * self.page_tokens + walk.tail.map_or(0, |(_, tokens)| tokens)
     }
 
-    /// Tokens of a walk that are in host memory alone, where `near` of its full pages are on the device.
+    /// Returns the walk's tokens that only host memory holds, where the first `near` full pages are on the device.
     pub(super) fn host_tokens_of(&self, walk: &Walk, near: usize) -> u32 {
         let tail = walk
             .tail
@@ -177,7 +178,7 @@ impl PrefixCache {
         pages * self.page_tokens + tail.map_or(0, |(_, tokens)| tokens)
     }
 
-    /// What computing `new` tokens after `cached` ones costs.
+    /// Returns the cost of computing `new` tokens after `cached` ones: seconds, or tokens if no cost is configured.
     fn seconds(&self, cached: u32, new: u32) -> f64 {
         match &self.cost {
             Some(cost) => cost(cached, new),

@@ -1,64 +1,66 @@
-//! Which page goes first when room is needed.
+//! Eviction policies: which page is evicted first when room is needed.
 //!
-//! A page's priority is computed when it is used and stays until it is used again; the lowest goes first, among equals
-//! the one that was used least recently. With `clock` the tier's:
+//! A page's priority is computed when it is used and stays until it is used again. The page with the lowest priority is
+//! evicted first; among equals, the one that was used least recently. `clock` is the tier's:
 //!
 //! | policy | priority |
 //! | --- | --- |
-//! | `lru` | when it was last used |
-//! | `lfu` | how often it was used |
-//! | `gdsf` | `clock + frequency · cost / size`, cost in proportion to size: `clock + frequency` |
+//! | `lru` | time of the last use |
+//! | `lfu` | number of uses |
+//! | `gdsf` | `clock + frequency · cost / size`, with cost in proportion to size: `clock + frequency` |
 //! | `pgdsf` | `clock + frequency · (mean over uses that had to compute it of seconds / tokens computed)` |
 //!
 //! The last two are Greedy-Dual-Size-Frequency (Cherkasova 1998) and RAGCache's form of it (§5.1, equations 2 to 4,
-//! Algorithm 1). Whenever a page goes, the clock of its tier advances to its priority, so what was useful once and is
-//! used no more is overtaken.
+//! Algorithm 1). Whenever a page is evicted, the clock of its tier advances to the page's priority, so a page that was
+//! useful once and is no longer used is overtaken.
 //!
-//! Where `pgdsf` departs from the paper's letter, since it otherwise lost to `lfu` on long-tailed traffic
-//! (`benches/README.md`): the frequency outlives an eviction ([`History`](super::history::History)), which is how the
-//! paper's text has it; and a page's first use counts for [`FIRST_USE`] of a later one. Most paths of documents are
-//! asked for once. At full count each of them pushes the clock on by a whole use, and with it out what returns.
+//! `pgdsf` departs from the paper's letter in two ways, because it otherwise lost to `lfu` on long-tailed traffic
+//! (`benches/README.md`). First, the frequency outlives an eviction ([`History`](super::history::History)), as the
+//! paper's text has it. Second, a page's first use counts for only [`FIRST_USE`] of a later one. Most document paths
+//! are requested once: at full weight, each of them would advance the clock by a whole use and push out pages that are
+//! used again.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How pages are ranked for eviction.
+/// Ranks pages for eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EvictionPolicy {
-    /// Least recently used first.
+    /// Evicts the least recently used page first.
     Lru,
-    /// Least often used first.
+    /// Evicts the least frequently used page first.
     Lfu,
-    /// Greedy-Dual-Size-Frequency, at a cost in proportion to size.
+    /// Greedy-Dual-Size-Frequency, with cost in proportion to size.
     Gdsf,
-    /// Prefix-aware Greedy-Dual-Size-Frequency.
+    /// Prefix-aware Greedy-Dual-Size-Frequency, which weighs frequency by the measured cost of computing the page.
     #[default]
     Pgdsf,
 }
 
-/// What a page's first use counts for, where a later one counts for 1. Less favours what is popular for long, more what
-/// is popular for now; `benches/README.md` has what was tried.
+/// Weight of a page's first use, where each later use weighs 1. A lower weight favours pages that are popular for long,
+/// a higher one those that are popular now; `benches/README.md` lists the values that were tried.
 const FIRST_USE: f64 = 0.3;
 
-/// How a page was used so far.
+/// How a page has been used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Usage {
-    /// The last time, as the cache counts it.
+    /// Time of the last use, as the cache counts uses.
     pub(super) last: u64,
-    /// Requests that wanted it.
+    /// Number of requests that needed the page.
     pub(super) frequency: u32,
-    /// Of those, the ones that had to compute it: what a token of theirs cost, on average.
+    /// Number of requests that had to compute the page; `seconds_per_token` is their mean cost per token.
     computed: u32,
     seconds_per_token: f64,
 }
 
 impl Usage {
-    /// A request wants the page and finds it.
+    /// Records that a request needed the page and found it.
     pub(super) fn hit(&mut self) {
         self.frequency = self.frequency.saturating_add(1);
     }
 
-    /// A request wants the page and computes it, at `seconds_per_token` for all that it computes (equation 4).
+    /// Records that a request needed the page and computed it, at `seconds_per_token` for all the tokens that it
+    /// computes (equation 4).
     pub(super) fn miss(&mut self, seconds_per_token: f64) {
         self.hit();
         self.computed = self.computed.saturating_add(1);
@@ -68,10 +70,10 @@ impl Usage {
 }
 
 impl EvictionPolicy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 4] = [Self::Lru, Self::Lfu, Self::Gdsf, Self::Pgdsf];
 
-    /// What it is called in configurations.
+    /// Returns the policy's name in configurations.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lru => "lru",
@@ -81,7 +83,7 @@ impl EvictionPolicy {
         }
     }
 
-    /// See the module's text; not negative.
+    /// Returns a page's priority by the table in the [module documentation](self); never negative.
     pub(super) fn priority(self, clock: f64, usage: &Usage) -> f64 {
         let frequency = f64::from(usage.frequency);
         match self {
@@ -133,7 +135,7 @@ mod tests {
         usage.miss(3.0);
         usage.hit();
         usage.miss(5.0);
-        // Three uses at a mean of 4 seconds a token, the first of which counts less.
+        // Three uses at a mean of 4 seconds a token, the first of which weighs less.
         let expected = 1.0 + (2.0 + FIRST_USE) * 4.0;
         assert_eq!(EvictionPolicy::Pgdsf.priority(1.0, &usage), expected);
         assert_eq!(EvictionPolicy::Gdsf.priority(1.0, &usage), 4.0);

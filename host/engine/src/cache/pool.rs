@@ -1,6 +1,6 @@
-//! The pool: which pages are free, and how many sequences hold each of the others.
+//! Page pools: which pages are free, and how many sequences hold each of the others.
 //!
-//! Owns counts and nothing else: it does not know what a page holds. A page is in one of three states:
+//! A pool owns counts and nothing else; it does not know what a page holds. A page is in one of three states:
 //!
 //! ```text
 //!            take                        release (last holder)
@@ -9,16 +9,16 @@
 //!                          └──────────────── hold ───────────────┘
 //! ```
 //!
-//! Idle pages are those whose KV state is worth keeping; whoever owns the pool decides when to give them back.
+//! Idle pages are those whose KV state is worth keeping. The pool's owner decides when to give them back.
 
 use crate::backend::{HostPageId, PageId};
 
 pub(super) struct Pool {
-    /// Free pages, used from the end. Disjoint from held and idle pages.
+    /// Free pages, taken from the end. Disjoint from held and idle pages.
     free: Vec<PageId>,
-    /// Sequences that hold each page.
+    /// Number of sequences that hold each page.
     holders: Vec<u32>,
-    /// Pages with at least one holder.
+    /// Number of pages with at least one holder.
     in_use: u32,
 }
 
@@ -31,14 +31,14 @@ impl Pool {
         }
     }
 
-    /// A free page, held once; `None` when there is none.
+    /// Takes a free page, held once; `None` when there is none.
     pub(super) fn take(&mut self) -> Option<PageId> {
         let page = self.free.pop()?;
         self.hold(page);
         Some(page)
     }
 
-    /// One more sequence holds `page`.
+    /// Adds a holder to `page`.
     pub(super) fn hold(&mut self, page: PageId) {
         let holders = &mut self.holders[page.0 as usize];
         if *holders == 0 {
@@ -47,7 +47,7 @@ impl Pool {
         *holders += 1;
     }
 
-    /// One sequence less holds `page`; tells whether nobody does now.
+    /// Removes a holder from `page`. Returns whether it has none left.
     pub(super) fn release(&mut self, page: PageId) -> bool {
         let holders = &mut self.holders[page.0 as usize];
         debug_assert!(
@@ -72,7 +72,7 @@ impl Pool {
         self.free.push(page);
     }
 
-    /// Makes all pages free, whoever held them.
+    /// Makes all pages free, whether or not they are held.
     pub(super) fn reset(&mut self) {
         *self = Self::new(self.pages());
     }
@@ -93,7 +93,7 @@ impl Pool {
         &self.free
     }
 
-    /// Asserts the counts against the lists.
+    /// Asserts that the counts agree with the lists.
     pub(super) fn check(&self) {
         let held = self.holders.iter().filter(|&&holders| holders > 0).count();
         assert_eq!(held as u32, self.in_use, "pages in use are miscounted");
@@ -109,7 +109,7 @@ impl Pool {
     }
 }
 
-/// The free pages of the host's pool. Nobody holds one: its node does, for as long as it is there.
+/// The free pages of the host's pool. Host pages have no holders: a page belongs to its node until it is given back.
 pub(super) struct HostPool {
     free: Vec<HostPageId>,
     pages: u32,

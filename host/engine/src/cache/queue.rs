@@ -1,29 +1,29 @@
-//! Who leaves a tier next: the pages that may, in order of their [rank](Rank), and the tier's clock.
+//! The eviction queue of a tier: its evictable pages in order of their [rank](Rank), and the tier's clock.
 //!
 //! ```text
-//!   device   ●──●──●──◌   only the last of a chain may go: what is in a tier hangs together from above
+//!   device   ●──●──●──◌   only the last page of a chain is evictable: the pages of a tier form a connected tree
 //!                  └──◌
 //! ```
 //!
-//! Every operation is `O(log pages)`.
+//! Every operation costs `O(log pages)`.
 
 use super::policy::{EvictionPolicy, Usage};
 use super::tree::NodeId;
 use std::collections::BTreeSet;
 
-/// What a page is worth to its tier; the lowest goes first.
+/// A page's value to its tier; the page with the lowest rank is evicted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
-    /// The bits of a number that is not negative: they sort as it does.
+    /// The bits of a non-negative floating-point number, which sort as the number does.
     priority: u64,
-    /// When it was last used.
+    /// Time of the page's last use.
     last: u64,
     pub(super) node: NodeId,
 }
 
 pub(super) struct Queue {
     policy: EvictionPolicy,
-    /// The highest priority of what has gone (RAGCache, equation 3).
+    /// The highest priority of any evicted page (RAGCache, equation 3).
     clock: f64,
     ranks: BTreeSet<Rank>,
 }
@@ -37,40 +37,40 @@ impl Queue {
         }
     }
 
-    /// What a page is worth now.
+    /// Returns the rank of a page with this usage now.
     pub(super) fn rank(&self, node: NodeId, usage: &Usage) -> Rank {
         let priority = self.policy.priority(self.clock, usage);
         Rank {
-            // Adding zero turns a negative zero, whose bits are high, into the other.
+            // Adding zero turns a negative zero, whose sign bit would sort highest, into a positive one.
             priority: (priority.max(0.0) + 0.0).to_bits(),
             last: usage.last,
             node,
         }
     }
 
-    /// A page may go.
+    /// Makes a page evictable.
     pub(super) fn file(&mut self, rank: Rank) {
         self.ranks.insert(rank);
     }
 
-    /// A page may not go any more, or has gone.
+    /// Removes a page that is no longer evictable or has left the tier.
     pub(super) fn unfile(&mut self, rank: Rank) {
         self.ranks.remove(&rank);
     }
 
-    /// Who goes next.
+    /// Returns the page that would be evicted next.
     pub(super) fn first(&self) -> Option<NodeId> {
         self.ranks.first().map(|rank| rank.node)
     }
 
-    /// Who goes now, for want of room: the clock advances.
+    /// Returns the page to evict now and advances the clock to its priority.
     pub(super) fn victim(&mut self) -> Option<NodeId> {
         let rank = self.ranks.first()?;
         self.clock = self.clock.max(f64::from_bits(rank.priority));
         Some(rank.node)
     }
 
-    /// Those that may go, in order.
+    /// Iterates over the evictable pages, in order of eviction.
     pub(super) fn ranks(&self) -> impl Iterator<Item = Rank> {
         self.ranks.iter().copied()
     }

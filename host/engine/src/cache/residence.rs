@@ -1,4 +1,4 @@
-//! In which tiers a node's page is, and what follows from it.
+//! Residence: the tiers that hold a node's page, and the moves between them.
 //!
 //! ```text
 //!                 ┌──────── computed ────────▶ device ────────┐
@@ -9,8 +9,8 @@
 //!                                                             └─ evicted: written to disk, the node is forgotten
 //! ```
 //!
-//! The four moves below are the only ones that change where a page is. Each keeps the counts of its parent, the queues,
-//! the stamps that a [`Sighting`](super::Sighting) compares, and the events in step.
+//! Only the four moves below (enter and leave, for device and host) change where a page is. Each of them updates the
+//! parent's counts, the eviction queues, the stamps that a [`Sighting`](super::Sighting) compares, and the events.
 
 use super::PrefixCache;
 use super::events::{CacheEvent, Tier};
@@ -20,38 +20,39 @@ use super::queue::{Queue, Rank};
 use super::tree::{self, NodeId};
 use crate::backend::{HostPageId, PageId};
 
-/// A page of the tree, and where it is.
+/// A node of the tree, with the tiers that hold its page.
 pub(super) type Node = tree::Node<Residence>;
 
-/// Where a node's page is and how it is used.
+/// Which tiers hold a node's page, and how the page is used.
 #[derive(Default)]
 pub(super) struct Residence {
     pub(super) device: Option<Copy<PageId>>,
     pub(super) host: Option<Copy<HostPageId>>,
-    /// Children whose pages are there.
+    /// Numbers of children whose pages are on the device and in host memory.
     pub(super) device_children: u32,
     pub(super) host_children: u32,
-    /// The device's page is to be filled by a load that has not been carried out.
+    /// Whether the device's page is to be filled by a load that has not been carried out.
     pub(super) loading: bool,
-    /// Loads from the host's page that have not been carried out.
+    /// Number of loads from the host's page that have not been carried out.
     pub(super) pins: u32,
-    /// The host's page was made for fault tolerance alone and counts as such, while the device has one as well.
+    /// Whether the host's page was made for fault tolerance alone. It counts as a replica while the device has the page
+    /// too.
     pub(super) replica: bool,
     pub(super) usage: Usage,
     pub(super) marks: Marks,
 }
 
-/// A page in a tier.
+/// A page in one tier.
 pub(super) struct Copy<Page> {
     pub(super) page: Page,
-    /// As of its last use.
+    /// The page's rank as of its last use.
     pub(super) rank: Rank,
-    /// Whether it is in its queue: it may be evicted.
+    /// Whether the page is in its tier's queue, that is, evictable.
     pub(super) filed: bool,
 }
 
 impl<Page> Copy<Page> {
-    /// Files the page under `rank` or, where it may not be evicted, not at all.
+    /// Queues the page under `rank` if it is evictable; otherwise removes it from the queue.
     fn refile(&mut self, queue: &mut Queue, rank: Rank, evictable: bool) {
         if self.filed && (!evictable || self.rank != rank) {
             queue.unfile(self.rank);
@@ -75,7 +76,7 @@ impl Node {
 }
 
 impl PrefixCache {
-    /// `page`, held or idle, holds the node's KV state or is about to.
+    /// Records that `page`, held or idle, holds the node's KV state or is about to.
     pub(super) fn enter_device(&mut self, id: NodeId, page: PageId) {
         let rank = self.device.rank(id, &self.tree[id].at.usage);
         self.tree[id].at.device = Some(Copy {
@@ -91,11 +92,11 @@ impl PrefixCache {
         self.tell_stored(id, Tier::Device);
     }
 
-    /// The node's page on the device, if it has one, is its no more; it is not given back.
+    /// Detaches the node's device page, if it has one, and returns it. The caller returns it to the pool.
     pub(super) fn leave_device(&mut self, id: NodeId) -> Option<PageId> {
         let at = &mut self.tree[id].at;
         let copy = at.device.take()?;
-        // The host's page is an ordinary one now.
+        // The host's copy is now an ordinary page, not a replica.
         if at.replica
             && let Some(host) = &mut at.host
         {
@@ -118,7 +119,7 @@ impl PrefixCache {
         Some(copy.page)
     }
 
-    /// `page` holds the node's KV state or is about to.
+    /// Records that the host page `page` holds the node's KV state or is about to.
     pub(super) fn enter_host(&mut self, id: NodeId, page: HostPageId, replica: bool) {
         let queue = if replica { &self.replicas } else { &self.host };
         let rank = queue.rank(id, &self.tree[id].at.usage);
@@ -139,7 +140,7 @@ impl PrefixCache {
         self.tell_stored(id, Tier::Host);
     }
 
-    /// The node's page in host memory, if it has one, is its no more; it is free.
+    /// Detaches the node's host page, if it has one, and frees it.
     pub(super) fn leave_host(&mut self, id: NodeId) {
         let at = &mut self.tree[id].at;
         let Some(copy) = at.host.take() else { return };
@@ -162,7 +163,7 @@ impl PrefixCache {
         self.tell_removed(id, Tier::Host);
     }
 
-    /// Forgets a node that is in neither tier.
+    /// Forgets a node that neither tier holds.
     pub(super) fn forget_if_gone(&mut self, id: NodeId) {
         let at = &self.tree[id].at;
         if at.device.is_some() || at.host.is_some() {
@@ -177,19 +178,20 @@ impl PrefixCache {
         }
     }
 
-    /// Files a node where it belongs, under its rank.
+    /// Updates the node's place in the eviction queues, under its present rank.
     pub(super) fn refile(&mut self, id: NodeId) {
         self.file(id, |_, _, rank| rank);
     }
 
-    /// Ranks a node anew, as used now; of a sequence, the last page first.
+    /// Ranks a node anew as used now. The pages of a sequence are touched last page first.
     pub(super) fn touch(&mut self, id: NodeId) {
         self.now += 1;
         self.tree[id].at.usage.last = self.now;
         self.file(id, |queue, usage, _| queue.rank(id, usage));
     }
 
-    /// Files a node's pages where they belong, under what `rank` makes of the queue, the node's usage and the rank so far.
+    /// Updates the node's place in the eviction queues. `rank` computes the new rank from the queue, the node's usage
+    /// and the present rank.
     fn file(&mut self, id: NodeId, rank: impl Fn(&Queue, &Usage, Rank) -> Rank) {
         let evictable = self.evictable(id);
         let at = &mut self.tree[id].at;
@@ -208,7 +210,7 @@ impl PrefixCache {
         }
     }
 
-    /// Whether a node may leave a tier: leaves first, and nothing that is held or on its way.
+    /// Returns which tiers may evict the node: only leaves, and nothing that is held or on its way.
     pub(super) fn evictable(&self, id: NodeId) -> Evictable {
         let at = &self.tree[id].at;
         Evictable {
@@ -222,7 +224,7 @@ impl PrefixCache {
         }
     }
 
-    /// Files a node that moved and its parent, and stamps both.
+    /// Updates the eviction queues for a node that moved and for its parent, and stamps both as changed.
     fn moved(&mut self, id: NodeId) {
         self.tree.note_move(id);
         self.refile(id);
@@ -250,7 +252,7 @@ impl PrefixCache {
     }
 }
 
-/// See [`PrefixCache::evictable`].
+/// Which tiers may evict a node, as [`PrefixCache::evictable`] finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Evictable {
     pub(super) device: bool,

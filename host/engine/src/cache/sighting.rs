@@ -1,8 +1,8 @@
-//! What a waiting sequence would find, looked up once and then only when it may have changed.
+//! Remembered lookups: the cached prefix of a waiting sequence, looked up again only when it may have changed.
 //!
-//! A queue is looked at in every step, and a look at a long prompt costs a descent of hundreds of pages. But what it
-//! finds changes only where it ends: a page is added or goes at the last page that was found, or moves between the
-//! device and the host at the last that was on the device. Two stamps tell.
+//! The queue looks at waiting sequences in every step, and looking up a long prompt descends through hundreds of pages.
+//! But the result changes only at its ends: where a page is added or removed after the last page found, or where a page
+//! moves between device and host at the last one on the device. Comparing two stamps detects that.
 
 use super::PrefixCache;
 use super::lease::all_but_last;
@@ -10,22 +10,23 @@ use super::tree::NodeId;
 use crate::TokenId;
 use std::sync::Arc;
 
-/// What was found for a sequence, and when.
+/// A lookup's result, and the state of the tree that it holds for.
 #[derive(Clone, Debug)]
 pub struct Sighting {
     /// Tokens that need not be computed, at most all but the last.
     pub tokens: u32,
-    /// Of those, the ones to be loaded from host memory.
+    /// The part of `tokens` that must be loaded from host memory.
     pub host_tokens: u32,
     salt: Arc<str>,
-    /// The last full page that was found, and the last of those on the device.
+    /// The last full page that was found, and the last full page that was found on the device.
     ends: [Option<NodeId>; 2],
-    /// Counts the tree's changes, like a clock.
+    /// The tree's change counter at the lookup.
     seen: u64,
 }
 
 impl PrefixCache {
-    /// As [`PrefixCache::lookup`], but for what may be remembered: neither who holds the pages nor what is on disk.
+    /// Looks up the cached prefix of `tokens` as [`PrefixCache::lookup`] does, but without what cannot be remembered:
+    /// who holds the pages, and what is on disk.
     pub fn sight(&self, salt: &Arc<str>, tokens: &[TokenId]) -> Sighting {
         let walk = self.tree.walk(salt, all_but_last(tokens));
         let near = self.on_device(&walk);
@@ -38,7 +39,7 @@ impl PrefixCache {
         }
     }
 
-    /// Whether another look would find the same. `O(1)`.
+    /// Returns whether another lookup would find the same. Costs `O(1)`.
     pub fn is_current(&self, sighting: &Sighting) -> bool {
         let Sighting {
             salt, ends, seen, ..

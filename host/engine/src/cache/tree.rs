@@ -1,10 +1,10 @@
-//! The radix tree over pages: which tokens follow which, a page at a time.
+//! The radix tree over pages: which tokens follow which, one page a node.
 //!
-//! Knows tokens and links; where a node's page is, `At`, is not its business. An edge of a radix tree carries a run
-//! of tokens and is split when sequences part inside it (ADR-011; SGLang's RadixAttention, arXiv:2312.07104 §3). Here a
-//! node is exactly one page, so an edge never needs splitting: sequences that part inside a page have a page each, and
-//! the slots that they share are copied (copy-on-write). That costs at most one page per fork and spares every page
-//! table the indirection.
+//! The tree knows tokens and links. Where a node's page is (`At`) is opaque to it. In the usual radix tree an edge
+//! carries a run of tokens and is split where sequences part inside it (SGLang's RadixAttention, arXiv:2312.07104 §3).
+//! Here a node is exactly one page, so nothing is ever split: sequences that part inside a page have a page each, and
+//! the slots that they share are copied (copy-on-write). That costs at most one page per fork, and it spares every page
+//! table an indirection.
 //!
 //! ```text
 //!   salt ""   ──▶ [the cat sat on] ──▶ [a mat and slept]
@@ -13,12 +13,12 @@
 //!   salt "b"  ──▶ [the cat sat on]                           tenants share nothing, not even the root
 //! ```
 //!
-//! Siblings are kept sorted by their tokens. One structure then answers both questions, exactly: the child that
-//! equals a full page, and the child with the longest prefix in common, which in sorted order can only be the
-//! neighbour on either side. Both cost `O(log siblings)` comparisons of at most a page of tokens.
+//! Siblings are sorted by their tokens. One structure then answers two questions exactly: which child equals a full
+//! page, and which child has the longest prefix in common with the next tokens. In sorted order the latter can only be
+//! the neighbour on either side. Both cost `O(log siblings)` comparisons of at most a page of tokens.
 //!
-//! Siblings are prefix-free: no node's tokens begin another's. A partial page is dropped when a longer one that
-//! begins alike arrives, and is not stored when one is there.
+//! Siblings are prefix-free: no node's tokens begin another's. A partial page is dropped when a longer one that begins
+//! with it arrives, and is not stored when such a page is already there.
 
 use super::hash::PageHash;
 use crate::TokenId;
@@ -27,20 +27,20 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::{Bound, Index, IndexMut};
 use std::sync::Arc;
 
-/// A node. Free to mean another one once it has left the tree.
+/// Identifies a node. The id is reused once its node has left the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct NodeId(u32);
 
 type Children = BTreeMap<Arc<[TokenId]>, NodeId>;
 
 pub(super) struct Node<At> {
-    /// Whose it is.
+    /// Cache salt of the tenant.
     pub(super) salt: Arc<str>,
-    /// What the page holds: 1 to `page_tokens` tokens. Fewer than `page_tokens`: no children.
+    /// The page's tokens: 1 to `page_tokens` of them. A node with fewer than `page_tokens` has no children.
     pub(super) tokens: Arc<[TokenId]>,
-    /// What a full page is found by; a partial one has none.
+    /// Hash by which a full page is found; a partial page has none.
     pub(super) hash: Option<PageHash>,
-    /// The full page that it follows; `None`: it is a sequence's first.
+    /// The full page that this one follows; `None` for the first page of a sequence.
     pub(super) parent: Option<NodeId>,
     children: Children,
     pub(super) at: At,
@@ -48,7 +48,8 @@ pub(super) struct Node<At> {
 
 struct Slot<At> {
     node: Option<Node<At>>,
-    /// The last change of the node: its coming, its going, its children's, and any move of either.
+    /// The change counter at the slot's last change: the node's insertion or removal, that of a child, or a move of
+    /// either.
     changed: u64,
 }
 
@@ -60,34 +61,34 @@ struct Root {
 
 pub(super) struct Tree<At> {
     page_tokens: usize,
-    /// See [`PageHash::root`].
+    /// The model's identity, see [`PageHash::root`].
     identity: u64,
     slots: Vec<Slot<At>>,
     free: Vec<NodeId>,
-    /// First pages by salt; only salts that have some. Salts come from callers, hence the keyed default hasher.
+    /// First pages by salt; a salt without pages has no entry. Callers choose salts, hence the keyed default hasher.
     roots: HashMap<Arc<str>, Root>,
     by_hash: FxHashMap<PageHash, NodeId>,
-    /// Counts changes.
+    /// Counts all changes to the tree.
     changes: u64,
 }
 
 /// The longest cached prefix of a sequence.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Walk {
-    /// The full pages, in order.
+    /// The full pages that match, in order.
     pub(super) full: Vec<NodeId>,
-    /// A page that begins with the tokens that follow, and how many of them (at least one).
+    /// A page that begins with the tokens that follow, and how many of those match (at least one).
     pub(super) tail: Option<(NodeId, u32)>,
 }
 
-/// What became of an insertion.
+/// The outcome of an insertion.
 pub(super) enum Insertion<At> {
-    /// There is a node now. A partial page that it makes superfluous has left the tree.
+    /// The tokens are now a node. A partial page that it made superfluous has left the tree.
     Inserted {
         node: NodeId,
         superseded: Option<Box<Node<At>>>,
     },
-    /// This node holds these tokens already, and maybe more; the tree is unchanged.
+    /// This node already holds the tokens, and maybe more; the tree is unchanged.
     Covered(NodeId),
 }
 
@@ -104,7 +105,7 @@ impl<At: Default> Tree<At> {
         }
     }
 
-    /// The longest prefix of `tokens` in the tree.
+    /// Finds the longest prefix of `tokens` in the tree.
     pub(super) fn walk(&self, salt: &str, tokens: &[TokenId]) -> Walk {
         let mut walk = Walk::default();
         let mut children = self.roots.get(salt).map(|root| &root.children);
@@ -123,7 +124,7 @@ impl<At: Default> Tree<At> {
         walk
     }
 
-    /// Makes `tokens` (1 to `page_tokens` of them) a node after `parent`, a full page of the same salt.
+    /// Inserts `tokens` (1 to `page_tokens` of them) as a node after `parent`, a full page of the same salt.
     pub(super) fn insert(
         &mut self,
         salt: &Arc<str>,
@@ -136,8 +137,9 @@ impl<At: Default> Tree<At> {
             None => self.roots.get(salt).map(|root| &root.children),
         };
         let mut shorter = None;
-        // In sorted order whatever begins with `tokens` comes right after it, and what it begins with right before:
-        // anything between a prefix and its extension has that prefix as well, and siblings are prefix-free.
+        // In sorted order, a key that begins with `tokens` comes right after them, and a key that `tokens` begin with
+        // comes right before. Anything between a prefix and its extension has that prefix as well, and siblings are
+        // prefix-free.
         if let Some(siblings) = siblings {
             if let Some((key, &covering)) = at_or_after(siblings, tokens)
                 && key.starts_with(tokens)
@@ -189,7 +191,7 @@ impl<At: Default> Tree<At> {
         Insertion::Inserted { node, superseded }
     }
 
-    /// Takes a leaf out.
+    /// Removes a leaf from the tree and returns it.
     pub(super) fn remove(&mut self, node: NodeId) -> Option<Node<At>> {
         let removed = self.slots[node.0 as usize].node.take()?;
         debug_assert!(
@@ -218,41 +220,41 @@ impl<At: Default> Tree<At> {
         Some(removed)
     }
 
-    /// The node of a full page.
+    /// Returns the node of the full page with this hash.
     pub(super) fn find(&self, hash: PageHash) -> Option<NodeId> {
         self.by_hash.get(&hash).copied()
     }
 
-    /// The hash of all that precedes a page after `parent`.
+    /// Returns the hash of everything that precedes a page after `parent`.
     pub(super) fn hash_before(&self, salt: &str, parent: Option<NodeId>) -> PageHash {
         let root = || match self.roots.get(salt) {
             Some(root) => root.hash,
             None => PageHash::root(self.identity, salt),
         };
         match parent {
-            // Only full pages are followed.
+            // Only full pages have children, so this hash is always there.
             Some(parent) => self[parent].hash.unwrap_or_else(root),
             None => root(),
         }
     }
 
-    /// Whether `node` is followed by none.
+    /// Returns whether `node` has no children.
     pub(super) fn is_leaf(&self, node: NodeId) -> bool {
         self[node].children.is_empty()
     }
 
-    /// What follows `node`.
+    /// Iterates over the children of `node`.
     pub(super) fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> {
         self[node].children.values().copied()
     }
 
-    /// Every node, in no particular order.
+    /// Iterates over all nodes, in no particular order.
     pub(super) fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node<At>)> {
         let slots = (0..).map(NodeId).zip(&self.slots);
         slots.filter_map(|(id, slot)| Some((id, slot.node.as_ref()?)))
     }
 
-    /// Every node, those that follow it before it.
+    /// Returns all nodes, each after its descendants.
     pub(super) fn leaves_first(&self) -> Vec<NodeId> {
         let roots = self.roots.values();
         let mut order: Vec<NodeId> = roots
@@ -267,7 +269,7 @@ impl<At: Default> Tree<At> {
         order
     }
 
-    /// Counts everything that can change what a walk finds or where.
+    /// Returns the count of changes that can alter what a walk finds, or in which tier.
     pub(super) fn changes(&self) -> u64 {
         self.changes
     }
@@ -277,7 +279,7 @@ impl<At: Default> Tree<At> {
         self.slots[node.0 as usize].changed = self.changes;
     }
 
-    /// Notes that `node` is elsewhere now, which shows from above as well.
+    /// Records that `node` has moved between tiers, on the node and on its parent.
     pub(super) fn note_move(&mut self, node: NodeId) {
         let (salt, parent) = (self[node].salt.clone(), self[node].parent);
         self.note_change(node);
@@ -296,7 +298,8 @@ impl<At: Default> Tree<At> {
         }
     }
 
-    /// Whether `node`, `None` for the root, is as it was when [`Tree::changes`] was `then`. Not where there is none.
+    /// Returns whether `node` (the root for `None`) is unchanged since [`Tree::changes`] returned `then`. Returns
+    /// `false` for a salt without a root.
     pub(super) fn unchanged_since(&self, then: u64, salt: &str, node: Option<NodeId>) -> bool {
         match node {
             Some(node) => self.slots[node.0 as usize].changed <= then,
@@ -307,7 +310,7 @@ impl<At: Default> Tree<At> {
         }
     }
 
-    /// Asserts the links, the order and the prefix-freeness.
+    /// Asserts that the links, the order and the prefix-freeness hold.
     pub(super) fn check(&self) {
         let mut linked = 0;
         for (salt, root) in &self.roots {
@@ -380,7 +383,8 @@ impl<At> IndexMut<NodeId> for Tree<At> {
     }
 }
 
-/// The sibling that has the longest prefix in common with `tokens`, and its length, if not zero.
+/// Returns the sibling with the longest prefix in common with `tokens` and the length of that prefix, or `None` if none
+/// shares a token.
 fn longest_common(siblings: &Children, tokens: &[TokenId]) -> Option<(NodeId, u32)> {
     [before(siblings, tokens), at_or_after(siblings, tokens)]
         .into_iter()
@@ -393,7 +397,7 @@ fn longest_common(siblings: &Children, tokens: &[TokenId]) -> Option<(NodeId, u3
         .max_by_key(|&(_, common)| common)
 }
 
-/// The last sibling that sorts before `tokens`.
+/// Returns the last sibling that sorts before `tokens`.
 fn before<'a>(
     siblings: &'a Children,
     tokens: &[TokenId],
@@ -403,7 +407,7 @@ fn before<'a>(
         .next_back()
 }
 
-/// The first sibling that equals `tokens` or sorts after it.
+/// Returns the first sibling that equals `tokens` or sorts after them.
 fn at_or_after<'a>(
     siblings: &'a Children,
     tokens: &[TokenId],
@@ -417,7 +421,7 @@ fn at_or_after<'a>(
 mod tests {
     use super::*;
 
-    /// A tree that is spoken to in words.
+    /// A tree whose tokens are written as words.
     struct Words(Tree<()>);
 
     impl Words {
@@ -425,7 +429,7 @@ mod tests {
             Self(Tree::new(page_tokens, 0))
         }
 
-        /// The new node and the tokens of the one that it superseded; or the one that covers it.
+        /// Returns the new node and the tokens of the node that it superseded, or else the node that covers it.
         fn insert(
             &mut self,
             salt: &str,
@@ -470,7 +474,7 @@ mod tests {
         ] {
             assert_eq!(tree.walk("", tokens), (full, tail), "{tokens:?}");
         }
-        // Either of two does where they are alike.
+        // Where two siblings match equally well, either is right.
         for (tokens, common) in [(&[1][..], 1), (&[1, 2, 8, 4], 2)] {
             let (full, tail) = tree.walk("", tokens);
             assert_eq!(

@@ -1,9 +1,10 @@
-//! What the engine decides, step by step, without threads, locks, clock or device: the state, and its two moves.
+//! The engine's decisions, step by step, without threads, locks, a clock or a device: the state and its two
+//! transitions.
 //!
-//! [`Core::prepare`] drops what was cancelled, asks the [scheduler](crate::scheduler) for a plan, carries out all of it
-//! but the device's part, and says what that is ([`Work`]). Whoever holds the core has it computed and comes back with
-//! what came of it ([`Core::complete`]). Meanwhile the core can be held by somebody else: it is all that is needed to
-//! go on on another device. Events and counters gather inside until they are fetched.
+//! [`Core::prepare`] drops cancelled requests, asks the [scheduler](crate::scheduler) for a plan, carries out all of it
+//! except the device's part, and returns that part as [`Work`]. The holder of the core has the work computed and passes
+//! the outcome to [`Core::complete`]. In between, another thread may hold the core: it is all that is needed to
+//! continue on another device. Events and counters accumulate in the core until they are fetched.
 
 use self::tiers::{Fetching, pools};
 use super::room::Place;
@@ -27,32 +28,32 @@ mod tiers;
 pub(super) struct Core {
     cache: PrefixCache,
     cache_config: CacheConfig,
-    /// Requests whose pages are on their way from disk; they queue when those have come.
+    /// Requests whose pages are on their way from disk; they are queued once those have arrived.
     fetching: Vec<Fetching>,
     limits: Limits,
     bounds: Bounds,
-    /// See [`EngineConfig::max_retries`].
+    /// The configured [`EngineConfig::max_retries`].
     max_retries: u32,
     rule: Rule,
     waiting: Queue<Sequence>,
-    /// No waiting request's deadline is earlier.
+    /// A lower bound of all waiting requests' deadlines.
     next_deadline: Option<Instant>,
-    /// In the order of their admission.
+    /// Running sequences in the order of their admission.
     running: Vec<Active>,
-    /// Rung whenever a caller lets go of a generation.
+    /// Counts the generations that callers have dropped before their end.
     bell: Arc<AtomicU64>,
-    /// What the bell had counted when cancelled requests were looked for last.
+    /// The bell's count at the last search for cancelled requests.
     rung: u64,
-    /// Events that nobody has seen yet.
+    /// Events that have not been sent yet.
     outbox: Vec<(mpsc::Sender<Event>, Event)>,
     totals: Stats,
 }
 
 /// A request that was accepted.
 pub(super) struct Sequence {
-    /// The prompt and what was generated.
+    /// The prompt, followed by the generated tokens.
     pub(super) tokens: Vec<TokenId>,
-    /// How many tokens end it; more than the prompt has, unless that is all there is to compute.
+    /// Number of tokens at which the sequence ends: more than the prompt has, unless only the prompt is to be computed.
     pub(super) end: u32,
     pub(super) kind: Kind,
     pub(super) tenant: Arc<str>,
@@ -61,32 +62,33 @@ pub(super) struct Sequence {
     pub(super) sampler: Sampler,
     pub(super) salt: Arc<str>,
     pub(super) documents: Option<Arc<DocumentPath>>,
-    /// Has room for every event to come. Closed when the caller has gone.
+    /// Channel with room for every event to come; closed when the caller has dropped its generation.
     pub(super) events: mpsc::Sender<Event>,
-    /// Whether it has ever run.
+    /// Whether the sequence has ever run.
     pub(super) started: bool,
-    /// Times that the device failed under it.
+    /// Number of device failures while the sequence was being computed.
     pub(super) faults: u32,
-    /// Its place in the waiting room, until it runs.
+    /// The sequence's place in the waiting room, until it runs.
     pub(super) place: Option<Place>,
-    /// What the cache held of it when it was looked at last.
+    /// The result of its last cache lookup.
     pub(super) sighting: Option<Sighting>,
 }
 
 struct Active {
     sequence: Sequence,
     lease: Lease,
-    /// Tokens whose KV state stands in the lease's pages; fewer than the sequence has.
+    /// Tokens whose KV state the lease's pages hold; fewer than the sequence has.
     computed: u32,
-    /// Tokens of the prepared work.
+    /// Tokens of this sequence in the prepared work.
     share: u32,
-    /// Whether the prepared work writes to its pages, or it was admitted with that work: what it shares may be loaded
-    /// for another.
+    /// Whether the prepared work writes to the sequence's pages, or the sequence was admitted with that work: the pages
+    /// that it shares may be loaded for another sequence.
     touched: bool,
 }
 
 impl Core {
-    /// A core for a device like `backend`, which looks for cancelled requests when the bell has rung.
+    /// Returns a core for a device like `backend`. It looks for cancelled requests whenever the bell's count has
+    /// changed.
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, bell: Arc<AtomicU64>) -> Self {
         Self {
             cache: PrefixCache::new(pools(backend), &config.cache),
@@ -159,21 +161,21 @@ impl Core {
         self.cache.clear()
     }
 
-    /// What happened in the cache since the last call.
+    /// Returns and removes the cache's events since the last call.
     pub(super) fn take_cache_events(&mut self) -> Vec<CacheEvent> {
         self.cache.take_events()
     }
 
-    /// Hands out the events so far, in order.
+    /// Sends the accumulated events to their callers, in order.
     pub(super) fn send_events(&mut self) {
         for (receiver, event) in self.outbox.drain(..) {
-            // There is room for it; the caller may have gone, which is seen in the next step.
+            // The channel has room. The caller may have gone, which the next step notices.
             let _ = receiver.try_send(event);
         }
     }
 
-    /// Decides what is computed next. The work is to be carried out and given back to [`Core::complete`] before the
-    /// next call.
+    /// Decides what is computed next. Carry the work out and pass its outcome to [`Core::complete`] before the next
+    /// call.
     pub(super) fn prepare(&mut self, now: Instant) -> Work {
         self.queue_fetched(now);
         self.drop_cancelled();
@@ -191,7 +193,7 @@ impl Core {
             self.schedule(index, share, &mut work);
         }
         for (ticket, share) in tickets.iter().zip(admitted) {
-            // A match may have shrunk since it was looked up, if admitting another request took its pages.
+            // The match may have shrunk since the lookup, if admitting another request took its pages.
             if !self.admit(ticket, &mut work, now) {
                 break;
             }
@@ -201,7 +203,7 @@ impl Core {
         work
     }
 
-    /// Deals with what came of the prepared `work`, or why nothing did.
+    /// Processes the outcome of the prepared `work`: its answers, or the error that prevented them.
     pub(super) fn complete(&mut self, work: &Work, outcome: Result<&mut Answers, BackendError>) {
         if work.is_empty() {
             return;
@@ -218,7 +220,7 @@ impl Core {
         self.cache.landed();
         let mut rows = logits.chunks_exact_mut(self.bounds.vocabulary.max(1) as usize);
         let mut drawn = drawn.drain(..);
-        // A segment for each share, in the same order.
+        // There is one segment for each sequence with a share, in the same order.
         let mut segments = work.step.segments.iter();
         for mut active in std::mem::take(&mut self.running) {
             let share = std::mem::take(&mut active.share);
@@ -241,7 +243,7 @@ impl Core {
         }
     }
 
-    /// What there is to plan with, and the tickets of those in it that wait.
+    /// Returns the state to plan with, and the tickets of the waiting requests in it.
     fn state(&mut self) -> (State, Vec<Ticket>) {
         let running = self.running.iter().map(|active| Running {
             tokens: active.sequence.length(),
@@ -250,7 +252,7 @@ impl Core {
         });
         let running: Vec<Running> = running.collect();
         let available_pages = self.cache.available();
-        // As many as could be admitted: there is a bound of slots, one of tokens, and one of pages.
+        // The head includes as many requests as could be admitted, bounded by slots, tokens and pages.
         let slots = (self.limits.max_running as usize).saturating_sub(running.len());
         let busy: u32 = running.iter().map(|one| one.tokens - one.computed).sum();
         let mut tokens = self.limits.max_step_tokens.saturating_sub(busy);
@@ -286,7 +288,7 @@ impl Core {
         (state, tickets)
     }
 
-    /// Asks of some of those that wait whether what was found of them still holds, and looks again where it does not.
+    /// Checks for some waiting requests whether their last lookup still holds, and repeats it where it does not.
     fn refresh(&mut self) {
         if self.rule == Rule::Arrival {
             return;
@@ -303,7 +305,7 @@ impl Core {
         });
     }
 
-    /// Ends the requests that nobody listens to any more; what was computed for them stays cached.
+    /// Ends the requests whose callers have gone. What was computed for them stays cached.
     fn drop_cancelled(&mut self) {
         let rung = self.bell.load(Ordering::Acquire);
         if std::mem::replace(&mut self.rung, rung) == rung {
@@ -321,7 +323,7 @@ impl Core {
         }
     }
 
-    /// Ends the requests whose time is over.
+    /// Ends the requests whose deadline has passed.
     fn drop_expired(&mut self, now: Instant) {
         let expired = |deadline: Option<Instant>| deadline.is_some_and(|deadline| deadline <= now);
         if expired(self.next_deadline) {
@@ -343,7 +345,7 @@ impl Core {
         }
     }
 
-    /// Takes a running sequence's pages and lets it wait, ahead of all others.
+    /// Preempts a running sequence: returns its pages and puts it at the head of the queue.
     fn preempt(&mut self, index: usize) {
         let active = self.running.remove(index);
         let sequence = self.close(active);
@@ -351,20 +353,20 @@ impl Core {
         self.totals.preemptions += 1;
     }
 
-    /// Lets a sequence that ran before wait, ahead of all others.
+    /// Puts a sequence that has run before at the head of the queue.
     fn put_back(&mut self, sequence: Sequence) {
         self.next_deadline = earlier(self.next_deadline, sequence.deadline);
         self.waiting.put_back(sequence);
     }
 
-    /// Gives a running sequence's pages back; what was computed stays cached.
+    /// Returns a running sequence's pages. What was computed stays cached.
     fn close(&mut self, active: Active) -> Sequence {
         self.cache
             .close(active.lease, &active.sequence.tokens, active.computed);
         active.sequence
     }
 
-    /// Lets a waiting sequence run; `false` if there is no room for it.
+    /// Admits a waiting sequence. Returns `false` if there is no room for it.
     fn admit(&mut self, ticket: &Ticket, work: &mut Work, now: Instant) -> bool {
         let Some(sequence) = self.waiting.get(ticket) else {
             return false;
@@ -405,7 +407,7 @@ impl Core {
         true
     }
 
-    /// A prompt was taken in, `cached` tokens of it served from the cache.
+    /// Counts a prompt that was admitted with `cached` tokens served from the cache, and reports it to the caller.
     fn count_prompt(&mut self, sequence: &Sequence, cached: u32) {
         self.totals.prompt_tokens += u64::from(sequence.length());
         self.totals.cached_tokens += u64::from(cached);
@@ -425,7 +427,8 @@ impl Core {
         );
     }
 
-    /// Puts `share` tokens of a running sequence into the step; without a page for them it sits this one out.
+    /// Adds `share` tokens of a running sequence to the step. If there is no page for them, the sequence sits the step
+    /// out.
     fn schedule(&mut self, index: usize, share: u32, work: &mut Work) {
         let Active {
             sequence,
@@ -459,7 +462,7 @@ impl Core {
         }
     }
 
-    /// Chooses the next token of a sequence by the logits of its last one.
+    /// Samples a sequence's next token from the logits of its last one.
     fn advance(&mut self, mut active: Active, logits: Option<&mut [f32]>) {
         // There is a row for every segment that asked for one.
         let logits = logits.unwrap_or_default();
@@ -469,16 +472,16 @@ impl Core {
         self.go_on(active, choice);
     }
 
-    /// Takes the next token of a sequence from the device that chose it.
+    /// Takes a sequence's next token from the device, which sampled it.
     fn follow(&mut self, mut active: Active, drawn: Option<Result<TokenId, SamplingError>>) {
-        // There is one for every segment that asked.
+        // There is a token for every segment that asked for one.
         let tokens = self.bounds.vocabulary;
         let drawn = drawn.unwrap_or(Err(SamplingError::NothingLeft { tokens }));
         let choice = drawn.map(|id| active.sequence.sampler.accept(id));
         self.go_on(active, choice);
     }
 
-    /// Goes on with a sequence whose next token was chosen, or ends it.
+    /// Continues a sequence whose next token was chosen, or ends it.
     fn go_on(&mut self, mut active: Active, choice: Result<Choice, SamplingError>) {
         let sequence = &mut active.sequence;
         match choice {
@@ -488,7 +491,7 @@ impl Core {
                 self.end(&sequence, Event::Failed(failure));
             }
             Err(error) => {
-                // What yields no numbers must not be served again.
+                // Pages that yield no valid numbers must not be served again.
                 self.cache.forget(active.lease);
                 let failure = Failure::Sampling(error.to_string());
                 self.end(&active.sequence, Event::Failed(failure));
@@ -511,14 +514,14 @@ impl Core {
         }
     }
 
-    /// Goes on with a sequence, and lets others share the pages that it has filled.
+    /// Keeps a sequence running and lets others share the pages that it has filled.
     fn keep(&mut self, mut active: Active) {
         self.cache
             .commit(&mut active.lease, &active.sequence.tokens, active.computed);
         self.running.push(active);
     }
 
-    /// Ends a sequence; its KV state, all but that of the newest token, stays cached.
+    /// Ends a sequence. Its KV state, except that of the newest token, stays cached.
     fn finish(&mut self, active: Active, reason: FinishReason) {
         let sequence = self.close(active);
         self.end(&sequence, Event::Finished(reason));
@@ -533,7 +536,7 @@ impl Core {
         self.outbox.push((sequence.events.clone(), event));
     }
 
-    /// Asserts every invariant.
+    /// Asserts every invariant of the core.
     pub(super) fn check(&self) {
         self.cache
             .check(self.running.iter().map(|active| &active.lease));
@@ -556,10 +559,11 @@ impl Sequence {
         self.tokens.len() as u32
     }
 
-    /// What the queue is told of it.
+    /// Returns what the queue needs to know about the sequence.
     fn entry(&self) -> Entry {
         let documents = self.documents.iter().flat_map(|path| {
-            // The same documents after another beginning share nothing: the first one's name tells them apart.
+            // The same documents after a different scope share nothing. Mixing the scope into the first one's name
+            // separates them.
             let mut salt = path.scope.rotate_left(32);
             path.documents.iter().map(move |document| {
                 let name = document.fingerprint ^ std::mem::take(&mut salt);
@@ -574,10 +578,10 @@ impl Sequence {
     }
 }
 
-/// Waiting requests of which a step asks whether what was found of them still holds.
+/// Waiting requests whose remembered lookup is checked in one step.
 const SWEPT: usize = 64;
 
-/// Those of them that a step looks at again: a look follows a prompt's pages through memory.
+/// Waiting requests that are looked up again in one step; a lookup follows a prompt's pages through memory.
 const LOOKS: u32 = 8;
 
 fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {

@@ -1,6 +1,6 @@
 //! The running engine: a handle, and behind it one thread that owns cache, scheduler and backend.
 //!
-//! Knows requests and their events; the arithmetic, the pages and the plan are the other rooms' business.
+//! This module knows requests and their events. Arithmetic, pages and plans belong to the other modules.
 //!
 //! ```text
 //!   Engine (clones)            worker, owns the device        core (no threads, no locks, no device)
@@ -10,12 +10,12 @@
 //!   Generation ◀── its own channel, room for every event ◀── events, after the counters are published
 //! ```
 //!
-//! * A reader that never reads stalls nobody: its channel has room for all events that its request can cause.
+//! * A caller that never reads stalls nobody: its channel has room for all events that its request can cause.
 //! * When an event has been received, [`Engine::stats`] already counts what led to it.
 //! * Waiting requests are ordered by fair shares between tenants, then by what is cached ([`crate::scheduler`]).
-//! * When the device fails or panics, the requests of that step are computed again, a bounded number of times; the
-//!   engine goes on. When it does not come back at all, a watchdog takes the core from the thread that waits for it, and
-//!   goes on on another device ([`Engine::guarded`]).
+//! * When the device fails or panics, the requests of that step are computed again, a bounded number of times, and the
+//!   engine continues. When the device does not return at all, a watchdog takes the core from the waiting thread and
+//!   continues on another device ([`Engine::guarded`]).
 
 mod core;
 mod failure;
@@ -49,28 +49,28 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Bounds of a running engine; a bound of 0 is taken as 1.
+/// Configuration and bounds of a running engine; a bound of 0 counts as 1 unless its field says otherwise.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Requests that may wait; one more is refused with [`SubmitError::QueueFull`].
+    /// Most waiting requests; one more is refused with [`SubmitError::QueueFull`].
     pub max_waiting: u32,
-    /// Requests of one tenant that may wait; one more is refused with [`SubmitError::TenantQueueFull`].
+    /// Most waiting requests of one tenant; one more is refused with [`SubmitError::TenantQueueFull`].
     pub max_waiting_per_tenant: u32,
-    /// In what order a tenant's waiting requests are admitted.
+    /// The order in which a tenant's waiting requests are admitted.
     pub order: Rule,
-    /// Requests computed side by side.
+    /// Most requests that are computed concurrently.
     pub max_running: u32,
-    /// Tokens computed in one step, over all its segments (long prompts are prefilled in chunks of this size).
-    /// At least `max_running`, or the youngest answers wait for the others' tokens.
+    /// Most tokens computed in one step, over all its segments; long prompts are prefilled in chunks of this size.
+    /// Should be at least `max_running`, or the youngest sequences wait while the others decode.
     pub max_step_tokens: u32,
-    /// Times that a request is computed again because the device failed under it; once more and it fails.
+    /// How often a request is computed again after the device failed under it; after one more failure it fails.
     pub max_retries: u32,
-    /// Speculative work is taken only while fewer requests than this wait (RAGCache, algorithm 2). May be 0: none is.
+    /// Speculative work is accepted only while fewer requests than this wait (RAGCache, algorithm 2). 0 accepts none.
     pub max_prefill_batch: u32,
-    /// How long a step may take before the device counts as stuck; `None`: as long as it likes. Longer than the longest
-    /// step of a device that works.
+    /// How long a step may take before the device counts as stuck; `None` sets no limit. Choose it longer than the
+    /// longest step of a working device.
     pub watchdog: Option<Duration>,
-    /// How pages are kept beyond their use.
+    /// How pages are cached after their use.
     pub cache: CacheConfig,
 }
 
@@ -95,115 +95,116 @@ impl Default for EngineConfig {
 /// One generation to run. The default is an answer to an empty prompt, which is refused.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// What it is for.
+    /// Whether to generate an answer or only to prefill the cache.
     pub kind: Kind,
     /// The prompt, at least one token.
     pub prompt: Vec<TokenId>,
-    /// Tokens to generate at most, at least one in an answer.
+    /// Most tokens to generate, at least one for an answer.
     pub max_tokens: u32,
-    /// How tokens are chosen.
+    /// How tokens are sampled.
     pub sampling: Sampling,
-    /// Tokens that end the generation (they are not reported).
+    /// Tokens that end the generation; they are not reported.
     pub stop_tokens: Vec<TokenId>,
-    /// What the answer must look like; `None`: anything.
+    /// Grammar that the answer must follow; `None` allows any text.
     pub constraint: Option<Constraint>,
-    /// Whether each token comes with its log-probability, and with how many rivals'.
+    /// Whether each token comes with its log-probability, and with those of how many alternatives.
     pub top_logprobs: Option<u32>,
-    /// Requests with different salts share no KV state (tenant isolation). At most [`MAX_SALT_BYTES`].
+    /// Isolates tenants: requests with different salts share no KV state. At most [`MAX_SALT_BYTES`].
     pub cache_salt: String,
     /// Where the prompt's documents end, if the caller knows.
     pub documents: Option<DocumentPath>,
-    /// Who gets a fair share of the device: requests with different tenants get equal ones.
+    /// The unit of fairness: all tenants with waiting requests get equal shares of the device.
     pub tenant: Arc<str>,
-    /// When nobody wants the answer any more: it then ends with [`Failure::Expired`], waiting or running.
+    /// Time after which the answer is useless: waiting or running, the request then ends with [`Failure::Expired`].
     pub deadline: Option<Instant>,
-    /// Which request this is a guess at, or is itself. Of all requests with one id and one salt only the last is
-    /// computed: a later one supersedes an earlier one once the current step is done, or joins it if its prompt is the
-    /// same.
+    /// The later request that this one is a guess at, or is itself. Of all requests with one id and one salt, only the
+    /// last is computed: a later one supersedes an earlier one once the current step is done, or joins it if its prompt
+    /// is the same.
     pub speculation: Option<SpeculationId>,
 }
 
-/// What a request is for.
+/// The purpose of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
-    /// Tokens.
+    /// Generates tokens after the prompt.
     #[default]
     Answer,
-    /// Warming up: the prompt is computed, to be found in the cache, and ends with [`FinishReason::Prefilled`]. Taken
+    /// Warms up the cache: only the prompt is computed, and the request ends with [`FinishReason::Prefilled`]. Accepted
     /// only while few requests wait, see [`EngineConfig::max_prefill_batch`].
     Prefill,
 }
 
-/// Names a request to come, chosen by whoever sends guesses at it.
+/// Identifies a later request; chosen by the sender of guesses at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpeculationId(pub u64);
 
-/// What happens to a generation, in this order: `Started`, `Token`s, then `Finished` or `Failed`.
+/// An event of a generation. They come in this order: `Started`, `Token`s, then `Finished` or `Failed`.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The prompt entered the engine; this many of its tokens were found in the cache and are not computed again.
+    /// The prompt was admitted; cached tokens of it are not computed again.
     Started {
         /// Prompt tokens served from the cache, at most the prompt's length less one.
         cached_tokens: u32,
     },
-    /// The next token.
+    /// The next token was generated.
     Token {
-        /// The token.
+        /// The generated token.
         id: TokenId,
-        /// If [`Request::top_logprobs`] asked for them.
+        /// Log-probabilities, if [`Request::top_logprobs`] asked for them.
         logprobs: Option<Box<Logprobs>>,
     },
-    /// The end.
+    /// The generation is complete.
     Finished(FinishReason),
-    /// The engine could not go on with this request.
+    /// The engine could not complete the request.
     Failed(Failure),
 }
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop token was chosen, or the constraint lets nothing follow.
+    /// A stop token was chosen, or the constraint allows no further token.
     Stop,
     /// `max_tokens` were generated, or the sequence is as long as the model allows.
     Length,
-    /// The prompt is computed, and no more was asked for.
+    /// The prompt was computed, and nothing more was asked for.
     Prefilled,
 }
 
-/// Why a request was not taken.
+/// Why a request was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
-    /// Try again later.
+    /// Too many requests wait; try again later.
     #[error("the queue is full: {limit} requests are waiting")]
     QueueFull {
-        /// [`EngineConfig::max_waiting`].
+        /// The configured [`EngineConfig::max_waiting`].
         limit: u32,
-        /// When there will be room, by the recent pace.
+        /// Estimated time until there is room, by the recent pace.
         retry_after: Duration,
     },
-    /// As `QueueFull`, for this tenant.
+    /// Too many requests of this tenant wait; try again later.
     #[error("the tenant's share of the queue is full: {limit} of its requests are waiting")]
     TenantQueueFull {
-        /// [`EngineConfig::max_waiting_per_tenant`].
+        /// The configured [`EngineConfig::max_waiting_per_tenant`].
         limit: u32,
-        /// When there will be room, by the recent pace.
+        /// Estimated time until there is room, by the recent pace.
         retry_after: Duration,
     },
-    /// No time for speculative work. The request that it was a guess at can be sent all the same.
+    /// Too many requests wait for speculative work to be accepted. The request that it was a guess at can be sent all
+    /// the same.
     #[error("too busy for speculative work: {limit} requests or more are waiting")]
     Busy {
-        /// [`EngineConfig::max_prefill_batch`].
+        /// The configured [`EngineConfig::max_prefill_batch`].
         limit: u32,
     },
-    /// The prompt can never be served.
+    /// The prompt is too long ever to be served.
     #[error("the prompt has {tokens} tokens, more than the {limit} that fit")]
     TooLong {
-        /// The prompt's.
+        /// Tokens in the prompt.
         tokens: u32,
-        /// The smaller of the model's positions and the pool's room, less one for the answer.
+        /// The smaller of the model's positions and the pool's slots, less one for the answer.
         limit: u32,
     },
-    /// A value that no request may have.
+    /// A field has a value that no request may have.
     #[error("{0}")]
     Invalid(String),
     /// The engine is stopping or has stopped.
@@ -211,74 +212,74 @@ pub enum SubmitError {
     Stopped,
 }
 
-/// Counters and gauges, read for `/metrics`.
+/// Gauges and counters of an engine, as `/metrics` reports them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stats {
     /// Requests finished, failed or cancelled so far.
     pub finished: u64,
-    /// Requests waiting now, those included that were preempted and wait to go on.
+    /// Requests waiting now, including preempted ones.
     pub waiting: u32,
     /// Requests running now.
     pub running: u32,
-    /// Prompt tokens taken in so far.
+    /// Prompt tokens admitted so far.
     pub prompt_tokens: u64,
-    /// Of those, served from the cache.
+    /// The part of `prompt_tokens` that was served from the cache.
     pub cached_tokens: u64,
-    /// Of those, loaded from host memory, into which they may have come from disk.
+    /// The part of `cached_tokens` that was loaded from host memory, where it may have come from disk.
     pub host_tokens: u64,
     /// Tokens generated so far.
     pub generated_tokens: u64,
-    /// Prefix lookups so far, one per request: those that matched some of the prompt and those that matched all but
-    /// its last token are counted below, the others matched nothing.
+    /// Prefix lookups so far, one per request. Those that matched a part of the prompt, and those that matched all but
+    /// its last token, are counted below; the others matched nothing.
     pub lookups: u64,
-    /// See `lookups`.
+    /// Lookups that matched a part of the prompt.
     pub partial_hits: u64,
-    /// See `lookups`.
+    /// Lookups that matched all of the prompt but its last token.
     pub full_hits: u64,
-    /// Pages taken back from the cache to make room, so far.
+    /// Pages evicted from the device so far.
     pub evicted_pages: u64,
-    /// Pages in the pool.
+    /// Pages in the device's pool.
     pub pages: u32,
-    /// Pages held by running requests now (shared ones counted once).
+    /// Device pages held by running requests now; shared ones count once.
     pub pages_in_use: u32,
-    /// Pages that hold cached prefixes now, in use or not.
+    /// Device pages that hold cached prefixes now, in use or not.
     pub pages_cached: u32,
     /// Pages in the host's pool.
     pub host_pages: u32,
-    /// Pages of the host's that hold cached prefixes now.
+    /// Host pages that hold cached prefixes now.
     pub host_pages_cached: u32,
-    /// Pages taken back to make room in host memory, so far.
+    /// Pages evicted from host memory so far.
     pub host_evicted_pages: u64,
-    /// Pages read back from disk, so far.
+    /// Pages read back from disk so far.
     pub fetched_pages: u64,
     /// Steps computed so far, failed ones included.
     pub steps: u64,
-    /// How many sequences they computed side by side.
+    /// Histogram of how many sequences each step computed.
     pub step_sizes: StepSizes,
-    /// Times that a running request gave its pages back to be computed again later, so far.
+    /// Preemptions so far: a running request returned its pages, to be computed again later.
     pub preemptions: u64,
-    /// Times that a request waits to be computed again because the device failed under it, so far.
+    /// Retries so far: a request was queued again because the device failed under it.
     pub retries: u64,
-    /// Times that everything on the device was lost, be it that the device was replaced, so far.
+    /// How often everything on the device was lost so far, replaced devices included.
     pub devices_lost: u64,
     /// Requests whose deadline passed before they were complete, so far.
     pub expired: u64,
-    /// Speculative prefills taken in so far.
+    /// Speculative prefills accepted so far.
     pub speculations_started: u64,
     /// Speculative prefills refused because too many requests waited, so far.
     pub speculations_refused: u64,
     /// Requests that took an earlier one's place and progress, so far.
     pub speculations_joined: u64,
-    /// Requests that were ended for a later one with another prompt, so far.
+    /// Requests ended in favour of a later one with another prompt, so far.
     pub speculations_superseded: u64,
 }
 
-/// How large steps were: a histogram over powers of two.
+/// Histogram of steps by their number of sequences, over powers of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepSizes {
-    /// Steps of one sequence, of 2, of 3 and 4, of 5 to 8, and so on; the last counts all above.
+    /// Steps of 1 sequence, of 2, of 3 to 4, of 5 to 8, and so on; the last bucket counts all larger ones.
     pub counts: [u64; 14],
-    /// Sequences of all steps together.
+    /// Sum of sequences over all steps.
     pub sequences: u64,
 }
 
@@ -290,11 +291,11 @@ impl StepSizes {
     }
 }
 
-/// Longest [`Request::cache_salt`].
+/// Longest [`Request::cache_salt`], in bytes.
 pub const MAX_SALT_BYTES: usize = 1024;
 
-/// A handle on a running engine; clones share it. When the last is dropped the engine finishes what it was given and
-/// ends.
+/// A handle on a running engine; clones share the engine. When the last handle is dropped, the engine finishes the
+/// requests that it has accepted and stops.
 #[derive(Clone)]
 pub struct Engine {
     handle: Arc<Handle>,
@@ -304,13 +305,13 @@ struct Handle {
     shared: Arc<Shared>,
 }
 
-/// What a request is held against.
+/// The limits that a request is validated against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bounds {
     vocabulary: u32,
     /// Tokens in the longest sequence: the smaller of the model's positions and the pool's slots.
     capacity: u32,
-    /// Whether the device chooses tokens.
+    /// Whether the device samples tokens.
     draws: bool,
 }
 
@@ -326,15 +327,16 @@ impl Bounds {
 }
 
 impl Engine {
-    /// Starts the engine's thread on `backend`. Should the system refuse a thread, every request is refused with
+    /// Starts the engine's thread on `backend`. If the system cannot create the thread, every request is refused with
     /// [`SubmitError::Stopped`].
     pub fn start(backend: Box<dyn Backend>, config: EngineConfig) -> Self {
         Self::launch(backend, None, &config, Arc::new(Instant::now))
     }
 
-    /// As [`Engine::start`], with more devices where the first comes from: when the watchdog of `config` finds a step
-    /// stuck, or the device is lost twice without a step in between, the engine goes on on a fresh one. Whoever waits keeps
-    /// waiting, whoever ran goes on from its tokens; a thread that is stuck keeps its device and is left alone.
+    /// Starts an engine as [`Engine::start`] does, with a `factory` of replacement devices. When the watchdog of
+    /// `config` finds a step stuck, or the device is lost twice without a step in between, the engine continues on a
+    /// fresh device. Waiting requests keep waiting, and running ones continue from their tokens. A stuck thread keeps
+    /// its device and is abandoned.
     pub fn guarded(
         backend: Box<dyn Backend>,
         factory: BackendFactory,
@@ -369,40 +371,40 @@ impl Engine {
     /// Queues a request.
     ///
     /// # Errors
-    /// See [`SubmitError`]; nothing is queued then.
+    /// A [`SubmitError`] says why the request was refused; nothing is queued then.
     pub fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
         self.handle.shared.submit(request)
     }
 
-    /// Whether a [`Kind::Prefill`] would be taken now, for whoever would have to prepare it first. A refusal counts among
-    /// [`Stats::speculations_refused`].
+    /// Returns whether a [`Kind::Prefill`] would be accepted now, so that a caller can skip preparing one. A refusal
+    /// counts among [`Stats::speculations_refused`].
     pub fn takes_speculations(&self) -> bool {
         self.handle.shared.takes_guesses()
     }
 
-    /// Whether requests are being served.
+    /// Returns whether requests are being served.
     pub fn health(&self) -> Health {
         self.handle.shared.health()
     }
 
-    /// The engine's counters now.
+    /// Returns the engine's counters now.
     pub fn stats(&self) -> Stats {
         self.handle.shared.stats()
     }
 
-    /// What happens in its cache. When an event of a generation has been received, the feed already tells what led to
-    /// it.
+    /// Returns the feed of the engine's cache events. When an event of a generation has been received, the feed already
+    /// contains the cache events that led to it.
     pub fn feed(&self) -> &Arc<Feed> {
         self.handle.shared.feed()
     }
 
-    /// Forgets every cached prefix that no running request uses; returns the number of pages freed. Waits for the
-    /// step that is being computed. 0 when the engine has stopped.
+    /// Evicts every cached prefix that no running request uses, and returns the number of device pages freed. Waits for
+    /// the step in progress. Returns 0 when the engine has stopped.
     pub fn clear_cache(&self) -> u32 {
         self.handle.shared.clear_cache()
     }
 
-    /// Takes no more requests, finishes the queued and running ones, and ends the thread; returns when it has ended.
+    /// Refuses further requests, finishes the queued and running ones, and returns once the thread has ended.
     pub fn shutdown(&self) {
         self.handle.shared.stop();
         self.handle.shared.join();
@@ -416,7 +418,7 @@ impl Drop for Handle {
 }
 
 impl Request {
-    /// Accepts the request, which comes at `now`, and gives it a place in `room`.
+    /// Accepts the request, which arrives at `now`, and takes a place in `room` for it.
     fn admit(
         self,
         room: &Arc<Room>,
@@ -429,7 +431,7 @@ impl Request {
         Ok((sequence, generation))
     }
 
-    /// Checks the request and splits it into what the engine works on and what its caller listens to.
+    /// Validates the request and splits it into the engine's sequence and the caller's generation.
     fn accept(
         self,
         bounds: Bounds,
@@ -471,7 +473,7 @@ impl Request {
             Kind::Prefill => 0,
         };
         let end = tokens.saturating_add(answer).min(bounds.capacity);
-        // `Started`, the tokens, and the end.
+        // The channel has room for `Started`, all tokens, and the end.
         let (sender, receiver) = mpsc::channel((end - tokens) as usize + 2);
         let sampler = Sampler::new(
             self.sampling,
@@ -511,14 +513,14 @@ impl Request {
 pub struct Generation {
     events: mpsc::Receiver<Event>,
     ended: bool,
-    /// Counts those that were dropped before their end.
+    /// Counts the generations that were dropped before their end.
     bell: Arc<AtomicU64>,
 }
 
 impl Drop for Generation {
     fn drop(&mut self) {
         if !self.ended {
-            // Whoever hears the bell finds the channel closed.
+            // The channel is closed before the bell is rung, so the engine finds it closed.
             self.events.close();
             self.bell.fetch_add(1, Ordering::Release);
         }
@@ -526,18 +528,18 @@ impl Drop for Generation {
 }
 
 impl Generation {
-    /// The next event; `None` after the last.
+    /// Waits for the next event; `None` after the last.
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.events.recv().await;
         self.note(event)
     }
 
-    /// As [`Generation::next`], for callers that wait for several at once.
+    /// Polls for the next event as [`Generation::next`] does, for callers that wait for several generations at once.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         self.events.poll_recv(context).map(|event| self.note(event))
     }
 
-    /// The next event if it has come already; `None` also after the last.
+    /// Returns the next event if it has already arrived. Returns `None` if not, and after the last.
     pub fn try_next(&mut self) -> Option<Event> {
         match self.events.try_recv() {
             Err(mpsc::error::TryRecvError::Empty) => None,
@@ -545,16 +547,16 @@ impl Generation {
         }
     }
 
-    /// As [`Generation::next`], for callers outside an async runtime.
+    /// Waits for the next event as [`Generation::next`] does, for callers outside an async runtime.
     ///
     /// # Panics
-    /// Inside one.
+    /// Panics inside an async runtime.
     pub fn blocking_next(&mut self) -> Option<Event> {
         let event = self.events.blocking_recv();
         self.note(event)
     }
 
-    /// Sees to it that the last event is `Finished` or `Failed`, even if the engine's thread died.
+    /// Ensures that the last event is `Finished` or `Failed`, even if the engine's thread died.
     fn note(&mut self, event: Option<Event>) -> Option<Event> {
         match event {
             Some(Event::Finished(_) | Event::Failed(_)) => self.ended = true,

@@ -1,17 +1,17 @@
-//! Measures what computing costs on a backend, once, and keeps it in a file.
+//! Measurement of a backend's prefill cost, taken once and stored in a file.
 //!
-//! Measured before the engine starts, on its own backend, whose pages it overwrites. The table grows by a column or a
-//! row for as long as its time allows, whichever is expected to be cheaper, so a slow machine has a smaller table and
-//! not a later start:
+//! The backend is measured before the engine starts on it; its pages are overwritten. The table grows by a column or a
+//! row, whichever is expected to be cheaper, for as long as the time budget allows. A slow machine thus gets a smaller
+//! table rather than a later start:
 //!
 //! ```text
-//!             1  16  64  256 …  new tokens, ending with twice a step
+//!             1  16  64  256 …  new tokens, up to twice a step
 //!     0       1   2   4   6
-//!   256       3   3   4   6      numbers: in which round a point was measured
+//!   256       3   3   4   6      numbers: the round in which a point was measured
 //!  1024       5   5   5   6
 //! ```
 //!
-//! What exceeds a step is computed in chunks, as the engine does.
+//! Prompts longer than a step are computed in chunks, as the engine does.
 
 use crate::TokenId;
 use crate::backend::{Backend, BackendError, Output, PageId, Segment, Step};
@@ -21,32 +21,32 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How to measure.
+/// Options of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct ProfileOptions {
-    /// Time to spend. It is exceeded by what was expected wrongly; two points are measured whatever it says.
+    /// Time to spend. It can be exceeded where a cost was underestimated, and two points are always measured.
     pub budget: Duration,
-    /// Tokens computed in one step.
+    /// Most tokens computed in one step.
     pub max_step_tokens: u32,
 }
 
-/// What a profile is valid for.
+/// What a stored profile is valid for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProfileKey {
-    /// The model's, as for the disk tier.
+    /// Identity of the model, as the disk tier uses it.
     pub identity: u128,
-    /// What computes: kind, threads, sizes of steps.
+    /// Describes what computes: kind of backend, threads, sizes of steps.
     pub machine: String,
 }
 
-/// Where a profile came from.
+/// Whether a profile was loaded or measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfileOrigin {
-    /// The file.
+    /// The profile was loaded from the file.
     Loaded,
-    /// It was measured now: there was no file, or, for this reason, no use in it.
+    /// The profile was measured now, because there was no file or the file was unusable.
     Measured {
-        /// Why the file was not used.
+        /// Why the file was not used, if there was one.
         discarded: Option<String>,
     },
 }
@@ -57,20 +57,20 @@ pub enum ProfileError {
     /// The file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The backend failed while it was measured.
+    /// The backend failed during the measurement.
     #[error("cannot measure the backend: {0}")]
     Backend(#[from] BackendError),
-    /// The measurements make no profile.
+    /// The measurements do not form a valid profile.
     #[error(transparent)]
     Cost(#[from] CostError),
 }
 
-/// The profile in the file at `path`, if it was measured for `key`; else a new one, which replaces it.
+/// Returns the profile in the file at `path` if it was measured for `key`; otherwise measures one and stores it there.
 ///
 /// # Errors
 /// [`ProfileError`] when the file cannot be read or written, or the backend fails.
@@ -93,7 +93,7 @@ pub fn load_or_measure(
     Ok((profile, ProfileOrigin::Measured { discarded }))
 }
 
-/// Measures `backend` by `now`, a clock that never goes back.
+/// Measures `backend` by `now`, a monotonic clock.
 ///
 /// # Errors
 /// [`ProfileError`] when the backend fails.
@@ -116,18 +116,18 @@ pub fn measure(
     let mut cached_axis = axis(&[0], 256, capacity - most_new).into_iter().skip(1);
 
     let begin = (bench.now)();
-    // The first step of a backend also allocates.
+    // The first step also allocates, so it is not counted.
     bench.seconds(0, 1)?;
     let mut cached = vec![0];
     let mut new: Vec<u32> = new_axis.by_ref().take(2).collect();
-    // By row.
+    // Seconds by row.
     let mut table = vec![bench.row(0, &new)?];
     let (mut next_new, mut next_cached) = (new_axis.next(), cached_axis.next());
     loop {
         let spent = (bench.now)().saturating_sub(begin).as_secs_f64();
         let left = options.budget.as_secs_f64() - spent;
         let last_new = new[new.len() - 1];
-        // Twice the work for the same tokens is on the safe side of what attention adds.
+        // Assuming twice the work for the same tokens leaves a margin for what attention adds.
         let column = next_new.map(|next| {
             let last: f64 = table.iter().filter_map(|row| row.last()).sum();
             (2.0 * last * f64::from(next) / f64::from(last_new), next)
@@ -157,7 +157,7 @@ pub fn measure(
     Ok(CostProfile::new(cached, new, table.concat())?)
 }
 
-/// `start`, then fourfold from `from` on, then `end`, as far as they ascend and do not exceed `end`.
+/// Returns `start`, then `from` and its fourfold multiples, then `end`: ascending and not above `end`.
 fn axis(start: &[u32], from: u32, end: u32) -> Vec<u32> {
     let powers = std::iter::successors(Some(from), |value| value.checked_mul(4));
     let mut axis: Vec<u32> = start.iter().copied().chain(powers.take(16)).collect();
@@ -180,7 +180,7 @@ impl Bench<'_> {
         new.iter().map(|&new| self.seconds(cached, new)).collect()
     }
 
-    /// The time of one prompt. Which tokens stand before it makes no difference to that.
+    /// Returns the seconds that one prompt takes. They do not depend on which tokens precede it.
     fn seconds(&mut self, cached: u32, new: u32) -> Result<f64, BackendError> {
         let vocabulary = self.backend.vocabulary().max(1);
         let page_tokens = self.backend.page_tokens().max(1);
@@ -211,19 +211,19 @@ impl Bench<'_> {
             elapsed += (self.now)().saturating_sub(before);
             start = stop;
         }
-        // A coarse clock may not have moved.
+        // A coarse clock may not have advanced.
         Ok(elapsed.max(Duration::from_nanos(1)).as_secs_f64())
     }
 }
 
-/// A profile's file.
+/// A profile as stored in its file.
 #[derive(Serialize, Deserialize)]
 struct Stored {
-    /// [`FORMAT`].
+    /// Version of the file format, [`FORMAT`].
     format: u32,
-    /// [`ProfileKey::identity`], in hexadecimal digits.
+    /// The [`ProfileKey::identity`] in hexadecimal digits.
     identity: String,
-    /// [`ProfileKey::machine`].
+    /// The [`ProfileKey::machine`] of the measurement.
     machine: String,
     profile: CostProfile,
 }
@@ -266,7 +266,7 @@ fn load(path: &Path, key: &ProfileKey) -> Result<Found, ProfileError> {
     Ok(Found::Profile(stored.profile))
 }
 
-/// Puts the file in place when it is complete.
+/// Writes the file under another name and renames it once it is complete.
 fn store(path: &Path, key: &ProfileKey, profile: &CostProfile) -> Result<(), ProfileError> {
     let failed = |source| ProfileError::Io {
         path: path.to_owned(),
@@ -304,9 +304,9 @@ mod tests {
         max_step_tokens: 128,
     };
 
-    /// Computes nothing and takes its time for it, by its own clock.
+    /// A backend that computes nothing and advances its own clock instead.
     struct Slow {
-        /// Nanoseconds.
+        /// The backend's clock in nanoseconds.
         clock: Arc<AtomicU64>,
         per_token: u64,
         per_pair: u64,
@@ -388,7 +388,8 @@ mod tests {
                 "{cached} {new}: {found}, not {exact}"
             );
         }
-        // 1, 16, 64 and 256 after 0, 256, 1,024 and what leaves room for two steps in a pool of 4,096 tokens.
+        // The new tokens are 1, 16, 64 and 256; the cached ones are 0, 256, 1,024 and what leaves room for two steps in
+        // a pool of 4,096.
         assert_eq!(profile.points(), 16);
     }
 
@@ -425,7 +426,7 @@ mod tests {
         };
         let run = Rc::new(Cell::new(0));
         let load = |key: &ProfileKey| {
-            // Real time: whatever it measures, it measures.
+            // With real time the measured values are arbitrary.
             let mut backend = Slow::new(0, 0);
             let outcome = load_or_measure(Some(&path), key, &mut backend, &OPTIONS);
             run.set(backend.steps);

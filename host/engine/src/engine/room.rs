@@ -1,7 +1,8 @@
-//! The waiting room: how many requests may wait, in all and of one tenant, and how soon there will be room.
+//! Admission to the waiting room: how many requests may wait, in all and of one tenant, and when there will be room
+//! again.
 //!
-//! Knows names and times, no requests. A request holds a [`Place`] from its submission until it first runs or ends; one
-//! that was preempted has been admitted already and needs none.
+//! This module knows names and times, but no requests. A request holds a [`Place`] from its submission until it first
+//! runs or ends. A preempted request has been admitted already and needs none.
 
 use super::{EngineConfig, Kind, SubmitError};
 use std::collections::{HashMap, VecDeque};
@@ -18,27 +19,27 @@ pub(super) struct Room {
 #[derive(Default)]
 struct Inside {
     waiting: u32,
-    /// Of them, each tenant's; none is 0.
+    /// Number of waiting requests by tenant; none is 0.
     tenants: HashMap<Arc<str>, u32>,
-    /// Speculative requests that found too many waiting, so far.
+    /// Speculative requests refused so far because too many waited.
     refused_guesses: u64,
-    /// When the last ones went on to run, oldest first; at most [`PACE`].
+    /// When the most recent requests began to run, oldest first; at most [`PACE`] entries.
     left: VecDeque<Instant>,
 }
 
-/// A place in the room, given back when dropped.
+/// A place in the waiting room, given back when dropped.
 pub(super) struct Place {
     room: Arc<Room>,
     tenant: Arc<str>,
 }
 
-/// Departures that the pace is taken from.
+/// Number of departures from which the pace is estimated.
 const PACE: usize = 32;
 
-/// What is said while there is no pace to tell by.
+/// Wait that is reported while the pace is unknown.
 const UNKNOWN_WAIT: Duration = Duration::from_secs(1);
 
-/// The longest that is ever said: by then things have changed.
+/// Longest wait that is reported; later than that, conditions have changed.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 impl Room {
@@ -51,7 +52,7 @@ impl Room {
         })
     }
 
-    /// Whether speculative work would be taken now. A refusal counts as one of [`Room::enter`].
+    /// Returns whether speculative work would be accepted now. A refusal counts as one of [`Room::enter`] does.
     pub(super) fn takes_guesses(&self) -> bool {
         let mut inside = self.lock();
         let takes = inside.waiting < self.max_prefill_batch;
@@ -59,10 +60,11 @@ impl Room {
         takes
     }
 
-    /// A place for a request of `tenant`.
+    /// Takes a place for a request of `tenant`.
     ///
     /// # Errors
-    /// When the room is full, or full of this tenant's, or, for speculative work, not nearly empty.
+    /// Fails when the room is full, when the tenant's share is full, or, for speculative work, when `max_prefill_batch`
+    /// requests wait.
     pub(super) fn enter(
         self: &Arc<Self>,
         tenant: &Arc<str>,
@@ -97,20 +99,20 @@ impl Room {
         })
     }
 
-    /// Speculative requests that were refused because too many wait, so far.
+    /// Returns how many speculative requests were refused so far because too many waited.
     pub(super) fn refused_guesses(&self) -> u64 {
         self.lock().refused_guesses
     }
 
-    /// The state is valid after each line in which it is changed.
+    /// A panic cannot leave an invalid state: the state is valid after each line that changes it.
     fn lock(&self) -> MutexGuard<'_, Inside> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Inside {
-    /// How long it takes, at the recent pace, until half of a full queue has gone: were everybody told to come back
-    /// when the first place is free, all would come back for it.
+    /// Returns how long it takes, at the recent pace, until half of a full queue has left. If every client were told to
+    /// return when the first place is free, all would return for that one place.
     fn wait(&self, full: u32, now: Instant) -> Duration {
         let Some(oldest) = self.left.front() else {
             return UNKNOWN_WAIT;
@@ -121,7 +123,7 @@ impl Inside {
 }
 
 impl Place {
-    /// The request runs.
+    /// Records that the request has begun to run at `now`, and gives the place back.
     pub(super) fn leave(self, now: Instant) {
         let mut inside = self.room.lock();
         if inside.left.len() == PACE {
@@ -213,7 +215,7 @@ mod tests {
             let place = room.enter(&"a".into(), Kind::Answer, now).ok();
             place.unwrap().leave(now);
         }
-        // Ten in thirty seconds, so two places take six.
+        // Ten leave in thirty seconds, so two places take six.
         let now = start + Duration::from_secs(30);
         assert_eq!(wait(now), Duration::from_secs(6));
         assert_eq!(wait(now + Duration::from_secs(9999)), LONGEST_WAIT);

@@ -1,4 +1,4 @@
-//! The engine without its thread: whoever holds it says when the next step is, and what time it is.
+//! The engine without its thread: the caller decides when each step happens, and at what time.
 
 use super::core::Core;
 use super::room::Room;
@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-/// Everything that [`Engine`](super::Engine) decides and computes, one step a call, for simulations with a clock of
-/// their own and for measuring steps. There is no watchdog: a step that sticks sticks here.
+/// An [`Engine`](super::Engine) that computes one step per call, for simulations with their own clock and for measuring
+/// steps. There is no watchdog, so a stuck step blocks the caller.
 pub struct Stepper {
     core: Core,
     backend: Box<dyn Backend>,
@@ -21,7 +21,7 @@ pub struct Stepper {
 }
 
 impl Stepper {
-    /// An engine on `backend` with nothing to do.
+    /// Returns an idle engine on `backend`.
     pub fn new(backend: Box<dyn Backend>, config: &EngineConfig) -> Self {
         let bell = Arc::new(AtomicU64::new(0));
         Self {
@@ -34,33 +34,33 @@ impl Stepper {
         }
     }
 
-    /// Queues a request that comes at `now`.
+    /// Queues a request that arrives at `now`.
     ///
     /// # Errors
-    /// As [`Engine::submit`](super::Engine::submit).
+    /// Refuses what [`Engine::submit`](super::Engine::submit) refuses.
     pub fn submit(&mut self, request: Request, now: Instant) -> Result<Generation, SubmitError> {
         let (sequence, generation) = request.admit(&self.room, self.bounds, &self.bell, now)?;
         self.core.enqueue([sequence]);
         Ok(generation)
     }
 
-    /// Decides and computes one step at `now`; the events that it causes can be received afterwards.
+    /// Plans and computes one step at `now`. The events that it causes can be received afterwards.
     pub fn step(&mut self, now: Instant) {
         let work = self.core.prepare(now);
         let outcome = work.run(&mut *self.backend, &mut self.answers);
         self.core
             .complete(&work, outcome.map(|()| &mut self.answers));
         self.core.send_events();
-        // Nobody follows its cache.
+        // Nobody follows this engine's cache.
         let _ = self.core.take_cache_events();
     }
 
-    /// Whether nothing waits and nothing runs.
+    /// Returns whether nothing waits and nothing runs.
     pub fn is_idle(&self) -> bool {
         self.core.is_idle()
     }
 
-    /// Gauges and counters now.
+    /// Returns the gauges and counters now.
     pub fn stats(&self) -> Stats {
         Stats {
             speculations_refused: self.room.refused_guesses(),
@@ -68,10 +68,10 @@ impl Stepper {
         }
     }
 
-    /// Asserts every invariant of the engine's state; costs as much as the pool is large.
+    /// Asserts every invariant of the engine's state. The cost is proportional to the size of the pool.
     ///
     /// # Panics
-    /// When an invariant does not hold.
+    /// Panics when an invariant does not hold.
     pub fn check(&self) {
         self.core.check();
     }

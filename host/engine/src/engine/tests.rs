@@ -1,4 +1,4 @@
-//! The core under random loads on small pools: whatever happens around a request, its tokens are the same.
+//! Tests of the core under random loads on small pools: whatever happens around a request, its tokens are the same.
 
 use super::work::Answers;
 use super::*;
@@ -13,7 +13,7 @@ mod recovery;
 mod requests;
 mod tiers;
 
-/// Random requests, the same each time.
+/// A seeded source of random requests.
 struct Seeded(Random);
 
 impl Seeded {
@@ -25,7 +25,7 @@ impl Seeded {
         self.0.below(limit.into()) as u32
     }
 
-    /// A request whose prompt often begins as others do.
+    /// Returns a request whose prompt often begins as others do.
     fn request(&mut self, longest_prompt: u32) -> Request {
         let length = 1 + self.below(longest_prompt);
         let fork = self.below(length + 1);
@@ -51,7 +51,8 @@ impl Seeded {
         }
     }
 
-    /// As [`Seeded::request`], maybe a guess, or what other guesses are at, and in a hurry.
+    /// Returns a request as [`Seeded::request`] does that may be a guess or the target of guesses, and may have a
+    /// deadline.
     fn speculation(&mut self, longest_prompt: u32, now: Instant) -> Request {
         let id = self.below(3);
         let kind = [Kind::Answer, Kind::Prefill][self.below(2) as usize];
@@ -83,7 +84,7 @@ struct Load {
 struct Caller {
     request: Request,
     generation: Generation,
-    /// What must come, and whether a stop token ends it.
+    /// The expected tokens, and whether a stop token ends them.
     expected: (Vec<TokenId>, bool),
     tokens: Vec<TokenId>,
     started: bool,
@@ -156,7 +157,7 @@ impl Load {
         self.callers.retain(|_, caller| caller.listen(failed));
     }
 
-    /// Steps until nothing is left to do; then nothing may be left behind.
+    /// Steps until nothing is left to do, and asserts that nothing is left behind.
     fn drain(&mut self) -> Stats {
         let mut steps = 0;
         while !self.core.is_idle() {
@@ -176,7 +177,7 @@ impl Load {
 }
 
 impl Caller {
-    /// Takes the events that have come; `false` after the last. Every token must be the expected one.
+    /// Reads the events that have arrived; `false` after the last. Every token must be the expected one.
     fn listen(&mut self, failed: &mut u32) -> bool {
         let (tokens, stopped) = &self.expected;
         while let Ok(event) = self.generation.events.try_recv() {
@@ -340,7 +341,7 @@ fn repeated_faults_end_the_requests_of_their_steps_and_harm_no_other() {
 
 #[test]
 fn a_pool_of_one_sequence_serves_many_by_turns() {
-    // Every answer outgrows what it was admitted with, and any two outgrow the pool.
+    // Every answer outgrows the pages of its admission, and any two outgrow the pool.
     let mut load = Load::new(FakeBackend::new(8, 4), 8, 64);
     for first in 0..6 {
         let prompt = (0..8)

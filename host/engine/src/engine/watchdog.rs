@@ -1,16 +1,16 @@
-//! Notices that a step is stuck or a device gone for good, and goes on without it.
+//! The watchdog: notices that a step is stuck or a device is lost for good, and continues on another device.
 //!
 //! ```text
 //!   engine's thread    prepare ▶ park core ▶ step …………… stuck …………………………▶ finds no core, ends
 //!   watchdog                                   ▲ takes the core
-//!                                              └▶ a fresh device ▶ requests wait again ▶ a fresh thread
+//!                                              └▶ a fresh device ▶ requests are queued again ▶ a fresh thread
 //!
-//!   engine's thread    … step ▶ lost ▶ step ▶ lost again ▶ drops its device, lays the core down, ends
+//!   engine's thread    … step ▶ lost ▶ step ▶ lost again ▶ drops its device, gives up the core, ends
 //! ```
 //!
-//! A device that CUDA has lost is lost to the process: whoever can start another does so when the engine has ended.
-//! Requests that wait are kept; those that were running are as after any loss of the device
-//! (`core/faults.rs`), one fault heavier if they were in the step that stuck. Without a fresh device everything fails at
+//! A device that CUDA has lost is lost to the whole process: only a new process, started after the engine has ended,
+//! can use it again. Waiting requests are kept. Running requests are treated as after any loss of the device
+//! (`core/faults.rs`), and those in the stuck step get one more fault. Without a fresh device every request fails at
 //! once, and the engine has [ended](super::Health::Ended).
 
 use super::Failure;
@@ -21,13 +21,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Makes a device like the first one, or says in words why not. The one that is stuck still holds its memory.
+/// Makes a device like the first one, or returns a message that says why not. The stuck device still holds its memory.
 pub type BackendFactory = Box<dyn FnMut() -> Result<Box<dyn Backend>, String> + Send>;
 
-/// Devices given up without a step computed in between, after which the engine gives up itself: each holds memory.
+/// Most restarts without a computed step in between, after which the engine ends. Every stuck device still holds
+/// memory.
 const MAX_RESTARTS: u32 = 3;
 
-/// Starts watching, for stuck steps if there is a `patience`; the engine ends should the system refuse a thread.
+/// Starts the watchdog, which looks for stuck steps if there is a `patience`. The engine ends if the system cannot
+/// create the thread.
 pub(super) fn start(
     shared: &Arc<Shared>,
     patience: Option<Duration>,
@@ -44,7 +46,9 @@ pub(super) fn start(
         .name("engine watchdog".to_owned())
         .spawn(move || watchdog.run());
     if let Err(error) = thread {
-        shared.end(&format!("there is no thread to watch the engine: {error}"));
+        shared.end(&format!(
+            "no thread could be started to watch the engine: {error}"
+        ));
     }
 }
 
@@ -52,7 +56,7 @@ struct Watchdog {
     shared: Arc<Shared>,
     patience: Option<Duration>,
     factory: Option<BackendFactory>,
-    /// Restarts since a step was computed.
+    /// Restarts since the last computed step.
     restarts: u32,
     /// Steps that had been computed at the last restart.
     steps: u64,
@@ -87,13 +91,13 @@ impl Watchdog {
         }
         self.restarts += 1;
         if self.restarts > MAX_RESTARTS {
-            return Err(format!("{MAX_RESTARTS} fresh devices were no better"));
+            return Err(format!("{MAX_RESTARTS} replacement devices failed too"));
         }
         let Some(factory) = &mut self.factory else {
-            return Err("there is no other".to_owned());
+            return Err("there is no replacement device".to_owned());
         };
         let backend = catch_unwind(AssertUnwindSafe(factory))
-            .unwrap_or_else(|_| Err("making another panicked".to_owned()))?;
+            .unwrap_or_else(|_| Err("making a replacement device panicked".to_owned()))?;
         core.replace_device(&*backend, failure)?;
         Ok(backend)
     }

@@ -1,6 +1,6 @@
-//! What the device is to do between two decisions, and how it is called.
+//! The device's work between two decisions, and how the backend is called for it.
 //!
-//! Work is plain data: it can be computed by a thread that holds nothing but the device.
+//! Work is plain data, so a thread that holds nothing but the device can compute it.
 
 use crate::TokenId;
 use crate::backend::{Backend, BackendError, Output, Step, Store};
@@ -9,24 +9,24 @@ use crate::sampling::SamplingError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// What came of a step, kept for its memory.
+/// The results of a step; reused to keep its allocations.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// `[rows, vocabulary] f32`, a row for each segment that asks for logits.
+    /// Logits `[rows, vocabulary] f32`, a row for each segment that asks for logits.
     pub(super) logits: Vec<f32>,
-    /// One for each segment that asks for a token.
+    /// Sampled tokens, one for each segment that asks for a token.
     pub(super) drawn: Vec<Result<TokenId, SamplingError>>,
 }
 
-/// In this order: the transfers and then the copies, one after another, then the step.
+/// One unit of work. It is carried out in this order: transfers, copies, then the step.
 #[derive(Default)]
 pub(super) struct Work {
-    /// To and from host pages.
+    /// Transfers to and from host pages.
     pub(super) transfers: Vec<Transfer>,
-    /// Where they save pages, if they do.
+    /// The disk tier that the transfers save pages to, if any do.
     pub(super) disk: Option<Arc<dyn DiskTier>>,
     pub(super) copies: Vec<SlotCopy>,
-    /// A segment for each running sequence with a share, in order.
+    /// The step, with a segment for each running sequence with a share, in order.
     pub(super) step: Step,
 }
 
@@ -39,11 +39,11 @@ impl Work {
         self.step.segments.is_empty() && self.step.loads.is_empty()
     }
 
-    /// Has it computed; the answers are then as [`Backend::run`] says. A panic of the backend is an error like any
-    /// other: what it leaves behind is what a failed device leaves, pages that are undefined and go back to the pool.
+    /// Computes the work; the answers are then those of [`Backend::run`]. A panic of the backend counts as an error,
+    /// because it leaves what a failed device leaves: undefined pages, which return to the pool.
     ///
     /// # Errors
-    /// The backend's. No page but those that the work writes is affected, unless the device is lost.
+    /// Returns the backend's error. Only pages that the work writes are affected, unless the device is lost.
     pub(super) fn run(
         &self,
         backend: &mut dyn Backend,
@@ -72,7 +72,7 @@ impl Work {
         Ok(())
     }
 
-    /// Stores that follow each other go together.
+    /// Carries out the transfers in order. Consecutive stores are passed to the backend together.
     fn transfer(&self, backend: &mut dyn Backend) -> Result<(), BackendError> {
         let mut stores: Vec<Store> = Vec::new();
         for transfer in &self.transfers {
@@ -107,7 +107,7 @@ impl Work {
         backend.store(&stores)
     }
 
-    /// The answers, if there are as many as were asked for.
+    /// Returns the answers if there are as many as the work asks for.
     pub(super) fn checked<'l>(
         &self,
         answers: &'l mut Answers,

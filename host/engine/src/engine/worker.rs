@@ -1,15 +1,15 @@
-//! The engine's thread: owns the device, moves messages between handles and core, and decides nothing.
+//! The engine's thread: owns the device and moves messages between handles and core; it makes no decisions.
 //!
-//! While the device computes, the thread lays the core down where others can reach it:
+//! While the device computes, the thread parks the core where others can reach it:
 //!
 //! ```text
 //!   thread    prepare ─▶ park ─▶ device computes …………………… ─▶ take back ─▶ complete ─▶ …
 //!   core      ▓▓▓▓▓▓▓▓▓▓    ▒▒▒▒▒▒▒▒▒ in `Shared` ▒▒▒▒▒▒▒▒▒       ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
 //! ```
 //!
-//! Whoever holds the core is the engine. A thread that comes back and does not find what it parked has been given up by
-//! the [watchdog](super::watchdog): it ends, and what its device computed concerns nobody. A thread whose device is gone for
-//! good lays the core down for the watchdog itself, and ends.
+//! The holder of the core is the engine. A thread that returns and does not find the core that it parked has been given
+//! up by the [watchdog](super::watchdog): it ends, and the results of its device are discarded. A thread whose device
+//! is lost for good gives up the core to the watchdog itself, and ends.
 
 use super::core::{Core, Sequence};
 use super::feed::Feed;
@@ -24,24 +24,24 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
-/// What time it is.
+/// A source of the present time.
 pub(super) type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
 
-/// How an engine is.
+/// The state of an engine, as health checks report it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// It serves.
+    /// The engine serves requests.
     Good,
-    /// Its device is stuck, and a fresh one is being made. Requests are taken, and wait.
+    /// The device is stuck or lost, and a fresh one is being made. Requests are accepted and wait.
     Recovering,
-    /// It serves no more.
+    /// The engine has stopped serving.
     Ended {
-        /// In words.
+        /// Why the engine ended, as a message.
         reason: String,
     },
 }
 
-/// What handles, thread and watchdog share.
+/// State that handles, thread and watchdog share.
 pub(super) struct Shared {
     inbox: Mutex<Inbox>,
     /// Signalled when the inbox has something for the thread.
@@ -56,13 +56,13 @@ pub(super) struct Shared {
 }
 
 struct Inbox {
-    /// Bounded by the room, see [`Shared::submit`].
+    /// Submitted requests, bounded by the waiting room, see [`Shared::submit`].
     submitted: VecDeque<Sequence>,
-    /// Whom to tell how many pages were freed.
+    /// Where to send the number of freed pages, for each request to clear the cache.
     clears: Vec<SyncSender<u32>>,
-    /// Nothing more is taken in.
+    /// Whether further requests are refused.
     stopping: bool,
-    /// The core's, as last published.
+    /// The core's counters as last published.
     stats: Stats,
     /// The core, while the device computes.
     parked: Option<Parked>,
@@ -75,20 +75,20 @@ struct Inbox {
 struct Parked {
     core: Box<Core>,
     since: Instant,
-    /// Whose device it is: no other thread may take the core back.
+    /// The thread that owns the device; no other thread may take the core back.
     thread: ThreadId,
-    /// Why the thread will not take it back either.
+    /// Why the thread has given the device up, if it has.
     given_up: Option<Failure>,
 }
 
-/// Times that a device may be lost without a step computed in between: the call after a loss finds a device that works, or
-/// there is none to be found.
+/// Losses without a computed step in between after which the device is given up. The first call after a loss either
+/// finds a device that works, or there is none to be found.
 const MAX_LOSSES: u32 = 2;
 
-/// How often a thread that can do nothing looks again whether it can.
+/// Polling interval of a thread that has work which cannot run yet.
 const NOTHING_TO_DO: Duration = Duration::from_millis(1);
 
-/// How often a watchdog looks that watches no clock: it is told.
+/// Polling interval of a watchdog without a time limit, which is notified anyway.
 const LONG: Duration = Duration::from_secs(60);
 
 impl Shared {
@@ -133,7 +133,7 @@ impl Shared {
         Ok(generation)
     }
 
-    /// See [`Room::takes_guesses`].
+    /// Returns whether speculative work would be accepted now, as [`Room::takes_guesses`] does.
     pub(super) fn takes_guesses(&self) -> bool {
         self.room.takes_guesses()
     }
@@ -176,7 +176,7 @@ impl Shared {
         receiver.recv().unwrap_or(0)
     }
 
-    /// Has the thread look again.
+    /// Wakes the thread, so that it looks for work again.
     pub(super) fn wake(&self) {
         self.wake.notify_one();
     }
@@ -186,7 +186,7 @@ impl Shared {
         self.wake.notify_one();
     }
 
-    /// Returns when the engine has ended.
+    /// Waits until the engine has ended.
     pub(super) fn join(&self) {
         let mut inbox = self.lock();
         while !matches!(inbox.health, Health::Ended { .. }) {
@@ -198,13 +198,13 @@ impl Shared {
         let thread = inbox.thread.take();
         drop(inbox);
         if let Some(thread) = thread {
-            // A panic of the thread has been told to everybody who waits for an event.
+            // A panic of the thread has already been reported to every caller that waits for an event.
             let _ = thread.join();
         }
     }
 
-    /// Waits until a device is given up: by its own thread, or because a step has taken longer than `patience`. Takes the
-    /// core, and says why. `None`: the engine has ended.
+    /// Waits until a device is given up, by its own thread or because a step took longer than `patience`. Takes the
+    /// core and returns it with the reason; `None` when the engine has ended.
     pub(super) fn take_given_up(&self, patience: Option<Duration>) -> Option<(Box<Core>, Failure)> {
         let mut inbox = self.lock();
         loop {
@@ -222,11 +222,11 @@ impl Shared {
                 && let Some(parked) = inbox.parked.take()
             {
                 inbox.health = Health::Recovering;
-                // It is not waited for: it may never end.
+                // The thread is not joined, because it may never end.
                 inbox.thread = None;
                 return Some((parked.core, failure));
             }
-            // Often enough to notice in time; with a clock of a test, often enough not to be waited for.
+            // A quarter of `patience` notices in time. The upper bound keeps tests with their own clock from waiting.
             let look_again = patience.map_or(LONG, |patience| {
                 (patience / 4).clamp(NOTHING_TO_DO, Duration::from_millis(100))
             });
@@ -238,12 +238,13 @@ impl Shared {
         }
     }
 
-    /// A panic while the lock was held would have been in one of the few lines here; the inbox is valid after each.
+    /// A panic cannot leave an invalid inbox: only the few lines here run under the lock, and the inbox is valid after
+    /// each.
     fn lock(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the core's counters visible, then what happened in its cache, then its events.
+    /// Publishes the core's counters, then its cache events, then its generations' events.
     pub(super) fn publish(&self, core: &mut Core) {
         self.lock().stats = core.stats();
         self.feed.publish(core.take_cache_events());
@@ -281,15 +282,15 @@ impl Shared {
         parked.map(|parked| parked.core)
     }
 
-    /// Takes nothing in any more; returns what the thread has not seen yet.
+    /// Refuses further requests, and returns those that the thread has not taken in yet.
     pub(super) fn close(&self) -> VecDeque<Sequence> {
         let mut inbox = self.lock();
         inbox.stopping = true;
         std::mem::take(&mut inbox.submitted)
     }
 
-    /// The engine ends: nobody is left waiting for it, be it by a panic. What was not taken in is dropped, which
-    /// callers see as the end.
+    /// Ends the engine, also after a panic, and wakes everyone who waits for it. Requests that were not taken in are
+    /// dropped, which their callers see as the end.
     pub(super) fn end(&self, reason: &str) {
         let mut inbox = self.lock();
         inbox.stopping = true;
@@ -302,7 +303,7 @@ impl Shared {
     }
 }
 
-/// Starts a thread for this core and this device; the engine ends should the system refuse one.
+/// Starts a thread for this core and this device. The engine ends if the system cannot create one.
 pub(super) fn start(shared: &Arc<Shared>, core: Box<Core>, backend: Box<dyn Backend>) {
     let mut inbox = shared.lock();
     inbox.health = Health::Good;
@@ -310,29 +311,31 @@ pub(super) fn start(shared: &Arc<Shared>, core: Box<Core>, backend: Box<dyn Back
         .name("engine".to_owned())
         .spawn({
             let shared = shared.clone();
-            // Waits for the lock that is held here before it can end.
+            // The thread cannot end before this function releases the lock.
             move || run(&shared, core, backend)
         });
     match thread {
         Ok(thread) => inbox.thread = Some(thread),
         Err(error) => {
             drop(inbox);
-            shared.end(&format!("there is no thread for the engine: {error}"));
+            shared.end(&format!(
+                "no thread could be started for the engine: {error}"
+            ));
         }
     }
 }
 
-/// Runs until told to stop and nothing is left to do, or until the core is taken away.
+/// Runs until the engine is stopping and idle, or until the core is taken away.
 fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
     let mut guard = EndOnExit(Some(shared));
-    // Kept for its allocation.
+    // Kept across steps for its allocation.
     let mut answers = Answers::default();
     let mut losses = 0;
     while let Some(clears) = receive(shared, &mut core) {
         for reply in clears {
             let freed = core.clear_cache();
             shared.publish(&mut core);
-            // Whoever asked may have gone.
+            // The caller may have gone.
             let _ = reply.send(freed);
         }
         let work = core.prepare(shared.now());
@@ -366,7 +369,7 @@ fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
         if let Some(reason) = lost
             && losses == MAX_LOSSES
         {
-            // Its memory may be another's.
+            // The device's memory may be needed for another one.
             drop(backend);
             shared.give_up(core, Failure::Device(reason));
             guard.0 = None;
@@ -376,7 +379,8 @@ fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
     core.save_all(&mut *backend);
 }
 
-/// Waits for something to do and takes in what has come; `None`: nothing will come any more.
+/// Waits for something to do and takes in new requests. Returns the requests to clear the cache, or `None` when nothing
+/// more will come.
 fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
     let mut inbox = shared.lock();
     loop {
@@ -396,7 +400,7 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
 }
 
 impl Shared {
-    /// Waits a little if something waits in the core that cannot run yet.
+    /// Waits a little if the core has work that cannot run yet.
     fn rest(&self, core: &Core) {
         let inbox = self.lock();
         if !core.is_idle() && inbox.submitted.is_empty() && inbox.clears.is_empty() {

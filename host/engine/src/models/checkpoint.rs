@@ -1,6 +1,6 @@
 //! A checkpoint's tensors by their role in a layer, each checked for presence, type and shape.
 //!
-//! The same roles come from random numbers ([`Checkpoint::random`]), for measuring shapes of which no file exists.
+//! [`Checkpoint::random`] fills the same roles with random numbers, for measuring shapes of which no file exists.
 
 use super::safetensors::TensorFiles;
 use super::{CheckpointError, ModelConfig};
@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Type of a stored number.
+/// The number type of a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     /// 32-bit IEEE float.
@@ -35,12 +35,12 @@ pub(crate) struct Tensor<'a> {
     pub(crate) element: Element,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    /// `rows * columns` elements.
+    /// The bytes of `rows * columns` elements.
     pub(crate) data: Cow<'a, [u8]>,
 }
 
 impl Tensor<'_> {
-    /// The values, widened.
+    /// Returns the values, widened to f32.
     pub(crate) fn to_f32(&self) -> Vec<f32> {
         match self.element {
             Element::F32 => self.chunks().map(f32::from_le_bytes).collect(),
@@ -55,7 +55,7 @@ impl Tensor<'_> {
         }
     }
 
-    /// The values in bf16, little-endian: as they are stored, or rounded to nearest even.
+    /// Returns the values in bf16, little-endian: unchanged if stored so, otherwise rounded to nearest even.
     pub(crate) fn to_bf16(&self) -> Cow<'_, [u8]> {
         let narrow = |value: f32| bf16::from_f32(value).to_le_bytes();
         match self.element {
@@ -86,7 +86,7 @@ pub(crate) struct LayerWeights<'a> {
     /// Query, key and value matrices.
     pub(crate) qkv: [Tensor<'a>; 3],
     pub(crate) qkv_bias: Option<[Tensor<'a>; 3]>,
-    /// Norms of a query and of a key head.
+    /// Norm weights of a query head and of a key head.
     pub(crate) qk_norm: Option<[Tensor<'a>; 2]>,
     pub(crate) output: Tensor<'a>,
     pub(crate) output_bias: Option<Tensor<'a>>,
@@ -113,7 +113,7 @@ impl Checkpoint {
     /// Opens the checkpoint in `folder`: reads its configuration and maps its weights.
     ///
     /// # Errors
-    /// [`CheckpointError`] when a file is missing, malformed or of an unsupported architecture.
+    /// Returns a [`CheckpointError`] when a file is missing, malformed or of an unsupported architecture.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         Ok(Self {
             config: ModelConfig::load(folder)?,
@@ -121,8 +121,8 @@ impl Checkpoint {
         })
     }
 
-    /// Random weights of the shape of `config`, a function of `seed`. Matrices have a standard deviation of one by the
-    /// square root of their inputs, so that activations keep their scale through any number of layers.
+    /// Returns random weights of the shape of `config`, as a pure function of `seed`. A matrix has a standard deviation
+    /// of one over the square root of its inputs, so that activations keep their scale through any number of layers.
     pub fn random(config: ModelConfig, element: Element, seed: u64) -> Self {
         Self {
             config,
@@ -130,12 +130,12 @@ impl Checkpoint {
         }
     }
 
-    /// The architecture.
+    /// Returns the model's architecture.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Tells this model from others: its architecture, and its weights by samples of each tensor.
+    /// Returns a hash that distinguishes this model from others, from its architecture and from samples of each tensor.
     pub fn fingerprint(&self) -> u128 {
         let mut hash = Xxh3::new();
         hash.update(format!("{:?}", self.config).as_bytes());
@@ -148,7 +148,7 @@ impl Checkpoint {
         hash.digest128()
     }
 
-    /// The tensors of decoder layer `index`.
+    /// Returns the tensors of decoder layer `index`.
     pub(crate) fn layer(&self, index: usize) -> Result<LayerWeights<'_>, CheckpointError> {
         let c = &self.config;
         let (queries, keys) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
@@ -198,7 +198,7 @@ impl Checkpoint {
         })
     }
 
-    /// The token embedding, `[vocabulary, hidden]`.
+    /// Returns the token embedding, `[vocabulary, hidden]`.
     pub(crate) fn embedding(&self) -> Result<Tensor<'_>, CheckpointError> {
         self.tensor(
             "model.embed_tokens.weight",
@@ -206,12 +206,12 @@ impl Checkpoint {
         )
     }
 
-    /// The norm before the output layer.
+    /// Returns the weights of the norm before the output layer, `[hidden]`.
     pub(crate) fn final_norm(&self) -> Result<Tensor<'_>, CheckpointError> {
         self.tensor("model.norm.weight", &[self.config.hidden])
     }
 
-    /// The output layer `[vocabulary, hidden]`; `None` where it is the embedding.
+    /// Returns the output layer, `[vocabulary, hidden]`, or `None` where it is the embedding.
     pub(crate) fn head(&self) -> Result<Option<Tensor<'_>>, CheckpointError> {
         when(!self.config.tied, || {
             self.tensor(
@@ -230,7 +230,7 @@ impl Checkpoint {
     }
 }
 
-/// A folder's tensors by their names, for models that are no decoders.
+/// A folder's tensors by name, for models that are not decoders.
 pub struct Tensors {
     folder: PathBuf,
     files: TensorFiles,
@@ -240,7 +240,7 @@ impl Tensors {
     /// Maps the safetensors files in `folder`.
     ///
     /// # Errors
-    /// [`CheckpointError`] when they are missing or malformed.
+    /// Returns a [`CheckpointError`] when the files are missing or malformed.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         Ok(Self {
             folder: folder.to_owned(),
@@ -248,10 +248,10 @@ impl Tensors {
         })
     }
 
-    /// The values of a tensor that must have this shape, widened.
+    /// Returns the values of a tensor that must have this shape, widened to f32.
     ///
     /// # Errors
-    /// [`CheckpointError`] when it is missing or has another shape or an unsupported type.
+    /// Returns a [`CheckpointError`] when the tensor is missing or has another shape or an unsupported type.
     pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, CheckpointError> {
         Ok(self.tensor(name, shape)?.to_f32())
     }
@@ -266,7 +266,7 @@ impl Tensors {
 }
 
 impl TensorFiles {
-    /// The tensor called `name` of the files in `folder`, checked for shape and type.
+    /// Returns the tensor called `name` of the files in `folder`, checked for shape and type.
     fn tensor(
         &self,
         folder: &Path,
@@ -324,7 +324,7 @@ impl TensorFiles {
     }
 }
 
-/// A vector is one row.
+/// Returns a shape's rows and columns; a vector is one row.
 fn rows_and_columns(shape: &[usize]) -> (usize, usize) {
     match *shape {
         [rows, columns] => (rows, columns),
@@ -339,7 +339,7 @@ fn when<T>(
     if wanted { make().map(Some) } else { Ok(None) }
 }
 
-/// Norms are near one, everything else near zero; the stream depends on name and seed.
+/// Returns random values: norms near one, everything else near zero. The stream depends on name and seed.
 fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'static> {
     let (rows, columns) = rows_and_columns(shape);
     // FNV-1a, so that a tensor's values do not depend on which others are drawn.
@@ -354,7 +354,7 @@ fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'s
         _ if name.contains("embed") => (0.0, 1.0),
         _ => (0.0, 1.0 / (columns as f32).sqrt()),
     };
-    // SplitMix64, whose states are a progression: any stretch of the stream can be computed by itself.
+    // SplitMix64, whose states form a progression: any stretch of the stream can be computed by itself.
     let value = |index: usize| {
         let steps = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let state = start.wrapping_add(steps);

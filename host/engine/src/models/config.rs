@@ -1,6 +1,6 @@
-//! `config.json`: which architecture a checkpoint is, as values.
+//! `config.json`: a checkpoint's architecture as values.
 //!
-//! The families share one shape of layer and differ in few switches, so there is no type per family:
+//! The families share one shape of layer and differ in few options, so there is no type per family:
 //!
 //! | `model_type` | query/key/value biases | query and key norms | head width where unstated |
 //! | --- | --- | --- | --- |
@@ -9,8 +9,9 @@
 //! | `qwen2` | yes | no | hidden / heads |
 //! | `qwen3` | `attention_bias` (with the output's) | yes | 128 |
 //!
-//! What would change the arithmetic and is not computed here (other activations, sliding windows, quantised weights,
-//! partial rotation) is refused by name: a model that answers a little wrong is worse than one that does not load.
+//! Options that would change the arithmetic and are not supported (other activations, sliding windows, quantised
+//! weights, partial rotation) are refused by name, because a model that answers slightly wrong is worse than one that
+//! does not load.
 
 use super::CheckpointError;
 use super::rope::{RawRope, Rope};
@@ -18,40 +19,40 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
 
-/// A model's architecture: the Llama, Mistral, Qwen2 and Qwen3 families differ in these values alone.
+/// A model's architecture. The Llama, Mistral, Qwen2 and Qwen3 families differ only in these values.
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
     /// Tokens that end an answer (`eos_token_id` of `generation_config.json`, else of `config.json`).
     pub eos_tokens: Vec<u32>,
-    /// Positions that the model was made for.
+    /// Number of positions that the model supports.
     pub max_positions: u32,
     /// Width of the residual stream.
     pub(crate) hidden: usize,
-    /// Decoder layers.
+    /// Number of decoder layers.
     pub(crate) layers: usize,
-    /// Query heads, a multiple of `kv_heads`.
+    /// Number of query heads, a multiple of `kv_heads`.
     pub(crate) heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub(crate) kv_heads: usize,
     /// Width of a head, even.
     pub(crate) head_dim: usize,
     /// Width of the feed-forward layer.
     pub(crate) intermediate: usize,
-    /// Tokens of the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub(crate) vocabulary: usize,
-    /// Added to the mean square in every norm.
+    /// Constant that every norm adds to the mean square.
     pub(crate) norm_eps: f32,
     /// How positions rotate queries and keys.
     pub(crate) rope: Rope,
-    /// Queries, keys and values have biases.
+    /// Whether queries, keys and values have biases.
     pub(crate) qkv_bias: bool,
-    /// The attention's output has a bias.
+    /// Whether the attention's output has a bias.
     pub(crate) output_bias: bool,
-    /// The feed-forward layer has biases.
+    /// Whether the feed-forward layer has biases.
     pub(crate) mlp_bias: bool,
-    /// Each query and key head is normed before it is rotated.
+    /// Whether each query and key head is normed before it is rotated.
     pub(crate) qk_norm: bool,
-    /// The output layer is the token embedding.
+    /// Whether the output layer is the token embedding.
     pub(crate) tied: bool,
 }
 
@@ -59,7 +60,7 @@ impl ModelConfig {
     /// Reads `config.json` and, where present, `generation_config.json` in `folder`.
     ///
     /// # Errors
-    /// [`CheckpointError`].
+    /// Returns a [`CheckpointError`] when a file cannot be read or the architecture is unsupported.
     pub fn load(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join("config.json");
         let text =
@@ -88,7 +89,7 @@ impl ModelConfig {
     /// Reads the text of a `config.json`.
     ///
     /// # Errors
-    /// [`CheckpointError`], with `config.json` as its file.
+    /// Returns a [`CheckpointError`] with `config.json` as its file.
     pub fn parse(json: &str) -> Result<Self, CheckpointError> {
         let file = Path::new("config.json");
         let raw: Raw =
@@ -97,37 +98,37 @@ impl ModelConfig {
             .map_err(|reason| CheckpointError::new(file, reason))
     }
 
-    /// Floating-point operations to compute `new` tokens after `cached` ones, and the logits of so many of them: what
-    /// matrices and attention need, a product and a sum being two.
+    /// Returns the floating-point operations that matrices and attention need to compute `new` tokens after `cached`
+    /// ones, and the logits of `logits` of them. A multiplication and an addition count as two.
     pub fn flops(&self, cached: u64, new: u64, logits: u64) -> f64 {
-        // A token sees all before it and itself.
+        // Each token attends to all tokens before it and to itself.
         let seen = new as f64 * (cached as f64 + (new as f64 + 1.0) / 2.0);
         let attention = 4.0 * (self.layers * self.heads * self.head_dim) as f64 * seen;
         let head = (self.vocabulary * self.hidden) as f64 * logits as f64;
         2.0 * (self.layer_matrices() as f64 * new as f64 + head) + attention
     }
 
-    /// Bytes that must be read to compute a token of each of `sequences` that have a context of so many: every bf16
-    /// weight once, keys and values of each.
+    /// Returns the bytes that must be read to decode one token of each of `sequences` sequences with `context` tokens
+    /// each: every bf16 weight once, and the keys and values of each sequence.
     pub fn decode_bytes(&self, sequences: u64, context: u64) -> u64 {
         let weights = self.layer_matrices() + self.vocabulary * self.hidden;
         let token = 2 * self.layers * self.kv_heads * self.head_dim;
         2 * (weights as u64 + sequences * context * token as u64)
     }
 
-    /// Elements of the matrices of all layers.
+    /// Returns the number of elements in the matrices of all layers.
     fn layer_matrices(&self) -> usize {
         let attention = 2 * (self.heads + self.kv_heads) * self.head_dim * self.hidden;
         self.layers * (attention + 3 * self.intermediate * self.hidden)
     }
 
-    /// Query heads that share a key and value head.
+    /// Returns how many query heads share a key and value head.
     pub(crate) fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 }
 
-/// `config.json` as it is written.
+/// The contents of `config.json` before validation.
 #[derive(Deserialize)]
 struct Raw {
     model_type: Option<String>,
@@ -154,7 +155,7 @@ struct Raw {
     rope: RawRope,
 }
 
-/// The one value that is wanted of `generation_config.json`.
+/// The one value that is read from `generation_config.json`.
 #[derive(Deserialize)]
 struct RawGeneration {
     eos_token_id: Option<Value>,
@@ -164,12 +165,12 @@ struct RawGeneration {
 struct Family {
     model_type: &'static str,
     architecture: &'static str,
-    /// `None`: as `attention_bias` says, the output's included.
+    /// Whether queries, keys and values have biases; `None` if `attention_bias` decides, for the output too.
     qkv_bias: Option<bool>,
     qk_norm: bool,
-    /// `None`: hidden size by heads.
+    /// Width of a head where the file does not say; `None` for hidden size by heads.
     head_dim: Option<u64>,
-    /// `sliding_window` has an effect only where `use_sliding_window` is true.
+    /// Whether `sliding_window` has an effect only where `use_sliding_window` is true.
     window_is_opt_in: bool,
 }
 
@@ -208,11 +209,11 @@ const FAMILIES: [Family; 4] = [
     },
 ];
 
-/// Bounds of any size in a configuration: far above real models, far below what overflows in a product of three.
+/// Largest size in a configuration: far above real models, and far below what overflows in a product of three.
 const MAX_SIZE: u64 = 1 << 20;
-/// Bound of the number of positions.
+/// Largest number of positions.
 const MAX_POSITIONS: u64 = 1 << 27;
-/// The backends hold a head in fixed registers and scratch.
+/// Widest head, because the backends hold a head in fixed registers and scratch memory.
 const MAX_HEAD_DIM: u64 = 256;
 
 impl Raw {
@@ -306,7 +307,7 @@ impl Raw {
                 supported()
             ));
         };
-        // A classifier or embedder of the same family has other outputs.
+        // A classifier or embedder of the same family has different outputs.
         if let Some(architectures) = &self.architectures
             && !architectures.iter().any(|name| name == family.architecture)
         {
@@ -318,7 +319,7 @@ impl Raw {
         Ok(family)
     }
 
-    /// Full attention equals a sliding window only while the window covers every position.
+    /// Refuses a sliding window unless it covers every position, because only then does full attention equal it.
     fn check_window(&self, family: &Family, positions: u64) -> Result<(), String> {
         let used = self.use_sliding_window.unwrap_or(!family.window_is_opt_in);
         let covers = self.sliding_window.is_none_or(|window| window >= positions);
@@ -343,7 +344,7 @@ impl Raw {
     }
 }
 
-/// A required size between 1 and `limit`.
+/// Returns a required size between 1 and `limit`.
 fn size(name: &str, value: Option<u64>, limit: u64) -> Result<usize, String> {
     match value {
         None => Err(format!("{name} is missing")),
@@ -352,7 +353,7 @@ fn size(name: &str, value: Option<u64>, limit: u64) -> Result<usize, String> {
     }
 }
 
-/// One token or a list of tokens.
+/// Reads one token or a list of tokens.
 fn eos_tokens(value: &Value) -> Result<Vec<u32>, String> {
     let one = |value: &Value| {
         value
@@ -423,7 +424,7 @@ mod tests {
             llama.decode_bytes(3, 10) - llama.decode_bytes(0, 0),
             3 * 10 * 2 * 2 * 2 * 32
         );
-        // A token after four: five positions, 64 values a head row, four operations each, in two layers.
+        // A token after four others: five positions, 64 values in a row of heads, four operations each, in two layers.
         let attention = f64::from(2 * 5 * 64 * 4);
         assert_eq!(
             llama.flops(4, 1, 1),

@@ -1,15 +1,15 @@
-//! Checkpoints: architectures as data, weights as memory-mapped tensors.
+//! Checkpoints: architectures as data, and weights as memory-mapped tensors.
 //!
 //! ```text
-//! folder ── config.json ───────────▶ ModelConfig  sizes, rotary positions, what a layer has
+//! folder ── config.json ───────────▶ ModelConfig  sizes, rotary positions, options of a layer
 //!        ── generation_config.json ┘
-//!        ── *.safetensors ─────────▶ Checkpoint   the tensors a layer needs, checked for presence, type and shape
+//!        ── *.safetensors ─────────▶ Checkpoint   the tensors of a layer, checked for presence, type and shape
 //! ```
 //!
-//! Owned here: which checkpoints are supported, how their files are read and what their tensors are called. Not known
-//! here: how a backend lays weights out or computes with them, and anything about text.
+//! This module owns which checkpoints are supported, how their files are read and what their tensors are called. It
+//! does not know how a backend lays weights out or computes with them, and knows nothing of text.
 //!
-//! Whatever these files hold, reading them ends in a value or in a [`CheckpointError`], never in a panic.
+//! Whatever these files contain, reading them ends in a value or in a [`CheckpointError`], never in a panic.
 
 mod checkpoint;
 mod config;
@@ -28,14 +28,14 @@ use std::path::Path;
 #[derive(Debug, thiserror::Error)]
 #[error("{file}: {reason}")]
 pub struct CheckpointError {
-    /// The file's path.
+    /// Path of the file.
     pub file: String,
-    /// What is wrong with it: the value found and the values supported.
+    /// What is wrong with the file: the value found and the values supported.
     pub reason: String,
 }
 
 impl CheckpointError {
-    /// `reason` found in `file`.
+    /// Returns an error with `reason`, found in `file`.
     pub(crate) fn new(file: &Path, reason: impl Display) -> Self {
         Self {
             file: file.display().to_string(),

@@ -1,34 +1,36 @@
-//! Rotary positions: the angle by which each pair of a head's values turns per position.
+//! Rotary positions: the angle by which each pair of a head's values rotates per position.
 //!
-//! Angles are computed in f64 and handed out as f64: the backends tabulate sines and cosines from them. Follows
-//! `modeling_rope_utils.py` of transformers (`_compute_llama3_parameters`, `_compute_yarn_parameters`), which computes in
-//! f32; the two part by the f32 rounding of `position * frequency`.
+//! Angles are computed and returned in f64; the backends tabulate sines and cosines from them. The scalings follow
+//! `modeling_rope_utils.py` of transformers (`_compute_llama3_parameters`, `_compute_yarn_parameters`), which computes
+//! in f32. The two differ by the f32 rounding of `position * frequency`.
 //!
-//! Both spellings are read: `rope_theta` with `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5).
+//! Both spellings of the configuration are read: `rope_theta` with `rope_scaling` (transformers 4) and
+//! `rope_parameters` (transformers 5).
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::f64::consts::TAU;
 
-/// Frequencies and what is needed to apply them.
+/// The rotary frequencies of a model, and how to apply them.
 #[derive(Clone, Debug)]
 pub(crate) struct Rope {
-    /// Radians per position of each pair `(i, i + head_dim / 2)`; `head_dim / 2` values.
+    /// Radians per position for each pair `(i, i + head_dim / 2)`; `head_dim / 2` values.
     pub(crate) frequencies: Vec<f64>,
-    /// Factor on sines and cosines (YaRN's attention temperature; 1 elsewhere).
+    /// Factor on sines and cosines (YaRN's attention temperature; 1 otherwise).
     pub(crate) magnitude: f64,
-    /// Positions that the scaling extends the model to, where it says so.
+    /// Number of positions that the scaling extends the model to, where it says so.
     extended: Option<u64>,
 }
 
 impl Rope {
-    /// Positions the model takes, `configured` being its `max_position_embeddings`.
+    /// Returns the number of positions that the model supports, where `configured` is its `max_position_embeddings`.
     pub(crate) fn max_positions(&self, configured: u64) -> u64 {
         self.extended
             .map_or(configured, |extended| extended.max(configured))
     }
 
-    /// Cosines and sines of every position, `[positions][cosines: pairs, sines: pairs]`: computed in f64, rounded once.
+    /// Returns cosines and sines of every position, `[positions][cosines: pairs, sines: pairs]`, computed in f64 and
+    /// rounded once.
     pub(crate) fn table(&self, positions: u32) -> Vec<f32> {
         let mut table = Vec::with_capacity(positions as usize * self.frequencies.len() * 2);
         for position in 0..positions {
@@ -103,7 +105,7 @@ impl RawRope {
     }
 }
 
-/// Long wavelengths are stretched by the factor, short ones kept, those between blended.
+/// Llama 3's scaling: stretches long wavelengths by the factor, keeps short ones, and blends those between.
 fn llama3(values: &Values<'_>, plain: Rope) -> Result<Rope, String> {
     let factor = values.factor()?;
     let low = values.positive("low_freq_factor")?;
@@ -173,7 +175,7 @@ fn yarn(
     }
 
     let width = head_dim as f64;
-    // The pair that turns `rotations` times within the original positions.
+    // Index of the pair that rotates `rotations` times within the original positions.
     let pair = |rotations: f64| width * (original / (rotations * TAU)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (pair(beta_fast), pair(beta_slow));
     if values.flag("truncate")?.unwrap_or(true) {
@@ -194,7 +196,7 @@ fn yarn(
     })
 }
 
-/// A scaling's values, with errors that name where they stand.
+/// A scaling's values, with errors that name the object that contains them.
 struct Values<'a> {
     name: &'static str,
     map: Option<&'a Map<String, Value>>,

@@ -1,9 +1,9 @@
 //! Safetensors files, memory-mapped: from a tensor's name to its type, shape and bytes.
 //!
 //! The format (huggingface.co/docs/safetensors): eight bytes of little-endian header length, a JSON object from names
-//! to `{dtype, shape, data_offsets}`, then the data. Read here rather than by the `safetensors` crate, whose 0.8.0 adds
-//! lengths taken from the file without checking for overflow, which a crafted header turns into a panic; the crate
-//! writes the files of the tests.
+//! to `{dtype, shape, data_offsets}`, then the data. The `safetensors` crate is not used for reading, because its
+//! version 0.8.0 adds lengths taken from the file without checking for overflow, which a crafted header turns into a
+//! panic. The crate writes the files of the tests.
 
 #![allow(
     unsafe_code,
@@ -19,10 +19,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Headers longer than this are refused (the bound of the reference implementation).
+/// Longest header in bytes that is accepted (the bound of the reference implementation).
 const MAX_HEADER: u64 = 100_000_000;
 
-/// Bytes of a tensor that stand for the rest, in each of three places.
+/// Bytes sampled from a tensor, in each of three places.
 const SAMPLE: usize = 4096;
 
 /// The tensors of a checkpoint's folder.
@@ -31,7 +31,7 @@ pub(super) struct TensorFiles {
     entries: HashMap<String, Entry>,
 }
 
-/// Where a tensor stands and what it is.
+/// A tensor's type and shape, and the place of its bytes.
 pub(super) struct Entry {
     file: usize,
     bytes: Range<usize>,
@@ -75,15 +75,16 @@ impl TensorFiles {
         Ok(this)
     }
 
-    /// The tensor called `name`, with its file and its bytes.
+    /// Returns the tensor called `name`, with its file and its bytes.
     pub(super) fn get(&self, name: &str) -> Option<(&Path, &Entry, &[u8])> {
         let entry = self.entries.get(name)?;
         let (path, map) = self.files.get(entry.file)?;
         Some((path, entry, map.get(entry.bytes.clone())?))
     }
 
-    /// Adds every tensor's name, type and shape to `hash`, and of its bytes the beginning, the middle and the end: a
-    /// training step or a merged adapter changes all of a matrix, and reading all would double the time of a start.
+    /// Adds every tensor's name, type and shape to `hash`, and the beginning, the middle and the end of its bytes. A
+    /// training step or a merged adapter changes the whole of a matrix, and reading all bytes would double the start-up
+    /// time.
     pub(super) fn sample(&self, hash: &mut Xxh3) {
         let mut names: Vec<_> = self.entries.keys().collect();
         names.sort_unstable();
@@ -118,7 +119,7 @@ impl TensorFiles {
             if self.entries.insert(name.clone(), entry).is_some() {
                 return Err(CheckpointError::new(
                     &path,
-                    format!("tensor {name} stands in another file too"),
+                    format!("tensor {name} is in another file too"),
                 ));
             }
         }
@@ -127,7 +128,7 @@ impl TensorFiles {
     }
 }
 
-/// The files of an index, sorted, each once.
+/// Returns the files of an index, sorted and without duplicates.
 fn shards(index: &Path) -> Result<Vec<String>, CheckpointError> {
     let wrong = |reason: String| CheckpointError::new(index, reason);
     let text = std::fs::read_to_string(index).map_err(|error| wrong(error.to_string()))?;
@@ -135,7 +136,7 @@ fn shards(index: &Path) -> Result<Vec<String>, CheckpointError> {
     let mut files: Vec<String> = parsed.weight_map.into_values().collect();
     files.sort_unstable();
     files.dedup();
-    // A checkpoint names its own shards: a path that leaves the folder is a mistake or an attack.
+    // A checkpoint names its own shards. A path that leaves the folder is a mistake or an attack.
     if let Some(file) = files.iter().find(|file| {
         Path::new(file)
             .file_name()
@@ -151,7 +152,7 @@ fn shards(index: &Path) -> Result<Vec<String>, CheckpointError> {
     Ok(files)
 }
 
-/// The header's tensors with the place of their bytes in `file`.
+/// Parses the header and returns its tensors with the range of their bytes in `file`.
 fn parse(file: &[u8]) -> Result<Vec<(String, Info, Range<usize>)>, String> {
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(format!(

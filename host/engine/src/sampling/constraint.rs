@@ -1,15 +1,15 @@
-//! A grammar that an answer must follow, and where in it the answer stands.
+//! A grammar that an answer must follow, and the answer's position in it.
 //!
-//! The grammar's machine is `llguidance`'s Earley parser over a trie of the vocabulary's bytes; it is built by
-//! [`crate::text::Grammars`], off the engine's thread. Here it is asked for a mask before each choice and told each
-//! choice. Its cost in a step is bounded by its fuel; beyond that the sequence fails, not the engine.
+//! The grammar runs on `llguidance`'s Earley parser over a trie of the vocabulary's bytes. [`crate::text::Grammars`]
+//! builds it, off the engine's thread. Here it computes a mask before each choice and consumes each chosen token. Its
+//! cost per step is bounded; exceeding the bound fails the sequence, not the engine.
 
 use super::SamplingError;
 use crate::TokenId;
 use llguidance::Matcher;
 use std::fmt;
 
-/// A grammar and a position in it. A clone goes on from the same position by itself.
+/// A grammar and a position in it. A clone continues from the same position independently.
 #[derive(Clone)]
 pub struct Constraint(Matcher);
 
@@ -18,7 +18,7 @@ impl Constraint {
         Self(matcher)
     }
 
-    /// Excludes every token that cannot come next. The answer may end (`stop_tokens`) only where it is complete.
+    /// Excludes every token that cannot come next. Stop tokens are allowed only where the answer is complete.
     pub(super) fn mask(
         &mut self,
         logits: &mut [f32],
@@ -32,7 +32,7 @@ impl Constraint {
         {
             allowed.set(*token as usize, complete);
         }
-        // The mask is one wider than the row: its last place is the grammar's own end.
+        // The mask is one wider than the row: its last entry is the grammar's own end token.
         allowed.iter_unset_entries(|token| {
             if let Some(logit) = logits.get_mut(token) {
                 *logit = f32::NEG_INFINITY;
@@ -41,7 +41,7 @@ impl Constraint {
         Ok(())
     }
 
-    /// Goes on by `token`; whether the answer is complete and nothing can follow.
+    /// Advances by `token`. Returns whether the answer is complete and nothing can follow.
     pub(super) fn push(&mut self, token: TokenId) -> Result<bool, SamplingError> {
         self.0.consume_token(token).map_err(failed)?;
         Ok(self.0.is_stopped())

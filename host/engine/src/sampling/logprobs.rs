@@ -1,19 +1,21 @@
-//! Log-probabilities of a row, for clients that ask how sure the model was.
+//! Log-probabilities of a row, for clients that ask how certain the model was.
 
 use crate::TokenId;
 
-/// How likely the model itself found a token and its rivals: natural logarithms of the softmax of its row, at
-/// temperature 1, before penalties, masks and cuts.
+/// Log-probabilities that the model itself assigns to a token and its alternatives: natural logarithms of the softmax
+/// of its row, at temperature 1, before penalties, masks and cuts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
-    /// The chosen token's.
+    /// Log-probability of the chosen token.
     pub chosen: f32,
-    /// As many as were asked for, likeliest first, the lower id among equals. The chosen token need not be there.
+    /// The most likely tokens, as many as were requested, the lower id first among equals. The chosen token need not be
+    /// among them.
     pub top: Vec<(TokenId, f32)>,
 }
 
 impl Logprobs {
-    /// Of `token` in `logits`, which hold no NaN. `O(vocabulary)`.
+    /// Computes the log-probabilities of `token` and the `count` most likely tokens in `logits`, which must not contain
+    /// NaN. Costs `O(vocabulary)`.
     pub(super) fn of(logits: &[f32], token: TokenId, count: u32) -> Self {
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         // Relative to the largest, so that nothing overflows.

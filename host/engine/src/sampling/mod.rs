@@ -1,15 +1,15 @@
-//! From a row of logits to a token.
+//! Sampling: from a row of logits to a token.
 //!
 //! ```text
 //!   logits ─penalties─▶ ─constraint─▶ ─temperature, top-k, top-p, min-p─▶ token
 //!      └──────────────────── logprobs: of the model's own row ──────────────┘
 //! ```
 //!
-//! Owns the arithmetic of sampling; knows neither the model nor the request. The choice is a pure function of the
-//! logits, the [`Sampling`], the token's position and the tokens before it: there is no generator with a state, so a
-//! sequence that was preempted and computed again, or batched otherwise, goes on as it would have. What a [`Sampler`]
-//! keeps from token to token (counts, the grammar's position) follows from those tokens and stays with its sequence
-//! while it waits.
+//! This module owns the arithmetic of sampling and knows neither the model nor the request. A choice is a pure function
+//! of the logits, the [`Sampling`], the token's position and the tokens before it. There is no random generator with a
+//! state, so a sequence that is preempted and computed again, or batched differently, gets the same tokens. The state
+//! of a [`Sampler`] (counts, the grammar's position) follows from those tokens and stays with its sequence while it
+//! waits.
 
 mod constraint;
 mod logprobs;
@@ -24,16 +24,16 @@ use crate::TokenId;
 use foreword_ordering::random::Random;
 use penalties::Penalties;
 
-/// How tokens are chosen. Built valid by [`Sampling::new`].
+/// The parameters of sampling, valid by construction in [`Sampling::new`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0: greedy.
+    /// Temperature; 0 for greedy sampling.
     temperature: f32,
-    /// Above 0, at most 1.
+    /// Probability mass to keep, above 0 and at most 1.
     top_p: f32,
-    /// 0: no limit.
+    /// Most tokens to consider; 0 for no limit.
     top_k: u32,
-    /// 0 to 1; 0: no limit.
+    /// Least probability relative to the most likely token's, 0 to 1; 0 for no limit.
     min_p: f32,
     penalties: Penalties,
     seed: u64,
@@ -42,22 +42,22 @@ pub struct Sampling {
 /// Why no token could be chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SamplingError {
-    /// The model overflowed, or its weights are damaged.
+    /// A logit is NaN or infinite: the model overflowed, or its weights are damaged.
     #[error("the model's logit for token {token} is not a number or infinite")]
     NotFinite {
         /// The first such token.
         token: TokenId,
     },
-    /// Every logit is minus infinity, or there is none.
+    /// Every logit is minus infinity, or there are none.
     #[error("the model's logits exclude all {tokens} tokens")]
     NothingLeft {
-        /// The row's width.
+        /// Width of the row.
         tokens: u32,
     },
-    /// The grammar's machine gave up: the mask of this step costs more than a step may.
+    /// The grammar's parser failed: the mask of this step costs more than the bound on one step.
     #[error("the answer's grammar failed: {reason}")]
     Constraint {
-        /// Its own words; nothing of the answer is in them.
+        /// The parser's own message, which contains nothing of the answer.
         reason: String,
     },
 }
@@ -69,7 +69,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// The most likely token; ties go to the lower id.
+    /// Returns sampling that takes the most likely token; ties go to the lower id.
     pub fn greedy() -> Self {
         Self {
             temperature: 0.0,
@@ -81,10 +81,10 @@ impl Sampling {
         }
     }
 
-    /// Samples with OpenAI's meaning of the values; temperature 0 is greedy. `top_k` 0 means no limit.
+    /// Returns sampling with OpenAI's meaning of the values. Temperature 0 is greedy, and `top_k` 0 means no limit.
     ///
     /// # Errors
-    /// A sentence that names the value and its range.
+    /// Returns a message with the offending value and its range.
     pub fn new(temperature: f32, top_p: f32, top_k: u32, seed: u64) -> Result<Self, String> {
         if !(0.0..=2.0).contains(&temperature) {
             return Err(format!("temperature is {temperature}, not within 0 to 2"));
@@ -102,10 +102,10 @@ impl Sampling {
         })
     }
 
-    /// Also leaves out tokens less likely than `min_p` times the likeliest; 0 leaves out none.
+    /// Also excludes tokens less likely than `min_p` times the most likely one; 0 excludes none.
     ///
     /// # Errors
-    /// A sentence that names the value and its range.
+    /// Returns a message with the offending value and its range.
     pub fn with_min_p(self, min_p: f32) -> Result<Self, String> {
         if !(0.0..=1.0).contains(&min_p) {
             return Err(format!("min_p is {min_p}, not within 0 to 1"));
@@ -113,13 +113,13 @@ impl Sampling {
         Ok(Self { min_p, ..self })
     }
 
-    /// Also makes tokens less likely that stand there already. `frequency` (-2 to 2) is taken from a logit for each
-    /// time that the token was generated and `presence` (-2 to 2) once if it was, as OpenAI has it; `repetition`
-    /// (above 0 to 2; 1 changes nothing) divides positive logits and multiplies negative ones of all tokens that the
-    /// prompt or the answer holds, as Hugging Face and vLLM have it, before the others.
+    /// Also makes tokens less likely that already occur. `frequency` (-2 to 2) is subtracted from a logit for each time
+    /// that the token was generated, and `presence` (-2 to 2) once if it was, as OpenAI defines them. Before that,
+    /// `repetition` (above 0 to 2; 1 has no effect) divides positive logits and multiplies negative ones of all tokens
+    /// in the prompt or the answer, as Hugging Face and vLLM define it.
     ///
     /// # Errors
-    /// A sentence that names the value and its range.
+    /// Returns a message with the offending value and its range.
     pub fn with_penalties(
         self,
         frequency: f32,
@@ -130,7 +130,8 @@ impl Sampling {
         Ok(Self { penalties, ..self })
     }
 
-    /// The same for the choice of this index among several for one prompt: another seed, but for index 0.
+    /// Returns the same sampling for the choice with this index, among several for one prompt: a different seed, except
+    /// for index 0.
     #[must_use]
     pub fn for_choice(self, index: u32) -> Self {
         let seed = match index {
@@ -140,14 +141,14 @@ impl Sampling {
         Self { seed, ..self }
     }
 
-    /// Chooses the token at `position` of its sequence from `logits`, one per token of the vocabulary, which are
-    /// penalised and masked already where that was asked for.
+    /// Chooses the token at `position` of its sequence from `logits`, one per token of the vocabulary. Penalties and
+    /// masks must already have been applied.
     ///
-    /// Top-k, then top-p over what is left, then min-p (the order of Hugging Face); among equals the lower
-    /// id is the likelier. `O(vocabulary)`, plus sorting of as many tokens as top-k or top-p keep.
+    /// Applies top-k, then top-p to what is left, then min-p (the order of Hugging Face). Among equals the lower id is
+    /// the likelier. Costs `O(vocabulary)`, plus sorting of as many tokens as top-k or top-p keep.
     ///
     /// # Errors
-    /// [`SamplingError`].
+    /// Returns a [`SamplingError`] when the logits allow no choice.
     pub fn choose(&self, logits: &[f32], position: u32) -> Result<TokenId, SamplingError> {
         let best = most_likely(logits)?;
         if self.temperature == 0.0 || self.top_k == 1 {
@@ -174,7 +175,8 @@ impl Sampling {
         Ok(pick(kept.into_iter(), point * total).unwrap_or(best))
     }
 
-    /// What chooses the token at `position`, for a device that does it as [`Sampling::choose`] does. Penalties are not in it.
+    /// Returns everything, besides the logits, that determines the token at `position`, for a device that samples as
+    /// [`Sampling::choose`] does. Penalties are not included.
     pub fn draw(&self, position: u32) -> Draw {
         Draw {
             point: chance(self.seed, position).unit(),
@@ -185,7 +187,7 @@ impl Sampling {
         }
     }
 
-    /// The tokens that top-k, top-p and min-p leave, with their weights, likeliest first.
+    /// Returns the tokens that top-k, top-p and min-p keep, with their weights, likeliest first.
     fn keep(&self, logits: &[f32], weight: impl Fn(f32) -> f64) -> Vec<(TokenId, f64)> {
         let mut ranked: Vec<(TokenId, f32)> = logits
             .iter()
@@ -203,8 +205,8 @@ impl Sampling {
             ranked.select_nth_unstable_by(k - 1, order);
             ranked.truncate(k);
         }
-        // Top-p keeps few tokens of many as a rule: sort a growing head instead of the whole vocabulary. The sum is
-        // taken in the order of ids, so it does not depend on the partial sorting.
+        // Top-p usually keeps few tokens of many, so a growing head is sorted instead of the whole vocabulary. The sum
+        // is taken in the order of ids, so it does not depend on the partial sorting.
         ranked.sort_unstable_by_key(|&(id, _)| id);
         let needed =
             f64::from(self.top_p) * ranked.iter().map(|&(_, logit)| weight(logit)).sum::<f64>();
@@ -236,29 +238,29 @@ impl Sampling {
     }
 }
 
-/// One choice's numbers, as [`Sampling`] has them: all that a token is chosen by beside the logits.
+/// The parameters of one choice, as [`Sampling`] defines them: everything besides the logits that determines the token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
-    /// The share of the weights up to the chosen token's, in `[0, 1)`.
+    /// The point in the cumulative weights that selects the token, in `[0, 1)`.
     pub point: f64,
-    /// 0: greedy.
+    /// Temperature; 0 for greedy sampling.
     pub temperature: f32,
-    /// Above 0, at most 1.
+    /// Probability mass to keep, above 0 and at most 1.
     pub top_p: f32,
-    /// 0: no limit.
+    /// Most tokens to consider; 0 for no limit.
     pub top_k: u32,
-    /// 0 to 1.
+    /// Least probability relative to the most likely token's, 0 to 1.
     pub min_p: f32,
 }
 
-/// Tokens sorted at first when top-p looks for its cut.
+/// Number of tokens that are sorted at first when top-p looks for its cut.
 const SORTED_HEAD: usize = 128;
 
-/// The token with the highest logit, the lowest id among equals.
+/// Returns the token with the highest logit, the lowest id among equals.
 fn most_likely(logits: &[f32]) -> Result<TokenId, SamplingError> {
     let mut best = (f32::NEG_INFINITY, None);
     for (id, &logit) in logits.iter().enumerate() {
-        // False for NaN too.
+        // The comparison is false for NaN too.
         let usable = logit < f32::INFINITY;
         if !usable {
             return Err(SamplingError::NotFinite {
@@ -274,8 +276,8 @@ fn most_likely(logits: &[f32]) -> Result<TokenId, SamplingError> {
     })
 }
 
-/// The token in whose share of the summed weights `point` falls; the last of non-zero weight if rounding carries
-/// `point` past the end.
+/// Returns the token in whose share of the cumulative weights `point` falls. If rounding carries `point` past the end,
+/// returns the last token of non-zero weight.
 fn pick(weights: impl Iterator<Item = (TokenId, f64)>, point: f64) -> Option<TokenId> {
     let mut sum = 0.0;
     let mut last = None;
@@ -289,7 +291,7 @@ fn pick(weights: impl Iterator<Item = (TokenId, f64)>, point: f64) -> Option<Tok
     last
 }
 
-/// Random numbers that depend on the seed and a position alone.
+/// Returns a random generator that depends on the seed and the position alone.
 fn chance(seed: u64, position: u32) -> Random {
     Random::new(Random::new(seed).bits() ^ u64::from(position))
 }
@@ -302,7 +304,7 @@ mod tests {
         Sampling::new(temperature, top_p, top_k, 7).unwrap()
     }
 
-    /// How often each token is chosen over many positions.
+    /// Returns how often each token is chosen over many positions.
     fn shares(sampling: &Sampling, logits: &[f32]) -> Vec<f64> {
         let rounds = 20_000;
         let mut shares = vec![0.0; logits.len()];
@@ -322,7 +324,7 @@ mod tests {
         }
     }
 
-    /// Logits whose probabilities are these.
+    /// Returns logits with these probabilities.
     fn logits(probabilities: &[f32]) -> Vec<f32> {
         probabilities.iter().map(|p| p.ln() + 3.0).collect()
     }
@@ -425,7 +427,7 @@ mod tests {
             &shares(&sampling(1.0, 1e-6, 0), &row),
             &[0.0, 1.0, 0.0, 0.0],
         );
-        // Top-p counts over what top-k left: 4/7 is below 0.6, so both stay.
+        // Top-p applies to what top-k kept: 4/7 is below 0.6, so both tokens stay.
         assert_near(
             &shares(&sampling(1.0, 0.6, 2), &row),
             &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0],

@@ -1,9 +1,9 @@
-//! Penalties: how what was said already changes the next row of logits.
+//! Penalties: how earlier tokens change the next row of logits.
 
 use crate::TokenId;
 use fxhash::FxHashMap;
 
-/// See [`super::Sampling::with_penalties`]. Built valid.
+/// The penalties of [`super::Sampling::with_penalties`], valid by construction.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Penalties {
     frequency: f32,
@@ -21,8 +21,8 @@ impl Default for Penalties {
     }
 }
 
-/// The distinct tokens of a sequence that its penalties look at, each with how often it was *generated*. Kept up token
-/// by token, so that a step costs the distinct tokens and not the length.
+/// The distinct tokens of a sequence that its penalties apply to, each with how often it was *generated*. Updated token
+/// by token, so that a step costs the number of distinct tokens and not the length.
 #[derive(Clone, Debug)]
 pub(super) struct History {
     penalties: Penalties,
@@ -57,7 +57,7 @@ impl Penalties {
 }
 
 impl History {
-    /// Of a sequence that has its prompt only.
+    /// Returns the history of a sequence that has only its prompt.
     pub(super) fn new(penalties: Penalties, prompt: &[TokenId]) -> Self {
         let mut generated = FxHashMap::default();
         if penalties.repetition != 1.0 {
@@ -69,7 +69,7 @@ impl History {
         }
     }
 
-    /// Whether [`History::penalise`] may change a row.
+    /// Returns whether [`History::penalise`] may change a row.
     pub(super) fn is_active(&self) -> bool {
         !self.penalties.neutral()
     }

@@ -1,4 +1,4 @@
-//! One sequence's choices, from its first token to its last.
+//! The choices of one sequence, from its first token to its last.
 
 use super::penalties::History;
 use super::{Constraint, Draw, Logprobs, Sampling, SamplingError};
@@ -12,28 +12,28 @@ pub struct Sampler {
     history: History,
     constraint: Option<Constraint>,
     stop_tokens: SmallVec<[TokenId; 4]>,
-    /// How many rivals' log-probabilities are wanted; `None`: no log-probabilities at all.
+    /// How many alternatives' log-probabilities are wanted; `None` for no log-probabilities at all.
     top_logprobs: Option<u32>,
 }
 
-/// What comes next.
+/// The outcome of one choice.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Choice {
     /// A token of the answer.
     Token {
-        /// The token.
+        /// The chosen token.
         id: TokenId,
-        /// If they were asked for.
+        /// Log-probabilities, if they were requested.
         logprobs: Option<Box<Logprobs>>,
-        /// Whether the constraint lets nothing follow.
+        /// Whether the constraint allows nothing to follow.
         last: bool,
     },
-    /// The answer has ended before this place, with a stop token.
+    /// The answer has ended before this position, with a stop token.
     Stop,
 }
 
 impl Sampler {
-    /// For a sequence that has its prompt only.
+    /// Returns a sampler for a sequence that has only its prompt.
     pub fn new(
         sampling: Sampling,
         prompt: &[TokenId],
@@ -50,14 +50,14 @@ impl Sampler {
         }
     }
 
-    /// What the token at `position` is chosen by, if its logits are all that is needed; `None`: the row itself is, for
-    /// penalties, a constraint or log-probabilities.
+    /// Returns the parameters that choose the token at `position`, if its logits are all that is needed besides.
+    /// Returns `None` if the host needs the row itself, for penalties, a constraint or log-probabilities.
     pub fn draw(&self, position: u32) -> Option<Draw> {
         let needs_row = self.history.is_active() || self.constraint.is_some();
         (!needs_row && self.top_logprobs.is_none()).then(|| self.sampling.draw(position))
     }
 
-    /// Takes the token that was chosen elsewhere by [`Sampler::draw`].
+    /// Accepts the token that was chosen elsewhere with [`Sampler::draw`]'s parameters.
     pub fn accept(&mut self, id: TokenId) -> Choice {
         if self.stop_tokens.contains(&id) {
             return Choice::Stop;
@@ -70,14 +70,14 @@ impl Sampler {
         }
     }
 
-    /// Chooses the token at `position` from its row of logits, which is scratch afterwards. To be called once for each
+    /// Chooses the token at `position` from its row of logits, which is overwritten. Must be called once for each
     /// position, in order.
     ///
     /// # Errors
-    /// [`SamplingError`]; the sequence cannot go on.
+    /// Returns a [`SamplingError`] when the sequence cannot continue.
     pub fn next(&mut self, logits: &mut [f32], position: u32) -> Result<Choice, SamplingError> {
         let changes = self.history.is_active() || self.constraint.is_some();
-        // Log-probabilities are the model's own, so they need the row as it was.
+        // Log-probabilities are the model's own, so they need the row before changes.
         let original = (changes && self.top_logprobs.is_some()).then(|| logits.to_vec());
         if self.history.is_active() {
             self.history.penalise(logits);

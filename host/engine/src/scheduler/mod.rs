@@ -1,16 +1,15 @@
-//! Who computes what next.
+//! The scheduler: which requests compute how many tokens in the next step.
 //!
 //! ```text
 //!   requests ──▶ Queue ── in what order? ──▶ plan(state) ── what fits? ──▶ a step, or a preemption
-//!                 │  shares: whose turn is it?         continuous batching, chunked prefill
-//!                 └  rule:   which of theirs?
+//!                 │  shares: which tenant?             continuous batching, chunked prefill
+//!                 └  rule:   which of its requests?
 //! ```
 //!
-//! Two rooms with one question each. [`Queue`] says in what order waiting requests are to be admitted: first fairness
-//! between tenants ([`shares`]), then, within a tenant, the core's rule for queues
-//! ([`foreword_ordering::schedule`]), the same that simulations use. [`plan`] is an ordinary function from counts of
-//! tokens and pages to what a step computes. Neither knows tokens, prefixes, arithmetic or the time; whoever calls
-//! them carries the plan out and asks again.
+//! [`Queue`] orders the waiting requests for admission: first by fairness between tenants ([`shares`]), then, within a
+//! tenant, by the core's rule for queues ([`foreword_ordering::schedule`]), which simulations use too. [`plan()`] is a
+//! pure function from counts of tokens and pages to what a step computes. Neither knows tokens, prefixes, arithmetic or
+//! the time. The caller carries the plan out and asks again.
 
 mod plan;
 mod queue;

@@ -1,86 +1,86 @@
-//! One step: what fits into it.
+//! What fits into one step.
 //!
-//! Owns the rules of continuous batching (Orca, OSDI '22 §3.2) with chunked prefill (Sarathi-Serve, OSDI '24 §4.2) as
-//! one ordinary function, [`plan`]. It knows counts of tokens and pages, and neither tokens, prefixes nor arithmetic;
-//! whoever calls it carries the plan out and asks again.
+//! [`plan()`] holds the rules of continuous batching (Orca, OSDI '22 §3.2) with chunked prefill (Sarathi-Serve, OSDI
+//! '24 §4.2) as one pure function. It knows counts of tokens and pages, but no tokens, prefixes or arithmetic. The
+//! caller carries the plan out and asks again.
 //!
 //! The rules, in order:
 //!
-//! 1. **Decodes first.** A sequence that waits for nothing but its next token gets it in every step, so a long
-//!    prompt never stalls the answers that run beside it.
-//! 2. **Room first of all.** When the decodes of a step need more pages than can be had, the youngest sequence gives
-//!    its own back ([`Plan::Preempt`]) and is computed again later, from what the cache still holds. No request
-//!    fails for want of pages. The last sequence left always has room, since a prompt that could not fit alone is
-//!    refused when it is submitted and an answer ends where the pool does.
-//! 3. **Prefill by chunks.** What remains of the step's tokens goes to prompts, oldest first.
-//! 4. **In the queue's order.** Then waiting requests are admitted in order, as long as there are tokens left in
-//!    the step, a slot, pages for all their tokens, and a page for everybody's growth besides: without that margin
-//!    the newcomer would be preempted as soon as somebody's page is full. The first that does not fit ends admission:
-//!    letting smaller ones pass would starve it.
+//! 1. **Decodes first.** Each sequence that needs only its next token gets it in every step, so a long prompt never
+//!    stalls the answers that are generated beside it.
+//! 2. **Pages before everything.** When the decodes of a step need more pages than are available, the youngest sequence
+//!    is preempted ([`Plan::Preempt`]): it returns its pages and is computed again later, from what the cache still
+//!    holds. No request fails for want of pages. The last running sequence always has room, because a prompt that could
+//!    not fit alone is refused on submission and an answer ends where the pool does.
+//! 3. **Chunked prefill.** The remaining tokens of the step go to running prompts, oldest first.
+//! 4. **Admission in the queue's order.** Waiting requests are admitted in order while there are tokens left in the
+//!    step, a free slot, pages for all of the request's tokens, and one more page for each running sequence to grow
+//!    into. Without that margin the newcomer would be preempted as soon as any page is full. The first request that
+//!    does not fit ends admission, because letting smaller ones pass would starve it.
 
-/// What there is to plan with.
+/// Everything that [`plan()`] decides from.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// The bounds.
+    /// Bounds of a step.
     pub limits: Limits,
-    /// Pages that no running sequence holds: free, or cached and unused.
+    /// Pages that no running sequence holds: free ones, and idle cached ones.
     pub available_pages: u32,
-    /// Oldest first.
+    /// Running sequences, oldest first.
     pub running: Vec<Running>,
-    /// The head of the queue, next first: at least as many as could be admitted in this step.
+    /// The head of the queue, next request first: at least as many as could be admitted in this step.
     pub waiting: Vec<Waiting>,
 }
 
-/// Bounds of a step.
+/// The bounds of one step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
-    /// Tokens computed in one step.
+    /// Most tokens computed in one step, prefill and decode together.
     pub max_step_tokens: u32,
-    /// Sequences that run side by side.
+    /// Most sequences that run at once.
     pub max_running: u32,
     /// Tokens in a page, at least one.
     pub page_tokens: u32,
 }
 
-/// A running sequence. It holds pages for its whole prompt from its admission on.
+/// Counts of a running sequence. It holds pages for its whole prompt from its admission on.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Running {
-    /// Tokens in the sequence.
+    /// Tokens in the sequence: the prompt and what has been generated.
     pub tokens: u32,
-    /// Of those, computed; at least one is not.
+    /// Tokens of the sequence that are computed; at least one is not.
     pub computed: u32,
-    /// Pages in its table.
+    /// Pages in the sequence's page table.
     pub pages: u32,
 }
 
-/// A waiting sequence, with what the cache holds of it.
+/// Counts of a waiting sequence and of what the cache holds of it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Waiting {
     /// Tokens in the sequence.
     pub tokens: u32,
-    /// Of those, cached; at least one is not.
+    /// Tokens of the sequence that are cached; at least one is not.
     pub cached: u32,
-    /// Full pages among the cached, which it would share.
+    /// Full cached pages on the device, which the sequence would share.
     pub shared_pages: u32,
-    /// How many of those count as available now.
+    /// Shared pages that no lease holds, and that therefore count as available now.
     pub idle_pages: u32,
 }
 
-/// What to do next.
+/// What the engine does next: a preemption or a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Release this running sequence's pages, put it at the head of the queue, and plan again.
+    /// Release the pages of the running sequence with this index, put it at the head of the queue, and plan again.
     Preempt(usize),
-    /// Compute a step.
+    /// Compute one step.
     Compute {
-        /// Tokens to compute of each running sequence; 0: it sits this step out.
+        /// Tokens to compute for each running sequence; one with 0 sits this step out.
         running: Vec<u32>,
-        /// Tokens to compute of each waiting sequence that is admitted, from the head of the queue; at least one.
+        /// Tokens to compute for each admitted sequence, from the head of the queue; at least one each.
         admitted: Vec<u32>,
     },
 }
 
-/// The next thing to do. Deterministic; costs `O(running + waiting)`.
+/// Decides what the engine does next. Deterministic; costs `O(running + waiting)`.
 pub fn plan(state: &State) -> Plan {
     let Limits {
         max_step_tokens,
@@ -134,14 +134,14 @@ pub fn plan(state: &State) -> Plan {
 }
 
 impl Waiting {
-    /// Available pages that it would take.
+    /// Returns how many available pages the sequence would take if it were admitted.
     pub fn needed_pages(&self, page_tokens: u32) -> u32 {
         self.tokens.div_ceil(page_tokens) - self.shared_pages + self.idle_pages
     }
 }
 
 impl Running {
-    /// Whether all but the newest token are computed.
+    /// Returns whether all tokens but the newest are computed.
     fn decodes(&self) -> bool {
         self.tokens - self.computed == 1
     }
@@ -157,7 +157,7 @@ mod tests {
         page_tokens: 4,
     };
 
-    /// A sequence with pages for all its tokens.
+    /// Returns a sequence with pages for all its tokens.
     fn running(tokens: u32, computed: u32) -> Running {
         Running {
             tokens,
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// A decoding sequence whose next token needs a page.
+    /// Returns a decoding sequence whose next token needs a new page.
     fn growing(computed: u32) -> Running {
         assert_eq!(computed % 4, 0);
         Running {
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn plans_follow_the_rules() {
-        // Available pages, running, waiting.
+        // Name, available pages, running, waiting, expected plan.
         type Case<'a> = (&'a str, u32, &'a [Running], &'a [Waiting], Plan);
         let table: &[Case<'_>] = &[
             ("nothing to do", 9, &[], &[], compute(&[], &[])),
@@ -372,7 +372,7 @@ mod tests {
             running: vec![running(6, 5)],
             waiting: vec![waiting],
         };
-        // One page of its own, and two to grow.
+        // It needs one page of its own and two for growth.
         assert_eq!(plan(&state(3, cached(2, 0))), compute(&[1], &[2]));
         assert_eq!(plan(&state(2, cached(2, 0))), compute(&[1], &[]));
         // Idle pages stop being available when they are shared.

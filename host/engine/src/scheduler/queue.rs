@@ -1,19 +1,21 @@
-//! The waiting requests, and in what order they are to be admitted.
+//! The queue of waiting requests and the order in which it proposes them for admission.
 //!
 //! ```text
-//!   put_back ──▶ returned      those that have run before, oldest first          ┐
-//!   push ──────▶ lane "a"      in order of arrival ── rule: which of its own? ┐  ├──▶ head: tickets, next first
-//!                lane "b"      in order of arrival ── rule                    ├──┘
-//!                  …                                  shares: whose turn?  ───┘
+//!   put_back ──▶ returned      preempted requests, oldest first                    ┐
+//!   push ──────▶ lane "a"      in order of arrival ── rule: which request? ────┐  ├──▶ head: tickets, next first
+//!                lane "b"      in order of arrival ── rule                     ├──┘
+//!                  …                                  shares: which tenant? ───┘
 //! ```
 //!
-//! Fairness decides between tenants, the core's [`Rule`] within one. The rule's starvation window therefore counts
-//! requests of the same tenant: none is overtaken by more of its later ones than the window says.
+//! [`Shares`] decides between tenants, and the core's [`Rule`] decides within one tenant. The rule's starvation window
+//! therefore counts requests of one tenant: no request is overtaken by more later requests of its tenant than the
+//! window allows.
 //!
-//! The rules want to know how much of each prompt is cached, which changes with every step, and looking up a thousand
-//! prompts in every step would cost more than the step. So an entry remembers what was found last. [`Queue::sweep`]
-//! looks at a few entries a step, one after another, and [`Queue::head`] looks again at whatever it is about to
-//! propose: a request is admitted for what is cached now, and ranked by what was cached at most a few dozen steps ago.
+//! A rule ranks requests by how much of each prompt is cached. That amount changes with every step, and looking up a
+//! thousand prompts in every step would cost more than the step. So each entry remembers the result of its last lookup.
+//! [`Queue::sweep`] looks up a few entries a step, one after another, and [`Queue::head`] looks up each request that it
+//! is about to propose. A request is thus admitted for what is cached now, and ranked by what was cached at most a few
+//! dozen steps ago.
 
 use super::Rule;
 use super::shares::{GENERATED_COST, Shares};
@@ -24,53 +26,53 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// The queue; `T` is whatever the caller wants back.
+/// The queue of waiting requests; each carries a `T` that the queue stores for its caller.
 pub struct Queue<T> {
     rule: Rule,
-    /// In the order in which they go on.
+    /// Requests that were put back, in the order in which they resume.
     returned: VecDeque<T>,
-    /// By tenant, none empty.
+    /// Waiting requests by tenant, each lane in order of arrival; no lane is empty.
     lanes: BTreeMap<Arc<str>, VecDeque<Waiter<T>>>,
     shares: Shares,
-    /// Entries in all lanes.
+    /// Requests in all lanes together.
     arrived: usize,
-    /// Requests that ever arrived.
+    /// Requests that ever arrived; the next one's arrival number follows from it.
     arrivals: u64,
-    /// Where the next sweep begins: after this arrival of this tenant.
+    /// The tenant and the arrival number after which the next sweep begins.
     swept: (Arc<str>, u64),
 }
 
-/// What the queue is told of a request.
+/// What the queue needs to know about a request to rank it.
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
-    /// Whose it is.
+    /// The tenant that sent the request.
     pub tenant: Arc<str>,
-    /// Tokens in its prompt.
+    /// Tokens in the request's prompt.
     pub tokens: u32,
-    /// The documents that its prompt opens with, and where each ends, counted in tokens.
+    /// The documents that the prompt opens with, each with the token index after its last token.
     pub documents: Box<[(Fingerprint, u32)]>,
 }
 
 struct Waiter<T> {
     arrival: u64,
-    /// Elsewhere, so that those who wait stand close together: they are all ranked at once.
+    /// Boxed, so that a lane's entries lie close together in memory: ranking reads all of them.
     item: Box<T>,
     tokens: u32,
     path: Box<[Fingerprint]>,
     ends: Box<[u32]>,
-    /// Tokens found in the cache when last looked up.
+    /// Tokens found in the cache by the last lookup.
     cached: u32,
-    /// How many later ones of its tenant went before it.
+    /// How many later requests of the same tenant were taken before this one.
     overtaken: u32,
 }
 
-/// A request's place, good until the queue changes; tickets of one [`Queue::head`] are to be taken in their order.
+/// Names a request in the queue until the queue changes. Take the tickets of one [`Queue::head`] in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ticket(Place);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
-    /// The first of them, once those before it have been taken.
+    /// The first of the requests that were put back, once those before it have been taken.
     Returned,
     Arrived {
         tenant: Arc<str>,
@@ -78,11 +80,12 @@ enum Place {
     },
 }
 
-/// Times that [`Queue::head`] ranks a tenant's requests anew because the cache has lost what one was ranked by.
+/// How often [`Queue::head`] may rank a tenant's requests in one call, because the cache lost what the first was ranked
+/// by.
 const RANKINGS: u32 = 4;
 
 impl<T> Queue<T> {
-    /// An empty queue.
+    /// Returns an empty queue that ranks each tenant's requests by `rule`.
     pub fn new(rule: Rule) -> Self {
         Self {
             rule,
@@ -95,17 +98,17 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Requests in it.
+    /// Returns the number of waiting requests, those that were put back included.
     pub fn len(&self) -> usize {
         self.returned.len() + self.arrived
     }
 
-    /// Whether nothing waits.
+    /// Returns whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A request arrives.
+    /// Adds a newly arrived request at the end of its tenant's lane.
     pub fn push(&mut self, entry: Entry, item: T) {
         self.shares.arrive(&entry.tenant);
         self.arrivals += 1;
@@ -129,24 +132,26 @@ impl<T> Queue<T> {
             });
     }
 
-    /// A request that was taken comes back: it goes before all others.
+    /// Puts a request that was taken back at the head of the queue, before all others.
     pub fn put_back(&mut self, item: T) {
         self.returned.push_front(item);
     }
 
-    /// So many prompt tokens of this tenant are to be computed.
+    /// Charges the tenant for `tokens` prompt tokens that are about to be computed.
     pub fn charge_prompt(&mut self, tenant: &str, tokens: u32) {
         self.shares.charge(tenant, u64::from(tokens));
     }
 
-    /// A token was generated for this tenant.
+    /// Charges the tenant for one generated token.
     pub fn charge_token(&mut self, tenant: &str) {
         self.shares.charge(tenant, GENERATED_COST);
     }
 
-    /// The next requests to be admitted, first those that were put back; at most `most`. `look` is asked what is cached
-    /// of each, with whatever else the caller wants to know of those that get a ticket; `more` is asked after each
-    /// ticket whether to go on. Costs `O(waiting + most · log waiting)`, and hardly more than one look a ticket.
+    /// Returns tickets for up to `most` requests in the order of admission, those that were put back first.
+    ///
+    /// `look` returns how many tokens of a request are cached, and a detail that is returned with its ticket. `more`
+    /// decides after each ticket whether to go on. Costs `O(waiting + most · log waiting)`, and hardly more than one
+    /// look a ticket.
     pub fn head<D>(
         &mut self,
         most: usize,
@@ -165,7 +170,8 @@ impl<T> Queue<T> {
         if tickets.len() == most {
             return tickets;
         }
-        // The lane with the smallest counter on top; as it is served here, its counter grows here.
+        // The lane with the smallest counter is on top. The counters are copies, which grow here as tickets are given
+        // out.
         let mut turns: BinaryHeap<Reverse<(u64, u64, usize)>> = BinaryHeap::new();
         let mut lanes: Vec<Lane<'_, T>> = Vec::new();
         for (tenant, waiting) in &mut self.lanes {
@@ -196,7 +202,7 @@ impl<T> Queue<T> {
         tickets
     }
 
-    /// The request with this ticket.
+    /// Returns the request with this ticket, or `None` if it has left the queue.
     pub fn get(&self, Ticket(place): &Ticket) -> Option<&T> {
         match place {
             Place::Returned => self.returned.front(),
@@ -208,7 +214,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Takes the request with this ticket out, to be admitted: it overtakes those of its tenant that came before it.
+    /// Removes the request with this ticket for admission and counts it as having overtaken the earlier ones of its
+    /// tenant.
     pub fn take(&mut self, Ticket(place): &Ticket) -> Option<T> {
         match place {
             Place::Returned => self.returned.pop_front(),
@@ -225,8 +232,9 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Looks at the next `most` of those that were not put back, in turn, so that every one is looked at once in
-    /// `len / most` sweeps, and remembers what `look` finds cached; `None`: what was remembered.
+    /// Looks up the next `most` arrived requests and remembers how many tokens `look` finds cached. Successive calls go
+    /// round the lanes, so `len / most` calls look at each request once. Where `look` returns `None`, the remembered
+    /// number stays. Requests that were put back are skipped.
     pub fn sweep(&mut self, most: usize, mut look: impl FnMut(&mut T) -> Option<u32>) {
         for _ in 0..most.min(self.arrived) {
             let (tenant, after) = &self.swept;
@@ -250,7 +258,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Takes out all that `gone` says, in no particular order. `O(waiting)`.
+    /// Removes and returns all requests for which `gone` is true, in no particular order. Costs `O(waiting)`.
     pub fn extract(&mut self, mut gone: impl FnMut(&T) -> bool) -> Vec<T> {
         let (out, kept) = std::mem::take(&mut self.returned)
             .into_iter()
@@ -276,7 +284,7 @@ impl<T> Queue<T> {
         out
     }
 
-    /// Everything in it, those first that were put back, then by arrival.
+    /// Iterates over all waiting requests: those that were put back first, then the others by arrival.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         let mut arrived: Vec<&Waiter<T>> = self.lanes.values().flatten().collect();
         arrived.sort_unstable_by_key(|waiter| waiter.arrival);
@@ -285,7 +293,7 @@ impl<T> Queue<T> {
             .chain(arrived.into_iter().map(|waiter| &*waiter.item))
     }
 
-    /// Everything in it, in no particular order.
+    /// Iterates over all waiting requests, in no particular order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         let arrived = self.lanes.values_mut().flatten();
         self.returned
@@ -293,12 +301,12 @@ impl<T> Queue<T> {
             .chain(arrived.map(|waiter| &mut *waiter.item))
     }
 
-    /// One that `found` says.
+    /// Returns a request for which `found` is true, if there is one.
     pub fn find_mut(&mut self, mut found: impl FnMut(&T) -> bool) -> Option<&mut T> {
         self.iter_mut().find(|item| found(item))
     }
 
-    /// So many have left this tenant's lane.
+    /// Accounts for `count` requests that have left this tenant's lane.
     fn left(&mut self, tenant: &Arc<str>, count: u32) {
         self.arrived -= count as usize;
         for _ in 0..count {
@@ -310,20 +318,22 @@ impl<T> Queue<T> {
     }
 }
 
-/// A tenant's requests while tickets are given out.
+/// A tenant's lane while [`Queue::head`] gives out tickets.
 struct Lane<'q, T> {
     tenant: &'q Arc<str>,
     waiting: &'q mut VecDeque<Waiter<T>>,
-    /// Positions in `waiting`, by the rule; empty: not ranked yet.
+    /// Positions in `waiting` in the rule's order; empty until the lane has been ranked.
     order: Vec<usize>,
-    /// How many of `order` have a ticket.
+    /// How many entries of `order` already have a ticket.
     next: usize,
 }
 
 impl<T> Lane<'_, T> {
-    /// The next request of this lane: its arrival, the tokens to compute, and what a look at it said. Where the cache
-    /// has lost what the first one was ranked by, all are ranked once more, a bounded number of times; later ones, whose
-    /// ranks follow from those before, keep theirs until the next step.
+    /// Returns the lane's next request: its arrival number, the tokens to compute, and the detail that `look` returned.
+    ///
+    /// If the first request has lost cached tokens since it was ranked, the whole lane is ranked again, at most
+    /// [`RANKINGS`] times. Later requests, whose ranks follow from those before them, keep their ranks until the next
+    /// step.
     fn next<D>(
         &mut self,
         rule: Rule,
@@ -351,7 +361,7 @@ impl<T> Lane<'_, T> {
     }
 }
 
-/// The positions of the first `most` of `waiting` by `rule`.
+/// Returns the positions of the first `most` requests of `waiting` in the order of `rule`.
 fn ranked<T>(waiting: &VecDeque<Waiter<T>>, rule: Rule, most: usize) -> Vec<usize> {
     if rule == Rule::Arrival {
         return (0..waiting.len().min(most)).collect();
@@ -372,7 +382,7 @@ fn ranked<T>(waiting: &VecDeque<Waiter<T>>, rule: Rule, most: usize) -> Vec<usiz
 }
 
 impl<T> Waiter<T> {
-    /// The documents of which all is cached.
+    /// Returns the leading documents of the prompt that are cached to their last token.
     fn live_path(&self) -> &[Fingerprint] {
         let live = self.ends.partition_point(|&end| end <= self.cached);
         self.path.get(..live).unwrap_or_default()

@@ -1,51 +1,53 @@
-//! Whose turn it is: fair shares of the device between tenants.
+//! Fair shares of the device: which tenant is served next.
 //!
-//! Virtual token counters (Sheng et al., OSDI '24, algorithm 2): a counter a tenant, of the tokens computed for it; the
-//! tenant with the smallest counter goes first. Of two tenants that both have something waiting all the time, one then
-//! gets at most two requests' worth of tokens more than the other, however many requests it sends (theorem 4.4 there).
-//! Tokens found in the cache cost nothing and are not counted.
+//! This module implements virtual token counters (Sheng et al., OSDI '24, algorithm 2). Each tenant has a counter of
+//! the tokens computed for it, and the tenant with the smallest counter is served next. Of two tenants that both always
+//! have requests waiting, one is then served at most two requests' worth of tokens more than the other, however many
+//! requests it sends (theorem 4.4 there). Tokens found in the cache cost nothing and are not counted.
 //!
-//! A tenant that comes back after a pause is lifted, so that nobody saves up a claim by staying away. The paper lifts it
-//! to the smallest counter of those that wait. But then a stream of tenants with one request each, as where every user
-//! is one, keeps that counter where it is, and whoever was served once more than they waits for as long as they come. So
-//! it is lifted to the *virtual time* of fair queueing (Demers, Keshav and Shenker, SIGCOMM '89), which goes on with all
-//! that is computed, by what each of those that wait would have got of it: whoever is ahead by some tokens waits until
-//! the others had as many each, and no longer.
+//! The counter of a tenant that returns after a pause is lifted, so that staying away earns no claim. The paper lifts
+//! it to the smallest counter among the waiting tenants. That starves tenants when a stream of new tenants sends one
+//! request each, for instance where every user is a tenant: each newcomer starts at the smallest counter and so keeps
+//! it there, and a tenant that was served once more than they were waits for as long as they keep coming. This module
+//! therefore lifts counters to the *virtual time* of fair queueing (Demers, Keshav and Shenker, SIGCOMM '89). Virtual
+//! time advances with every computed token by the equal share of each waiting tenant, so a tenant that is ahead by some
+//! tokens waits until the others had as many each, and no longer.
 //!
-//! Knows names and numbers, no requests. What it remembers is bounded: of tenants that wait for nothing, the
-//! [`REMEMBERED`] that were served most. To forget one with less is to its advantage, by less than it lags behind.
+//! This module knows names and counts, but no requests. Its memory is bounded: of the tenants with nothing waiting it
+//! remembers the [`REMEMBERED`] with the highest counters. Forgetting one with a lower counter favours that tenant by
+//! less than it lags behind.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a generated token costs, where a token of the prompt costs 1 (the paper's weights, after common prices).
+/// Cost of a generated token, where a prompt token costs 1 (the paper's weights, which follow common prices).
 pub const GENERATED_COST: u64 = 2;
 
-/// Tenants remembered that have nothing waiting.
+/// How many tenants with nothing waiting are remembered.
 pub const REMEMBERED: usize = 1024;
 
-/// The tenants' counters.
+/// The service counters of all known tenants.
 #[derive(Debug, Default)]
 pub struct Shares {
     tenants: BTreeMap<Arc<str>, Tally>,
-    /// Tenants among them with nothing waiting; at most twice [`REMEMBERED`].
+    /// Number of tenants with nothing waiting; at most twice [`REMEMBERED`].
     idle: usize,
-    /// The virtual time: where a tenant starts that comes now.
+    /// The virtual time: the counter with which a new or returning tenant starts.
     now: u64,
-    /// Cost that has not made it go on yet; less than there were tenants to share it.
+    /// Cost that has not advanced the virtual time yet; less than the number of tenants that shared it.
     rest: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
-    /// Cost of what was computed for it, and what it was lifted by.
+    /// Cost of what was computed for the tenant, plus what its counter was lifted by.
     served: u64,
-    /// Its requests that wait.
+    /// Number of the tenant's waiting requests.
     waiting: u32,
 }
 
 impl Shares {
-    /// A request of `tenant` waits from now on.
+    /// Records that a request of `tenant` has begun to wait.
     pub fn arrive(&mut self, tenant: &Arc<str>) {
         let known = self.tenants.contains_key(tenant);
         let tally = self.tenants.entry(tenant.clone()).or_default();
@@ -56,7 +58,7 @@ impl Shares {
         tally.waiting += 1;
     }
 
-    /// A request of `tenant` waits no longer.
+    /// Records that a request of `tenant` waits no longer.
     pub fn leave(&mut self, tenant: &str) {
         let Some(tally) = self.tenants.get_mut(tenant) else {
             return;
@@ -70,7 +72,7 @@ impl Shares {
         }
     }
 
-    /// Something was computed for `tenant`, at this cost.
+    /// Adds the cost of what was computed for `tenant` to its counter and advances the virtual time.
     pub fn charge(&mut self, tenant: &str, cost: u64) {
         let mut sharing = (self.tenants.len() - self.idle) as u64;
         if let Some(tally) = self.tenants.get_mut(tenant) {
@@ -83,7 +85,7 @@ impl Shares {
         self.rest %= sharing;
     }
 
-    /// The tenant's counter; the one that it would start with when it is not known.
+    /// Returns the tenant's counter, or the counter with which an unknown tenant would start.
     pub fn served(&self, tenant: &str) -> u64 {
         self.tenants
             .get(tenant)
@@ -145,7 +147,7 @@ mod tests {
         for tenant in &waiting {
             shares.arrive(tenant);
         }
-        // It was served and waits again; whenever another goes, one comes that nobody has seen before.
+        // The first tenant was served and waits again. Whenever another is served, a tenant that is new arrives.
         shares.charge(&first, COST);
         let mut overtaken = 0;
         while waiting
@@ -171,7 +173,7 @@ mod tests {
             let mut random = Random::new(seed);
             let mut shares = Shares::default();
             let tenants: Vec<Arc<str>> = (0..2 + random.below(4)).map(name).collect();
-            // All have more waiting than is ever served.
+            // Every tenant has more requests waiting than are ever served.
             for tenant in &tenants {
                 shares.arrive(tenant);
             }

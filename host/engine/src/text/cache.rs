@@ -1,10 +1,10 @@
-//! Tokens of texts that were tokenised before, piece by piece.
+//! The token cache: tokens of texts that were tokenised before, piece by piece.
 //!
-//! A prompt consists mostly of what other prompts consisted of: instructions, documents, earlier turns. Its pieces
-//! ([`super::pieces`], lines as a rule) are looked up, and only those that are new are tokenised. The result is that
-//! of tokenising the whole: a piece is found by a hash and then compared, byte for byte.
+//! A prompt consists mostly of what other prompts consisted of: instructions, documents, earlier messages. Its pieces
+//! ([`super::pieces`], usually lines) are looked up, and only new ones are tokenised. The result equals that of
+//! tokenising the whole text. A piece is found by a hash and then compared, byte for byte.
 //!
-//! A tenant finds only what it brought itself, or the time that an answer takes would tell what others asked.
+//! A tenant finds only its own pieces, because otherwise response times would reveal what others asked.
 
 use super::pieces::{Cuts, PROBES};
 use super::{TextError, Tokenizer};
@@ -14,31 +14,31 @@ use lru::LruCache;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// See the module. One for each tokenizer.
+/// A cache of tokens by piece of text, for one tokenizer.
 pub struct TokenCache {
-    /// `None`: this tokenizer's texts cannot be cut.
+    /// How texts are cut into pieces; `None` if this tokenizer's texts cannot be cut.
     cuts: Option<Cuts>,
-    /// What the tokenizer puts before a raw prompt; `None`: it does something else.
+    /// Tokens that the tokenizer puts before a raw prompt; `None` if it does anything else to it.
     opening: Option<Vec<TokenId>>,
-    /// Chooses other hashes in every process: nobody can prepare pieces that share a place.
+    /// Hashes pieces with keys that differ in every process, so that nobody can prepare colliding pieces.
     keys: RandomState,
     limit_bytes: usize,
     pieces: Mutex<Pieces>,
 }
 
-/// How the cache was used.
+/// Counters of a cache's use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenCacheStats {
-    /// Bytes of text asked for so far.
+    /// Bytes of text looked up so far.
     pub text_bytes: u64,
-    /// Of those, found.
+    /// The part of `text_bytes` that was found.
     pub found_bytes: u64,
-    /// Bytes of memory held now, near enough.
+    /// Approximate bytes of memory held now.
     pub held_bytes: u64,
 }
 
 struct Pieces {
-    /// Least recently used go first.
+    /// Entries by hash; the least recently used one is dropped first.
     entries: LruCache<u64, Entry, FxBuildHasher>,
     stats: TokenCacheStats,
 }
@@ -50,8 +50,8 @@ struct Entry {
 }
 
 impl TokenCache {
-    /// A cache of at most `limit_bytes` for `tokenizer`. It is off (everything is tokenised) where the tokenizer's
-    /// texts cannot be cut, or cutting the probes showed in their tokens.
+    /// Returns a cache of at most `limit_bytes` for `tokenizer`. The cache is off (everything is tokenised) where the
+    /// tokenizer's texts cannot be cut, or where cutting the probes changed their tokens.
     pub fn new(tokenizer: &Tokenizer, limit_bytes: usize) -> Self {
         let cuts = tokenizer.cuts().filter(|cuts| holds(tokenizer, *cuts));
         Self {
@@ -66,15 +66,15 @@ impl TokenCache {
         }
     }
 
-    /// Whether texts are looked up at all.
+    /// Returns whether texts are looked up at all.
     pub fn is_on(&self) -> bool {
         self.cuts.is_some()
     }
 
-    /// As [`Tokenizer::encode`]; `salt` names the tenant.
+    /// Tokenises `text` as [`Tokenizer::encode`] does; `salt` names the tenant.
     ///
     /// # Errors
-    /// [`TextError::Encode`].
+    /// Returns [`TextError::Encode`] when the tokenizer refuses the text.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -86,10 +86,11 @@ impl TokenCache {
         encoded.map(|(tokens, _)| tokens)
     }
 
-    /// As [`Tokenizer::encode_counting`]. Only pieces that hold one of `at` within them are tokenised for it.
+    /// Tokenises `text` as [`Tokenizer::encode_counting`] does. Only pieces with one of `at` inside them are tokenised
+    /// for the count.
     ///
     /// # Errors
-    /// [`TextError::Encode`].
+    /// Returns [`TextError::Encode`] when the tokenizer refuses the text.
     pub fn encode_counting(
         &self,
         tokenizer: &Tokenizer,
@@ -146,7 +147,7 @@ impl TokenCache {
         Ok((tokens, counts))
     }
 
-    /// How it was used.
+    /// Returns the counters now.
     pub fn stats(&self) -> TokenCacheStats {
         self.lock().stats
     }
@@ -163,7 +164,7 @@ impl TokenCache {
                 };
                 (key, entry)
             })
-            // One text must not drive out all others.
+            // No single piece may displace all others.
             .filter(|(_, entry)| entry.bytes() <= self.limit_bytes / 8)
             .collect();
         let mut dropped = Vec::new();
@@ -181,11 +182,12 @@ impl TokenCache {
                 pieces.drop_entry(Some(oldest), &mut dropped);
             }
         }
-        // Their memory is given back here, while nobody waits for the lock.
+        // The memory is freed here, while nobody waits for the lock.
         drop(dropped);
     }
 
-    /// A panic while the lock was held would have been in one of the few lines here; the pieces are valid after each.
+    /// A panic cannot leave invalid pieces: only the few lines here run under the lock, and the pieces are valid after
+    /// each.
     fn lock(&self) -> std::sync::MutexGuard<'_, Pieces> {
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -215,13 +217,13 @@ impl Pieces {
 
 impl Entry {
     fn bytes(&self) -> usize {
-        // The entry, its place in table and list, and what three allocations cost beside their content.
+        // The entry, its place in table and list, and the overhead of three allocations.
         const OVERHEAD: usize = 192;
         self.text.len() + size_of_val(&*self.tokens) + OVERHEAD
     }
 }
 
-/// Whether the probes' pieces have the probes' tokens.
+/// Returns whether the probes' pieces have the probes' tokens.
 fn holds(tokenizer: &Tokenizer, cuts: Cuts) -> bool {
     PROBES.iter().all(|probe| {
         let whole = tokenizer.encode(probe, false);
@@ -233,7 +235,7 @@ fn holds(tokenizer: &Tokenizer, cuts: Cuts) -> bool {
     })
 }
 
-/// The tokens that stand before every raw prompt, if that is all that distinguishes one.
+/// Returns the tokens that precede every raw prompt, if that is all that distinguishes one.
 fn opening(tokenizer: &Tokenizer) -> Option<Vec<TokenId>> {
     let opening = tokenizer.encode("", true).ok()?;
     let only = |probe: &&str| {
@@ -253,11 +255,11 @@ mod tests {
     use serde_json::{Value as Json, json};
     use std::path::Path;
 
-    /// The fixtures' tokenizer, whose file was changed.
+    /// Returns the fixtures' tokenizer, from a file that `change` has edited.
     fn tokenizer(change: impl FnOnce(&mut Json)) -> Tokenizer {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen2/tokenizer.json");
         let mut file: Json = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
-        // Tokens over newlines, as large vocabularies have them: without them a wrong cut would not show.
+        // Tokens over newlines, as in large vocabularies: without them a wrong cut would not show.
         let model = file["model"].as_object_mut().unwrap();
         for (left, right) in [("Ċ", "Ċ"), ("/", "Ċ"), ("/Ċ", "/"), ("/Ċ", "Ċ"), ("Ċ", "Ġ")]
         {
@@ -289,7 +291,7 @@ mod tests {
             .into();
     }
 
-    /// As Llama's: a token before every raw prompt.
+    /// Adds a token before every raw prompt, as Llama's tokenizer has.
     fn with_opening(file: &mut Json) {
         let special = |id: &str| json!({"SpecialToken": {"id": id, "type_id": 0}});
         file["post_processor"] = json!({
@@ -300,7 +302,7 @@ mod tests {
         });
     }
 
-    /// Text in which newlines meet everything.
+    /// Returns text in which newlines occur next to everything.
     fn text(random: &mut Random) -> String {
         const WORDS: [&str; 32] = [
             "\n",
@@ -364,7 +366,7 @@ mod tests {
                     tokenizer.encode(&text, special).unwrap(),
                     "{name}: {text:?}"
                 );
-                // And as many stand before any place.
+                // The number of tokens before any place is right too.
                 let mut at: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
                 at.push(text.len());
                 at.retain(|_| random.below(5) == 0);
@@ -439,7 +441,7 @@ mod tests {
             .unwrap();
         let found = cache.stats().found_bytes - before.found_bytes;
         assert_eq!(found, kept.len() as u64);
-        // A text that would fill it is not kept at all.
+        // A text that would fill the cache is not kept at all.
         let long = "x ".repeat(4000);
         for _ in 0..2 {
             cache.encode(&tokenizer, &long, false, "").unwrap();

@@ -2,10 +2,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// `time`, in UTC, written as `format` says. Knows the directives that need no locale but the C locale and no time
-/// zone but UTC; an error names any other.
+/// Formats `time`, in UTC, by `format`. Supports the directives that need only the C locale and no time zone except
+/// UTC; the error names any other directive.
 pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, String> {
-    // Before 1970 is a clock that was never set.
+    // A time before 1970 means that the clock was never set.
     let seconds = time
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
@@ -66,19 +66,19 @@ pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, String>
 
 struct Date {
     year: u64,
-    /// 1 to 12.
+    /// Month, 1 to 12.
     month: u64,
-    /// 1 to 31.
+    /// Day of the month, 1 to 31.
     day: u64,
-    /// 1 to 366.
+    /// Day of the year, 1 to 366.
     day_of_year: u64,
-    /// 0 is Sunday.
+    /// Day of the week; 0 is Sunday.
     weekday: u64,
 }
 
 impl Date {
-    /// The date `days` after 1 January 1970, in the Gregorian calendar. Counts in years that begin in March, so that
-    /// the leap day comes last (H. Hinnant, "chrono-compatible low-level date algorithms", `civil_from_days`).
+    /// Returns the date `days` after 1 January 1970, in the Gregorian calendar. Counts in years that begin in March, so
+    /// that the leap day comes last (H. Hinnant, "chrono-compatible low-level date algorithms", `civil_from_days`).
     fn of_day(days: u64) -> Self {
         let shifted = days + 719_468;
         let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);

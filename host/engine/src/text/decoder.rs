@@ -1,25 +1,24 @@
-//! From tokens to text as they come.
+//! Incremental decoding: from tokens to text as they arrive.
 //!
 //! Hugging Face's decoders take all tokens at once. Decoding everything again for each token would cost time in the
 //! square of the answer, and a window of recent tokens shows spurious spaces and replacement characters at its edges.
-//! Here a token is turned into *bytes* by the rules of its tokenizer, once, and only bytes of a character that is not
-//! complete yet are held back: at most three. The pieces together are the text that `tokenizers` decodes from the
-//! whole, with one exception: where a byte-fallback tokenizer spells valid characters and then an invalid byte in one
-//! run of byte tokens, `tokenizers` replaces the whole run, valid characters included, and here they have been shown
-//! already and stay.
+//! Here each token is converted once to *bytes*, by the rules of its tokenizer. Only bytes of an incomplete character
+//! are held back, at most three. The pieces together are the text that `tokenizers` decodes from the whole, with one
+//! exception. Where a byte-fallback tokenizer spells valid characters and then an invalid byte in one run of byte
+//! tokens, `tokenizers` replaces the whole run, valid characters included; here those have already been shown and stay.
 
 use super::tokenizer::Tokenizer;
 use crate::TokenId;
 
-/// Turns tokens into text as they come; bytes of an unfinished UTF-8 character are held back. Special tokens are
+/// Decodes tokens to text as they arrive. Bytes of an unfinished UTF-8 character are held back. Special tokens are
 /// skipped.
 pub struct Decoder<'a> {
     tokenizer: &'a Tokenizer,
-    /// The beginning of a character: no more than three bytes between calls.
+    /// The beginning of an unfinished character: at most three bytes between calls.
     held: Vec<u8>,
-    /// Spaces that may still be stripped from the beginning of the text.
+    /// Number of spaces that may still be stripped from the beginning of the text.
     strip: usize,
-    /// Whether no token has come yet (and the beginning of the text is special).
+    /// Whether no token has arrived yet, and the beginning of the text is treated specially.
     first: bool,
 }
 
@@ -38,7 +37,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// The text that `token` completes, maybe empty.
+    /// Returns the text that `token` completes, possibly empty.
     pub fn push(&mut self, token: TokenId) -> String {
         let Some(piece) = self.tokenizer.piece(token) else {
             return String::new();
@@ -51,14 +50,14 @@ impl<'a> Decoder<'a> {
         self.strip(text)
     }
 
-    /// What is still held back, lossily.
+    /// Returns the bytes that are still held back, as replacement characters.
     pub fn finish(&mut self) -> String {
         let held = std::mem::take(&mut self.held);
         let text = self.replacement(held.len());
         self.strip(text)
     }
 
-    /// Takes all held bytes but those that begin a character; invalid ones are replaced.
+    /// Takes all held bytes except those that begin a character; invalid ones are replaced.
     fn take_complete(&mut self) -> String {
         let mut text = String::new();
         let mut rest = &self.held[..];
@@ -84,8 +83,8 @@ impl<'a> Decoder<'a> {
         text
     }
 
-    /// What stands for `bytes` bytes that are no character: Unicode's one for each sequence, or one for each byte
-    /// where bytes are tokens.
+    /// Returns the replacement for `bytes` bytes that are not a character: one U+FFFD for each sequence, or one for
+    /// each byte where bytes are tokens.
     fn replacement(&self, bytes: usize) -> String {
         let count = if self.tokenizer.spelling().byte_fallback {
             bytes
@@ -95,7 +94,7 @@ impl<'a> Decoder<'a> {
         "\u{fffd}".repeat(count)
     }
 
-    /// Strips what only marks the beginning of the text.
+    /// Strips spaces that only mark the beginning of the text.
     fn strip(&mut self, mut text: String) -> String {
         while let (Some((content, _)), 1.., false) =
             (self.tokenizer.spelling().strip, self.strip, text.is_empty())
@@ -112,14 +111,14 @@ impl<'a> Decoder<'a> {
 }
 
 impl Tokenizer {
-    /// A decoder for one generation that is a text of its own, an answer in a chat, say: a space that only marks the
-    /// beginning of the text is left out.
+    /// Returns a decoder for a generation that is a text of its own, such as an answer in a chat. A space that only
+    /// marks the beginning of the text is omitted.
     pub fn decoder(&self) -> Decoder<'_> {
         Decoder::new(self, true)
     }
 
-    /// A decoder for one generation that continues its prompt: a leading space separates it from the prompt, and
-    /// stays.
+    /// Returns a decoder for a generation that continues its prompt. A leading space separates it from the prompt and
+    /// is kept.
     pub fn continuation(&self) -> Decoder<'_> {
         Decoder::new(self, false)
     }
@@ -132,7 +131,7 @@ mod tests {
     use foreword_ordering::random::Random;
     use serde_json::{Value, json};
 
-    /// A tokenizer of these tokens; the last is special.
+    /// Returns a tokenizer of these tokens; the last one is special.
     fn tokenizer(pieces: &[String], decoder: Value) -> Tokenizer {
         let vocabulary: serde_json::Map<String, Value> = pieces
             .iter()
@@ -174,7 +173,7 @@ mod tests {
         )
     }
 
-    /// As Llama 2's and Mistral's.
+    /// Returns a tokenizer like Llama 2's and Mistral's.
     fn sentence_piece() -> Tokenizer {
         let mut pieces: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
         let words = [
@@ -215,7 +214,7 @@ mod tests {
         text
     }
 
-    /// The ids of these pieces.
+    /// Returns the ids of these pieces.
     fn ids(tokenizer: &Tokenizer, pieces: &[&str]) -> Vec<TokenId> {
         let id = |piece: &&str| {
             (0..400)
@@ -262,7 +261,7 @@ mod tests {
         }
         assert_eq!(shown, ["a", "", "", "", "😀", "", "é"]);
         assert_eq!(decoder.finish(), "");
-        // A sequence that breaks off is replaced as soon as that is certain.
+        // An incomplete sequence is replaced as soon as it is certain to be one.
         let shown: Vec<String> = spelt(&[0xf0, 0x9f, b'x', 0x80])
             .iter()
             .map(|&token| decoder.push(token))
@@ -301,7 +300,7 @@ mod tests {
         let mut random = Random::new(2);
         let mut compared = 0;
         for _ in 0..5000 {
-            // No byte tokens above ASCII: the one exception.
+            // No byte tokens above ASCII, because they are the one exception.
             let tokens: Vec<TokenId> = random_tokens(&mut random, 40)
                 .into_iter()
                 .map(|token| if token < 28 { token + 230 } else { token + 4 })

@@ -1,7 +1,7 @@
 //! JSON as templates write it: Python's `json.dumps`, which is what Hugging Face's `tojson` is.
 //!
-//! Departs from Jinja's own `tojson`, which escapes `<`, `>`, `&` and `'` for HTML and would change a prompt: keys
-//! keep their order, only what JSON demands is escaped, numbers look as Python prints them.
+//! This departs from Jinja's own `tojson`, which escapes `<`, `>`, `&` and `'` for HTML and would change a prompt. Here
+//! keys keep their order, only what JSON requires is escaped, and numbers look as Python prints them.
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
@@ -46,7 +46,7 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     Ok(Value::from(writer.text))
 }
 
-/// The template value of a JSON value; objects keep the order of their keys.
+/// Returns the template value of a JSON value; objects keep the order of their keys.
 pub(super) fn to_value(json: &serde_json::Value) -> Value {
     match json {
         serde_json::Value::Null => Value::from(()),
@@ -172,7 +172,7 @@ impl Writer {
     }
 }
 
-/// A float as Python's `repr` writes it: the shortest digits that read back as the same number, with an exponent
+/// Formats a float as Python's `repr` does: the shortest digits that read back as the same number, with an exponent
 /// below 1e-4 and from 1e16 on.
 fn float(value: f64) -> String {
     if value.is_nan() {

@@ -1,4 +1,4 @@
-//! Between strings and tokens: tokenizer, chat template, incremental decoding, stop strings, grammars.
+//! Text: tokenizer, chat template, incremental decoding, stop strings and grammars.
 //!
 //! ```text
 //!   messages ─ChatTemplate─▶ prompt ─TokenCache─▶ known lines ┐
@@ -7,8 +7,8 @@
 //!   answer ◀─ToolCalls── ◀─StopStrings── text ◀─Decoder───────────────────────────────┘
 //! ```
 //!
-//! Reads the files of a Hugging Face checkpoint and yields what `transformers` yields, byte for byte where that is
-//! possible; each module names where it is not. Knows neither HTTP nor the engine.
+//! This module reads the files of a Hugging Face checkpoint and yields what `transformers` yields, byte for byte where
+//! that is possible; each submodule names its exceptions. It knows neither HTTP nor the engine.
 
 mod cache;
 mod clock;
@@ -40,18 +40,18 @@ pub enum TextError {
     /// A file of the checkpoint is missing or malformed.
     #[error("{file}: {reason}")]
     Checkpoint {
-        /// The file's path.
+        /// Path of the file.
         file: String,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         reason: String,
     },
-    /// The messages do not fit the model's chat template (the template's own words).
+    /// The messages do not fit the model's chat template; contains the template's own message.
     #[error("chat template: {0}")]
     Template(String),
     /// The tokenizer refused the text.
     #[error("tokenizer: {0}")]
     Encode(String),
-    /// No grammar can be had over this vocabulary.
+    /// No grammar can be built over this vocabulary.
     #[error("grammar: {0}")]
     Grammar(String),
 }

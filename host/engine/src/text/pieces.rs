@@ -1,22 +1,22 @@
-//! Where a text can be cut so that its pieces' tokens are the text's tokens.
+//! Cuts: where a text can be cut so that its pieces' tokens are the text's tokens.
 //!
 //! ```text
 //!   … of the cellar.\n ┃ <document id="b">\n ┃ Behind the …
-//!                      └ a token ends here whatever stands around
+//!                      └ a token ends here whatever is around it
 //! ```
 //!
 //! Tokenizers of the GPT-2 kind first split a text by a regular expression, and then merge bytes within each part. In
-//! the expressions known here no part reaches over a newline into a character that is not white space, and none looks
-//! back; so tokens end there. One thing differs: what looks *ahead*. GPT-2's own expression leaves the last character
-//! of a run of white space to what follows (`\s+(?!\S)`), so a run of several would be split otherwise at the end of a
-//! piece; there only a lone newline is a cut. The later ones (cl100k's descendants: Llama 3, Qwen) take a run that ends
-//! with a newline whole (`\s*[\r\n]+`) before they look ahead.
+//! the expressions known here, no part extends over a newline into a character that is not white space, and none looks
+//! back. So tokens end there. The expressions differ in what looks *ahead*. GPT-2's own expression leaves the last
+//! character of a run of white space to what follows (`\s+(?!\S)`), so a run of several would be split differently at
+//! the end of a piece; there only a lone newline is a cut. The later ones (cl100k's descendants: Llama 3, Qwen) match a
+//! run that ends with a newline whole (`\s*[\r\n]+`) before they look ahead.
 //!
-//! Added tokens are found before the expression is applied: they must not hold a newline, nor reach for the white space
-//! around them. Of the normalisers only NFC is known not to look over a newline.
+//! Added tokens are found before the expression is applied. They must not contain a newline, nor extend over the white
+//! space around them. Of the normalisers, only NFC is known not to look over a newline.
 //!
-//! An expression that is not listed is not analysed: its texts are not cut. What the list says is tried at load on
-//! [`PROBES`], and not relied on where it fails.
+//! Texts of an unlisted expression are not cut, because the expression has not been analysed. Cuts are tested at load
+//! on [`PROBES`] and not used where the test fails.
 
 use serde::Deserialize;
 use serde_json::Value as Json;
@@ -24,14 +24,14 @@ use serde_json::Value as Json;
 /// Which newlines are cuts, where a character that is not white space follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cuts {
-    /// All.
+    /// All newlines.
     EveryNewline,
-    /// Those behind a character that is not white space.
+    /// Only newlines after a character that is not white space.
     LoneNewlines,
 }
 
 impl Cuts {
-    /// What is known of the tokenizer in `file`, a `tokenizer.json`; `None`: nothing.
+    /// Recognises the tokenizer in `file`, a `tokenizer.json`. Returns `None` if nothing is known about its cuts.
     pub(super) fn recognise(file: &[u8]) -> Option<Self> {
         let file: File = serde_json::from_slice(file).ok()?;
         let plain = |token: &AddedToken| {
@@ -73,7 +73,7 @@ impl Cuts {
         }
     }
 
-    /// The pieces of `text`, in order; together they are the text.
+    /// Iterates over the pieces of `text`, in order; together they are the text.
     pub(super) fn pieces(self, text: &str) -> impl Iterator<Item = &str> {
         let mut start = 0;
         let mut newlines = text.match_indices('\n');
@@ -121,7 +121,7 @@ struct AddedToken {
     rstrip: bool,
 }
 
-/// The head of the model; its vocabulary is passed over.
+/// The beginning of the model; its vocabulary is skipped.
 #[derive(Deserialize)]
 struct Model {
     #[serde(rename = "type")]
@@ -130,7 +130,7 @@ struct Model {
     dropout: Json,
 }
 
-/// Expressions of which the above is known.
+/// Expressions whose cuts are known.
 const EXPRESSIONS: [&str; 3] = [
     // Llama 3, cl100k.
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -140,7 +140,7 @@ const EXPRESSIONS: [&str; 3] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// Texts on which a cut in the wrong place shows: runs of white space before it, and all kinds of characters around.
+/// Texts on which a cut in the wrong place shows: runs of white space before it, and all kinds of characters around it.
 pub(super) const PROBES: &[&str] = &[
     "a\nb",
     "a\n\nb\n\n\nc",
@@ -192,7 +192,7 @@ mod tests {
             Some(Cuts::LoneNewlines)
         );
         let expression = "/pre_tokenizer/pretokenizers/0/pattern/Regex";
-        // GPT-4o's: punctuation takes slashes behind newlines along.
+        // GPT-4o's: punctuation includes slashes after newlines.
         let o200k = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
         for (place, value) in [
             (expression, json!(o200k)),

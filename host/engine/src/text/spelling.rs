@@ -1,4 +1,4 @@
-//! How vocabularies spell bytes: what a token's piece stands for, by the `decoder` of `tokenizer.json`.
+//! Spelling: the bytes that a vocabulary's pieces stand for, by the `decoder` of `tokenizer.json`.
 //!
 //! | vocabulary | a piece | its bytes |
 //! | --- | --- | --- |
@@ -6,20 +6,20 @@
 //! | SentencePiece (Llama 2, Mistral) | `▁wor`, `<0xE4>` | ` wor`, the byte E4 |
 //! | metaspace | `▁wor` | ` wor`, and `wor` where a text begins |
 //!
-//! A `decoder` that needs all tokens at once is refused: text is shown as it comes.
+//! A `decoder` that needs all tokens at once is refused, because text is streamed.
 
 use serde::Deserialize;
 
 /// How a tokenizer's vocabulary spells bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Spelling {
-    /// Each byte is one printable character (GPT-2, Llama 3, Qwen).
+    /// Whether each byte is one printable character (GPT-2, Llama 3, Qwen).
     byte_level: bool,
     /// Strings to replace in every token (SentencePiece's `▁` by a space).
     replace: Vec<(String, String)>,
-    /// Tokens like `<0xE4>` are bytes (Llama 2, Mistral).
+    /// Whether tokens like `<0xE4>` are bytes (Llama 2, Mistral).
     pub(super) byte_fallback: bool,
-    /// A character and how many of it to strip from the beginning of the text.
+    /// A character, and how many of it to strip from the beginning of the text.
     pub(super) strip: Option<(char, usize)>,
     /// A character that stands for a space, but for nothing in the first token.
     metaspace: Option<char>,
@@ -57,7 +57,7 @@ enum Pattern {
 }
 
 impl Spelling {
-    /// Understands a `decoder`.
+    /// Parses a `decoder`.
     pub(super) fn parse(decoder: serde_json::Value) -> Result<Self, String> {
         if decoder.is_null() {
             return Err("it has no decoder, so tokens cannot be turned into text".to_owned());
@@ -78,7 +78,7 @@ impl Spelling {
                 }
             }
             Step::Fuse => *fused = true,
-            // Only at the front, and only of the text as a whole: per token it would need all tokens at once.
+            // Only at the front, and only of the text as a whole: stripping at the end would need all tokens at once.
             Step::Strip {
                 content,
                 start,
@@ -110,7 +110,7 @@ impl Spelling {
             let known = bytes.len();
             for character in piece.chars() {
                 let Some(byte) = byte_of(character) else {
-                    // Added tokens may be spelt plainly.
+                    // Added tokens may be spelt literally.
                     bytes.truncate(known);
                     bytes.extend_from_slice(piece.as_bytes());
                     return;
@@ -158,15 +158,15 @@ impl Step {
     }
 }
 
-/// The byte that `<0x..>` means.
+/// Returns the byte that `<0x..>` means.
 fn fallback_byte(piece: &str) -> Option<u8> {
     let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
     let hexadecimal = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     u8::from_str_radix(digits, 16).ok().filter(|_| hexadecimal)
 }
 
-/// The byte that a character of a byte-level vocabulary means: GPT-2's table, in which printable Latin-1 bytes are
-/// themselves and the 68 others are the characters from U+0100 on, in order.
+/// Returns the byte that a character of a byte-level vocabulary means, by GPT-2's table: printable Latin-1 bytes are
+/// themselves, and the 68 others are the characters from U+0100 on, in order.
 pub(super) fn byte_of(character: char) -> Option<u8> {
     match character {
         '!'..='~' | '¡'..='¬' | '®'..='ÿ' => u8::try_from(u32::from(character)).ok(),

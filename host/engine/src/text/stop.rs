@@ -2,17 +2,17 @@
 
 /// Watches a stream of text for stop strings.
 ///
-/// The answer ends before the stop string that is complete first; if several end at the same place, before the
-/// longest. That does not depend on how the text is cut into pieces.
+/// The answer ends before the stop string that is complete first; if several end at the same place, before the longest.
+/// The result does not depend on how the text is cut into pieces.
 pub struct StopStrings {
     stops: Vec<String>,
-    /// A suffix of the text so far that begins a stop string, the longest.
+    /// The longest suffix of the text so far that begins a stop string.
     held: String,
     stopped: bool,
 }
 
 impl StopStrings {
-    /// Stops at the first occurrence of any of `stops` (none may be empty; empty ones are ignored).
+    /// Returns a watcher that stops at the first occurrence of any of `stops`. Empty strings are ignored.
     pub fn new(mut stops: Vec<String>) -> Self {
         stops.retain(|stop| !stop.is_empty());
         Self {
@@ -22,8 +22,8 @@ impl StopStrings {
         }
     }
 
-    /// Takes the next piece of text; returns what may be shown now (text that may begin a stop string is held back)
-    /// and whether a stop string was met (then nothing more is to be shown).
+    /// Takes the next piece of text. Returns the text that may be shown now, and whether a stop string was met; after
+    /// one, no more text is to be shown. Text that may begin a stop string is held back.
     pub fn push(&mut self, text: &str) -> (String, bool) {
         if self.stopped {
             return (String::new(), true);
@@ -48,13 +48,13 @@ impl StopStrings {
         (text, false)
     }
 
-    /// What was held back when the stream ends without a stop.
+    /// Returns the text that was held back, when the stream ends without a stop string.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// Length in bytes of the longest suffix of `text` that is a prefix of `stop`, but not all of it.
+/// Returns the length in bytes of the longest suffix of `text` that is a proper prefix of `stop`.
 fn longest_overlap(text: &str, stop: &str) -> usize {
     let starts = stop.char_indices().map(|(end, _)| end).skip(1);
     starts

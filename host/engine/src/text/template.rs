@@ -1,13 +1,13 @@
 //! A checkpoint's chat template: from messages to a prompt.
 //!
 //! Templates are Jinja programs written for `transformers`, which runs them with `trim_blocks`, `lstrip_blocks`, loop
-//! controls, a few functions and Python's methods on strings and maps; here minijinja runs them with the same.
-//! `{% generation %}` blocks, which only training uses, are taken as plain blocks. Known departure: dates are in UTC,
-//! not in the machine's time zone.
+//! controls, a few functions and Python's methods on strings and maps. Here minijinja runs them with the same. `{%
+//! generation %}` blocks, which only training uses, are treated as plain blocks. Known departure: dates are in UTC, not
+//! in the machine's time zone.
 //!
-//! A template comes with the checkpoint, so it is trusted no further than to be text: it can read nothing but what it
-//! is given, takes a bounded number of steps and yields a bounded number of bytes. What it may not be trusted with is
-//! depth: minijinja drops nested values by recursion, so one that nests a list some ten thousand times ends the process.
+//! A template comes with the checkpoint and is not trusted. It can read only what it is given, takes a bounded number
+//! of steps and yields a bounded number of bytes. One limit is missing: minijinja drops nested values by recursion, so
+//! a template that nests a list some ten thousand times ends the process.
 
 use super::TextError;
 use super::clock::strftime;
@@ -23,24 +23,24 @@ use std::time::SystemTime;
 
 /// A checkpoint's chat template (`chat_template.jinja`, or `chat_template` in `tokenizer_config.json`).
 pub struct ChatTemplate {
-    /// Holds [`DEFAULT`] and maybe [`TOOL_USE`].
+    /// The compiled templates: [`DEFAULT`] and possibly [`TOOL_USE`].
     environment: Environment<'static>,
-    /// `bos_token` and the like, as `tokenizer_config.json` names them.
+    /// Special tokens such as `bos_token`, as `tokenizer_config.json` names them.
     special_tokens: Vec<(&'static str, String)>,
     /// Whether the template itself reads a `content` that is a list of parts.
     reads_parts: bool,
-    /// Whether the template shows the model calls in the manner of [`super::ToolCalls`].
+    /// Whether the template shows the model tool calls in the format of [`super::ToolCalls`].
     tags_tool_calls: bool,
 }
 
-/// Instructions that a rendering may take. Two million are a tenth of a second or so; a conversation of a thousand
+/// Most instructions in one rendering. Two million take about a tenth of a second; a conversation of a thousand
 /// messages takes some tens of thousands.
 const FUEL: u64 = 2_000_000;
 
-/// Bytes that a rendering may yield.
+/// Most bytes that a rendering may yield.
 const MAX_BYTES: usize = 64 << 20;
 
-/// The names of the templates, as `transformers` has them.
+/// Names of the templates, as in `transformers`.
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
@@ -55,11 +55,11 @@ const SPECIAL_TOKENS: [&str; 7] = [
 ];
 
 impl ChatTemplate {
-    /// Reads the template in `folder`. The functions that ask for the time get the system's, in UTC; see
+    /// Reads the template in `folder`. Functions that ask for the time get the system's, in UTC; see
     /// [`ChatTemplate::with_clock`].
     ///
     /// # Errors
-    /// [`TextError::Checkpoint`]; a checkpoint without a template is `Ok(None)`.
+    /// Returns [`TextError::Checkpoint`] when a file is malformed. A checkpoint without a template is `Ok(None)`.
     pub fn load(folder: &Path) -> Result<Option<Self>, TextError> {
         let config_file = folder.join("tokenizer_config.json");
         let config = match read(&config_file)? {
@@ -84,21 +84,21 @@ impl ChatTemplate {
             .map_err(|reason| TextError::checkpoint(&file, reason))
     }
 
-    /// Uses `clock` instead of the system's (for templates that write today's date into the prompt).
+    /// Uses `clock` instead of the system's, for templates that write today's date into the prompt.
     #[must_use]
     pub fn with_clock(mut self, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
         set_clock(&mut self.environment, clock);
         self
     }
 
-    /// The prompt for an OpenAI `messages` array, with `tools` and `documents` as the client sent them, if it did.
-    /// It ends where the answer begins.
+    /// Renders the prompt for an OpenAI `messages` array, with `tools` and `documents` as the client sent them, if it
+    /// did. The prompt ends where the answer begins.
     ///
-    /// A `content` that is an array of text parts is handed on where the template reads such, and joined by newlines
-    /// where it expects a string.
+    /// A `content` that is an array of text parts is passed on where the template reads such arrays, and joined by
+    /// newlines where it expects a string.
     ///
     /// # Errors
-    /// [`TextError::Template`].
+    /// Returns [`TextError::Template`] when the messages do not fit the template.
     pub fn render(
         &self,
         messages: &Json,
@@ -108,11 +108,11 @@ impl ChatTemplate {
         self.render_with(messages, tools, documents, None)
     }
 
-    /// As [`ChatTemplate::render`], with more variables for the template to read (an object; `enable_thinking`, say).
-    /// They cannot stand in for those that it has anyway.
+    /// Renders the prompt as [`ChatTemplate::render`] does, with more variables for the template (an object, with
+    /// `enable_thinking` for instance). They cannot replace the standard variables.
     ///
     /// # Errors
-    /// [`TextError::Template`].
+    /// Returns [`TextError::Template`] when the messages do not fit the template.
     pub fn render_with(
         &self,
         messages: &Json,
@@ -129,7 +129,7 @@ impl ChatTemplate {
         rendered.map_err(|error| TextError::Template(reason(&error)))
     }
 
-    /// Whether the model writes its calls of tools between tags, as [`super::ToolCalls`] reads them.
+    /// Returns whether the model writes tool calls between tags, as [`super::ToolCalls`] reads them.
     pub fn tags_tool_calls(&self) -> bool {
         self.tags_tool_calls
     }
@@ -177,7 +177,7 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Finds out whether the template reads lists of parts, by showing it one: a template that expects a string fails
+    /// Returns whether the template reads lists of parts. It is tried with one: a template that expects a string fails
     /// or prints the list.
     fn probe(&self) -> bool {
         const TEXT: &str = "pinpoint";
@@ -209,7 +209,7 @@ impl ChatTemplate {
             .special_tokens
             .iter()
             .map(|(name, token)| (*name, Value::from(token.as_str())));
-        // Of two of one name the later counts.
+        // Of two variables with one name, the later one counts.
         let more = more.and_then(Json::as_object).into_iter().flatten();
         let more = more.map(|(name, value)| (name.as_str(), to_value(value)));
         let variables = Value::from_pairs(more.chain(tokens).chain(variables));
@@ -222,7 +222,7 @@ impl ChatTemplate {
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
-    /// Checks what every template takes for granted, and joins text parts for those that expect strings.
+    /// Checks what every template takes for granted, and joins text parts for templates that expect strings.
     fn messages<'a>(&self, messages: &'a Json) -> Result<Cow<'a, Json>, String> {
         let list = messages.as_array().ok_or("messages is not an array")?;
         let mut joined: Option<Vec<Json>> = None;
@@ -261,7 +261,7 @@ fn set_clock(
     });
 }
 
-/// The file's text; `None` if there is no such file.
+/// Returns the file's text, or `None` if there is no such file.
 fn read(file: &PathBuf) -> Result<Option<String>, TextError> {
     match std::fs::read_to_string(file) {
         Ok(text) => Ok(Some(text)),
@@ -270,7 +270,7 @@ fn read(file: &PathBuf) -> Result<Option<String>, TextError> {
     }
 }
 
-/// The templates in a `tokenizer_config.json`: none, one, or several with names.
+/// Returns the templates in a `tokenizer_config.json`: none, one, or several with names.
 fn templates_in(config: &Json) -> Result<Vec<(&'static str, String)>, String> {
     match &config["chat_template"] {
         Json::Null => Ok(Vec::new()),
@@ -285,7 +285,7 @@ fn templates_in(config: &Json) -> Result<Vec<(&'static str, String)>, String> {
                         "chat_template has an entry without a name or a template".to_owned()
                     );
                 };
-                // Others are chosen by name, which the OpenAI API has no field for.
+                // Other templates are chosen by name, for which the OpenAI API has no field.
                 let known = [DEFAULT, TOOL_USE].into_iter().find(|known| *known == name);
                 templates.extend(known.map(|name| (name, source.to_owned())));
             }
@@ -308,7 +308,7 @@ fn kind(json: &Json) -> &'static str {
 }
 
 /// Turns `{% generation %}` … `{% endgeneration %}`, a tag of `transformers` that marks the text to train on, into a
-/// block that changes nothing.
+/// block without effect.
 fn plain_blocks(source: &str) -> Cow<'_, str> {
     if !source.contains("generation") {
         return Cow::Borrowed(source);
@@ -333,12 +333,12 @@ fn plain_blocks(source: &str) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// What `raise_exception` was called with.
+/// The message that `raise_exception` was called with.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
 
-/// The template's own words if it raised an exception, else what was wrong with it and where.
+/// Returns the template's own message if it raised an exception, else what was wrong with it and where.
 fn reason(error: &Error) -> String {
     let mut source = error.source();
     while let Some(inner) = source {
@@ -350,7 +350,7 @@ fn reason(error: &Error) -> String {
     error.to_string()
 }
 
-/// Collects at most [`MAX_BYTES`].
+/// A writer that collects at most [`MAX_BYTES`].
 struct Bounded(Vec<u8>);
 
 impl Write for Bounded {

@@ -8,11 +8,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use tokenizers::Model;
 
-/// A checkpoint's `tokenizer.json`.
+/// A tokenizer that was read from a checkpoint's `tokenizer.json`.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     spelling: Spelling,
-    /// Where texts can be cut; `None`: not known.
+    /// Where texts can be cut; `None` if not known.
     cuts: Option<Cuts>,
 }
 
@@ -20,7 +20,7 @@ impl Tokenizer {
     /// Reads `tokenizer.json` in `folder`.
     ///
     /// # Errors
-    /// [`TextError::Checkpoint`].
+    /// Returns [`TextError::Checkpoint`] when the file is missing, malformed or unsupported.
     pub fn load(folder: &Path) -> Result<Self, TextError> {
         let file = folder.join("tokenizer.json");
         let bytes = std::fs::read(&file).map_err(|error| TextError::checkpoint(&file, error))?;
@@ -28,12 +28,12 @@ impl Tokenizer {
     }
 
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        // The crate has assertions for some malformed files (a merge of unknown tokens, say) instead of errors.
+        // The crate has assertions instead of errors for some malformed files, such as a merge of unknown tokens.
         let parsed = catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes));
         let parsed =
             parsed.map_err(|_| "malformed: the tokenizers crate panicked on it".to_owned())?;
         let mut inner = parsed.map_err(|error| error.to_string())?;
-        // Some files carry the settings of their training run. A prompt is never cut or filled up.
+        // Some files carry the settings of their training run. A prompt is never truncated or padded.
         inner
             .with_truncation(None)
             .map_err(|error| error.to_string())?;
@@ -48,12 +48,12 @@ impl Tokenizer {
         })
     }
 
-    /// The tokens of `text`. `special`: whether the tokenizer adds what it adds to a raw prompt (a BOS token, say);
-    /// a rendered chat template already has it. The names of special tokens in the text become those tokens, as in
-    /// `transformers`.
+    /// Returns the tokens of `text`. `special` says whether the tokenizer adds what it adds to a raw prompt, such as a
+    /// BOS token; a rendered chat template already contains it. The names of special tokens in the text become those
+    /// tokens, as in `transformers`.
     ///
     /// # Errors
-    /// [`TextError::Encode`].
+    /// Returns [`TextError::Encode`] when the tokenizer refuses the text.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<TokenId>, TextError> {
         let encoded = catch_unwind(AssertUnwindSafe(|| self.inner.encode_fast(text, special)));
         let encoded =
@@ -62,11 +62,11 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// As [`Tokenizer::encode`], and for each of `at` (bytes of the text, ascending) how many tokens lie wholly before
-    /// it. A token that stands for a part of a character lies where the character does.
+    /// Returns the tokens as [`Tokenizer::encode`] does and, for each of `at` (byte offsets in the text, ascending),
+    /// how many tokens lie wholly before it. A token that stands for part of a character lies where the character does.
     ///
     /// # Errors
-    /// [`TextError::Encode`].
+    /// Returns [`TextError::Encode`] when the tokenizer refuses the text.
     pub fn encode_counting(
         &self,
         text: &str,
@@ -80,7 +80,7 @@ impl Tokenizer {
         let mut counts = Vec::with_capacity(at.len());
         let tokens = encoding.get_offsets().iter().zip(encoding.get_tokens());
         for (before, (&(_, end), piece)) in (0..).zip(tokens) {
-            // Some tokenizers leave white space out of what they say of a token, though the token stands for it too.
+            // Some tokenizers omit white space from a token's offsets, although the token includes it.
             let goes_on = |at: usize| {
                 end == at
                     && piece.ends_with(BYTE_LEVEL_SPACES)
@@ -108,8 +108,8 @@ impl Tokenizer {
         &self.spelling
     }
 
-    /// How the vocabulary spells `token`; `None` for special tokens and for ids that the vocabulary does not have
-    /// (models round it up).
+    /// Returns the vocabulary's spelling of `token`, or `None` for special tokens and for ids that the vocabulary does
+    /// not have (models round its size up).
     pub(super) fn piece(&self, token: TokenId) -> Option<String> {
         let added = self.inner.get_added_vocabulary();
         let piece = added
@@ -118,15 +118,15 @@ impl Tokenizer {
         (!added.is_special_token(&piece)).then_some(piece)
     }
 
-    /// The bytes that `token` stands for within a text, maybe a part of a character; `None` for special tokens and for
-    /// ids that the vocabulary does not have.
+    /// Returns the bytes that `token` stands for within a text, possibly part of a character. Returns `None` for
+    /// special tokens and for ids that the vocabulary does not have.
     pub fn bytes(&self, token: TokenId) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         self.spelling.spell(self.piece(token)?, false, &mut bytes);
         Some(bytes)
     }
 
-    /// The name of a special token, `<|im_end|>`, say.
+    /// Returns the name of a special token, such as `<|im_end|>`.
     pub fn special_name(&self, token: TokenId) -> Option<String> {
         let added = self.inner.get_added_vocabulary();
         added
@@ -140,7 +140,7 @@ impl Tokenizer {
     }
 }
 
-/// How byte-level vocabularies spell a blank, a tab, a line feed and a carriage return.
+/// Byte-level spellings of a space, a tab, a line feed and a carriage return.
 const BYTE_LEVEL_SPACES: [char; 4] = ['Ġ', 'ĉ', 'Ċ', 'č'];
 
 #[cfg(test)]
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn tokens_are_counted_up_to_any_byte() {
-        // As it is, and as vocabularies that trim what they say of tokens have it (Llama 3's, for one).
+        // Once unchanged, and once as in vocabularies that trim their tokens' offsets (such as Llama 3's).
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen2/tokenizer.json");
         let json = std::fs::read_to_string(file).unwrap();
         let mut trimming: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -162,7 +162,7 @@ mod tests {
             let at: Vec<usize> = (0..=text.len() + 1).collect();
             let (tokens, counts) = tokenizer.encode_counting(text, false, &at).unwrap();
             assert_eq!(tokens, tokenizer.encode(text, false).unwrap());
-            // Where each beginning of the tokens ends; `None` within a character.
+            // Text offset at which each prefix of the tokens ends; `None` within a character.
             let ends: Vec<Option<usize>> = (0..=tokens.len())
                 .map(|count| tokenizer.decode_whole(&tokens[..count]))
                 .map(|beginning| text.starts_with(&beginning).then_some(beginning.len()))
@@ -173,7 +173,8 @@ mod tests {
                         .get(..at)
                         .is_some_and(|text| text.ends_with(char::is_whitespace))
                 {
-                    // What is trimmed cannot be told from what is not there: one token less may be counted, none more.
+                    // Trimmed white space cannot be told from absent white space: one token less may be counted, but
+                    // none more.
                     assert!(
                         ends[count as usize].is_some_and(|end| end <= at),
                         "at byte {at}"

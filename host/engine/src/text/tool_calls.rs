@@ -1,44 +1,44 @@
-//! Calls of tools within an answer, as models of the Hermes manner write them (Qwen, Hermes and many others):
+//! Tool calls within an answer, as models of the Hermes kind write them (Qwen, Hermes and many others):
 //! `<tool_call>{"name": …, "arguments": …}</tool_call>`.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// Watches a stream of text for calls of tools.
+/// Watches a stream of text for tool calls.
 ///
-/// Text outside calls passes byte for byte, but for white space that only separates calls or stands between them and
-/// an end of the answer. What looks like a call and is none (no JSON, no name) passes as the text that it is.
+/// Text outside calls passes byte for byte, except white space that only separates calls or stands between them and an
+/// end of the answer. Text that looks like a call but is none (no JSON, no name) passes unchanged.
 pub struct ToolCalls {
     held: String,
     place: Place,
-    /// Whether a call was found, so that white space alone means nothing any more.
+    /// Whether a call was found, after which white space alone has no meaning.
     found: bool,
-    /// Whether other text than white space was shown since the last call or the beginning.
+    /// Whether text other than white space was shown since the last call or the beginning.
     shown: bool,
 }
 
-/// A piece of an answer.
+/// A part of an answer: text or a tool call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Text to show.
     Text(String),
-    /// A call, complete.
+    /// A complete tool call.
     Call(ToolCall),
 }
 
-/// A call of a tool.
+/// A call of a tool by the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
-    /// The tool's name.
+    /// Name of the tool.
     pub name: String,
-    /// Its arguments as the model wrote them, JSON as a rule.
+    /// Arguments as the model wrote them, normally JSON.
     pub arguments: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Outside,
-    /// `held` begins behind [`OPEN`]; closing tags before this offset are part of a string.
+    /// Within a call: `held` begins after [`OPEN`], and closing tags before offset `seen` are part of a string.
     Inside {
         seen: usize,
     },
@@ -46,17 +46,17 @@ enum Place {
     Bare,
 }
 
-/// What opens a call; text of the prompt where a call is forced.
+/// The tag that opens a call. Where a call is forced, it is part of the prompt.
 pub const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 
 impl ToolCalls {
-    /// For an answer that may call tools.
+    /// Returns a watcher for an answer that may contain tool calls.
     pub fn within_text() -> Self {
         Self::new(Place::Outside)
     }
 
-    /// For an answer that is one call and nothing else, without tags.
+    /// Returns a watcher for an answer that is one call and nothing else, without tags.
     pub fn bare() -> Self {
         Self::new(Place::Bare)
     }
@@ -70,7 +70,7 @@ impl ToolCalls {
         }
     }
 
-    /// Takes the next piece of text; returns what is settled by it.
+    /// Takes the next piece of text. Returns the parts that are now certain.
     pub fn push(&mut self, text: &str) -> Vec<Part> {
         self.held.push_str(text);
         let mut parts = Vec::new();
@@ -84,7 +84,7 @@ impl ToolCalls {
                         return parts;
                     };
                     self.show(start, &mut parts);
-                    // White space that was not shown until here only led to the call.
+                    // White space that was not shown until here only preceded the call.
                     let begin = self.held.find(OPEN).unwrap_or(0) + OPEN.len();
                     self.held.drain(..begin);
                     self.place = Place::Inside { seen: 0 };
@@ -107,7 +107,7 @@ impl ToolCalls {
                             self.shown = false;
                             parts.push(Part::Call(call));
                         }
-                        // Within a string: the call goes on.
+                        // The tag is within a string, so the call continues.
                         Err(Flaw::Unfinished) => {
                             self.place = Place::Inside {
                                 seen: end + CLOSE.len(),
@@ -126,7 +126,7 @@ impl ToolCalls {
         }
     }
 
-    /// What was held back, at the end of the answer.
+    /// Returns the parts that were held back, at the end of the answer.
     pub fn finish(&mut self) -> Vec<Part> {
         let held = std::mem::take(&mut self.held);
         let place = std::mem::replace(&mut self.place, Place::Outside);
@@ -148,7 +148,7 @@ impl ToolCalls {
         }
     }
 
-    /// Shows the held text up to `end`, unless it is white space that may turn out to mean nothing.
+    /// Shows the held text up to `end`, unless it is white space that may turn out to have no meaning.
     fn show(&mut self, end: usize, parts: &mut Vec<Part>) {
         if end == 0 || (!self.shown && self.held[..end].trim().is_empty()) {
             return;
@@ -160,7 +160,7 @@ impl ToolCalls {
 }
 
 enum Flaw {
-    /// It may become a call.
+    /// The text may still become a call.
     Unfinished,
     NoCall,
 }
@@ -188,7 +188,7 @@ fn parse(text: &str) -> Result<ToolCall, Flaw> {
     })
 }
 
-/// Length of the longest suffix of `text` that begins `tag`.
+/// Returns the length of the longest suffix of `text` that begins `tag`.
 fn overlap(text: &str, tag: &str) -> usize {
     (1..tag.len().min(text.len() + 1))
         .rev()
@@ -212,7 +212,7 @@ mod tests {
         })
     }
 
-    /// The parts of a whole answer, neighbouring texts joined.
+    /// Returns the parts of a whole answer, with adjacent texts joined.
     fn parts(mut calls: ToolCalls, pieces: &[&str]) -> Vec<Part> {
         let found = pieces
             .iter()

@@ -1,11 +1,11 @@
-//! A backend for tests: no model, but exact about pages.
+//! A backend for tests that has no model but tracks pages exactly.
 //!
 //! The "KV state" of a position is a hash of the token and of the states of all earlier positions *as read back from
 //! the pages of its page table*, and logits are a hash of the last state. So a wrong page, a slot that was never
-//! written or written for another prefix, a missed copy or an eviction too early changes every token from there on.
+//! written or was written for another prefix, a missed copy or an eviction too early changes every token from there on.
 //! [`expected`] is the same arithmetic on a plain sequence, without pages, steps or batches.
 //!
-//! Included by path in the unit tests and the integration tests alike, hence `pub`.
+//! Included by path in both unit tests and integration tests, hence `pub`.
 
 use foreword_engine::TokenId;
 use foreword_engine::backend::{
@@ -16,13 +16,13 @@ use std::sync::mpsc::Receiver;
 
 pub const VOCABULARY: u32 = 24;
 
-/// The state that spoils all later ones.
+/// The state that makes all later states invalid.
 const NOT_A_NUMBER: u64 = u64::MAX;
 
-/// What a failed device leaves behind.
+/// The state that a failed device leaves behind.
 const GARBAGE: u64 = 0xdead;
 
-/// What a slot without state is on a host page.
+/// The value of a slot without state on a host page.
 const NEVER_WRITTEN: u64 = 0;
 
 /// What goes wrong in a call.
@@ -31,11 +31,11 @@ pub enum Fault {
     None,
     /// The device fails and leaves garbage in the pages that it was to write.
     Device,
-    /// The device is lost: garbage in every page, host pages excepted.
+    /// The device is lost: every page is garbage, except host pages.
     Lost,
-    /// As `Device`, by a panic.
+    /// The device panics, and leaves what `Device` leaves.
     Panic,
-    /// The step computes no numbers, and whatever reads its KV state does not either.
+    /// The step computes no valid numbers, and neither does anything that reads its KV state.
     NotNumbers,
 }
 
@@ -44,14 +44,14 @@ type Faults = Box<dyn FnMut(&Step) -> Fault + Send>;
 pub struct FakeBackend {
     page_tokens: u32,
     max_positions: u32,
-    /// By page and slot; `None`: never written.
+    /// States by page and slot; `None` if never written.
     slots: Vec<Vec<Option<u64>>>,
-    /// By host page; a slot is eight bytes.
+    /// Bytes by host page; a slot takes eight bytes.
     host: Vec<Vec<u8>>,
     faults: Faults,
     /// Whether the next copy fails.
     copies: Box<dyn FnMut() -> bool + Send>,
-    /// One message lets one step run.
+    /// Each message lets one step run.
     gate: Option<Receiver<()>>,
 }
 
@@ -75,7 +75,7 @@ impl FakeBackend {
         }
     }
 
-    /// With a host pool.
+    /// Adds a host pool.
     pub fn host_pages(self, host_pages: u32) -> Self {
         let page = vec![0; self.page_bytes()];
         Self {
@@ -155,7 +155,7 @@ impl Backend for FakeBackend {
 
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
         if let Some(gate) = &self.gate {
-            // Whoever drops the sender opens the gate for good.
+            // Dropping the sender opens the gate for good.
             let _ = gate.recv();
         }
         logits.clear();
@@ -281,8 +281,8 @@ impl Backend for FakeBackend {
     }
 }
 
-/// What a request must yield, however it is batched, cut, cached or preempted: its tokens, and whether a stop token
-/// ended it.
+/// Returns what a request must yield, however it is batched, cut, cached or preempted: its tokens, and whether a stop
+/// token ended it.
 pub fn expected(
     prompt: &[TokenId],
     max_tokens: u32,

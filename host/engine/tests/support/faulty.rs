@@ -1,15 +1,15 @@
-//! Any backend, with faults on demand.
+//! A wrapper of any backend, with faults on demand.
 //!
-//! Each call is shown to a script first, which says what goes wrong. A lost device is the real thing as far as its pages
-//! go: every one of them is overwritten with bytes that are no numbers, by loads from a host page that the wrapper keeps
-//! to itself. Host pages stay as they are.
+//! Each call is first shown to a script, which says what goes wrong. A lost device really loses its pages: the wrapper
+//! overwrites every one of them with bytes that are not numbers, by loads from a host page that it keeps for itself.
+//! Host pages stay unchanged.
 //!
-//! Included by path in the unit tests and the integration tests alike, hence `pub`.
+//! Included by path in both unit tests and integration tests, hence `pub`.
 
 use foreword_engine::backend::{Backend, BackendError, HostPageId, Load, PageId, Step, Store};
 use std::sync::mpsc::Receiver;
 
-/// What the backend is asked for.
+/// The call that the backend receives.
 #[derive(Clone, Copy, Debug)]
 pub enum Call<'a> {
     Run(&'a Step),
@@ -25,20 +25,20 @@ pub enum Fault {
     /// The device is lost with its memory. The next call finds it working.
     Lost,
     Panic,
-    /// The call is stuck until a message comes or the sender is dropped, then goes well.
+    /// The call blocks until a message comes or the sender is dropped, and then succeeds.
     Stuck(Receiver<()>),
 }
 
 type Script = Box<dyn FnMut(Call<'_>) -> Option<Fault> + Send>;
 
-/// See the module. Shows one host page less than the backend has.
+/// A backend with scripted faults. It has one host page less than the backend that it wraps.
 pub struct FaultyBackend<B> {
     backend: B,
     script: Script,
 }
 
 impl<B: Backend> FaultyBackend<B> {
-    /// `backend` has a host pool.
+    /// Wraps `backend`, which must have a host pool.
     pub fn new(backend: B, script: impl FnMut(Call<'_>) -> Option<Fault> + Send + 'static) -> Self {
         assert!(
             backend.host_pages() > 0,

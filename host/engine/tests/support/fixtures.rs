@@ -1,4 +1,4 @@
-//! The checkpoints in `fixtures/` and what `transformers` computes of them, for tests of every backend.
+//! The checkpoints in `fixtures/` and what `transformers` computes from them, for tests of every backend.
 
 #[path = "recorded.rs"]
 mod recorded;
@@ -7,18 +7,19 @@ use recorded::floats;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// A prompt, and what `transformers` computes of it.
+/// A prompt, and what `transformers` computes from it.
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
     /// Positions, and the best tokens with their logits at each.
     pub(crate) top: Vec<(usize, Vec<(u32, f32)>)>,
-    /// The last position's logits.
+    /// Logits of the last position.
     pub(crate) last: Vec<f32>,
-    /// The likeliest tokens that follow.
+    /// The greedy continuation.
     pub(crate) greedy: Vec<u32>,
 }
 
-/// The folders of all fixtures; those in `FOREWORD_FIXTURES` where tests run on another machine than they were built on.
+/// Returns the folders of all fixtures: those in `FOREWORD_FIXTURES` where tests run on another machine than they were
+/// built on.
 pub(crate) fn families() -> Vec<PathBuf> {
     let built = || Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
     let root = std::env::var_os("FOREWORD_FIXTURES").map_or_else(built, PathBuf::from);
@@ -45,12 +46,12 @@ fn model_type(folder: &Path) -> String {
         .to_owned()
 }
 
-/// A JSON file.
+/// Reads a JSON file.
 pub(crate) fn json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// The prompts of a fixture's reference.
+/// Returns the prompts of a fixture's reference.
 pub(crate) fn prompts(folder: &Path) -> Vec<Prompt> {
     let token = |value: &Value| value.as_u64().unwrap() as u32;
     let tokens = |value: &Value| {
@@ -84,13 +85,14 @@ pub(crate) fn prompts(folder: &Path) -> Vec<Prompt> {
         .collect()
 }
 
-/// The standard deviation of a row.
+/// Returns the standard deviation of a row.
 pub(crate) fn deviation(row: &[f32]) -> f32 {
     let mean = row.iter().sum::<f32>() / row.len() as f32;
     (row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / row.len() as f32).sqrt()
 }
 
-/// The root mean square of what a row of logits is away from another one, in that one's standard deviations.
+/// Returns the root mean square of the differences between a row of logits and another one, in the latter's standard
+/// deviations.
 pub(crate) fn strays(row: &[f32], expected: &[f32]) -> f32 {
     let errors = row.iter().zip(expected).map(|(a, b)| a - b);
     let square = errors.map(|error| error * error).sum::<f32>() / expected.len() as f32;

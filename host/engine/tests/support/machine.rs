@@ -7,7 +7,7 @@ use std::path::Path;
 
 pub(crate) const PAGE_TOKENS: u32 = 16;
 
-/// Pages of a backend's pool.
+/// Pages in the backend's pool.
 pub(crate) const POOL: u32 = 200;
 
 pub(crate) fn load(
@@ -47,7 +47,7 @@ pub(crate) fn run(
     logits
 }
 
-/// The likeliest token.
+/// Returns the most likely token.
 pub(crate) fn best(row: &[f32]) -> u32 {
     (0..row.len())
         .max_by(|&a, &b| row[a].total_cmp(&row[b]))

@@ -1,6 +1,6 @@
-//! What `transformers` recorded, as it stands in JSON.
+//! Data that `transformers` recorded, as stored in JSON.
 
-/// Base64 of little-endian f32.
+/// Decodes base64 of little-endian f32.
 pub(crate) fn floats(text: &str) -> Vec<f32> {
     let digits = text.bytes().filter(|byte| *byte != b'=').map(|byte| {
         let digit = match byte {

@@ -1,4 +1,4 @@
-//! Documents that come, change and go.
+//! Editing a collection: adding, replacing and deleting documents.
 
 use super::{Collection, Spec, build};
 use crate::Document;
@@ -7,19 +7,19 @@ use crate::index::{Kind, Refused, Slot};
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Makes another collection of one: documents are known by their ids.
+/// Edits a collection and yields a new one. Documents are identified by their ids.
 pub struct Editor {
     collection: Collection,
     ids: FxHashMap<String, Slot>,
-    /// Documents that the index was built for.
+    /// Number of documents that the index was built for.
     built: usize,
 }
 
 impl Editor {
-    /// Goes on from `collection`. Reads all of its records, for their ids.
+    /// Begins with `collection`. Reads all of its records for their ids.
     ///
     /// # Errors
-    /// [`FileError::Damaged`] when one cannot be read.
+    /// Returns [`FileError::Damaged`] when a record cannot be read.
     pub fn new(collection: Collection) -> Result<Self, FileError> {
         let mut ids = FxHashMap::default();
         for slot in collection.live() {
@@ -32,19 +32,19 @@ impl Editor {
         })
     }
 
-    /// Documents there are.
+    /// Returns the number of documents.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ids.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no documents.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
 
-    /// Whether exactly this document is there.
+    /// Returns whether exactly this document is present, unchanged.
     #[must_use]
     pub fn holds(&self, document: &Document) -> bool {
         let slot = self.ids.get(&document.id);
@@ -53,15 +53,15 @@ impl Editor {
         })
     }
 
-    /// The ids there are.
+    /// Iterates over the ids of all documents.
     pub fn ids(&self) -> impl Iterator<Item = &str> {
         self.ids.keys().map(String::as_str)
     }
 
-    /// Takes in a document with its vector, in place of the one with its id.
+    /// Adds a document with its vector, and replaces the one with its id.
     ///
     /// # Errors
-    /// [`Refused`]; nothing has changed then.
+    /// Returns [`Refused`] when the vector is unusable; nothing has changed then.
     pub fn put(&mut self, document: &Document, vector: &[f32]) -> Result<(), Refused> {
         let collection = &mut self.collection;
         let slot = collection.vectors.push(vector)?;
@@ -80,7 +80,7 @@ impl Editor {
         Ok(())
     }
 
-    /// Deletes a document; whether it was there.
+    /// Deletes a document. Returns whether it was present.
     pub fn remove(&mut self, id: &str) -> bool {
         match self.ids.remove(id) {
             Some(slot) => {
@@ -91,11 +91,11 @@ impl Editor {
         }
     }
 
-    /// The collection. It is built anew when a quarter of its slots are deleted, or when an IVF's clusters were made for
-    /// less than half of the documents.
+    /// Returns the edited collection. The collection is rebuilt when more than a quarter of its slots are deleted, and
+    /// an IVF index when it was built for less than half of the documents.
     ///
     /// # Errors
-    /// [`FileError::Damaged`] when a record cannot be read.
+    /// Returns [`FileError::Damaged`] when a record cannot be read.
     pub fn finish(self) -> Result<Collection, FileError> {
         let Self {
             collection, built, ..
@@ -119,9 +119,9 @@ impl Editor {
     }
 }
 
-/// The documents of `collection` and nothing else.
+/// Returns a collection with the documents of `collection` and no deleted slots.
 fn compacted(collection: &Collection) -> Result<Collection, FileError> {
-    // Without an index while documents move: it is built once at the end.
+    // The documents are moved without an index, which is built once at the end.
     let spec = Spec {
         kind: Kind::Flat,
         ..collection.spec.clone()
@@ -142,7 +142,7 @@ fn compacted(collection: &Collection) -> Result<Collection, FileError> {
 }
 
 fn json(document: &Document) -> Vec<u8> {
-    // Strings and JSON values, with strings for keys: nothing that JSON does not have.
+    // Documents consist of strings and JSON values with strings for keys, so serialisation cannot fail.
     serde_json::to_vec(document).unwrap_or_default()
 }
 

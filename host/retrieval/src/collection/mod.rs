@@ -1,17 +1,17 @@
-//! Documents with their vectors and words: what is searched.
+//! Collections: the documents that are searched, with their vectors and words.
 //!
 //! ```text
 //!   slot       0      1      2      3  …
 //!   vectors    ▒▒▒▒   ▒▒▒▒   ▒▒▒▒   ▒▒▒▒      ◀── index (slots by nearness)
 //!   records    {id, title, text, metadata}
-//!   deleted    0      1      0      0         a slot is never used twice; an editor drops them when there are many
+//!   deleted    0      1      0      0         a slot is never reused; an editor drops deleted ones when there are many
 //! ```
 //!
 //! | file | answers |
 //! | --- | --- |
-//! | `search` | which documents a query finds, stage after stage; vectors and words together |
-//! | `edit` | documents that come, change and go |
-//! | `persist` | what the file holds, and whether what it holds makes sense |
+//! | `search` | which documents a query finds, stage by stage; vectors and words together |
+//! | `edit` | how documents are added, replaced and deleted |
+//! | `persist` | what the file contains, and whether its parts are consistent |
 
 mod edit;
 mod persist;
@@ -28,38 +28,40 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What a collection is made for.
+/// Properties that a collection has from its creation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// Components of its vectors.
+    /// Number of components of its vectors.
     pub dimensions: u32,
-    /// How they are compared.
+    /// How vectors are compared.
     pub metric: Metric,
-    /// How near ones are found.
+    /// The kind of index that finds near vectors.
     pub kind: Kind,
-    /// The name of the embedder that made them.
+    /// Name of the embedder that made the vectors.
     pub embedder: String,
 }
 
-/// A document that was found.
+/// A document that a search found, with its score.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
-    /// The document.
+    /// The document that was found.
     pub document: Arc<Document>,
-    /// Larger is better. By vectors alone it is the [`Metric`]'s, with words the sum of reciprocal ranks.
+    /// Score of the document; larger is better. By vectors alone it is the [`Metric`]'s value, with words the sum of
+    /// reciprocal ranks.
     pub score: f32,
 }
 
-/// See the module's text. Does not change while it is searched: an [`Editor`] makes another one of it.
+/// Documents with their vectors, words and indexes. A collection does not change while it is searched: an [`Editor`]
+/// makes a new one from it.
 pub struct Collection {
     spec: Spec,
     vectors: Vectors,
     index: Box<dyn Index>,
     words: Words,
     records: Records,
-    /// A bit for each slot.
+    /// One bit for each slot, set if it is deleted.
     deleted: Array<u64>,
-    /// Of each slot's document.
+    /// Hash of each slot's document.
     fingerprints: Array<u64>,
 }
 
@@ -73,7 +75,7 @@ struct Records {
 }
 
 impl Collection {
-    /// One without documents.
+    /// Returns a collection without documents.
     #[must_use]
     pub fn new(spec: Spec) -> Self {
         let vectors = Vectors::new(spec.dimensions, spec.metric);
@@ -88,40 +90,40 @@ impl Collection {
         }
     }
 
-    /// What it is made for.
+    /// Returns the properties that the collection was created with.
     #[must_use]
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Documents.
+    /// Returns the number of documents.
     #[must_use]
     pub fn len(&self) -> usize {
         self.vectors.len() - self.deleted_count()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no documents.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Its vectors, deleted ones included.
+    /// Returns the vectors, deleted ones included.
     #[must_use]
     pub fn vectors(&self) -> &Vectors {
         &self.vectors
     }
 
-    /// Its index.
+    /// Returns the index.
     #[must_use]
     pub fn index(&self) -> &dyn Index {
         &*self.index
     }
 
-    /// The document in a slot.
+    /// Returns the document in a slot.
     ///
     /// # Errors
-    /// [`FileError::Damaged`] when its record cannot be read.
+    /// Returns [`FileError::Damaged`] when the record cannot be read.
     pub fn document(&self, slot: Slot) -> Result<Document, FileError> {
         self.records.get(slot)
     }
@@ -138,7 +140,7 @@ impl Collection {
             .sum()
     }
 
-    /// Slots of documents, ascending.
+    /// Iterates over the slots of documents that are not deleted, ascending.
     fn live(&self) -> impl Iterator<Item = Slot> {
         let slots = (0..self.vectors.len() as u32).map(Slot);
         slots.filter(|slot| !self.is_deleted(*slot))
@@ -169,7 +171,7 @@ impl Records {
     }
 }
 
-/// An index of that kind with its defaults for so many vectors.
+/// Builds an index of this kind for `vectors`, with the defaults for their number.
 fn build(kind: Kind, vectors: &Vectors) -> Box<dyn Index> {
     match kind {
         Kind::Flat => Box::new(Flat),

@@ -1,7 +1,7 @@
-//! A collection in its file, and out of it again.
+//! Saving a collection to a file and opening it again.
 //!
-//! The file's checksums tell damage. What is checked here is that the parts fit each other, so that no slot, start or
-//! link leads beyond an end, whoever wrote the file.
+//! The file's checksums detect damage. This module checks that the parts are consistent, so that no slot, start or link
+//! leads beyond an end, whoever wrote the file.
 
 use super::{Collection, Records, Spec};
 use crate::file::{Array, FileError, Part, Parts, write};
@@ -22,14 +22,14 @@ struct Description {
     hnsw: Option<HnswOptions>,
 }
 
-/// More components than any embedder has.
+/// Largest number of components; no embedder has more.
 const MAX_DIMENSIONS: u32 = 65_536;
 
 impl Collection {
-    /// Writes it to `path`, in place of what may be there.
+    /// Writes the collection to `path`, replacing any file there.
     ///
     /// # Errors
-    /// [`FileError::Io`]; what was at `path` is still there then.
+    /// Returns [`FileError::Io`] when it cannot be written; the previous file at `path` is then still there.
     pub fn save(&self, path: &Path) -> Result<(), FileError> {
         let slots = self.vectors.len() as u32;
         let description = Description {
@@ -65,7 +65,7 @@ impl Collection {
     /// Maps the collection at `path`.
     ///
     /// # Errors
-    /// [`FileError`] when the file is missing, another program's, or damaged.
+    /// Returns a [`FileError`] when the file is missing, belongs to another program, or is damaged.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let parts = Parts::open(path)?;
         let description: Description = serde_json::from_slice(parts.bytes(Part::Description)?)

@@ -1,8 +1,8 @@
-//! A query, stage after stage.
+//! Searching a collection, stage by stage.
 //!
 //! With the question's words beside its vector, two rankings are joined by their ranks (reciprocal rank fusion, Cormack
-//! et al., SIGIR 2009): a document's score is the sum of 1 / (60 + its rank) over the rankings that have it. Words are
-//! looked up first, in one go, and joined with the vectors' best after every stage.
+//! et al., SIGIR 2009). A document's score is the sum of 1 / (60 + its rank) over the rankings that contain it. Words
+//! are looked up first, in one go, and joined with the best vectors after every stage.
 
 use super::{Collection, Found};
 use crate::file::FileError;
@@ -12,23 +12,23 @@ use serde_json::{Map, Value};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// What is asked for.
+/// A query to a collection.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'q> {
     /// The question's vector.
     pub vector: &'q [f32],
-    /// The question itself, where its words shall count too.
+    /// The question itself, if its words are to count too.
     pub words: Option<&'q str>,
-    /// Documents wanted.
+    /// Number of documents wanted.
     pub k: usize,
-    /// Fields of a document's metadata and the values that they must have; of an array, any one.
+    /// Fields of a document's metadata and the values that they must have; an array accepts any of its values.
     pub filters: &'q Map<String, Value>,
 }
 
 /// Why a query has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
-    /// Its vector was refused.
+    /// The query's vector was refused.
     #[error(transparent)]
     Vector(#[from] Refused),
     /// A document could not be read.
@@ -36,18 +36,18 @@ pub enum QueryError {
     File(#[from] FileError),
 }
 
-/// Of reciprocal ranks, as the paper has it.
+/// The constant of reciprocal rank fusion, from the paper.
 const RANK_OFFSET: f32 = 60.0;
-/// How deep rankings are joined, times `k`.
+/// Depth of the rankings that are joined, in multiples of `k`.
 const DEPTH: usize = 4;
 const LEAST_DEPTH: usize = 20;
 
 impl Collection {
-    /// The best documents for `query`, best first. After every stage of the search `stage` gets the best so far, and may
-    /// end the search there.
+    /// Returns the best documents for `query`, best first. After every stage of the search, `stage` receives the best
+    /// so far and may end the search there.
     ///
     /// # Errors
-    /// [`Refused`]: the vector is none of this collection's.
+    /// Returns [`Refused`] when the vector does not belong to this collection.
     pub fn search(
         &self,
         query: &Query<'_>,
@@ -74,19 +74,19 @@ impl Collection {
         Ok(best(search.top()))
     }
 
-    /// As [`Collection::search`] to its end, with the documents.
+    /// Searches as [`Collection::search`] does, to the end, and returns the documents.
     ///
     /// # Errors
-    /// [`QueryError`].
+    /// Returns a [`QueryError`] when the vector is refused or a document cannot be read.
     pub fn find(&self, query: &Query<'_>) -> Result<Vec<Found>, QueryError> {
         let hits = self.search(query, |_| ControlFlow::Continue(()))?;
         Ok(self.found(&hits)?)
     }
 
-    /// The documents of hits.
+    /// Returns the documents of hits.
     ///
     /// # Errors
-    /// [`FileError::Damaged`] when one cannot be read.
+    /// Returns [`FileError::Damaged`] when a record cannot be read.
     pub fn found(&self, hits: &[Hit]) -> Result<Vec<Found>, FileError> {
         let found = |hit: &Hit| {
             Ok(Found {
@@ -114,7 +114,7 @@ impl Collection {
     }
 }
 
-/// Rankings joined by ranks.
+/// Joins rankings by reciprocal ranks.
 fn joined(rankings: &[&[Hit]], k: usize) -> Vec<Hit> {
     let mut scores: FxHashMap<Slot, f32> = FxHashMap::default();
     for ranking in rankings {

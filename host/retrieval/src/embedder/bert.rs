@@ -1,13 +1,13 @@
-//! A BERT encoder's forward pass, over the engine's kernels.
+//! A BERT encoder's forward pass, on the engine's kernels.
 //!
 //! ```text
 //!   ids ─▶ word + position + type ─▶ norm ─▶ ┌ query, key, value ─▶ attention ─▶ output ─▶ + ─▶ norm ┐
 //!                                            └◀───────── norm ◀─ + ◀─ down ◀─ gelu ◀─ up ◀───────────┘ × layers
 //! ```
 //!
-//! The rows of several texts stand one below another, `[tokens, hidden]` f32: products run over all of them at once,
-//! attention within each. So a text's result does not depend on which others are beside it. Shapes come from
-//! `config.json`; names are those of Hugging Face's `BertModel`.
+//! The rows of several texts are stacked, `[tokens, hidden]` f32. Products run over all of them at once, attention
+//! within each text. A text's result therefore does not depend on the texts beside it. Shapes come from `config.json`;
+//! names are those of Hugging Face's `BertModel`.
 
 use foreword_engine::backend::cpu::{Dense, Workspace};
 use foreword_engine::models::{CheckpointError, Tensors};
@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use serde::Deserialize;
 use std::ops::Range;
 
-/// `config.json`, as far as it is needed.
+/// The fields of `config.json` that are needed.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Config {
     pub(super) model_type: String,
@@ -37,7 +37,7 @@ fn absolute() -> String {
 }
 
 impl Config {
-    /// What this module does not compute, in words.
+    /// Returns which setting is not supported, if any.
     pub(super) fn unsupported(&self) -> Option<String> {
         let wrong = |field: &str, found: &str, wanted: &str| {
             Some(format!("{field} is {found:?}, supported: {wanted:?}"))
@@ -74,12 +74,12 @@ impl Config {
     }
 }
 
-/// The weights, laid out.
+/// The model's weights, laid out for the kernels.
 pub(super) struct Bert {
     config: Config,
-    /// `[vocabulary, hidden]`.
+    /// Word embeddings `[vocabulary, hidden]`.
     words: Vec<f32>,
-    /// `[positions, hidden]`, the first token type's vector added.
+    /// Position embeddings `[positions, hidden]`, with the first token type's vector added.
     positions: Vec<f32>,
     norm: Norm,
     layers: Vec<Layer>,
@@ -102,7 +102,7 @@ struct Norm {
     eps: f32,
 }
 
-/// Memory of a pass, kept from one to the next.
+/// Scratch memory of a pass, reused from one pass to the next.
 #[derive(Default)]
 pub(super) struct Scratch {
     hidden: Vec<f32>,
@@ -141,8 +141,8 @@ impl Bert {
         &self.config
     }
 
-    /// The last hidden states of `texts`, `[all tokens, hidden]`. Every text has at most as many tokens as there are
-    /// positions, and every token is below the vocabulary.
+    /// Returns the last hidden states of `texts`, `[all tokens, hidden]`. No text may have more tokens than there are
+    /// positions, and every token must be below the vocabulary.
     pub(super) fn forward<'s>(&self, texts: &[&[u32]], scratch: &'s mut Scratch) -> &'s [f32] {
         let hidden = self.config.hidden_size;
         let rows: usize = texts.iter().map(|text| text.len()).sum();
@@ -249,7 +249,7 @@ impl Norm {
     }
 }
 
-/// Attention of all tokens of one text to all of them, head by head.
+/// Computes the attention of all tokens of one text to all of them, head by head.
 fn attend(
     query: &[f32],
     key: &[f32],
@@ -317,7 +317,7 @@ fn add(to: &mut [f32], from: &[f32]) {
     }
 }
 
-/// `x Φ(x)`, with the error function of Abramowitz and Stegun 7.1.26: within 1.5e-7.
+/// Returns `x Φ(x)`, with the error function of Abramowitz and Stegun 7.1.26, which is accurate to 1.5e-7.
 fn gelu(x: f32) -> f32 {
     const COEFFICIENTS: [f32; 5] = [
         1.061_405_4,

@@ -3,20 +3,20 @@
 use super::{EmbedError, Embedder, Embedding};
 use foreword_ordering::embedding::{DimensionsError, HashingEmbedder};
 
-/// See [`HashingEmbedder`].
+/// An embedder that uses the core's [`HashingEmbedder`].
 pub struct Hashing {
     inner: HashingEmbedder,
     name: String,
 }
 
 impl Hashing {
-    /// Dimensions of an embedder that was given none.
+    /// Dimensions of an embedder where none are configured.
     pub const DIMENSIONS: u32 = 768;
 
-    /// An embedder into so many dimensions.
+    /// Returns an embedder with this number of dimensions.
     ///
     /// # Errors
-    /// [`DimensionsError`] when there are none or too many.
+    /// Returns a [`DimensionsError`] when there are no dimensions or too many.
     pub fn new(dimensions: u32) -> Result<Self, DimensionsError> {
         Ok(Self {
             inner: HashingEmbedder::new(dimensions)?,

@@ -1,7 +1,8 @@
-//! all-MiniLM-L6-v2, and other sentence encoders of its build: BERT, the mean of its last hidden states, length 1.
+//! all-MiniLM-L6-v2 and other sentence encoders of the same design: BERT, the mean of its last hidden states, scaled to
+//! length 1.
 //!
-//! Texts longer than the model's limit are cut there, as sentence-transformers does; documents are cut into smaller
-//! pieces before (see [`crate::ingest`]).
+//! Texts longer than the model's limit are truncated, as sentence-transformers does. Documents are cut into smaller
+//! passages before (see [`crate::ingest`]).
 
 use super::bert::{Bert, Config, Scratch};
 use super::{EmbedError, Embedder, Embedding};
@@ -13,23 +14,23 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use tokenizers::Tokenizer;
 
-/// A sentence encoder. One batch is computed at a time, on all cores.
+/// A sentence encoder. It computes one batch at a time, on all cores.
 pub struct MiniLm {
     name: String,
     tokenizer: Tokenizer,
     bert: Bert,
-    /// Tokens of a text at most, the special ones included.
+    /// Most tokens of a text, the special ones included.
     max_tokens: usize,
     scratch: Mutex<Scratch>,
 }
 
-/// Why a folder holds no encoder that can be used.
+/// Why a folder contains no usable encoder.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot load the embedding model: {}: {reason}", file.display())]
 pub struct LoadError {
     /// The file, or the folder.
     pub file: PathBuf,
-    /// What is wrong with it.
+    /// What is wrong with the file.
     pub reason: String,
 }
 
@@ -47,7 +48,7 @@ struct Sentence {
     max_seq_length: usize,
 }
 
-/// Tokens computed at once: their activations stay in the cache.
+/// Tokens computed at once: few enough that their activations stay in the cache.
 const BATCH_TOKENS: usize = 512;
 
 impl MiniLm {
@@ -55,7 +56,7 @@ impl MiniLm {
     /// `sentence_bert_config.json`, `1_Pooling/config.json`.
     ///
     /// # Errors
-    /// [`LoadError`] when a file is missing, malformed or of another kind of model.
+    /// Returns a [`LoadError`] when a file is missing, malformed or of another kind of model.
     pub fn load(folder: &Path) -> Result<Self, LoadError> {
         let config: Config = read(&folder.join("config.json"))?;
         if let Some(reason) = config.unsupported() {
@@ -70,7 +71,7 @@ impl MiniLm {
             || pooling.pooling_mode_cls_token
             || pooling.pooling_mode_max_tokens
         {
-            let reason = "supported is pooling_mode_mean_tokens alone".to_owned();
+            let reason = "only pooling_mode_mean_tokens is supported".to_owned();
             return Err(LoadError { file, reason });
         }
         let file = folder.join("sentence_bert_config.json");
@@ -98,7 +99,7 @@ impl MiniLm {
         })
     }
 
-    /// The tokens of a text, the special ones included.
+    /// Returns the tokens of a text, the special ones included.
     fn tokens(&self, at: usize, text: &str) -> Result<Vec<u32>, EmbedError> {
         let failed = |reason: String| EmbedError::Failed { at, reason };
         let encoded = catch_unwind(AssertUnwindSafe(|| self.tokenizer.encode_fast(text, true)));
@@ -125,7 +126,7 @@ impl Embedder for MiniLm {
     }
 
     fn dimensions(&self) -> u32 {
-        // Checked when it was loaded.
+        // Loading has checked that the width fits.
         self.bert.config().hidden_size as u32
     }
 
@@ -135,7 +136,7 @@ impl Embedder for MiniLm {
             .enumerate()
             .map(|(at, text)| self.tokens(at, text))
             .collect::<Result<Vec<_>, _>>()?;
-        // What is in it is written before it is read.
+        // The content of the scratch memory is written before it is read.
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let hidden = self.bert.config().hidden_size;
         let mut embeddings = Vec::with_capacity(texts.len());
@@ -164,7 +165,7 @@ impl Embedder for MiniLm {
     }
 }
 
-/// The mean of the rows, scaled to length 1.
+/// Returns the mean of the rows, scaled to length 1.
 fn mean(rows: &[f32], hidden: usize) -> Vec<f32> {
     let mut sum = vec![0.0; hidden];
     for row in rows.chunks_exact(hidden) {
@@ -173,7 +174,7 @@ fn mean(rows: &[f32], hidden: usize) -> Vec<f32> {
         }
     }
     let length = sum.iter().map(|value| value * value).sum::<f32>().sqrt();
-    // sentence-transformers' bound: a mean that vanishes stays zero.
+    // sentence-transformers' bound: a vanishing mean stays zero.
     let length = length.max(1e-12);
     for value in &mut sum {
         *value /= length;

@@ -1,11 +1,11 @@
-//! Texts to vectors.
+//! Embedders: from texts to vectors.
 //!
-//! | embedder | knows | needs |
+//! | embedder | captures | needs |
 //! | --- | --- | --- |
 //! | [`Hashing`] | words and their parts | nothing |
 //! | [`MiniLm`] | meanings, in English | 91 MB of weights: `cargo xtask setup-embedder` |
 //!
-//! Vectors of different embedders mean nothing to each other, so an index records the name of the one it was made with.
+//! Vectors of different embedders are not comparable, so an index records the name of its embedder.
 
 mod bert;
 mod hashing;
@@ -14,45 +14,45 @@ mod minilm;
 pub use hashing::Hashing;
 pub use minilm::{LoadError, MiniLm};
 
-/// Texts to vectors of one length.
+/// Converts texts to vectors of one length.
 pub trait Embedder: Send + Sync {
-    /// Tells its vectors from other embedders'.
+    /// Returns a name that distinguishes its vectors from other embedders'.
     fn name(&self) -> &str;
 
-    /// Components of every vector.
+    /// Returns the number of components of every vector.
     fn dimensions(&self) -> u32;
 
-    /// The vectors of `texts`, each of length 1, in their order.
+    /// Returns the vectors of `texts`, each scaled to length 1, in the order of the texts.
     ///
     /// # Errors
-    /// [`EmbedError`] names the first text that has no vector.
+    /// Returns an [`EmbedError`] that names the first text without a vector.
     fn embed(&self, texts: &[&str]) -> Result<Vec<Embedding>, EmbedError>;
 }
 
-/// A text's vector.
+/// The embedding of one text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Embedding {
-    /// Of length 1.
+    /// The vector, of length 1.
     pub vector: Vec<f32>,
-    /// Tokens of the text that it stands for.
+    /// Number of the text's tokens that the vector represents.
     pub tokens: u32,
 }
 
 /// Why a text has no vector.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbedError {
-    /// There is nothing in it to embed.
+    /// The text contains nothing to embed.
     #[error("text {at} has nothing to embed: no letter and no digit")]
     Empty {
-        /// Which text, from 0.
+        /// Index of the text, from 0.
         at: usize,
     },
     /// The tokenizer or the model failed.
     #[error("text {at} could not be embedded: {reason}")]
     Failed {
-        /// Which text, from 0.
+        /// Index of the text, from 0.
         at: usize,
-        /// Why.
+        /// The reason of the failure.
         reason: String,
     },
 }

@@ -1,17 +1,17 @@
-//! An index in one file: read by mapping it, written whole.
+//! The file format of an index: read by mapping it, written whole.
 //!
 //! ```text
-//!   "FOREWORD" │ version │ parts │ checksum of what is above and of the table
+//!   "FOREWORD" │ version │ parts │ checksum of these and of the table
 //!   table      │ part, offset, length, checksum          one entry for each part
 //!   parts      │ …, each from a multiple of 64 bytes on
 //! ```
 //!
-//! Numbers are little-endian. Every byte of a part is under its XXH3 checksum, and all are checked when the file is
-//! opened: that reads it once, at the disk's speed, and leaves it in the page cache. What the parts mean is then checked
-//! by whoever takes them ([`crate::collection`]): a file that was made to deceive is refused, not believed.
+//! Numbers are little-endian. Every byte of a part is covered by its XXH3 checksum. All checksums are verified when the
+//! file is opened, which reads the file once, at the disk's speed, and leaves it in the page cache. The readers of the
+//! parts then check their meaning ([`crate::collection`]), so a file that was made to deceive is refused.
 //!
-//! A new file is written beside the old one, brought to the disk, and renamed over it: whoever opens the name finds the
-//! one or the other, and whoever has mapped the old one keeps it.
+//! A new file is written beside the old one, synced to disk and renamed over it. Opening the name finds one or the
+//! other, and processes that have mapped the old file keep it.
 
 #![allow(
     unsafe_code,
@@ -35,49 +35,49 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 compile_error!("index files are little-endian and are mapped as they stand");
 
 const MAGIC: &[u8; 8] = b"FOREWORD";
-/// 2: an inverted file has its vectors cluster by cluster.
+/// Version of the format. Since version 2, an inverted file stores its vectors cluster by cluster.
 const VERSION: u32 = 2;
 const ALIGNMENT: usize = 64;
 const HEADER: usize = 24;
 const ENTRY: usize = 32;
-/// More than there are kinds.
+/// Largest number of parts, more than there are kinds.
 const MAX_PARTS: u32 = 64;
 
-/// What a part of the file holds.
+/// The kinds of parts in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Part {
-    /// JSON: how everything else is to be read.
+    /// JSON: how to read everything else.
     Description = 1,
-    /// f32, row by row.
+    /// f32, vectors row by row.
     Vectors = 2,
-    /// u64, a bit for each slot: 1 where it is deleted.
+    /// u64, a bit for each slot, 1 where it is deleted.
     Deleted = 3,
-    /// u64, where each slot's record begins, and the end.
+    /// u64, the start of each slot's record, then the end.
     RecordStarts = 4,
-    /// JSON, a document each.
+    /// JSON, one document for each slot.
     Records = 5,
     /// u64, a hash of each slot's document.
     Fingerprints = 6,
     /// f32, the centres of clusters.
     Centres = 7,
-    /// u32, where each cluster's slots begin, and the end.
+    /// u32, the start of each cluster's slots, then the end.
     ListStarts = 8,
-    /// u32.
+    /// u32, slots cluster by cluster.
     ListSlots = 9,
     /// u32, links of the graph's lowest level.
     GroundLinks = 10,
-    /// u32, those of the others.
+    /// u32, links of the graph's upper levels.
     UpperLinks = 11,
-    /// UTF-8, the words in ascending order, one behind another.
+    /// UTF-8, the words in ascending order, one after another.
     Words = 12,
-    /// u64, where each word begins, and the end.
+    /// u64, the start of each word, then the end.
     WordStarts = 13,
-    /// u64, where each word's postings begin, and the end.
+    /// u64, the start of each word's postings, then the end.
     PostingStarts = 14,
-    /// u32 pairs, a slot and how often the word stands in it.
+    /// u32 pairs: a slot, and how often the word occurs in it.
     Postings = 15,
-    /// u32, the words of each slot.
+    /// u32, the number of words in each slot.
     Lengths = 16,
     /// f32, the vectors again, cluster by cluster.
     ListRows = 17,
@@ -86,33 +86,33 @@ pub enum Part {
 /// Why a file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The system says so.
+    /// The system reported an error.
     #[error("{}: {reason}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         reason: std::io::Error,
     },
-    /// It is something else than an index of ours.
+    /// The file is not an index of Foreword.
     #[error("{}: this is no index of Foreword: {reason}", path.display())]
     Foreign {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// How that shows.
+        /// What shows that it is not.
         reason: String,
     },
-    /// It was one.
+    /// The file is an index, but damaged.
     #[error("{}: the index is damaged: {reason}", path.display())]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where.
+        /// Where the file is damaged.
         reason: String,
     },
 }
 
-/// The parts of a file, mapped and checked.
+/// The parts of a file, mapped and verified.
 pub struct Parts {
     path: PathBuf,
     map: Arc<Mmap>,
@@ -120,10 +120,10 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Maps and checks the file at `path`.
+    /// Maps and verifies the file at `path`.
     ///
     /// # Errors
-    /// [`FileError`].
+    /// Returns a [`FileError`] when the file cannot be read, is not an index, or is damaged.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let io = |reason| FileError::Io {
             path: path.to_owned(),
@@ -150,25 +150,25 @@ impl Parts {
         })
     }
 
-    /// A part's bytes.
+    /// Returns a part's bytes.
     ///
     /// # Errors
-    /// [`FileError::Damaged`] when it is missing.
+    /// Returns [`FileError::Damaged`] when the part is missing.
     pub fn bytes(&self, part: Part) -> Result<&[u8], FileError> {
         Ok(&self.map[self.range(part)?])
     }
 
-    /// A part's numbers.
+    /// Returns a part's numbers.
     ///
     /// # Errors
-    /// [`FileError::Damaged`] when it is missing or not made of whole numbers.
+    /// Returns [`FileError::Damaged`] when the part is missing or does not consist of whole numbers.
     pub fn numbers<T: Pod>(&self, part: Part) -> Result<Array<T>, FileError> {
         let range = self.range(part)?;
         Array::mapped(Arc::clone(&self.map), range)
             .ok_or_else(|| self.damaged(format!("part {part:?} is not made of whole numbers")))
     }
 
-    /// The error of a part that makes no sense.
+    /// Returns the error for a part that is inconsistent.
     pub fn damaged(&self, reason: impl Into<String>) -> FileError {
         FileError::Damaged {
             path: self.path.clone(),
@@ -189,7 +189,7 @@ enum Fault {
     Damaged(String),
 }
 
-/// The kind and the place of every part, all of them within the file and as they were written.
+/// Returns the kind and range of every part, after checking that all are within the file and match their checksums.
 fn table(file: &[u8]) -> Result<Vec<(u32, Range<usize>)>, Fault> {
     let damaged = |reason: String| Err(Fault::Damaged(reason));
     let Some(header) = file.first_chunk::<HEADER>() else {
@@ -238,10 +238,10 @@ fn table(file: &[u8]) -> Result<Vec<(u32, Range<usize>)>, Fault> {
     Ok(table)
 }
 
-/// Writes a file of these parts to `path`, in place of what may be there, once it is on the disk.
+/// Writes a file of these parts beside `path`, syncs it to disk and renames it to `path`, replacing any file there.
 ///
 /// # Errors
-/// [`FileError::Io`]; what was at `path` is still there then.
+/// Returns [`FileError::Io`] when it cannot be written; the previous file at `path` is then still there.
 pub fn write(path: &Path, parts: &[(Part, Vec<u8>)]) -> Result<(), FileError> {
     let beside = path.with_file_name(format!(
         "{}.new-{}",
@@ -250,7 +250,7 @@ pub fn write(path: &Path, parts: &[(Part, Vec<u8>)]) -> Result<(), FileError> {
     ));
     let written = write_beside(&beside, parts).and_then(|()| std::fs::rename(&beside, path));
     if written.is_err() {
-        // Best effort: the error that led here says more.
+        // Best effort: the error that led here is more important.
         let _ = std::fs::remove_file(&beside);
     }
     let folder = path
@@ -355,7 +355,7 @@ mod tests {
             std::fs::write(&path, &bytes[..length]).unwrap();
             assert!(Parts::open(&path).is_err(), "{length} bytes were accepted");
         }
-        // Between the parts lies padding, which says nothing.
+        // The padding between the parts has no meaning.
         let table = table(&bytes).ok().unwrap();
         let says = |at: &usize| {
             *at < HEADER + table.len() * ENTRY || table.iter().any(|(_, range)| range.contains(at))

@@ -1,9 +1,9 @@
-//! No index: every vector is compared.
+//! The flat index: every vector is compared.
 
 use super::{Hit, Index, Keep, Kind, Search, Slot, Top, Vectors};
 use crate::file::Part;
 
-/// Compares all vectors, a thirty-second of them in a stage.
+/// An index that compares all vectors, a thirty-second of them in each stage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Flat;
 

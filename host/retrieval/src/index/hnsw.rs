@@ -1,16 +1,16 @@
-//! A hierarchical navigable small world (Malkov and Yashunin, TPAMI 2020): a graph in which near vectors are linked,
-//! with sparser graphs above it for long steps.
+//! HNSW, a hierarchical navigable small world (Malkov and Yashunin, TPAMI 2020): a graph in which near vectors are
+//! linked, with sparser graphs above it for long steps.
 //!
 //! ```text
 //!   level 2        a ───────────────── f            descend: the nearest node of each level
 //!   level 1        a ──── c ────────── f
 //!   level 0        a ─ b ─ c ─ d ─ e ─ f ─ …        walk: visit the nearest unvisited node, keep the best `breadth`
-//!                                                   └ a stage: so many visits
+//!                                                   └ a stage: a fixed number of visits
 //! ```
 //!
-//! A node's level follows from its slot alone, so the same vectors make the same graph. Deleted vectors stay in it as
-//! stepping stones and are passed over. A search that may keep only few (a filter) walks on until it has enough of them
-//! or has seen everything it can reach.
+//! A node's level follows from its slot alone, so the same vectors make the same graph. Deleted vectors stay in the
+//! graph as stepping stones and are not returned. A search with a filter that accepts only few vectors walks on until
+//! it has found enough or has seen everything it can reach.
 
 use super::{Hit, Index, Keep, Kind, Search, Slot, Top, Vectors};
 use crate::file::{Array, Part};
@@ -23,11 +23,11 @@ use std::collections::BinaryHeap;
 /// How dense the graph is and how thoroughly it is searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HnswOptions {
-    /// Links of a node on an upper level; twice as many on level 0. The paper's M.
+    /// Links of a node on an upper level; level 0 has twice as many. The paper's M.
     pub links: u16,
-    /// Candidates that a new node's links are chosen from. The paper's efConstruction.
+    /// Number of candidates that a new node's links are chosen from. The paper's efConstruction.
     pub build_breadth: u16,
-    /// Candidates that a search keeps. The paper's ef.
+    /// Number of candidates that a search keeps. The paper's ef.
     pub breadth: u16,
 }
 
@@ -42,7 +42,7 @@ impl Default for HnswOptions {
 }
 
 impl HnswOptions {
-    /// Most links and candidates.
+    /// Largest number of links and of candidates.
     pub const MOST: u16 = 1_024;
 
     fn is_possible(self) -> bool {
@@ -53,23 +53,23 @@ impl HnswOptions {
     }
 }
 
-/// See the module's text.
+/// A graph over vectors, with the nodes of each level linked to near ones.
 pub struct Hnsw {
     options: HnswOptions,
-    /// Of each slot, how many links and then the links: `[slots, 1 + 2 · links]`.
+    /// For each slot, the number of links and then the links: `[slots, 1 + 2 · links]`.
     ground: Array<u32>,
-    /// Of the slots that stand on upper levels, their links there, level 1 first.
+    /// For each slot on upper levels, its links there, level 1 first.
     upper: FxHashMap<u32, Vec<Vec<u32>>>,
     entry: Option<Slot>,
 }
 
-/// Visits of a stage.
+/// Visits in one stage.
 const VISITS: usize = 4;
-/// Higher levels do not pay for any number of 32 bits.
+/// Highest level; higher ones do not pay for any number of vectors that fits 32 bits.
 const MAX_LEVEL: usize = 12;
 
 impl Hnsw {
-    /// Links `vectors`. Takes time in proportion to their number, about half a millisecond each.
+    /// Builds the graph of `vectors`. The time is proportional to their number, about half a millisecond each.
     #[must_use]
     pub fn build(vectors: &Vectors, options: HnswOptions) -> Self {
         let mut graph = Self::empty(options);
@@ -79,7 +79,7 @@ impl Hnsw {
         graph
     }
 
-    /// A graph of nothing; options out of range are taken for the nearest in it.
+    /// Returns a graph without nodes. Options out of range are clamped.
     #[must_use]
     pub fn empty(options: HnswOptions) -> Self {
         let most = HnswOptions::MOST;
@@ -95,7 +95,8 @@ impl Hnsw {
         }
     }
 
-    /// From a file's parts. `None` where they do not fit each other or name slots that are not below `count`.
+    /// Builds a graph from a file's parts. Returns `None` where they are inconsistent or name slots that are not below
+    /// `count`.
     pub(crate) fn over(
         options: HnswOptions,
         count: usize,
@@ -148,7 +149,7 @@ impl Hnsw {
         Some(graph)
     }
 
-    /// Links of a node on a level at most.
+    /// Returns the most links that a node may have on a level.
     fn most(&self, level: usize) -> usize {
         usize::from(self.options.links) * if level == 0 { 2 } else { 1 }
     }
@@ -181,12 +182,12 @@ impl Hnsw {
         node[1..=links.len()].copy_from_slice(links);
     }
 
-    /// The highest level that a slot stands on.
+    /// Returns the highest level of a slot.
     fn level(&self, slot: Slot) -> usize {
         self.upper.get(&slot.0).map_or(0, Vec::len)
     }
 
-    /// From `from`, the nearest node that steps to nearer ones lead to on `level`.
+    /// From `from`, follows links on `level` to nearer nodes. Returns the node that has no nearer neighbour.
     fn descend(&self, vectors: &Vectors, query: &[f32], mut from: Hit, level: usize) -> Hit {
         loop {
             let near = self.links(from.slot, level).iter().map(|&slot| Hit {
@@ -204,7 +205,7 @@ impl Hnsw {
         }
     }
 
-    /// Where a walk on `level` begins.
+    /// Returns the node at which a walk on `level` begins.
     fn approach(&self, vectors: &Vectors, query: &[f32], level: usize) -> Option<Hit> {
         let slot = self.entry?;
         let mut at = Hit {
@@ -217,9 +218,10 @@ impl Hnsw {
         Some(at)
     }
 
-    /// Of `candidates`, nearest first, those to link to: each nearer to the node than to any chosen before it, so that
-    /// links point in different directions (the paper's Algorithm 4). The places that are left stay empty: a node whose
-    /// list is full has no room for those that come later, and they would be linked from nowhere.
+    /// Chooses the links of a node from `candidates`, which are ordered nearest first. Each chosen one is nearer to the
+    /// node than to any chosen before it, so that links point in different directions (the paper's Algorithm 4).
+    /// Remaining places stay empty: a node whose list is full has no room for later nodes, which nothing would then
+    /// link to.
     fn choose(vectors: &Vectors, candidates: &[Hit], most: usize) -> Vec<u32> {
         let mut chosen: Vec<Hit> = Vec::with_capacity(most);
         for candidate in candidates {
@@ -265,7 +267,7 @@ impl Index for Hnsw {
         let query = vectors.row(slot);
         let breadth = usize::from(self.options.build_breadth);
         let top_level = self.entry.map(|entry| self.level(entry));
-        // From the ground up: on the way down from a level where it is linked already, a node would meet itself.
+        // From the lowest level up: on the way down from a level where it is already linked, a node would meet itself.
         for level in top_level.map_or(0..0, |top| 0..level.min(top) + 1) {
             let keep = |other: Slot| other != slot;
             let candidates = {
@@ -324,7 +326,7 @@ impl Index for Hnsw {
     }
 }
 
-/// A walk on one level: a search's on level 0, or a new node's for its neighbours.
+/// A walk on one level: a search on level 0, or the search for a new node's neighbours.
 struct Walk<'a> {
     graph: &'a Hnsw,
     vectors: &'a Vectors,
@@ -332,11 +334,11 @@ struct Walk<'a> {
     keep: &'a Keep<'a>,
     level: usize,
     k: usize,
-    /// The best so far that may be kept.
+    /// The best nodes so far that the filter accepts.
     found: Top,
-    /// Seen and not yet visited.
+    /// Nodes that have been seen and not yet visited.
     open: BinaryHeap<Nearest>,
-    /// A bit for each slot.
+    /// One bit for each slot that has been seen.
     seen: Vec<u64>,
     begun: bool,
 }
@@ -382,7 +384,7 @@ impl<'a> Walk<'a> {
         self.seen[slot as usize / 64] & (1 << (slot % 64)) != 0
     }
 
-    /// Visits the nearest open node; `false` when none of them could lead to anything better.
+    /// Visits the nearest open node. Returns `false` when no open node could lead to anything better.
     fn visit(&mut self) -> bool {
         let Some(Nearest(next)) = self.open.pop() else {
             return false;
@@ -448,7 +450,7 @@ impl PartialEq for Nearest {
 
 impl Eq for Nearest {}
 
-/// The level of a slot: one in `links` stands on level 1, one in `links²` on level 2, and so on.
+/// Returns the highest level of a slot: one slot in `links` reaches level 1, one in `links²` level 2, and so on.
 fn level_of(slot: Slot, links: u16) -> usize {
     let mut random = Random::new(u64::from(slot.0));
     let is_higher = |_: &usize| random.unit() * f64::from(links) < 1.0;

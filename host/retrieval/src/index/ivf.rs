@@ -1,16 +1,17 @@
-//! An inverted file: vectors in clusters, of which a search visits the nearest.
+//! IVF, an inverted file: vectors in clusters, of which a search visits the nearest ones.
 //!
 //! ```text
 //!   query ─▶ order clusters by their centres ─▶ ░░▒▒▓▓██ ░░▒▒▓▓██ … up to `probes` of them
-//!                                               └ a stage: so many clusters that there are 32 stages
+//!                                               └ a stage: as many clusters as make at most 32 stages
 //! ```
 //!
-//! Centres come from k-means over a sample (Lloyd's algorithm, from vectors chosen at random with a fixed seed: the same
-//! vectors make the same index). New vectors join the cluster of the nearest centre; centres do not move afterwards, so
-//! an index that has grown to a multiple should be built again.
+//! Centres come from k-means over a sample (Lloyd's algorithm, from vectors chosen at random with a fixed seed, so the
+//! same vectors make the same index). New vectors join the cluster of the nearest centre. Centres do not move
+//! afterwards, so an index that has grown to a multiple should be rebuilt.
 //!
-//! The vectors of a cluster stand side by side, in a copy of their own: where they stand among all others, each costs a
-//! search a wait for memory. Those added since the file was written are read from there.
+//! The vectors of a cluster are stored side by side, in a copy of their own, because in their places among all other
+//! vectors each would cost a search a wait for memory. Vectors added since the file was written are read from those
+//! places.
 
 use super::{Hit, Index, Keep, Kind, Metric, Search, Slot, Top, Vectors};
 use crate::file::{Array, Part};
@@ -21,15 +22,15 @@ use serde::{Deserialize, Serialize};
 /// How vectors are clustered and how many clusters are visited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IvfOptions {
-    /// Clusters, at least one.
+    /// Number of clusters, at least one.
     pub clusters: u32,
-    /// Clusters that a search visits.
+    /// Number of clusters that a search visits.
     pub probes: u32,
 }
 
 impl IvfOptions {
-    /// The defaults for so many vectors: four times the square root of their number in clusters, of which a sixth is
-    /// visited, but 32 at least.
+    /// Returns the defaults for this number of vectors: clusters for four times its square root, of which a sixth is
+    /// visited, but at least 32.
     #[must_use]
     pub fn for_count(vectors: usize) -> Self {
         let clusters = (4.0 * (vectors as f64).sqrt()).ceil() as u32;
@@ -41,21 +42,21 @@ impl IvfOptions {
     }
 }
 
-/// See the module's text.
+/// Vectors in clusters, with a copy of the vectors ordered by cluster.
 pub struct Ivf {
     options: IvfOptions,
-    /// `[clusters, dimensions]`.
+    /// Centres `[clusters, dimensions]`.
     centres: Array<f32>,
     dimensions: usize,
-    /// Cluster `c` holds `slots[starts[c]..starts[c + 1]]` and `added[c]`.
+    /// Cluster `c` consists of `slots[starts[c]..starts[c + 1]]` and `added[c]`.
     starts: Array<u32>,
     slots: Array<u32>,
-    /// `[slots, dimensions]`: the vectors of `slots`.
+    /// Vectors `[slots, dimensions]` of `slots`, in the same order.
     rows: Array<f32>,
     added: Vec<Vec<u32>>,
 }
 
-/// Vectors of the sample for each cluster.
+/// Vectors in the sample for each cluster.
 const SAMPLE: usize = 48;
 const ROUNDS: usize = 8;
 const STAGES: usize = 32;
@@ -92,7 +93,8 @@ impl Ivf {
         }
     }
 
-    /// From a file's parts. `None` where they do not fit each other or hold slots that are not below `count`.
+    /// Builds an index from a file's parts. Returns `None` where they are inconsistent or contain slots that are not
+    /// below `count`.
     pub(crate) fn over(
         options: IvfOptions,
         dimensions: usize,
@@ -121,7 +123,7 @@ impl Ivf {
         })
     }
 
-    /// The slots of a cluster with their vectors, those of the build first.
+    /// Iterates over the slots of a cluster with their vectors, those of the build first.
     fn list<'a>(
         &'a self,
         vectors: &'a Vectors,
@@ -193,7 +195,7 @@ impl Index for Ivf {
     }
 }
 
-/// A search: the nearest clusters, some in every stage.
+/// A search: visits the nearest clusters, some in every stage.
 struct Visit<'a> {
     ivf: &'a Ivf,
     vectors: &'a Vectors,
@@ -201,16 +203,16 @@ struct Visit<'a> {
     keep: &'a Keep<'a>,
     top: Top,
     k: usize,
-    /// The clusters, those to visit nearest first; known from the first stage on.
+    /// The clusters with their scores. Those to visit come first, nearest first; filled by the first stage.
     order: Vec<(f32, usize)>,
     begun: bool,
     next: usize,
-    /// Clusters to visit.
+    /// Number of clusters to visit.
     probes: usize,
 }
 
 impl Visit<'_> {
-    /// Puts the nearest `probes` clusters to the front, nearest first.
+    /// Moves the nearest `probes` clusters to the front, nearest first.
     fn begin(&mut self) {
         let metric = self.vectors.metric();
         let centres = self.ivf.centres.chunks_exact(self.ivf.dimensions);
@@ -223,8 +225,8 @@ impl Visit<'_> {
         self.order[..self.probes].sort_unstable_by(nearer);
     }
 
-    /// Goes on to the other clusters, as long as there are not even `k` to return: a filter lets few pass, or little is
-    /// left of a cluster.
+    /// Extends the search to the other clusters while there are fewer than `k` hits, because a filter accepts few
+    /// vectors or clusters have few left.
     fn widen(&mut self) {
         if self.top.hits().len() < self.k && self.probes < self.order.len() {
             self.order[self.probes..].sort_unstable_by(nearer);
@@ -256,7 +258,7 @@ impl Search for Visit<'_> {
             }
         }
         self.next = end;
-        // Beyond what was to be visited, no more than needed.
+        // Beyond the planned clusters, visit no more than needed.
         if end > self.ivf.options.probes as usize && self.top.hits().len() == self.k {
             self.probes = end;
         }
@@ -272,8 +274,8 @@ fn nearer(a: &(f32, usize), b: &(f32, usize)) -> std::cmp::Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-/// The centre nearest to `row` by Euclidean distance; for the cosine, whose rows are of length 1, that is the one at the
-/// smallest angle, but for the centres' own lengths.
+/// Returns the centre nearest to `row` by Euclidean distance. For the cosine, whose rows have length 1, that is the
+/// centre at the smallest angle, except for the influence of the centres' own lengths.
 fn nearest(centres: &[f32], dimensions: usize, row: &[f32]) -> usize {
     let scores = centres
         .chunks_exact(dimensions)
@@ -282,7 +284,7 @@ fn nearest(centres: &[f32], dimensions: usize, row: &[f32]) -> usize {
     scores.zip(0..).fold((f32::NEG_INFINITY, 0), best).1
 }
 
-/// `count` centres of `vectors`, by Lloyd's algorithm over a sample.
+/// Returns `count` centres of `vectors`, by Lloyd's algorithm over a sample.
 fn means(vectors: &Vectors, count: usize) -> Vec<f32> {
     let dimensions = vectors.dimensions() as usize;
     let mut sample: Vec<u32> = (0..vectors.len() as u32).collect();
@@ -293,7 +295,7 @@ fn means(vectors: &Vectors, count: usize) -> Vec<f32> {
     let mut centres: Vec<f32> = (rows.iter().take(count))
         .flat_map(|row| row.iter().copied())
         .collect();
-    // Without vectors there is one centre, at nothing.
+    // Without vectors there is one centre, at the origin.
     centres.resize(count * dimensions, 0.0);
     for _ in 0..ROUNDS {
         let clusters: Vec<usize> = (rows.par_iter())
@@ -315,7 +317,7 @@ fn means(vectors: &Vectors, count: usize) -> Vec<f32> {
                     *value = sum / members as f32;
                 }
             } else if let Some(row) = rows.get(random.below(rows.len() as u64) as usize) {
-                // An empty cluster begins anew where some vector is.
+                // An empty cluster starts again at a random vector.
                 centre.copy_from_slice(row);
             }
         }
@@ -323,13 +325,13 @@ fn means(vectors: &Vectors, count: usize) -> Vec<f32> {
     centres
 }
 
-/// The vectors of `slots`, one behind another.
+/// Returns the vectors of `slots`, one after another.
 fn rows(vectors: &Vectors, slots: &[u32]) -> Vec<f32> {
     let rows = slots.iter().map(|slot| vectors.row(Slot(*slot)));
     rows.flatten().copied().collect()
 }
 
-/// Lists one behind another, and where each begins; the last start is the end.
+/// Concatenates lists. Returns the start of each list, with the end as the last start, and the concatenation.
 fn flattened(lists: &[Vec<u32>]) -> (Vec<u32>, Vec<u32>) {
     let mut starts = vec![0];
     let mut slots = Vec::new();

@@ -11,12 +11,12 @@
 //! | [`Ivf`] | a group of clusters, nearest first | most of it, from a fraction of the vectors |
 //! | [`Hnsw`] | a slice of the walk through the graph | most of it, from a few hundred vectors |
 //!
-//! Stages are what lets a prompt be computed while its documents are still searched for (RAGCache, section 5.3). They
-//! are counted in work, not in time as RAGCache counts HNSW's: the same query has the same stages on every machine and
-//! in every test. The indexes are our own because crates that are well kept (usearch, hnsw_rs, faiss's bindings) run a
-//! search to its end in one call; none shows what it has found so far.
+//! Stages allow the engine to compute a prompt while its documents are still being searched for (RAGCache, section
+//! 5.3). They are counted in work, not in time as RAGCache counts HNSW's, so the same query has the same stages on
+//! every machine and in every test. The indexes are the project's own, because well-kept crates (usearch, hnsw_rs,
+//! faiss's bindings) run a search to its end in one call, and none shows what it has found so far.
 //!
-//! An index holds no vectors: it is asked about [`Vectors`], and finds [`Slot`]s.
+//! An index contains no vectors: it is given [`Vectors`] and finds [`Slot`]s.
 
 mod flat;
 mod hnsw;
@@ -32,16 +32,16 @@ pub use vectors::{Metric, Refused, Vectors};
 
 use serde::{Deserialize, Serialize};
 
-/// A vector's place in its [`Vectors`].
+/// The index of a vector in its [`Vectors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u32);
 
-/// A vector that was found.
+/// A vector that was found, with its score.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hit {
-    /// Which.
+    /// The vector's slot.
     pub slot: Slot,
-    /// How near it is: larger is nearer, see [`Metric`].
+    /// How near the vector is: larger is nearer, see [`Metric`].
     pub score: f32,
 }
 
@@ -49,17 +49,17 @@ pub struct Hit {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// [`Flat`].
+    /// Compares all vectors, see [`Flat`].
     Flat,
-    /// [`Ivf`].
+    /// Visits the nearest clusters, see [`Ivf`].
     Ivf,
-    /// [`Hnsw`].
+    /// Walks through a graph of near vectors, see [`Hnsw`].
     #[default]
     Hnsw,
 }
 
 impl Kind {
-    /// Its name in files and options.
+    /// Returns the name of the kind in files and options.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -70,16 +70,17 @@ impl Kind {
     }
 }
 
-/// Which slots a search may return: not the deleted ones, say. Asked only of slots that would be among the best.
+/// Decides which slots a search may return, for instance only those that are not deleted. Called only for slots that
+/// would be among the best.
 pub type Keep<'a> = dyn Fn(Slot) -> bool + Sync + 'a;
 
-/// A way to find near vectors without comparing all of them, or with.
+/// An index over vectors, which finds those nearest to a query.
 pub trait Index: Send + Sync {
-    /// Its kind.
+    /// Returns the kind of the index.
     fn kind(&self) -> Kind;
 
-    /// Begins a search for the `k` vectors nearest to `query`, which is [prepared](Vectors::prepare), among those to
-    /// `keep`. Nothing is compared before the first stage.
+    /// Begins a search for the `k` vectors nearest to `query`, which must be [prepared](Vectors::prepare), among those
+    /// that `keep` accepts. Nothing is compared before the first stage.
     fn search<'a>(
         &'a self,
         vectors: &'a Vectors,
@@ -88,33 +89,33 @@ pub trait Index: Send + Sync {
         keep: &'a Keep<'a>,
     ) -> Box<dyn Search + 'a>;
 
-    /// Takes in `slot`, which is in `vectors` and was not taken in before. Slots come in ascending order.
+    /// Adds `slot`, which is in `vectors` and was not added before. Slots must be added in ascending order.
     fn add(&mut self, vectors: &Vectors, slot: Slot);
 
-    /// How it clusters, if it does.
+    /// Returns the clustering options of an IVF index.
     fn ivf_options(&self) -> Option<IvfOptions> {
         None
     }
 
-    /// How it links, if it does.
+    /// Returns the graph options of an HNSW index.
     fn hnsw_options(&self) -> Option<HnswOptions> {
         None
     }
 
-    /// What it consists of, over `vectors`, for a file: see [`crate::file`].
+    /// Returns the parts that a file stores for the index over `vectors`: see [`crate::file`].
     fn parts(&self, vectors: &Vectors) -> Vec<(crate::file::Part, Vec<u8>)>;
 }
 
-/// A search under way.
+/// A search in progress.
 pub trait Search {
-    /// Goes on by one stage. Whether there was one: after `false` nothing changes any more.
+    /// Advances by one stage. Returns whether there was one; after `false`, nothing changes any more.
     fn advance(&mut self) -> bool;
 
-    /// The best so far, nearest first; among equals the lower slot.
+    /// Returns the best hits so far, nearest first, the lower slot first among equals.
     fn top(&self) -> &[Hit];
 }
 
-/// The whole search at once.
+/// Runs the whole search and returns its best hits.
 pub fn run<'s>(search: &'s mut (dyn Search + '_)) -> &'s [Hit] {
     while search.advance() {}
     search.top()
@@ -125,7 +126,7 @@ pub(crate) mod tests {
     use super::*;
     use foreword_ordering::random::Random;
 
-    /// `count` points around `centres` centres: `spread` 0 puts them on the centres, 1 anywhere.
+    /// Returns `count` points around `centres` centres; with `spread` 0 they are on the centres, with 1 anywhere.
     pub(crate) fn clustered(
         random: &mut Random,
         count: usize,
@@ -163,7 +164,7 @@ pub(crate) mod tests {
         ]
     }
 
-    /// The slow obvious way.
+    /// The slow, obvious way.
     fn exact(vectors: &Vectors, query: &[f32], k: usize, keep: &Keep<'_>) -> Vec<Slot> {
         let slots = (0..vectors.len() as u32).map(Slot);
         let mut all: Vec<Hit> = slots

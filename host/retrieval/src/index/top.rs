@@ -1,8 +1,8 @@
-//! The best `k` of what came by.
+//! The best `k` of a stream of hits.
 
 use super::{Hit, Slot};
 
-/// At most `k` hits, nearest first; among equals the lower slot.
+/// At most `k` hits, nearest first, the lower slot first among equals.
 #[derive(Clone, Debug)]
 pub struct Top {
     hits: Vec<Hit>,
@@ -10,7 +10,7 @@ pub struct Top {
 }
 
 impl Top {
-    /// Nothing yet. Memory grows with what comes, not with `k`.
+    /// Returns an empty list. Its memory grows with the number of hits, not with `k`.
     #[must_use]
     pub fn new(k: usize) -> Self {
         Self {
@@ -19,7 +19,7 @@ impl Top {
         }
     }
 
-    /// Whether a hit would be among the best.
+    /// Returns whether a hit would be among the best.
     #[must_use]
     pub fn admits(&self, slot: Slot, score: f32) -> bool {
         if self.hits.len() < self.k {
@@ -28,7 +28,7 @@ impl Top {
         (self.hits.last()).is_some_and(|last| is_before(Hit { slot, score }, *last))
     }
 
-    /// Puts a hit in its place, if it has one. O(k).
+    /// Inserts a hit if it is among the best. Costs `O(k)`.
     pub fn offer(&mut self, slot: Slot, score: f32) {
         if !self.admits(slot, score) {
             return;
@@ -41,13 +41,13 @@ impl Top {
         self.hits.insert(at, hit);
     }
 
-    /// The best, nearest first.
+    /// Returns the best hits, nearest first.
     #[must_use]
     pub fn hits(&self) -> &[Hit] {
         &self.hits
     }
 
-    /// The worst of the best, once there are `k`.
+    /// Returns the score of the worst hit, once there are `k`.
     #[must_use]
     pub fn bar(&self) -> Option<f32> {
         (self.hits.len() == self.k).then(|| self.hits.last().map_or(f32::INFINITY, |hit| hit.score))

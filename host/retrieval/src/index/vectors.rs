@@ -1,58 +1,57 @@
 //! Vectors of one length, and how near two of them are.
 //!
-//! Those that came from a file stay there, mapped; those that are added stand behind them in memory. A slot is never
-//! used twice.
+//! Vectors from a file stay in the file, mapped; added ones follow them in memory. A slot is never reused.
 
 use super::Slot;
 use crate::file::Array;
 use serde::{Deserialize, Serialize};
 
-/// How near two vectors are. Larger is nearer.
+/// A measure of how near two vectors are. Larger is nearer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Metric {
     /// The cosine of the angle between them, from -1 to 1.
     #[default]
     Cosine,
-    /// Their inner product.
+    /// The inner product of the two.
     InnerProduct,
-    /// Their squared Euclidean distance, less than nothing: 0 for equal ones, -4 for ones at a distance of 2.
+    /// The negative squared Euclidean distance: 0 for equal vectors, -4 at a distance of 2.
     L2,
 }
 
 /// Why a vector was refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refused {
-    /// It has the wrong number of components.
+    /// The vector has the wrong number of components.
     #[error("the vector has {found} dimensions, this index has {expected}")]
     Dimensions {
-        /// Components given.
+        /// Number of components given.
         found: usize,
-        /// Components of every vector here.
+        /// Number of components of every vector in the index.
         expected: u32,
     },
-    /// A component is not a number, infinite, or too large to be squared.
+    /// A component is NaN, infinite, or too large to be squared.
     #[error(
         "the vector's component {at} is {value}, it must be a number of at most {MAX_COMPONENT:e}"
     )]
     NotFinite {
-        /// Its index.
+        /// Index of the component.
         at: usize,
-        /// Its value.
+        /// Value of the component.
         value: f32,
     },
-    /// It has no direction, so no cosine.
+    /// The vector is zero and has no direction, so it has no cosine.
     #[error("the vector is zero in every component: it has no direction to compare by cosine")]
     NoDirection,
-    /// There is no room for more.
+    /// The index has the largest possible number of vectors.
     #[error("there are {} vectors, the most that an index holds", u32::MAX)]
     Full,
 }
 
-/// Sums of squares of so large components stay finite in an `f32`, whatever the dimensions.
+/// Largest component: sums of squares of such components stay finite in an `f32`, whatever the dimensions.
 const MAX_COMPONENT: f32 = 1e15;
 
-/// See the module's text.
+/// Vectors by slot, as rows of a file and of memory.
 pub struct Vectors {
     dimensions: u32,
     metric: Metric,
@@ -61,13 +60,13 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    /// None yet. `dimensions` is at least 1.
+    /// Returns an empty list; `dimensions` is at least 1.
     #[must_use]
     pub fn new(dimensions: u32, metric: Metric) -> Self {
         Self::over(dimensions, metric, Array::default())
     }
 
-    /// Those in `mapped`, row by row, as they were written: whole rows.
+    /// Returns the vectors in `mapped`, whole rows as they were written.
     pub(crate) fn over(dimensions: u32, metric: Metric, mapped: Array<f32>) -> Self {
         Self {
             dimensions: dimensions.max(1),
@@ -77,34 +76,34 @@ impl Vectors {
         }
     }
 
-    /// Components of every vector.
+    /// Returns the number of components of every vector.
     #[must_use]
     pub fn dimensions(&self) -> u32 {
         self.dimensions
     }
 
-    /// How they are compared.
+    /// Returns how the vectors are compared.
     #[must_use]
     pub fn metric(&self) -> Metric {
         self.metric
     }
 
-    /// How many there are, deleted ones included.
+    /// Returns the number of vectors, deleted ones included.
     #[must_use]
     pub fn len(&self) -> usize {
         (self.mapped.len() + self.added.len()) / self.dimensions as usize
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no vectors.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// `vector`, checked, as it is compared: of length 1 for the cosine.
+    /// Returns `vector`, checked and in the form in which it is compared: of length 1 for the cosine.
     ///
     /// # Errors
-    /// [`Refused`].
+    /// Returns [`Refused`] when the vector is unusable.
     pub fn prepare(&self, vector: &[f32]) -> Result<Vec<f32>, Refused> {
         if vector.len() != self.dimensions as usize {
             return Err(Refused::Dimensions {
@@ -132,10 +131,10 @@ impl Vectors {
         Ok(vector.iter().map(unit).collect())
     }
 
-    /// Takes in a vector.
+    /// Adds a vector and returns its slot.
     ///
     /// # Errors
-    /// [`Refused`]; nothing was taken in then.
+    /// Returns [`Refused`] when the vector is unusable; nothing was added then.
     pub fn push(&mut self, vector: &[f32]) -> Result<Slot, Refused> {
         let row = self.prepare(vector)?;
         let slot = u32::try_from(self.len()).map_err(|_| Refused::Full)?;
@@ -143,10 +142,10 @@ impl Vectors {
         Ok(Slot(slot))
     }
 
-    /// The vector in `slot`, as it is compared.
+    /// Returns the vector in `slot`, in the form in which it is compared.
     ///
     /// # Panics
-    /// When there is none: slots come from here.
+    /// Panics when there is no such slot. Slots come only from this type.
     #[inline]
     #[must_use]
     pub fn row(&self, slot: Slot) -> &[f32] {
@@ -158,14 +157,14 @@ impl Vectors {
         }
     }
 
-    /// How near a prepared vector is to the one in `slot`.
+    /// Returns how near a prepared vector is to the one in `slot`.
     #[inline]
     #[must_use]
     pub fn score(&self, query: &[f32], slot: Slot) -> f32 {
         self.metric.score(query, self.row(slot))
     }
 
-    /// All rows, one behind another, for a file.
+    /// Returns all rows, one after another, for a file.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         [
             bytemuck::cast_slice(&self.mapped),
@@ -176,7 +175,7 @@ impl Vectors {
 }
 
 impl Metric {
-    /// How near two prepared vectors are.
+    /// Returns how near two prepared vectors are.
     #[inline]
     pub(crate) fn score(self, a: &[f32], b: &[f32]) -> f32 {
         match self {
@@ -186,7 +185,8 @@ impl Metric {
     }
 }
 
-/// Terms added up in sixteen sums side by side: enough for the compiler to use vectors, and the same bits everywhere.
+/// Sums terms in sixteen parallel sums: enough for the compiler to use vector instructions, and the same bits
+/// everywhere.
 #[inline(always)]
 fn sum(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {
     const LANES: usize = 16;

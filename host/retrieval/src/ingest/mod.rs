@@ -1,11 +1,11 @@
-//! From a folder of files to documents, and from documents to a collection that mirrors them.
+//! Ingestion: from a folder of files to documents, and from documents to a collection that mirrors them.
 //!
 //! ```text
-//!   *.txt, *.md   ─▶ cut into passages of some 160 words, at paragraphs and headings ─▶ id FILE#NUMBER
-//!   *.jsonl       ─▶ a document on every line: {"id", "title", "text", "metadata"}   ─▶ its own id, or FILE#LINE
+//!   *.txt, *.md   ─▶ cut into passages of up to 160 words, at paragraphs and headings ─▶ id FILE#NUMBER
+//!   *.jsonl       ─▶ a document on every line: {"id", "title", "text", "metadata"}    ─▶ its own id, or FILE#LINE
 //!                          │
-//!                          ▼ those that are not in the collection yet, or not like this
-//!                       embedder ─▶ editor        and what the folder does not hold any more goes
+//!                          ▼ those that are not in the collection yet, or have changed
+//!                       embedder ─▶ editor        documents that the folder no longer contains are deleted
 //! ```
 
 mod passages;
@@ -21,44 +21,44 @@ use crate::file::FileError;
 use crate::index::Refused;
 use fxhash::FxHashSet;
 
-/// What became of the documents.
+/// What was done with the documents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// New ones, and changed ones.
+    /// Number of new and changed documents.
     pub embedded: usize,
-    /// Those that were there already, just like this.
+    /// Number of documents that were already in the collection, unchanged.
     pub unchanged: usize,
-    /// Those that were there and are not in the folder any more.
+    /// Number of documents that were in the collection and are no longer in the folder.
     pub deleted: usize,
-    /// Those without a letter or a digit.
+    /// Number of documents without a letter or a digit, which are skipped.
     pub empty: usize,
 }
 
-/// Why documents could not be taken in.
+/// Why documents could not be ingested.
 #[derive(Debug, thiserror::Error)]
 pub enum IngestError {
     /// The embedder failed.
     #[error("document {id}: {reason}")]
     Embed {
-        /// The document.
+        /// Id of the document.
         id: String,
-        /// Why.
+        /// The embedder's error.
         reason: EmbedError,
     },
-    /// Its vector was refused.
+    /// The document's vector was refused.
     #[error("document {id}: {reason}")]
     Vector {
-        /// The document.
+        /// Id of the document.
         id: String,
-        /// Why.
+        /// Why the vector was refused.
         reason: Refused,
     },
-    /// The collection holds another embedder's vectors.
+    /// The collection has vectors of another embedder.
     #[error("the index was made with the embedder {found}, not with {given}")]
     Embedder {
-        /// The collection's.
+        /// Name of the collection's embedder.
         found: String,
-        /// The one given.
+        /// Name of the given embedder.
         given: String,
     },
     /// The collection could not be read.
@@ -66,14 +66,14 @@ pub enum IngestError {
     File(#[from] FileError),
 }
 
-/// Documents that are embedded together.
+/// Number of documents that are embedded together.
 const BATCH: usize = 32;
 
-/// `collection` as `documents` are: new ones are added, changed ones replaced, others deleted. `progress` is told of the
-/// number done and of all.
+/// Makes `collection` mirror `documents`: new ones are added, changed ones replaced, and all others deleted. `progress`
+/// receives the number of documents done and the total.
 ///
 /// # Errors
-/// [`IngestError`].
+/// Returns an [`IngestError`] when the collection cannot be read or a document cannot be embedded.
 pub fn mirror(
     collection: Collection,
     documents: &[Document],

@@ -1,24 +1,25 @@
-//! Texts cut into passages: short enough for an embedder to take in whole, long enough to mean something alone.
+//! Passages: cuts texts into pieces short enough for an embedder to read whole, and long enough to have a meaning
+//! alone.
 //!
-//! Paragraphs are put together while they fit. A paragraph that is too long alone is cut at sentences, a sentence at
-//! words. A Markdown heading begins a passage and is the title of what follows; nothing is overlapped.
+//! Paragraphs are joined while they fit. A paragraph that is too long alone is cut at sentences, and a sentence at
+//! words. A Markdown heading begins a passage and is the title of what follows. Passages do not overlap.
 
 /// How long passages are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passages {
-    /// Words of a passage at most, at least one.
+    /// Most words in a passage, at least one.
     pub words: usize,
 }
 
 impl Default for Passages {
-    /// Some 220 tokens of English: MiniLM reads 256.
+    /// About 220 tokens of English; MiniLM reads 256.
     fn default() -> Self {
         Self { words: 160 }
     }
 }
 
 impl Passages {
-    /// The passages of a text without headings.
+    /// Returns the passages of a text without headings.
     #[must_use]
     pub fn of_text(self, text: &str) -> Vec<String> {
         let mut passages = Vec::new();
@@ -26,7 +27,7 @@ impl Passages {
         passages
     }
 
-    /// The passages of a Markdown text, each with the heading that it stands under. Lines within fences are no headings.
+    /// Returns the passages of a Markdown text, each with the heading above it. Lines within fences are not headings.
     #[must_use]
     pub fn of_markdown(self, text: &str) -> Vec<(String, String)> {
         let mut passages = Vec::new();
@@ -73,7 +74,8 @@ impl Passages {
     }
 }
 
-/// What passages are put together from, each at most `most` words long, with what stands before it within a passage.
+/// Returns the pieces that passages are joined from, each at most `most` words long, with the separator before it
+/// within a passage.
 fn pieces(text: &str, most: usize) -> Vec<(&str, &'static str)> {
     let mut pieces = Vec::new();
     for paragraph in paragraphs(text) {
@@ -97,7 +99,7 @@ fn pieces(text: &str, most: usize) -> Vec<(&str, &'static str)> {
     pieces
 }
 
-/// Runs of lines between empty ones.
+/// Iterates over paragraphs: runs of lines between empty lines.
 fn paragraphs(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -118,7 +120,7 @@ fn paragraphs(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Cut after a full stop, a question mark or an exclamation mark that white space follows.
+/// Iterates over sentences, cut after a full stop, question mark or exclamation mark that white space follows.
 fn sentences(paragraph: &str) -> impl Iterator<Item = &str> {
     let mut rest = paragraph;
     std::iter::from_fn(move || {
@@ -135,7 +137,7 @@ fn sentences(paragraph: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The first `most` words and the rest; `None` where there are no more.
+/// Returns the first `most` words and the rest, or `None` if there are no more words than that.
 fn split_words(text: &str, most: usize) -> Option<(&str, &str)> {
     let mut words = 0;
     let mut within = false;

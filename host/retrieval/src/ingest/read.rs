@@ -1,4 +1,4 @@
-//! Files to documents.
+//! Reading files as documents.
 
 use super::Passages;
 use crate::Document;
@@ -9,41 +9,41 @@ use std::path::{Path, PathBuf};
 /// Why a folder's documents cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The system says so.
+    /// The system reported an error.
     #[error("{}: {reason}", path.display())]
     Io {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         reason: std::io::Error,
     },
-    /// A line is no document.
+    /// A line of a JSON Lines file is not a document.
     #[error("{}, line {line}: {reason}", path.display())]
     Line {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// From 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// What is wrong with the line.
         reason: String,
     },
-    /// Two documents have one id.
+    /// Two documents have the same id.
     #[error("the id {id:?} stands in {} and again in {}", first.display(), second.display())]
     Twice {
-        /// The id.
+        /// The duplicate id.
         id: String,
-        /// The file that it stands in.
+        /// The file with the id's first occurrence.
         first: PathBuf,
-        /// The file that it stands in again.
+        /// The file with the id's second occurrence.
         second: PathBuf,
     },
 }
 
-/// The documents of all `.txt`, `.md` and `.jsonl` files in `folder` and below, in the order of their paths. Hidden files
-/// and folders are passed over, and links are not followed.
+/// Returns the documents of all `.txt`, `.md` and `.jsonl` files in `folder` and below (`.markdown` and `.ndjson` too),
+/// in the order of their paths. Hidden files and folders are skipped, and links are not followed.
 ///
 /// # Errors
-/// [`ReadError`].
+/// Returns a [`ReadError`] when a file cannot be read, a line is not a document, or an id occurs twice.
 pub fn documents(folder: &Path, passages: Passages) -> Result<Vec<Document>, ReadError> {
     let mut files = Vec::new();
     collect(folder, &mut files)?;

@@ -1,12 +1,12 @@
-//! Where documents are searched: an index of ours, or a store that someone already runs.
+//! Stores: where documents are searched, either an index of Foreword or an external database.
 //!
 //! | store | stages | words | filters |
 //! | --- | --- | --- | --- |
-//! | [`Shelf`] | as its index has them | BM25, joined by ranks | any field of the metadata |
+//! | [`Shelf`] | those of its index | BM25, joined by ranks | any field of the metadata |
 //! | [`Pgvector`] | one | no | any field of `metadata` |
 //! | [`Qdrant`] | one | no | any field of the payload |
 //!
-//! A store that cannot be reached is an error of that one request, and is tried again with the next.
+//! A store that cannot be reached fails only the present request; the next request tries it again.
 
 mod pgvector;
 mod qdrant;
@@ -20,51 +20,52 @@ use crate::collection::Found;
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
 
-/// What is asked of a store.
+/// A search request to a store.
 #[derive(Clone, Debug, Default)]
 pub struct Ask {
     /// The question's vector.
     pub vector: Vec<f32>,
-    /// The question itself, where its words shall count too. Stores without words do without.
+    /// The question itself, if its words are to count too. Stores without word search ignore it.
     pub words: Option<String>,
-    /// Documents wanted.
+    /// Number of documents wanted.
     pub k: usize,
-    /// Fields of a document's metadata and the values that they must have; of an array, any one.
+    /// Fields of a document's metadata and the values that they must have; an array accepts any of its values.
     pub filters: Map<String, Value>,
 }
 
 /// Why a store gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// It is not there, or not whole. The next request may find it.
+    /// The store is missing or incomplete. The next request may find it.
     #[error("{0}")]
     Unavailable(String),
-    /// What was asked for makes no sense to it.
+    /// The store refused the request as invalid.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Gets the best documents so far, and says whether the search shall go on.
+/// Receives the best documents so far, and decides whether the search continues.
 pub type Stage<'s> = dyn FnMut(&[Found]) -> ControlFlow<()> + 's;
 
-/// A place where documents are searched. Blocks while it does.
+/// A place where documents are searched. Its calls block.
 pub trait Store: Send + Sync {
-    /// The best documents, best first. `stage` gets the best so far whenever they have changed, the last time with what
-    /// is returned.
+    /// Returns the best documents, best first. `stage` receives the best so far whenever they have changed, the last
+    /// time with what is returned.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// Returns a [`StoreError`] when the store is unavailable or refuses the request.
     fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<Found>, StoreError>;
 
-    /// Changes whenever the same question may find other documents, for whoever remembers what was found.
+    /// Returns a version that changes whenever the same question may find other documents, for callers that cache
+    /// results.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`].
+    /// Returns [`StoreError::Unavailable`] when the store cannot be reached.
     fn version(&self) -> Result<String, StoreError>;
 
-    /// The name of the embedder whose vectors it holds, where it knows.
+    /// Returns the name of the embedder that made the store's vectors, if the store knows it.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`].
+    /// Returns [`StoreError::Unavailable`] when the store cannot be reached.
     fn embedder(&self) -> Result<Option<String>, StoreError>;
 }

@@ -1,13 +1,13 @@
 //! PostgreSQL with the pgvector extension as a store.
 //!
 //! ```text
-//!   table: id text, title text, text text, metadata jsonb, embedding vector(N)      by default, names can be others
+//!   table: id text, title text, text text, metadata jsonb, embedding vector(N)
 //!   SELECT …, embedding <=> $1 AS distance FROM table WHERE metadata @> $2 ORDER BY embedding <=> $1 LIMIT k
 //! ```
 //!
-//! The whole search is one stage, and words do not count. A connection is made when it is first needed and again when it
-//! was lost; searches take turns on it. There is no TLS: put the database on the same machine or in the same network, or
-//! a proxy between.
+//! The whole search is one stage, and words do not count. A connection is opened when it is first needed, and again
+//! when it was lost; searches use it one at a time. There is no TLS: run the database on the same machine or in the
+//! same network, or put a proxy in between.
 
 use super::{Ask, Stage, Store, StoreError};
 use crate::Document;
@@ -23,22 +23,23 @@ use std::time::Duration;
 /// A table of a PostgreSQL server.
 pub struct Pgvector {
     config: Config,
-    /// Its name, quoted.
+    /// The table's name, quoted.
     table: String,
     metric: Metric,
     client: Mutex<Option<Client>>,
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// PostgreSQL ends a longer search.
+/// Limit after which PostgreSQL aborts a search.
 const STATEMENT_TIMEOUT: &str = "-c statement_timeout=5000";
 
 impl Pgvector {
-    /// The table of that name, in the database that `url` leads to (`postgres://user:password@host:port/database`),
-    /// compared by `metric`, for which it should have an index.
+    /// Returns a store for the table of this name in the database at `url`
+    /// (`postgres://user:password@host:port/database`). Vectors are compared by `metric`, for which the table should
+    /// have an index.
     ///
     /// # Errors
-    /// Why `url` is none, in words that do not repeat it: it may hold a password.
+    /// Returns a message that says why `url` is invalid, without repeating it, because it may contain a password.
     pub fn new(url: &str, table: &str, metric: Metric) -> Result<Self, String> {
         let parsed = url.parse::<Config>();
         let mut config = parsed.map_err(|error| format!("no PostgreSQL URL: {error}"))?;
@@ -53,7 +54,7 @@ impl Pgvector {
         })
     }
 
-    /// Does `work` on the connection; once more on a new one when the old one turns out to be lost.
+    /// Runs `work` on the connection, and once more on a new connection if the old one turns out to be lost.
     fn with<T>(
         &self,
         work: impl Fn(&mut Client) -> Result<T, postgres::Error>,
@@ -119,12 +120,12 @@ impl Store for Pgvector {
             client.query(&statement, &parameters)
         })?;
         let found: Vec<Found> = rows.iter().map(|row| self.found(row)).collect();
-        // There is nothing left to end.
+        // The search is complete, so there is nothing left to stop.
         let _ = stage(&found);
         Ok(found)
     }
 
-    /// As PostgreSQL counts what was inserted, updated and deleted in the table since its statistics began.
+    /// Returns PostgreSQL's count of rows inserted, updated and deleted in the table since its statistics began.
     fn version(&self) -> Result<String, StoreError> {
         let row = self.with(|client| {
             let statement = "SELECT (n_tup_ins + n_tup_upd + n_tup_del)::text FROM pg_stat_all_tables \
@@ -144,7 +145,7 @@ impl Pgvector {
         let distance: f64 = row.get(4);
         let score = match self.metric {
             Metric::Cosine => 1.0 - distance,
-            // pgvector's is the negative product.
+            // pgvector returns the negative product.
             Metric::InnerProduct => -distance,
             Metric::L2 => -distance * distance,
         };
@@ -161,7 +162,7 @@ impl Pgvector {
     }
 }
 
-/// What an error means to whoever asked. SQLSTATE 22 is about data: the vector's length, say.
+/// Translates an error for the caller. SQLSTATE 22 means invalid data, such as a vector of the wrong length.
 fn told(error: &postgres::Error) -> StoreError {
     match error.as_db_error() {
         Some(told) if told.code().code().starts_with("22") => {
@@ -172,13 +173,13 @@ fn told(error: &postgres::Error) -> StoreError {
     }
 }
 
-/// A vector as pgvector reads it.
+/// Formats a vector as pgvector reads it.
 fn literal(vector: &[f32]) -> String {
     let numbers: Vec<String> = vector.iter().map(f32::to_string).collect();
     format!("[{}]", numbers.join(","))
 }
 
-/// A name in SQL.
+/// Quotes a name for SQL.
 fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }

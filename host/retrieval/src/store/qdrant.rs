@@ -1,7 +1,7 @@
 //! Qdrant as a store, over its REST API (`POST /collections/{name}/points/query`, Qdrant 1.10 and later).
 //!
-//! A point's payload is the document: `id`, `title` and `text`, and whatever else it has is metadata. A point without an
-//! `id` in its payload goes by its own. The whole search is one stage, and words do not count.
+//! A point's payload is the document: `id`, `title` and `text`; all other fields are metadata. A point without an `id`
+//! in its payload uses its own id. The whole search is one stage, and words do not count.
 
 use super::{Ask, Stage, Store, StoreError};
 use crate::Document;
@@ -15,14 +15,14 @@ use ureq::Agent;
 /// A collection of a Qdrant server.
 pub struct Qdrant {
     agent: Agent,
-    /// Of the collection, without a slash at its end.
+    /// URL of the collection, without a slash at its end.
     url: String,
     api_key: Option<String>,
 }
 
-/// How long a request may take, connecting included.
+/// Timeout of a request, connecting included.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Longer answers are refused.
+/// Longest answer in bytes that is accepted.
 const MAX_BYTES: u64 = 64 << 20;
 
 #[derive(Deserialize)]
@@ -44,16 +44,16 @@ struct Point {
 }
 
 impl Qdrant {
-    /// The collection at `url`, `http://localhost:6333/collections/handbook`, say.
+    /// Returns a store for the collection at `url`, such as `http://localhost:6333/collections/handbook`.
     ///
     /// # Errors
-    /// Why `url` is none.
+    /// Returns a message that says why `url` is not a collection's URL.
     pub fn new(url: &str, api_key: Option<String>) -> Result<Self, String> {
         let url = url.trim_end_matches('/');
         let host = (url.strip_prefix("http://")).or_else(|| url.strip_prefix("https://"));
         if !host.is_some_and(|host| host.contains("/collections/")) {
             return Err(format!(
-                "{url:?} is no collection's URL, as http://localhost:6333/collections/handbook is one"
+                "{url:?} is not the URL of a collection, such as http://localhost:6333/collections/handbook"
             ));
         }
         let config = Agent::config_builder()
@@ -67,7 +67,7 @@ impl Qdrant {
         })
     }
 
-    /// Posts `body` to the collection's `path`, or gets it where there is none.
+    /// Posts `body` to the collection's `path`, or sends a GET request if there is no body.
     fn call<T: for<'de> Deserialize<'de>>(
         &self,
         path: &str,
@@ -131,12 +131,12 @@ impl Store for Qdrant {
         }
         let Points { points } = self.call("/points/query", Some(&body))?;
         let found: Vec<Found> = points.into_iter().map(Point::found).collect();
-        // There is nothing left to end.
+        // The search is complete, so there is nothing left to stop.
         let _ = stage(&found);
         Ok(found)
     }
 
-    /// As far as Qdrant tells: how many points there are and how many segments they stand in.
+    /// Returns the numbers of points and of segments, which is all that Qdrant reports about changes.
     fn version(&self) -> Result<String, StoreError> {
         let about: Value = self.call("", None)?;
         Ok(format!(
@@ -182,7 +182,7 @@ mod tests {
     use std::ops::ControlFlow;
     use std::thread::JoinHandle;
 
-    /// A server for one request: answers as told and hands out what it was asked.
+    /// Starts a server for one request, which gives this answer and returns the request's body.
     fn server(status: &'static str, answer: Value) -> (SocketAddr, JoinHandle<(String, Value)>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

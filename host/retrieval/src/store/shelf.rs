@@ -1,6 +1,6 @@
-//! An index file as a store: opened when it is first asked, and again when another file stands in its place.
+//! An index file as a store: opened on the first request, and again when another file has replaced it.
 //!
-//! A file that is missing or damaged is no reason to end what is served from the one before, which stays mapped.
+//! When the new file is missing or damaged, the store continues to serve the previous one, which stays mapped.
 
 use super::{Ask, Stage, Store, StoreError};
 use crate::collection::{Collection, Found, Query};
@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// See the module's text.
+/// A store that serves the index file at a path, and follows its replacements.
 pub struct Shelf {
     path: PathBuf,
     open: Mutex<Option<Open>>,
@@ -24,7 +24,7 @@ struct Open {
     collection: Arc<Collection>,
 }
 
-/// Tells files of one name apart.
+/// Distinguishes successive files of one name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -43,7 +43,7 @@ impl Stamp {
 }
 
 impl Shelf {
-    /// The file at `path`, which need not be there yet.
+    /// Returns a store for the file at `path`, which need not exist yet.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         Self {
@@ -52,16 +52,16 @@ impl Shelf {
         }
     }
 
-    /// The collection as it stands in the file now, or as it stood there last.
+    /// Returns the collection in the file now, or the last one that could be read.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] when there never was one that could be read.
+    /// Returns [`StoreError::Unavailable`] when no readable file was ever there.
     pub fn collection(&self) -> Result<Arc<Collection>, StoreError> {
         self.open().map(|open| open.collection)
     }
 
     fn open(&self) -> Result<Open, StoreError> {
-        // Whoever comes while it is opened waits: it would open it too.
+        // Concurrent callers wait while the file is opened, because each would open it too.
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = std::fs::metadata(&self.path).map(|file| Stamp::of(&file));
         if let (Some(known), Ok(stamp)) = (&*open, &stamp)

@@ -1,5 +1,6 @@
-//! Memory on cache-line boundaries, since a vector load that crosses one costs two, and in large pages where the system
-//! has them, since streaming gigabytes through 4 KiB pages spends a part of its time on translating addresses.
+//! Memory that begins on a cache line, because a vector load that crosses one costs two loads. Large allocations use
+//! large pages where the system has them, because streaming gigabytes through 4 KiB pages spends part of its time on
+//! address translation.
 
 #![allow(
     unsafe_code,
@@ -8,29 +9,30 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// Values that start on a cache line.
+/// An array of values that starts on a cache line.
 pub(super) struct Aligned<T> {
-    /// Never grown once `start` is known: growing would move it.
+    /// Never grown once `start` is known, because growing would move it.
     memory: Vec<T>,
     start: usize,
     length: usize,
 }
 
-/// Bytes of a cache line.
+/// Bytes in a cache line.
 const LINE: usize = 64;
 
 impl<T: Copy + Default> Aligned<T> {
-    /// `length` default values. Zeroes of a large allocation of floats cost nothing until they are touched.
+    /// Returns `length` default values. Zeroes of a large allocation of floats cost nothing until they are touched.
     pub(super) fn new(length: usize) -> Self {
         let memory = vec![T::default(); length + LINE / size_of::<T>()];
         want_large_pages(memory.as_ptr(), memory.len());
         Self::over(memory, length)
     }
 
-    /// `length` default values that are all written at once: what is about to be filled, as weights are.
+    /// Returns `length` default values that are all written at once, for memory that is about to be filled, such as
+    /// weights.
     pub(super) fn touched(length: usize) -> Self {
         let mut memory = Vec::with_capacity(length + LINE / size_of::<T>());
-        // Before the first touch: a small page stays small.
+        // Asked before the first touch, because a small page stays small.
         want_large_pages(memory.as_ptr(), memory.capacity());
         memory.resize(length + LINE / size_of::<T>(), T::default());
         Self::over(memory, length)
@@ -48,7 +50,8 @@ impl<T: Copy + Default> Aligned<T> {
         }
     }
 
-    /// Makes it `length` values long. What it held is lost where it has to grow, kept otherwise.
+    /// Sets the length to `length` values. Keeps the content where the memory suffices, and loses it where it has to
+    /// grow.
     pub(super) fn resize(&mut self, length: usize) {
         if self.start + length > self.memory.len() {
             *self = Self::new(length);
@@ -57,14 +60,14 @@ impl<T: Copy + Default> Aligned<T> {
     }
 }
 
-/// Elsewhere the system decides by itself.
+/// Does nothing where the system decides about page sizes by itself.
 #[cfg(not(target_os = "linux"))]
 fn want_large_pages<T>(_: *const T, _: usize) {}
 
-/// Asks Linux to back whole pages of `length` values from `start` on by large ones, where it leaves that to programs.
+/// Asks Linux to back whole pages of the `length` values from `start` by large ones, where it leaves that to programs.
 #[cfg(target_os = "linux")]
 fn want_large_pages<T>(start: *const T, length: usize) {
-    /// Smaller pieces of memory are not worth a system call.
+    /// Fewest bytes that are worth a system call.
     const WORTH: usize = 4 << 20;
     const PAGE: usize = 4096;
     let bytes = length * size_of::<T>();
@@ -102,7 +105,7 @@ mod tests {
     #[test]
     fn values_start_on_a_cache_line_whatever_the_length() {
         let mut values = Aligned::<u16>::new(0);
-        // The last in large pages, where there are any.
+        // The last length uses large pages, where there are any.
         for length in [1, 31, 1000, 5, 3 << 20] {
             values.resize(length);
             assert_eq!(values.len(), length);

@@ -1,9 +1,9 @@
 //! Causal attention over pages.
 //!
 //! An item is a few tokens of one segment with the query heads that share a key and value head, so that each key and
-//! value read serves all of them. It walks the sequence in *spans* of 128 positions counted from position 0, keeping for
-//! each query a running maximum, total and output (online softmax: Milakov and Gimelshein, arXiv 1805.02867, section 3;
-//! FlashAttention, arXiv 2205.14135, section 3.1):
+//! value that is read serves all of them. The item walks the sequence in *spans* of 128 positions counted from position
+//! 0, and keeps for each query a running maximum, total and output (online softmax: Milakov and Gimelshein, arXiv
+//! 1805.02867, section 3; FlashAttention, arXiv 2205.14135, section 3.1):
 //!
 //! ```text
 //!   span      scores  [rows][128] = queries · keys      16 tokens per strip of keys, only strips that a row sees
@@ -11,9 +11,9 @@
 //!             output  [rows][head_dim] += scores · values   each row up to its own position
 //! ```
 //!
-//! Spans are cut by position, never by chunk, item or page, and a query's own positions are all that it computes with:
-//! what stands in later slots, and how many rows share its item, cannot reach its result. That keeps attention
-//! batch-invariant, and makes it safe that slots beyond a sequence hold anything, NaN included.
+//! Spans are cut by position, never by chunk, item or page, and a query computes only with positions up to its own. The
+//! content of later slots and the number of rows in the item therefore cannot reach its result. That keeps
+//! attention batch-invariant, and lets slots beyond a sequence hold anything, NaN included.
 
 use super::batch::{ITEM_ROWS, Item};
 use super::heads::{Heads, MAX_HEAD, Rotary};
@@ -24,24 +24,24 @@ use super::left::write_row;
 use super::pages::LayerPool;
 use crate::backend::PageId;
 
-/// Positions between two corrections of the running maximum: a block of the microkernel's left operand.
+/// Positions between two corrections of the running maximum: one block of the microkernel's left operand.
 const SPAN: usize = BLOCK;
 const ITEM_TILES: usize = ITEM_ROWS / TILE_ROWS;
 
-/// What the items of a layer share.
+/// The part of attention that all items of a layer share.
 pub(super) struct Attention<'a> {
     pub(super) kernels: Kernels,
     pub(super) queries: Heads<'a>,
     pub(super) rotary: &'a Rotary,
     pub(super) pool: &'a LayerPool,
-    /// Query heads of an item.
+    /// Query heads in an item.
     pub(super) item_heads: usize,
     /// Query heads that share a key and value head.
     pub(super) group: usize,
 }
 
 impl Attention<'_> {
-    /// Attends for `item` of a segment with `pages`; row `token * item_heads + head` of the result stands at
+    /// Computes attention for `item` of a segment with `pages`. Row `token * item_heads + head` of the result is at
     /// `out[row * value_stride..]`, `[head_dim]`. `out` is `[ITEM_ROWS, value_stride]`.
     pub(super) fn attend(&self, item: &Item, pages: &[PageId], out: &mut [f32]) {
         let (first, tokens, heads) = (
@@ -86,7 +86,7 @@ impl Attention<'_> {
         }
     }
 
-    /// `scores[row][position - span] = queries · keys` for positions of the span up to the row's strip.
+    /// Computes `scores[row][position - span] = queries · keys` for positions of the span up to the row's strip.
     fn scores(
         &self,
         item: &Item,
@@ -123,7 +123,7 @@ impl Attention<'_> {
         }
     }
 
-    /// `out[row] += scores[row][position - span] · values` for positions of the span up to the row's own.
+    /// Adds `out[row] += scores[row][position - span] · values` for positions of the span up to the row's own.
     fn values(&self, item: &Item, pages: &[PageId], span: usize, scores: &[f32], out: &mut [f32]) {
         let (first, tokens, heads) = (
             item.position as usize,
@@ -164,7 +164,7 @@ impl Attention<'_> {
                     column += columns;
                 }
             };
-            // Tokens at `end - 1` or later take all of these positions, the few before them up to their own.
+            // Tokens at `end - 1` or later use all of these positions; the few tokens before use those up to their own.
             let whole = (end - 1).saturating_sub(first).min(tokens);
             for token in position.saturating_sub(first)..whole {
                 add(
@@ -180,7 +180,7 @@ impl Attention<'_> {
     }
 }
 
-/// Queries of an item, rotated and scaled, as left operands.
+/// Rotates and scales an item's queries and stores them as left operands.
 struct Queries<'a> {
     attention: &'a Attention<'a>,
     item: &'a Item,
@@ -218,11 +218,12 @@ impl Loop for Queries<'_> {
     }
 }
 
-/// One span of the online softmax: scores become weights relative to the new maximum, outputs and totals follow it.
+/// One span of the online softmax: scores become weights relative to the new maximum, and outputs and totals are
+/// corrected for it.
 struct Softmax<'a> {
-    /// `[rows][STRIDE]`.
+    /// Scores `[rows][STRIDE]`, replaced by weights.
     scores: &'a mut [f32],
-    /// `[rows][out_stride]`.
+    /// Outputs so far, `[rows][out_stride]`.
     out: &'a mut [f32],
     out_stride: usize,
     maxima: &'a mut [f32],
@@ -263,7 +264,7 @@ impl Loop for Softmax<'_> {
                 }
             }
 
-            // In the first span totals and outputs are zero, whatever the correction.
+            // In the first span totals and outputs are zero, so the correction has no effect.
             let correction = lanes::exp::<FMA>(self.maxima[row] - maximum);
             self.maxima[row] = maximum;
             self.totals[row] = lanes::fma::<FMA>(

@@ -1,6 +1,6 @@
-//! A step as work: what each row computes, which pages are written, which queries attend together.
+//! A step as lists of work: what each row computes, which pages are written, and which queries attend together.
 //!
-//! The step is [checked](crate::backend::check) first, so that nothing after it checks again.
+//! The step is [checked](crate::backend::check) first, so nothing after that checks it again.
 
 use super::kernels::TILE_ROWS;
 use crate::TokenId;
@@ -15,13 +15,13 @@ pub(super) struct Cut {
     pub(super) heads: usize,
     /// Query heads that share a key and value head.
     pub(super) group: usize,
-    /// Query heads in an item: a divisor of `group`.
+    /// Query heads in an item, a divisor of `group`.
     pub(super) item_heads: usize,
-    /// Tokens in an item at most.
+    /// Most tokens in an item.
     pub(super) item_tokens: usize,
 }
 
-/// Rows of an item at most: two tiles, each key and value read serving all of them.
+/// Most rows in an item: two tiles, so that each key and value that is read serves all of them.
 pub(super) const ITEM_ROWS: usize = 2 * TILE_ROWS;
 
 impl Cut {
@@ -42,50 +42,50 @@ impl Cut {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     pub(super) token: TokenId,
-    /// Its place in the step.
+    /// Number of the token's row in the step.
     pub(super) number: u32,
-    /// The first of the items that attend for this token; each of the others is for the next query heads.
+    /// The first of the items that attend for this token; the following ones are for the next query heads.
     pub(super) item: u32,
-    /// Which of the items' tokens it is.
+    /// Index of the token among the items' tokens.
     pub(super) within: u32,
 }
 
-/// Queries that attend together: `tokens` times [`Cut::item_heads`] rows, the heads of a token being neighbours.
+/// Queries that attend together: `tokens` times [`Cut::item_heads`] rows, with the heads of a token adjacent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) segment: u32,
-    /// First row of the step.
+    /// The item's first row in the step.
     pub(super) row: u32,
     pub(super) tokens: u32,
     /// Position of the first token.
     pub(super) position: u32,
-    /// First query head.
+    /// The first query head.
     pub(super) head: u32,
 }
 
-/// Rows that go through a layer together, with the attention they need.
+/// Rows that go through a layer together, with the attention items that they need.
 #[derive(Default)]
 pub(super) struct Selection {
     pub(super) rows: Vec<Row>,
     pub(super) items: Vec<Item>,
 }
 
-/// A checked step. The lists keep their memory from step to step.
+/// A checked step as lists of work. The lists keep their memory from step to step.
 #[derive(Default)]
 pub(super) struct Batch {
     /// Every row of the step.
     pub(super) all: Selection,
-    /// Those whose logits are wanted, in order: past the last layer's keys and values, no other row is needed.
+    /// The rows whose logits are wanted, in order. After the last layer's keys and values, no other row is needed.
     pub(super) wanted: Selection,
-    /// Ascending by page.
+    /// Writes of keys and values, ascending by page.
     pub(super) writes: Vec<Write>,
-    /// The step's, ascending by the page that is overwritten.
+    /// The step's loads, ascending by the page that is overwritten.
     pub(super) loads: Vec<Load>,
     owners: Owners,
 }
 
 impl Batch {
-    /// Replaces the batch by `step`.
+    /// Checks `step` and replaces the batch by it.
     pub(super) fn plan(
         &mut self,
         step: &Step,

@@ -1,7 +1,7 @@
-//! One matrix product at a time, for models that are no decoders (an embedding model, say): the backend's packed weights
-//! and kernels behind plain slices.
+//! Single matrix products for models that are not decoders, such as embedding models: the backend's packed weights and
+//! kernels behind plain slices.
 //!
-//! Nothing is known here of what is computed. Products are f32, whatever type the weights are stored in, and the result
+//! This module knows nothing of what is computed. Products are f32, whatever type the weights are stored in. The result
 //! of a row depends on that row alone, as everywhere in the backend.
 
 use super::kernels::Kernels;
@@ -11,7 +11,7 @@ use crate::backend::cpu::Precision;
 use crate::models::{CheckpointError, Tensors};
 use rayon::prelude::*;
 
-/// `x · Wᵀ + b`: the weights `[outputs, inputs]` of a linear layer, laid out for products, and its bias.
+/// A linear layer `x · Wᵀ + b`: its weights `[outputs, inputs]`, laid out for products, and its bias `[outputs]`.
 pub struct Dense {
     panels: Panels,
     kernels: Kernels,
@@ -19,7 +19,7 @@ pub struct Dense {
     bias: Vec<f32>,
 }
 
-/// Memory of a product, kept from one to the next.
+/// Scratch memory of a product, reused from one product to the next.
 pub struct Workspace {
     tiles: Tiles,
     sums: Sums,
@@ -35,10 +35,10 @@ impl Default for Workspace {
 }
 
 impl Dense {
-    /// The layer whose tensors are called `NAME.weight` and `NAME.bias`.
+    /// Loads the layer whose tensors are called `NAME.weight` and `NAME.bias`.
     ///
     /// # Errors
-    /// [`CheckpointError`] when one of them is missing or has another shape or type.
+    /// Returns a [`CheckpointError`] when one of them is missing or has another shape or type.
     pub fn load(
         tensors: &Tensors,
         name: &str,
@@ -57,11 +57,11 @@ impl Dense {
         })
     }
 
-    /// The layer of every row of `input` `[rows, inputs]`, written to `output` `[rows, outputs]`. In parallel, on the
-    /// thread pool that it is called in.
+    /// Applies the layer to every row of `input` `[rows, inputs]` and writes `output` `[rows, outputs]`. Runs in
+    /// parallel on the thread pool that it is called in.
     ///
     /// # Panics
-    /// When the lengths are not whole rows of one number.
+    /// Panics when the lengths are not whole rows, or not the same number of rows.
     pub fn apply(&self, input: &[f32], output: &mut [f32], workspace: &mut Workspace) {
         let (inputs, outputs) = (self.inputs, self.bias.len());
         let rows = input.len() / inputs;

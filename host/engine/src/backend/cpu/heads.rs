@@ -1,4 +1,4 @@
-//! A head's vector on its way from the projection to where attention wants it: bias, norm, rotation.
+//! Steps between a head's projection and attention: bias, norm and rotation.
 
 use super::kernels::lanes;
 use super::matrix::Sums;
@@ -7,22 +7,22 @@ use crate::models::Rope;
 /// Widest head that a configuration may have.
 pub(super) const MAX_HEAD: usize = 256;
 
-/// Heads of one kind (query, key or value) in a layer's projection.
+/// The heads of one kind (query, key or value) in a layer's projection.
 #[derive(Clone, Copy)]
 pub(super) struct Heads<'a> {
     pub(super) sums: &'a Sums,
-    /// Where the kind's columns begin in `sums`.
+    /// Panel of `sums` where the columns of this kind begin.
     pub(super) panel: usize,
     pub(super) head_dim: usize,
-    /// `[heads, head_dim]`.
+    /// Bias `[heads, head_dim]`.
     pub(super) bias: Option<&'a [f32]>,
-    /// `[head_dim]`.
+    /// Norm weights `[head_dim]`, the same for every head.
     pub(super) norm: Option<&'a [f32]>,
     pub(super) norm_eps: f32,
 }
 
 impl Heads<'_> {
-    /// Head `head` of row `row` to `to`, `[head_dim]`, with bias and norm.
+    /// Writes head `head` of row `row` to `to`, `[head_dim]`, with bias and norm applied.
     #[inline(always)]
     pub(super) fn read<const FMA: bool>(&self, row: usize, head: usize, to: &mut [f32]) {
         let column = head * self.head_dim;
@@ -41,15 +41,15 @@ impl Heads<'_> {
     }
 }
 
-/// `1 / sqrt(mean(x²) + eps)`.
+/// Returns `1 / sqrt(mean(x²) + eps)`.
 #[inline(always)]
 pub(super) fn inverse_rms<const FMA: bool>(x: &[f32], eps: f32) -> f32 {
     1.0 / (lanes::sum_of_squares::<FMA>(x) / x.len() as f32 + eps).sqrt()
 }
 
-/// Cosines and sines of every position.
+/// Cosines and sines of the rotary embedding for every position.
 pub(super) struct Rotary {
-    /// `[positions][cosines: half, sines: half]`.
+    /// Table `[positions][cosines: half, sines: half]`.
     table: Vec<f32>,
     half: usize,
 }
@@ -62,7 +62,7 @@ impl Rotary {
         }
     }
 
-    /// Rotates the pairs `(i, i + half)` of `head` to `position`.
+    /// Rotates the pairs `(i, i + half)` of `head` by the angles of `position`.
     #[inline(always)]
     pub(super) fn rotate(&self, position: usize, head: &mut [f32]) {
         let row = &self.table[position * 2 * self.half..][..2 * self.half];

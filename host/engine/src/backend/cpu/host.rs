@@ -1,12 +1,12 @@
 //! The host pool: pages as bytes, which nothing computes on.
 //!
-//! A page is one contiguous piece, and what a disk holds is what stands here. What its bytes mean is known to who
-//! writes and reads them ([pages](super::pages)).
+//! A page is one contiguous piece, and a disk stores exactly these bytes. Only the writer and reader of a page know
+//! what the bytes mean ([pages](super::pages)).
 
 use super::aligned::Aligned;
 use crate::backend::HostPageId;
 
-/// All host pages. Memory that was never written costs address space only.
+/// All host pages. Memory that was never written costs only address space.
 pub(super) struct HostPool {
     page_bytes: usize,
     data: Aligned<u8>,

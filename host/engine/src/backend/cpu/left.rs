@@ -1,11 +1,11 @@
-//! Activations as left operands, in the form that the next product's weights ask for.
+//! Activations as left operands, in the form that the next product's weights need.
 //!
 //! ```text
 //!  Wide    [row / 12][column / 128][row % 12][144] f32             see `kernels`
 //!  Pairs   [row / 16][column / 512][row % 16][272 pairs] bf16      see `kernels::pairs`
 //! ```
 //!
-//! Whoever fills a tile writes f32 and does not know the form: rounding to bf16 happens here, and only here.
+//! Callers write f32 to a tile and do not know its form. Rounding to bf16 happens here and only here.
 
 use super::aligned::Aligned;
 use super::kernels::{BLOCK, STRIDE, TILE_BLOCK, TILE_ROWS, lanes, pairs};
@@ -13,7 +13,7 @@ use pairs::Pair;
 use rayon::iter::Either;
 use rayon::prelude::*;
 
-/// How a left operand is stored.
+/// The storage form of a left operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Wide,
@@ -21,7 +21,7 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Rows of a tile.
+    /// Returns the rows in a tile.
     pub(super) fn tile_rows(self) -> usize {
         match self {
             Form::Wide => TILE_ROWS,
@@ -30,7 +30,7 @@ impl Form {
     }
 }
 
-/// Activations `[rows, columns]`, as left operands. Memory of both forms is kept from product to product.
+/// Activations `[rows, columns]` as left operands. The memory of both forms is reused from product to product.
 pub(super) struct Tiles {
     form: Form,
     wide: Aligned<f32>,
@@ -50,7 +50,7 @@ impl Tiles {
         }
     }
 
-    /// Sets the shape; the values are whatever was there, but for zeroes where pairs are padded.
+    /// Sets the shape. The values are undefined, except for zeroes where pairs are padded.
     pub(super) fn shape(&mut self, rows: usize, columns: usize, form: Form) {
         (self.rows, self.columns, self.form) = (rows, columns, form);
         let length = rows.div_ceil(form.tile_rows()) * self.tile_length();
@@ -77,12 +77,12 @@ impl Tiles {
         self.columns
     }
 
-    /// Rows of a tile.
+    /// Returns the rows in a tile.
     pub(super) fn tile_rows(&self) -> usize {
         self.form.tile_rows()
     }
 
-    /// Elements of a tile, floats or pairs.
+    /// Returns the elements in a tile, floats or pairs.
     pub(super) fn tile_length(&self) -> usize {
         match self.form {
             Form::Wide => self.columns.div_ceil(BLOCK) * TILE_BLOCK,
@@ -90,7 +90,7 @@ impl Tiles {
         }
     }
 
-    /// The tiles in order, in parallel.
+    /// Iterates over the tiles in order, in parallel.
     pub(super) fn par_tiles(&mut self) -> impl IndexedParallelIterator<Item = Tile<'_>> {
         let length = self.tile_length();
         match self.form {
@@ -99,13 +99,13 @@ impl Tiles {
         }
     }
 
-    /// All tiles, of [`Form::Wide`].
+    /// Returns all tiles of [`Form::Wide`].
     pub(super) fn wide(&self) -> &[f32] {
         debug_assert_eq!(self.form, Form::Wide);
         &self.wide
     }
 
-    /// All tiles, of [`Form::Pairs`].
+    /// Returns all tiles of [`Form::Pairs`].
     pub(super) fn pairs(&self) -> &[Pair] {
         debug_assert_eq!(self.form, Form::Pairs);
         &self.pairs
@@ -119,7 +119,7 @@ pub(super) enum Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// Writes `values` to columns `column..` of row `row`.
+    /// Writes `values` to the columns from `column` on of row `row`.
     #[inline(always)]
     pub(super) fn write(&mut self, row: usize, mut column: usize, mut values: &[f32]) {
         match self {
@@ -143,7 +143,7 @@ impl Tile<'_> {
     }
 }
 
-/// Writes `values` to columns `column..` of row `row` of a wide tile.
+/// Writes `values` to the columns from `column` on of row `row` of a wide tile.
 #[inline(always)]
 pub(super) fn write_row(tile: &mut [f32], row: usize, mut column: usize, mut values: &[f32]) {
     while !values.is_empty() {
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn pairs_hold_rounded_values_and_zeroes_behind_them() {
         let mut tiles = Tiles::new();
-        // Leave rubbish in the memory that the second shape reuses.
+        // Leave garbage in the memory that the second shape reuses.
         tiles.shape(17, 1024, Form::Pairs);
         let rubbish = [f32::NAN; 1024];
         tiles.par_tiles().for_each(|mut tile| {

@@ -1,15 +1,15 @@
 //! Matrix products over whole layers: weights in panels, activations in tiles, sums in blocks.
 //!
 //! ```text
-//!  Tiles  (left)   see `left`                                      what a kernel reads row by row
+//!  Tiles  (left)   see `left`                                      read by the kernel row by row
 //!  Panels (right)  [output / 32][input][32]                        one stream per panel, in the checkpoint's type;
 //!                  [output / 32][input / 2][32][2]                 bf16 that is multiplied by bf16
 //!  Sums   (out)    [row / block][output / 32][row % block][32]     a task writes one contiguous piece
 //! ```
 //!
-//! A task is one block of rows against one panel. Its share of the tiles stays in the second-level cache from panel to
-//! panel, a block of its panel's inputs stays in the first-level cache from tile to tile. Since a task owns its piece of the
-//! sums and every output is computed whole by one task, neither threads nor their number touch a result.
+//! A task multiplies one block of rows by one panel. Its share of the tiles stays in the second-level cache from panel
+//! to panel, and a block of its panel's inputs stays in the first-level cache from tile to tile. A task owns its piece
+//! of the sums and computes every output whole, so neither threads nor their number affect a result.
 
 use super::aligned::Aligned;
 use super::kernels::{BLOCK, Kernels, PANEL, Product, Scalar, Start, TILE_BLOCK, TILE_ROWS, pairs};
@@ -20,16 +20,16 @@ use pairs::{Machine, Pair, PairProduct};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Tiles of a block at most. A larger block reads the weights less often, and loses its tiles from the cache.
+/// Most tiles in a block. A larger block reads the weights less often, but its tiles no longer fit the cache.
 const MAX_BLOCK_TILES: usize = 44;
-/// Tiles of a block at least, where there are blocks enough without.
+/// Fewest tiles in a block that is cut to occupy more threads.
 const MIN_BLOCK_TILES: usize = 3;
-/// Tasks per thread that blocks are cut for, where there are rows enough.
+/// Tasks per thread to aim for when cutting blocks, where there are enough rows.
 const TASKS_PER_THREAD: usize = 4;
 /// From this many rows on, a block of weights is widened once instead of by every tile.
 const WIDEN_ROWS: usize = MIN_BLOCK_TILES * TILE_ROWS;
-/// Multiply-adds below which a task is not worth handing to another thread: for one row these are 256 KiB of bf16, some
-/// ten microseconds of reading.
+/// Fewest multiply-adds that are worth handing to another thread. For one row these are 256 KiB of bf16, which take
+/// some ten microseconds to read.
 const MIN_TASK: usize = 1 << 17;
 
 /// Products `[rows, outputs]` f32, in panels as their weights are.
@@ -48,7 +48,7 @@ impl Sums {
         }
     }
 
-    /// Sets the shape for `rows` rows in tiles of `tile_rows`; the values are whatever was there.
+    /// Sets the shape for `rows` rows in tiles of `tile_rows`. The values are undefined.
     fn resize(&mut self, rows: usize, tile_rows: usize, panels: usize) {
         // Blocks of equal size, cut between tiles; more of them where panels alone would leave threads idle.
         let wanted = (TASKS_PER_THREAD * rayon::current_num_threads()).div_ceil(panels);
@@ -64,8 +64,8 @@ impl Sums {
         self.data.resize(blocks * panels * self.block_rows * PANEL);
     }
 
-    /// Sets the shape for the product of `tiles` with `panels` panels, and calls `task` in parallel for each block of
-    /// rows and each panel, with the piece of the sums that is theirs.
+    /// Sets the shape for the product of `tiles` with `panels` panels. Then calls `task` in parallel for each block of
+    /// rows and each panel, with their piece of the sums.
     fn fill(
         &mut self,
         tiles: &Tiles,
@@ -86,7 +86,7 @@ impl Sums {
         });
     }
 
-    /// Row `row` of panel `panel`.
+    /// Returns row `row` of panel `panel`.
     #[inline(always)]
     pub(super) fn segment(&self, row: usize, panel: usize) -> &[f32; PANEL] {
         let (block, within) = (row / self.block_rows, row % self.block_rows);
@@ -96,7 +96,7 @@ impl Sums {
             .expect("a row and a panel within the shape")
     }
 
-    /// Copies columns `column..` of row `row` to `to`, counting columns from the start of panel `panel`.
+    /// Copies the columns from `column` on of row `row` to `to`, counting columns from the start of panel `panel`.
     #[inline(always)]
     pub(super) fn read(&self, row: usize, panel: usize, mut column: usize, mut to: &mut [f32]) {
         while !to.is_empty() {
@@ -110,11 +110,11 @@ impl Sums {
     }
 }
 
-/// Weights `[inputs, outputs]`, as right operands: one matrix or several side by side, each from a panel of its own.
+/// Weights `[inputs, outputs]` as right operands: one matrix, or several side by side, each beginning a panel.
 pub(super) struct Panels {
     data: Data,
     inputs: usize,
-    /// Panels before each part, and the count of all.
+    /// Number of panels before each part, followed by the number of all panels.
     starts: Vec<usize>,
 }
 
@@ -122,13 +122,13 @@ enum Data {
     F32(Aligned<f32>),
     Bf16(Aligned<bf16>),
     F16(Aligned<f16>),
-    /// Bf16 that is multiplied by bf16; inputs are padded with zeroes.
+    /// Bf16 that is multiplied by bf16, with inputs padded with zeroes.
     Pairs(Machine, Aligned<Pair>),
 }
 
 impl Panels {
-    /// Lays out matrices `[outputs, inputs]` with the same inputs, in their type if they share it, in f32 otherwise, for
-    /// products by `kernels`.
+    /// Lays out matrices `[outputs, inputs]` with the same inputs for products by `kernels`. They keep their type if
+    /// they share it, and are widened to f32 otherwise.
     pub(super) fn pack(parts: &[&Tensor<'_>], kernels: Kernels) -> Self {
         let inputs = parts[0].columns;
         assert!(
@@ -173,12 +173,12 @@ impl Panels {
         }
     }
 
-    /// The first panel of part `part`.
+    /// Returns the first panel of part `part`.
     pub(super) fn start(&self, part: usize) -> usize {
         self.starts[part]
     }
 
-    /// Form of the left operand.
+    /// Returns the form that the left operand must have.
     pub(super) fn form(&self) -> Form {
         match self.data {
             Data::Pairs(..) => Form::Pairs,
@@ -186,7 +186,7 @@ impl Panels {
         }
     }
 
-    /// `sums = tiles · weights`. The tiles have the weights' inputs and form.
+    /// Computes `sums = tiles · weights`. The tiles must have the weights' inputs and form.
     pub(super) fn multiply(&self, kernels: Kernels, tiles: &Tiles, sums: &mut Sums) {
         assert_eq!(
             tiles.columns(),
@@ -203,7 +203,7 @@ impl Panels {
         }
     }
 
-    /// The weights of output `output` of the first part, widened: a row of an embedding.
+    /// Writes the weights of output `output` of the first part to `to`, widened: a row of an embedding.
     pub(super) fn row(&self, output: usize, to: &mut [f32]) {
         fn gather<E: Scalar>(data: &[E], inputs: usize, output: usize, to: &mut [f32]) {
             let panel = &data[output / PANEL * inputs * PANEL..][..inputs * PANEL];
@@ -251,12 +251,12 @@ fn pack<E: Scalar, const N: usize>(
     data
 }
 
-/// Pairs of a panel with `inputs` inputs.
+/// Returns the number of pairs in a panel with `inputs` inputs.
 fn panel_pairs(inputs: usize) -> usize {
     inputs.next_multiple_of(pairs::DEPTH) / 2 * PANEL
 }
 
-/// Transposes `parts` of bf16 into panels of pairs; what lies beyond a part's last column or input is zero.
+/// Transposes `parts` of bf16 into panels of pairs; columns and inputs beyond a part's last are zero.
 fn pack_pairs(parts: &[&Tensor<'_>], starts: &[usize]) -> Aligned<Pair> {
     let inputs = parts[0].columns;
     let mut data = Aligned::<Pair>::touched(starts[starts.len() - 1] * panel_pairs(inputs));
@@ -274,7 +274,7 @@ fn pack_pairs(parts: &[&Tensor<'_>], starts: &[usize]) -> Aligned<Pair> {
     data
 }
 
-/// The matrix rows that make panel `panel`, each with its column in the panel.
+/// Iterates over the matrix rows that form panel `panel`, each with its column in the panel.
 fn panel_rows<'a, const N: usize>(
     parts: &'a [&Tensor<'_>],
     starts: &[usize],
@@ -343,7 +343,7 @@ fn multiply_pairs(
     });
 }
 
-/// The same bits as [`Kernels::multiply`], the right operand being widened once for all tiles.
+/// Computes the same bits as [`Kernels::multiply`], but widens the right operand once for all tiles.
 fn multiply_widened<E: Scalar>(kernels: Kernels, product: Product<'_, E>) {
     let mut wide = Wide([0.0; BLOCK * PANEL]);
     let wide = &mut wide.0[..product.b.len()];

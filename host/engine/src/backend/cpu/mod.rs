@@ -1,19 +1,20 @@
-//! The CPU backend: our own kernels on packed weights.
+//! The CPU backend: the project's own kernels on packed weights.
 //!
 //! ```text
 //!  Step ─▶ batch    checks it, lists the work          model     the layers, in order
-//!          pages    where keys and values stand        matrix    weights in panels, products in parallel
+//!          pages    layout of keys and values          matrix    weights in panels, products in parallel
 //!          heads, attention, rows, left                kernels   the instructions
 //!                                                      dense     matrix and kernels, for other models
 //! ```
 //!
-//! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32; sums, activations and the
-//! KV state are f32. Products with bf16 weights are computed in one of two ways, chosen once ([`Precision`]): the weights
-//! are widened in registers and everything is f32, or the activations are rounded to bf16 for the CPU's bf16
-//! instructions. Results do not depend on batch, chunks, page size or number of threads, bit for bit; they do depend on
-//! that choice, and may differ in the last bits between instruction sets.
+//! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32. Sums, activations and
+//! the KV state are f32. Products with bf16 weights are computed in one of two ways, chosen once ([`Precision`]).
+//! Either the weights are widened in registers and everything is f32, or the activations are rounded to bf16 for the
+//! CPU's bf16 instructions. Results do not depend on batch, chunks, page size or number of threads, bit for bit. They
+//! do depend on that choice, and may differ in the last bits between instruction sets.
 //!
-//! Owned here: layout of weights and pages, threads, arithmetic. Not known here: requests, prefixes, sampling.
+//! The backend owns the layout of weights and pages, the threads and the arithmetic. It does not know requests,
+//! prefixes or sampling.
 
 mod aligned;
 mod attention;
@@ -42,37 +43,37 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Sizes of a CPU backend.
+/// Sizes and options of a CPU backend.
 #[derive(Clone, Debug)]
 pub struct CpuConfig {
-    /// Pages in the pool.
+    /// Pages in the pool, at least one.
     pub pages: u32,
-    /// Pages in the host pool, which nothing is computed on: 0 for none.
+    /// Pages in the host pool, which nothing computes on; 0 for none.
     pub host_pages: u32,
-    /// Tokens in a page: a multiple of 16.
+    /// Tokens in a page, a multiple of 16.
     pub page_tokens: u32,
-    /// Worker threads; `None`: one per core.
+    /// Worker threads; `None` for one per core.
     pub threads: Option<u32>,
     /// How bf16 weights are multiplied.
     pub precision: Precision,
 }
 
-/// How bf16 weights are multiplied. Weights of other types, attention and everything between products are f32 always.
+/// How bf16 weights are multiplied. Weights of other types, attention and everything between products always use f32.
 ///
-/// Rounding activations to bf16 costs accuracy: logits stray by one or two percent of their standard deviation, where f32
-/// strays by less than a hundredth of one. Models with bf16 weights were trained with that rounding.
+/// Rounding activations to bf16 costs accuracy: logits deviate by one or two percent of their standard deviation, where
+/// f32 deviates by less than a hundredth of one percent. Models with bf16 weights were trained with that rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// [`Precision::Bf16`] where the CPU has instructions that make it faster than f32: AMX, or AVX512-BF16 on AMD.
+    /// Chooses [`Precision::Bf16`] where the CPU's instructions make it faster than f32: AMX, or AVX512-BF16 on AMD.
     #[default]
     Auto,
-    /// Weights are widened to f32.
+    /// Widens weights to f32.
     F32,
-    /// Activations are rounded to bf16, sums are f32.
+    /// Rounds activations to bf16 and sums in f32.
     Bf16,
 }
 
-/// Computes on the CPU.
+/// A backend that computes on the CPU.
 pub struct CpuBackend {
     model: Model,
     pool: Pool,
@@ -89,7 +90,7 @@ impl CpuBackend {
     /// Loads the checkpoint in `folder`.
     ///
     /// # Errors
-    /// [`CheckpointError`] when the checkpoint is incomplete or unsupported.
+    /// Returns a [`CheckpointError`] when the checkpoint is incomplete or unsupported, or `config` is unusable.
     pub fn load(folder: &Path, config: &CpuConfig) -> Result<Self, CheckpointError> {
         let checkpoint = Checkpoint::open(folder)?;
         Self::new(&checkpoint, config).map_err(|error| match error.file.as_str() {
@@ -98,10 +99,10 @@ impl CpuBackend {
         })
     }
 
-    /// Lays out `checkpoint`, which need not come from files ([`Checkpoint::random`]).
+    /// Builds a backend from `checkpoint`, which need not come from files ([`Checkpoint::random`]).
     ///
     /// # Errors
-    /// [`CheckpointError`] when the checkpoint is incomplete or `config` unusable.
+    /// Returns a [`CheckpointError`] when the checkpoint is incomplete or `config` is unusable.
     pub fn new(checkpoint: &Checkpoint, config: &CpuConfig) -> Result<Self, CheckpointError> {
         let (kernels, warning) = Kernels::detect(config.precision).ok_or_else(|| {
             let reason = "precision is bf16, this CPU has neither AMX-BF16 nor AVX512-BF16";
@@ -112,33 +113,33 @@ impl CpuBackend {
         Ok(backend)
     }
 
-    /// Bytes of KV state in a page, for sizing a pool before loading.
+    /// Returns the bytes of KV state in a page, for sizing a pool before loading.
     ///
     /// # Errors
-    /// [`CheckpointError`].
+    /// Returns a [`CheckpointError`] when the model's configuration cannot be loaded or `page_tokens` is unsupported.
     pub fn page_bytes(folder: &Path, page_tokens: u32) -> Result<u64, CheckpointError> {
         let model = ModelConfig::load(folder)?;
         check_page_tokens(page_tokens).map_err(|reason| CheckpointError::new(folder, reason))?;
         Ok(Layout::new(&model, page_tokens).page_bytes() as u64)
     }
 
-    /// The instructions in use, for logs and to tell apart states that were computed otherwise.
+    /// Names the instructions in use, for logs and to distinguish states that were computed with other instructions.
     pub fn instruction_set(&self) -> &'static str {
         self.model.kernels().name()
     }
 
-    /// What whoever runs the machine should know: that it has AMX, and why that is not used.
+    /// Returns a warning for the operator, if there is one: that the CPU has AMX, and why it is not used.
     pub fn warning(&self) -> Option<&str> {
         self.warning.as_deref()
     }
 
-    /// Of all that a page's bytes depend on beside its tokens: the model, how a page is laid out, and the instructions,
-    /// whose results differ in the last bits. Pages of another identity must not be loaded.
+    /// Returns a hash of everything that a page's bytes depend on besides its tokens: the model, the page layout, and
+    /// the instructions, whose results differ in the last bits. Pages of another identity must not be loaded.
     pub fn identity(&self) -> u128 {
         self.identity
     }
 
-    /// Worker threads.
+    /// Returns the number of worker threads.
     pub fn threads(&self) -> u32 {
         self.threads.current_num_threads() as u32
     }
@@ -212,7 +213,7 @@ impl CpuBackend {
     }
 }
 
-/// Changed whenever the bytes of a host page mean something else or come out differently.
+/// Version of the host page format. Changed whenever the bytes of a host page change their meaning or their values.
 const PAGE_LAYOUT: &str = "cpu-1";
 
 impl Backend for CpuBackend {
@@ -290,7 +291,7 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Keys stand in strips of 16 tokens.
+/// Checks `page_tokens`; keys are stored in strips of 16 tokens.
 fn check_page_tokens(page_tokens: u32) -> Result<(), String> {
     if page_tokens == 0 || !page_tokens.is_multiple_of(LANES as u32) || page_tokens > 1 << 16 {
         return Err(format!(

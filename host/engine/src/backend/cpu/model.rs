@@ -6,10 +6,10 @@
 //!     └──────────── sums ◀─ down ─ tiles ◀─ gate ─ sums ◀─ gate, up ─ tiles ◀─ norm ─┘
 //! ```
 //!
-//! Past the last layer's keys and values only the rows whose logits are wanted go on: a chunk of a prompt that is not
-//! its last ends there. While a layer computes, the next one's pages come back from the host pool: only the first layer
-//! waits for its own. Scratch is kept from step to step. Rows work in parallel by tile, products by block and panel, attention by item,
-//! pages by page; none of these cuts reaches into a result.
+//! After the last layer's keys and values, only the rows whose logits are wanted continue; a prompt chunk that is not
+//! the last one ends there. While a layer computes, the next layer's pages are loaded from the host pool, so only the
+//! first layer waits for its own. Scratch memory is kept from step to step. Rows run in parallel by tile, products by
+//! block and panel, attention by item, and pages by page. None of these cuts affects a result.
 
 use super::attention::Attention;
 use super::batch::{Batch, Cut, ITEM_ROWS, Selection};
@@ -25,7 +25,7 @@ use crate::backend::check::Write;
 use crate::models::{Checkpoint, CheckpointError, LayerWeights, ModelConfig, Tensor};
 use rayon::prelude::*;
 
-/// Weights, laid out.
+/// A model's weights, laid out for the kernels.
 pub(super) struct Model {
     config: ModelConfig,
     kernels: Kernels,
@@ -34,16 +34,16 @@ pub(super) struct Model {
     embedding: Panels,
     layers: Vec<Layer>,
     norm: Vec<f32>,
-    /// `None`: the embedding.
+    /// The output head; `None` if the model shares the embedding.
     head: Option<Panels>,
 }
 
 struct Layer {
     input_norm: Vec<f32>,
-    /// Queries, keys, values.
+    /// Projections of queries, keys and values.
     qkv: Panels,
     qkv_bias: Option<[Vec<f32>; 3]>,
-    /// Of queries, of keys.
+    /// Norm weights of queries and of keys.
     qk_norm: Option<[Vec<f32>; 2]>,
     output: Panels,
     output_bias: Option<Vec<f32>>,
@@ -54,13 +54,13 @@ struct Layer {
     down_bias: Option<Vec<f32>>,
 }
 
-/// Memory that a step needs beside weights and pages.
+/// Memory that a step needs besides weights and pages.
 pub(super) struct Scratch {
-    /// `[rows, hidden]`.
+    /// Residual stream `[rows, hidden]`.
     residual: Vec<f32>,
     tiles: Tiles,
     sums: Sums,
-    /// `[items, ITEM_ROWS, value_stride]`.
+    /// Attention outputs `[items, ITEM_ROWS, value_stride]`.
     attended: Vec<f32>,
 }
 
@@ -111,8 +111,8 @@ impl Model {
         self.cut
     }
 
-    /// Computes `batch`, planned from `step`: carries out its loads, writes the keys and values of its rows and appends
-    /// the wanted logits. `pool` has an element for each layer.
+    /// Computes `batch`, planned from `step`: carries out its loads, writes the keys and values of its rows, and
+    /// appends the wanted logits to `logits`. `pool` has an element for each layer.
     pub(super) fn forward(
         &self,
         step: &Step,
@@ -123,7 +123,7 @@ impl Model {
         logits: &mut Vec<f32>,
     ) {
         let hidden = self.config.hidden;
-        // Only what grows is written: every value is set before it is read.
+        // Only new memory is initialised; every value is set before it is read.
         scratch.residual.resize(batch.all.rows.len() * hidden, 0.0);
         let rows = scratch.residual.par_chunks_mut(hidden).zip(&batch.all.rows);
         rows.with_min_len(TILE_ROWS)
@@ -139,7 +139,7 @@ impl Model {
             };
             let is_last = index + 1 == self.layers.len();
             let selection = if is_last { &batch.wanted } else { &batch.all };
-            // Whichever thread is the first to find nothing else to do copies.
+            // The first thread with nothing else to do copies the next layer's pages.
             rayon::join(
                 || self.layer(layer, bias, step, batch, selection, kv, scratch),
                 || {
@@ -159,8 +159,8 @@ impl Model {
         self.logits(head, scratch, logits);
     }
 
-    /// One layer: keys and values of all rows of `batch`, and what follows for those of `selection`. `bias` as for
-    /// [`Model::norm`].
+    /// Computes one layer: keys and values for all rows of `batch`, and the rest for those of `selection`. `bias` is
+    /// the `addend` of [`Model::norm`].
     #[expect(clippy::too_many_arguments, reason = "what a layer needs, passed once")]
     fn layer(
         &self,
@@ -195,7 +195,7 @@ impl Model {
     }
 
     /// Adds the last product to the residual stream and norms it into the tiles, for a product with `next`. `addend` is
-    /// `None` where there is no product yet, else its bias.
+    /// the last product's bias, or `None` where there is no product yet.
     fn norm(
         &self,
         scratch: &mut Scratch,
@@ -252,7 +252,7 @@ impl Model {
         );
     }
 
-    /// Attends, and gathers the items' outputs into tiles.
+    /// Computes attention and gathers the items' outputs into tiles.
     fn attend(
         &self,
         layer: &Layer,
@@ -333,7 +333,7 @@ impl Model {
         rows.for_each(|(row, logits)| scratch.sums.read(row, 0, 0, logits));
     }
 
-    /// Queries (0), keys (1) or values (2) of a layer's projection.
+    /// Returns the queries (0), keys (1) or values (2) of a layer's projection.
     fn heads<'a>(&'a self, layer: &'a Layer, sums: &'a Sums, kind: usize) -> Heads<'a> {
         Heads {
             sums,
@@ -381,7 +381,7 @@ impl Layer {
     }
 }
 
-/// Leaves the rows of `selection`, which ascend.
+/// Keeps only the rows of `selection`, which ascend.
 fn keep(selection: &Selection, hidden: usize, residual: &mut Vec<f32>) {
     for (to, row) in selection.rows.iter().enumerate() {
         let from = row.number as usize * hidden;

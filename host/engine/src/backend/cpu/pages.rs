@@ -1,16 +1,17 @@
-//! The pool of KV pages: where the keys and values of a token stand.
+//! The pool of KV pages: the layout of keys and values in memory.
 //!
-//! The pool is cut by layer first, so that one layer's pages can be loaded while another's are computed on; a page is a
-//! piece of each:
+//! The pool is split by layer first, so that one layer's pages can be loaded while another layer computes. A page has a
+//! piece in each layer:
 //!
 //! ```text
-//! pool: [layer] [page][kv_head] { keys   [page_tokens / 16][head_dim][16 tokens]   a strip of the microkernel per 16 tokens
-//!                                 values [page_tokens][head_dim, padded to 16] }   a strip of the microkernel per 16 columns
+//! pool: [layer] [page][kv_head] { keys   [page_tokens / 16][head_dim][16 tokens]   a strip per 16 tokens
+//!                                 values [page_tokens][head_dim, padded to 16] }   a strip per 16 columns
 //!
 //! host page: [layer][kv_head] { the same }, little-endian, one piece to move to a disk and back
 //! ```
 //!
-//! Both halves are right operands as they stand: scores are `queries · keys`, outputs are `weights · values`. f32.
+//! Both halves are f32 and serve as right operands without conversion: scores are `queries · keys`, and outputs are
+//! `weights · values`.
 
 use super::aligned::Aligned;
 use super::host::HostPool;
@@ -19,13 +20,13 @@ use crate::backend::{Load, PageId};
 use crate::models::ModelConfig;
 use std::ops::Range;
 
-/// Sizes of a page.
+/// Dimensions of a page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     layers: usize,
     kv_heads: usize,
     head_dim: usize,
-    /// A multiple of 16.
+    /// Tokens in a page, a multiple of 16.
     pub(super) page_tokens: usize,
 }
 
@@ -39,27 +40,27 @@ impl Layout {
         }
     }
 
-    /// Floats from one token's values to the next's.
+    /// Returns the floats from one token's values to the next token's.
     pub(super) fn value_stride(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
     }
 
-    /// Floats of keys and values of a layer's head.
+    /// Returns the floats of one head's keys and values in one layer.
     fn head_floats(&self) -> usize {
         self.page_tokens * (self.head_dim + self.value_stride())
     }
 
-    /// Floats of a layer's piece of a page.
+    /// Returns the floats of one layer's piece of a page.
     fn piece_floats(&self) -> usize {
         self.kv_heads * self.head_floats()
     }
 
-    /// Bytes of a layer's piece of a host page.
+    /// Returns the bytes of one layer's piece of a host page.
     pub(super) fn piece_bytes(&self) -> usize {
         self.piece_floats() * size_of::<f32>()
     }
 
-    /// Bytes of a host page, or of a page with all its pieces.
+    /// Returns the bytes of a page with all its pieces, which are those of a host page.
     pub(super) fn page_bytes(&self) -> usize {
         self.layers * self.piece_bytes()
     }
@@ -69,7 +70,7 @@ impl Layout {
         start..start + self.head_floats()
     }
 
-    /// Writes a token's key and value, each `[head_dim]`, to slot `slot` of `piece`, a layer's of a page.
+    /// Writes a token's key and value, each `[head_dim]`, to slot `slot` of `piece`, one layer's piece of a page.
     pub(super) fn store(
         &self,
         piece: &mut [f32],
@@ -88,7 +89,7 @@ impl Layout {
     }
 }
 
-/// All pages, cut by layer.
+/// The pool of all pages, split by layer.
 pub(super) struct Pool {
     pub(super) layout: Layout,
     layers: Vec<LayerPool>,
@@ -114,12 +115,12 @@ impl Pool {
         }
     }
 
-    /// Every layer, in order.
+    /// Returns every layer's pool, in order.
     pub(super) fn layers_mut(&mut self) -> &mut [LayerPool] {
         &mut self.layers
     }
 
-    /// Writes a page as it stands.
+    /// Writes a page's bytes to `to`, in the format of a host page.
     pub(super) fn store(&self, from: PageId, to: &mut [u8]) {
         let pieces = to.chunks_exact_mut(self.layout.piece_bytes());
         for (layer, piece) in self.layers.iter().zip(pieces) {
@@ -130,7 +131,7 @@ impl Pool {
         }
     }
 
-    /// Copies the first `tokens` slots of page `from` to page `to`; the pages differ and exist.
+    /// Copies the first `tokens` slots of page `from` to page `to`. The pages must exist and differ.
     pub(super) fn copy_slots(&mut self, from: PageId, to: PageId, tokens: usize) {
         for layer in &mut self.layers {
             layer.copy_slots(from, to, tokens);
@@ -139,13 +140,13 @@ impl Pool {
 }
 
 impl LayerPool {
-    /// The keys of 16 tokens from slot `slot` (a multiple of 16) on: `[head_dim][16]`.
+    /// Returns the keys `[head_dim][16]` of the 16 tokens from slot `slot` on, a multiple of 16.
     pub(super) fn keys(&self, page: PageId, head: usize, slot: usize) -> &[f32] {
         let strip = self.layout.head_dim * LANES;
         &self.piece(page)[self.layout.head_range(head)][slot / LANES * strip..][..strip]
     }
 
-    /// The values from slot `slot` to the page's end: `[slots][value_stride]`.
+    /// Returns the values `[slots][value_stride]` from slot `slot` to the page's end.
     pub(super) fn values(&self, page: PageId, head: usize, slot: usize) -> &[f32] {
         let layout = &self.layout;
         let values = layout.page_tokens * layout.head_dim + slot * layout.value_stride();
@@ -157,7 +158,7 @@ impl LayerPool {
         &self.data[page.0 as usize * floats..][..floats]
     }
 
-    /// Overwrites this layer's pieces of pages with what [`Pool::store`] wrote; `loads` ascend by page.
+    /// Overwrites this layer's pieces of pages with what [`Pool::store`] wrote. `loads` must ascend by page.
     pub(super) fn load(&mut self, loads: &[Load], host: &HostPool) {
         let piece = self.layer * self.layout.piece_bytes()..;
         self.write(
@@ -172,7 +173,7 @@ impl LayerPool {
         );
     }
 
-    /// Calls `write` in parallel with each of `writes`, whose pages ascend, and its page's piece.
+    /// Calls `write` in parallel for each of `writes`, with the piece of its page. The pages must ascend.
     pub(super) fn write<T: Sync>(
         &mut self,
         writes: &[T],
@@ -250,7 +251,7 @@ mod tests {
         page_tokens: 32,
     };
 
-    /// A number that says where it belongs.
+    /// Returns a number that encodes its own location.
     fn mark(page: usize, layer: usize, head: usize, slot: usize, d: usize) -> f32 {
         ((((page * 2 + layer) * 3 + head) * 32 + slot) * 6 + d + 1) as f32
     }
@@ -304,7 +305,7 @@ mod tests {
         for (page, host_page) in [(0, 3), (2, 1)] {
             pool.store(PageId(page), host.page_mut(HostPageId(host_page)));
         }
-        // To places that are known to hold something else.
+        // The loads go to places that are known to hold something else.
         let loads = [(3, 1), (3, 2), (1, 0)].map(|(from, to)| Load {
             from: HostPageId(from),
             to: PageId(to),

@@ -1,4 +1,4 @@
-//! The work on rows between two matrix products: residual sums, norms, the gate.
+//! The work on rows between two matrix products: residual sums, norms and the gate.
 
 use super::heads::inverse_rms;
 use super::kernels::{BLOCK, Loop, PANEL, lanes};
@@ -7,15 +7,15 @@ use super::matrix::Sums;
 
 /// Adds a product to a row of the residual stream, norms the row and writes it as a left operand.
 pub(super) struct Norm<'a, 'b> {
-    /// `[hidden]`.
+    /// Row of the residual stream, `[hidden]`.
     pub(super) residual: &'a mut [f32],
-    /// A product, which of its rows, and its bias: what is added. `None` in the first layer.
+    /// What to add: a product, the row within it, and its bias. `None` in the first layer.
     pub(super) addend: Option<(&'a Sums, usize, Option<&'a [f32]>)>,
-    /// `[hidden]`.
+    /// Norm weights `[hidden]`.
     pub(super) weights: &'a [f32],
     pub(super) eps: f32,
     pub(super) tile: &'a mut Tile<'b>,
-    /// Row of the tile.
+    /// Row of the tile to write.
     pub(super) row: usize,
 }
 
@@ -45,10 +45,10 @@ impl Loop for Norm<'_, '_> {
     }
 }
 
-/// `silu(gate) * up` of a row, written as a left operand.
+/// Computes `silu(gate) * up` of a row and writes it as a left operand.
 pub(super) struct Gate<'a, 'b> {
     pub(super) sums: &'a Sums,
-    /// Row of `sums`.
+    /// Row of `sums` to read.
     pub(super) source: usize,
     /// Panel of `sums` where the up part begins; the gate part begins at 0.
     pub(super) up: usize,
@@ -56,7 +56,7 @@ pub(super) struct Gate<'a, 'b> {
     pub(super) bias: Option<&'a [Vec<f32>; 2]>,
     pub(super) intermediate: usize,
     pub(super) tile: &'a mut Tile<'b>,
-    /// Row of the tile.
+    /// Row of the tile to write.
     pub(super) row: usize,
 }
 

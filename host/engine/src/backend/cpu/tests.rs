@@ -1,5 +1,5 @@
-//! The backend's contract on random weights: agreement with a plain model in f64, and the same bits however a sequence is
-//! cut into steps, shared between pages, batched or spread over threads.
+//! Tests of the backend's contract on random weights: agreement with a plain model in f64, and the same bits however a
+//! sequence is cut into steps, shared between pages, batched or spread over threads.
 
 use super::*;
 use crate::TokenId;
@@ -10,7 +10,7 @@ use crate::models::{Element, Rope, Tensor};
 const VOCABULARY: u32 = 90;
 const HOST_PAGES: u32 = 12;
 
-/// Shapes chosen to be awkward: widths that are no multiples of anything, groups of one, two and seven.
+/// Awkward shapes on purpose: widths that are multiples of nothing, and groups of one, two and seven.
 fn models() -> Vec<ModelConfig> {
     [
         r#""model_type":"qwen2","hidden_size":70,"num_attention_heads":7,"num_key_value_heads":1,"head_dim":18,
@@ -46,7 +46,7 @@ fn tokens(seed: u32, count: usize) -> Vec<TokenId> {
     tests::tokens(VOCABULARY, seed, count)
 }
 
-/// All logits of these tokens.
+/// Returns a segment that asks for all logits of these tokens.
 fn segment(tokens: &[TokenId], start: usize, pages: &[u32]) -> Segment {
     tests::segment(tokens, start, pages.iter().copied(), Output::All)
 }
@@ -55,7 +55,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
-/// Each of `a` against each row of `matrix`, plus `bias`.
+/// Multiplies `a` by each row of `matrix` and adds `bias`.
 fn linear(a: &[f64], matrix: &Tensor<'_>, bias: Option<&Tensor<'_>>) -> Vec<f64> {
     let weights = matrix.to_f32();
     let mut out: Vec<f64> = weights
@@ -88,7 +88,7 @@ fn rotated(head: &mut [f64], rope: &Rope, position: usize) {
     }
 }
 
-/// The model as its papers write it, in f64, one token after the other.
+/// Computes the model as its papers write it, in f64, one token after another.
 fn plain_logits(checkpoint: &Checkpoint, tokens: &[TokenId]) -> Vec<f64> {
     let c = checkpoint.config();
     let embedding = checkpoint.embedding().unwrap();
@@ -210,7 +210,7 @@ fn chunks_pages_companions_and_threads_do_not_change_a_bit() {
                 vec![segment(&prompt, 0, &pages)],
             );
 
-            // One thread or three, pages of 16 or 80.
+            // One thread or three, and pages of 16 or 80 tokens.
             let threaded = run(
                 &mut backend(&model, kernels, 16, 3),
                 vec![segment(&prompt, 0, &pages)],
@@ -222,7 +222,7 @@ fn chunks_pages_companions_and_threads_do_not_change_a_bit() {
             );
             assert!(same_bits(&whole, &paged), "{kernels:?}: page size");
 
-            // In chunks, on pages full of NaN, beside other sequences that are at other points.
+            // In chunks, on pages full of NaN, beside other sequences that are at other positions.
             let mut machine = backend(&model, kernels, 16, 2);
             for layer in machine.pool.layers_mut() {
                 layer.write(
@@ -256,7 +256,7 @@ fn chunks_pages_companions_and_threads_do_not_change_a_bit() {
             assert_eq!(at, prompt.len());
             assert!(same_bits(&whole, &pieces), "{kernels:?}: chunks");
 
-            // On a copied prefix that ends within a page: the shared pages are read, the cut one is copied.
+            // On a copied prefix that ends within a page: full pages are shared, and the last one is copied.
             machine.copy_slots(PageId(pages[9]), PageId(77), 7).unwrap();
             let shared: Vec<u32> = pages[..9]
                 .iter()
@@ -301,7 +301,7 @@ fn only_wanted_logits_are_returned_in_segment_order() {
     assert!(run(&mut machine, Vec::new()).is_empty());
 }
 
-/// Loads that stand at the head of a step without segments.
+/// Runs a step that has loads but no segments.
 fn load(backend: &mut CpuBackend, loads: &[(u32, u32)]) -> Result<(), BackendError> {
     let loads = loads.iter().map(|&(from, to)| Load {
         from: HostPageId(from),

@@ -1,5 +1,5 @@
-//! What a device could do at best, measured as its parts are used here: a large matrix product by the same library, a large
-//! copy by the driver's own way of reading and writing.
+//! The best rates of a device, measured as the backend uses its parts: a large matrix product by the same library, and
+//! a large copy by the kernel that copies pages.
 
 use super::CudaError;
 use super::device::{Array, Bf16, Device, Fault, Output, Product, Queue};
@@ -7,36 +7,36 @@ use super::driver::Driver;
 use super::kernels::{self, Runs};
 use std::time::Instant;
 
-/// A device's rates.
+/// Peak rates of a device, as measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ceilings {
-    /// Floating-point operations a second in a bf16 product.
+    /// Floating-point operations per second in a bf16 matrix product.
     pub matrix_flops: f64,
-    /// Bytes a second of a copy within the device, read and written ones.
+    /// Bytes per second of a copy within the device; bytes read and bytes written both count.
     pub copy_bytes: f64,
 }
 
-/// Rows, columns and inputs of the product, where there is memory for it.
+/// Rows, columns and inputs of the product, if there is memory for it.
 const SIDE: usize = 8192;
 
-/// Bytes that are copied, likewise: many times any cache.
+/// Bytes to copy, if there is memory for it: many times any cache.
 const COPIED: usize = 4 << 30;
 
-/// Runs of which the fastest counts: it is a ceiling.
+/// Number of runs, of which the fastest counts.
 const RUNS: u32 = 10;
 
-/// Measures a device on random numbers; takes a second or two, and up to nine gigabytes for so long.
+/// Measures a device on random numbers. Takes a second or two, and up to nine gigabytes of memory during that time.
 ///
 /// # Errors
-/// [`CudaError`] when there is no such device or it has not the memory.
+/// Returns a [`CudaError`] when there is no such device or it has too little memory.
 pub fn ceilings(ordinal: u32) -> Result<Ceilings, CudaError> {
     let mut device = Driver::open(ordinal)?;
     let (side, copied) = sizes(device.free_bytes()?);
     measure(&mut device, side, copied).map_err(CudaError::from)
 }
 
-/// What is measured on a device with so many bytes left: half of them for the copy, and little for the product, whose time
-/// grows faster than its memory.
+/// Returns the side of the product and the bytes of the copy for a device with `free` bytes left. The copy takes up to
+/// half of them, and the product little, because its time grows faster than its memory.
 fn sizes(free: u64) -> (usize, usize) {
     let (mut side, mut copied) = (SIDE, COPIED);
     while (3 * side * side * size_of::<Bf16>()) as u64 > free / 32 {
@@ -92,7 +92,8 @@ pub(super) fn measure(
     })
 }
 
-/// Seconds of the fastest of some runs, each of four, so that launching is no part of it.
+/// Returns the seconds that the fastest of several runs takes. Each run repeats the work four times, so that launch
+/// latency hardly counts.
 fn fastest(
     device: &mut dyn Device,
     mut work: impl FnMut(&mut dyn Device) -> Result<(), Fault>,
@@ -111,7 +112,7 @@ fn fastest(
     Ok(best)
 }
 
-/// Numbers near one, for zeroes run faster than numbers do.
+/// Returns random numbers between -1 and 1, because products of zeroes run faster than products of numbers.
 fn random(count: usize, seed: u32) -> Vec<Bf16> {
     let mut state = seed;
     let values = (0..count).map(|_| {

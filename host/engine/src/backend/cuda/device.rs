@@ -1,146 +1,148 @@
-//! What the backend asks of a device, and nothing else: memory, launches, products, two queues.
+//! The interface between the backend and a device: memory, launches, products and two queues.
 //!
 //! ```text
 //!   Compute   launch ─ multiply ─ launch ─────────▶ ┐ after(Copy, Compute): what follows in `Compute` waits for
 //!   Copy      launch (pages of layer 0, 1, …) ────▶ ┘ what stands in `Copy` now
 //! ```
 //!
-//! Implemented by the [driver](super::driver) and, in tests, by an emulator that runs the same kernels on the CPU. Memory
-//! is named by address and length; what it holds has a type ([`Array`]), and a kernel's caller borrows it as Rust's
-//! slices are borrowed.
+//! [`Device`] is implemented by the [driver](super::driver) and, in tests, by an emulator that runs the same kernels on
+//! the CPU. Memory is named by address and length. Its content has a type ([`Array`]), and callers of kernels borrow it
+//! as Rust borrows slices.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Where work is put, in order; the two run side by side.
+/// A queue of work on the device. Each queue runs in order; the two run concurrently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
     /// The model's arithmetic.
     Compute,
-    /// Pages that come and go.
+    /// Copies of pages to and from the host pool.
     Copy,
 }
 
-/// Why a device did not do what it was asked to.
+/// Why a device did not do what it was asked to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Fault {
-    /// It refused; what it holds is as it was.
+    /// The device refused; its memory is unchanged.
     #[error("{0}")]
     Refused(String),
-    /// It is lost with all that it held.
+    /// The device is lost, with everything in its memory.
     #[error("{0}")]
     Lost(String),
 }
 
-/// A kernel's launch.
+/// A launch of one kernel.
 pub(super) struct Launch<'a> {
     pub(super) kernel: &'static str,
     pub(super) grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads in a block.
     pub(super) threads: u32,
-    /// Bytes of shared memory of a block.
+    /// Bytes of shared memory for a block.
     pub(super) shared: u32,
-    /// The kernel's one argument.
+    /// The kernel's only argument.
     pub(super) argument: &'a dyn Argument,
 }
 
-/// A struct that a kernel takes, laid out as C does.
+/// A struct that a kernel takes as its argument, with C layout.
 pub(super) trait Argument {
-    /// Its address and size.
+    /// Returns the struct's address and size in bytes.
     fn raw(&self) -> (*const u8, usize);
 }
 
-/// `output = input · weightsᵀ`, sums in f32.
+/// A matrix product `output = input · weightsᵀ`, summed in f32.
 pub(super) struct Product<'a> {
-    /// `[outputs, inputs]`.
+    /// Weights `[outputs, inputs]`.
     pub(super) weights: Part<'a, Bf16>,
-    /// `[rows, inputs]`.
+    /// Input `[rows, inputs]`.
     pub(super) input: Part<'a, Bf16>,
-    /// `[rows, outputs]`.
+    /// Output `[rows, outputs]`.
     pub(super) output: Output<'a>,
     pub(super) rows: usize,
     pub(super) inputs: usize,
     pub(super) outputs: usize,
 }
 
-/// Where a product goes.
+/// Destination of a product, and how the sums are written to it.
 pub(super) enum Output<'a> {
-    /// Rounded.
+    /// Sums are rounded to bf16.
     Bf16(PartMut<'a, Bf16>),
-    /// As it is.
+    /// Sums are written as f32.
     F32(PartMut<'a, f32>),
-    /// Added to what stands there.
+    /// Sums are added to the present content.
     Add(PartMut<'a, f32>),
 }
 
-/// A device, or something that plays one. Errors may come late: with a later call, at the latest with [`Device::wait`].
+/// A device, or an emulation of one. Errors may be reported late: by a later call, at the latest by [`Device::wait`].
 pub(super) trait Device: Send {
-    /// In words, for logs.
+    /// Returns the device's name, for logs.
     fn name(&self) -> &str;
 
-    /// Units that run blocks side by side.
+    /// Returns the number of multiprocessors, which run blocks concurrently.
     fn processors(&self) -> u32;
 
-    /// Whether its kernels include those that multiply by warpgroups (`kernels/prefill_wide.cu`): compute capability 9.0,
-    /// by code compiled for `sm_90a`.
+    /// Returns whether the kernels include those that multiply by warpgroups (`kernels/prefill_wide.cu`). These need
+    /// compute capability 9.0 and code compiled for `sm_90a`.
     fn has_warpgroups(&self) -> bool;
 
-    /// Bytes that could be allocated now.
+    /// Returns the bytes that could be allocated now.
     fn free_bytes(&mut self) -> Result<u64, Fault>;
 
-    /// An address divisible by 16 (256 on real devices). What stands there is undefined. Freed with the device.
+    /// Allocates memory at an address divisible by 16 (256 on real devices). Its content is undefined. Freed with the
+    /// device.
     fn allocate(&mut self, bytes: usize) -> Result<u64, Fault>;
 
-    /// Frees what was allocated, once nothing in the queues uses it.
+    /// Frees allocated memory once no queue uses it any more.
     fn free(&mut self, address: u64) -> Result<(), Fault>;
 
-    /// Zeroed memory of the host that the device reaches at the same address.
+    /// Allocates zeroed, pinned host memory, which the device can access at the same address.
     fn pin(&mut self, bytes: usize) -> Result<u64, Fault>;
 
-    /// Puts a copy to device memory into `Compute`; the bytes may change once it returns.
+    /// Queues a copy to device memory in `Compute`. The bytes may change once the call returns.
     ///
     /// # Safety
-    /// `to` and the bytes behind it are of this device's memory.
+    /// The range of `bytes.len()` bytes from `to` must lie within this device's memory.
     unsafe fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault>;
 
     /// Copies from device memory, after everything in `Compute`.
     ///
     /// # Safety
-    /// As for [`Device::write`].
+    /// The range of `bytes.len()` bytes from `from` must lie within this device's memory.
     unsafe fn read(&mut self, from: u64, bytes: &mut [u8]) -> Result<(), Fault>;
 
-    /// Puts a launch into a queue.
+    /// Queues a launch.
     ///
     /// # Safety
-    /// The argument is the kernel's, and the kernel stays within the memory that it names.
+    /// The argument must be the kernel's, and the kernel must stay within the memory that the argument names.
     unsafe fn launch(&mut self, queue: Queue, launch: &Launch<'_>) -> Result<(), Fault>;
 
-    /// Puts a product into `Compute`. The parts are as long as the shapes say: [`kernels`](super::kernels) has checked.
+    /// Queues a product in `Compute`. The parts have the lengths of the shapes, which [`kernels`](super::kernels) has
+    /// checked.
     fn multiply(&mut self, product: &Product<'_>) -> Result<(), Fault>;
 
-    /// What is put into `then` from now on begins after what stands in `first`.
+    /// Makes all work that is queued in `then` from now on wait for the work that is in `first` now.
     fn after(&mut self, first: Queue, then: Queue) -> Result<(), Fault>;
 
-    /// Returns when everything in the queue is done.
+    /// Waits until everything in the queue is done.
     fn wait(&mut self, queue: Queue) -> Result<(), Fault>;
 
-    /// Whether work can be recorded and repeated.
+    /// Returns whether the device can record work and repeat it.
     fn can_record(&self) -> bool;
 
-    /// From now on, what is put into `Compute` is recorded and not done.
+    /// Begins a recording: from now on, work that is queued in `Compute` is recorded and not carried out.
     fn begin_recording(&mut self) -> Result<(), Fault>;
 
-    /// What was recorded, by number.
+    /// Ends the recording and returns its number.
     fn end_recording(&mut self) -> Result<usize, Fault>;
 
-    /// Puts everything that was recorded into `Compute`.
+    /// Queues everything of a recording in `Compute`.
     fn repeat(&mut self, recording: usize) -> Result<(), Fault>;
 
-    /// Forgets all recordings.
+    /// Deletes all recordings.
     fn forget_recordings(&mut self) -> Result<(), Fault>;
 }
 
-/// A number that devices and this machine write alike.
+/// A number with the same representation on devices and on this machine.
 pub(super) trait Plain: Copy + Send + 'static {}
 
 impl Plain for u8 {}
@@ -148,17 +150,17 @@ impl Plain for u32 {}
 impl Plain for f32 {}
 impl Plain for Bf16 {}
 
-/// [`half::bf16`] by the name of its format.
+/// [`half::bf16`] under the name of its format.
 pub(super) type Bf16 = half::bf16;
 
-/// Memory of a device with a type. Freed with the device, or by [`Array::free`].
+/// A typed array in a device's memory. Freed with the device, or by [`Array::free`].
 pub(super) struct Array<T> {
     address: u64,
     length: usize,
     holds: PhantomData<fn() -> T>,
 }
 
-/// Some of an array, to be read.
+/// A part of an array, borrowed for reading.
 #[derive(Clone, Copy)]
 pub(super) struct Part<'a, T> {
     address: u64,
@@ -166,7 +168,7 @@ pub(super) struct Part<'a, T> {
     holds: PhantomData<&'a T>,
 }
 
-/// Some of an array, to be written.
+/// A part of an array, borrowed for writing.
 pub(super) struct PartMut<'a, T> {
     address: u64,
     length: usize,
@@ -179,14 +181,14 @@ impl<T: Plain> Array<T> {
         let bytes =
             bytes.ok_or_else(|| Fault::Refused(format!("{length} elements are too many")))?;
         Ok(Self {
-            // Nothing is placed at address 0.
+            // Nothing may be placed at address 0.
             address: device.allocate(bytes.max(16))?,
             length,
             holds: PhantomData,
         })
     }
 
-    /// Of the host's memory, pinned and zeroed.
+    /// Allocates an array in pinned, zeroed host memory.
     pub(super) fn pinned(device: &mut dyn Device, length: usize) -> Result<Self, Fault> {
         Ok(Self {
             address: device.pin((length * size_of::<T>()).max(16))?,
@@ -217,8 +219,10 @@ impl<T: Plain> Array<T> {
         self.part_mut(0..self.length)
     }
 
+    /// Borrows a range of the array for reading.
+    ///
     /// # Panics
-    /// As slices do, when the range is not within the array.
+    /// Panics like a slice when the range is not within the array.
     pub(super) fn part(&self, range: Range<usize>) -> Part<'_, T> {
         let (address, length) = self.within(range);
         Part {
@@ -228,8 +232,10 @@ impl<T: Plain> Array<T> {
         }
     }
 
+    /// Borrows a range of the array for writing.
+    ///
     /// # Panics
-    /// As [`Array::part`].
+    /// Panics like a slice when the range is not within the array.
     pub(super) fn part_mut(&mut self, range: Range<usize>) -> PartMut<'_, T> {
         let (address, length) = self.within(range);
         PartMut {
@@ -239,8 +245,10 @@ impl<T: Plain> Array<T> {
         }
     }
 
+    /// Writes `values` to the array from index `start` on.
+    ///
     /// # Panics
-    /// When the values do not fit behind `start`.
+    /// Panics when the values do not fit after `start`.
     pub(super) fn write(
         &mut self,
         device: &mut dyn Device,
@@ -252,8 +260,10 @@ impl<T: Plain> Array<T> {
         unsafe { device.write(address, bytes_of(values)) }
     }
 
+    /// Reads `values.len()` values of the array from index `start` on.
+    ///
     /// # Panics
-    /// When there are fewer values behind `start`.
+    /// Panics when there are fewer values after `start`.
     pub(super) fn read(
         &self,
         device: &mut dyn Device,
@@ -277,13 +287,13 @@ impl<T: Plain> Array<T> {
 }
 
 impl Array<u8> {
-    /// The host's view of pinned memory.
+    /// Returns the host's view of a range of pinned memory.
     ///
     /// # Safety
-    /// The array was made by [`Array::pinned`], its device is alive, and nothing in the queues touches the range.
+    /// The array must come from [`Array::pinned`], its device must be alive, and no queue may access the range.
     ///
     /// # Panics
-    /// As [`Array::part`].
+    /// Panics like a slice when the range is not within the array.
     pub(super) unsafe fn host(&mut self, range: Range<usize>) -> &mut [u8] {
         let (address, length) = self.within(range);
         // SAFETY: pinned memory is the host's at the device's address, zeroed when it was made.
@@ -311,7 +321,7 @@ impl<T> PartMut<'_, T> {
     }
 }
 
-/// The bytes of plain values.
+/// Returns the bytes of plain values.
 pub(super) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
     // SAFETY: plain types are numbers without padding, and bytes need no alignment.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }

@@ -6,10 +6,10 @@
 //!     │  └── + ◀─ down ─ rows ◀─ gate ─ sums ◀─ gate, up ─ rows ◀─ norm ────────────────────────────┘
 //! ```
 //!
-//! Products with the output and down matrices are added to the residual stream where they are computed. Biases are added by
-//! whichever kernel reads the rows next. Past the last layer's keys and values only wanted rows go on. A step that only
-//! decodes is recorded once per bucket and repeated after; the first time it runs as it is, so that whatever libraries
-//! prepare lazily is there before a recording.
+//! Products with the output and down matrices are added to the residual stream by the product itself. Biases are added
+//! by the kernel that reads the rows next. After the last layer's keys and values, only rows whose logits are wanted
+//! continue. A step that only decodes is recorded once per bucket and then repeated. The first step of a bucket runs
+//! unrecorded, so that everything that libraries prepare lazily is ready before the recording.
 
 use super::device::{Array, Bf16, Device, Fault, Output, Part, Product};
 use super::kernels::{self, Choice, Context, HeadWeights, MATVEC_ROWS, Partials, Places};
@@ -20,7 +20,7 @@ use crate::backend::TokenId;
 use crate::sampling::{Sampling, SamplingError};
 use fxhash::FxHashMap;
 
-/// Memory that a step needs beside weights and pages, for as many rows as it may have.
+/// Memory that a step needs besides weights and pages, for the largest number of rows.
 pub(super) struct Scratch {
     words: Array<u32>,
     residual: Array<f32>,
@@ -31,20 +31,20 @@ pub(super) struct Scratch {
     attended: Array<Bf16>,
     gate_up: Array<Bf16>,
     inner: Array<Bf16>,
-    /// `[LOGIT_ROWS, vocabulary]`.
+    /// Logits `[logit_rows, vocabulary]`.
     logits: Array<f32>,
     logit_rows: usize,
     choices: Array<Choice>,
-    /// `[LOGIT_ROWS][kind, token]`.
+    /// Sampled tokens `[logit_rows][kind, token]`.
     chosen: Array<u32>,
     partial_sums: Array<f32>,
     partial_stats: Array<f32>,
     recordings: FxHashMap<Bucket, Recording>,
-    /// What comes from the device before it is put in order.
+    /// Logits from the device before they are put in the step's order.
     staging: Vec<f32>,
 }
 
-/// What a step is computed with and on.
+/// Everything that a step is computed with and on.
 pub(super) struct Pass<'a> {
     pub(super) device: &'a mut dyn Device,
     pub(super) model: &'a Model,
@@ -52,10 +52,10 @@ pub(super) struct Pass<'a> {
     pub(super) plan: &'a Plan,
 }
 
-/// What is known of a bucket.
+/// The state of a bucket's recording.
 #[derive(Clone, Copy)]
 enum Recording {
-    /// It ran once.
+    /// The bucket ran once, unrecorded.
     Prepared,
     Made(usize),
 }
@@ -105,7 +105,7 @@ impl Scratch {
         self.receive(pass, logits, drawn)
     }
 
-    /// A step that only decodes: as it is, recorded, or repeated.
+    /// Computes a step that only decodes: unrecorded, recorded, or by repeating a recording.
     fn decode(&mut self, pass: &mut Pass<'_>, bucket: Bucket) -> Result<(), Fault> {
         let recording = match self.recordings.get(&bucket) {
             None => {
@@ -127,7 +127,7 @@ impl Scratch {
         pass.device.repeat(recording)
     }
 
-    /// Sends the plan's words; recordings hold their address, so they are made anew when there are more than ever.
+    /// Sends the plan's words. Recordings contain their address, so growing the buffer deletes all recordings.
     fn send(&mut self, device: &mut dyn Device, words: &[u32]) -> Result<(), Fault> {
         if words.len() > self.words.len() {
             let larger = Array::new(device, words.len().next_power_of_two())?;
@@ -138,7 +138,7 @@ impl Scratch {
         self.words.write(device, 0, words)
     }
 
-    /// Everything up to the logits of the first rows.
+    /// Computes everything up to the logits of the first rows.
     fn forward(&mut self, pass: &mut Pass<'_>) -> Result<(), Fault> {
         let Pass { model, plan, .. } = *pass;
         let hidden = model.hidden;
@@ -173,7 +173,7 @@ impl Scratch {
                     self.kept.all_mut(),
                     hidden,
                 )?;
-                // The other buffer's rows are the residual stream from here on.
+                // From here on, the other buffer holds the residual stream.
                 std::mem::swap(&mut self.residual, &mut self.kept);
             }
             if rows == 0 {
@@ -214,7 +214,7 @@ impl Scratch {
         )
     }
 
-    /// Queries to their buffer, keys and values to their pages.
+    /// Moves queries to their buffer, and keys and values to their pages.
     fn place(&mut self, pass: &mut Pass<'_>, layer: &Layer, number: usize) -> Result<(), Fault> {
         let Pass { model, plan, .. } = *pass;
         let Some(rotary) = &model.rotary else {
@@ -288,7 +288,7 @@ impl Scratch {
         kernels::combine_items(device, heads, splits, attended.all_mut(), results)
     }
 
-    /// The output projection, and the feed-forward layer.
+    /// Computes the output projection and the feed-forward layer.
     fn feed_forward(
         &mut self,
         pass: &mut Pass<'_>,
@@ -349,7 +349,7 @@ impl Scratch {
         )
     }
 
-    /// Logits of the normed rows from `first` on, as many as there is room for.
+    /// Computes the logits of the normed rows from `first` on, as many as the buffer holds.
     fn head(&mut self, pass: &mut Pass<'_>, first: usize, rows: usize) -> Result<(), Fault> {
         let model = pass.model;
         let count = self.logit_rows.min(rows - first);
@@ -376,9 +376,9 @@ impl Scratch {
     ) -> Result<(), Fault> {
         let Pass { model, plan, .. } = *pass;
         let vocabulary = model.vocabulary;
-        // Padding is not among the wanted rows that are asked for.
+        // Padding is not among the wanted rows.
         let wanted = plan.decoding.unwrap_or(plan.wanted.len());
-        // Rows without a draw are chosen from too, greedily, and nobody looks.
+        // Rows without a draw are sampled greedily too, and the result is ignored.
         let mut choices = vec![Choice::of(&Sampling::greedy().draw(0)); wanted];
         for (row, draw) in &plan.draws {
             choices[*row as usize] = Choice::of(draw);

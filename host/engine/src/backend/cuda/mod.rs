@@ -1,19 +1,19 @@
-//! The CUDA backend: our kernels and NVIDIA's matrix products, on a device that is found at run time.
+//! The CUDA backend: the project's kernels and NVIDIA's matrix products, on a device that is located at run time.
 //!
 //! ```text
 //!  Step ─▶ check     as for every backend           kernels     one safe function per kernel of `kernels/*.cu`
-//!          plan      the step as words and items    device      what is asked of a device: memory, launches, queues
+//!          plan      the step as words and items    device      the interface to a device: memory, launches, queues
 //!          forward   the layers, in order           driver      a real one: CUDA's driver, cuBLASLt
-//!          weights, pools   what stands on it
+//!          weights, pools   what its memory holds
 //! ```
 //!
-//! Weights, activations and the KV state are bf16; sums, norms, the softmax and the residual stream are f32. Everything but
-//! matrix products of more than four rows is ours, so that the same sources can be run by an emulator where there is no
-//! device, and are, in tests.
+//! Weights, activations and the KV state are bf16. Sums, norms, the softmax and the residual stream are f32. Everything
+//! except matrix products of more than four rows is the project's own code, so an emulator can run the same sources
+//! where there is no device, and does so in tests.
 //!
-//! **What is promised less than on the CPU.** Logits do not depend on their companions in a step, nor on how a prefix was
-//! cut, but for rounding: the library chooses another kernel for another number of rows, and attention is cut finer where
-//! a step has little of it. Bits may differ where the CPU's do not.
+//! **Weaker guarantees than on the CPU.** Logits depend on the other segments of a step, and on how a prefix was cut,
+//! through rounding only: the library chooses a different kernel for a different number of rows, and attention is split
+//! more finely where a step has little of it. So bits may differ where the CPU's do not.
 
 #![expect(
     unsafe_code,
@@ -48,40 +48,40 @@ use std::path::Path;
 use weights::Model;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Sizes of a CUDA backend.
+/// Sizes and options of a CUDA backend.
 #[derive(Clone, Debug)]
 pub struct CudaConfig {
-    /// Which device, as CUDA counts them.
+    /// Index of the device, as CUDA counts them.
     pub ordinal: u32,
     /// Pages in the pool.
     pub pages: PoolSize,
-    /// Pages in pinned memory, which nothing is computed on: 0 for none.
+    /// Pages in pinned host memory, which nothing computes on; 0 for none.
     pub host_pages: u32,
     /// Tokens in a page: a power of two from 16 to 256.
     pub page_tokens: u32,
-    /// Tokens of a step at most.
+    /// Most tokens in a step.
     pub max_step_tokens: u32,
 }
 
-/// How the pool is sized.
+/// How the number of pages in the pool is determined.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PoolSize {
-    /// As many pages.
+    /// Exactly this many pages.
     Pages(u32),
-    /// As many as fit into this part of the memory that weights and scratch leave, above 0 and below 1.
+    /// As many pages as fit into this fraction of the memory that weights and scratch leave; above 0 and below 1.
     Fraction(f32),
 }
 
-/// Why there is no CUDA backend.
+/// Why a CUDA backend cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// There is no CUDA, or no such device.
+    /// CUDA or the device is missing.
     #[error("{0}")]
     Unavailable(String),
-    /// The checkpoint, or what was asked for.
+    /// The checkpoint or the configuration is unusable.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The device: too little memory, say.
+    /// The device failed, for instance for lack of memory.
     #[error("device: {0}")]
     Device(String),
 }
@@ -101,10 +101,10 @@ impl From<Fault> for BackendError {
     }
 }
 
-/// How far loading is: bytes on the device, of how many.
+/// Reports progress of loading: bytes on the device so far, and bytes in total.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Computes on a device.
+/// A backend that computes on a CUDA device.
 pub struct CudaBackend {
     model: Model,
     pools: Pools,
@@ -115,18 +115,19 @@ pub struct CudaBackend {
     limits: Limits,
     capacity: Capacity,
     max_step_tokens: u32,
-    /// What the last step chose.
+    /// The tokens that the last step sampled.
     drawn: Vec<Result<TokenId, SamplingError>>,
     identity: u128,
-    /// Last, so that what stands on it goes first.
+    /// The last field, so that the device is dropped after everything in its memory.
     device: Box<dyn Device>,
 }
 
 impl CudaBackend {
-    /// Opens a device and puts the weights of `checkpoint` on it.
+    /// Opens a device and loads the weights of `checkpoint` onto it.
     ///
     /// # Errors
-    /// [`CudaError`] when CUDA or the device is missing, the checkpoint is incomplete or not supported, or memory is short.
+    /// Returns a [`CudaError`] when CUDA or the device is missing, the checkpoint is incomplete or unsupported, or
+    /// memory is short.
     pub fn new(
         checkpoint: &Checkpoint,
         config: &CudaConfig,
@@ -137,21 +138,22 @@ impl CudaBackend {
         Self::build(checkpoint, config, Box::new(device), progress)
     }
 
-    /// Bytes of KV state in a page, for sizing a pool before loading.
+    /// Returns the bytes of KV state in a page, for sizing a pool before loading.
     ///
     /// # Errors
-    /// [`CheckpointError`].
+    /// Returns a [`CheckpointError`] when the model's configuration cannot be loaded.
     pub fn page_bytes_of(folder: &Path, page_tokens: u32) -> Result<u64, CheckpointError> {
         let model = ModelConfig::load(folder)?;
         Ok((heads(&model, page_tokens).page() * model.layers * 2) as u64)
     }
 
-    /// The device's name and architecture, for logs and to tell apart states that were computed otherwise.
+    /// Returns the device's name and architecture, for logs and to distinguish states that were computed by other
+    /// devices.
     pub fn device_name(&self) -> &str {
         self.device.name()
     }
 
-    /// As of the CPU backend: of all that a page's bytes depend on beside its tokens.
+    /// Returns a hash of everything that a page's bytes depend on besides its tokens, as the CPU backend does.
     pub fn identity(&self) -> u128 {
         self.identity
     }
@@ -183,7 +185,7 @@ impl CudaBackend {
             PoolSize::Fraction(fraction) => {
                 let bytes = device.free_bytes()? as f64 * f64::from(fraction);
                 let page = (heads.page() * layers * 2) as f64;
-                // The table of positions, as long as the model's positions, comes after.
+                // The table of positions, as long as the model's positions, is allocated after the pool.
                 (bytes / page).min(f64::from(u32::MAX / config.page_tokens)) as u32
             }
         };
@@ -229,10 +231,10 @@ impl CudaBackend {
     }
 }
 
-/// Rows of one token that decode in one step, at most; more attend as prompts do.
+/// Most rows that decode in one step; further ones attend as prompts do.
 const DECODE_ROWS: usize = 256;
 
-/// Changed whenever the bytes of a host page mean something else or come out differently.
+/// Version of the host page format. Changed whenever the bytes of a host page change their meaning or their values.
 const PAGE_LAYOUT: &str = "cuda-1";
 
 fn heads(model: &ModelConfig, page_tokens: u32) -> Heads {
@@ -244,7 +246,7 @@ fn heads(model: &ModelConfig, page_tokens: u32) -> Heads {
     }
 }
 
-/// Whether kernels and buffers can be made for this.
+/// Checks that the kernels and buffers support this model and configuration.
 fn check(model: &ModelConfig, config: &CudaConfig) -> Result<(), CheckpointError> {
     let wrong = |reason: String| Err(CheckpointError::new(Path::new(""), reason));
     let CudaConfig {

@@ -1,71 +1,72 @@
-//! A step as the device reads it: one array of words, and where each part of it stands.
+//! A step as the device reads it: one array of words, and the range of each part in it.
 //!
 //! ```text
 //!   rows     [ one token of each sequence that decodes | tokens of every other segment ]
 //!   wanted   [ the same rows                           | those whose logits are wanted  ]   past the last layer's keys
 //! ```
 //!
-//! Rows that decode come first, so that their attention takes them as they stand. The step is
-//! [checked](crate::backend::check) before; nothing here or in a kernel checks again. A plan is also what decides how
-//! attention is cut: into items, and where those are too few for the device, into splits of what they see.
+//! Rows that decode come first, so that decode attention can use them without reordering. The step is
+//! [checked](crate::backend::check) before, and nothing here or in a kernel checks it again. The plan also decides how
+//! attention is cut: into items and, where those are too few to occupy the device, into splits of the positions that
+//! they see.
 
 use super::kernels::{Heads, Item, MAX_SPLITS, NO_SLOT, PREFILL_KEYS, PREFILL_ROWS, decode_splits};
 use crate::backend::{Output, Segment, Step};
 use crate::sampling::Draw;
 use std::ops::Range;
 
-/// How much a device takes at once.
+/// Upper bounds of the device's buffers, and what occupies it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capacity {
-    /// Rows of one token that decode.
+    /// Most rows that decode.
     pub(super) decode_rows: usize,
-    /// Partial results of attention.
+    /// Most partial results of attention.
     pub(super) results: usize,
-    /// Blocks that keep the device busy.
+    /// Blocks that occupy the device.
     pub(super) blocks: usize,
 }
 
-/// A step, cut and laid out. The words keep their memory from step to step.
+/// A planned step. The words keep their memory from step to step.
 #[derive(Default)]
 pub(super) struct Plan {
-    /// What is sent to the device; the ranges below are of it.
+    /// The words that are sent to the device; the ranges below index into them.
     pub(super) words: Vec<u32>,
     pub(super) tokens: Range<usize>,
     pub(super) positions: Range<usize>,
-    /// Where each row's key and value go.
+    /// The slot for each row's key and value.
     pub(super) slots: Range<usize>,
-    /// Positions that each row that decodes sees.
+    /// Number of positions that each decoding row sees.
     pub(super) lengths: Range<usize>,
-    /// `[decode rows][table_stride]`.
+    /// Page tables of the decoding rows, `[decode rows][table_stride]`.
     pub(super) decode_tables: Range<usize>,
     pub(super) tables: Range<usize>,
-    /// Rows, in the order of logits.
+    /// Rows whose logits are wanted, in the order of the logits.
     pub(super) wanted: Range<usize>,
-    /// Attention of the other rows.
+    /// Attention of the rows that do not decode.
     pub(super) all: Cut,
-    /// Of those of them that are wanted.
+    /// Attention of those among them that are wanted.
     pub(super) last: Cut,
     pub(super) table_stride: usize,
-    /// No row that decodes sees more.
+    /// Upper bound of the positions that a decoding row sees.
     pub(super) longest: u32,
-    /// For each row of logits as the step has them: which of the wanted rows it is.
+    /// For each row of logits in the step's order, its index among the wanted rows.
     pub(super) order: Vec<u32>,
-    /// For each segment that asks for a token: which of the wanted rows it is chosen by, and how.
+    /// For each segment that asks for a token, the index of its wanted row, and the draw.
     pub(super) draws: Vec<(u32, Draw)>,
-    /// Rows that are no padding, of a step that only decodes.
+    /// In a step that only decodes, the number of rows that are not padding.
     pub(super) decoding: Option<usize>,
 }
 
-/// Attention of some rows.
+/// The items that attention of some rows is cut into.
 #[derive(Clone, Default)]
 pub(super) struct Cut {
-    /// `[items][Item::WORDS]`.
+    /// Items `[items][Item::WORDS]`.
     pub(super) items: Range<usize>,
-    /// `[tokens][row, splits, first]`.
+    /// Tokens whose partial results are combined, `[tokens][row, splits, first]`.
     pub(super) splits: Range<usize>,
 }
 
-/// What steps that only decode have in common if one recording serves them.
+/// What decode-only steps must have in common to share a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Bucket {
     pub(super) rows: usize,
@@ -81,7 +82,7 @@ impl Plan {
         self.lengths.len()
     }
 
-    /// The bucket of a step that only decodes.
+    /// Returns the bucket of a step that only decodes, and `None` for other steps.
     pub(super) fn bucket(&self) -> Option<Bucket> {
         self.decoding.map(|_| Bucket {
             rows: self.rows(),
@@ -89,7 +90,7 @@ impl Plan {
         })
     }
 
-    /// Replaces the plan by that of a checked `step`, with padding if it only decodes and `pad` says so.
+    /// Replaces the plan by that of a checked `step`, padded if it only decodes and `pad` is true.
     pub(super) fn make(&mut self, step: &Step, heads: &Heads, capacity: &Capacity, pad: bool) {
         self.words.clear();
         self.order.clear();
@@ -172,7 +173,7 @@ impl Plan {
         self.cut(step, heads, capacity, &decodes, padding);
     }
 
-    /// Puts the rest of the rows' attention together, and which logits are wanted.
+    /// Plans the attention of the remaining rows, and which logits are wanted.
     fn cut(
         &mut self,
         step: &Step,
@@ -225,7 +226,7 @@ impl Plan {
         self.last = self.put_cut(last, heads, capacity);
     }
 
-    /// Notes what is asked of the segment's wanted rows, from `first` on.
+    /// Records what is asked of the segment's wanted rows, from `first` on.
     fn want(&mut self, segment: &Segment, first: u32, rows: u32) {
         match segment.output {
             Output::Token(draw) => self.draws.push((first, draw)),
@@ -248,7 +249,7 @@ impl Plan {
     }
 }
 
-/// Rows of a step that only decodes, with padding: few numbers for many.
+/// Returns the padded number of rows of a step that only decodes, so that few buckets serve many numbers.
 fn bucket_rows(rows: usize) -> usize {
     if rows <= 8 {
         rows.next_power_of_two()
@@ -257,13 +258,13 @@ fn bucket_rows(rows: usize) -> usize {
     }
 }
 
-/// The shortest bucket of sequences.
+/// The shortest length of sequences for which there is a bucket.
 const SHORTEST: u32 = 256;
 
-/// Positions of a split at least: below, putting it together costs more than it brings.
+/// Fewest positions in a split: with less, combining costs more than splitting gains.
 const SPLIT: u32 = 512;
 
-/// Cuts whole segments into items, the longest first, and items into splits while blocks are too few.
+/// Cuts whole segments into items, longest first, and cuts items into splits while there are too few blocks.
 fn cut_items(segments: &[Item], heads: &Heads, capacity: &Capacity) -> (Vec<Item>, Vec<[u32; 3]>) {
     let most = (PREFILL_ROWS / heads.group()) as u32;
     let mut whole: Vec<Item> = segments
@@ -282,7 +283,7 @@ fn cut_items(segments: &[Item], heads: &Heads, capacity: &Capacity) -> (Vec<Item
                 })
         })
         .collect();
-    // What takes longest begins first, so that it does not end last.
+    // The longest item begins first, so that it does not end last.
     whole.sort_by_key(|item| std::cmp::Reverse(item.end));
     let blocks = whole.len() * heads.kv_heads;
     if blocks == 0 || blocks * 2 > capacity.blocks {
@@ -321,7 +322,7 @@ fn cut_items(segments: &[Item], heads: &Heads, capacity: &Capacity) -> (Vec<Item
     (items, splits)
 }
 
-/// Partial results that `rows` rows that decode may have.
+/// Returns the most partial results that `rows` decoding rows may have.
 pub(super) fn decode_results(rows: usize, heads: &Heads) -> usize {
     debug_assert!(decode_splits(u32::MAX) <= MAX_SPLITS);
     rows * heads.heads * MAX_SPLITS as usize
@@ -391,7 +392,7 @@ mod tests {
         assert_eq!(plan.words[plan.wanted.clone()], [0, 1, 4, 6, 7]);
         assert_eq!(plan.order, [2, 0, 3, 4, 1]);
         assert_eq!((plan.decoding, plan.table_stride), (None, 3));
-        // The first segment's third token is the only one of it that the last layer attends for.
+        // Of the first segment's tokens, the last layer attends only for the third.
         let last: Vec<_> = items(&plan, &plan.last)
             .iter()
             .map(|item| (item[0], item[1], item[2], item[3]))

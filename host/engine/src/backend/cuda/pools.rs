@@ -1,28 +1,29 @@
-//! Where keys and values stand: the device's pool, and the host's in pinned memory.
+//! The KV pools: the device's pool, and the host's pool in pinned memory.
 //!
 //! ```text
 //!   device   a buffer per layer    [page][keys, values][kv_head][slot][head_dim] bf16
 //!   host     one buffer            [page][layer][keys, values][kv_head][slot][head_dim] bf16
 //! ```
 //!
-//! Pages move by a kernel of ours, a launch per layer, in the copy queue: the device reads and writes pinned memory
-//! itself, and a layer waits for its own pages alone. The pages are named by a list that is sent before.
+//! Pages are moved by one of the project's kernels, with a launch per layer in the copy queue. The device reads and
+//! writes pinned memory directly, and a layer waits only for its own pages. A list of page pairs is sent before the
+//! launches.
 
 use super::device::{Array, Bf16, Device, Fault, Part, PartMut, Queue};
 use super::kernels::{self, Heads, Runs};
 use crate::backend::{HostPageId, Load, PageId, Store};
 
-/// Both pools.
+/// The device's pool and the host's pool.
 pub(super) struct Pools {
     heads: Heads,
     layers: Vec<Array<Bf16>>,
-    /// Empty where there is no host pool.
+    /// The host pool, if there is one.
     host: Option<Array<u8>>,
-    /// Pairs of pages that a copy names: one list for loads, one for everything else.
+    /// Page pairs of a copy: one list for loads, one for everything else.
     load_pairs: Array<u32>,
     pairs: Array<u32>,
     loads: Vec<Load>,
-    /// The copy queue holds work that nobody has waited for.
+    /// Whether the copy queue holds work that nothing has waited for.
     busy: bool,
 }
 
@@ -52,7 +53,7 @@ impl Pools {
         })
     }
 
-    /// Bytes of a page, all layers.
+    /// Returns the bytes of a page over all layers.
     pub(super) fn page_bytes(&self) -> usize {
         self.layer_bytes() * self.layers.len()
     }
@@ -69,13 +70,13 @@ impl Pools {
         self.layers[layer].all_mut()
     }
 
-    /// The loads of the step to come, to be filled in: checked, each page once.
+    /// Returns the list of the next step's loads, to be filled with checked loads, each target page once.
     pub(super) fn loads(&mut self) -> &mut Vec<Load> {
         &mut self.loads
     }
 
-    /// Sends the loads' names. What is computed from now on may overwrite pages that are stored, and loads may overwrite
-    /// pages that were computed with.
+    /// Sends the loads' page pairs and orders the queues. What is computed from now on may overwrite stored pages, and
+    /// loads may overwrite pages that earlier steps computed with.
     pub(super) fn begin_step(&mut self, device: &mut dyn Device) -> Result<(), Fault> {
         if self.busy {
             device.after(Queue::Copy, Queue::Compute)?;
@@ -93,7 +94,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Puts the loads of a layer into the copy queue.
+    /// Queues the loads of a layer in the copy queue.
     pub(super) fn load(&mut self, device: &mut dyn Device, layer: usize) -> Result<(), Fault> {
         let (Some(host), false) = (&self.host, self.loads.is_empty()) else {
             return Ok(());
@@ -111,7 +112,7 @@ impl Pools {
         kernels::copy_pages(device, Queue::Copy, from, to, pairs, &runs)
     }
 
-    /// What is put into the compute queue from now on sees the pages of the layers that were loaded.
+    /// Makes the compute queue wait for the layers' loads that have been queued so far.
     pub(super) fn loaded(&mut self, device: &mut dyn Device) -> Result<(), Fault> {
         if self.loads.is_empty() {
             return Ok(());
@@ -126,13 +127,13 @@ impl Pools {
         self.loaded(device)
     }
 
-    /// Copies pages to the host pool; each target is named once.
+    /// Copies pages to the host pool; each target must occur once.
     pub(super) fn store(&mut self, device: &mut dyn Device, stores: &[Store]) -> Result<(), Fault> {
         let (Some(host), false) = (&self.host, stores.is_empty()) else {
             return Ok(());
         };
         if self.busy {
-            // The list of an earlier store is still being read.
+            // An earlier store may still be reading its list.
             device.after(Queue::Copy, Queue::Compute)?;
         }
         let pairs: Vec<u32> = stores
@@ -157,7 +158,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Copies the first `tokens` slots of a page to another.
+    /// Copies the first `tokens` slots of a page to another page.
     pub(super) fn copy_slots(
         &mut self,
         device: &mut dyn Device,
@@ -194,7 +195,7 @@ impl Pools {
         Ok(())
     }
 
-    /// A host page's bytes, once nothing moves to or from it.
+    /// Returns a host page's bytes, once nothing moves to or from it.
     pub(super) fn host_page(
         &mut self,
         device: &mut dyn Device,

@@ -1,34 +1,34 @@
-//! Weights on a device, tensor after tensor, rounded to bf16 where they are wider.
+//! Weights on a device, uploaded tensor by tensor and rounded to bf16 where they are wider.
 //!
-//! Matrices that are multiplied with the same rows stand one below the other: queries, keys and values; gate and up.
+//! Matrices that multiply the same rows are stacked: queries, keys and values; gate and up.
 
 use super::device::{Array, Bf16, Device, Fault};
 use super::kernels::Heads;
 use super::{CudaError, Progress};
 use crate::models::{Checkpoint, LayerWeights, ModelConfig, Tensor};
 
-/// Weights on the device.
+/// A model's weights on the device.
 pub(super) struct Model {
     pub(super) heads: Heads,
     pub(super) hidden: usize,
     pub(super) intermediate: usize,
     pub(super) vocabulary: usize,
     pub(super) eps: f32,
-    /// `[positions][cosines, sines]`.
+    /// Rotary table `[positions][cosines, sines]`.
     pub(super) rotary: Option<Array<f32>>,
     pub(super) embedding: Array<Bf16>,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Array<f32>,
-    /// `None`: the embedding.
+    /// The output head; `None` if the model shares the embedding.
     pub(super) head: Option<Array<Bf16>>,
 }
 
 pub(super) struct Layer {
     pub(super) input_norm: Array<f32>,
-    /// Queries, keys, values.
+    /// Stacked projections of queries, keys and values.
     pub(super) qkv: Array<Bf16>,
     pub(super) qkv_bias: Option<Array<f32>>,
-    /// Of queries, of keys.
+    /// Norm weights of queries and of keys.
     pub(super) qk_norm: Option<[Array<f32>; 2]>,
     pub(super) output: Array<Bf16>,
     pub(super) output_bias: Option<Array<f32>>,
@@ -40,7 +40,7 @@ pub(super) struct Layer {
 }
 
 impl Model {
-    /// Puts the weights of `checkpoint` on the device, tensor after tensor, rounded to bf16 where they are wider.
+    /// Uploads the weights of `checkpoint` tensor by tensor, rounded to bf16 where they are wider.
     pub(super) fn load(
         device: &mut dyn Device,
         checkpoint: &Checkpoint,
@@ -77,7 +77,7 @@ impl Model {
         })
     }
 
-    /// Makes the table of angles, for as many positions as there will be.
+    /// Uploads the rotary table for the number of positions that the pool allows.
     pub(super) fn tabulate(
         &mut self,
         device: &mut dyn Device,
@@ -92,13 +92,13 @@ impl Model {
         &self.heads
     }
 
-    /// Queries, keys and values of a row.
+    /// Returns the elements of a row of queries, keys and values.
     pub(super) fn qkv_width(&self) -> usize {
         (self.heads.heads + 2 * self.heads.kv_heads) * self.heads.head_dim
     }
 }
 
-/// Bytes of all matrices: norms and biases do not count.
+/// Returns the bytes of all matrices, without norms and biases.
 fn bytes_of_weights(c: &ModelConfig) -> u64 {
     let attention = 2 * (c.heads + c.kv_heads) * c.head_dim * c.hidden;
     let layer = attention + 3 * c.intermediate * c.hidden;
@@ -140,7 +140,7 @@ impl Loader<'_> {
         })
     }
 
-    /// Rows of all parts, one below the other.
+    /// Uploads the rows of all parts as one stacked matrix.
     fn matrix(&mut self, parts: &[&Tensor<'_>]) -> Result<Array<Bf16>, CudaError> {
         let length = parts.iter().map(|part| part.rows * part.columns).sum();
         let mut array = Array::new(self.device, length)?;

@@ -1,57 +1,59 @@
-//! The file's bytes.
+//! The file's binary format.
 //!
 //! ```text
 //!   0      header    64   magic, version, slots, page_bytes, identity, sum
-//!   4096   records   64 for each slot:  page, what it follows, stamp, sum of the page's bytes, sum of the record
+//!   4096   records   64 for each slot:  page, its parent, stamp, sum of the page's bytes, sum of the record
 //!   …      pages     page_bytes for each slot, each from a multiple of 4096 on
 //! ```
 //!
-//! Numbers are little-endian, sums are XXH3. A slot is free unless its record's sum is right, so zeroes are a free slot.
-//! A record is written after its page and erased before the slot is used again; the page's own sum catches what a power
+//! Numbers are little-endian, and sums are XXH3. A slot is free unless its record's sum is right, so zeroes are a free
+//! slot. A record is written after its page and erased before the slot is used again. The page's own sum detects writes
+//! that a power failure reorders or a disk loses.
 //! failure reorders and what a disk forgets.
 
 use crate::cache::PageHash;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 const MAGIC: [u8; 8] = *b"FWKVPAGE";
-/// Raised whenever the layout here or the meaning of a page's bytes changes.
+/// Format version, raised whenever the layout here or the meaning of a page's bytes changes.
 const VERSION: u32 = 1;
 const BLOCK: u64 = 4096;
 pub(super) const HEADER_BYTES: usize = 64;
 pub(super) const RECORD_BYTES: usize = 64;
-/// Nobody has written so many pages: a later stamp would leave the clock that goes on from it no room.
+/// Largest valid stamp. Nobody has written so many pages; a larger stamp would leave no room for the clock that
+/// continues from it.
 const MAX_STAMP: u64 = u64::MAX >> 1;
-/// Where the sum of a header or record stands: at its end.
+/// Offset of the sum in a header or record: at its end.
 const SUMMED: usize = 56;
 
-/// What the file is made for. Another shape is another file.
+/// The dimensions that a file is made for. Another shape needs another file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Of all that a page's bytes depend on beside its tokens.
+    /// Identity of everything that a page's bytes depend on besides its tokens.
     pub(super) identity: u128,
-    /// At least one.
+    /// Bytes in a page, at least one.
     pub(super) page_bytes: u64,
-    /// At least one.
+    /// Number of slots, at least one.
     pub(super) slots: u32,
 }
 
-/// What stands in a slot.
+/// Describes the page in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) page: PageHash,
-    /// What the page follows: another one, or the root of a tenant.
+    /// Hash of the page before this one, or the tenant's root.
     pub(super) parent: PageHash,
-    /// Later pages have larger stamps.
+    /// Order of writing: later pages have larger stamps.
     pub(super) stamp: u64,
     pub(super) page_sum: u64,
 }
 
 impl Shape {
-    /// As many slots as `capacity` bytes have room for; `None` if there is not one.
+    /// Returns the shape with as many slots as fit into `capacity` bytes, or `None` if not even one does.
     pub(super) fn fit(identity: u128, page_bytes: usize, capacity: u64) -> Option<Self> {
         let page_bytes = page_bytes as u64;
         let slot = page_bytes.checked_next_multiple_of(BLOCK)? + RECORD_BYTES as u64;
-        // The header's block, and what the records leave of their last.
+        // One block for the header, and one for the unused rest of the records' last block.
         let slots = capacity.saturating_sub(2 * BLOCK) / slot;
         let slots = u32::try_from(slots).unwrap_or(u32::MAX);
         (slots > 0 && page_bytes > 0).then_some(Self {
@@ -86,7 +88,7 @@ impl Shape {
         bytes
     }
 
-    /// Whether a file with this header and of this length is of this shape; if not, why.
+    /// Checks that a file with this header and of this length has this shape; returns a message if it has not.
     pub(super) fn check(&self, header: &[u8], file_bytes: u64) -> Result<(), String> {
         if header.len() < HEADER_BYTES {
             return Err(format!("it is truncated to {} bytes", header.len()));
@@ -131,7 +133,7 @@ impl Record {
         bytes
     }
 
-    /// `None`: the slot is free, or its record is damaged.
+    /// Decodes a slot's record. Returns `None` if the slot is free or its record is damaged.
     pub(super) fn decode(bytes: &[u8], slot: u32) -> Option<Self> {
         let sum = xxh3_64_with_seed(bytes.get(..SUMMED)?, slot.into());
         let is_whole = bytes.len() == RECORD_BYTES && number::<8>(bytes, SUMMED) as u64 == sum;
@@ -145,12 +147,12 @@ impl Record {
     }
 }
 
-/// The sum of a page's bytes, which also says whose they are.
+/// Returns the sum of a page's bytes, seeded with its hash so that it also identifies the page.
 pub(super) fn page_sum(page: PageHash, bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(bytes, page.0 as u64)
 }
 
-/// The `N` bytes from `at` on.
+/// Returns the `N` bytes from `at` on as a number.
 fn number<const N: usize>(bytes: &[u8], at: usize) -> u128 {
     let mut wide = [0; 16];
     wide[..N].copy_from_slice(&bytes[at..at + N]);

@@ -1,8 +1,8 @@
-//! Which page stands in which slot, and which goes when room is needed.
+//! The index: which page is in which slot, and which page is evicted when room is needed.
 //!
-//! Pages go least recently used first and leaves before what they follow, as in the tiers above: a page whose
-//! predecessor is gone is of no use to anybody. A predecessor may never have been there: whatever counts as followers of
-//! it waits for it.
+//! The least recently used page is evicted first, but never before pages that follow it, as in the tiers above: a page
+//! without its predecessor is of no use. A predecessor may never have been on disk; its followers are counted all the
+//! same.
 
 use super::format::Record;
 use crate::cache::PageHash;
@@ -12,36 +12,37 @@ use std::collections::hash_map::Entry as MapEntry;
 
 pub(super) struct Index {
     pages: FxHashMap<PageHash, Entry>,
-    /// How many pages follow this one, itself here or not; none: no entry.
+    /// Number of pages that follow a page or root, whether or not it is here itself; no entry means none.
     followers: FxHashMap<PageHash, u32>,
-    /// Pages that none follows, least recently used first.
+    /// Pages without followers, least recently used first.
     leaves: BTreeSet<(u64, PageHash)>,
     free: Vec<u32>,
-    /// Counts uses; stands in for time.
+    /// Counts uses, in place of a clock.
     clock: u64,
 }
 
-/// A page that is here, or on its way.
+/// A page that is in the file or about to be written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) slot: u32,
-    /// Whether the slot holds it yet.
+    /// Whether the page has been written to its slot.
     pub(super) written: bool,
     parent: PageHash,
     used: u64,
 }
 
-/// A place for a page.
+/// The slot that a page was assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Placed {
     pub(super) slot: u32,
     pub(super) stamp: u64,
-    /// Another page had to go.
+    /// Whether another page was evicted for it.
     pub(super) evicted: bool,
 }
 
 impl Index {
-    /// The pages of a file with `slots` slots. A page that stands twice keeps the later place.
+    /// Builds the index of a file with `slots` slots from its records. Of a page that occurs twice, the later record
+    /// counts.
     pub(super) fn new(slots: u32, records: impl Iterator<Item = (u32, Record)>) -> Self {
         let mut records: Vec<_> = records.collect();
         records.sort_unstable_by_key(|(_, record)| std::cmp::Reverse(record.stamp));
@@ -78,7 +79,7 @@ impl Index {
         self.pages.get(&page).copied()
     }
 
-    /// Notes that a page was used now; `false` if it is not here.
+    /// Records that a page was used now. Returns `false` if it is not in the index.
     pub(super) fn touch(&mut self, page: PageHash) -> bool {
         let Some(entry) = self.pages.get_mut(&page) else {
             return false;
@@ -91,7 +92,8 @@ impl Index {
         true
     }
 
-    /// A slot for a page that is not here, which follows `parent`. `None`: there is room only in `parent`'s own slot.
+    /// Assigns a slot to a page that is not in the index and follows `parent`. Returns `None` if only `parent`'s own
+    /// slot could be freed.
     pub(super) fn place(&mut self, page: PageHash, parent: PageHash) -> Option<Placed> {
         let mut evicted = false;
         if self.free.is_empty() {
@@ -110,7 +112,7 @@ impl Index {
         })
     }
 
-    /// Notes that a page stands in its slot now, unless it has left that meanwhile.
+    /// Records that a page has been written to its slot, unless it has left the slot since.
     pub(super) fn written(&mut self, page: PageHash, slot: u32) {
         if let Some(entry) = self.pages.get_mut(&page)
             && entry.slot == slot
@@ -119,7 +121,7 @@ impl Index {
         }
     }
 
-    /// Takes a page out; its slot is free.
+    /// Removes a page and frees its slot, which is returned.
     pub(super) fn remove(&mut self, page: PageHash) -> Option<u32> {
         let entry = self.pages.remove(&page)?;
         self.leaves.remove(&(entry.used, page));
@@ -153,7 +155,7 @@ impl Index {
         }
     }
 
-    /// Asserts that the parts agree.
+    /// Asserts that the index is consistent.
     #[cfg(test)]
     pub(super) fn check(&self, slots: u32) {
         let mut taken: Vec<u32> = self.pages.values().map(|entry| entry.slot).collect();

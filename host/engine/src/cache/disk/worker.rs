@@ -1,12 +1,13 @@
-//! The thread that waits for the disk so that nobody else has to, and the queues between it and the others.
+//! The I/O thread, which waits for the disk so that no other thread has to, and the queues between it and the others.
 //!
 //! ```text
-//!   reads   [page page …]      bounded by who asks         ─┐
-//!   changes [write erase …]    writes bounded in bytes      ├─▶ I/O thread ─▶ answers, bounded in bytes
+//!   reads   [page page …]      bounded by the requester       ─┐
+//!   changes [write erase …]    writes bounded in bytes         ├─▶ I/O thread ─▶ answers, bounded in bytes
 //! ```
 //!
-//! Reads go first: somebody waits for them. A read of a page that is still to be written waits for that. When answers
-//! are not fetched reading pauses. Erasures need no bound of their own: a slot is erased once after it was written.
+//! Reads go first, because a request waits for them. A read of a page that is still to be written waits for the write.
+//! Reading pauses while too many answers have not been fetched. Erasures need no bound of their own, because a slot is
+//! erased at most once after it was written.
 
 use super::DiskStats;
 use super::file::PageFile;
@@ -16,14 +17,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// What the thread shares with the handle.
+/// State that the thread shares with the handle.
 pub(super) struct Shared {
     state: Mutex<State>,
     /// Signalled when the thread may have something to do.
     work: Condvar,
-    /// Signalled when it has nothing left to do.
+    /// Signalled when the thread has nothing left to do.
     idle: Condvar,
-    /// Called by the thread when answers have come, with no lock held.
+    /// Callback that the thread calls when answers have come, with no lock held.
     wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -33,17 +34,17 @@ pub(super) struct State {
     reads: VecDeque<PageHash>,
     changes: VecDeque<Change>,
     answers: VecDeque<(PageHash, Option<Vec<u8>>)>,
-    /// Answers with bytes.
+    /// Number of answers that carry a page's bytes.
     full_answers: usize,
-    /// Writes among the changes.
+    /// Number of writes among the changes.
     writes: usize,
-    /// Buffers of writes that are done.
+    /// Buffers of finished writes, for reuse.
     spare: Vec<Vec<u8>>,
-    /// Pages that may wait on either side.
+    /// Most pages that may wait in either direction.
     limit: usize,
     busy: bool,
     stopping: bool,
-    /// Answers have come since the last call of `wake`.
+    /// Whether answers have come since the last call of `wake`.
     news: bool,
 }
 
@@ -93,12 +94,12 @@ impl Shared {
         }
     }
 
-    /// The state, whose lock is never held across a call that waits for the disk.
+    /// Locks the state. The lock is never held across a call that waits for the disk.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first caller is the one who is woken.
+    /// Registers the callback for answers; only the first one registered is called.
     pub(super) fn on_answer(&self, wake: Box<dyn Fn() + Send + Sync>) {
         let _ = self.wake.set(wake);
     }
@@ -166,7 +167,7 @@ impl Shared {
         self.work.notify_one();
     }
 
-    /// Waits until everything that was asked for has been done, as far as answers have been fetched.
+    /// Waits until everything that was requested has been done. Reads are included only as far as answers are fetched.
     pub(super) fn flush(&self) {
         let mut state = self.lock();
         while state.busy || state.has_work() {
@@ -177,7 +178,7 @@ impl Shared {
         }
     }
 
-    /// Lets the thread end when all changes have been written.
+    /// Makes the thread end once all changes have been written.
     pub(super) fn stop(&self) {
         self.lock().stopping = true;
         self.work.notify_one();
@@ -203,7 +204,7 @@ impl State {
                     let slot = entry.slot;
                     return Some(Job::Read { page, slot });
                 }
-                // On its way: it stands among the changes.
+                // The page is about to be written: its write is among the changes.
                 Some(_) => break,
                 None => {
                     self.reads.pop_front();
@@ -228,7 +229,7 @@ impl State {
     }
 }
 
-/// Serves the queues until told to stop and all changes are written.
+/// Serves the queues until the store stops and all changes are written.
 pub(super) fn run(shared: &Shared, mut file: PageFile) {
     loop {
         let (job, news) = {
@@ -274,7 +275,7 @@ fn read(shared: &Shared, file: &mut PageFile, page: PageHash, slot: u32) {
         state.answer(page, Some(bytes));
         return;
     }
-    // Damaged, or its place was given to another page since: either way it is not here any more.
+    // The page is damaged, or its slot was given to another page since. In either case it is gone.
     let mut state = shared.lock();
     if state
         .index

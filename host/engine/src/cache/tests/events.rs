@@ -1,13 +1,13 @@
-//! Whoever follows the events knows what the cache holds.
+//! A reader that follows the events knows what the cache holds.
 
 use super::*;
 use std::collections::{HashMap, HashSet};
 
-/// What a follower knows.
+/// What a reader of the events knows.
 #[derive(Default)]
 struct Follower {
     pages: HashSet<(PageHash, Tier)>,
-    /// What each page ever told of stands for: its parent and tokens.
+    /// The parent and tokens of every page ever reported.
     links: HashMap<PageHash, (Option<PageHash>, Vec<TokenId>)>,
     documents: HashMap<(Arc<str>, u64, Vec<Document>), u32>,
 }
@@ -62,7 +62,7 @@ impl Follower {
     }
 }
 
-/// Three documents of a prompt, the first after a few tokens.
+/// Returns three documents of a prompt, the first of which begins after a few tokens.
 fn documents(random: &mut Seeded, tokens: u32) -> DocumentPath {
     let mut ends: Vec<u32> = (0..4).map(|_| random.below(tokens + 1)).collect();
     ends.sort_unstable();

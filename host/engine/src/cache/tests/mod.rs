@@ -1,5 +1,5 @@
-//! The cache against slow, obvious models: every slot of every page, in every tier, remembers the prefix that it was
-//! computed for.
+//! Tests of the cache against slow, obvious models: every slot of every page, in every tier, remembers the prefix that
+//! it was computed for.
 
 mod events;
 mod policies;
@@ -20,11 +20,11 @@ struct Device {
     slots: Vec<Slots>,
     host: Vec<Slots>,
     disk: Option<Arc<FakeDisk>>,
-    /// What the next step loads.
+    /// Loads of the next step.
     loads: Vec<Load>,
     /// Pages copied to host memory so far.
     stores: u32,
-    /// Pages loaded from it so far.
+    /// Pages loaded from host memory so far.
     loaded: u32,
 }
 
@@ -41,7 +41,7 @@ struct Sequence {
     lease: Lease,
 }
 
-/// A disk without a disk: bytes are as good as any.
+/// A disk in memory, which stores any bytes.
 #[derive(Default)]
 struct FakeDisk {
     pages: Mutex<HashMap<PageHash, Vec<u8>>>,
@@ -109,7 +109,7 @@ impl Device {
         }
     }
 
-    /// Carries out what the cache has asked for so far.
+    /// Carries out the transfers that the cache has requested so far.
     fn transfer(&mut self) {
         for transfer in self.cache.take_transfers() {
             match transfer {
@@ -130,7 +130,7 @@ impl Device {
         }
     }
 
-    /// Does what a step begins with.
+    /// Carries out what a step begins with: transfers, then loads.
     fn land(&mut self) {
         self.transfer();
         for Load { from, to } in self.loads.drain(..) {
@@ -181,7 +181,7 @@ impl Device {
         })
     }
 
-    /// Opens a lease; checks that every slot counted as computed is the right one.
+    /// Opens a lease and checks that every slot that counts as computed holds the right prefix.
     fn open(&mut self, salt: &str, tokens: &[TokenId]) -> Option<Sequence> {
         let sequence = self.open_only(salt, tokens);
         self.land();
@@ -189,7 +189,7 @@ impl Device {
         sequence
     }
 
-    /// Computes up to position `end` of the sequence.
+    /// Computes the sequence up to position `end`.
     fn compute(&mut self, sequence: &mut Sequence, end: u32) {
         while sequence.lease.pages().len() < end.div_ceil(PAGE) as usize {
             assert!(self.cache.grow(&mut sequence.lease));
@@ -212,7 +212,7 @@ impl Device {
             .close(sequence.lease, &sequence.tokens, sequence.computed);
     }
 
-    /// Runs a sequence from start to end; the tokens that it found.
+    /// Runs a sequence from start to end. Returns the tokens that it found cached.
     fn run(&mut self, salt: &str, tokens: &[TokenId]) -> u32 {
         let mut sequence = self.open(salt, tokens).unwrap();
         let cached = sequence.computed;
@@ -234,7 +234,7 @@ impl Device {
         }
     }
 
-    /// The device loses its memory.
+    /// Makes the device lose its memory.
     fn lose(&mut self) {
         self.slots
             .iter_mut()
@@ -247,7 +247,7 @@ impl Device {
     }
 }
 
-/// A slot as bytes: lengths, then what they are of.
+/// Encodes a slot as bytes: lengths, each followed by its content.
 fn encode(slot: Option<&State>) -> Vec<u8> {
     let Some((salt, prefix)) = slot else {
         return vec![0];
@@ -284,7 +284,7 @@ fn tokens(from: TokenId, count: TokenId) -> Vec<TokenId> {
     (from..from + count).collect()
 }
 
-/// Random tokens, the same each time.
+/// A seeded source of random tokens.
 struct Seeded(Random);
 
 impl Seeded {
@@ -296,13 +296,13 @@ impl Seeded {
         self.0.below(limit.into()) as u32
     }
 
-    /// Few distinct tokens, so that sequences often begin alike and part anywhere.
+    /// Returns tokens with few distinct values, so that sequences often begin alike and part anywhere.
     fn tokens(&mut self) -> Vec<TokenId> {
         let count = 1 + self.below(20);
         (0..count).map(|_| u32::from(self.below(6) == 0)).collect()
     }
 
-    /// As [`Seeded::tokens`], several pages of them, which part rarely.
+    /// Returns several pages of tokens, as [`Seeded::tokens`] does, that part rarely.
     fn long_tokens(&mut self) -> Vec<TokenId> {
         let count = 1 + self.below(36);
         (0..count).map(|_| u32::from(self.below(12) == 0)).collect()

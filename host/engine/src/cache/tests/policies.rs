@@ -1,8 +1,8 @@
-//! What is evicted, by every policy, against a model that looks at everything every time.
+//! Tests of which page each policy evicts, against a model that examines all pages every time.
 
 use super::*;
 
-/// A page in the model: what stands before it is in its path.
+/// A page in the model; its path includes everything before it.
 #[derive(Clone, Debug, Default)]
 struct Entry {
     /// Tokens from the sequence's start to the page's end.
@@ -13,7 +13,7 @@ struct Entry {
     frequency: f64,
     computed: f64,
     seconds_per_token: f64,
-    /// By tier, device first.
+    /// The page's priority by tier, device first.
     priority: [f64; 2],
 }
 
@@ -23,7 +23,7 @@ struct Model {
     clock: [f64; 2],
     now: u64,
     entries: Vec<Entry>,
-    /// Those that went, with the number of their departure.
+    /// Departed pages, each with the number of its departure.
     gone: Vec<(usize, Entry)>,
     departures: usize,
 }
@@ -59,7 +59,7 @@ impl Model {
         }
     }
 
-    /// The lowest of what is in a tier, is followed by nothing there, and is not kept.
+    /// Returns the lowest-ranked page of a tier that nothing follows there and that is not kept.
     fn victim(&mut self, tier: usize, kept: &[Vec<TokenId>]) -> Option<usize> {
         let of_tier = |index: &usize| {
             let entry = &self.entries[*index];
@@ -111,7 +111,7 @@ impl Model {
                 self.entries[victim].in_host = false;
                 self.forget_gone();
             }
-            // Where every page is about to be loaded, none makes room.
+            // If every page is about to be loaded, none can make room.
             has_place = !full || victim.is_some();
         }
         if has_place {
@@ -212,7 +212,7 @@ fn every_policy_keeps_what_the_model_keeps() {
         let mut device = Device::with_tiers(capacity[0], capacity[1], config, None);
         let mut seen: Vec<Vec<TokenId>> = Vec::new();
         for _ in 0..150 {
-            // One of few documents at each place, the first ones more often.
+            // One of a few documents at each position, the first ones more often.
             let places = 1 + random.below(5);
             let mut tokens: Vec<TokenId> = Vec::new();
             for _ in 0..places {
@@ -235,7 +235,7 @@ fn every_policy_keeps_what_the_model_keeps() {
                 let kept: Vec<&Entry> = (1..=pages).map_while(find).collect();
                 let far = kept.iter().filter(|entry| !entry.in_device).count();
                 let found = device.cache.lookup("", tokens);
-                // A fork inside a page does not happen here: documents differ from their first token on.
+                // Sequences never part inside a page here: documents differ from their first token on.
                 assert_eq!(
                     (found.tokens, found.host_tokens),
                     (kept.len() as u32 * PAGE, far as u32 * PAGE),

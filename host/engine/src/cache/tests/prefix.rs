@@ -1,4 +1,4 @@
-//! Prefixes on the device alone: sharing, copying, eviction, bounds.
+//! Tests of prefixes on the device alone: sharing, copying, eviction, bounds.
 
 use super::*;
 
@@ -129,7 +129,7 @@ fn held_pages_are_never_evicted_and_room_is_all_or_nothing() {
 fn a_match_that_leaves_no_room_for_its_own_copy_is_cut_to_full_pages() {
     let mut device = Device::new(2);
     device.run("", &tokens(0, 6));
-    // The partial page would have to stay while its copy is made: there is no third page.
+    // The partial page would have to stay while it is copied, but there is no third page.
     let sequence = device.open("", &tokens(0, 8)).unwrap();
     assert_eq!(sequence.computed, 4);
     device.cache.check([&sequence.lease]);

@@ -1,4 +1,4 @@
-//! Pages that move between device, host memory and disk.
+//! Tests of pages that move between device, host memory and disk.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn with_disk(device: u32, host: u32) -> Device {
     Device::with_tiers(device, host, config(EvictionPolicy::Lru), disk)
 }
 
-/// `(device, host, disk)` tokens found.
+/// Returns the tokens found on `(device, host, disk)`.
 fn found(device: &Device, tokens: &[TokenId]) -> (u32, u32, u32) {
     let found = device.cache.lookup("", tokens);
     (
@@ -51,8 +51,8 @@ fn a_page_is_swapped_out_only_once() {
             stores.push(device.stores - before);
         }
     }
-    // The first round finds room, and then the first prompt's two pages go; after the second's have gone nothing new is
-    // left to copy.
+    // The first round finds room. Then the first prompt's two pages are evicted. Once the second prompt's have been
+    // too, nothing new is left to copy.
     assert_eq!(stores, [0, 2, 2, 0, 0, 0, 0, 0]);
     assert_eq!(device.cache.stats().host_cached, 4);
 }
@@ -97,7 +97,7 @@ fn host_memory_evicts_leaves_first_and_never_what_is_being_loaded() {
     device.run("", &tokens(0, 16));
     device.run("", &tokens(100, 16)); // the first prompt's four pages are in host memory
     assert_eq!(found(&device, &tokens(0, 17)), (0, 16, 0));
-    // Its pages are needed, while those that make way for them find no room in host memory.
+    // Its pages are needed, while the pages that they displace find no room in host memory.
     let sequence = device.open("", &tokens(0, 16)).unwrap();
     assert_eq!(sequence.computed, 15);
     device.close(sequence);
@@ -163,7 +163,7 @@ fn a_fetch_that_comes_to_nothing_harms_nobody() {
     device.cache.save_all();
     device.transfer();
     let hashes: Vec<PageHash> = disk.pages.lock().unwrap().keys().copied().collect();
-    // Everything is forgotten but on disk, and one page of it cannot be read.
+    // Everything is forgotten except on disk, and one page on disk cannot be read.
     let mut device = Device::with_tiers(8, 8, config(EvictionPolicy::Lru), Some(disk.clone()));
     let fetch = device.cache.fetch(&"".into(), &prompt).unwrap();
     let second = hashes
@@ -250,7 +250,7 @@ fn a_failed_step_leaves_no_page_that_it_was_to_fill() {
     let prompt = tokens(0, 13);
     let sequence = device.open_only("", &prompt).unwrap();
     assert_eq!(sequence.computed, 12);
-    // The second prompt's pages are to be stored, the first's to be loaded: neither has happened.
+    // The second prompt's pages are to be stored and the first's to be loaded; neither has happened.
     device.cache.abandon(sequence.lease);
     device.loads.clear();
     device.cache.failed();
@@ -342,7 +342,7 @@ fn random_leases_over_three_small_tiers_never_see_a_wrong_slot() {
                         lost += 1;
                     }
                     _ => {
-                        // A step that fails, with what was opened for it.
+                        // A step fails, together with the leases that were opened for it.
                         let tokens = random.long_tokens();
                         if let Some(sequence) = device.open_only("0", &tokens) {
                             device.cache.abandon(sequence.lease);

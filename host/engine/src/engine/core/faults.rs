@@ -1,15 +1,15 @@
-//! When the device fails, is lost, or is given up.
+//! Device failures: a failed call, a lost device, or one that is given up.
 //!
-//! | what happened | pages | those in the step | the others |
+//! | event | pages | sequences in the step | other running sequences |
 //! | --- | --- | --- | --- |
-//! | a call failed | those that it was to write are undefined | wait ahead of all others | untouched |
-//! | the device was lost, or replaced | all are undefined | wait ahead of all others | wait ahead of all others |
-//! | a call was malformed | as they were | fail: it would be as malformed again | untouched |
+//! | a call failed | those that it was to write are undefined | requeued at the head | untouched |
+//! | the device was lost, or replaced | all are undefined | requeued at the head | requeued at the head |
+//! | a call was malformed | unchanged | fail, because the same call would be malformed again | untouched |
 //!
-//! A request that waits again keeps its tokens. Before its first token its prompt is computed again, later it goes on
-//! from what it has, each from what the cache still holds of it (RAGCache, section 6); its tokens are the same, since
-//! they depend on the sequence alone. A request under which the device fails again and again may be the reason: after
-//! [`EngineConfig::max_retries`](super::EngineConfig) it fails.
+//! A request that returns to the queue keeps its tokens. Before its first token its prompt is computed again; later it
+//! continues from the tokens that it has. In both cases it starts from what the cache still holds of it (RAGCache,
+//! section 6). Its tokens stay the same, because they depend on the sequence alone. A request during which the device
+//! fails again and again may be the cause, so it fails after [`EngineConfig::max_retries`](super::EngineConfig).
 
 use super::tiers::pools;
 use super::{Active, Core, Sequence};
@@ -17,7 +17,7 @@ use crate::backend::{Backend, BackendError};
 use crate::engine::{Bounds, Event, Failure};
 
 impl Core {
-    /// Deals with a device that did not compute the prepared work.
+    /// Handles an error of the device, which did not compute the prepared work.
     pub(super) fn suffer(&mut self, error: &BackendError) {
         let failure = Failure::Device(error.to_string());
         match error {
@@ -46,10 +46,10 @@ impl Core {
         }
     }
 
-    /// Goes on with another device, of which no page holds anything yet. Whoever was being computed waits again.
+    /// Continues on another device, whose pages hold nothing yet. Running sequences return to the queue.
     ///
     /// # Errors
-    /// In words, when the requests that were taken in for the old device do not fit the new one.
+    /// Returns a message when the requests that were accepted for the old device do not fit the new one.
     pub(in crate::engine) fn replace_device(
         &mut self,
         backend: &dyn Backend,
@@ -64,7 +64,7 @@ impl Core {
             ));
         }
         self.cache.start_over(pools(backend), &self.cache_config);
-        // What was seen, was seen in the old one.
+        // Remembered lookups refer to the old cache.
         for sequence in self.waiting.iter_mut() {
             sequence.sighting = None;
         }
@@ -72,11 +72,11 @@ impl Core {
         Ok(())
     }
 
-    /// Ends everything that was taken in.
+    /// Ends every request with `failure`.
     pub(in crate::engine) fn fail_all(&mut self, failure: &Failure) {
         self.stop_fetching();
         let running = self.take_running(|_| true);
-        // The leases need no end: nothing is computed any more.
+        // The leases need not be closed, because nothing is computed any more.
         let running = running.into_iter().map(|active| active.sequence);
         let sequences: Vec<Sequence> = running.chain(self.waiting.extract(|_| true)).collect();
         for sequence in sequences {
@@ -84,7 +84,7 @@ impl Core {
         }
     }
 
-    /// Lets whoever was being computed wait again. Their leases are void.
+    /// Returns all running sequences to the queue. Their leases are void.
     fn lose_leases(&mut self, failure: &Failure) {
         self.totals.devices_lost += 1;
         let running = self.take_running(|_| true);
@@ -93,7 +93,7 @@ impl Core {
         }
     }
 
-    /// Lets a sequence wait again. It counts as a fault of the `suspect` ones only.
+    /// Returns a sequence to the queue. The failure counts as a fault of a `suspect` sequence only.
     fn retry(&mut self, mut sequence: Sequence, suspect: bool, failure: &Failure) {
         sequence.faults += u32::from(suspect);
         if sequence.faults > self.max_retries {

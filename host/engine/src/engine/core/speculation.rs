@@ -1,21 +1,22 @@
-//! Requests that are guesses at one and the same request to come (RAGCache, section 5.3).
+//! Speculative requests: guesses at one and the same later request (RAGCache, section 5.3).
 //!
-//! While documents are still being searched for, the prompt that they would make is computed already, under an id that
-//! all guesses share. At most one request of an id is here:
+//! While documents are still being searched for, the engine already computes the prompt that they would make, under an
+//! id that all guesses share. At most one request of an id is in the engine:
 //!
 //! ```text
 //!   guess [D1 D3]  ── computing ──▶ superseded by the next guess; its pages stay cached
-//!   guess [D1 D2]                   ── finds D1 cached, goes on ──▶ …
+//!   guess [D1 D2]                   ── finds D1 cached, continues ──▶ …
 //!   the request itself, [D1 D2]                                     ── joins: takes the guess's place and progress
 //! ```
 //!
-//! Both happen between two steps, so a step that is being computed is always finished ("after the current iteration").
+//! Superseding and joining happen between two steps, so a step in progress is always finished ("after the current
+//! iteration").
 
 use super::{Active, Core, Sequence};
 use crate::engine::{Event, Failure};
 
 impl Core {
-    /// Lets a request that has just come meet an earlier one of its id. `None`: it has taken that one's place.
+    /// Matches a new request with an earlier one of its id. Returns `None` if it has taken the earlier one's place.
     pub(super) fn meet(&mut self, mut sequence: Sequence) -> Option<Sequence> {
         let Some(id) = sequence.speculation else {
             return Some(sequence);
@@ -27,7 +28,7 @@ impl Core {
             .iter()
             .position(|active| same_id(&active.sequence))
         {
-            // Nothing of it has been answered: who asks for the same may have all of it.
+            // The guess has produced no tokens yet, so a request for the same prompt can take it over whole.
             let joins = self.running[at].sequence.tokens == sequence.tokens;
             if joins {
                 self.totals.speculations_joined += 1;
@@ -55,7 +56,7 @@ impl Core {
         Some(sequence)
     }
 
-    /// A running sequence goes on as `sequence`, whose prompt is the same.
+    /// Replaces a running sequence with `sequence`, whose prompt is the same, and keeps its progress.
     fn take_over(&mut self, at: usize, mut sequence: Sequence) {
         let Active {
             sequence: running,

@@ -1,13 +1,13 @@
-//! The cache's lower tiers as the core uses them.
+//! The core's use of the cache's lower tiers.
 //!
 //! ```text
-//!   a request comes ─▶ some of it is on disk ─▶ fetching ─▶ its pages are in host memory ─▶ it queues
-//!                  └─▶ nothing is ───────────────────────────────────────────────────────▶ it queues
-//!   admitted: loads go into the step, transfers go before it
-//!   the engine ends: what memory holds is saved
+//!   a request arrives ─▶ part of it is on disk ─▶ fetching ─▶ its pages are in host memory ─▶ it is queued
+//!                    └─▶ nothing is on disk ────────────────────────────────────────────────▶ it is queued
+//!   admission: loads go into the step, transfers before it
+//!   shutdown:  the pages in memory are saved
 //! ```
 //!
-//! Nobody waits for the disk but the request that has something there, and that not for long.
+//! Only a request that has pages on disk waits for the disk, and no longer than [`PATIENCE`].
 
 use super::{Core, Sequence};
 use crate::backend::Backend;
@@ -15,19 +15,19 @@ use crate::cache::{Fetch, Pages, Transfer};
 use crate::engine::work::{Answers, Work};
 use std::time::{Duration, Instant};
 
-/// A request that does not queue yet.
+/// A request that is not queued until its pages have arrived from disk.
 pub(super) struct Fetching {
     sequence: Sequence,
     fetch: Fetch,
-    /// When it was first seen to wait.
+    /// When the request was first seen waiting.
     since: Option<Instant>,
 }
 
-/// A disk that takes longer is not worth waiting for: what has not come is computed.
+/// The longest wait for the disk. Pages that have not arrived by then are computed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Core {
-    /// Asks for what is on disk of a request, which queues later then; `None`: it is kept here.
+    /// Requests the pages that disk holds of a request, which is queued later. Returns the request if there are none.
     pub(super) fn fetch(&mut self, sequence: Sequence) -> Option<Sequence> {
         let Some(fetch) = self.cache.fetch(&sequence.salt, &sequence.tokens) else {
             return Some(sequence);
@@ -40,7 +40,7 @@ impl Core {
         None
     }
 
-    /// Takes in what has come from disk, and lets the requests queue that waited for it.
+    /// Takes in pages that have arrived from disk and queues the requests that waited for them.
     pub(super) fn queue_fetched(&mut self, now: Instant) {
         self.cache.receive();
         let cache = &self.cache;
@@ -57,14 +57,14 @@ impl Core {
         }
     }
 
-    /// Lets all requests queue that wait for the disk, for somebody who looks for one in the queue.
+    /// Queues all requests that wait for the disk, so that a search of the queue finds them.
     pub(super) fn stop_fetching(&mut self) {
         for Fetching { sequence, .. } in self.fetching.drain(..) {
             self.waiting.push(sequence.entry(), sequence);
         }
     }
 
-    /// Adds to `work` what the cache wants to have moved before it.
+    /// Adds to `work` the transfers that the cache needs before it.
     pub(super) fn add_transfers(&mut self, work: &mut Work) {
         work.transfers = self.cache.take_transfers();
         if !work.transfers.is_empty() {
@@ -72,7 +72,7 @@ impl Core {
         }
     }
 
-    /// Has what memory holds written to disk and waits for that: nothing is computed any more.
+    /// Writes the pages in memory to disk and waits for that. Called when nothing is computed any more.
     pub(in crate::engine) fn save_all(&mut self, backend: &mut dyn Backend) {
         let Some(disk) = self.cache_config.disk.clone() else {
             return;
@@ -86,7 +86,7 @@ impl Core {
                 ..Work::default()
             };
             if work.run(backend, &mut Answers::default()).is_err() {
-                // What was to be saved next may not be what it should be.
+                // The pages that would be saved next may be undefined.
                 return;
             }
             if is_save {
@@ -96,7 +96,7 @@ impl Core {
     }
 }
 
-/// A device's pools.
+/// Returns the sizes of a device's page pools.
 pub(super) fn pools(backend: &dyn Backend) -> Pages {
     Pages {
         device: backend.pages(),

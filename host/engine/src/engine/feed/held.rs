@@ -1,14 +1,14 @@
-//! The documents that a cache holds now, as its events tell them: a trie of paths for every tenant and scope.
+//! The documents that a cache holds now, derived from its events: a trie of paths for every tenant and scope.
 //!
-//! The cache speaks of marks: a document's mark sits on a page, and goes with it. A document may have several (the same
-//! path with other words between its documents) or none (it ends within the first page). What is held is what has a
-//! mark, and what comes before that.
+//! The cache reports marks: a document's mark is on a page and is removed with it. A document may have several marks
+//! (the same path with other words between its documents) or none (it ends within the first page). Held are all
+//! documents with a mark, and the documents before them.
 
 use crate::cache::{CacheEvent, Document};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// See the module's text. No larger than what is held: each leaf has a mark on a page.
+/// The paths of documents that a cache holds. No larger than what is held: each leaf has a mark on a page.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     roots: BTreeMap<(Arc<str>, u64), Children>,
@@ -24,7 +24,7 @@ struct Node {
 }
 
 impl Held {
-    /// The last document of this path has one more mark; whether it was not held before.
+    /// Adds a mark to the last document of this path. Returns whether that document was not held before.
     pub(super) fn store(&mut self, salt: &Arc<str>, scope: u64, path: &[Document]) -> bool {
         if path.is_empty() {
             return false;
@@ -42,8 +42,8 @@ impl Held {
         is_new
     }
 
-    /// The last document of this path has one mark less; how many documents of the path are still held, if that has
-    /// changed.
+    /// Removes a mark from the last document of this path. If that changes what is held, returns how many leading
+    /// documents of the path still are.
     pub(super) fn remove(
         &mut self,
         salt: &Arc<str>,
@@ -59,7 +59,7 @@ impl Held {
         (left < path.len()).then_some(left)
     }
 
-    /// Everything, as events that store it: one for every path that no other continues.
+    /// Returns all that is held as events that store it: one for every path that no other continues.
     pub(super) fn events(&self) -> Vec<CacheEvent> {
         let mut events = Vec::new();
         for ((salt, scope), children) in &self.roots {
@@ -76,9 +76,9 @@ impl Held {
     }
 }
 
-/// Takes a mark from the end of `path` and removes what has none at or below it; how many documents of the path are
-/// left. `None`: there was no mark. Recursion as deep as a path has documents: the header that brings them bounds it to
-/// a few hundred.
+/// Removes a mark from the end of `path`, and every node that has no mark at or below it. Returns how many documents of
+/// the path are left, or `None` if there was no mark. The recursion is as deep as a path has documents; the header that
+/// brings them bounds that to a few hundred.
 fn unmark(children: &mut Children, path: &[Document]) -> Option<usize> {
     let ((fingerprint, _), rest) = path.split_first()?;
     let node = children.get_mut(fingerprint)?;
@@ -111,7 +111,7 @@ fn leaves(children: &Children, path: &mut Vec<Document>, found: &mut impl FnMut(
 mod tests {
     use super::*;
 
-    /// Documents of 10 tokens.
+    /// Returns a path of documents of 10 tokens each.
     fn path(documents: &[u64]) -> Vec<Document> {
         documents.iter().map(|&document| (document, 10)).collect()
     }
@@ -141,7 +141,7 @@ mod tests {
         assert!(store(&mut held, &[1]));
         assert!(!store(&mut held, &[1]));
         assert!(store(&mut held, &[1, 2]));
-        // The one page has gone; the other, and what follows it, has not.
+        // One page is gone; the other, and what follows it, is not.
         assert_eq!(remove(&mut held, &[1]), None);
         assert_eq!(
             remove(&mut held, &[1]),

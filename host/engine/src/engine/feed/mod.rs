@@ -1,4 +1,4 @@
-//! What happens in the cache, for readers at their own pace.
+//! The feed of cache events, for readers that each follow at their own pace.
 //!
 //! ```text
 //!   engine's thread                                          readers, any number
@@ -7,9 +7,9 @@
 //!                                └─▶ held: the documents now, for readers that fell behind
 //! ```
 //!
-//! The engine appends under a short lock and waits for nobody: a reader that is slower than a ring is long is told to
-//! begin anew, with all that is held ([`News::reset`]). Positions count events and mean something within one *epoch*,
-//! a life of the cache; a restart, or events that were lost on their way here, begin another one.
+//! The engine appends under a short lock and waits for no reader. A reader that falls behind by more than a ring holds
+//! is told to start again from a snapshot ([`News::reset`]). Positions count events within one *epoch*, a life of the
+//! cache. A restart, or events that were lost on their way to the feed, begin a new epoch.
 
 mod held;
 
@@ -20,59 +20,59 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
-/// See the module's text.
+/// The events of one cache, kept for any number of readers.
 #[derive(Debug)]
 pub struct Feed {
     state: Mutex<State>,
     progress: watch::Sender<Progress>,
 }
 
-/// How far the feed has come.
+/// How many events the feed has published in the present epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// The cache's life.
+    /// Identifies the present life of the cache.
     pub epoch: u64,
-    /// Events about documents in this epoch.
+    /// Number of events about documents in this epoch.
     pub documents: u64,
-    /// Events about pages in this epoch.
+    /// Number of events about pages in this epoch.
     pub pages: u64,
 }
 
-/// A place between two events of one epoch.
+/// A position between two events of one epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// See [`Progress::epoch`].
+    /// The [`Progress::epoch`] that the position belongs to.
     pub epoch: u64,
-    /// Events before it.
+    /// Number of events before the position.
     pub next: u64,
 }
 
-/// What happened from one position to another.
+/// The events from one position to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct News {
-    /// See [`Progress::epoch`].
+    /// The [`Progress::epoch`] that the events belong to.
     pub epoch: u64,
-    /// Events before these.
+    /// Number of events in the epoch before these.
     pub from: u64,
-    /// Ask from here next time.
+    /// Position from which to read next.
     pub next: u64,
-    /// Whether the reader must forget what it knew, for it missed something. News of documents then hold all that is
-    /// held; news of pages go on with the oldest event that is known.
+    /// Whether the reader missed events and must forget what it knew. News of documents then contain everything that is
+    /// held; news of pages continue with the oldest event that is still known.
     pub reset: bool,
-    /// Pages in the cache now.
+    /// Numbers of pages in the cache now.
     pub held: HeldPages,
-    /// In order.
+    /// The events, oldest first.
     pub events: Vec<CacheEvent>,
 }
 
-/// Pages that can be found, by tier. A page may be in several.
+/// Numbers of cached pages by tier; a page may be in several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldPages {
-    /// On the device.
+    /// Pages on the device.
     pub device: u64,
-    /// In the host's memory.
+    /// Pages in host memory.
     pub host: u64,
-    /// In a file.
+    /// Pages on disk.
     pub disk: u64,
 }
 
@@ -85,15 +85,15 @@ struct State {
     held_pages: HeldPages,
 }
 
-/// The last events of one kind.
+/// The most recent events of one kind.
 #[derive(Debug, Default)]
 struct Ring {
-    /// Position of the oldest.
+    /// Position of the oldest event.
     first: u64,
     events: VecDeque<CacheEvent>,
 }
 
-/// Events that a ring holds: at 16 tokens a page, 16,384 take about 2 MiB and are the prefill of 260,000 tokens.
+/// Most events that a ring holds: at 16 tokens a page, 16,384 take about 2 MiB and are the prefill of 260,000 tokens.
 const CAPACITY: usize = 1 << 14;
 
 impl Default for Feed {
@@ -103,7 +103,7 @@ impl Default for Feed {
 }
 
 impl Feed {
-    /// A feed of a cache that holds nothing.
+    /// Returns a feed of a cache that holds nothing.
     pub fn new() -> Self {
         let state = State::new();
         Self {
@@ -112,9 +112,9 @@ impl Feed {
         }
     }
 
-    /// Takes what happened in the cache since the last call. Events that were lost before ([`CacheEvent::Gap`]) begin a
-    /// new epoch in which nothing is held but what is stored from then on: readers know less than they might then,
-    /// never more. `O(events)`.
+    /// Publishes the cache's events since the last call. If events were lost before that ([`CacheEvent::Gap`]), a new
+    /// epoch begins, in which only what is stored from then on counts as held: readers may know less than the cache
+    /// holds, never more. Costs `O(events)`.
     pub fn publish(&self, events: Vec<CacheEvent>) {
         if events.is_empty() {
             return;
@@ -129,13 +129,13 @@ impl Feed {
         self.progress.send_replace(progress);
     }
 
-    /// The cache is a new one, which holds nothing.
+    /// Begins a new epoch for a new cache, which holds nothing.
     pub fn restart(&self) {
         self.publish(vec![CacheEvent::Gap { events: 0 }]);
     }
 
-    /// At most `limit` events about documents since a position; all that is held where there is none, or where it is
-    /// not known any more. Costs what it returns.
+    /// Returns at most `limit` events about documents after a position. Without a position, or if it is no longer
+    /// known, returns everything that is held. Costs as much as it returns.
     pub fn documents_since(&self, since: Option<Position>, limit: usize) -> News {
         let state = self.lock();
         match state.documents.since(state.epoch, since, limit) {
@@ -147,8 +147,8 @@ impl Feed {
         }
     }
 
-    /// At most `limit` events about pages since a position; the oldest ones known where there is none, or where it is
-    /// not known any more.
+    /// Returns at most `limit` events about pages after a position. Without a position, or if it is no longer known,
+    /// begins with the oldest known event.
     pub fn pages_since(&self, since: Option<Position>, limit: usize) -> News {
         let state = self.lock();
         let known = state.pages.since(state.epoch, since, limit);
@@ -157,19 +157,20 @@ impl Feed {
         state.news(from, events, reset)
     }
 
-    /// Tells of progress as it is made; a receiver that does not look sees the last.
+    /// Returns a receiver that is notified of progress; one that reads late sees the latest.
     pub fn watch(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
     }
 
-    /// A panic under the lock would have been in one of the few lines here; the state is valid after each.
+    /// The lock is never poisoned in an invalid state: only the few lines here run under it, and the state is valid
+    /// after each.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Of a cache that holds nothing, in a new epoch.
+    /// Returns the state for a cache that holds nothing, in a new epoch.
     fn new() -> Self {
         Self {
             epoch: random(),
@@ -202,7 +203,7 @@ impl State {
             }
             CacheEvent::DocumentsRemoved { salt, scope, path } => {
                 if let Some(left) = self.held.remove(&salt, scope, &path) {
-                    // The first of those that went: what came after it is gone with it.
+                    // The event names the first document that is gone; everything after it is gone too.
                     let path = path[..=left].into();
                     let event = CacheEvent::DocumentsRemoved { salt, scope, path };
                     self.documents.push(event);
@@ -252,7 +253,7 @@ impl HeldPages {
 }
 
 impl Ring {
-    /// Position behind the youngest.
+    /// Returns the position after the newest event.
     fn next(&self) -> u64 {
         self.first + self.events.len() as u64
     }
@@ -270,7 +271,7 @@ impl Ring {
         (self.first, events.collect())
     }
 
-    /// `None` when something between the position and the ring is not known.
+    /// Returns at most `limit` events after the position, or `None` if some of them are no longer known.
     fn since(
         &self,
         epoch: u64,
@@ -287,7 +288,7 @@ impl Ring {
     }
 }
 
-/// An epoch that no reader has met before, in this process or an earlier one.
+/// Returns an epoch that no reader has seen before, from this process or an earlier one.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -343,7 +344,7 @@ mod tests {
         assert_eq!(second.events, [stored(&[1, 2])]);
         let third = feed.documents_since(at(&second), 9);
         assert_eq!((third.reset, third.events.len()), (false, 0));
-        // Pages are counted apart.
+        // Pages have positions of their own.
         let pages = feed.pages_since(None, 9);
         assert_eq!((pages.from, pages.events), (0, vec![page(1)]));
     }
@@ -360,7 +361,7 @@ mod tests {
         assert!(news.reset);
         assert_eq!(news.events, [stored(&[1, 3])]);
         assert_eq!(news.next, CAPACITY as u64 + 3);
-        // From there it goes on.
+        // The reader continues from there.
         feed.publish(vec![stored(&[4])]);
         let more = feed.documents_since(at(&news), 9);
         assert_eq!((more.reset, more.events), (false, vec![stored(&[4])]));

@@ -1,11 +1,11 @@
-//! Devices that are lost or stuck.
+//! Tests of devices that are lost or stuck.
 
 use super::*;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Sender, channel};
 
-/// A clock that goes when told to.
+/// A clock that is set by hand.
 #[derive(Clone)]
 struct Hands(Arc<Mutex<Instant>>);
 
@@ -35,7 +35,7 @@ fn config() -> EngineConfig {
     }
 }
 
-/// A device that computes this many steps and then sticks until the sender is dropped.
+/// Returns a device that computes this many steps and then blocks until the sender is dropped.
 fn sticking(steps: u32) -> (FakeBackend, Sender<()>) {
     let (sender, receiver) = channel();
     for _ in 0..steps {
@@ -44,7 +44,7 @@ fn sticking(steps: u32) -> (FakeBackend, Sender<()>) {
     (FakeBackend::new(64, 4).gate(receiver), sender)
 }
 
-/// Two pages that all requests have in common, and an end of its own.
+/// Returns a request with two pages that all requests have in common, and an end of its own.
 fn request(first: TokenId) -> Request {
     let prompt = (0..10).map(|position| if position < 8 { position } else { first });
     Request {
@@ -54,7 +54,7 @@ fn request(first: TokenId) -> Request {
     }
 }
 
-/// All tokens, and the end.
+/// Returns all tokens and the last event.
 fn listen(mut generation: Generation) -> (Vec<TokenId>, Event) {
     let mut tokens = Vec::new();
     loop {
@@ -73,7 +73,7 @@ fn expect_whole(generation: Generation, request: &Request) {
     assert!(matches!(end, Event::Finished(FinishReason::Length)));
 }
 
-/// Moves the clock until the watchdog has acted.
+/// Advances the clock until the watchdog has acted.
 fn wait_for(hands: &Hands, acted: impl Fn() -> bool) {
     while !acted() {
         hands.forward(2 * PATIENCE);
@@ -83,7 +83,7 @@ fn wait_for(hands: &Hands, acted: impl Fn() -> bool) {
 
 #[test]
 fn a_stuck_device_is_replaced_and_no_request_notices() {
-    // Stuck in the first prompt, within a prompt's chunks, and within the answers.
+    // The device sticks in the first prompt, within a prompt's chunks, or within the answers.
     for steps in [0, 1, 5] {
         let (device, gate) = sticking(steps);
         let (alive, given_up) = channel::<()>();
@@ -113,7 +113,7 @@ fn a_stuck_device_is_replaced_and_no_request_notices() {
             std::thread::yield_now();
         }
         wait_for(&hands, || made.load(Ordering::SeqCst));
-        // The old device comes back while the new one computes: nobody is interested.
+        // The old device returns while the new one computes, and its outcome is ignored.
         drop(gate);
         assert!(given_up.recv().is_err(), "its thread ends and drops it");
         drop(fresh_gate);
@@ -235,7 +235,7 @@ fn a_lost_device_costs_recomputation_and_changes_no_answer() {
     }
 }
 
-/// A device that computes `steps` steps and is lost from then on.
+/// Returns a device that computes `steps` steps and is lost from then on.
 fn mortal(steps: u32) -> FakeBackend {
     let mut left = steps;
     FakeBackend::new(64, 4).faults(move |_| {
@@ -287,7 +287,7 @@ fn a_device_that_is_lost_for_good_is_replaced_and_no_request_notices() {
 #[test]
 fn a_device_that_is_lost_for_good_ends_an_engine_that_has_no_other() {
     let engine = Engine::start(Box::new(mortal(3)), config());
-    // The last ones may come too late.
+    // The last requests may come too late.
     let generations: Vec<Generation> = (0..4)
         .filter_map(|first| engine.submit(request(first)).ok())
         .collect();

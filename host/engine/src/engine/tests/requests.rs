@@ -1,8 +1,8 @@
-//! What requests ask for besides tokens: warming up, taking another's place, a deadline, a fair share.
+//! Tests of what requests ask for besides tokens: warming up, taking another's place, a deadline, a fair share.
 
 use super::*;
 
-/// An engine stepped by hand, with a clock that goes forward by a second a step.
+/// An engine stepped by hand, whose clock advances by a second a step.
 struct House {
     stepper: Stepper,
     now: Instant,
@@ -47,7 +47,7 @@ fn config() -> EngineConfig {
     }
 }
 
-/// A prompt that begins like all others and goes on in its own way.
+/// Returns a prompt that begins like all others and then differs.
 fn prompt(common: u32, own: u32, length: u32) -> Vec<TokenId> {
     let begin = (0..common).map(|position| position % VOCABULARY);
     begin.chain((common..length).map(|_| own)).collect()
@@ -70,7 +70,7 @@ fn guess(prompt: Vec<TokenId>, id: u64) -> Request {
     }
 }
 
-/// What has come so far: tokens found in the cache, tokens, and the end.
+/// Returns what has arrived so far: tokens found in the cache, tokens, and the end.
 fn heard(generation: &mut Generation) -> (Option<u32>, Vec<TokenId>, Option<Event>) {
     let (mut cached, mut tokens) = (None, Vec::new());
     while let Ok(event) = generation.events.try_recv() {
@@ -160,7 +160,7 @@ fn the_request_itself_joins_the_guess_and_computes_nothing_twice() {
         assert!(matches!(end, Some(Event::Finished(FinishReason::Length))));
         let stats = house.stepper.stats();
         assert_eq!(stats.speculations_joined, 1);
-        // 40 tokens of prompt, 8 a step; the first token comes with the last of them.
+        // The prompt has 40 tokens, 8 a step; the first token comes with the last of those steps.
         assert_eq!(stats.steps, 5 + 4);
     }
 }

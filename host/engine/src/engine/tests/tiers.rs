@@ -1,4 +1,5 @@
-//! The core over three small tiers: whatever tier a page comes back from, and whatever fails, tokens are the same.
+//! Tests of the core over three small tiers: whatever tier a page comes back from, and whatever fails, tokens are the
+//! same.
 
 use super::*;
 use crate::cache::disk::{DiskConfig, DiskStore, Origin};
@@ -29,7 +30,7 @@ fn config(disk: &Arc<DiskStore>, policy: EvictionPolicy, replicated_share: f64) 
     }
 }
 
-/// A step for which the disk is quick.
+/// Steps with a disk that has already finished its work.
 fn step(load: &mut Load, disk: &DiskStore) {
     disk.flush();
     load.step();
@@ -120,14 +121,14 @@ fn an_engine_that_starts_again_goes_on_from_what_the_last_one_saved() {
         assert_eq!(stats.fetched_pages, cached / 4);
         let Load { core, backend, .. } = &mut load;
         core.save_all(backend);
-        // The prompt's seven full pages and, of 35 tokens less the last, one more.
+        // The prompt's seven full pages are stored and, of 35 tokens less the last, one more.
         assert_eq!(disk.stats().pages, 8);
     }
 }
 
 #[test]
 fn a_request_does_not_wait_long_for_a_disk_that_does_not_answer() {
-    /// Has every page and never delivers one.
+    /// A disk that has every page and never delivers one.
     struct Silent;
 
     impl DiskTier for Silent {
@@ -157,7 +158,7 @@ fn a_request_does_not_wait_long_for_a_disk_that_does_not_answer() {
         max_tokens: 3,
         ..Request::default()
     });
-    // Nothing on disk is of use to a prompt of less than a page: it passes.
+    // Nothing on disk is of use to a prompt shorter than a page, so it is queued at once.
     load.submit(Request {
         prompt: vec![3; 3],
         max_tokens: 1,

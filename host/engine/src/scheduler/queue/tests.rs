@@ -31,7 +31,7 @@ fn push(queue: &mut Queue<Item>, number: u64, tenant: &str, tokens: u32, cached:
     queue.push(entry, item);
 }
 
-/// Serves up to `most` requests as the engine does.
+/// Admits up to `most` requests as the engine does.
 fn serve(queue: &mut Queue<Item>, most: usize) -> Vec<Item> {
     let mut served = Vec::new();
     for (ticket, ()) in queue.head(most, |item| (item.cached, ()), |()| true) {
@@ -99,7 +99,7 @@ fn whoever_lost_its_prefix_loses_its_rank() {
     push(&mut queue, 1, "", 10, 5);
     push(&mut queue, 2, "", 10, 9);
     sweep_all(&mut queue);
-    // The prefix of 2 is evicted, which no sweep has seen.
+    // The prefix of request 2 is evicted, and no sweep has noticed.
     queue.find_mut(|item| item.number == 2).unwrap().cached = 0;
     assert_eq!(numbers(&serve(&mut queue, 2)), [1, 2]);
 }
@@ -156,7 +156,7 @@ fn nobody_is_overtaken_by_more_later_ones_than_the_window_says() {
         let mut overtaken: HashMap<u64, u32> = HashMap::new();
         let mut arrivals = 0;
         for round in 0..400 {
-            // More arrivals than are served at first, so that the queue is long.
+            // At first more requests arrive than are served, so the queue is long.
             let arriving = if round < 200 { random.below(4) } else { 0 };
             for _ in 0..arriving {
                 let cached = random.below(100) as u32;
@@ -207,7 +207,7 @@ fn tenants_that_keep_waiting_get_equal_shares_whatever_they_send() {
         let sizes = [100, 10];
         let mut number = 0;
         for _ in 0..600 {
-            // "a" sends large requests, "b" small ones; neither ever runs dry.
+            // Tenant "a" sends large requests and "b" small ones; both always have requests waiting.
             for (tenant, size) in ["a", "b"].iter().zip(sizes) {
                 let waiting = queue.iter().filter(|item| &*item.tenant == *tenant);
                 for _ in waiting.count()..3 {

@@ -1,4 +1,4 @@
-//! Templates in the style of the model families, and the files they come in.
+//! Tests of templates in the style of the model families, and of the files that contain them.
 
 use super::*;
 use serde_json::json;

@@ -1,12 +1,12 @@
-//! The twin of `x86.rs` for other architectures: instruction sets that no CPU has.
+//! The twin of `x86.rs` for other architectures, with instruction sets that no CPU has.
 
 use super::{Checked, Loop, Scalar};
 
-/// Never a value.
+/// Proof of AVX-512, which does not exist on this architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Avx512 {}
 
-/// Never a value.
+/// Proof of AVX2, which does not exist on this architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Avx2 {}
 
@@ -23,25 +23,25 @@ impl Avx2 {
 }
 
 /// # Safety
-/// Never called: there is no [`Avx512`].
+/// Cannot be called: there is no [`Avx512`] value.
 pub(super) unsafe fn multiply_avx512<E: Scalar>(_: Checked<'_, E>) {}
 
 /// # Safety
-/// Never called: there is no [`Avx2`].
+/// Cannot be called: there is no [`Avx2`] value.
 pub(super) unsafe fn multiply_avx2<E: Scalar>(_: Checked<'_, E>) {}
 
 /// # Safety
-/// Never called: there is no [`Avx512`].
+/// Cannot be called: there is no [`Avx512`] value.
 pub(super) unsafe fn widen_avx512<E: Scalar>(_: &[E], _: &mut [f32]) {}
 
 /// # Safety
-/// Never called: there is no [`Avx2`].
+/// Cannot be called: there is no [`Avx2`] value.
 pub(super) unsafe fn widen_avx2<E: Scalar>(_: &[E], _: &mut [f32]) {}
 
 /// # Safety
-/// Never called: there is no [`Avx512`].
+/// Cannot be called: there is no [`Avx512`] value.
 pub(super) unsafe fn run_avx512(_: impl Loop) {}
 
 /// # Safety
-/// Never called: there is no [`Avx2`].
+/// Cannot be called: there is no [`Avx2`] value.
 pub(super) unsafe fn run_avx2(_: impl Loop) {}

@@ -1,18 +1,18 @@
-//! Sums and exponentials over slices, in a fixed order, written so that a compiler vectorises them.
+//! Sums and exponentials over slices in a fixed order, written so that the compiler vectorises them.
 //!
-//! A sum runs in sixteen interleaved partial sums that are then added in a fixed tree: the order depends on the length
-//! alone. `FMA` says that the instruction set has fused multiply-adds; see [`super::Loop`].
+//! A sum consists of sixteen interleaved partial sums that are then added in a fixed tree, so its order depends on the
+//! length alone. `FMA` says that the instruction set has fused multiply-adds, see [`super::Loop`].
 
 use super::LANES;
 use half::bf16;
 
-/// `a * b + c`, rounded once with `FMA`, twice without.
+/// Returns `a * b + c`, rounded once with `FMA` and twice without.
 #[inline(always)]
 pub(in super::super) fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// The nearest bf16, ties to even; a NaN stays one.
+/// Returns the nearest bf16, ties to even; a NaN stays a NaN.
 #[inline(always)]
 pub(in super::super) fn narrow(x: f32) -> bf16 {
     let bits = x.to_bits();
@@ -21,7 +21,7 @@ pub(in super::super) fn narrow(x: f32) -> bf16 {
     bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
 }
 
-/// Sum of squares.
+/// Returns the sum of the squares of `values`.
 #[inline(always)]
 pub(in super::super) fn sum_of_squares<const FMA: bool>(values: &[f32]) -> f32 {
     let mut sums = [0f32; LANES];
@@ -37,7 +37,7 @@ pub(in super::super) fn sum_of_squares<const FMA: bool>(values: &[f32]) -> f32 {
     tree(sums, |a, b| a + b)
 }
 
-/// Combines sixteen values pairwise: eighth with first, and so on down.
+/// Combines sixteen values pairwise in a fixed tree: value `i + 8` with value `i`, and so on down.
 #[inline(always)]
 pub(in super::super) fn tree(mut values: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
     let mut half = LANES / 2;
@@ -50,21 +50,22 @@ pub(in super::super) fn tree(mut values: [f32; LANES], combine: impl Fn(f32, f32
     values[0]
 }
 
-/// The larger; `b` where `a` is NaN (one instruction, unlike `f32::max`).
+/// Returns the larger value, or `b` where `a` is NaN (one instruction, unlike `f32::max`).
 #[inline(always)]
 pub(in super::super) fn max(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// `e^x`. Below -87.3 it is `e^-87.3` (1.2e-38), above 88.3 `e^88.3` (2.2e38): never zero, never infinite. Between, the
-/// relative error is below 2e-7 with `FMA` and without (tested), that is two units in the last place.
+/// Returns `e^x`, clamped: below -87.3 the result is `e^-87.3` (1.2e-38), and above 88.3 it is `e^88.3` (2.2e38), so it
+/// is never zero and never infinite. In between, the relative error is below 2e-7 with and without `FMA` (tested),
+/// which is two units in the last place.
 ///
 /// Range reduction and polynomial are those of Cephes' `expf` (netlib.org/cephes, `single/expf.c`).
 #[inline(always)]
 pub(in super::super) fn exp<const FMA: bool>(x: f32) -> f32 {
-    /// Adding it to a float below 2^22 rounds that to an integer, which then stands in the low bits.
+    /// Adding this to a float below 2^22 rounds the float to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    // ln 2 in two parts: multiples of the first are exact.
+    // ln 2 in two parts; multiples of the first part are exact.
     const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // A NaN passes both comparisons.
@@ -87,7 +88,7 @@ pub(in super::super) fn exp<const FMA: bool>(x: f32) -> f32 {
     sum * f32::from_bits(exponent)
 }
 
-/// `x / (1 + e^-x)`.
+/// Returns `x / (1 + e^-x)`.
 #[inline(always)]
 pub(in super::super) fn silu<const FMA: bool>(x: f32) -> f32 {
     x / (1.0 + exp::<FMA>(-x))

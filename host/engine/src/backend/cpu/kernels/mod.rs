@@ -1,7 +1,7 @@
-//! The instructions: one matrix microkernel and the vector loops around it, for each instruction set.
+//! Kernels: one matrix microkernel and the vector loops around it, for each instruction set.
 //!
-//! Everything that multiplies matrices does it in one shape: a few rows of `a`, broadcast value by value, against a
-//! strip of `b` that is one or two vectors wide, `k` ascending.
+//! Every matrix product here has one shape: a few rows of `a`, broadcast value by value, times a strip of `b` that is
+//! one or two vectors wide, with `k` ascending.
 //!
 //! ```text
 //!             k ─▶                     strip of b: [k][16 or 32]
@@ -10,18 +10,19 @@
 //!  …  (up to 12 rows at once)          b₂ └────────────────┘   one fused multiply-add each, k = 0, 1, 2, …
 //! ```
 //!
-//! Each output has one accumulator and takes its products in ascending `k`, so its bits do not depend on how many rows
-//! are computed beside it, nor on where `k` is cut (storing and reloading an f32 changes nothing). Decode and prefill,
-//! weights and attention all run this kernel: that is what makes the backend batch-invariant. Different instruction sets
-//! may differ in the last bits; a process uses one throughout.
+//! Each output has one accumulator and takes its products in ascending `k`. Its bits therefore do not depend on how
+//! many rows are computed beside it, nor on where `k` is cut (storing and reloading an f32 changes nothing). Decode and
+//! prefill, weights and attention all run this kernel, which makes the backend batch-invariant. Different instruction
+//! sets may differ in the last bits; a process uses one throughout.
 //!
-//! Left operands are stored for it: `[row / 12][column / 128][row % 12][144]` f32, a *tile* being twelve rows. The row
-//! stride is a constant (addresses are immediates, one pointer serves twelve rows) and an odd number of cache lines
-//! (rows do not meet in one set of the first-level cache); the 16 columns of padding are never read.
+//! Left operands are stored for the kernel as `[row / 12][column / 128][row % 12][144]` f32; twelve rows are a *tile*.
+//! The row stride is a constant (addresses are immediates, and one pointer serves twelve rows) and an odd number of
+//! cache lines (rows do not compete for one set of the first-level cache). The 16 columns of padding are never read.
 //!
-//! Where weights are bf16 and so may activations be, [`pairs`] takes the place of this kernel.
+//! Where weights are bf16 and activations may be too, [`pairs`] takes the place of this kernel.
 //!
-//! Nothing here knows what is multiplied. Unsafe code stays in the files of intrinsics and the calls into them.
+//! This module does not know what is multiplied. Unsafe code stays in the files of intrinsics and in the calls into
+//! them.
 
 #![allow(
     unsafe_code,
@@ -45,18 +46,18 @@ use std::ops::Range;
 
 /// Values in a vector.
 pub(super) const LANES: usize = 16;
-/// Columns of a strip of weights.
+/// Columns in a strip of weights.
 pub(super) const PANEL: usize = 2 * LANES;
 /// Rows computed at once.
 pub(super) const TILE_ROWS: usize = 12;
 /// Columns of a left operand in one block.
 pub(super) const BLOCK: usize = 128;
-/// Floats from a row of a block to the next.
+/// Floats from one row of a block to the next.
 pub(super) const STRIDE: usize = BLOCK + LANES;
-/// Floats of a block of a tile.
+/// Floats in one block of a tile.
 pub(super) const TILE_BLOCK: usize = TILE_ROWS * STRIDE;
 
-/// A type in which a right operand may be stored.
+/// An element type of a right operand.
 pub(super) trait Scalar: Copy + Default + Send + Sync + 'static {
     const ELEMENT: Element;
     fn widen(self) -> f32;
@@ -72,7 +73,7 @@ impl Scalar for f32 {
 
 impl Scalar for bf16 {
     const ELEMENT: Element = Element::Bf16;
-    /// Not `bf16::to_f32`, which quiets NaNs: a shift vectorises.
+    /// Widens by a shift, which vectorises, unlike `bf16::to_f32`, which quiets NaNs.
     #[inline(always)]
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
@@ -87,49 +88,51 @@ impl Scalar for f16 {
     }
 }
 
-/// What the output holds before the product is added.
+/// What the output contains before the product is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// Nothing: it is overwritten.
+    /// Nothing: the output is overwritten.
     Zero,
-    /// Earlier products along `k`.
+    /// Earlier products along `k`, to which this one is added.
     Sum,
 }
 
 impl Start {
-    /// For block `number` of a sum that is cut into blocks.
+    /// Returns the start for block `number` of a sum that is cut into blocks.
     pub(super) fn of_block(number: usize) -> Self {
         if number == 0 { Self::Zero } else { Self::Sum }
     }
 }
 
-/// `c[row - rows.start][0..columns] (+)= Σ a[row][0..k] · b[0..k][0..columns]`.
+/// A matrix product `c[row - rows.start][0..columns] (+)= Σ a[row][0..k] · b[0..k][0..columns]`.
 pub(super) struct Product<'a, E> {
-    /// Left operand, from the first row's tile and the first column of interest on; see the module's layout.
+    /// Left operand from the first row's tile and the first column of interest on, in the layout of the [module](self).
     pub(super) a: &'a [f32],
     /// Floats of `a` from one tile to the next.
     pub(super) a_tile: usize,
     /// Rows of `a` to compute.
     pub(super) rows: Range<usize>,
-    /// Columns of `a`, rows of `b`: at most [`BLOCK`].
+    /// Columns of `a` and rows of `b`, at most [`BLOCK`].
     pub(super) k: usize,
-    /// Right operand, `[k][b_stride]`.
+    /// Right operand `[k][b_stride]`.
     pub(super) b: &'a [E],
     pub(super) b_stride: usize,
-    /// Output, `[rows.len()][c_stride]`.
+    /// Output `[rows.len()][c_stride]`.
     pub(super) c: &'a mut [f32],
     pub(super) c_stride: usize,
-    /// [`LANES`] or [`PANEL`].
+    /// Columns to compute, [`LANES`] or [`PANEL`].
     pub(super) columns: usize,
     pub(super) start: Start,
 }
 
-/// A [`Product`] that stays within its slices.
+/// A [`Product`] that has been checked to stay within its slices.
 struct Checked<'a, E>(Product<'a, E>);
 
 impl<'a, E> Product<'a, E> {
+    /// Checks that the product stays within its slices.
+    ///
     /// # Panics
-    /// When the product would reach beyond its slices: a mistake of the caller's code, not of any input.
+    /// Panics when it would reach beyond them, which is a mistake in the caller's code and not in any input.
     fn check(self) -> Checked<'a, E> {
         assert!(
             self.columns == LANES || self.columns == PANEL,
@@ -179,27 +182,28 @@ impl<'a, E> Product<'a, E> {
     }
 }
 
-/// One past the last of `width` values behind `count` strides; never less for having overflowed.
+/// Returns the index after the last of `width` values behind `count` strides. Saturates, so it is never too small.
 fn extent(count: usize, stride: usize, width: usize) -> usize {
     count.saturating_mul(stride).saturating_add(width)
 }
 
 /// A loop over vectors that is compiled once per instruction set.
 ///
-/// `run` must be `#[inline(always)]`, or it is compiled for the least of them.
+/// `run` must be `#[inline(always)]`, or it is compiled for the least capable of them.
 pub(super) trait Loop {
-    /// `FMA`: a fused multiply-add is one instruction ([`lanes::fma`]).
+    /// Runs the loop. `FMA` says that a fused multiply-add is one instruction ([`lanes::fma`]).
     fn run<const FMA: bool>(self);
 }
 
-/// The instructions in use.
+/// The kernels in use, chosen for the CPU at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kernels {
     isa: Isa,
     pairs: Option<pairs::Machine>,
 }
 
-/// A value of `Avx512` or `Avx2` exists only where the CPU has the instructions: it proves so to the calls below.
+/// A vector instruction set. An `Avx512` or `Avx2` exists only where the CPU has the instructions, which proves it to
+/// the calls below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Isa {
     Avx512(x86::Avx512),
@@ -208,7 +212,8 @@ enum Isa {
 }
 
 impl Kernels {
-    /// The best that this CPU has, and what to warn of. `None`: it has no instruction for what `precision` demands.
+    /// Detects the best kernels of this CPU, and returns them with a warning if there is one. Returns `None` if the CPU
+    /// has no instruction for what `precision` demands.
     pub(super) fn detect(precision: Precision) -> Option<(Self, Option<String>)> {
         let isa = x86::Avx512::detect()
             .map(Isa::Avx512)
@@ -226,7 +231,7 @@ impl Kernels {
         Some((Self { isa, pairs }, found.warning))
     }
 
-    /// All that this CPU has: vectors, best first, and machines for pairs with the best of them.
+    /// Returns all kernels of this CPU: vector sets, best first, then pair machines with the best of them.
     #[cfg(test)]
     pub(super) fn available() -> Vec<Self> {
         let vectors = [
@@ -247,12 +252,12 @@ impl Kernels {
         all
     }
 
-    /// What multiplies bf16 by bf16, if anything is to.
+    /// Returns the machine that multiplies bf16 by bf16, if one is in use.
     pub(super) fn pairs(self) -> Option<pairs::Machine> {
         self.pairs
     }
 
-    /// A name for people.
+    /// Returns a human-readable name.
     pub(super) fn name(self) -> &'static str {
         match (self.isa, self.pairs) {
             (Isa::Avx512(_), None) => "AVX-512",
@@ -265,7 +270,7 @@ impl Kernels {
     /// Computes `product`.
     ///
     /// # Panics
-    /// When the product would reach beyond its slices.
+    /// Panics when the product would reach beyond its slices.
     #[inline]
     pub(super) fn multiply<E: Scalar>(self, product: Product<'_, E>) {
         let product = product.check();
@@ -281,7 +286,7 @@ impl Kernels {
     /// Widens `from` to `to`, of the same length, a multiple of [`LANES`].
     ///
     /// # Panics
-    /// When the lengths are otherwise.
+    /// Panics when the lengths differ or are no such multiple.
     #[inline]
     pub(super) fn widen<E: Scalar>(self, from: &[E], to: &mut [f32]) {
         assert!(
@@ -319,7 +324,7 @@ impl Kernels {
 mod tests {
     use super::*;
 
-    /// Numbers that differ, deterministic.
+    /// Returns distinct, deterministic numbers.
     pub(super) fn numbers(seed: u32, count: usize) -> Vec<f32> {
         let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
         (0..count)

@@ -1,7 +1,9 @@
-//! The microkernel without intrinsics: for CPUs that have no vectors of ours, and as the plainest reading of it.
+//! The microkernel without intrinsics, for CPUs without supported vector instructions, and as the simplest version to
+//! read.
 //!
-//! The loops have constant bounds, so that a compiler vectorises them with what the target has; the fused multiply-add is
-//! used where the target has it as an instruction (aarch64), since emulating it is far slower than rounding twice.
+//! The loops have constant bounds, so that the compiler vectorises them with what the target has. The fused
+//! multiply-add is used only where the target has it as an instruction (aarch64), because emulating it is far slower
+//! than rounding twice.
 
 use super::{Checked, LANES, Loop, STRIDE, Scalar, Start, TILE_ROWS};
 

@@ -1,7 +1,8 @@
-//! The microkernel in AVX-512 and in AVX2 with FMA and F16C.
+//! The microkernel in AVX-512, and in AVX2 with FMA and F16C.
 //!
-//! Registers, AVX-512: 12 rows x 2 vectors of 16 = 24 accumulators, 2 of `b`, the rest for broadcasts, of 32. Per `k`: 24
-//! multiply-adds, 2 loads of `b`, 12 broadcasts. AVX2: 6 rows x 2 vectors of 8 = 12 accumulators, 2 of `b`, of 16.
+//! With AVX-512's 32 registers, 12 rows x 2 vectors of 16 take 24 accumulators and `b` takes 2; the rest are for
+//! broadcasts. Each `k` takes 24 multiply-adds, 2 loads of `b` and 12 broadcasts. With AVX2's 16 registers, 6 rows x 2
+//! vectors of 8 take 12 accumulators and `b` takes 2.
 //!
 //! Every function here is unsafe to call for two reasons only: the CPU must have the instructions (the caller holds an
 //! [`Avx512`] or [`Avx2`]), and pointers are followed within the bounds that `Product::check` has established.
@@ -55,7 +56,7 @@ pub(super) fn run_avx2(body: impl Loop) {
 }
 
 /// # Safety
-/// `from` and `to` are of one length, a multiple of [`LANES`].
+/// `from` and `to` have the same length, a multiple of [`LANES`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 pub(super) unsafe fn widen_avx512<E: Scalar>(from: &[E], to: &mut [f32]) {
     for i in (0..to.len()).step_by(LANES) {
@@ -65,7 +66,7 @@ pub(super) unsafe fn widen_avx512<E: Scalar>(from: &[E], to: &mut [f32]) {
 }
 
 /// # Safety
-/// As [`widen_avx512`].
+/// The conditions of [`widen_avx512`] hold.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn widen_avx2<E: Scalar>(from: &[E], to: &mut [f32]) {
     for i in (0..to.len()).step_by(LANES / 2) {
@@ -75,7 +76,7 @@ pub(super) unsafe fn widen_avx2<E: Scalar>(from: &[E], to: &mut [f32]) {
 }
 
 /// # Safety
-/// None beyond the CPU's instructions: the product is checked.
+/// Nothing is required beyond the CPU's instructions: the product is checked.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 pub(super) unsafe fn multiply_avx512<E: Scalar>(product: Checked<'_, E>) {
     let p = product.0;
@@ -110,7 +111,7 @@ pub(super) unsafe fn multiply_avx512<E: Scalar>(product: Checked<'_, E>) {
 }
 
 /// # Safety
-/// None beyond the CPU's instructions: the product is checked.
+/// Nothing is required beyond the CPU's instructions: the product is checked.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn multiply_avx2<E: Scalar>(product: Checked<'_, E>) {
     let p = product.0;
@@ -146,7 +147,7 @@ pub(super) unsafe fn multiply_avx2<E: Scalar>(product: Checked<'_, E>) {
     }
 }
 
-/// Rows of `b` that are fetched ahead, where that was measured to pay: single rows and few rows of f32 ask for more than
+/// Rows of `b` that are prefetched, where that was measured to pay. Single rows, and few rows of f32, request more than
 /// memory delivers anyway.
 const AHEAD: usize = 16;
 
@@ -222,7 +223,7 @@ unsafe fn tile_512<E: Scalar, const ROWS: usize, const VECTORS: usize>(
 }
 
 /// # Safety
-/// As [`tile_512`], for sixteen columns.
+/// The conditions of [`tile_512`] hold for sixteen columns.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile_256<E: Scalar, const ROWS: usize>(
     a: *const f32,
@@ -259,7 +260,7 @@ unsafe fn tile_256<E: Scalar, const ROWS: usize>(
 }
 
 /// # Safety
-/// Sixteen elements stand at `from`.
+/// Sixteen elements are readable at `from`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn load_512<E: Scalar>(from: *const E) -> __m512 {
@@ -277,7 +278,7 @@ unsafe fn load_512<E: Scalar>(from: *const E) -> __m512 {
 }
 
 /// # Safety
-/// Eight elements stand at `from`.
+/// Eight elements are readable at `from`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load_256<E: Scalar>(from: *const E) -> __m256 {

@@ -1,7 +1,7 @@
-//! A real device, through CUDA's driver, which is looked for at run time.
+//! A real device, through CUDA's driver, which is located at run time.
 //!
-//! The driver's library may be absent, and so may cuBLASLt's: that is told in words before anything of either is called,
-//! since the bindings panic where a library or a symbol is missing.
+//! The libraries of the driver and of cuBLASLt may be absent. Their presence is checked before any of their functions
+//! is called, because the bindings panic where a library or a symbol is missing.
 
 mod modules;
 mod products;
@@ -16,12 +16,12 @@ use products::Products;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Why device `ordinal` cannot be used, or nothing if it seems that it can.
+/// Returns why device `ordinal` cannot be used, or `None` if nothing prevents it as far as can be seen.
 pub fn unavailable(ordinal: u32) -> Option<String> {
     find(ordinal).err()
 }
 
-/// The device's handle.
+/// Returns the handle of device `ordinal`.
 fn find(ordinal: u32) -> Result<sys::CUdevice, String> {
     // SAFETY: loads libraries by their names and nothing more.
     let (cuda, cublas) = unsafe { (sys::is_culib_present(), blas::is_culib_present()) };
@@ -48,13 +48,13 @@ fn find(ordinal: u32) -> Result<sys::CUdevice, String> {
     })
 }
 
-/// Whether there are kernels for a compute capability without compiling them now.
+/// Returns whether compiled kernels for a compute capability are embedded.
 #[cfg(test)]
 pub(super) fn is_built_in(major: u32, minor: u32) -> bool {
     modules::embedded_for(major, minor).is_some()
 }
 
-/// The driver's own words.
+/// Returns the driver's name and description of an error.
 fn words(error: DriverError) -> String {
     let name = error
         .error_name()
@@ -70,7 +70,7 @@ fn words(error: DriverError) -> String {
 
 impl From<DriverError> for Fault {
     fn from(error: DriverError) -> Self {
-        // Errors after which nothing of this process's memory on the device can be used.
+        // These errors make all of this process's memory on the device unusable.
         match error.0 as u32 {
             46 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=719 => Self::Lost(words(error)),
             _ => Self::Refused(words(error)),
@@ -78,24 +78,24 @@ impl From<DriverError> for Fault {
     }
 }
 
-/// Bytes of pinned memory through which small copies go.
+/// Bytes of pinned memory through which small copies are staged.
 const STAGING: usize = 64 << 20;
 
-/// A device, opened.
+/// An open device.
 pub(super) struct Driver {
     name: String,
     handle: sys::CUdevice,
     context: sys::CUcontext,
     processors: u32,
     queues: [sys::CUstream; 2],
-    /// Recorded anew for every order between the queues.
+    /// The one event; it is recorded again for each wait between the queues.
     event: sys::CUevent,
     modules: Modules,
     products: Products,
     allocated: Vec<u64>,
     pinned: Vec<u64>,
     staging: *mut u8,
-    /// Where the next copy is staged; what stands before may still be read.
+    /// Offset at which the next copy is staged; data before it may still be read.
     staged: usize,
     recordings: Vec<sys::CUgraphExec>,
 }
@@ -152,7 +152,7 @@ impl Driver {
         }
     }
 
-    /// The same device as if it had no warpgroups.
+    /// Returns the same device with warpgroups disabled.
     #[cfg(test)]
     pub(super) fn without_warpgroups(mut self) -> Self {
         self.modules.warpgroups = false;
@@ -160,7 +160,7 @@ impl Driver {
         self
     }
 
-    /// Makes the context this thread's.
+    /// Makes the context current on this thread.
     fn enter(&self) -> Result<(), Fault> {
         // SAFETY: the context is ours until we are dropped.
         Ok(unsafe { result::ctx::set_current(self.context) }?)
@@ -170,7 +170,7 @@ impl Driver {
         self.queues[queue as usize]
     }
 
-    /// Room for so many bytes in the staging area, at most all of it.
+    /// Reserves `bytes` bytes of the staging area, at most all of it.
     fn stage(&mut self, bytes: usize) -> Result<*mut u8, Fault> {
         if self.staged + bytes > STAGING {
             self.wait(Queue::Compute)?;
@@ -220,7 +220,8 @@ impl Device for Driver {
 
     fn pin(&mut self, bytes: usize) -> Result<u64, Fault> {
         self.enter()?;
-        // Not write-combined: the CPU reads host pages. With unified addressing the device knows it by the same address.
+        // Not write-combined, because the CPU reads host pages. With unified addressing the device uses the same
+        // address.
         // SAFETY: it is zeroed before anybody reads it.
         let pointer = unsafe {
             let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
@@ -360,7 +361,7 @@ impl Device for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // What cannot be freed, on a device that was lost, goes with the process.
+        // On a lost device, memory that cannot be freed is released with the process.
         let _ = self.wait(Queue::Copy);
         let _ = self.forget_recordings();
         // SAFETY: all of it was made here and is used by nobody else; nothing is running any more.

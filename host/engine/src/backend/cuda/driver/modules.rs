@@ -1,8 +1,8 @@
-//! The kernels' machine code: embedded for devices that were foreseen, else compiled when it is first needed and kept.
+//! The kernels' machine code: embedded for known architectures, otherwise compiled on first use and cached on disk.
 //!
 //! ```text
 //!   embedded (`cargo xtask kernels`) ──▶ ┐
-//!   kept from an earlier start ────────▶ ├─▶ a module, its functions by name
+//!   cached from an earlier start ──────▶ ├─▶ a module, its functions by name
 //!   NVRTC, some seconds ───────────────▶ ┘
 //! ```
 
@@ -20,20 +20,20 @@ mod embedded {
     include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 }
 
-/// A loaded module, and which of its functions were asked for.
+/// A loaded module and those of its functions that have been looked up.
 pub(super) struct Modules {
     module: sys::CUmodule,
-    /// Whether kernels that multiply by warpgroups are among them.
+    /// Whether the module includes kernels that multiply by warpgroups.
     pub(super) warpgroups: bool,
-    /// With the shared memory that each may have.
+    /// Functions by name, each with the shared memory that its launches may have.
     functions: FxHashMap<&'static str, (sys::CUfunction, u32)>,
 }
 
-/// Shared memory that a launch may have without being asked.
+/// Shared memory that a launch may have without setting the function's attribute.
 const DEFAULT_SHARED: u32 = 48 << 10;
 
 impl Modules {
-    /// Loads the kernels for a compute capability. The context is current.
+    /// Loads the kernels for a compute capability. The context must be current.
     pub(super) fn load(major: u32, minor: u32) -> Result<Self, Fault> {
         let (architecture, code) = match embedded_for(major, minor) {
             Some((architecture, code)) => (architecture.to_owned(), code.to_vec()),
@@ -52,7 +52,7 @@ impl Modules {
         })
     }
 
-    /// A kernel that may be launched with so much shared memory.
+    /// Returns a kernel that may be launched with `shared` bytes of shared memory.
     pub(super) fn function(
         &mut self,
         name: &'static str,
@@ -86,17 +86,17 @@ impl Modules {
     }
 
     /// # Safety
-    /// Nothing of the module is running, and nothing is launched afterwards.
+    /// Nothing of the module may be running, and nothing may be launched afterwards.
     pub(super) unsafe fn close(&mut self) {
         // SAFETY: the caller's promise.
         let _ = unsafe { result::module::unload(self.module) };
     }
 }
 
-/// The only architecture that has warpgroups' instructions: later devices lack them, and code for `sm_90` may not use them.
+/// The only architecture with warpgroup instructions: later devices lack them, and code for `sm_90` may not use them.
 const WARPGROUPS: &str = "sm_90a";
 
-/// What code for this very device is compiled for.
+/// Returns the architecture to compile for on exactly this device.
 fn own_architecture(major: u32, minor: u32) -> String {
     match (major, minor) {
         (9, 0) => WARPGROUPS.to_owned(),
@@ -104,8 +104,8 @@ fn own_architecture(major: u32, minor: u32) -> String {
     }
 }
 
-/// Code that runs on this device, and for what it was compiled: for its very version, or for the first one with the same
-/// major number.
+/// Returns embedded code that runs on this device, with its architecture: that of exactly this device, or else of the
+/// first device with the same major version.
 pub(super) fn embedded_for(major: u32, minor: u32) -> Option<(&'static str, &'static [u8])> {
     let named = |wanted: String| embedded::CUBINS.iter().find(|(name, _)| *name == wanted);
     named(own_architecture(major, minor))
@@ -113,7 +113,7 @@ pub(super) fn embedded_for(major: u32, minor: u32) -> Option<(&'static str, &'st
         .copied()
 }
 
-/// Code for an architecture, kept on disk from start to start.
+/// Returns code for an architecture from the disk cache, or compiles it and stores it there.
 fn compiled(architecture: &str) -> Result<Vec<u8>, String> {
     // SAFETY: looks for a library by its name.
     if !unsafe { nvrtc::is_culib_present() } {
@@ -128,7 +128,7 @@ fn compiled(architecture: &str) -> Result<Vec<u8>, String> {
         }
         let code = compile(architecture)?;
         if let Some(path) = kept {
-            // A cache: what cannot be kept is compiled again.
+            // The file is only a cache; if it cannot be written, the next start compiles again.
             let unfinished = path.with_extension(std::process::id().to_string());
             let _ = path.parent().map(std::fs::create_dir_all);
             let _ = std::fs::write(&unfinished, &code)
@@ -139,7 +139,7 @@ fn compiled(architecture: &str) -> Result<Vec<u8>, String> {
     .unwrap_or_else(|_| Err("NVRTC lacks functions of CUDA 13: it is too old".to_owned()))
 }
 
-/// Where code is kept: by sources, options, compiler and driver.
+/// Returns the path of the cached code, which depends on sources, compiler and driver versions.
 fn kept_at(architecture: &str) -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
@@ -156,7 +156,7 @@ fn kept_at(architecture: &str) -> Option<PathBuf> {
     known.then(|| cache.join("foreword/kernels").join(name))
 }
 
-/// Compiles the embedded sources.
+/// Compiles the embedded sources for an architecture.
 fn compile(architecture: &str) -> Result<Vec<u8>, String> {
     let text = |text: &str| CString::new(text).map_err(|error| error.to_string());
     let root = embedded::SOURCES.iter().find(|(name, _)| *name == ROOT);
@@ -180,7 +180,7 @@ fn compile(architecture: &str) -> Result<Vec<u8>, String> {
     let failed = |what: &str, log: String| format!("NVRTC: {what} for {architecture}: {log}");
     let good = |outcome: nvrtc::nvrtcResult| outcome == nvrtc::nvrtcResult::NVRTC_SUCCESS;
     let mut program = std::ptr::null_mut();
-    // SAFETY: all strings live to the end; lengths are asked for before buffers are filled; the program is destroyed once.
+    // SAFETY: all strings live to the end; lengths are queried before buffers are filled; the program is freed once.
     unsafe {
         let (names, texts) = (pointers(&names), pointers(&texts));
         let name = text(ROOT)?;

@@ -1,8 +1,8 @@
-//! Matrix products by cuBLASLt: bf16 operands, sums in f32, what stands there added where it is asked for.
+//! Matrix products by cuBLASLt: bf16 operands, sums in f32, optionally added to the output.
 //!
-//! cuBLASLt counts columns first, so `output [rows, outputs] = input · weightsᵀ` is, in its words,
-//! `D (outputs x rows) = Aᵀ · B` with A = weights (inputs x outputs) and B = input (inputs x rows). The way of computing
-//! is asked for once per shape and kept.
+//! cuBLASLt is column-major, so `output [rows, outputs] = input · weightsᵀ` is `D (outputs x rows) = Aᵀ · B` in its
+//! terms, with A = weights (inputs x outputs) and B = input (inputs x rows). The algorithm is requested once per shape
+//! and kept.
 
 use super::super::device::{Fault, Output, Product};
 use cudarc::cublaslt::result::{self, CublasError};
@@ -11,7 +11,7 @@ use cudarc::driver;
 use fxhash::FxHashMap;
 use std::ffi::c_void;
 
-/// The library's handle, its workspace, and the ways that it has proposed.
+/// The library's handle, its workspace, and the algorithms that it has proposed by shape.
 pub(super) struct Products {
     handle: sys::cublasLtHandle_t,
     workspace: u64,
@@ -42,13 +42,13 @@ struct Way {
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-/// Bytes that the library may use beside: NVIDIA's advice for Hopper.
+/// Bytes of scratch memory for the library: NVIDIA's advice for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
-/// Ways that are kept, at most: a server sees as many numbers of rows as there are lengths of prompts.
+/// Most shapes whose algorithms are kept. A server sees as many numbers of rows as there are lengths of prompts.
 const WAYS: usize = 4096;
 
-/// `CUBLAS_OP_T`, which cuBLAS's own header has.
+/// The value of `CUBLAS_OP_T`, which only cuBLAS's own header defines.
 const TRANSPOSED: i32 = 1;
 
 fn fault(error: CublasError) -> Fault {
@@ -56,7 +56,7 @@ fn fault(error: CublasError) -> Fault {
 }
 
 impl Products {
-    /// The context is current.
+    /// Creates a handle and its workspace. The context must be current.
     pub(super) fn new() -> Result<Self, Fault> {
         Ok(Self {
             handle: result::create_handle().map_err(fault)?,
@@ -66,7 +66,7 @@ impl Products {
         })
     }
 
-    /// Puts a product into a queue.
+    /// Queues a product.
     pub(super) fn multiply(
         &mut self,
         product: &Product<'_>,
@@ -187,7 +187,7 @@ impl Products {
 
     fn forget(&mut self) {
         for (_, way) in self.ways.drain() {
-            // SAFETY: descriptions are read while a product is put into a queue, not later.
+            // SAFETY: descriptors are read while a product is queued, not later.
             unsafe {
                 let _ = result::destroy_matmul_desc(way.product);
                 for layout in [way.weights, way.input, way.output] {
@@ -198,7 +198,7 @@ impl Products {
     }
 
     /// # Safety
-    /// Nothing of the library is running, and nothing is multiplied afterwards.
+    /// Nothing of the library may be running, and nothing may be multiplied afterwards.
     pub(super) unsafe fn close(&mut self) {
         self.forget();
         // SAFETY: the caller's promise.

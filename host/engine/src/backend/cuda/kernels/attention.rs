@@ -1,49 +1,49 @@
-//! Attention: heads to their places, many tokens or one of each sequence, partial results put together.
+//! Attention: placing heads, prefill and decode, and combining partial results.
 
 use super::super::device::{Argument, Array, Bf16, Device, Fault, Part, PartMut};
 use super::{
     Heads, MAX_HEAD, MAX_SPLITS, PREFILL_ROWS, address, arguments, check, check_multiple, launch,
 };
 
-/// Positions of a split of decode, at least.
+/// Fewest positions in a split of decode.
 const DECODE_SPLIT: u32 = 256;
 const DECODE_BLOCK_KEYS: u32 = 32;
 const DECODE_WARPS: u32 = 4;
-/// Keys of a block of prefill, and as many values.
+/// Keys in a block of prefill, and as many values.
 const BLOCK_KEYS: u32 = 64;
-/// Of prefill by warpgroups, which holds two of each.
+/// Keys in a block of prefill by warpgroups, which holds two blocks of keys and two of values.
 const WIDE_BLOCK_KEYS: u32 = 128;
 
 /// Some tokens of a segment, with some of the positions that they see.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::backend::cuda) struct Item {
-    /// Its first row of queries.
+    /// First row of the item's queries.
     pub(in crate::backend::cuda) query: u32,
-    /// Its first row of the output.
+    /// First row of the item's output.
     pub(in crate::backend::cuda) output: u32,
-    /// At least 1; times the query heads of a group at most [`PREFILL_ROWS`].
+    /// Number of tokens, at least 1; times the query heads of a group it is at most [`PREFILL_ROWS`].
     pub(in crate::backend::cuda) tokens: u32,
     /// Position of the first token.
     pub(in crate::backend::cuda) position: u32,
-    /// Where the sequence's page table begins.
+    /// Index at which the sequence's page table begins.
     pub(in crate::backend::cuda) table: u32,
-    /// First position seen: a multiple of [`PREFILL_KEYS`](super::PREFILL_KEYS), not behind `position`.
+    /// First position seen: a multiple of [`PREFILL_KEYS`](super::PREFILL_KEYS), not after `position`.
     pub(in crate::backend::cuda) begin: u32,
-    /// Behind the last position seen: that of the last token, in the last split.
+    /// One past the last position seen; in the last split, one past the last token's position.
     pub(in crate::backend::cuda) end: u32,
-    /// Number of the split.
+    /// Index of the split.
     pub(in crate::backend::cuda) split: u32,
-    /// Of how many; 1: the result is final.
+    /// Number of splits; with 1, the result is final.
     pub(in crate::backend::cuda) splits: u32,
-    /// Where the first token's partial results begin.
+    /// Index at which the first token's partial results begin.
     pub(in crate::backend::cuda) first: u32,
 }
 
 impl Item {
     pub(in crate::backend::cuda) const WORDS: usize = size_of::<Self>() / 4;
 
-    /// As the device reads it.
+    /// Returns the item as the device reads it.
     pub(in crate::backend::cuda) fn words(&self) -> [u32; Self::WORDS] {
         [
             self.query,
@@ -76,27 +76,27 @@ arguments! {
     }
 }
 
-/// What [`place_heads`] needs of a layer beside the rows.
+/// What [`place_heads`] needs of a layer besides the rows.
 pub(in crate::backend::cuda) struct HeadWeights<'a> {
-    /// Of queries, keys and values.
+    /// Bias of queries, keys and values.
     pub(in crate::backend::cuda) bias: Option<Part<'a, f32>>,
-    /// Of queries, of keys.
+    /// Norm weights of queries and of keys.
     pub(in crate::backend::cuda) norms: Option<[Part<'a, f32>; 2]>,
-    /// `[positions][cosines, sines]`.
+    /// Rotary table `[positions][cosines, sines]`.
     pub(in crate::backend::cuda) rotary: Part<'a, f32>,
     pub(in crate::backend::cuda) eps: f32,
 }
 
-/// Where rows stand in their sequences, and where their keys and values go: `[rows]` each.
+/// Positions of rows in their sequences, and slots for their keys and values: `[rows]` each.
 #[derive(Clone, Copy)]
 pub(in crate::backend::cuda) struct Places<'a> {
     pub(in crate::backend::cuda) positions: Part<'a, u32>,
-    /// Counted over pages; [`NO_SLOT`] for padding.
+    /// Slots counted over all pages; [`NO_SLOT`] for padding.
     pub(in crate::backend::cuda) slots: Part<'a, u32>,
 }
 
-/// Takes `sums [rows][queries, keys, values]` apart: rotated queries `[rows][heads][head_dim]`, and keys and values in the
-/// pool. Positions and slots are within table and pool.
+/// Splits `sums [rows][queries, keys, values]` into rotated queries `[rows][heads][head_dim]`, and keys and values in
+/// the pool. Positions and slots must be within table and pool.
 pub(in crate::backend::cuda) fn place_heads(
     device: &mut dyn Device,
     heads: &Heads,
@@ -138,11 +138,11 @@ pub(in crate::backend::cuda) fn place_heads(
     unsafe { launch(device, "place_heads", [rows, 1, 1], 128, 0, &argument) }
 }
 
-/// Partial results of attention.
+/// Buffers for partial results of attention.
 pub(in crate::backend::cuda) struct Partials<'a> {
-    /// `[results][head_dim]`.
+    /// Outputs before division by the total, `[results][head_dim]`.
     pub(in crate::backend::cuda) sums: PartMut<'a, f32>,
-    /// `[results][2]`.
+    /// Maximum and total, `[results][2]`.
     pub(in crate::backend::cuda) stats: PartMut<'a, f32>,
 }
 
@@ -158,17 +158,17 @@ impl<'a> Partials<'a> {
     }
 }
 
-/// What attention reads beside the queries.
+/// What attention reads besides the queries.
 #[derive(Clone, Copy)]
 pub(in crate::backend::cuda) struct Context<'a> {
-    /// Of the layer.
+    /// The layer's pool.
     pub(in crate::backend::cuda) pool: Part<'a, Bf16>,
-    /// Page numbers, all of the pool.
+    /// Page tables, whose pages are all in the pool.
     pub(in crate::backend::cuda) tables: Part<'a, u32>,
 }
 
 impl Context<'_> {
-    /// The kernels count keys and values of all pages and heads in 32 bits.
+    /// Checks that 32 bits suffice to count keys and values of all pages and heads, as the kernels do.
     #[track_caller]
     fn check(&self, heads: &Heads) {
         let vectors = self.pool.len() / heads.head_dim;
@@ -179,7 +179,7 @@ impl Context<'_> {
     }
 }
 
-/// Attends for `items [items][Item::WORDS]`, as the planner made them for these buffers.
+/// Computes attention for `items [items][Item::WORDS]`, which the planner made for these buffers.
 pub(in crate::backend::cuda) fn prefill(
     device: &mut dyn Device,
     heads: &Heads,
@@ -218,8 +218,9 @@ pub(in crate::backend::cuda) fn prefill(
     unsafe { launch(device, kernel, grid, threads, shared, &argument) }
 }
 
-/// Attends for the first `lengths.len()` rows, one token of a sequence each; none is longer than `longest`. Row `i` has the
-/// page table from `i * table_stride` on. Lengths are within the tables, 0 for padding.
+/// Computes attention for the first `lengths.len()` rows, one token of a sequence each. No sequence is longer than
+/// `longest`. The page table of row `i` begins at `i * table_stride`. Lengths must be within the tables, and 0 for
+/// padding.
 #[expect(clippy::too_many_arguments, reason = "what the kernel takes")]
 pub(in crate::backend::cuda) fn decode(
     device: &mut dyn Device,
@@ -284,7 +285,7 @@ pub(in crate::backend::cuda) fn decode(
     combine(device, heads, None, Some(lengths), output, partials, rows)
 }
 
-/// Splits of the longest sequence of a step: as `split_length` in `decode.cu` cuts.
+/// Returns the splits of the longest sequence of a step, which `split_length` in `decode.cu` cuts.
 pub(in crate::backend::cuda) fn decode_splits(longest: u32) -> u32 {
     let mut split = u64::from(DECODE_SPLIT);
     while split * u64::from(MAX_SPLITS) < u64::from(longest) {
@@ -293,7 +294,7 @@ pub(in crate::backend::cuda) fn decode_splits(longest: u32) -> u32 {
     u64::from(longest).div_ceil(split).max(1) as u32
 }
 
-/// Puts the partial results of `prefill` together: `tokens [tokens][row, splits, first]`.
+/// Combines the partial results of `prefill`: `tokens [tokens][row, splits, first]`.
 pub(in crate::backend::cuda) fn combine_items(
     device: &mut dyn Device,
     heads: &Heads,

@@ -1,7 +1,7 @@
-//! One safe function per kernel: checks shapes and lengths against the memory that is handed over, then launches.
+//! One safe function per kernel: each checks shapes and lengths against the memory that it is given, then launches.
 //!
-//! The structs are the kernels' own, field by field (`kernels/*.cu`): pointers first, then 32-bit numbers. The emulator
-//! knows the sizes of both and refuses a launch where they differ.
+//! The argument structs mirror the kernels' own, field by field (`kernels/*.cu`): pointers first, then 32-bit numbers.
+//! The emulator knows the sizes of both and refuses a launch where they differ.
 //!
 //! ```text
 //!   rows       embedding, norms, the gate        products   few rows; more are the library's
@@ -25,42 +25,42 @@ pub(super) use sampling::{Choice, sample_rows};
 
 use super::device::{Argument, Device, Fault, Launch, Part, Queue};
 
-/// Tokens in an item of prefill times the query heads that share a key and value head: at most so many.
+/// Most rows of a prefill item: its tokens times the query heads that share a key and value head.
 pub(super) const PREFILL_ROWS: usize = 128;
-/// Where a split of prefill begins and ends: at a multiple of this, which are whole blocks of keys of each kernel.
+/// Splits of prefill begin and end at multiples of this, which are whole blocks of keys for every kernel.
 pub(super) const PREFILL_KEYS: u32 = 128;
-/// Splits of a token at most.
+/// Most splits of a token.
 pub(super) const MAX_SPLITS: u32 = 64;
-/// Rows that products are computed for by [`matvec`], at most.
+/// Most rows for which [`matvec`] computes products.
 pub(super) const MATVEC_ROWS: usize = 4;
 /// Marks a row as padding.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 /// Widest head that attention has registers for.
 pub(super) const MAX_HEAD: usize = 128;
 
-/// Sizes of a model's attention.
+/// Dimensions of a model's attention.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heads {
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
-    /// A multiple of 8, at most [`MAX_HEAD`].
+    /// Width of a head: a multiple of 8, at most [`MAX_HEAD`].
     pub(super) head_dim: usize,
-    /// A power of two.
+    /// Tokens in a page, a power of two.
     pub(super) page_tokens: usize,
 }
 
 impl Heads {
-    /// Elements of a page of one layer.
+    /// Returns the elements of one layer's page.
     pub(super) fn page(&self) -> usize {
         2 * self.kv_heads * self.page_tokens * self.head_dim
     }
 
-    /// Elements of a row of queries.
+    /// Returns the elements in a row of queries.
     pub(super) fn queries(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Query heads that share a key and value head.
+    /// Returns how many query heads share a key and value head.
     pub(super) fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
@@ -69,12 +69,12 @@ impl Heads {
         self.page_tokens.trailing_zeros()
     }
 
-    /// The kernels are made for widths of 64 and 128; narrower heads are filled up with zeroes.
+    /// Returns the width that the kernels compute with, 64 or 128; narrower heads are padded with zeroes.
     fn width(&self) -> usize {
         if self.head_dim <= 64 { 64 } else { MAX_HEAD }
     }
 
-    /// Scores are powers of two.
+    /// Returns the factor on scores, which includes log2(e) because the softmax uses powers of two.
     fn scale(&self) -> f32 {
         std::f32::consts::LOG2_E / (self.head_dim as f32).sqrt()
     }
@@ -98,7 +98,7 @@ macro_rules! arguments {
 
 use arguments;
 
-/// The address of what may be absent.
+/// Returns the address of an optional part, 0 if it is absent.
 fn address<T>(part: Option<Part<'_, T>>) -> u64 {
     part.map_or(0, |part| part.address())
 }
@@ -119,10 +119,10 @@ fn check_multiple(name: &str, value: usize, of: usize) {
     );
 }
 
-/// Launches on the compute queue; nothing where there is no block.
+/// Launches on the compute queue. Does nothing for an empty grid.
 ///
 /// # Safety
-/// As for [`Device::launch`].
+/// The conditions of [`Device::launch`] must hold.
 unsafe fn launch(
     device: &mut dyn Device,
     kernel: &'static str,
@@ -145,10 +145,10 @@ unsafe fn launch(
     }
 }
 
-/// As [`launch`], in any queue.
+/// Launches like [`launch`], in any queue.
 ///
 /// # Safety
-/// As for [`Device::launch`].
+/// The conditions of [`Device::launch`] must hold.
 unsafe fn launch_in(
     device: &mut dyn Device,
     queue: Queue,

@@ -9,10 +9,10 @@ arguments! {
     }
 }
 
-/// Pages in a buffer: how far they are apart and, of each, the runs of bytes that are copied.
+/// The layout of pages in their buffers: their distance, and the runs of bytes of each page that are copied.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct Runs {
-    /// Bytes from page to page where they come from, where they go.
+    /// Bytes from page to page in the source and in the destination.
     pub(in crate::backend::cuda) strides: [usize; 2],
     pub(in crate::backend::cuda) runs: usize,
     /// Bytes of a run that are copied, a multiple of 16.
@@ -21,7 +21,8 @@ pub(in crate::backend::cuda) struct Runs {
     pub(in crate::backend::cuda) pitch: usize,
 }
 
-/// Copies pages: `pairs [pages][from, to]`, all within both buffers, which may be one if no page is read and written.
+/// Copies pages: `pairs [pages][from, to]`, all within both buffers. The buffers may be the same one if no page is both
+/// read and written.
 pub(in crate::backend::cuda) fn copy_pages(
     device: &mut dyn Device,
     queue: Queue,
@@ -32,7 +33,7 @@ pub(in crate::backend::cuda) fn copy_pages(
 ) -> Result<(), Fault> {
     check_multiple("run", runs.run, 16);
     check_multiple("pitch", runs.pitch, 16);
-    // A grid has fewer rows of blocks than a pool has pages.
+    // A grid's y dimension is smaller than the number of pages in a pool.
     const PAGES: usize = 1 << 15;
     for first in (0..pairs.len() / 2).step_by(PAGES) {
         let argument = CopyPages {

@@ -53,7 +53,7 @@ pub(in crate::backend::cuda) fn multiply(
     unsafe { matvec(device, [one, four], &argument, 4) }
 }
 
-/// `output [rows, width]` becomes `silu(gate) * up` of the product with `weights [2 * width, inputs]`, for at most
+/// Computes `output [rows, width] = silu(gate) * up` of the product with `weights [2 * width, inputs]`, for at most
 /// [`MATVEC_ROWS`] rows.
 #[expect(clippy::too_many_arguments, reason = "what the kernel takes")]
 pub(in crate::backend::cuda) fn multiply_gate(
@@ -90,7 +90,7 @@ pub(in crate::backend::cuda) fn multiply_gate(
 }
 
 /// # Safety
-/// The argument's memory has the shapes that it says.
+/// The argument's memory must have the shapes that it states.
 unsafe fn matvec(
     device: &mut dyn Device,
     [one, four]: [&'static str; 2],

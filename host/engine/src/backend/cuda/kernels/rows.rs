@@ -10,8 +10,8 @@ arguments! {
     struct GateRows { sums: u64, bias: u64, output: u64, width: u32, unused: u32 }
 }
 
-/// `residual [rows, hidden]` becomes the `tokens`' rows of `table [vocabulary, hidden]`; all tokens are of the
-/// vocabulary.
+/// Sets `residual [rows, hidden]` to the rows of `table [vocabulary, hidden]` for `tokens`. All tokens must belong to
+/// the vocabulary.
 pub(in crate::backend::cuda) fn embed_rows(
     device: &mut dyn Device,
     table: Part<'_, Bf16>,
@@ -33,7 +33,7 @@ pub(in crate::backend::cuda) fn embed_rows(
     unsafe { launch(device, "embed_rows", [rows, 1, 1], 256, 0, &argument) }
 }
 
-/// Adds `bias` to the rows of `residual [rows, hidden]`, if there is one, and writes them to `output`, normed.
+/// Adds `bias`, if there is one, to the rows of `residual [rows, hidden]`, and writes the rows to `output`, normed.
 pub(in crate::backend::cuda) fn norm_rows(
     device: &mut dyn Device,
     residual: PartMut<'_, f32>,
@@ -60,7 +60,7 @@ pub(in crate::backend::cuda) fn norm_rows(
     unsafe { launch(device, "norm_rows", [rows, 1, 1], 256, 32, &argument) }
 }
 
-/// `to [rows, hidden]` becomes the chosen rows of `from`, which has them.
+/// Sets `to [rows, hidden]` to the chosen `rows` of `from`, which must have them.
 pub(in crate::backend::cuda) fn keep_rows(
     device: &mut dyn Device,
     from: Part<'_, f32>,
@@ -81,7 +81,7 @@ pub(in crate::backend::cuda) fn keep_rows(
     unsafe { launch(device, "keep_rows", [rows.len(), 1, 1], 256, 0, &argument) }
 }
 
-/// `output [rows, width]` becomes `silu(gate) * up` of `sums [rows, 2 * width]`, with the bias `[2 * width]`.
+/// Computes `output [rows, width] = silu(gate) * up` of `sums [rows, 2 * width]`, with the bias `[2 * width]`.
 pub(in crate::backend::cuda) fn gate_rows(
     device: &mut dyn Device,
     sums: Part<'_, Bf16>,
@@ -94,7 +94,7 @@ pub(in crate::backend::cuda) fn gate_rows(
     check("sums", sums.len(), rows * width * 2);
     check("output", output.len(), rows * width);
     check("bias", bias.map_or(width * 2, |bias| bias.len()), width * 2);
-    // A grid has fewer rows of blocks than a step may have rows.
+    // A grid's y dimension is smaller than the number of rows that a step may have.
     const ROWS: usize = 1 << 15;
     for first in (0..rows).step_by(ROWS) {
         let argument = GateRows {

@@ -1,4 +1,4 @@
-//! A token from a row of logits.
+//! Sampling: a token from a row of logits.
 
 use super::super::device::{Argument, Device, Fault, Part, PartMut, Plain};
 use super::{arguments, check, launch};
@@ -8,16 +8,16 @@ arguments! {
     struct SampleRows { logits: u64, choices: u64, chosen: u64, vocabulary: u32, unused: u32 }
 }
 
-/// How a token is chosen.
+/// The parameters with which a token is sampled.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct Choice {
-    /// In `[0, 1)`.
+    /// Random point in `[0, 1)`.
     pub(in crate::backend::cuda) point: f64,
-    /// 0: greedy.
+    /// Temperature; 0 for greedy sampling.
     pub(in crate::backend::cuda) temperature: f32,
     pub(in crate::backend::cuda) top_p: f32,
-    /// 0: no limit.
+    /// Most tokens to consider; 0 for no limit.
     pub(in crate::backend::cuda) top_k: u32,
     pub(in crate::backend::cuda) min_p: f32,
 }
@@ -36,8 +36,8 @@ impl Choice {
     }
 }
 
-/// `chosen [rows][kind, token]` of `logits [rows][vocabulary]`: kind 0, the token; 1, its logit is not a number or infinite;
-/// 2, nothing is left.
+/// Samples `chosen [rows][kind, token]` from `logits [rows][vocabulary]`. Kind 0: `token` was chosen. Kind 1: its logit
+/// is NaN or infinite. Kind 2: no token is left.
 pub(in crate::backend::cuda) fn sample_rows(
     device: &mut dyn Device,
     logits: Part<'_, f32>,
@@ -56,7 +56,7 @@ pub(in crate::backend::cuda) fn sample_rows(
         vocabulary: vocabulary as u32,
         unused: 0,
     };
-    // 256 bins, the warps' best and bad, the search's target and bin.
+    // 256 bins, each warp's best key and bad token, and the search's target and bin.
     let shared = 256 * 8 + 32 * 8 + 32 * 4 + 16;
     // SAFETY: all buffers have a row for each choice.
     unsafe { launch(device, "sample_rows", [rows, 1, 1], 1024, shared, &argument) }

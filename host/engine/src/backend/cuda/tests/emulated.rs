@@ -1,8 +1,8 @@
 //! The emulator as a device: the kernels of `kernels/`, compiled for the CPU, and products in f32.
 //!
-//! Every launch runs twice, with the first thread of each block first and with the last one first, and must leave the same
-//! bits: where it does not, a barrier is missing. The compiled library lies beside the tests and is made anew when a source
-//! changes.
+//! Every launch runs twice, once with the first thread of each block first and once with the last one first, and must
+//! leave the same bits: where it does not, a barrier is missing. The compiled library lies beside the tests and is
+//! rebuilt when a source changes.
 
 use crate::backend::cuda::device::{Device, Fault, Launch, Output, Product, Queue};
 use half::bf16;
@@ -35,7 +35,7 @@ struct Emulator {
     launch: Launcher,
 }
 
-/// The emulator, or why there is none here.
+/// Returns the emulator, or why there is none here.
 fn emulator() -> Result<&'static Emulator, String> {
     static LOADED: OnceLock<Result<Emulator, String>> = OnceLock::new();
     LOADED.get_or_init(load).as_ref().map_err(Clone::clone)
@@ -59,14 +59,14 @@ fn load() -> Result<Emulator, String> {
     }
 }
 
-/// Compiles a library of `kernels/`, unless it is there; a compiler that fails is a failed test, none at all is a reason to
+/// Compiles a library of `kernels/` unless it exists. A failing compiler fails the test; a missing one is a reason to
 /// skip.
 pub(super) fn compile(source: &str) -> Result<PathBuf, String> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         return Err("the emulator runs on x86-64 Linux alone".to_owned());
     }
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-    // The tests may be carried to another machine as a program.
+    // The test binary may run on a machine without the sources.
     if !sources.is_dir() {
         return Err(format!("{} is not here", sources.display()));
     }
@@ -97,7 +97,7 @@ pub(super) fn compile(source: &str) -> Result<PathBuf, String> {
     if Command::new("g++").arg("--version").output().is_err() {
         return Err("there is no g++ to compile the emulator with".to_owned());
     }
-    // Another process may be at it too: whoever is last renames the same library into place.
+    // Another process may compile it too; the last one renames the same library into place.
     let unfinished = folder.join(format!("{stem}-{}.so", std::process::id()));
     let compiled = Command::new("g++")
         .args([
@@ -125,18 +125,18 @@ pub(super) fn compile(source: &str) -> Result<PathBuf, String> {
 /// A device that runs kernels on the CPU.
 pub(in crate::backend::cuda) struct Emulated {
     emulator: &'static Emulator,
-    /// Whether it plays a device that has them.
+    /// Whether it emulates a device with warpgroups.
     warpgroups: bool,
-    /// Sizes by address.
+    /// Sizes of allocations by address.
     memory: BTreeMap<u64, usize>,
-    /// While a recording is made.
+    /// The recording in progress, if there is one.
     recording: bool,
     recordings: Vec<Vec<Recorded>>,
-    /// Launches by kernel, so that tests can ask what ran.
+    /// Number of launches by kernel, so that tests can ask what ran.
     pub(in crate::backend::cuda) launches: BTreeMap<&'static str, usize>,
 }
 
-/// A launch or a product, by value.
+/// A recorded launch or product, by value.
 enum Recorded {
     Launch {
         kernel: &'static str,
@@ -149,7 +149,7 @@ enum Recorded {
     Product(Shape),
 }
 
-/// A product by its addresses.
+/// A product, with its addresses.
 #[derive(Clone, Copy)]
 struct Shape {
     weights: u64,
@@ -169,7 +169,7 @@ enum Kind {
 }
 
 impl Emulated {
-    /// `None`, and a line that says why, where there is no emulator.
+    /// Returns an emulated device. Where there is no emulator, prints why and returns `None`.
     pub(in crate::backend::cuda) fn new(warpgroups: bool) -> Option<Self> {
         match emulator() {
             Ok(emulator) => Some(Self {
@@ -220,7 +220,7 @@ impl Emulated {
         }
     }
 
-    /// In both orders, which must agree.
+    /// Runs a kernel in both orders of threads, which must agree.
     fn launch_twice(
         &self,
         kernel: &str,
@@ -246,7 +246,7 @@ impl Emulated {
         Ok(())
     }
 
-    /// What small buffers hold: large ones are weights.
+    /// Returns the contents of small buffers; large ones are weights.
     fn contents(&self) -> Vec<(u64, Vec<u8>)> {
         let small = self.memory.iter().filter(|(_, bytes)| **bytes <= COMPARED);
         small
@@ -317,7 +317,7 @@ impl Emulated {
     }
 }
 
-/// Bytes of a buffer up to which both orders of threads are compared.
+/// Largest buffer in bytes that is compared between both orders of threads.
 const COMPARED: usize = 1 << 20;
 
 impl Drop for Emulated {

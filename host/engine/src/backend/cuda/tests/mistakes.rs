@@ -1,4 +1,4 @@
-//! The emulator finds what it is there to find: kernels with one mistake each.
+//! Tests that the emulator finds mistakes: kernels with one mistake each.
 
 use super::emulated::Emulated;
 use crate::backend::cuda::device::Array;
@@ -10,7 +10,8 @@ struct Mistake {
     unused: u32,
 }
 
-/// What is said of a kernel of 64 threads on a buffer of so many floats and `shared` bytes of shared memory.
+/// Returns the error message for a kernel of 64 threads on a buffer of `floats` floats and `shared` bytes of shared
+/// memory.
 fn said_of(kernel: &str, floats: usize, shared: u32) -> Option<String> {
     said_of_threads(kernel, 64, floats, shared)
 }
@@ -36,7 +37,7 @@ fn said_of_threads(kernel: &str, threads: u32, floats: usize, shared: u32) -> Op
     if runs[0] == runs[1] {
         return Some(std::mem::take(&mut runs[0]));
     }
-    // As `launch_twice` would have it.
+    // The format of `launch_twice`.
     Some(format!(
         "the order of threads counts: {}",
         runs.join(" or ")

@@ -1,5 +1,6 @@
-//! Kernels and backend against plain arithmetic and against the CPU backend, on every device there is: the emulator, and a
-//! real one where the machine has it. The bodies are the same, and run once more through a stand-in for CUDA's driver.
+//! Tests of kernels and backend against plain arithmetic and against the CPU backend, on every device there is: the
+//! emulator, and a real one where the machine has it. The same tests run once more through a stand-in for CUDA's
+//! driver.
 
 pub(super) mod emulated;
 #[allow(dead_code, reason = "greedy answers are the tests' of whole hosts")]
@@ -15,8 +16,8 @@ use super::device::Device;
 use super::driver::Driver;
 use emulated::Emulated;
 
-/// The devices that tests run on, each without the kernels by warpgroups and, where it has them, with them; prints which
-/// are missing, and why.
+/// Returns the devices that tests run on, each without the warpgroup kernels and, where it has them, with them. Prints
+/// which devices are missing, and why.
 fn devices() -> Vec<Box<dyn Device>> {
     if standin::is_loaded() {
         return vec![Box::new(Driver::open(0).unwrap())];
@@ -40,12 +41,12 @@ fn devices() -> Vec<Box<dyn Device>> {
     devices
 }
 
-/// Whether a device is the emulator, itself or behind the stand-in for a driver: it is slow.
+/// Returns whether a device is the emulator, itself or behind the stand-in driver, and therefore slow.
 fn is_emulated(device: &dyn Device) -> bool {
     device.name().starts_with("emulator")
 }
 
-/// Random numbers for kernels, the same each time.
+/// A seeded source of random numbers for kernels.
 pub(super) struct Random(foreword_ordering::random::Random);
 
 impl Random {
@@ -57,12 +58,12 @@ impl Random {
         self.0.bits()
     }
 
-    /// Below `limit`.
+    /// Returns an index below `limit`.
     fn below(&mut self, limit: usize) -> usize {
         self.0.below(limit as u64) as usize
     }
 
-    /// Within -1 and 1.
+    /// Returns a value between -1 and 1.
     fn value(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
@@ -71,14 +72,14 @@ impl Random {
         (0..count).map(|_| self.value()).collect()
     }
 
-    /// Values that bf16 holds exactly.
+    /// Returns values that bf16 represents exactly.
     fn narrow(&mut self, count: usize) -> Vec<half::bf16> {
         (0..count)
             .map(|_| half::bf16::from_f32(self.value()))
             .collect()
     }
 
-    /// `0..count` in random order.
+    /// Returns `0..count` in random order.
     fn shuffled(&mut self, count: usize) -> Vec<u32> {
         let mut all: Vec<u32> = (0..count as u32).collect();
         self.0.shuffle(&mut all);

@@ -1,8 +1,9 @@
-//! Whole models against the CPU backend, whose f32 is the reference: however a sequence is cut, copied, sent to the host
-//! pool and back, or decoded beside others.
+//! Tests of whole models against the CPU backend, whose f32 is the reference: however a sequence is cut, copied, sent
+//! to the host pool and back, or decoded beside others.
 //!
-//! Tolerance: both sides have the same bf16 weights; this one rounds activations and the KV state to bf16 (2^-9 relative).
-//! The root mean square of a row's errors may be 2e-2 of the row's own deviation, the bound of the issue for logits.
+//! Tolerance: both sides have the same bf16 weights, and this one rounds activations and the KV state to bf16 (2^-9
+//! relative). The root mean square of a row's errors may be 2e-2 of the row's own deviation, the bound that was set for
+//! logits.
 
 use super::{devices, is_emulated, standin};
 use crate::backend::cpu::{CpuBackend, CpuConfig, Precision};
@@ -21,7 +22,8 @@ const VOCABULARY: u32 = 96;
 const PAGE_TOKENS: u32 = 16;
 const TOLERANCE: f64 = 2e-2;
 
-/// The families' switches, groups of one, three and seven, narrow heads and wide ones, weights in bf16 and f32.
+/// Returns checkpoints that cover the families' options, groups of one, three and seven, narrow and wide heads, and
+/// weights in bf16 and f32.
 pub(super) fn checkpoints() -> Vec<Checkpoint> {
     let models = [
         (
@@ -87,7 +89,7 @@ fn backend(checkpoint: &Checkpoint, device: Box<dyn Device>) -> CudaBackend {
     backend
 }
 
-/// The reference's logits of every token.
+/// Returns the reference's logits of every token.
 fn expected(checkpoint: &Checkpoint, tokens: &[TokenId]) -> Vec<f32> {
     let pages = 0..(tokens.len() as u32).div_ceil(PAGE_TOKENS);
     run(
@@ -122,7 +124,7 @@ fn assert_agree(name: &str, found: &[f32], expected: &[f32]) {
     }
 }
 
-/// Rows `range` of logits.
+/// Returns rows `range` of logits.
 fn rows(logits: &[f32], range: std::ops::Range<usize>) -> &[f32] {
     &logits[range.start * VOCABULARY as usize..range.end * VOCABULARY as usize]
 }
@@ -141,7 +143,7 @@ fn logits_agree_with_the_cpu_however_a_prompt_is_cut() {
             );
             assert_agree("whole", &whole, &expected);
 
-            // In chunks, on other pages, beside a sequence of its own that decodes and one that does not ask.
+            // In chunks, on other pages, beside a decoding sequence and one that asks for no logits.
             let (other, other_pages) = (tokens(8, 64), [10, 11, 12, 13]);
             let other_expected = expected_of(&checkpoint, &other);
             let pages: Vec<u32> = (100..119).collect();
@@ -208,7 +210,7 @@ fn expected_of(checkpoint: &Checkpoint, tokens: &[TokenId]) -> Vec<f32> {
 #[test]
 fn sequences_that_decode_side_by_side_agree_with_the_cpu_recorded_or_not() {
     for checkpoint in checkpoints() {
-        // Lengths on both sides of a bucket, and of the 256 positions of a split.
+        // Lengths on both sides of a bucket and of the 256 positions of a split.
         let lengths = [3, 254, 30, 600, 17];
         let sequences: Vec<Vec<TokenId>> = lengths
             .iter()
@@ -233,7 +235,7 @@ fn sequences_that_decode_side_by_side_agree_with_the_cpu_recorded_or_not() {
                 );
             }
             for step in 0..6 {
-                // Five, then four, then three of them: buckets come again with other numbers of rows.
+                // Five sequences, then four, then three: buckets recur with different numbers of rows.
                 let running: Vec<usize> = (0..5 - step / 2).collect();
                 let segments = running.iter().map(|&i| {
                     let at = lengths[i] + step;
@@ -402,7 +404,7 @@ fn tokens_are_chosen_beside_logits_as_the_host_would_choose_them() {
     for device in devices() {
         let mut machine = backend(checkpoint, device);
         let sampling = Sampling::new(0.8, 0.9, 30, 4).unwrap();
-        // Prompts and then, twice, single tokens; the second sequence wants its logits.
+        // Prompts first and then, twice, single tokens; the second sequence asks for its logits.
         for round in 0..3 {
             let ask = |machine: &mut CudaBackend, drawing: bool| {
                 let segments = prompts.iter().zip(0..).map(|(prompt, i)| {
@@ -467,7 +469,7 @@ fn an_engine_on_this_backend_answers_and_lets_go_of_its_pages() {
             }
             answer
         };
-        // A row that comes to the host and one that does not; cold, and on cached pages.
+        // One row of logits is copied to the host and one is not; on an empty cache and on cached pages.
         let prompt = tokens(5, 100);
         let cold = ask(prompt.clone(), Some(0));
         let warm = ask(prompt, None);

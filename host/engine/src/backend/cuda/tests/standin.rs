@@ -1,8 +1,9 @@
-//! The tests of this folder once more, through a stand-in for CUDA's driver and cuBLASLt (`kernels/standin`): what the
-//! emulator is not asked for itself. Contexts, streams, events, graphs, modules, the library's descriptors and staged copies are
-//! then the driver's business, as they are on a device, and the two streams run as far apart as CUDA allows.
+//! Runs the tests of this folder once more, through a stand-in for CUDA's driver and cuBLASLt (`kernels/standin`). This
+//! covers what the emulator alone does not: contexts, streams, events, graphs, modules, the library's descriptors and
+//! staged copies go through the driver, as on a device, and the two streams run as far apart as CUDA allows.
 //!
-//! A process loads libraries once, so each case is a process of its own: this very program, told where to find the stand-in.
+//! A process loads libraries only once, so each case is a process of its own: this same program, told where to find the
+//! stand-in.
 
 use super::emulated::compile;
 use super::models::{checkpoints, config};
@@ -14,15 +15,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Set for a process that finds the stand-in where CUDA would be.
+/// Environment variable that is set for a process that finds the stand-in in place of CUDA.
 const LOADED: &str = "FOREWORD_STANDIN";
 
-/// Whether this process runs on the stand-in.
+/// Returns whether this process runs on the stand-in.
 pub(super) fn is_loaded() -> bool {
     std::env::var_os(LOADED).is_some()
 }
 
-/// A folder with the stand-in under both its names, or why there is none.
+/// Returns a folder with the stand-in under both its names, or why there is none.
 fn folder() -> Result<&'static Path, String> {
     static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let made = MADE.get_or_init(make_folder).as_deref();
@@ -36,7 +37,7 @@ fn make_folder() -> Result<PathBuf, String> {
     for name in ["libcuda.so", "libcublasLt.so"] {
         let link = folder.join(name);
         if !link.exists() {
-            // Another process may have been faster.
+            // Another process may have created the link already.
             let _ = std::os::unix::fs::symlink(&library, &link);
             assert!(link.exists(), "{} cannot be made", link.display());
         }
@@ -68,7 +69,7 @@ fn run(tests: &[&str], setting: (&str, &str)) {
     assert!(!out.contains("running 0 tests"), "{out}");
 }
 
-/// Everything, with one of the two streams as late as can be.
+/// Runs all tests, with one of the two streams as late as possible.
 fn run_late(stream: &str) {
     if !is_loaded() {
         run(

@@ -1,8 +1,8 @@
-//! The fixtures' logits as `transformers` computes them in f32, of every family: the references that the CPU backend is held
-//! to.
+//! Tests against the fixtures' logits as `transformers` computes them in f32, for every family: the same references as
+//! for the CPU backend.
 //!
-//! Tolerance, as where the CPU backend rounds activations to bf16: 2e-2 of a row's deviation as the root mean square, five
-//! times that for a single logit. Twice as much where the weights, f16 or f32 in their files, are rounded too.
+//! Tolerance, as where the CPU backend rounds activations to bf16: 2e-2 of a row's deviation as the root mean square,
+//! and five times that for a single logit. Both double where the weights, f16 or f32 in their files, are rounded too.
 
 use super::fixtures::{deviation, families, json, prompts, strays};
 use super::{devices, is_emulated};
@@ -14,9 +14,9 @@ use std::path::Path;
 
 const TOLERANCE: f32 = 2e-2;
 const PAGE_TOKENS: u32 = 16;
-/// Tokens of a step, fewer than the longest prompt has.
+/// Tokens in a step, fewer than the longest prompt has.
 const STEP: u32 = 700;
-/// The longest prompt that the emulator computes: it takes a second for some ten tokens.
+/// The longest prompt that the emulator computes; it takes a second for about ten tokens.
 const EMULATED: usize = 16;
 
 #[test]
@@ -72,7 +72,7 @@ fn logits_agree_with_transformers() {
     }
 }
 
-/// Of every position, computed in steps.
+/// Returns the logits of every position, computed in steps.
 fn logits(backend: &mut CudaBackend, tokens: &[u32]) -> Vec<f32> {
     let mut rows = Vec::new();
     for (number, part) in tokens.chunks(STEP as usize).enumerate() {
@@ -84,7 +84,7 @@ fn logits(backend: &mut CudaBackend, tokens: &[u32]) -> Vec<f32> {
     rows
 }
 
-/// Whether the weights are stored as bf16, so that a backend that computes with bf16 rounds none.
+/// Returns whether the weights are stored as bf16, so that a bf16 backend does not round them.
 fn is_bf16(folder: &Path) -> bool {
     let config = json(&folder.join("config.json"));
     ["dtype", "torch_dtype"]

@@ -1,13 +1,13 @@
-//! The twin of `amx.rs` and of `avx512.rs` for other architectures: machines that no CPU has.
+//! The twin of `amx.rs` and of `avx512.rs` for other architectures, with machines that no CPU has.
 
 use super::Checked;
 use super::tiles::Emulated;
 
-/// Never a value.
+/// Proof of AMX, which does not exist on this architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super::super) enum Amx {}
 
-/// Never a value.
+/// Proof of AVX512-BF16, which does not exist on this architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super::super) enum Avx512Bf16 {}
 
@@ -32,5 +32,5 @@ impl Avx512Bf16 {
 }
 
 /// # Safety
-/// Never called: there is no [`Avx512Bf16`].
+/// Cannot be called: there is no [`Avx512Bf16`] value.
 pub(super) unsafe fn multiply(_: Checked<'_>) {}

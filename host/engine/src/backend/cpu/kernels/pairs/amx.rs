@@ -1,8 +1,8 @@
-//! AMX: finding it, asking the kernel for it, checking it, and its five instructions.
+//! AMX: detection, the kernel's permission, a self-check, and the five instructions.
 //!
-//! The instructions are written in assembly, since stable Rust has no intrinsics for them. Tile registers live from one
-//! `asm!` to the next: rustc never allocates them (it has no type that lives there), so nothing but these blocks and
-//! the kernel's context switch touches them. A [`TileRegisters`] holds the configuration for as long as a product needs it.
+//! The instructions are written in assembly, because stable Rust has no intrinsics for them. Tile registers live from
+//! one `asm!` to the next: rustc never allocates them (no type lives there), so only these blocks and the kernel's
+//! context switch touch them. A [`TileRegisters`] holds the configuration for as long as a product needs it.
 
 use super::tiles::{Emulated, Unit, multiply, span};
 use super::{BLOCK, DEPTH, PANEL, Pair, PairProduct, ROWS, STRIDE, Start, TILE_BLOCK};
@@ -13,15 +13,15 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 /// Proof that the CPU has AMX with bf16, that the kernel lets this process use it, and that it computed a small product
-/// rightly.
+/// correctly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super::super) struct Amx(());
 
 impl Amx {
-    /// `None` where the CPU or its kernel does not know AMX.
+    /// Detects AMX. Returns `None` where the CPU or its kernel does not support it.
     ///
     /// # Errors
-    /// Why AMX cannot be used although it is there.
+    /// Says why AMX cannot be used although it is present.
     pub(super) fn detect() -> Result<Option<Self>, String> {
         static FOUND: OnceLock<Result<bool, String>> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
@@ -36,18 +36,18 @@ impl Amx {
         found.clone().map(|usable| usable.then_some(Self(())))
     }
 
-    /// The calling thread's tiles, configured.
+    /// Configures the calling thread's tiles.
     pub(super) fn unit(self) -> TileRegisters {
         // SAFETY: an `Amx` exists.
         unsafe { TileRegisters::configure() }
     }
 }
 
-/// Whether CPU and kernel know AMX tiles of bf16 in the size that the kernel here is written for.
+/// Returns whether CPU and kernel support AMX tiles of bf16 in the size that this kernel is written for.
 fn has_instructions() -> bool {
     const OSXSAVE: u32 = 1 << 27;
     const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
-    /// Configuration and data of tiles are saved on a context switch.
+    /// State bits for the configuration and the data of tiles, which a context switch saves.
     const TILE_STATE: u64 = 0b11 << 17;
     if __cpuid(0).eax < 0x1d
         || __cpuid(1).ecx & OSXSAVE == 0
@@ -57,7 +57,7 @@ fn has_instructions() -> bool {
     }
     // SAFETY: `xgetbv` exists where the kernel has set OSXSAVE.
     let state = unsafe { extended_control() };
-    // Palette 1: bytes of a tile and of all; bytes of a row and number of tiles; rows of a tile.
+    // Palette 1: bytes of a tile and of all tiles; bytes of a row and number of tiles; rows of a tile.
     let palette = __cpuid_count(0x1d, 1);
     state & TILE_STATE == TILE_STATE
         && palette.eax == 1024 << 16 | 8192
@@ -66,14 +66,14 @@ fn has_instructions() -> bool {
 }
 
 /// # Safety
-/// The CPU has `xgetbv`.
+/// The CPU must have `xgetbv`.
 #[target_feature(enable = "xsave")]
 unsafe fn extended_control() -> u64 {
     // SAFETY: see above.
     unsafe { _xgetbv(0) }
 }
 
-/// Asks Linux for the use of tiles, once per process: a thread's state grows by 8 KiB when it first uses them.
+/// Asks Linux for the use of tiles, once per process. A thread's state grows by 8 KiB when it first uses them.
 #[cfg(target_os = "linux")]
 fn request_permission() -> Result<(), String> {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
@@ -93,8 +93,8 @@ fn request_permission() -> Result<(), String> {
     Err("it was never tried on this operating system".into())
 }
 
-/// A product with two tiles of rows and a part of a third, two steps of inputs and a start from sums. Its values are
-/// small integers, so that it is exact in every order of addition.
+/// Checks a product with two tiles of rows and part of a third, two steps of inputs and a start from sums. Its values
+/// are small integers, so it is exact in every order of addition.
 fn check(unit: &mut impl Unit) -> Result<(), String> {
     const ROW_COUNT: usize = 2 * ROWS + 5;
     let number =
@@ -133,7 +133,7 @@ fn check(unit: &mut impl Unit) -> Result<(), String> {
     }
 }
 
-/// `LDTILECFG`'s operand: palette 1, eight tiles of 16 rows of 64 bytes.
+/// The operand of `LDTILECFG`: palette 1, eight tiles of 16 rows of 64 bytes.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -151,15 +151,15 @@ static CONFIGURATION: Configuration = Configuration {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// The calling thread's tiles. Released when dropped: a thread with tiles in use is switched more slowly.
+/// The calling thread's tiles. They are released on drop, because a thread with tiles in use takes longer to switch.
 pub(super) struct TileRegisters {
-    /// TileRegisters belong to a thread.
+    /// Makes the type stay in its thread, whose registers these are.
     thread: PhantomData<*const ()>,
 }
 
 impl TileRegisters {
     /// # Safety
-    /// The CPU has the instructions and the process its permission. There is no other value in this thread.
+    /// The CPU must have the instructions and the process the permission, and this thread must have no other value.
     unsafe fn configure() -> Self {
         // SAFETY: see above; the operand is 64 bytes in the manual's layout.
         unsafe {
@@ -227,14 +227,14 @@ impl Unit for TileRegisters {
     }
 }
 
-// What the check multiplies lies within one block.
+// The self-check's product lies within one block.
 const _: () = assert!(2 * DEPTH <= BLOCK && STRIDE.is_multiple_of(2));
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A unit that computes wrongly in one place.
+    /// A unit that computes one place wrongly.
     struct Faulty(Emulated);
 
     impl Unit for Faulty {

@@ -1,7 +1,7 @@
-//! The kernel in AVX512-BF16: eight rows by two vectors, a pair of inputs broadcast to each.
+//! The kernel in AVX512-BF16: eight rows by two vectors, with a pair of inputs broadcast to each.
 //!
-//! `VDPBF16PS` adds the odd input's product, then the even one's, each rounded to nearest: one chain per output, in
-//! steps of two inputs, whatever the rows.
+//! `VDPBF16PS` adds the odd input's product and then the even one's, each rounded to nearest: one chain per output, in
+//! steps of two inputs, however many rows there are.
 
 use super::{Checked, PANEL, Pair, ROWS, STRIDE, Start};
 use std::arch::x86_64::{
@@ -22,8 +22,9 @@ impl Avx512Bf16 {
         present.then(|| Self { faster: is_amd() })
     }
 
-    /// Measured: twice the f32 rate on AMD's Zen 5, half of it on Intel's Sapphire Rapids (which has AMX). By maker and
-    /// not by a stopwatch, so that a machine computes the same bits every day.
+    /// Returns whether this instruction is faster than the f32 kernels. Measured: twice the f32 rate on AMD's Zen 5,
+    /// half of it on Intel's Sapphire Rapids (which has AMX). The answer depends on the maker and not on a measurement,
+    /// so that a machine computes the same bits every day.
     pub(super) fn is_faster_than_f32(self) -> bool {
         self.faster
     }
@@ -38,11 +39,11 @@ fn is_amd() -> bool {
 const STEP: usize = ROWS / 2;
 
 /// # Safety
-/// The CPU has AVX512-BF16; the product is checked.
+/// The CPU must have AVX512-BF16. The product is checked.
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(super) unsafe fn multiply(product: Checked<'_>) {
     let p = product.0;
-    // A quarter of the first-level cache, or less, for what every row reads.
+    // What every row reads takes at most a quarter of the first-level cache.
     for (number, b) in p.b.chunks(PANEL * PART).enumerate() {
         let start = if number == 0 { p.start } else { Start::Sum };
         for row in p.rows.clone().step_by(STEP) {
@@ -67,12 +68,12 @@ pub(super) unsafe fn multiply(product: Checked<'_>) {
     }
 }
 
-/// Pairs of inputs that are multiplied for all rows before the next.
+/// Pairs of inputs that are multiplied for all rows before the next ones.
 const PART: usize = 128;
 
 /// # Safety
-/// The CPU has AVX512-BF16. `a` has `R` rows of `pairs` pairs at [`STRIDE`], `b` has `pairs` rows of [`PANEL`] pairs,
-/// `c` has `R` rows of [`PANEL`] floats.
+/// The CPU must have AVX512-BF16. `a` has `R` rows of `pairs` pairs at [`STRIDE`], `b` has `pairs` rows of [`PANEL`]
+/// pairs, and `c` has `R` rows of [`PANEL`] floats.
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn rows<const R: usize>(
     a: *const Pair,
@@ -110,7 +111,7 @@ unsafe fn rows<const R: usize>(
 }
 
 /// # Safety
-/// The CPU has AVX-512; sixteen pairs stand at `from`.
+/// The CPU must have AVX-512, and sixteen pairs must be readable at `from`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn load(from: *const Pair) -> __m512bh {
@@ -118,7 +119,7 @@ unsafe fn load(from: *const Pair) -> __m512bh {
     bits(unsafe { _mm512_loadu_si512(from.cast()) })
 }
 
-/// The same bits, as numbers.
+/// Reinterprets the bits as bf16 numbers.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn bits(vector: __m512i) -> __m512bh {

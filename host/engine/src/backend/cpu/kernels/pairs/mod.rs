@@ -1,6 +1,6 @@
 //! Products of bf16 with bf16, summed in f32, where the CPU has an instruction for them.
 //!
-//! Both kinds of instruction take inputs two at a time, so both operands stand in *pairs* of neighbouring inputs:
+//! Both kinds of instruction take inputs two at a time, so both operands are stored as *pairs* of adjacent inputs:
 //!
 //! ```text
 //!  a (left)    [row / 16][input / 512][row % 16][272 pairs]      a tile is sixteen rows; 16 pairs of padding
@@ -15,11 +15,11 @@
 //! | emulated | none: `TDPBF16PS` written out | as AMX | as AMX |
 //!
 //! Inputs are padded with zeroes to a multiple of 32 on both sides. Products may be cut along the inputs at any such
-//! multiple and along the rows anywhere: an output's order of additions is the same, so a row's bits do not depend on
-//! rows beside it. They do depend on the machine; a process uses one throughout.
+//! multiple and along the rows anywhere. The order of additions of an output stays the same, so a row's bits do not
+//! depend on the rows beside it. They do depend on the machine; a process uses one throughout.
 //!
-//! Both instructions take subnormal numbers for zero. Not known here: where the rounding of activations to bf16 is
-//! worth its error. That is [`Precision`](super::Precision)'s choice.
+//! Both instructions treat subnormal numbers as zero. Whether rounding activations to bf16 is worth its error is
+//! decided elsewhere, by [`Precision`](super::Precision).
 
 mod tiles;
 
@@ -37,46 +37,48 @@ use super::{PANEL, Start, extent};
 use half::bf16;
 use std::ops::Range;
 
-/// Two neighbouring inputs.
+/// Two adjacent inputs.
 pub(in super::super) type Pair = [bf16; 2];
 
-/// Rows of a tile.
+/// Rows in a tile.
 pub(in super::super) const ROWS: usize = 16;
-/// Inputs are padded to a multiple of it.
+/// Inputs are padded to a multiple of this.
 pub(in super::super) const DEPTH: usize = 32;
 /// Inputs of a left operand in one block.
 pub(in super::super) const BLOCK: usize = 512;
-/// Values from a row of a block to the next: an odd number of cache lines, so that rows do not meet in one set.
+/// Values from one row of a block to the next: an odd number of cache lines, so that rows do not compete for one set.
 pub(in super::super) const STRIDE: usize = BLOCK + DEPTH;
-/// Values of a block of a tile.
+/// Values in one block of a tile.
 pub(in super::super) const TILE_BLOCK: usize = ROWS * STRIDE;
 
-/// `c[row - rows.start][0..32] (+)= Σ a[row] · b[..][0..32]`.
+/// A product of bf16 pairs, `c[row - rows.start][0..32] (+)= Σ a[row] · b[..][0..32]`.
 pub(in super::super) struct PairProduct<'a> {
-    /// Left operand, from the first row's tile and the first pair of interest on.
+    /// Left operand from the first row's tile and the first pair of interest on.
     pub(in super::super) a: &'a [Pair],
     /// Pairs of `a` from one tile to the next.
     pub(in super::super) a_tile: usize,
     /// Rows of `a` to compute; the first begins a tile.
     pub(in super::super) rows: Range<usize>,
-    /// Right operand, `[inputs / 2][32]`: a multiple of [`DEPTH`] inputs, at most [`BLOCK`].
+    /// Right operand `[inputs / 2][32]`: a multiple of [`DEPTH`] inputs, at most [`BLOCK`].
     pub(in super::super) b: &'a [Pair],
-    /// Output, `[rows.len()][32]`.
+    /// Output `[rows.len()][32]`.
     pub(in super::super) c: &'a mut [f32],
     pub(in super::super) start: Start,
 }
 
-/// A [`PairProduct`] that stays within its slices.
+/// A [`PairProduct`] that has been checked to stay within its slices.
 struct Checked<'a>(PairProduct<'a>);
 
 impl<'a> PairProduct<'a> {
-    /// Pairs of a row that are multiplied.
+    /// Returns the number of pairs of each row that are multiplied.
     fn pairs(&self) -> usize {
         self.b.len() / PANEL
     }
 
+    /// Checks that the product stays within its slices.
+    ///
     /// # Panics
-    /// When the product would reach beyond its slices: a mistake of the caller's code, not of any input.
+    /// Panics when it would reach beyond them, which is a mistake in the caller's code and not in any input.
     fn check(self) -> Checked<'a> {
         let (pairs, rows) = (self.pairs(), self.rows.len());
         assert!(
@@ -95,7 +97,7 @@ impl<'a> PairProduct<'a> {
             self.a_tile
         );
         if let Some(last) = self.rows.end.checked_sub(1) {
-            // A whole tile is read, whatever its rows.
+            // A whole tile is read, however many of its rows are computed.
             let a = extent(
                 last / ROWS,
                 self.a_tile,
@@ -117,17 +119,17 @@ impl<'a> PairProduct<'a> {
     }
 }
 
-/// What multiplies pairs. A value exists only where the CPU can.
+/// A way of multiplying pairs. A value exists only where the CPU supports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Machine {
     Amx(amx::Amx),
     Avx512(avx512::Avx512Bf16),
-    /// Slow: it shows here what AMX does elsewhere.
+    /// AMX in software: slow, but it tests the AMX kernel on CPUs without AMX.
     #[cfg(test)]
     Emulated,
 }
 
-/// What a look at the CPU found.
+/// The result of detecting a machine.
 pub(in super::super) struct Found {
     pub(in super::super) machine: Option<Machine>,
     /// Why AMX is not used although the CPU has it.
@@ -135,7 +137,7 @@ pub(in super::super) struct Found {
 }
 
 impl Machine {
-    /// The fastest that this CPU has.
+    /// Detects the fastest machine of this CPU.
     pub(in super::super) fn detect() -> Found {
         let plain = || avx512::Avx512Bf16::detect().map(Machine::Avx512);
         match amx::Amx::detect() {
@@ -154,7 +156,7 @@ impl Machine {
         }
     }
 
-    /// All that can run here, the emulation included.
+    /// Returns all machines that can run here, the emulation included.
     #[cfg(test)]
     pub(in super::super) fn available() -> Vec<Self> {
         let amx = amx::Amx::detect().ok().flatten().map(Machine::Amx);
@@ -170,7 +172,7 @@ impl Machine {
             .collect()
     }
 
-    /// A name for people, of it and of the vectors beside it.
+    /// Returns a human-readable name of the machine and of the vectors beside it.
     pub(in super::super) fn name(self) -> &'static str {
         match self {
             Machine::Amx(_) => "AVX-512 and AMX, bf16 by bf16",
@@ -180,7 +182,7 @@ impl Machine {
         }
     }
 
-    /// Whether it multiplies faster than the f32 kernels do, as far as CPUs of its kind were measured.
+    /// Returns whether the machine is faster than the f32 kernels, as far as CPUs of its kind were measured.
     pub(in super::super) fn is_faster_than_f32(self) -> bool {
         match self {
             Machine::Amx(_) => true,
@@ -193,7 +195,7 @@ impl Machine {
     /// Computes `product`.
     ///
     /// # Panics
-    /// When the product would reach beyond its slices.
+    /// Panics when the product would reach beyond its slices.
     #[inline]
     pub(in super::super) fn multiply(self, product: PairProduct<'_>) {
         let product = product.check();

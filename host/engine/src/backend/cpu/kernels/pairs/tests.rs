@@ -1,7 +1,7 @@
 use super::super::tests::numbers;
 use super::*;
 
-/// Pairs from `values`.
+/// Returns `values` as pairs of bf16.
 fn pairs(values: &[f32]) -> Vec<Pair> {
     let narrow: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
     narrow.as_chunks().0.to_vec()
@@ -15,7 +15,7 @@ fn right(seed: u32, inputs: usize) -> Vec<Pair> {
     pairs(&numbers(seed, inputs * PANEL))
 }
 
-/// Multiplies `inputs` of the rows' inputs, into zeroes or onto what `c` holds.
+/// Multiplies `inputs` of the rows' inputs, starting from zeroes or from what `c` contains.
 fn run(
     machine: Machine,
     (a, b): (&[Pair], &[Pair]),
@@ -124,16 +124,16 @@ fn rows_that_are_not_wanted_may_hold_anything() {
     }
 }
 
-/// The manual's semantics, by hand: sums that lose or keep a small term depending on the order of additions.
+/// The manual's semantics by hand: sums that lose or keep a small term depending on the order of additions.
 #[test]
 fn emulated_tiles_add_even_and_odd_inputs_apart_and_then_join_them() {
     let (mut a, mut b) = (vec![[bf16::ZERO; 2]; TILE_BLOCK / 2], right(0, DEPTH));
     a[..DEPTH / 2].fill([bf16::ONE; 2]);
     b.fill([bf16::ZERO; 2]);
     let big = bf16::from_f32(2f32.powi(30));
-    // Column 0: the large terms are even and cancel among themselves, so the small odd one survives.
+    // Column 0: the large terms are even and cancel each other, so the small odd one survives.
     (b[0][0], b[PANEL][1], b[2 * PANEL][0]) = (big, bf16::ONE, -big);
-    // Column 1: the small one is even too and is lost.
+    // Column 1: the small term is even too and is lost.
     (b[1][0], b[PANEL + 1][0], b[2 * PANEL + 1][0]) = (big, bf16::ONE, -big);
     // Column 2: a subnormal input counts as zero.
     b[2][0] = bf16::from_bits(1);
@@ -147,7 +147,7 @@ fn emulated_tiles_add_even_and_odd_inputs_apart_and_then_join_them() {
         Start::Zero,
     );
     assert_eq!(c[..3], [1.0, 0.0, 0.0]);
-    // What was there before joins last.
+    // The previous content of the output is added last.
     c[0] = 2f32.powi(30);
     run(
         Machine::Emulated,

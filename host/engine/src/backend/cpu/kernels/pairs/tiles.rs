@@ -1,4 +1,4 @@
-//! The kernel for a machine of tiles: sixteen rows of sixteen 32-bit words each, eight of them.
+//! The kernel for a machine of tiles: eight tiles of sixteen rows of sixteen 32-bit words.
 //!
 //! ```text
 //!                 b: 32 inputs x 32 outputs
@@ -8,44 +8,44 @@
 //!              └───┘ └───────┴───────┘
 //! ```
 //!
-//! A [`Unit`] is such a machine: the CPU's ([`super::amx`]) or the one written out here. The kernel is the same text for
-//! both, so what the emulation proves of packing, blocking and edges holds for the CPU; left to the CPU are five
-//! single instructions, which a self-check compares with the emulation before they are used.
+//! A [`Unit`] is such a machine: the CPU's ([`super::amx`]) or the emulation in this file. The kernel's source is the
+//! same for both, so what the emulation proves of packing, blocking and edges holds for the CPU too. Only five single
+//! instructions differ, and a self-check compares those with the emulation before they are used.
 
 use super::{Checked, PANEL, Pair, ROWS, STRIDE, Start};
 
 /// Words in a row of a tile.
 const WORDS: usize = 16;
 
-/// Eight tiles, all of [`ROWS`] by [`WORDS`].
+/// A machine with eight tiles, each of [`ROWS`] by [`WORDS`].
 pub(super) trait Unit {
     /// Clears tile `T`.
     fn zero<const T: usize>(&mut self);
-    /// Fills tile `T` with rows of sixteen pairs that stand `stride` pairs apart.
+    /// Fills tile `T` with rows of sixteen pairs that are `stride` pairs apart.
     ///
     /// # Panics
-    /// When `from` is too short.
+    /// Panics when `from` is too short.
     fn load_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize);
-    /// Fills tile `T` with rows of sixteen sums that stand `stride` floats apart.
+    /// Fills tile `T` with rows of sixteen sums that are `stride` floats apart.
     ///
     /// # Panics
-    /// When `from` is too short.
+    /// Panics when `from` is too short.
     fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize);
-    /// The reverse of [`Unit::load_sums`].
+    /// Writes tile `T` to rows of sixteen sums that are `stride` floats apart.
     ///
     /// # Panics
-    /// When `to` is too short.
+    /// Panics when `to` is too short.
     fn store_sums<const T: usize>(&mut self, to: &mut [f32], stride: usize);
-    /// `c[m][n] += Σ a[m][k] · b[k][n]` over sixteen pairs `k`.
+    /// Computes `c[m][n] += Σ a[m][k] · b[k][n]` over sixteen pairs `k`.
     fn multiply<const C: usize, const A: usize, const B: usize>(&mut self);
 }
 
-/// Elements that sixteen rows of sixteen, `stride` apart, span.
+/// Returns the number of elements that sixteen rows of sixteen, `stride` apart, span.
 pub(super) const fn span(stride: usize) -> usize {
     (ROWS - 1) * stride + WORDS
 }
 
-/// Room for the sums of two whole tiles of rows, where fewer rows are wanted.
+/// Buffer for the sums of two whole tiles of rows, where fewer rows are wanted.
 #[repr(align(64))]
 struct Whole([f32; 2 * ROWS * PANEL]);
 
@@ -67,7 +67,7 @@ pub(super) fn multiply<U: Unit>(unit: &mut U, product: Checked<'_>) {
     }
 }
 
-/// One tile of rows, or two, by one panel.
+/// Multiplies one or two tiles of rows by one panel.
 #[inline(always)]
 fn multiply_tiles<U: Unit>(
     unit: &mut U,
@@ -114,7 +114,7 @@ fn multiply_tiles<U: Unit>(
     }
 }
 
-/// The instructions as Intel's manual writes them out (Software Developer's Manual, volume 2, `TDPBF16PS`).
+/// The instructions as Intel's manual specifies them (Software Developer's Manual, volume 2, `TDPBF16PS`).
 pub(super) struct Emulated([[[u32; WORDS]; ROWS]; 8]);
 
 impl Emulated {
@@ -159,11 +159,11 @@ impl Unit for Emulated {
         }
     }
 
-    /// Even and odd inputs of the sixteen pairs have a partial sum each; their sum is added to the output. Subnormal
-    /// numbers are zero, on the way in and on the way out, and roundings are to nearest, ties to even.
+    /// Even and odd inputs of the sixteen pairs have a partial sum each, and the sum of both is added to the output.
+    /// Subnormal numbers count as zero, in inputs and results, and roundings are to nearest, ties to even.
     ///
     /// The manual fuses multiplication and addition. A product of two bf16 has 16 significant bits, so f32 holds it
-    /// exactly and rounding it first changes nothing, unless it leaves f32's exponents.
+    /// exactly, and rounding it first changes nothing unless it leaves f32's range of exponents.
     fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
         let flush = |x: f32| if x.is_subnormal() { 0.0 } else { x };
         let even = |word: u32| flush(f32::from_bits(word << 16));

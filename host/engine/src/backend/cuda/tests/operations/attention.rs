@@ -1,4 +1,4 @@
-//! Prefill, decode, and heads on the way to their places.
+//! Tests of prefill, decode, and placing heads.
 
 use super::{Random, assert_close, devices, is_emulated, put, read, room, wide};
 use crate::backend::cuda::device::{Bf16, Device, Queue};
@@ -8,11 +8,11 @@ use crate::backend::cuda::kernels::{
 use half::bf16;
 use std::time::Instant;
 
-/// A pool with the keys and values of some sequences, and the sequences as they are.
+/// A pool with the keys and values of some sequences, and the sequences as plain arrays.
 struct Cache {
     heads: Heads,
     pool: Vec<bf16>,
-    /// Of each sequence.
+    /// Page table of each sequence.
     tables: Vec<Vec<u32>>,
 }
 
@@ -29,7 +29,7 @@ impl Cache {
             .map(|pages| order.by_ref().take(*pages).collect())
             .collect();
         let mut pool = random.narrow(all * heads.page());
-        // What stands in slots that no sequence has reached must not matter.
+        // The content of slots that no sequence has reached must not matter.
         let mut cache = Self {
             heads,
             pool: Vec::new(),
@@ -55,7 +55,7 @@ impl Cache {
         cache
     }
 
-    /// Where the key (0) or value (1) of a position begins.
+    /// Returns the index at which the key (0) or value (1) of a position begins.
     fn at(&self, sequence: usize, position: usize, head: usize, kind: usize) -> usize {
         let Heads {
             kv_heads,
@@ -72,7 +72,7 @@ impl Cache {
         wide(&self.pool[at..at + self.heads.head_dim])
     }
 
-    /// What a query head sees of positions `0..seen`.
+    /// Computes attention of a query head to positions `0..seen`.
     fn attend(&self, sequence: usize, seen: usize, head: usize, query: &[f64]) -> Vec<f64> {
         let kv_head = head / self.heads.group();
         let scores: Vec<f64> = (0..seen)
@@ -95,7 +95,7 @@ impl Cache {
     }
 }
 
-/// Shapes of attention: query heads, key and value heads, width, tokens in a page.
+/// Shapes of attention: query heads, key and value heads, head width, tokens in a page.
 const SHAPES: [(usize, usize, usize, usize); 7] = [
     (4, 4, 64, 16),
     (7, 1, 128, 32),
@@ -124,7 +124,7 @@ fn prefill_attends_to_the_prefix_and_causally_to_its_own_tokens() {
             let random = &mut Random::new(number as u64);
             let heads = heads(shape);
             let most = kernels::PREFILL_ROWS / heads.group();
-            // Segments by their first position and their tokens; cut into several splits or none.
+            // Segments by first position and number of tokens; some are cut into several splits, others not.
             let segments = [
                 (0, 1, 1),
                 (0, most, 1),
@@ -161,7 +161,7 @@ fn prefill_attends_to_the_prefix_and_causally_to_its_own_tokens() {
                     };
                     items.push(Item {
                         query: row,
-                        // The output in another order of rows.
+                        // The output's rows are in another order.
                         output: rows as u32 - row - tokens as u32,
                         tokens: tokens as u32,
                         position: start as u32,
@@ -242,7 +242,7 @@ fn prefill_attends_to_the_prefix_and_causally_to_its_own_tokens() {
     }
 }
 
-/// On a real device also how fast each is, for `gpu.sh` to show.
+/// On a real device this also prints how fast each kernel is, for `gpu.sh`.
 #[test]
 fn the_kernels_of_prefill_agree_on_a_whole_prompt() {
     let mut earlier: Vec<(String, Vec<bf16>)> = Vec::new();
@@ -258,7 +258,7 @@ fn the_kernels_of_prefill_agree_on_a_whole_prompt() {
         let random = &mut Random::new(7);
         let cache = Cache::random(random, heads, &[tokens]);
         let queries = random.narrow(tokens * heads.queries());
-        // The longest first, as the planner has them.
+        // The longest item first, as the planner orders them.
         let items: Vec<u32> = (0..tokens)
             .step_by(most)
             .rev()
@@ -305,7 +305,7 @@ fn the_kernels_of_prefill_agree_on_a_whole_prompt() {
             (0..runs).for_each(|_| attend(device));
             device.wait(Queue::Compute).unwrap();
             let seconds = started.elapsed().as_secs_f64() / f64::from(runs);
-            // A product of queries and keys and one of weights and values, of half the positions on average.
+            // A product of queries and keys and one of weights and values, over half the positions on average.
             let operations = 2 * tokens * (tokens + 1) * heads.queries();
             println!(
                 "{}: {tokens} tokens, {} heads: {:.3} ms, {:.0} TFLOP/s of attention",
@@ -337,7 +337,7 @@ fn decode_attends_to_everything_before_however_long() {
             let lengths = [1, 31, 0, 256, 33, 257, 700];
             let cache = Cache::random(random, heads, &lengths);
             let stride = cache.tables.iter().map(Vec::len).max().unwrap() + 1;
-            // Beyond a table's end there is nothing that could be a page.
+            // Entries beyond a table's end are not valid pages.
             let mut tables = vec![u32::MAX; stride * lengths.len()];
             for (table, to) in cache.tables.iter().zip(tables.chunks_mut(stride)) {
                 to[..table.len()].copy_from_slice(table);
@@ -357,7 +357,7 @@ fn decode_attends_to_everything_before_however_long() {
                 tables: tables.all(),
             };
             let partials = Partials::of(&mut sums, &mut stats);
-            // A grid for sequences of 1,024 serves these too.
+            // A grid for sequences of 1,024 tokens serves these too.
             let longest = 1024;
             kernels::decode(
                 device,

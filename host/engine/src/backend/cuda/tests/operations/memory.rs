@@ -1,4 +1,4 @@
-//! What is written is read, however much of it.
+//! Tests that memory of any size is read as it was written.
 
 use super::{devices, put, read};
 use crate::backend::cuda::device::Array;
@@ -7,7 +7,7 @@ use crate::backend::cuda::device::Array;
 fn arrays_larger_than_what_is_staged_at_once_arrive_whole() {
     for mut device in devices() {
         let device = &mut *device;
-        // A driver's copies go through 64 MiB that are used again; a piece is half of them.
+        // The driver stages copies through 64 MiB, which it reuses; a piece is half of that.
         let large: Vec<u32> = (0..20 << 20)
             .map(|at: u32| at.wrapping_mul(2_654_435_761))
             .collect();

@@ -1,5 +1,5 @@
-//! Each kernel against the same operation written plainly in f64, on random shapes: odd sizes, groups of query heads, page
-//! sizes, prefixes, one token, none.
+//! Tests of each kernel against the same operation written plainly in f64, on random shapes: odd sizes, groups of query
+//! heads, page sizes, prefixes, one token, none.
 
 mod attention;
 mod memory;
@@ -19,7 +19,7 @@ fn wide(values: &[bf16]) -> Vec<f64> {
         .collect()
 }
 
-/// A result in bf16: half a unit in its last place, and what f32 sums stray by.
+/// Compares a result in bf16, allowing half a unit in its last place and the error of f32 sums.
 fn assert_close(name: &str, found: &[bf16], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{name}");
     for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
@@ -45,7 +45,7 @@ fn read<T: Plain + Default>(device: &mut dyn Device, array: &Array<T>) -> Vec<T>
     values
 }
 
-/// `silu(gate) * up` of rows `[gate, up]`, `width` of each, with the bias `[gate, up]`.
+/// Returns `silu(gate) * up` of rows `[gate, up]`, `width` of each, with the bias `[gate, up]`.
 fn gated(sums: &[f64], width: usize, bias: Option<&[f32]>) -> Vec<f64> {
     let silu = |x: f64| x / (1.0 + (-x).exp());
     let rows = sums.chunks(2 * width);

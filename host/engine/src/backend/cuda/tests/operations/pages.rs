@@ -1,4 +1,4 @@
-//! Copies of pages.
+//! Tests of copies of pages.
 
 use super::{Random, devices, put, read};
 use crate::backend::cuda::device::Queue;
@@ -9,7 +9,7 @@ fn pages_are_copied_whole_and_in_part() {
     for mut device in devices() {
         let device = &mut *device;
         let random = &mut Random::new(3);
-        // Pages of 6 runs of 80 bytes in the one buffer, of 7 in the other.
+        // Pages of 6 runs of 80 bytes in one buffer, and of 7 in the other.
         let strides = [480, 560];
         let bytes: Vec<u8> = (0..10 * strides[0]).map(|_| random.bits() as u8).collect();
         let from = put(device, &bytes);

@@ -1,4 +1,4 @@
-//! Matrix products, of few rows and of many.
+//! Tests of matrix products, of few rows and of many.
 
 use super::{Random, assert_close, devices, gated, put, read, room, wide};
 use crate::backend::cuda::device::{Bf16, Output, Product};

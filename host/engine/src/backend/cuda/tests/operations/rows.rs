@@ -1,4 +1,4 @@
-//! The work on rows between two products.
+//! Tests of the work on rows between two products.
 
 use super::{Random, assert_close, devices, gated, put, read, room, wide};
 use crate::backend::cuda::device::Bf16;

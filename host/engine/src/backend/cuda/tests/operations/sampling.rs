@@ -1,4 +1,4 @@
-//! Tokens from rows of logits.
+//! Tests of sampling tokens from rows of logits.
 
 use super::{Random, devices, put, read, room};
 use crate::backend::cuda::kernels::{self, Choice};
@@ -25,7 +25,7 @@ fn tokens_are_chosen_as_the_host_chooses_them() {
             let random = &mut Random::new(vocabulary as u64);
             let mut logits = Vec::new();
             for row in 0..ways.len() {
-                // Few distinct values, so that ties are common; some tokens are masked.
+                // Few distinct values make ties common; some tokens are masked.
                 let grain = if row % 2 == 0 { 64.0 } else { 1e6 };
                 logits.extend(
                     random
@@ -75,7 +75,7 @@ fn tokens_are_chosen_as_the_host_chooses_them() {
                 }
             }
         }
-        // What is no number is named, and so is what leaves nothing.
+        // NaN is reported with its token, and so is a row that leaves nothing.
         let (nan, none) = (f32::NAN, f32::NEG_INFINITY);
         let logits = [[1.0, nan, f32::INFINITY], [none, none, none]].concat();
         let device_logits = put(device, &logits);
