@@ -1,5 +1,6 @@
 //! Bodies, a 0 byte between two, for one orderer whose configuration the first two bytes choose.
 
+use crate::hostile;
 use crate::seeds;
 use crate::settings::{self, Settings};
 use foreword_ordering::document::Fingerprint;
@@ -15,6 +16,7 @@ pub(crate) fn run(input: &[u8]) {
     let config = settings.config();
     let mut orderer = Orderer::new(config.clone());
     for body in bodies.split(|byte| *byte == 0).take(8) {
+        hostile::is_linear(&config, body);
         rewritten(&mut orderer, settings, body);
         asked(&config, body);
         with_salt(body);
@@ -28,7 +30,10 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let bodies = seeds::golden().into_iter().map(|bodies| bodies.join(&0));
     let settings = [0x0007, 0x003e, 0x028a, 0x0102, 0x02fa].map(Settings::new);
     let inputs = bodies.flat_map(|bodies| settings.map(|settings| settings.before(&bodies)));
-    inputs.collect()
+    let hostile = hostile::BODIES.iter();
+    let hostile =
+        hostile.map(|(_, body)| Settings::new(0x021f).before(hostile::body(*body, 300).as_bytes()));
+    inputs.chain(hostile).collect()
 }
 
 fn rewritten(orderer: &mut Orderer, settings: Settings, body: &[u8]) {
@@ -73,6 +78,7 @@ fn rewritten(orderer: &mut Orderer, settings: Settings, body: &[u8]) {
         assert_eq!(again, sent, "what is in order stays in order");
     }
     let prompt = String::from_utf8_lossy(body);
+    hostile::is_located_linearly(&config, &rewrite.path, sent, &prompt);
     let located = Locator::new(config.clone()).locate(&rewrite.path, sent, &prompt);
     for run in located.iter().flatten() {
         let ends = run.documents.iter().map(|(_, end)| *end);

@@ -1,11 +1,13 @@
 //! A value: the core's scanner, which is not public, passes over it as a field that nobody knows, and must say of it
 //! what `serde_json` says.
 
+use crate::hostile;
 use foreword_ordering::{Config, Orderer, Skip, Tenant};
 use serde_json::value::RawValue;
 
 pub(crate) fn run(value: &[u8]) {
     let body = [b"{\"x\":", value, b"}"].concat();
+    hostile::is_linear(&Config::default(), &body);
     let said = Orderer::new(Config::default()).rewrite(Tenant::default(), &body);
     let is_json = |text| serde_json::from_slice::<&RawValue>(text).is_ok();
     if is_json(value) {
@@ -30,5 +32,6 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         .iter()
         .map(|value| value.as_bytes().to_vec())
         .chain([deep.into()])
+        .chain(["[", "{\"a\":", "[{\"", "1,", "\\u003c"].map(|piece| piece.repeat(60).into()))
         .collect()
 }

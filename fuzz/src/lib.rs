@@ -2,10 +2,10 @@
 //!
 //! | target | its bytes | what must hold, beside that nothing panics |
 //! | --- | --- | --- |
-//! | `bodies` | bodies for one orderer, of any configuration | JSON stays JSON; only documents move; bounds are kept |
-//! | `texts` | what users write in chats that go on | earlier messages stay as they were sent; a message keeps its text |
+//! | `bodies` | bodies for one orderer, of any configuration | JSON stays JSON; only documents move; bounds are kept; reading is linear, by count |
+//! | `texts` | what users write in chats that go on | earlier messages stay as they were sent; a message keeps its text; reading is linear, by count |
 //! | `chats` | a client's steps | what the slow model of the property tests says |
-//! | `json` | a value | the core's scanner takes what `serde_json` takes |
+//! | `json` | a value | the core's scanner takes what `serde_json` takes, and reading is linear, by count |
 //! | `configurations` | a configuration of the filter or of the core | one that is taken works |
 //! | `told` | an entry of the ring | what is read is written alike; bounds are kept |
 //! | `deeds` | a client's steps, and damage to what one worker tells another | the other's bodies stay whole |
@@ -15,7 +15,8 @@
 //! | `kv_events` | vLLM's events | what is read is no larger than its bytes |
 //!
 //! A target is a function of bytes. libFuzzer calls it in `cargo xtask fuzz` and follows its coverage; the ordinary tests
-//! call it with its seeds, with what fuzzing once found (`found/TARGET/`), and with seeded changes of both.
+//! call it with its seeds, with what fuzzing once found (`found/TARGET/`), with what is kept of where it has been (`corpus/TARGET/`), and with
+//! seeded changes of all.
 
 mod answers;
 mod bodies;
@@ -24,6 +25,7 @@ mod configurations;
 mod deeds;
 mod feed;
 mod filter;
+mod hostile;
 mod json;
 // Its tests, which the host compiles, need the host around them.
 #[cfg(not(test))]

@@ -1,6 +1,7 @@
 //! What users write, a 0 byte between two turns, in one chat that goes on; the first two bytes choose the configuration.
 //! A turn that begins with `!` is a tool's result.
 
+use crate::hostile;
 use crate::settings::Settings;
 use foreword_ordering::{Orderer, Skip, Tenant};
 use serde_json::Value;
@@ -25,6 +26,7 @@ pub(crate) fn run(input: &[u8]) {
             None => ("user", text.into_owned()),
         });
         let body = body_of(&messages, settings.escapes());
+        hostile::is_linear(orderer.config(), body.as_bytes());
         let (sent, dropped) = match orderer.rewrite(Tenant::default(), body.as_bytes()) {
             Ok(rewrite) => (rewrite.body, rewrite.report.dropped),
             Err(Skip::NoDocuments) => (None, 0),
@@ -63,7 +65,12 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let inputs = texts
         .iter()
         .flat_map(|text| settings.map(|settings| settings.before(text.as_bytes())));
-    inputs.collect()
+    let hostile = hostile::TEXTS.iter().flat_map(|(_, text)| {
+        let text = hostile::body(*text, 300);
+        let text = serde_json::from_str::<String>(&format!("\"{text}\"")).unwrap_or(text);
+        ["", "!"].map(|author| Settings::new(0x021f).before(format!("{author}{text}").as_bytes()))
+    });
+    inputs.chain(hostile).collect()
 }
 
 fn body_of(messages: &[Message], escapes: bool) -> String {

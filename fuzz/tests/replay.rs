@@ -17,9 +17,16 @@ fn run(target: Target, input: &[u8]) {
     }
 }
 
+/// What fuzzing once found, and what is kept of where it has been.
 fn found(target: Target) -> Vec<Vec<u8>> {
+    ["found", "corpus"]
+        .map(|kept| stored(kept, target))
+        .concat()
+}
+
+fn stored(kept: &str, target: Target) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("found")
+        .join(kept)
         .join(target.name);
     let files = std::fs::read_dir(folder).into_iter().flatten();
     let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();

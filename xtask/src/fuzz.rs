@@ -7,6 +7,7 @@
 //! ```text
 //!   target/fuzz/corpus/TARGET   what leads to new code; the next run goes on from there
 //!   target/fuzz/TARGET.log      libFuzzer's own words
+//!   fuzz/corpus/TARGET          what is kept of that for everybody: small, minimised; the ordinary tests replay it
 //!   fuzz/found/TARGET           inputs that something does not hold for; the ordinary tests take them up
 //! ```
 
@@ -116,14 +117,16 @@ fn fuzz(workspace: &Workspace, program: &Path, target: &str, seconds: u32) -> Re
     let folder = workspace.target().join("fuzz");
     let corpus = folder.join("corpus").join(target);
     let found = workspace.root().join("fuzz/found").join(target);
-    for folder in [&corpus, &found] {
+    // What is kept of earlier runs, minimised; libFuzzer writes to the first folder alone.
+    let kept = workspace.root().join("fuzz/corpus").join(target);
+    for folder in [&corpus, &found, &kept] {
         fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     }
     let log = folder.join(format!("{target}.log"));
     eprintln!("▸ {target}: {seconds} s, {}", log.display());
     let status = Command::new(program)
         .env("FOREWORD_FUZZ", target)
-        .args([&corpus, &found])
+        .args([&corpus, &found, &kept])
         .arg(format!("-max_total_time={seconds}"))
         .arg(format!(
             "-dict={}",

@@ -98,6 +98,7 @@ impl Orderer {
             moved: ordered.moved,
             dropped: ordered.dropped,
             hint: ordered.hint,
+            numbered: ordered.numbered,
         })
     }
 
@@ -192,6 +193,7 @@ struct Report {
     pinned: u32,
     replayed: u32,
     hinted: bool,
+    numbered: bool,
     document_tokens: u64,
     matched_tokens: u64,
 }
@@ -208,6 +210,7 @@ impl From<foreword_ordering::Report> for Report {
             pinned: report.pinned,
             replayed: report.replayed,
             hinted: report.hinted,
+            numbered: report.numbered,
             document_tokens: report.document_tokens,
             matched_tokens: report.matched_tokens,
         }
@@ -262,6 +265,7 @@ struct Ordered {
     moved: u32,
     dropped: u32,
     hint: Option<String>,
+    numbered: bool,
 }
 
 #[derive(Serialize)]

@@ -46,6 +46,8 @@ export interface Report {
   replayed: number;
   /** Whether an order hint was written. */
   hinted: boolean;
+  /** Whether one calls documents by their places, because a label was not fit to stand outside its document. */
+  numbered: boolean;
   documentTokens: number;
   matchedTokens: number;
 }
@@ -53,7 +55,7 @@ export interface Report {
 export interface Skipped {
   reason:
     | "invalid-utf8" | "invalid-json" | "malformed-document" | "no-documents" | "no-user-message"
-    | "too-many-documents" | "long-model-name";
+    | "too-many-documents" | "too-many-messages" | "long-model-name";
   message: string;
 }
 
@@ -84,6 +86,8 @@ export interface Ordered {
   dropped: number;
   /** What to tell the model of the order that was given, behind the documents; `null`: nothing. */
   hint: string | null;
+  /** Whether the hint calls documents by their places, because an id or a title was not fit to be in it. */
+  numbered: boolean;
 }
 
 /** A document found in a body. */

@@ -31,6 +31,7 @@ pub(crate) struct Metrics {
     dropped_documents: Counter,
     deduplicated_documents: Counter,
     pinned_documents: Counter,
+    numbered_hints: Counter,
     document_tokens: Counter,
     matched_tokens: Counter,
     /// Of dry runs.
@@ -95,6 +96,7 @@ impl Metrics {
             dropped_documents: Counter::define(host, "foreword_dropped_documents_total"),
             deduplicated_documents: Counter::define(host, "foreword_deduplicated_documents_total"),
             pinned_documents: Counter::define(host, "foreword_pinned_documents_total"),
+            numbered_hints: Counter::define(host, "foreword_numbered_hints_total"),
             document_tokens: Counter::define(host, "foreword_document_tokens_total"),
             matched_tokens: Counter::define(host, "foreword_matched_tokens_total"),
             engine_prompt_tokens: Counter::define(host, "foreword_engine_prompt_tokens_total"),
@@ -146,6 +148,7 @@ impl Metrics {
         self.deduplicated_documents
             .add(host, report.deduplicated.into());
         self.pinned_documents.add(host, report.pinned.into());
+        self.numbered_hints.add(host, report.numbered.into());
         self.document_tokens.add(host, report.document_tokens);
         self.matched_tokens.add(host, report.matched_tokens);
         record(
@@ -247,9 +250,19 @@ mod tests {
         assert_eq!(host.counter("foreword_matched_documents_total"), 3);
         assert_eq!(host.counter("foreword_matched_tokens_total"), 700);
         assert_eq!(host.counter("foreword_dropped_documents_total"), 0);
+        assert_eq!(host.counter("foreword_numbered_hints_total"), 0);
         assert_eq!(host.samples("foreword_documents_per_request"), [5]);
         assert_eq!(host.samples("foreword_matched_percent"), [77]);
         assert_eq!(host.counter("foreword_arm_ordered_requests_total"), 0);
+        let numbered = Outcome::Ordered {
+            report: Report {
+                numbered: true,
+                ..REPORT
+            },
+            arm: None,
+        };
+        metrics.count(&host, &numbered);
+        assert_eq!(host.counter("foreword_numbered_hints_total"), 1);
         assert_eq!(host.refused_calls(), 0);
     }
 

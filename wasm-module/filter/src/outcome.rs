@@ -103,6 +103,9 @@ impl fmt::Display for Outcome {
             report.dropped,
             u8::from(report.hinted)
         )?;
+        if report.numbered {
+            f.write_str("; labels=numbered")?;
+        }
         // Only chats have these.
         if report.deduplicated > 0 {
             write!(f, "; deduplicated={}", report.deduplicated)?;
@@ -269,6 +272,7 @@ pub(crate) const REPORT: Report = Report {
     pinned: 0,
     replayed: 0,
     hinted: true,
+    numbered: false,
     document_tokens: 900,
     matched_tokens: 700,
 };
@@ -303,6 +307,14 @@ mod tests {
             dry_run().to_string(),
             "dry-run; policy=longest; documents=5; matched=3; moved=4; dropped=0; hint=1; client_matched=1"
         );
+        let numbered = Outcome::Ordered {
+            report: Report {
+                numbered: true,
+                ..REPORT
+            },
+            arm: None,
+        };
+        assert!(numbered.to_string().ends_with("; hint=1; labels=numbered"));
         let control = Outcome::Unchanged {
             report: REPORT,
             arm: Some(Arm::Control),

@@ -75,6 +75,10 @@ mod tenant;
 mod told;
 pub mod tree;
 mod trees;
+#[cfg(any(test, feature = "count-work"))]
+pub mod work;
+#[cfg(not(any(test, feature = "count-work")))]
+mod work;
 
 pub use body::{Parsed, Question, Retrieved, Skip, parse, parse_with, question, salted};
 pub use bytes::BadBytes;

@@ -7,6 +7,7 @@
 
 use super::Skip;
 use super::chat::{Chat, Entry, RawTurn, Wrap};
+use super::escape::{attribute, enclosed};
 use super::found::{Finder, Found, Group, HintPlace, Place, Source};
 use super::json::{elements, fields, inner, range_in};
 use super::scan;
@@ -14,6 +15,7 @@ use super::text::Text;
 use crate::config::DocumentsField;
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
+use crate::work::hashed;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -206,12 +208,19 @@ fn rendered<'a>(
     around: [&'a str; 2],
 ) -> (usize, Group<'a>) {
     let found = documents.into_iter().map(|parts| {
-        let Parts {
-            id, title, text, ..
-        } = parts;
+        let label = match parts.id {
+            "" => parts.title,
+            id => id,
+        };
+        let [id, title, text] = [
+            attribute(parts.id),
+            enclosed(parts.title),
+            enclosed(parts.text),
+        ];
+        hashed(id.len() + title.len() + text.len());
         Found {
             fingerprint: Fingerprint::of(&[id.as_bytes(), title.as_bytes(), text.as_bytes()]),
-            label: if id.is_empty() { title } else { id },
+            label,
             tokens: estimate_tokens(id.len() + title.len() + text.len()),
             source: Source::Parts { id, title, text },
         }

@@ -13,8 +13,10 @@ use super::json::{offset_in, range_in, scanned, text};
 use super::lists::Author;
 use super::salt::SaltPlace;
 use super::scan::{Bad, Scan, fields, say};
-use super::{MAX_MODEL_BYTES, Skip};
+use super::search::{pass_space, trimmed_ascii};
+use super::{MAX_MESSAGES, MAX_MODEL_BYTES, Skip};
 use crate::tree::Scope;
+use crate::work::hashed;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
@@ -77,7 +79,7 @@ pub(crate) enum Wrap {
 /// A chat request's messages, and its other fields by [`FIELDS`], as written.
 #[derive(Default)]
 struct RawChat<'a> {
-    messages: Option<Vec<RawMessage<'a>>>,
+    messages: Option<RawMessages<'a>>,
     fields: [Option<&'a str>; FIELDS.len()],
 }
 
@@ -104,7 +106,7 @@ impl<'a> RawChat<'a> {
             if name != "messages" {
                 return scan.field(name, &FIELDS, &mut chat.fields);
             }
-            match chat.messages.replace(RawMessage::list(scan)?) {
+            match chat.messages.replace(RawMessages::read(scan)?) {
                 None => Ok(()),
                 Some(_) => Err(Bad(scan.next())),
             }
@@ -122,16 +124,37 @@ struct RawMessage<'a> {
     message: Option<&'a str>,
 }
 
-impl<'a> RawMessage<'a> {
-    fn list(scan: &mut Scan<'a>) -> Result<Vec<Self>, Bad> {
-        let mut messages = Vec::new();
+/// A list of messages, of which as many are kept as a chat may have.
+#[derive(Default)]
+struct RawMessages<'a> {
+    kept: Vec<RawMessage<'a>>,
+    count: usize,
+}
+
+impl<'a> RawMessages<'a> {
+    fn read(scan: &mut Scan<'a>) -> Result<Self, Bad> {
+        let mut messages = Self::default();
         scan.list(|scan| {
-            messages.push(Self::read(scan)?);
+            let message = RawMessage::read(scan)?;
+            messages.count += 1;
+            if messages.count <= MAX_MESSAGES {
+                messages.kept.push(message);
+            }
             Ok(())
         })?;
         Ok(messages)
     }
 
+    /// All of them.
+    fn all(self) -> Result<Vec<RawMessage<'a>>, Skip> {
+        match self.count {
+            found if found > MAX_MESSAGES => Err(Skip::TooManyMessages { found }),
+            _ => Ok(self.kept),
+        }
+    }
+}
+
+impl<'a> RawMessage<'a> {
     fn read(scan: &mut Scan<'a>) -> Result<Self, Bad> {
         let start = scan.next();
         let mut fields = scan.fields(["role", "content", "message"])?;
@@ -154,7 +177,7 @@ fn user_id(metadata: &str) -> Option<&str> {
 
 impl<'a> Chat<'a> {
     pub(super) fn read(body: &'a str) -> Result<Self, Skip> {
-        let top = body.trim_ascii();
+        let top = trimmed_ascii(body);
         let RawChat {
             messages,
             mut fields,
@@ -184,6 +207,8 @@ impl<'a> Chat<'a> {
                 limit: MAX_MODEL_BYTES,
             });
         }
+        let asked = [tools, user, safety_identifier, prompt_cache_key, metadata];
+        hashed(asked.into_iter().flatten().map(str::len).sum());
         let asking = [
             user,
             safety_identifier,
@@ -197,13 +222,12 @@ impl<'a> Chat<'a> {
             before: xxh3_64_with_seed(tools.unwrap_or_default().as_bytes(), 0),
             turn: 0,
         };
-        let messages = messages.unwrap_or_default();
+        let messages = messages.unwrap_or_default().all()?;
         let is_cohere = message.is_some() && messages.is_empty();
         let (system, earlier, last) = if is_cohere {
-            let history = history.map_or(Ok(Vec::new()), |history| {
-                scanned(body, history, RawMessage::list)
-            });
-            (preamble, history?, message)
+            let history = history.map(|history| scanned(body, history, RawMessages::read));
+            let history = history.transpose()?.unwrap_or_default().all()?;
+            (preamble, history, message)
         } else {
             (system, messages, None)
         };
@@ -262,16 +286,13 @@ impl Place {
         let wrap = match content.as_bytes().first() {
             Some(b'"') => Some(Wrap::None),
             Some(b'[') => Some(Wrap::Part {
-                others: !content
-                    .get(1..)
-                    .unwrap_or_default()
-                    .trim_ascii_start()
-                    .starts_with(']'),
+                others: content.as_bytes().get(pass_space(content, 1)) != Some(&b']'),
             }),
             _ => None,
         };
         // The content, most of the bytes, is hashed once for both hashes.
         let hash = xxh3_128(content.as_bytes());
+        hashed(raw.len() + role.len());
         let (head, tail) = if is_given {
             let range = range_in(raw, content);
             (

@@ -11,9 +11,9 @@
 //! (`cache_control`).
 
 use super::Skip;
-use super::json::{elements, fields, inner};
+use super::json::{inner, scanned};
 use super::lists::Author;
-use super::scan;
+use super::scan::{self, Bad, Scan, say};
 use smallvec::SmallVec;
 
 /// What may hold documents.
@@ -62,38 +62,57 @@ pub(super) fn pieces<'a>(
         return Ok(pieces);
     }
     let mut blocks = Vec::new();
-    for raw in elements(body, content)? {
-        let part = match raw.starts_with('{') {
-            true => Some(RawPart::read(body, raw)?),
-            false => None,
-        };
-        let label = part.as_ref().and_then(RawPart::label);
-        if let Some(label) = label {
-            blocks.push(Block { raw, label });
-            continue;
-        }
-        if !blocks.is_empty() {
-            pieces.push(Piece::Blocks(std::mem::take(&mut blocks)));
-        }
-        let Some(part) = part else {
-            continue;
-        };
-        let text = part.text.and_then(inner);
-        pieces.extend(text.map(|text| Piece::Text(text, author)));
-        // A result holds no results: this goes one level deep, however deep a body may be.
-        if part.is("tool_result") && author == Author::Other {
-            let content = part.content.unwrap_or_default();
-            pieces.extend(self::pieces(body, content, Author::Tool)?);
-        }
-    }
+    let mut results: SmallVec<[(usize, &'a str); 4]> = SmallVec::new();
+    // One pass over all parts: they are most of a body that has any.
+    scanned(body, content, |scan| {
+        scan.list(|scan| {
+            let start = scan.next();
+            let part = match scan.peek() {
+                Some(b'{') => Some(RawPart::read(scan)?),
+                _ => scan.value().map(|_| None)?,
+            };
+            let label = part.as_ref().and_then(RawPart::label);
+            if let Some(label) = label {
+                let raw = scan.since(start);
+                blocks.push(Block { raw, label });
+                return Ok(());
+            }
+            if !blocks.is_empty() {
+                pieces.push(Piece::Blocks(std::mem::take(&mut blocks)));
+            }
+            let Some(part) = part else {
+                return Ok(());
+            };
+            let text = part.text.and_then(inner);
+            pieces.extend(text.map(|text| Piece::Text(text, author)));
+            // A result holds no results: this goes one level deep, however deep a body may be.
+            if part.is("tool_result") && author == Author::Other {
+                results.push((pieces.len(), part.content.unwrap_or_default()));
+            }
+            Ok(())
+        })
+    })?;
     if !blocks.is_empty() {
         pieces.push(Piece::Blocks(blocks));
     }
-    Ok(pieces)
+    if results.is_empty() {
+        return Ok(pieces);
+    }
+    // What is in the results, each where it stands.
+    let mut all = SmallVec::with_capacity(pieces.len() + results.len());
+    let mut pieces = pieces.into_iter();
+    let mut taken = 0;
+    for (at, content) in results {
+        all.extend(pieces.by_ref().take(at - taken));
+        taken = at;
+        all.extend(self::pieces(body, content, Author::Tool)?);
+    }
+    all.extend(pieces);
+    Ok(all)
 }
 
 impl<'a> RawPart<'a> {
-    fn read(body: &str, raw: &'a str) -> Result<Self, Skip> {
+    fn read(scan: &mut Scan<'a>) -> Result<Self, Bad> {
         let names = [
             "type",
             "text",
@@ -104,6 +123,8 @@ impl<'a> RawPart<'a> {
             "citations",
             "cache_control",
         ];
+        let mut fields = scan.fields(names)?;
+        say(&mut fields);
         let mut part = Self::default();
         [
             part.kind,
@@ -114,7 +135,7 @@ impl<'a> RawPart<'a> {
             part.document,
             part.citations,
             part.cache_control,
-        ] = fields(body, raw, names)?;
+        ] = fields;
         Ok(part)
     }
 

@@ -5,6 +5,8 @@ use super::chat::{Chain, Entry};
 use crate::config::Config;
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
+use crate::work::hashed;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// A message.
@@ -53,15 +55,15 @@ pub(crate) struct Found<'a> {
 }
 
 /// Where a document's bytes come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source<'a> {
     /// It moves as it stands.
     Whole(&'a str),
-    /// It is rendered from the strings of a `documents` element (empty when absent).
+    /// It is rendered from the strings of a `documents` element (empty when absent), which stay within the block.
     Parts {
-        id: &'a str,
-        title: &'a str,
-        text: &'a str,
+        id: Cow<'a, str>,
+        title: Cow<'a, str>,
+        text: Cow<'a, str>,
     },
 }
 
@@ -95,6 +97,7 @@ pub(crate) struct HintPlace {
 impl<'a> Found<'a> {
     /// A document that moves as it stands in the body.
     pub(super) fn whole(whole: &'a str, label: &'a str) -> Self {
+        hashed(whole.len());
         Self {
             fingerprint: Fingerprint::of(&[whole.as_bytes()]),
             label,
@@ -105,8 +108,8 @@ impl<'a> Found<'a> {
 
     /// The block as it stands in a message of the body; `None` if the client sends the document apart.
     pub(crate) fn block_in_message(&self) -> Option<&'a str> {
-        match self.source {
-            Source::Whole(whole) => Some(whole),
+        match &self.source {
+            Source::Whole(whole) => Some(*whole),
             Source::Parts { .. } => None,
         }
     }

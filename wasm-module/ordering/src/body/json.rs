@@ -3,6 +3,7 @@
 
 use super::Skip;
 use super::scan::{self, Bad, Scan};
+use crate::work::looked;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -48,11 +49,15 @@ pub(super) fn scanned<'a, T>(
 /// An error at the byte `at` of `part`.
 pub(super) fn misplaced(body: &str, part: &str, at: usize) -> Skip {
     let before = body.get(..offset_in(body, part) + at).unwrap_or(body);
-    let line = before.rfind('\n').map_or(0, |newline| newline + 1);
-    Skip::InvalidJson {
-        line: before.matches('\n').count() + 1,
-        column: before.len() - line + 1,
+    looked(before.len());
+    let [mut line, mut column] = [1, 1];
+    for byte in before.bytes() {
+        (line, column) = match byte {
+            b'\n' => (line + 1, 1),
+            _ => (line, column + 1),
+        };
     }
+    Skip::InvalidJson { line, column }
 }
 
 /// Where `part`, a piece of `body`, starts in it.

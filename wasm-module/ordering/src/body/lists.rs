@@ -12,7 +12,10 @@
 //! looked for on request, never in fenced code, and only where a document's end is marked: a list whose last document
 //! may go on for several paragraphs, nobody knows how many, is left alone.
 
+use super::search::{find, pass, trimmed, trimmed_start};
 use super::tags::Span;
+use crate::policy::MAX_CANDIDATES;
+use crate::work::looked;
 use fxhash::FxHashSet;
 use std::ops::Range;
 
@@ -25,94 +28,171 @@ pub(super) enum Author {
     Other,
 }
 
-/// The items of a list whose first lines begin with a number in brackets, each with another one, which is its id.
-///
-/// Items move with their numbers, so that an answer's `[3]` means what it meant. Outside a tool's result the last one
-/// ends at a blank line, which no other one may contain then.
-pub(super) fn numbered(text: &str, author: Author) -> Vec<Span> {
-    let mut seen: FxHashSet<u32> = FxHashSet::default();
-    let starts: Vec<(usize, Range<usize>)> = lines(text)
-        .filter_map(|line| {
-            let (number, digits) = number_of(text, &line)?;
-            // A number that was there before is cited.
-            seen.insert(number).then_some((line.start, digits))
-        })
-        .collect();
-    let mut ends: Vec<usize> = starts.iter().skip(1).map(|(start, _)| *start).collect();
-    let Some((last, _)) = starts.last() else {
-        return Vec::new();
-    };
-    let end = match author {
-        Author::Tool => text.len(),
-        Author::Other => blank_line(text, *last).unwrap_or(text.len()),
-    };
-    ends.push(end);
-    let items: Vec<Span> = starts
-        .into_iter()
-        .zip(ends)
-        .map(|((start, digits), end)| Span {
-            whole: trimmed(text, start..end),
-            id: Some(digits),
-        })
-        .collect();
-    let is_marked = author == Author::Tool
-        || !items.iter().any(|item| {
-            let item = text.get(item.whole.clone()).unwrap_or_default();
-            blank_line(item, 0).is_some()
+/// What the lines of a text mark, found in one pass over it.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    author: Option<Author>,
+    end: usize,
+    items: Vec<Item>,
+    rules: Vec<Range<usize>>,
+    /// Where each line begins, and its title.
+    headings: Vec<(usize, Range<usize>)>,
+}
+
+/// An item of a numbered list.
+#[derive(Debug)]
+struct Item {
+    start: usize,
+    /// Of its number.
+    digits: Range<usize>,
+    /// The first line end before a blank line.
+    blank: Option<usize>,
+    /// Whether something follows that blank line.
+    is_parted: bool,
+}
+
+/// Items of one list, at most; what follows belongs to the last one. A body has fewer documents, so that one with more
+/// items is refused all the same, and numbers that are chosen to collide cost the set of them nothing to speak of.
+const MAX_ITEMS: usize = MAX_CANDIDATES as usize + 1;
+
+impl Lines {
+    /// Reads the text that `author` wrote. Lines of fenced code mark nothing.
+    pub(super) fn read(text: &str, author: Author) -> Self {
+        let mut lines = Self {
+            author: Some(author),
+            end: text.len(),
+            ..Self::default()
+        };
+        let mut seen: FxHashSet<u32> = FxHashSet::default();
+        let mut is_fenced = false;
+        let mut start = 0;
+        while start < text.len() {
+            let newline = find(text, start, b'\n');
+            let end = newline.map_or(text.len(), |newline| newline + 1);
+            let words = trimmed_start(text, start..end);
+            let rest = text.get(words.clone()).unwrap_or_default();
+            let is_fence = rest.starts_with("```");
+            is_fenced ^= is_fence;
+            let is_marking = !is_fenced && !is_fence && !words.is_empty();
+            if !(is_marking && lines.mark(text, &(start..end), &words, &mut seen)) {
+                lines.go_on(words.is_empty(), start, newline.is_some());
+            }
+            start = end;
+        }
+        lines
+    }
+
+    /// What the line marks, whose words are `words`; whether it begins an item.
+    fn mark(
+        &mut self,
+        text: &str,
+        line: &Range<usize>,
+        words: &Range<usize>,
+        seen: &mut FxHashSet<u32>,
+    ) -> bool {
+        let begins = words.start == line.start;
+        match text.as_bytes().get(words.start) {
+            Some(b'-') => {
+                let dashes = pass(text, words.start, |byte| byte == b'-');
+                if dashes - words.start >= 3 && trimmed_start(text, dashes..words.end).is_empty() {
+                    self.rules.push(without_end(text, line));
+                }
+            }
+            Some(b'#') if begins => {
+                let title = trimmed(text, line.start + 1..line.end);
+                let is_marked = text.as_bytes().get(line.start + 1) == Some(&b' ');
+                if is_marked && !title.is_empty() {
+                    self.headings.push((line.start, title));
+                }
+            }
+            Some(b'[') if begins && self.items.len() < MAX_ITEMS => {
+                if let Some((number, digits)) = number_of(text, line) {
+                    // A number that was there before is cited.
+                    if seen.insert(number) {
+                        self.items.push(Item {
+                            start: line.start,
+                            digits,
+                            blank: None,
+                            is_parted: false,
+                        });
+                        return true;
+                    }
+                }
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// The line at `start` belongs to the item before it, if there is one.
+    fn go_on(&mut self, is_blank: bool, start: usize, is_ended: bool) {
+        let Some(item) = self.items.last_mut() else {
+            return;
+        };
+        if !is_blank {
+            item.is_parted |= item.blank.is_some();
+        } else if is_ended && item.blank.is_none() {
+            item.blank = start.checked_sub(1);
+        }
+    }
+
+    /// The items of a list whose first lines begin with a number in brackets, each with another one, which is its id.
+    ///
+    /// Items move with their numbers, so that an answer's `[3]` means what it meant. Outside a tool's result the last one
+    /// ends at a blank line, which no other one may contain then.
+    pub(super) fn numbered(&self, text: &str) -> Vec<Span> {
+        let is_tool = self.author == Some(Author::Tool);
+        let Some((last, others)) = self.items.split_last() else {
+            return Vec::new();
+        };
+        if !is_tool && others.iter().any(|item| item.is_parted) {
+            return Vec::new();
+        }
+        let end = last.blank.filter(|_| !is_tool).unwrap_or(self.end);
+        let ends = self.items.iter().skip(1).map(|item| item.start);
+        let items = self.items.iter().zip(ends.chain([end]));
+        several(items.map(|(item, end)| Span {
+            whole: trimmed(text, item.start..end),
+            id: Some(item.digits.clone()),
+        }))
+    }
+
+    /// What stands between lines of three or more dashes; in a tool's result also before the first and after the last.
+    pub(super) fn ruled(&self, text: &str) -> Vec<Span> {
+        let (Some(first), Some(last)) = (self.rules.first(), self.rules.last()) else {
+            return Vec::new();
+        };
+        let (start, end) = match self.author {
+            Some(Author::Tool) => (0, self.end),
+            _ => (first.end, last.start),
+        };
+        let mut pieces = Vec::new();
+        let mut at = start;
+        let rules = self.rules.iter();
+        for rule in rules.filter(|rule| rule.start >= start && rule.end <= end) {
+            pieces.push(at..rule.start);
+            at = rule.end;
+        }
+        pieces.push(at..end);
+        let spans = pieces.into_iter().map(|piece| Span {
+            whole: trimmed(text, piece),
+            id: None,
         });
-    several(items.into_iter().filter(|_| is_marked))
-}
-
-/// What stands between lines of three or more dashes; in a tool's result also before the first and after the last.
-pub(super) fn ruled(text: &str, author: Author) -> Vec<Span> {
-    let is_rule = |line: &Range<usize>| {
-        let line = text.get(line.clone()).unwrap_or_default().trim();
-        line.len() >= 3 && line.bytes().all(|byte| byte == b'-')
-    };
-    let rules: Vec<Range<usize>> = lines(text).filter(is_rule).collect();
-    let (Some(first), Some(last)) = (rules.first(), rules.last()) else {
-        return Vec::new();
-    };
-    let (start, end) = match author {
-        Author::Tool => (0, text.len()),
-        Author::Other => (first.end, last.start),
-    };
-    let mut pieces = Vec::new();
-    let mut at = start;
-    for rule in rules
-        .iter()
-        .filter(|rule| rule.start >= start && rule.end <= end)
-    {
-        pieces.push(at..rule.start);
-        at = rule.end;
+        several(spans.filter(|span| !span.whole.is_empty()))
     }
-    pieces.push(at..end);
-    let spans = pieces.into_iter().map(|piece| Span {
-        whole: trimmed(text, piece),
-        id: None,
-    });
-    several(spans.filter(|span| !span.whole.is_empty()))
-}
 
-/// The sections of a tool's result under headings of the first level, each with its title as its id.
-pub(super) fn headed(text: &str, author: Author) -> Vec<Span> {
-    if author != Author::Tool {
-        return Vec::new();
+    /// The sections of a tool's result under headings of the first level, each with its title as its id.
+    pub(super) fn headed(&self, text: &str) -> Vec<Span> {
+        if self.author != Some(Author::Tool) {
+            return Vec::new();
+        }
+        let ends = self.headings.iter().skip(1).map(|(start, _)| *start);
+        let sections = self.headings.iter().zip(ends.chain([self.end]));
+        several(sections.map(|((start, title), end)| Span {
+            whole: trimmed(text, *start..end),
+            id: Some(title.clone()),
+        }))
     }
-    let title = |line: Range<usize>| {
-        let words = text.get(line.clone())?.strip_prefix("# ")?;
-        let start = line.end - words.len();
-        let title = trimmed(text, start..line.end);
-        (!title.is_empty()).then_some((line.start, title))
-    };
-    let headings: Vec<(usize, Range<usize>)> = lines(text).filter_map(title).collect();
-    let ends = headings.iter().skip(1).map(|(start, _)| *start);
-    let ends: Vec<usize> = ends.chain([text.len()]).collect();
-    let sections = headings.into_iter().zip(ends);
-    several(sections.map(|((start, title), end)| Span {
-        whole: trimmed(text, start..end),
-        id: Some(title),
-    }))
 }
 
 /// One document has no order.
@@ -121,55 +201,47 @@ fn several(spans: impl Iterator<Item = Span>) -> Vec<Span> {
     if spans.len() < 2 { Vec::new() } else { spans }
 }
 
-/// The lines of `text` that are not in fenced code, without their ends.
-fn lines(text: &str) -> impl Iterator<Item = Range<usize>> {
-    let mut start = 0;
-    let mut is_fenced = false;
-    text.split_inclusive('\n').filter_map(move |line| {
-        let range = start..start + line.trim_end_matches(['\n', '\r']).len();
-        start += line.len();
-        let is_fence = line.trim_start().starts_with("```");
-        is_fenced ^= is_fence;
-        (!is_fenced && !is_fence).then_some(range)
-    })
+/// A line without its end.
+fn without_end(text: &str, line: &Range<usize>) -> Range<usize> {
+    let bytes = text.as_bytes().get(line.clone()).unwrap_or_default();
+    let ends = bytes.iter().rev();
+    let end = ends
+        .take_while(|byte| matches!(byte, b'\n' | b'\r'))
+        .count();
+    looked(end + 1);
+    line.start..line.end - end
 }
 
 /// The number that a line begins with in brackets, and where its digits stand; words must follow.
 fn number_of(text: &str, line: &Range<usize>) -> Option<(u32, Range<usize>)> {
-    let rest = text.get(line.clone())?.strip_prefix('[')?;
-    let (digits, words) = rest.split_once(']')?;
-    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
-    let number = digits.parse().ok().filter(|_| is_number)?;
-    let start = line.start + 1;
-    (!words.trim().is_empty()).then_some((number, start..start + digits.len()))
-}
-
-/// Where the first line end before a blank line stands, from `from` on.
-fn blank_line(text: &str, from: usize) -> Option<usize> {
-    let mut at = from;
-    loop {
-        at += text.get(at..)?.find('\n')?;
-        let behind = text.get(at + 1..)?;
-        let line = behind.split_once('\n').map_or(behind, |(line, _)| line);
-        if line.trim().is_empty() && behind.len() > line.len() {
-            return Some(at);
-        }
-        at += 1;
+    let digits = line.start + 1..pass(text, line.start + 1, |byte| byte.is_ascii_digit());
+    if text.as_bytes().get(digits.end) != Some(&b']') {
+        return None;
     }
-}
-
-/// `range` without the white space at its ends.
-fn trimmed(text: &str, range: Range<usize>) -> Range<usize> {
-    let part = text.get(range.clone()).unwrap_or_default();
-    let start = range.start + (part.len() - part.trim_start().len());
-    start..start + part.trim().len()
+    looked(digits.len());
+    let number = text.get(digits.clone())?.parse().ok()?;
+    let words = trimmed_start(text, digits.end + 1..line.end);
+    (!words.is_empty()).then_some((number, digits))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     type Find = fn(&str, Author) -> Vec<Span>;
+
+    fn numbered(text: &str, author: Author) -> Vec<Span> {
+        Lines::read(text, author).numbered(text)
+    }
+
+    fn ruled(text: &str, author: Author) -> Vec<Span> {
+        Lines::read(text, author).ruled(text)
+    }
+
+    fn headed(text: &str, author: Author) -> Vec<Span> {
+        Lines::read(text, author).headed(text)
+    }
 
     /// Whole spans and ids as texts.
     fn found(find: Find, text: &str, author: Author) -> Vec<(&str, &str)> {
@@ -242,5 +314,174 @@ mod tests {
         );
         assert_eq!(found(headed, text, Author::Other), []);
         assert_eq!(found(headed, "# \n#x\n# A", Author::Tool), []);
+    }
+
+    /// The readings that were there before, a pass or several for each format.
+    mod slow {
+        use super::{Author, Span};
+        use fxhash::FxHashSet;
+        use std::ops::Range;
+
+        /// The items of a list whose first lines begin with a number in brackets, each with another one, which is its id.
+        ///
+        /// Items move with their numbers, so that an answer's `[3]` means what it meant. Outside a tool's result the last one
+        /// ends at a blank line, which no other one may contain then.
+        pub(super) fn numbered(text: &str, author: Author) -> Vec<Span> {
+            let mut seen: FxHashSet<u32> = FxHashSet::default();
+            let starts: Vec<(usize, Range<usize>)> = lines(text)
+                .filter_map(|line| {
+                    let (number, digits) = number_of(text, &line)?;
+                    // A number that was there before is cited.
+                    seen.insert(number).then_some((line.start, digits))
+                })
+                .collect();
+            let mut ends: Vec<usize> = starts.iter().skip(1).map(|(start, _)| *start).collect();
+            let Some((last, _)) = starts.last() else {
+                return Vec::new();
+            };
+            let end = match author {
+                Author::Tool => text.len(),
+                Author::Other => blank_line(text, *last).unwrap_or(text.len()),
+            };
+            ends.push(end);
+            let items: Vec<Span> = starts
+                .into_iter()
+                .zip(ends)
+                .map(|((start, digits), end)| Span {
+                    whole: trimmed(text, start..end),
+                    id: Some(digits),
+                })
+                .collect();
+            let is_marked = author == Author::Tool
+                || !items.iter().any(|item| {
+                    let item = text.get(item.whole.clone()).unwrap_or_default();
+                    blank_line(item, 0).is_some()
+                });
+            several(items.into_iter().filter(|_| is_marked))
+        }
+
+        /// What stands between lines of three or more dashes; in a tool's result also before the first and after the last.
+        pub(super) fn ruled(text: &str, author: Author) -> Vec<Span> {
+            let is_rule = |line: &Range<usize>| {
+                let line = text.get(line.clone()).unwrap_or_default().trim();
+                line.len() >= 3 && line.bytes().all(|byte| byte == b'-')
+            };
+            let rules: Vec<Range<usize>> = lines(text).filter(is_rule).collect();
+            let (Some(first), Some(last)) = (rules.first(), rules.last()) else {
+                return Vec::new();
+            };
+            let (start, end) = match author {
+                Author::Tool => (0, text.len()),
+                Author::Other => (first.end, last.start),
+            };
+            let mut pieces = Vec::new();
+            let mut at = start;
+            for rule in rules
+                .iter()
+                .filter(|rule| rule.start >= start && rule.end <= end)
+            {
+                pieces.push(at..rule.start);
+                at = rule.end;
+            }
+            pieces.push(at..end);
+            let spans = pieces.into_iter().map(|piece| Span {
+                whole: trimmed(text, piece),
+                id: None,
+            });
+            several(spans.filter(|span| !span.whole.is_empty()))
+        }
+
+        /// The sections of a tool's result under headings of the first level, each with its title as its id.
+        pub(super) fn headed(text: &str, author: Author) -> Vec<Span> {
+            if author != Author::Tool {
+                return Vec::new();
+            }
+            let title = |line: Range<usize>| {
+                let words = text.get(line.clone())?.strip_prefix("# ")?;
+                let start = line.end - words.len();
+                let title = trimmed(text, start..line.end);
+                (!title.is_empty()).then_some((line.start, title))
+            };
+            let headings: Vec<(usize, Range<usize>)> = lines(text).filter_map(title).collect();
+            let ends = headings.iter().skip(1).map(|(start, _)| *start);
+            let ends: Vec<usize> = ends.chain([text.len()]).collect();
+            let sections = headings.into_iter().zip(ends);
+            several(sections.map(|((start, title), end)| Span {
+                whole: trimmed(text, start..end),
+                id: Some(title),
+            }))
+        }
+
+        /// One document has no order.
+        fn several(spans: impl Iterator<Item = Span>) -> Vec<Span> {
+            let spans: Vec<Span> = spans.collect();
+            if spans.len() < 2 { Vec::new() } else { spans }
+        }
+
+        /// The lines of `text` that are not in fenced code, without their ends.
+        fn lines(text: &str) -> impl Iterator<Item = Range<usize>> {
+            let mut start = 0;
+            let mut is_fenced = false;
+            text.split_inclusive('\n').filter_map(move |line| {
+                let range = start..start + line.trim_end_matches(['\n', '\r']).len();
+                start += line.len();
+                let is_fence = line.trim_start().starts_with("```");
+                is_fenced ^= is_fence;
+                (!is_fenced && !is_fence).then_some(range)
+            })
+        }
+
+        /// The number that a line begins with in brackets, and where its digits stand; words must follow.
+        fn number_of(text: &str, line: &Range<usize>) -> Option<(u32, Range<usize>)> {
+            let rest = text.get(line.clone())?.strip_prefix('[')?;
+            let (digits, words) = rest.split_once(']')?;
+            let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+            let number = digits.parse().ok().filter(|_| is_number)?;
+            let start = line.start + 1;
+            (!words.trim().is_empty()).then_some((number, start..start + digits.len()))
+        }
+
+        /// Where the first line end before a blank line stands, from `from` on.
+        fn blank_line(text: &str, from: usize) -> Option<usize> {
+            let mut at = from;
+            loop {
+                at += text.get(at..)?.find('\n')?;
+                let behind = text.get(at + 1..)?;
+                let line = behind.split_once('\n').map_or(behind, |(line, _)| line);
+                if line.trim().is_empty() && behind.len() > line.len() {
+                    return Some(at);
+                }
+                at += 1;
+            }
+        }
+
+        /// `range` without the white space at its ends.
+        fn trimmed(text: &str, range: Range<usize>) -> Range<usize> {
+            let part = text.get(range.clone()).unwrap_or_default();
+            let start = range.start + (part.len() - part.trim_start().len());
+            start..start + part.trim().len()
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+        #[test]
+        fn agrees_with_readings_that_take_their_time(
+            pieces in prop::collection::vec(
+                prop::sample::select(vec![
+                    "[1] ", "[2] ", "[03]", "[", "]", "---", "-", "----\n", "# ", "#", "## ", "```", "\n", "\n\n", "\r\n", "\r",
+                    " ", "\t", "\u{a0}", "x", "word ", "7", "\n[4] y", "\n# T", "\n---\n",
+                ]),
+                0..24,
+            ),
+            is_tool in any::<bool>(),
+        ) {
+            let text = pieces.concat();
+            let author = if is_tool { Author::Tool } else { Author::Other };
+            prop_assert_eq!(numbered(&text, author), slow::numbered(&text, author), "{:?}", text);
+            prop_assert_eq!(ruled(&text, author), slow::ruled(&text, author), "{:?}", text);
+            prop_assert_eq!(headed(&text, author), slow::headed(&text, author), "{:?}", text);
+        }
     }
 }

@@ -14,11 +14,16 @@
 //!                                        └──── slot 0 ───────┘  └──── slot 1 ───────┘
 //! ```
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod array;
 mod chat;
 mod content;
 pub(crate) mod edit;
+pub(crate) mod escape;
 mod found;
+#[cfg(test)]
+mod hostile;
 mod json;
 mod lists;
 mod parse;
@@ -31,6 +36,7 @@ mod search;
 mod tags;
 mod text;
 
+use crate::work::looked;
 use std::borrow::Cow;
 
 pub use array::Retrieved;
@@ -43,6 +49,7 @@ pub use salt::salted;
 
 /// A body as text.
 fn text_of(body: &[u8]) -> Result<&str, Skip> {
+    looked(body.len());
     std::str::from_utf8(body).map_err(|error| Skip::InvalidUtf8 {
         offset: error.valid_up_to(),
     })
@@ -98,6 +105,12 @@ pub enum Skip {
         /// `documents.max`.
         limit: u32,
     },
+    /// More messages than any chat has.
+    #[error("the request has {found} messages, more than the limit of {MAX_MESSAGES}")]
+    TooManyMessages {
+        /// In the body.
+        found: usize,
+    },
     /// The model's name is too long to keep a tree for.
     #[error("the model's name has {bytes} bytes, more than the limit of {limit}")]
     LongModelName {
@@ -111,6 +124,10 @@ pub enum Skip {
 /// Bytes of a model's name.
 pub(crate) const MAX_MODEL_BYTES: usize = 512;
 
+/// Messages of a chat. Each takes some 300 bytes while its body is read, and `{},` takes three in a body: without a bound,
+/// 4 MiB of these would take 400.
+pub(crate) const MAX_MESSAGES: usize = 16_384;
+
 impl Skip {
     /// One word for headers and metrics.
     #[must_use]
@@ -122,18 +139,20 @@ impl Skip {
             Self::NoDocuments => "no-documents",
             Self::NoUserMessage => "no-user-message",
             Self::TooManyDocuments { .. } => "too-many-documents",
+            Self::TooManyMessages { .. } => "too-many-messages",
             Self::LongModelName { .. } => "long-model-name",
         }
     }
 
     /// Every reason, for whoever defines a counter for each.
-    pub const REASONS: [&'static str; 7] = [
+    pub const REASONS: [&'static str; 8] = [
         "invalid-utf8",
         "invalid-json",
         "malformed-document",
         "no-documents",
         "no-user-message",
         "too-many-documents",
+        "too-many-messages",
         "long-model-name",
     ];
 }

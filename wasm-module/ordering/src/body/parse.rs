@@ -9,13 +9,15 @@ use super::chat::{Chain, Chat, RawTurn};
 use super::content::{Block, Piece};
 use super::found::{Finder, Found, Group, HintPlace, Message, Place};
 use super::json::{offset_in, range_in};
-use super::lists::{self, Author};
+use super::lists::{Author, Lines};
 use super::results::results;
 use super::salt::SaltPlace;
+use super::search::{find_any, find_bracket, has};
 use super::tags::{self, Span};
 use super::text::Text;
-use crate::config::{Config, DocumentsField};
+use crate::config::{Config, DocumentsField, Formats};
 use crate::tree::Scope;
+use crate::work::hashed;
 use std::borrow::Cow;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -96,10 +98,11 @@ fn read<'a>(
     let mut messages = Vec::with_capacity(chat.messages.len());
     for message in &chat.messages {
         let mut groups = Vec::new();
+        let mut before = Before::new(body, message);
         for piece in &message.pieces {
             groups.extend(match piece {
-                Piece::Text(text, author) => finder.text(message, text, *author)?,
-                Piece::Blocks(blocks) => finder.blocks(message, blocks)?,
+                Piece::Text(text, author) => finder.text(&mut before, text, *author)?,
+                Piece::Blocks(blocks) => finder.blocks(&mut before, blocks)?,
             });
         }
         messages.push(Message {
@@ -135,7 +138,7 @@ impl<'a> Finder<'a, '_> {
     /// The documents in one text of a message.
     fn text(
         &mut self,
-        message: &RawTurn<'a>,
+        before: &mut Before<'a>,
         source: &'a str,
         author: Author,
     ) -> Result<Option<Group<'a>>, Skip> {
@@ -151,7 +154,7 @@ impl<'a> Finder<'a, '_> {
         };
         self.add(spans.len())?;
         let offset = offset_in(self.body, source);
-        let scope = self.scope(message, offset + text.source(&first.whole).start);
+        let scope = before.scope(offset + text.source(&first.whole).start);
         let hint_at = match format {
             Format::Tagged => Some(tags::wrapper_end(&text.plain, last.whole.end)),
             Format::Listed => Some(last.whole.end),
@@ -186,53 +189,41 @@ impl<'a> Finder<'a, '_> {
     fn may_hold_documents(&self, source: &str, author: Author) -> bool {
         let formats = &self.config.formats;
         let has_tags = !(self.config.tags.is_empty() && formats.loose_tags.is_empty());
-        has_tags && (source.contains('<') || source.contains("\\u003"))
-            || formats.results && author == Author::Tool && source.contains("results")
-            || formats.numbered && source.contains('[')
-            || formats.rules && source.contains("---")
-            || formats.headings && source.contains('#')
+        has_tags && find_bracket(source, 0).is_some()
+            || formats.results && author == Author::Tool && has(source, "results")
+            || self.has_lists() && may_hold_lists(source, formats)
+    }
+
+    fn has_lists(&self) -> bool {
+        let formats = &self.config.formats;
+        formats.numbered || formats.rules || formats.headings
     }
 
     /// The documents in a text, and how they are told from what is around them.
     fn spans(&self, plain: &str, author: Author) -> Option<(Vec<Span>, Format)> {
         let formats = &self.config.formats;
         let found = |spans: Vec<Span>, format| (!spans.is_empty()).then_some((spans, format));
-        let on = |is_on: bool, find: &dyn Fn() -> Vec<Span>, format| {
-            found(is_on.then(find).unwrap_or_default(), format)
-        };
-        found(tags::spans(plain, &self.config.tags), Format::Tagged)
-            .or_else(|| found(tags::several(plain, &formats.loose_tags), Format::Tagged))
+        let tagged = tags::spans(plain, &self.config.tags, &formats.loose_tags);
+        found(tagged, Format::Tagged)
             .or_else(|| {
                 let is_on = formats.results && author == Author::Tool;
-                on(is_on, &|| results(plain), Format::Elements)
+                found(is_on.then(|| results(plain))?, Format::Elements)
             })
             .or_else(|| {
-                on(
-                    formats.numbered,
-                    &|| lists::numbered(plain, author),
-                    Format::Listed,
-                )
-            })
-            .or_else(|| {
-                on(
-                    formats.rules,
-                    &|| lists::ruled(plain, author),
-                    Format::Listed,
-                )
-            })
-            .or_else(|| {
-                on(
-                    formats.headings,
-                    &|| lists::headed(plain, author),
-                    Format::Listed,
-                )
+                let lines = self.has_lists().then(|| Lines::read(plain, author))?;
+                let listed = |is_on: bool, find: &dyn Fn(&Lines) -> Vec<Span>| {
+                    found(is_on.then(|| find(&lines))?, Format::Listed)
+                };
+                listed(formats.numbered, &|lines| lines.numbered(plain))
+                    .or_else(|| listed(formats.rules, &|lines| lines.ruled(plain)))
+                    .or_else(|| listed(formats.headings, &|lines| lines.headed(plain)))
             })
     }
 
     /// Blocks of a message's content that are documents, side by side.
     fn blocks(
         &mut self,
-        message: &RawTurn<'a>,
+        before: &mut Before<'a>,
         blocks: &[Block<'a>],
     ) -> Result<Option<Group<'a>>, Skip> {
         let (Some(first), Some(last)) = (blocks.first(), blocks.last()) else {
@@ -247,7 +238,7 @@ impl<'a> Finder<'a, '_> {
             .map(|block| Found::whole(block.raw, block.label));
         let slots = blocks.iter().map(|block| range_in(self.body, block.raw));
         Ok(Some(Group {
-            scope: self.scope(message, offset_in(self.body, first.raw)),
+            scope: before.scope(offset_in(self.body, first.raw)),
             found: found.collect(),
             place: Place::Slots {
                 slots: slots.collect(),
@@ -260,11 +251,48 @@ impl<'a> Finder<'a, '_> {
             }),
         }))
     }
+}
 
-    /// What precedes the byte at `end` in the prompt, which stands in `message`.
-    fn scope(&self, message: &RawTurn<'a>, end: usize) -> Scope {
-        let start = offset_in(self.body, message.raw);
-        let before = self.body.get(start..end).unwrap_or_default();
-        Scope(xxh3_64_with_seed(before.as_bytes(), message.before))
+/// What precedes the documents of a message in the prompt, hashed as far as they have come.
+struct Before<'a> {
+    body: &'a str,
+    /// Byte of the body.
+    at: usize,
+    hash: u64,
+}
+
+impl<'a> Before<'a> {
+    fn new(body: &'a str, message: &RawTurn<'a>) -> Self {
+        Self {
+            body,
+            at: offset_in(body, message.raw),
+            hash: message.before,
+        }
     }
+
+    /// What precedes the byte at `end`, which is behind all that were asked for before. Each byte is hashed once, however
+    /// many groups of documents a message holds.
+    fn scope(&mut self, end: usize) -> Scope {
+        let between = self.body.get(self.at..end).unwrap_or_default();
+        hashed(between.len());
+        self.hash = xxh3_64_with_seed(between.as_bytes(), self.hash);
+        self.at = end;
+        Scope(self.hash)
+    }
+}
+
+/// Whether a text, escaped as in the body, has what lists are told by.
+fn may_hold_lists(source: &str, formats: &Formats) -> bool {
+    let mut at = 0;
+    while let Some(found) = find_any(source, at, [b'[', b'#', b'-']) {
+        let rest = source.get(found..).unwrap_or_default();
+        if formats.numbered && rest.starts_with('[')
+            || formats.headings && rest.starts_with('#')
+            || formats.rules && rest.starts_with("---")
+        {
+            return true;
+        }
+        at = found + 1;
+    }
+    false
 }

@@ -5,8 +5,9 @@
 //!                  opening          text                        field, cut out of what is sent
 //! ```
 
-use super::json::{self, elements, fields, inner, offset_in, range_in, scanned};
+use super::json::{self, elements, fields, inner, range_in, scanned};
 use super::scan::say;
+use super::search::{find_last, pass_space, trimmed_ascii, trimmed_ascii_end};
 use super::{Parsed, Skip, unescaped};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -51,7 +52,7 @@ pub fn question<'a>(parsed: &Parsed<'a>) -> Result<Question<'a>, Skip> {
     let body = parsed.text;
     let names = ["model", "system", "tools", "cache_salt", "messages"];
     // Messages that are `null` are no list.
-    let mut found = scanned(body, body.trim_ascii(), |scan| scan.fields(names))?;
+    let mut found = scanned(body, trimmed_ascii(body), |scan| scan.fields(names))?;
     let [.., messages] = found;
     say(&mut found);
     let [model, system, tools, cache_salt, _] = found;
@@ -89,7 +90,7 @@ pub fn question<'a>(parsed: &Parsed<'a>) -> Result<Question<'a>, Skip> {
         .filter_map(|(name, value)| Some((name, value?)))
         .collect();
     Ok(Question {
-        text: text.filter(|text| !text.trim_ascii().is_empty()),
+        text: text.filter(|text| !trimmed_ascii(text).is_empty()),
         opening,
     })
 }
@@ -122,18 +123,15 @@ fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Ski
 /// Where the field of an object stands in `body` that has this value, with the comma that would be left.
 fn place_of_field(body: &str, value: &str) -> Option<Range<usize>> {
     let value = range_in(body, value);
-    let name = body
-        .get(..value.start)?
-        .trim_ascii_end()
-        .strip_suffix(':')?;
-    let name = name.trim_ascii_end().strip_suffix('"')?;
+    let name = trimmed_ascii_end(body.get(..value.start)?).strip_suffix(':')?;
+    let name = trimmed_ascii_end(name).strip_suffix('"')?;
     // This name has no quotes, however it is escaped.
-    let start = name.rfind('"')?;
-    let behind = body.get(value.end..)?.trim_ascii_start();
-    if let Some(behind) = behind.strip_prefix(',') {
-        return Some(start..offset_in(body, behind.trim_ascii_start()));
+    let start = find_last(name, b'"')?;
+    let behind = pass_space(body, value.end);
+    if body.as_bytes().get(behind) == Some(&b',') {
+        return Some(start..pass_space(body, behind + 1));
     }
-    let before = body.get(..start)?.trim_ascii_end();
+    let before = trimmed_ascii_end(body.get(..start)?);
     let start = before.strip_suffix(',').map_or(start, str::len);
     Some(start..value.end)
 }

@@ -4,6 +4,7 @@ use super::chat::Wrap;
 use super::edit::Edit;
 use super::found::{Found, HintPlace, Place, Source};
 use super::scan::is_value;
+use super::search::find_words;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -132,7 +133,7 @@ pub(crate) fn block<'a>(document: &Found<'a>) -> Cow<'a, str> {
 fn write_block(text: &mut String, source: &Source<'_>) -> (Range<usize>, Range<usize>) {
     let start = text.len();
     let mut label = start..start;
-    match *source {
+    match source {
         Source::Whole(whole) => text.push_str(whole),
         Source::Parts {
             id,
@@ -167,7 +168,7 @@ pub(crate) fn parts_of_block(block: &str) -> [Option<[&str; 3]>; 2] {
     let read = || {
         let rest = block.strip_prefix("<document")?;
         let (id, rest) = match rest.strip_prefix(r#" id=\""#) {
-            Some(rest) => rest.split_once(r#"\">\n"#)?,
+            Some(rest) => parted(rest, r#"\">\n"#)?,
             None => ("", rest.strip_prefix(r">\n")?),
         };
         Some((id, rest.strip_suffix(r"\n</document>")?))
@@ -175,9 +176,15 @@ pub(crate) fn parts_of_block(block: &str) -> [Option<[&str; 3]>; 2] {
     let Some((id, words)) = read() else {
         return [None, None];
     };
-    let titled = words.split_once(r"\n\n");
+    let titled = parted(words, r"\n\n");
     [
         Some([id, "", words]),
         titled.map(|(title, text)| [id, title, text]),
     ]
+}
+
+/// What stands before and behind the first `mark`.
+fn parted<'t>(text: &'t str, mark: &str) -> Option<(&'t str, &'t str)> {
+    let at = find_words(text, 0, mark)?;
+    Some((text.get(..at)?, text.get(at + mark.len()..)?))
 }

@@ -1,30 +1,50 @@
 //! Documents in a tool's result that is JSON: the elements of its `results` array, as search tools return them.
 
 use super::json::{inner, range_in};
-use super::scan::{Scan, fields};
+use super::scan::{Bad, Scan, say};
 use super::tags::Span;
 
 /// The elements of the array `results` of the object that `text` is; none if one of them does not say by `url`,
 /// `path`, `file`, `filename`, `uri` or `href`, a string, where it comes from.
 pub(super) fn results(text: &str) -> Vec<Span> {
-    let Ok([Some(results)]) = fields(text, ["results"]) else {
-        return Vec::new();
-    };
-    let elements = Scan::new(results).elements().unwrap_or_default();
-    let spans = elements.into_iter().map(|element| {
-        let from = origin(element)?;
-        Some(Span {
-            whole: range_in(text, element),
-            id: Some(range_in(text, from)).filter(|id| !id.is_empty()),
-        })
-    });
-    spans.collect::<Option<_>>().unwrap_or_default()
+    let mut scan = Scan::new(text);
+    let found = elements(text, &mut scan);
+    match scan.end() {
+        Ok(()) => found.unwrap_or_default(),
+        Err(_) => Vec::new(),
+    }
 }
 
-fn origin(element: &str) -> Option<&str> {
-    let names = ["url", "path", "file", "filename", "uri", "href"];
-    let fields = fields(element, names).ok()?;
-    fields.into_iter().flatten().find_map(inner)
+fn elements(text: &str, scan: &mut Scan<'_>) -> Result<Vec<Span>, Bad> {
+    let mut found: Option<Vec<Span>> = None;
+    scan.object(|scan, name| {
+        if name != "results" {
+            return scan.value().map(|_| ());
+        }
+        let mut spans = Vec::new();
+        scan.list(|scan| {
+            spans.push(element(text, scan)?);
+            Ok(())
+        })?;
+        match found.replace(spans) {
+            None => Ok(()),
+            Some(_) => Err(Bad(scan.next())),
+        }
+    })?;
+    Ok(found.unwrap_or_default())
+}
+
+/// An element, which must say where it comes from.
+fn element(text: &str, scan: &mut Scan<'_>) -> Result<Span, Bad> {
+    let start = scan.next();
+    let mut fields = scan.fields(["url", "path", "file", "filename", "uri", "href"])?;
+    say(&mut fields);
+    let from = fields.into_iter().flatten().find_map(inner);
+    let from = range_in(text, from.ok_or(Bad(start))?);
+    Ok(Span {
+        whole: start..scan.at(),
+        id: Some(from).filter(|id| !id.is_empty()),
+    })
 }
 
 #[cfg(test)]

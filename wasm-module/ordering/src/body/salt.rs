@@ -6,6 +6,7 @@
 
 use super::edit::{self, Edit};
 use super::json::{offset_in, range_in, scanned};
+use super::search::{pass_space, trimmed_ascii};
 use super::{Skip, unescaped};
 use crate::feed::TenantKey;
 
@@ -26,7 +27,7 @@ pub(crate) struct SaltPlace<'a> {
 /// [`Skip::InvalidUtf8`], [`Skip::InvalidJson`]: the body may hold a salt that is not seen here.
 pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
     let body = super::text_of(body)?;
-    let top = body.trim_ascii();
+    let top = trimmed_ascii(body);
     // `null` is something: a salt written beside it would not be the last one.
     let [given] = scanned(body, top, |scan| scan.fields(["cache_salt"]))?;
     let place = SaltPlace::new(body, top, given);
@@ -36,11 +37,11 @@ pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
 impl<'a> SaltPlace<'a> {
     /// In the object `top` of `body`.
     pub(super) fn new(body: &'a str, top: &'a str, given: Option<&'a str>) -> Self {
-        let fields = top.get(1..).unwrap_or_default().trim_ascii_start();
+        let first = pass_space(top, 1);
         Self {
             given,
             inside: offset_in(body, top) + 1,
-            has_fields: !fields.starts_with('}'),
+            has_fields: top.as_bytes().get(first) != Some(&b'}'),
         }
     }
 

@@ -1,5 +1,7 @@
 //! Passes over JSON text once, checks it, and says where its values stand.
 //!
+//! A byte that is read counts as one look ([`crate::work`]), however many questions are asked of it where it stands.
+//!
 //! Bodies are read this way: a chat's messages hold most of its bytes, and a parser that first finds the messages and
 //! then what is in them looks at each byte twice. Nothing is decoded but names with escapes.
 //!
@@ -8,8 +10,9 @@
 //!                          └────┘             └─┘   values, as they stand; a list or an object of interest is entered
 //! ```
 
-use super::search::special;
+use super::search::{has, special};
 use super::text::Text;
+use crate::work::looked;
 use std::borrow::Cow;
 
 /// How far a text has been read.
@@ -156,6 +159,17 @@ impl<'a> Scan<'a> {
         self.text.get(start..self.at).unwrap_or_default()
     }
 
+    /// How far the text has been read.
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// The byte that comes next, behind spaces.
+    pub(super) fn peek(&mut self) -> Option<u8> {
+        self.space();
+        self.byte()
+    }
+
     /// Where the next value, or whatever comes, begins.
     pub(super) fn next(&mut self) -> usize {
         self.space();
@@ -227,6 +241,7 @@ impl<'a> Scan<'a> {
         let found = self.text.as_bytes().get(self.at..self.at + rest.len());
         if found == Some(rest.as_bytes()) {
             self.at += rest.len();
+            looked(rest.len());
             Ok(())
         } else {
             Err(Bad(self.at))
@@ -255,6 +270,7 @@ impl<'a> Scan<'a> {
         self.space();
         let byte = self.byte().ok_or(Bad(self.at))?;
         self.at += 1;
+        looked(1);
         Ok(byte)
     }
 
@@ -272,6 +288,7 @@ impl<'a> Scan<'a> {
     fn takes(&mut self, bytes: &[u8]) -> bool {
         let comes = self.byte().is_some_and(|byte| bytes.contains(&byte));
         self.at += usize::from(comes);
+        looked(usize::from(comes));
         comes
     }
 
@@ -310,8 +327,7 @@ pub(super) fn say(fields: &mut [Option<&str>]) {
 /// for no character, or for the one that is put in such a place.
 pub(super) fn decoded(inner: &str) -> Option<Cow<'_, str>> {
     let text = Text::new(inner).plain;
-    let is_certain =
-        matches!(text, Cow::Borrowed(_)) || !text.contains(char::REPLACEMENT_CHARACTER);
+    let is_certain = matches!(text, Cow::Borrowed(_)) || !has(&text, "\u{fffd}");
     is_certain.then_some(text)
 }
 

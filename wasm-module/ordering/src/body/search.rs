@@ -1,11 +1,26 @@
-//! Looks for a byte, eight at a time: the texts in a body are most of its bytes, and each is looked at several times.
+//! Looks at text for everything that reads a body, and counts what it looks at (see [`crate::work`]).
 //!
-//! std's own search takes words of the machine's pointers, which have four bytes in WebAssembly.
+//! Single bytes are looked for eight at a time: the texts in a body are most of its bytes, and each is looked at several
+//! times. std's own search takes words of the machine's pointers, which have four bytes in WebAssembly.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "what the standard library looks at is counted here"
+)]
+
+use crate::work::looked;
+use std::ops::Range;
 
 /// Where the first `byte` (of ASCII) stands in `text`, from `from` on.
 pub(super) fn find(text: &str, from: usize, byte: u8) -> Option<usize> {
-    let all = u64::from(byte) * ONES;
-    let at = position(text.as_bytes(), from, |word| zeros(word ^ all));
+    find_any(text, from, [byte])
+}
+
+/// Where the first of `bytes` (of ASCII) stands in `text`, from `from` on.
+pub(super) fn find_any<const N: usize>(text: &str, from: usize, bytes: [u8; N]) -> Option<usize> {
+    let all = bytes.map(|byte| u64::from(byte) * ONES);
+    let at = position(text.as_bytes(), from, |word| {
+        all.iter().fold(0, |marked, all| marked | zeros(word ^ all))
+    });
     (at < text.len()).then_some(at)
 }
 
@@ -20,9 +35,141 @@ pub(super) fn special(text: &str, from: usize) -> usize {
     })
 }
 
+/// Where the first `<` stands in what is between the quotes of a JSON string, from `from` on, written as one or as an
+/// escape. Other escapes, of which an ordinary text has many, are passed eight bytes at a time.
+pub(super) fn find_bracket(text: &str, from: usize) -> Option<usize> {
+    const BRACKETS: u64 = b'<' as u64 * ONES;
+    const BACKSLASHES: u64 = b'\\' as u64 * ONES;
+    const US: u64 = b'u' as u64 * ONES;
+    let bytes = text.as_bytes();
+    let mut from = from;
+    loop {
+        // A mark where the byte before the word is a backslash.
+        let mut before = match from.checked_sub(1).and_then(|at| bytes.get(at)) {
+            Some(b'\\') => 1 << 7,
+            _ => 0,
+        };
+        let at = position(bytes, from, |word| {
+            let backslashes = zeros(word ^ BACKSLASHES);
+            let escapes = (backslashes << 8 | before) & zeros(word ^ US);
+            before = backslashes >> 56;
+            zeros(word ^ BRACKETS) | escapes
+        });
+        match bytes.get(at)? {
+            b'<' => return Some(at),
+            b'u' if at > 0 => {
+                let escape = bytes.get(at - 1..at + 5).unwrap_or_default();
+                if escape.eq_ignore_ascii_case(b"\\u003c") && is_escape(text, at - 1) {
+                    return Some(at - 1);
+                }
+            }
+            _ => {}
+        }
+        from = at + 1;
+    }
+}
+
+/// Whether the backslash at `at` begins an escape, and is none that another one escapes.
+fn is_escape(text: &str, at: usize) -> bool {
+    let before = text.as_bytes().get(..at).unwrap_or_default().iter().rev();
+    let backslashes = before.take_while(|byte| **byte == b'\\').count();
+    looked(backslashes + 1);
+    backslashes % 2 == 0
+}
+
+/// Where the first byte stands, from `from` on, that is not one of those; the text's length, if there is none.
+pub(super) fn pass(text: &str, from: usize, is_one: impl Fn(u8) -> bool) -> usize {
+    let bytes = text.as_bytes().get(from..).unwrap_or_default();
+    let passed = bytes.iter().take_while(|byte| is_one(**byte)).count();
+    looked(passed + 1);
+    from + passed
+}
+
+/// Where the first byte stands, from `from` on, that is no white space of ASCII.
+pub(super) fn pass_space(text: &str, from: usize) -> usize {
+    pass(text, from, |byte| byte.is_ascii_whitespace())
+}
+
+/// `text` without the white space of ASCII at its ends.
+pub(super) fn trimmed_ascii(text: &str) -> &str {
+    let trimmed = text.trim_ascii();
+    looked(text.len() - trimmed.len() + 2);
+    trimmed
+}
+
+/// `text` without the white space of ASCII that it ends with.
+pub(super) fn trimmed_ascii_end(text: &str) -> &str {
+    let trimmed = text.trim_ascii_end();
+    looked(text.len() - trimmed.len() + 1);
+    trimmed
+}
+
+/// Where the last `byte` (of ASCII) stands in `text`.
+pub(super) fn find_last(text: &str, byte: u8) -> Option<usize> {
+    let found = text.bytes().rposition(|other| other == byte);
+    looked(text.len() - found.unwrap_or(0));
+    found
+}
+
+/// Whether these words stand in `text`.
+pub(super) fn has(text: &str, words: &str) -> bool {
+    find_words(text, 0, words).is_some()
+}
+
+/// Where these words stand in `text`, from `from` on.
+pub(super) fn find_words(text: &str, from: usize, words: &str) -> Option<usize> {
+    let rest = text.get(from..)?;
+    let found = rest.find(words);
+    looked(found.map_or(rest.len(), |at| at + words.len()));
+    Some(from + found?)
+}
+
+/// `range` of `text` without the white space that it begins with.
+pub(super) fn trimmed_start(text: &str, range: Range<usize>) -> Range<usize> {
+    let part = text.get(range.clone()).unwrap_or_default();
+    let space = part.len() - part.trim_start().len();
+    looked(space + 1);
+    range.start + space..range.end
+}
+
+/// `range` of `text` without the white space that it ends with.
+pub(super) fn trimmed_end(text: &str, range: Range<usize>) -> Range<usize> {
+    let part = text.get(range.clone()).unwrap_or_default();
+    let words = part.trim_end().len();
+    looked(part.len() - words + 1);
+    range.start..range.start + words
+}
+
+/// `range` of `text` without the white space at its ends.
+pub(super) fn trimmed(text: &str, range: Range<usize>) -> Range<usize> {
+    trimmed_end(text, trimmed_start(text, range))
+}
+
+/// Whether the byte at `at` is the first one of its line that is no white space, and the line begins behind `from`.
+pub(super) fn begins_line(text: &str, from: usize, at: usize) -> bool {
+    let before = text.get(from..at).unwrap_or_default();
+    let space = before.chars().rev();
+    let mut passed = 0;
+    for character in space {
+        passed += character.len_utf8();
+        if character == '\n' || !character.is_whitespace() {
+            looked(passed);
+            return character == '\n';
+        }
+    }
+    looked(passed);
+    false
+}
+
 /// The first byte from `from` on whose bit is set in what `marks` makes of its word: the lowest one counts, others may
 /// be wrong. The length of `bytes`, if there is none.
-fn position(bytes: &[u8], from: usize, marks: impl Fn(u64) -> u64) -> usize {
+fn position(bytes: &[u8], from: usize, marks: impl FnMut(u64) -> u64) -> usize {
+    let at = unmarked(bytes, from, marks);
+    looked((at + 1).min(bytes.len()).saturating_sub(from));
+    at
+}
+
+fn unmarked(bytes: &[u8], from: usize, mut marks: impl FnMut(u64) -> u64) -> usize {
     let (words, rest) = bytes.get(from..).unwrap_or_default().as_chunks();
     let mut at = from;
     for word in words {
@@ -67,8 +214,42 @@ mod tests {
             for byte in [b'<', b'\\', b'a', 0] {
                 prop_assert_eq!(find(&text, from, byte), slow(&|found| found == byte));
             }
+            let either = slow(&|found| found == b'a' || found == b'<');
+            prop_assert_eq!(find_any(&text, from, [b'<', b'a']), either);
             let first = slow(&|found| found < 0x20 || found == b'"' || found == b'\\');
             prop_assert_eq!(special(&text, from), first.unwrap_or(text.len().max(from)));
+        }
+
+        #[test]
+        fn finds_brackets_however_they_are_written(
+            pieces in prop::collection::vec(
+                prop::sample::select(vec![
+                    "<", "\\u003c", "\\u003C", "\\\\", "\\n", "\\u003d", "u003c", "u", "abcdefg", "é", "\\u0075", "\\\"",
+                ]),
+                0..16,
+            ),
+            from in 0_usize..20,
+        ) {
+            let source = pieces.concat();
+            // A reading goes on behind a character, not within an escape.
+            let starts = super::super::text::characters(&source).map(|(_, range)| range.start);
+            let from = starts.filter(|at| *at >= from).min().unwrap_or(source.len());
+            let slow = super::super::text::characters(&source)
+                .find(|(character, range)| *character == '<' && range.start >= from);
+            prop_assert_eq!(find_bracket(&source, from), slow.map(|(_, range)| range.start), "{}", source);
+        }
+
+        #[test]
+        fn agrees_with_the_standard_librarys_trimming(text in "[ \n\t\u{a0}\u{3000}a<]{0,20}") {
+            let slow = |part: &str| part.as_ptr() as usize - text.as_ptr() as usize;
+            let range = trimmed(&text, 0..text.len());
+            prop_assert_eq!(&text[range.clone()], text.trim());
+            prop_assert!(text.trim().is_empty() || range.start == slow(text.trim()));
+            for (at, _) in text.match_indices('<') {
+                let line = text[..at].rfind('\n').map(|newline| newline + 1);
+                let expected = line.is_some_and(|line| text[line..at].trim().is_empty());
+                prop_assert_eq!(begins_line(&text, 0, at), expected);
+            }
         }
     }
 }

@@ -1,6 +1,16 @@
 //! Documents in a message: tagged spans such as `<document id="a">…</document>`. What wraps them is text.
+//!
+//! One pass finds every tag that bears a configured name; all else is decided by these marks, and an opening tag's
+//! attributes are read at most once, up to the second opening tag behind it. So the whole is linear in the text, whatever
+//! is in it.
+//!
+//! ```text
+//!   See <doc id=1>. <docs> \n<doc id=2> x </doc> \n<doc id=3> y </doc> </docs>
+//!       [          ]           [       ]     [    ]   [       ]     [    ]          marks, by name
+//! ```
 
-use super::search::find;
+use super::search::{begins_line, find, pass, pass_space, trimmed_start};
+use smallvec::SmallVec;
 use std::ops::Range;
 
 /// A tagged document in a text.
@@ -12,186 +22,270 @@ pub(super) struct Span {
     pub(super) id: Option<Range<usize>>,
 }
 
-/// The documents in `text`, in order; none lies in another. A tag that is never closed is text.
-pub(super) fn spans(text: &str, names: &[String]) -> Vec<Span> {
-    let mut found = Vec::new();
-    let mut at = 0;
-    // Names whose closing tag is known not to follow any more: without this, many unclosed tags cost O(n²).
-    let mut unclosed: Vec<&str> = Vec::new();
-    while let Some(open) = find(text, at, b'<') {
-        at = open + 1;
-        let Some(opening) = opening_tag(text, open, names) else {
-            continue;
-        };
-        if unclosed.contains(&opening.name) {
-            continue;
-        }
-        match closing_tag(text, opening.end, opening.name) {
-            Some(closing) => {
-                let end = closing.end;
-                let (open, opening) = if closing.is_first {
-                    (open, opening)
-                } else {
-                    innermost(text, open, opening, end, names)
-                };
-                found.push(Span {
-                    whole: open..end,
-                    id: opening.id,
-                });
-                at = end;
-            }
-            None => unclosed.push(opening.name),
-        }
+/// The documents in `text`, in order; none lies in another: those tagged by one of `names`, or else those by the first of
+/// `loose` that two or more of them bear. A tag that is never closed is text, and so is one whose attributes hold more
+/// than one other opening tag.
+pub(super) fn spans(text: &str, names: &[String], loose: &[String]) -> Vec<Span> {
+    let tags = Tags::read(text, names, loose);
+    let strict = tags.spans(|name| name < names.len());
+    if !strict.is_empty() {
+        return strict;
     }
-    found
-}
-
-/// The documents in `text` that are tagged by one of `names`, the first that two or more of them bear.
-pub(super) fn several(text: &str, names: &[String]) -> Vec<Span> {
-    let tagged = |name| spans(text, std::slice::from_ref(name));
-    let mut kinds = names.iter().map(tagged);
+    let loose = (names.len()..tags.openings.len())
+        .filter(|name| tags.openings.get(*name).is_some_and(|count| *count > 1));
+    let mut kinds = loose.map(|name| tags.spans(|other| other == name));
     kinds.find(|spans| spans.len() > 1).unwrap_or_default()
 }
 
 /// Where the tag that closes a wrapper of the documents ends, if the first thing after `end` is one.
 pub(super) fn wrapper_end(text: &str, end: usize) -> usize {
-    let rest = text.get(end..).unwrap_or_default();
-    let tag = rest.trim_start();
-    let is_name = |name: &str| {
-        !name.is_empty()
-            && name.len() <= 64
-            && name
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "-_.:".contains(c))
-    };
-    match tag.strip_prefix("</").and_then(|tag| tag.split_once('>')) {
-        Some((name, after)) if is_name(name.trim_end()) => text.len() - after.len(),
+    let tag = trimmed_start(text, end..text.len()).start;
+    let is_closing = text.get(tag..).is_some_and(|tag| tag.starts_with("</"));
+    if !is_closing {
+        return end;
+    }
+    let name = name_at(text, tag + 2);
+    let close = trimmed_start(text, name.end..text.len()).start;
+    match text.as_bytes().get(close) {
+        Some(b'>') if !name.is_empty() && name.len() <= MAX_NAME_BYTES => close + 1,
         _ => end,
     }
 }
 
-/// The tag that the closing tag before `end` closes: the one at `open`, or the last one of its name that begins a line
-/// behind it. Then the one at `open` is only spoken of, as Open WebUI's prompt does: "(e.g., <source id="1">)".
-fn innermost<'n>(
-    text: &str,
-    open: usize,
-    opening: Opening<'n>,
-    end: usize,
-    names: &'n [String],
-) -> (usize, Opening<'n>) {
-    let inside = text.get(opening.end..end).unwrap_or_default();
-    let mut line = opening.end;
-    let mut last = (open, opening);
-    for (nth, piece) in inside.split_inclusive('\n').enumerate() {
-        let indent = piece.len() - piece.trim_start().len();
-        if nth > 0
-            && piece
-                .get(indent..)
-                .is_some_and(|rest| rest.starts_with('<'))
-            && let Some(other) = opening_tag(text, line + indent, names)
-            && other.name == last.1.name
-        {
-            last = (line + indent, other);
-        }
-        line += piece.len();
-    }
-    last
+/// The tags of a text that bear a configured name.
+struct Tags<'t> {
+    text: &'t str,
+    /// In the order of the text.
+    marks: Vec<Mark>,
+    /// By name: opening tags.
+    openings: SmallVec<[usize; 8]>,
+    /// By name: the first mark that closes it.
+    closings: SmallVec<[usize; 8]>,
 }
 
-struct Opening<'n> {
-    name: &'n str,
+/// A tag.
+#[derive(Clone, Copy)]
+struct Mark {
+    /// Of its `<`.
+    at: usize,
+    /// An opening tag's name ends there; a closing tag ends there.
+    end: usize,
+    /// Its place among the names, the loose ones behind the others.
+    name: u16,
+    is_closing: bool,
+    /// Of a closing tag: the next mark that closes the same name, or [`NONE`].
+    next: usize,
+}
+
+/// No mark. Not `Option`, which would make marks larger by a third.
+const NONE: usize = usize::MAX;
+
+/// Of a tag's name, as configurations allow.
+const MAX_NAME_BYTES: usize = 64;
+
+impl<'t> Tags<'t> {
+    fn read(text: &'t str, names: &[String], loose: &[String]) -> Self {
+        let mut tags = Self {
+            text,
+            marks: Vec::new(),
+            openings: SmallVec::from_elem(0, names.len() + loose.len()),
+            closings: SmallVec::from_elem(NONE, names.len() + loose.len()),
+        };
+        // By name: the last mark that closes it.
+        let mut last = tags.closings.clone();
+        let mut at = 0;
+        while let Some(open) = find(text, at, b'<') {
+            at = open + 1;
+            let behind = text.as_bytes().get(at).copied().unwrap_or_default();
+            let is_closing = behind == b'/';
+            if !is_closing && !is_of_name(behind) {
+                continue;
+            }
+            let word = name_at(text, at + usize::from(is_closing));
+            let token = text.get(word.clone()).unwrap_or_default();
+            let mut known = names.iter().chain(loose);
+            let Some(name) = known.position(|name| name == token) else {
+                continue;
+            };
+            let close = pass_space(text, word.end);
+            let is_ended = text.as_bytes().get(close) == Some(&b'>');
+            if !is_ended && (is_closing || close == word.end) {
+                continue;
+            }
+            let here = tags.marks.len();
+            if !is_closing {
+                if let Some(count) = tags.openings.get_mut(name) {
+                    *count += 1;
+                }
+            } else if let Some(last) = last.get_mut(name) {
+                let before = std::mem::replace(last, here);
+                if let Some(mark) = tags.marks.get_mut(before) {
+                    mark.next = here;
+                } else if let Some(first) = tags.closings.get_mut(name) {
+                    *first = here;
+                }
+            }
+            tags.marks.push(Mark {
+                at: open,
+                end: if is_closing { close + 1 } else { word.end },
+                name: u16::try_from(name).unwrap_or(u16::MAX),
+                is_closing,
+                next: NONE,
+            });
+        }
+        tags
+    }
+
+    /// The documents whose names are wanted.
+    fn spans(&self, is_wanted: impl Fn(usize) -> bool) -> Vec<Span> {
+        let mut found = Vec::new();
+        // By name: the first closing tag that is not behind us. Openings are taken in their order, so none goes back.
+        let mut closings = self.closings.clone();
+        let mut at = 0;
+        for (place, mark) in self.marks.iter().enumerate() {
+            let name = usize::from(mark.name);
+            if mark.at < at || mark.is_closing || !is_wanted(name) {
+                continue;
+            }
+            let Some(closing) = closings.get_mut(name) else {
+                continue;
+            };
+            // What is never closed need not be read.
+            while self.closes_before(*closing, mark.end) {
+                *closing = self.next(*closing);
+            }
+            if *closing == NONE {
+                continue;
+            }
+            let Some(opening) = self.opening(place) else {
+                continue;
+            };
+            while self.closes_before(*closing, opening.end) {
+                *closing = self.next(*closing);
+            }
+            let Some(end) = self.marks.get(*closing).map(|closing| closing.end) else {
+                continue;
+            };
+            let (open, id) = match self.innermost(place, opening.end, *closing) {
+                Some((inner, opening)) => (inner.at, opening.id),
+                None => (mark.at, opening.id),
+            };
+            found.push(Span {
+                whole: open..end,
+                id,
+            });
+            at = end;
+        }
+        found
+    }
+
+    /// Whether there is such a closing tag, and it stands before the byte at `at`.
+    fn closes_before(&self, closing: usize, at: usize) -> bool {
+        self.marks.get(closing).is_some_and(|mark| mark.at < at)
+    }
+
+    fn next(&self, closing: usize) -> usize {
+        self.marks.get(closing).map_or(NONE, |mark| mark.next)
+    }
+
+    /// The last opening tag between `place` and `closing`, of the same name, that begins a line behind `from`. Then the one
+    /// at `place` is only spoken of, as Open WebUI's prompt does: "(e.g., <source id="1">)".
+    fn innermost(&self, place: usize, from: usize, closing: usize) -> Option<(&Mark, Opening)> {
+        let name = self.marks.get(place)?.name;
+        let between = self.marks.get(place + 1..closing)?.iter().enumerate();
+        let mut candidates = between.rev().take_while(|(_, mark)| mark.at >= from);
+        candidates.find_map(|(nth, mark)| {
+            let begins =
+                !mark.is_closing && mark.name == name && begins_line(self.text, from, mark.at);
+            let opening = begins.then(|| self.opening(place + 1 + nth))?;
+            Some((mark, opening?))
+        })
+    }
+
+    /// Reads the opening tag at `place`; `None` if it does not end before the second opening tag behind it, or closes
+    /// itself.
+    fn opening(&self, place: usize) -> Option<Opening> {
+        let behind = self.marks.get(place + 1..)?.iter();
+        let limit = behind.filter(|mark| !mark.is_closing).nth(1);
+        let text = self
+            .text
+            .get(..limit.map_or(self.text.len(), |mark| mark.at))?;
+        read_attributes(text, self.marks.get(place)?.end)
+    }
+}
+
+/// The name that a tag may have at `at`: as far as there are characters that names are made of, and one more than a name
+/// may have at most.
+fn name_at(text: &str, at: usize) -> Range<usize> {
+    let end = text.len().min(at + MAX_NAME_BYTES + 1);
+    let bytes = text.as_bytes().get(at..end).unwrap_or_default();
+    let length = bytes.iter().take_while(|byte| is_of_name(**byte)).count();
+    crate::work::looked(length + 1);
+    at..at + length
+}
+
+fn is_of_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte)
+}
+
+struct Opening {
     id: Option<Range<usize>>,
     /// After its `>`.
     end: usize,
 }
 
-/// The opening tag at `open`, if it bears one of the names and is not self-closing.
-fn opening_tag<'n>(text: &str, open: usize, names: &'n [String]) -> Option<Opening<'n>> {
-    let after = text.get(open + 1..)?;
-    let name = names.iter().find(|name| {
-        after
-            .strip_prefix(name.as_str())
-            .is_some_and(|rest| rest.starts_with(|c: char| c == '>' || c.is_ascii_whitespace()))
-    })?;
-    let mut at = open + 1 + name.len();
+/// The rest of an opening tag, whose name ends at `at`, if it is one and is not self-closing.
+fn read_attributes(text: &str, mut at: usize) -> Option<Opening> {
+    let byte = |at: usize| text.as_bytes().get(at).copied();
     let mut id = None;
     loop {
-        let rest = text.get(at..)?;
-        at += rest.len() - rest.trim_ascii_start().len();
-        let rest = text.get(at..)?;
-        match rest.chars().next()? {
-            '>' => {
-                return Some(Opening {
-                    name,
-                    id,
-                    end: at + 1,
-                });
-            }
-            '/' | '<' => return None,
+        at = pass_space(text, at);
+        match byte(at)? {
+            b'>' => return Some(Opening { id, end: at + 1 }),
+            b'/' | b'<' => return None,
             _ => {}
         }
-        let key_len = rest.find(|c: char| {
-            c == '=' || c == '>' || c == '/' || c == '<' || c.is_ascii_whitespace()
-        })?;
-        let key = rest.get(..key_len).filter(|key| !key.is_empty())?;
-        at += key_len;
-        let Some(value) = text.get(at..)?.strip_prefix('=') else {
+        let is_of_key = |byte: u8| !(b"=>/<".contains(&byte) || byte.is_ascii_whitespace());
+        let key = at..pass(text, at, is_of_key);
+        at = key.end;
+        let behind = byte(at)?;
+        if key.is_empty() {
+            return None;
+        }
+        if behind != b'=' {
             continue;
-        };
+        }
         at += 1;
-        let range = match value.chars().next()? {
-            quote @ ('"' | '\'') => {
-                let length = value.get(1..)?.find(quote)?;
-                let range = at + 1..at + 1 + length;
-                at = range.end + 1;
-                range
+        let value = match byte(at)? {
+            quote @ (b'"' | b'\'') => {
+                let start = at + 1;
+                at = find(text, start, quote)? + 1;
+                start..at - 1
             }
             _ => {
-                let length = value.find(|c: char| c == '>' || c.is_ascii_whitespace())?;
-                at += length;
-                at - length..at
+                let start = at;
+                at = pass(text, start, |byte| {
+                    byte != b'>' && !byte.is_ascii_whitespace()
+                });
+                byte(at)?;
+                start..at
             }
         };
-        if key == "id" && !range.is_empty() {
-            id = Some(range);
+        if text.get(key) == Some("id") && !value.is_empty() {
+            id = Some(value);
         }
-    }
-}
-
-struct Closing {
-    /// After its `>`.
-    end: usize,
-    /// Whether no other `<` stands before it.
-    is_first: bool,
-}
-
-/// The first `</name>` from `from` on.
-fn closing_tag(text: &str, from: usize, name: &str) -> Option<Closing> {
-    let mut at = from;
-    let mut is_first = true;
-    loop {
-        at = find(text, at, b'<')? + 1;
-        if let Some(rest) = text.get(at..)?.strip_prefix('/')
-            && let Some(rest) = rest.strip_prefix(name)
-            && let Some(after) = rest.trim_ascii_start().strip_prefix('>')
-        {
-            return Some(Closing {
-                end: text.len() - after.len(),
-                is_first,
-            });
-        }
-        is_first = false;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     /// Whole spans and ids as texts.
     fn found(text: &str) -> Vec<(&str, Option<&str>)> {
         let names = ["document".to_owned(), "doc".to_owned()];
-        spans(text, &names)
+        spans(text, &names, &[])
             .into_iter()
             .map(|span| (&text[span.whole], span.id.map(|id| &text[id])))
             .collect()
@@ -267,7 +361,7 @@ mod tests {
     #[test]
     fn names_of_many_uses_need_two_of_a_kind() {
         let names = ["context".to_owned(), "file".to_owned()];
-        let found = |text| several(text, &names).len();
+        let found = |text| spans(text, &[], &names).len();
         assert_eq!(found("<context>x</context><file>y</file>"), 0);
         assert_eq!(found("<files><file>x</file> <file>y</file></files>"), 2);
         assert_eq!(found("<context>x</context><file>y</file><file>z</file>"), 2);
@@ -286,5 +380,207 @@ mod tests {
         assert_eq!(&text[wrapper_end(text, end)..], "\nWhy?");
         assert_eq!(wrapper_end("<doc>x</doc> Why?", 12), 12);
         assert_eq!(wrapper_end("<doc>x</doc></", 12), 12);
+    }
+
+    /// The reading that was there before, which takes quadratic time, with the bound on what attributes may hold.
+    mod slow {
+        use super::Span;
+        use std::ops::Range;
+
+        /// The documents in `text`, in order; none lies in another. A tag that is never closed is text.
+        pub(super) fn spans(text: &str, names: &[String]) -> Vec<Span> {
+            let mut found = Vec::new();
+            let mut at = 0;
+            // Names whose closing tag is known not to follow any more: without this, many unclosed tags cost O(n²).
+            let mut unclosed: Vec<&str> = Vec::new();
+            while let Some(open) = text[at..].find('<').map(|found| at + found) {
+                at = open + 1;
+                let Some(opening) = opening_tag(text, open, names) else {
+                    continue;
+                };
+                if unclosed.contains(&opening.name) {
+                    continue;
+                }
+                match closing_tag(text, opening.end, opening.name) {
+                    Some(closing) => {
+                        let end = closing.end;
+                        let (open, opening) = if closing.is_first {
+                            (open, opening)
+                        } else {
+                            innermost(text, open, opening, end, names)
+                        };
+                        found.push(Span {
+                            whole: open..end,
+                            id: opening.id,
+                        });
+                        at = end;
+                    }
+                    None => unclosed.push(opening.name),
+                }
+            }
+            found
+        }
+
+        /// The documents in `text` that are tagged by one of `names`, the first that two or more of them bear.
+        pub(super) fn several(text: &str, names: &[String]) -> Vec<Span> {
+            let tagged = |name| spans(text, std::slice::from_ref(name));
+            let mut kinds = names.iter().map(tagged);
+            kinds.find(|spans| spans.len() > 1).unwrap_or_default()
+        }
+
+        /// The tag that the closing tag before `end` closes: the one at `open`, or the last one of its name that begins a line
+        /// behind it. Then the one at `open` is only spoken of, as Open WebUI's prompt does: "(e.g., <source id="1">)".
+        fn innermost<'n>(
+            text: &str,
+            open: usize,
+            opening: Opening<'n>,
+            end: usize,
+            names: &'n [String],
+        ) -> (usize, Opening<'n>) {
+            let inside = text.get(opening.end..end).unwrap_or_default();
+            let mut line = opening.end;
+            let mut last = (open, opening);
+            for (nth, piece) in inside.split_inclusive('\n').enumerate() {
+                let indent = piece.len() - piece.trim_start().len();
+                if nth > 0
+                    && piece
+                        .get(indent..)
+                        .is_some_and(|rest| rest.starts_with('<'))
+                    && let Some(other) = opening_tag(text, line + indent, names)
+                    && other.name == last.1.name
+                {
+                    last = (line + indent, other);
+                }
+                line += piece.len();
+            }
+            last
+        }
+
+        struct Opening<'n> {
+            name: &'n str,
+            id: Option<Range<usize>>,
+            /// After its `>`.
+            end: usize,
+        }
+
+        /// The opening tag at `open`, if it bears one of the names and is not self-closing.
+        fn opening_tag<'n>(text: &str, open: usize, names: &'n [String]) -> Option<Opening<'n>> {
+            let opening = any_opening_tag(text, open, names)?;
+            let inside = &text[open + 1..opening.end];
+            let others = inside.match_indices('<').filter(|(at, _)| {
+                let behind = &inside[at + 1..];
+                names.iter().any(|name| {
+                    behind.strip_prefix(name.as_str()).is_some_and(|rest| {
+                        rest.is_empty()
+                            || rest.starts_with(|c: char| c == '>' || c.is_ascii_whitespace())
+                    })
+                })
+            });
+            (others.count() < 2).then_some(opening)
+        }
+
+        fn any_opening_tag<'n>(
+            text: &str,
+            open: usize,
+            names: &'n [String],
+        ) -> Option<Opening<'n>> {
+            let after = text.get(open + 1..)?;
+            let name = names.iter().find(|name| {
+                after.strip_prefix(name.as_str()).is_some_and(|rest| {
+                    rest.starts_with(|c: char| c == '>' || c.is_ascii_whitespace())
+                })
+            })?;
+            let mut at = open + 1 + name.len();
+            let mut id = None;
+            loop {
+                let rest = text.get(at..)?;
+                at += rest.len() - rest.trim_ascii_start().len();
+                let rest = text.get(at..)?;
+                match rest.chars().next()? {
+                    '>' => {
+                        return Some(Opening {
+                            name,
+                            id,
+                            end: at + 1,
+                        });
+                    }
+                    '/' | '<' => return None,
+                    _ => {}
+                }
+                let key_len = rest.find(|c: char| {
+                    c == '=' || c == '>' || c == '/' || c == '<' || c.is_ascii_whitespace()
+                })?;
+                let key = rest.get(..key_len).filter(|key| !key.is_empty())?;
+                at += key_len;
+                let Some(value) = text.get(at..)?.strip_prefix('=') else {
+                    continue;
+                };
+                at += 1;
+                let range = match value.chars().next()? {
+                    quote @ ('"' | '\'') => {
+                        let length = value.get(1..)?.find(quote)?;
+                        let range = at + 1..at + 1 + length;
+                        at = range.end + 1;
+                        range
+                    }
+                    _ => {
+                        let length = value.find(|c: char| c == '>' || c.is_ascii_whitespace())?;
+                        at += length;
+                        at - length..at
+                    }
+                };
+                if key == "id" && !range.is_empty() {
+                    id = Some(range);
+                }
+            }
+        }
+
+        struct Closing {
+            /// After its `>`.
+            end: usize,
+            /// Whether no other `<` stands before it.
+            is_first: bool,
+        }
+
+        /// The first `</name>` from `from` on.
+        fn closing_tag(text: &str, from: usize, name: &str) -> Option<Closing> {
+            let mut at = from;
+            let mut is_first = true;
+            loop {
+                at += text.get(at..)?.find('<')? + 1;
+                if let Some(rest) = text.get(at..)?.strip_prefix('/')
+                    && let Some(rest) = rest.strip_prefix(name)
+                    && let Some(after) = rest.trim_ascii_start().strip_prefix('>')
+                {
+                    return Some(Closing {
+                        end: text.len() - after.len(),
+                        is_first,
+                    });
+                }
+                is_first = false;
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+        #[test]
+        fn agrees_with_a_reading_that_takes_its_time(
+            pieces in prop::collection::vec(
+                prop::sample::select(vec![
+                    "<doc ", "<doc>", "<document ", "</doc>", "</doc >", "</document>", "<ref>", "</ref>", "<doc", "<d>",
+                    "a=", "id=", "'", "\"", "'x'", "\"y\"", "=", ">", "/", "/>", " ", "\n", "\n ", "x", "\u{a0}", "<", "b",
+                ]),
+                0..24,
+            ),
+        ) {
+            let text = pieces.concat();
+            let names = ["document".to_owned(), "doc".to_owned()];
+            let loose = ["ref".to_owned()];
+            prop_assert_eq!(spans(&text, &names, &[]), slow::spans(&text, &names), "{}", text);
+            let expected = slow::several(&text, &loose);
+            prop_assert_eq!(spans(&text, &[], &loose), expected, "{}", text);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The text of a JSON string, with the way back from an offset in it to the byte of the body that it came from.
 
 use super::search::find;
+use crate::work::looked;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -34,6 +35,7 @@ impl<'a> Text<'a> {
             let (character, after) = unescape(inner.get(at + 1..).unwrap_or_default());
             plain.push(character);
             copied = inner.len() - after.len();
+            looked(copied - at);
             escapes.push((plain.len(), copied));
             next = find(inner, copied, b'\\');
         }
@@ -59,6 +61,23 @@ impl<'a> Text<'a> {
             None => offset,
         }
     }
+}
+
+/// The characters that a piece of a JSON string stands for, and where each is written in it.
+pub(super) fn characters(piece: &str) -> impl Iterator<Item = (char, Range<usize>)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let rest = piece.get(at..)?;
+        let mut chars = rest.chars();
+        let (character, after) = match chars.next()? {
+            '\\' => unescape(chars.as_str()),
+            character => (character, chars.as_str()),
+        };
+        let range = at..piece.len() - after.len();
+        looked(range.len());
+        at = range.end;
+        Some((character, range))
+    })
 }
 
 /// The character that an escape stands for, and what follows it. `rest` begins after the backslash.

@@ -16,6 +16,9 @@ use crate::config::{Config, DocumentsField};
 use crate::document::Fingerprint;
 use crate::policy::MAX_CANDIDATES;
 use crate::tree::Scope;
+use crate::work::{hashed, looked};
+use fxhash::FxHashMap;
+use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -48,7 +51,8 @@ impl Locator {
     }
 
     /// The ends of the documents of `path` in `prompt`, which was rendered from `body`. Runs of which nothing was found
-    /// are left out. O(bytes of body and prompt).
+    /// are left out. O(bytes of body and prompt): a prompt that does not hold what the path names is given up after
+    /// [`MAX_PASSES`] passes over it.
     ///
     /// # Errors
     /// [`Skip`] when the body is not one that a gateway would have looked into.
@@ -59,16 +63,15 @@ impl Locator {
         let messages = parsed.messages.iter().flat_map(|message| &message.groups);
         let messages = messages.flat_map(|group| &group.found);
         let messages = messages.map(|found| (Place::Message, found));
-        let mut search = Search {
-            blocks: front.chain(messages).collect(),
-            prompt,
-            next: 0,
-            message_at: 0,
-        };
+        let mut search = Search::new(front.chain(messages).collect(), prompt);
         let runs = path.runs.iter().map(|run| search.run(run));
         Ok(runs.filter(|run| !run.documents.is_empty()).collect())
     }
 }
+
+/// Passes over a prompt, at most, in search of one path's documents. Where every block is found it takes one, and another
+/// for each run that the template puts before the messages.
+const MAX_PASSES: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
@@ -80,14 +83,38 @@ enum Place {
 struct Search<'a, 'p> {
     /// In the order of the prompt, the front's before all others.
     blocks: Vec<(Place, &'p Found<'a>)>,
+    /// The indices of the blocks that go by a fingerprint, in their order.
+    known: FxHashMap<Fingerprint, SmallVec<[usize; 1]>>,
     prompt: &'p str,
     /// The first block that was not taken yet.
     next: usize,
     /// Where the prompt goes on behind the last block of a message.
     message_at: usize,
+    /// Bytes of the prompt that may still be looked at.
+    left: usize,
 }
 
-impl Search<'_, '_> {
+impl<'a, 'p> Search<'a, 'p> {
+    fn new(blocks: Vec<(Place, &'p Found<'a>)>, prompt: &'p str) -> Self {
+        let mut known: FxHashMap<Fingerprint, SmallVec<[usize; 1]>> = FxHashMap::default();
+        for (index, (_, found)) in blocks.iter().enumerate() {
+            for fingerprint in fingerprints(found) {
+                let indices = known.entry(fingerprint).or_default();
+                if indices.last() != Some(&index) {
+                    indices.push(index);
+                }
+            }
+        }
+        Self {
+            blocks,
+            known,
+            prompt,
+            next: 0,
+            message_at: 0,
+            left: prompt.len().saturating_mul(MAX_PASSES),
+        }
+    }
+
     fn run(&mut self, run: &Run) -> Located {
         let mut located = Located {
             scope: run.scope,
@@ -97,20 +124,20 @@ impl Search<'_, '_> {
         // The template may put the front's documents anywhere, so they are looked for from the beginning.
         let mut front_at = 0;
         for &fingerprint in &run.documents {
-            let mut rest = self.blocks.iter().enumerate().skip(self.next);
-            let Some((index, &(place, found))) =
-                rest.find(|(_, (_, found))| is(found, fingerprint))
-            else {
+            let Some((index, place, found)) = self.block(fingerprint) else {
                 break;
             };
             let at = match place {
-                Place::Front => &mut front_at,
-                Place::Message => &mut self.message_at,
+                Place::Front => front_at,
+                Place::Message => self.message_at,
             };
-            let Some(block) = plain(found).and_then(|block| find(&block, self.prompt, *at)) else {
+            let Some(block) = plain(found).and_then(|block| self.find(&block, at)) else {
                 break;
             };
-            *at = block.end;
+            match place {
+                Place::Front => front_at = block.end,
+                Place::Message => self.message_at = block.end,
+            }
             self.next = index + 1;
             if located.documents.is_empty() {
                 located.start = block.start;
@@ -119,23 +146,42 @@ impl Search<'_, '_> {
         }
         located
     }
-}
 
-/// Where `block` stands in `prompt`, looked for from `at` on.
-fn find(block: &str, prompt: &str, at: usize) -> Option<Range<usize>> {
-    let start = at + prompt.get(at..)?.find(block)?;
-    Some(start..start + block.len())
-}
+    /// The first block of that fingerprint that was not taken yet.
+    fn block(&self, fingerprint: Fingerprint) -> Option<(usize, Place, &'p Found<'a>)> {
+        let indices = self.known.get(&fingerprint)?;
+        let first = indices.partition_point(|index| *index < self.next);
+        let index = *indices.get(first)?;
+        let (place, found) = self.blocks.get(index)?;
+        Some((index, *place, *found))
+    }
 
-/// Whether the gateway calls this document by that fingerprint: for what it is, or for what it was before it was
-/// rendered from a `documents` array.
-fn is(found: &Found<'_>, fingerprint: Fingerprint) -> bool {
-    found.fingerprint == fingerprint
-        || match found.source {
-            Source::Whole(whole) => (body::render::parts_of_block(whole).into_iter().flatten())
-                .any(|parts| Fingerprint::of(&parts.map(str::as_bytes)) == fingerprint),
-            Source::Parts { .. } => false,
+    /// Where `block` stands in the prompt, looked for from `at` on.
+    fn find(&mut self, block: &str, at: usize) -> Option<Range<usize>> {
+        let rest = self.prompt.get(at..)?;
+        if rest.len() > self.left {
+            return None;
         }
+        let found = rest.find(block);
+        let passed = found.map_or(rest.len(), |found| found + block.len());
+        looked(passed);
+        self.left -= passed;
+        let start = at + found?;
+        Some(start..start + block.len())
+    }
+}
+
+/// What the gateway calls this document by: what it is, or what it was before it was rendered from a `documents` array.
+fn fingerprints(found: &Found<'_>) -> impl Iterator<Item = Fingerprint> {
+    let parts = match found.source {
+        Source::Whole(whole) => body::render::parts_of_block(whole),
+        Source::Parts { .. } => [None, None],
+    };
+    let parts = parts.into_iter().flatten().map(|parts| {
+        hashed(parts.iter().map(|part| part.len()).sum());
+        Fingerprint::of(&parts.map(str::as_bytes))
+    });
+    std::iter::once(found.fingerprint).chain(parts)
 }
 
 /// What the template prints of a document.

@@ -6,6 +6,7 @@ use crate::arrangement::{Arrangement, Listed, Slot, keeps_repeats, narrowed};
 use crate::body::Group;
 use crate::body::render::block;
 use crate::document::Candidate;
+use crate::hint::OrderHint;
 use crate::policy::Order;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -17,7 +18,7 @@ pub(super) struct Decided {
     /// requests learns from both.
     pub(super) order: Option<Order>,
     /// The order hint, if there is one.
-    pub(super) hint: Option<String>,
+    pub(super) hint: Option<OrderHint>,
 }
 
 impl<'a> Request<'_, 'a> {
@@ -35,7 +36,7 @@ impl<'a> Request<'_, 'a> {
                 *slot = Slot::document(index);
             }
         }
-        let hint = known.hinted.then(|| self.order_hint(group, listed));
+        let hint = (known.hinted).then(|| self.order_hint(group, listed, &arrangement));
         Decided {
             arrangement,
             order: None,
@@ -124,7 +125,8 @@ impl<'a> Request<'_, 'a> {
             }
         }
         let is_moved = arrangement.moved(listed) > 0;
-        let hint = is_moved.then(|| self.order_hint(group, listed)).flatten();
+        let hint = is_moved.then(|| self.order_hint(group, listed, &arrangement));
+        let hint = hint.flatten();
         arrangement.hinted = hint.is_some();
         Decided {
             arrangement,
@@ -173,14 +175,28 @@ impl<'a> Request<'_, 'a> {
         references
     }
 
-    /// The order hint for the documents of a group, if it can have one.
-    fn order_hint(&self, group: &Group<'a>, listed: &Listed) -> Option<String> {
+    /// The order hint for the documents of a group that are arranged so, if it can have one.
+    fn order_hint(
+        &self,
+        group: &Group<'a>,
+        listed: &Listed,
+        arrangement: &Arrangement,
+    ) -> Option<OrderHint> {
         let template = self.config.hint.as_ref().filter(|_| group.hint.is_some())?;
-        let labels: SmallVec<[&str; 16]> = listed
-            .distinct
-            .iter()
-            .filter_map(|(index, _)| Some(group.found.get(usize::from(*index))?.label))
-            .collect();
-        template.render(&labels)
+        // By index in the group; a reference's document stands elsewhere.
+        let mut places: SmallVec<[Option<u32>; 16]> = SmallVec::from_elem(None, group.found.len());
+        let documents = arrangement.slots.iter().filter(|slot| !slot.is_reference());
+        for (slot, place) in documents.zip(1..) {
+            if let Some(at) = places.get_mut(usize::from(slot.index())) {
+                *at = Some(place);
+            }
+        }
+        let distinct = listed.distinct.iter().filter_map(|(index, _)| {
+            let index = usize::from(*index);
+            Some((group.found.get(index)?.label, *places.get(index)?))
+        });
+        let (labels, places): (SmallVec<[&str; 16]>, SmallVec<[Option<u32>; 16]>) =
+            distinct.unzip();
+        template.render(&labels, &places)
     }
 }

@@ -256,10 +256,12 @@ impl<'a> Request<'_, 'a> {
         report.deduplicated += count(references);
         report.dropped += count(dropped);
         report.hinted |= arrangement.hinted;
+        report.numbered |= hint.as_ref().is_some_and(|hint| hint.numbered);
         let rendering = if stays {
             None
         } else {
             let sent = self.sent_of(group, &arrangement, &listed);
+            let hint = hint.map(|hint| hint.words);
             let (edits, rendering) = render::edits(&group.place, group.hint, sent, hint);
             self.edits.extend(edits);
             rendering

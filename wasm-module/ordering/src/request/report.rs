@@ -21,6 +21,8 @@ pub struct Report {
     pub replayed: u32,
     /// Whether an order hint was written.
     pub hinted: bool,
+    /// Whether one calls documents by their places, because a label was not fit to stand outside its document.
+    pub numbered: bool,
     /// Estimated tokens of the documents sent, pinned ones included.
     pub document_tokens: u64,
     /// Estimated tokens of the matched ones.
@@ -40,6 +42,7 @@ impl Report {
             pinned: 0,
             replayed: 0,
             hinted: false,
+            numbered: false,
             document_tokens: 0,
             matched_tokens: 0,
         }

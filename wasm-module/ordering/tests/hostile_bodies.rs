@@ -1,0 +1,73 @@
+//! What it takes to read bodies that are made to cost: a measurement, for `benches/README.md`. That the work is linear is
+//! asserted elsewhere, by count (`body::hostile` and the fuzz targets).
+
+mod hostile;
+
+use foreword_ordering::{Config, Orderer, Skip, Tenant, parse};
+use std::time::{Duration, Instant};
+
+const BYTES: usize = 4 << 20;
+
+/// The least of three.
+fn time<T>(mut run: impl FnMut() -> T) -> Duration {
+    let runs = (0..3).map(|_| {
+        let start = Instant::now();
+        std::hint::black_box(run());
+        start.elapsed()
+    });
+    runs.min().unwrap()
+}
+
+/// `cargo test --release -p foreword-ordering --test hostile_bodies -- --ignored --nocapture`
+#[test]
+#[ignore = "a measurement: it takes a release build, and asserts nothing that a clock cannot"]
+fn times_of_reading() {
+    let all = br#"{"documents": {"numbered": true, "rules": true, "headings": true}}"#;
+    let all = Config::from_json(all).unwrap();
+    let mut rows: Vec<(Duration, Duration, String)> = Vec::new();
+    for (name, body) in hostile::bodies(BYTES) {
+        let body = body.as_bytes();
+        let default = time(|| parse(body, &Config::default()).is_ok());
+        let everything = time(|| parse(body, &all).is_ok());
+        rows.push((default, everything, name));
+    }
+    rows.sort();
+    println!("{:>9} {:>9}  4 MiB of", "default", "all on");
+    for (default, everything, name) in rows.iter().rev() {
+        let [default, everything] = [default, everything].map(|time| time.as_secs_f64() * 1e3);
+        println!("{default:>6.1} ms {everything:>6.1} ms  {name}");
+    }
+}
+
+#[test]
+fn hostile_bodies_are_rewritten_or_left_alone() {
+    for (name, body) in hostile::bodies(20_000) {
+        let rewrite = Orderer::new(Config::default()).rewrite(Tenant::default(), body.as_bytes());
+        if let Ok(Some(sent)) = rewrite.map(|rewrite| rewrite.body) {
+            serde_json::from_slice::<&serde_json::value::RawValue>(&sent)
+                .unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn a_chat_of_more_messages_than_any_has_is_left_as_it_came() {
+    let chat = |messages: usize| {
+        let message = r#"{"role":"user","content":"<doc>a</doc>"}"#;
+        let others = vec!["{}"; messages - 1].join(",");
+        format!(r#"{{"messages":[{message},{others}]}}"#)
+    };
+    let mut orderer = Orderer::new(Config::default());
+    let mut send = |messages| orderer.rewrite(Tenant::default(), chat(messages).as_bytes());
+    assert!(send(16_384).is_ok());
+    let skip = send(16_385).err().unwrap();
+    assert_eq!(skip, Skip::TooManyMessages { found: 16_385 });
+    assert_eq!(
+        skip.to_string(),
+        "the request has 16385 messages, more than the limit of 16384"
+    );
+    let history = vec!["{}"; 16_385].join(",");
+    let cohere = format!(r#"{{"message":"a","chat_history":[{history}]}}"#);
+    let skip = orderer.rewrite(Tenant::default(), cohere.as_bytes()).err();
+    assert_eq!(skip, Some(Skip::TooManyMessages { found: 16_385 }));
+}
