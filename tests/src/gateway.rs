@@ -87,6 +87,15 @@ pub enum Fallback {
     RoundRobin,
 }
 
+/// Which paths a gateway sends to the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Paths {
+    /// As `envoy.yaml` has it: those that the plugin watches and those that carry no prompt, after they were made plain.
+    Listed,
+    /// Every one, as the client spelt it: a configuration that leaves it all to the filter.
+    All,
+}
+
 /// How to start a gateway.
 #[derive(Debug, Clone)]
 pub struct GatewayOptions {
@@ -98,6 +107,10 @@ pub struct GatewayOptions {
     pub clusters: Vec<(&'static str, SocketAddr)>,
     /// Where requests go among several engines that no header names.
     pub fallback: Fallback,
+    /// Which paths go to an engine at all.
+    pub paths: Paths,
+    /// Whether the shipped rate limit holds. It is far above what tests send, and below what benches do.
+    pub rate_limit: bool,
     /// The plugin configuration; `None` leaves the filter out.
     pub plugin: Option<Value>,
     /// Worker threads, each with a VM and trees of its own.
@@ -129,6 +142,8 @@ impl GatewayOptions {
             engines: None,
             clusters: Vec::new(),
             fallback: Fallback::LeastRequest,
+            paths: Paths::Listed,
+            rate_limit: false,
             plugin: Some(Value::Object(serde_json::Map::new())),
             concurrency: 1,
             shell: Shell::chosen(),
@@ -463,6 +478,15 @@ fn configuration(
     ] {
         text = replace_once(&text, from, &to)?;
     }
+    text = with_paths(&text, options)?;
+    if !options.rate_limit {
+        let tokens = "max_tokens: 2000, tokens_per_fill: 1000,";
+        text = replace_once(
+            &text,
+            tokens,
+            "max_tokens: 4000000000, tokens_per_fill: 4000000000,",
+        )?;
+    }
     let engines = options.engines.iter().flatten();
     for (engine, port) in engines.zip(8001..) {
         let place = format!("address: 127.0.0.1, port_value: {port} ");
@@ -535,6 +559,44 @@ fn configuration(
         Some(filters) => {
             let behind = "          http_filters:\n";
             replace_once(&text, behind, &format!("{behind}{}", indented(filters, 10)))
+        }
+    }
+}
+
+/// The configuration with the routes that are asked for: the shipped ones and what else the plugin watches, or one for
+/// everything.
+fn with_paths(text: &str, options: &GatewayOptions) -> Result<String> {
+    let route = |path: &str| format!("              - match: {{ path: {path} }}\n");
+    match options.paths {
+        Paths::Listed => {
+            let watched = options.plugin.as_ref();
+            let watched = watched.and_then(|plugin| plugin["routes"].as_array());
+            let mut more = String::new();
+            for path in watched.into_iter().flatten().filter_map(Value::as_str) {
+                if !text.contains(&route(path)) {
+                    more += &format!(
+                        "{}                route: *engine\n",
+                        route(&format!("{path:?}"))
+                    );
+                }
+            }
+            let last = route("/v1/models");
+            replace_once(text, &last, &format!("{more}{last}"))
+        }
+        Paths::All => {
+            let mut text = replace_between(text, &route("/v1/messages"), "\n  clusters:\n", "")?;
+            for (from, to) in [
+                (
+                    "match: { path: /v1/chat/completions }",
+                    "match: { prefix: / }",
+                ),
+                ("normalize_path: true", "normalize_path: false"),
+                ("merge_slashes: true", "merge_slashes: false"),
+                ("action: REJECT_REQUEST\n", "action: KEEP_UNCHANGED\n"),
+            ] {
+                text = replace_once(&text, from, to)?;
+            }
+            Ok(text)
         }
     }
 }

@@ -14,13 +14,15 @@ mod gateway;
 mod host;
 pub mod http;
 mod process;
+mod starlette;
 mod traffic;
 mod upstream;
 mod wait;
 
 pub use bridge::Bridge;
-pub use gateway::{Fallback, Gateway, GatewayOptions, Shell};
+pub use gateway::{Fallback, Gateway, GatewayOptions, Paths, Shell};
 pub use host::Host;
+pub use starlette::{Routed, Starlette, over_http2};
 pub use traffic::under_traffic;
 pub use upstream::{Received, Reply, Upstream};
 pub use wait::until;

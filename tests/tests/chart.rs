@@ -77,7 +77,7 @@ fn faults(object: &Value) -> Vec<String> {
 }
 
 /// Values that take other ways through the templates.
-const VALUES: [&[&str]; 4] = [
+const VALUES: [&[&str]; 5] = [
     &[],
     &[
         "engines[0].address=vllm-0.vllm",
@@ -88,6 +88,11 @@ const VALUES: [&[&str]; 4] = [
     &[
         "gateway.module.image=registry.example.com/foreword/filter:0.1.0",
         "gateway.module.configMap=",
+    ],
+    &[
+        "gateway.plugin.routes={/v1/chat/completions,/v2/chat}",
+        "gateway.openPaths={/v1/models,/v2/models}",
+        "gateway.requestsPerSecond=0",
     ],
     &[
         "host.gpus=0",
@@ -173,6 +178,9 @@ fn a_value_that_cannot_be_is_refused_by_its_name() {
         ("engines[0].address=vllm", "port"),
         ("monitoring.namespace=A_b", "/monitoring/namespace"),
         ("gateway.plugin.max_body_bytes=0", "max_body_bytes"),
+        ("gateway.plugin.routes={v1}", "/gateway/plugin/routes"),
+        ("gateway.openPaths={/v1/%61}", "/gateway/openPaths"),
+        ("gateway.requestsPerSecond=-1", "/gateway/requestsPerSecond"),
     ] {
         let Some(output) = helm(&["template", "--set", value]) else {
             return;
@@ -211,10 +219,22 @@ fn envoy_and_the_filter_accept_the_gateways_configuration() {
             .unwrap();
         let config = config["data"]["envoy.yaml"].as_str().unwrap();
         let envoy: Value = serde_saphyr::from_str(config).unwrap();
-        let filters = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters/0/typed_config/config";
-        let filter = envoy.pointer(filters).unwrap();
+        let manager = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
+        let manager = envoy.pointer(manager).unwrap();
+        let filters = manager["http_filters"].as_array().unwrap();
+        let filter = filters.iter().find(|filter| filter["name"] == "foreword");
+        let filter = &filter.unwrap()["typed_config"]["config"];
         let plugin = filter["configuration"]["value"].as_str().unwrap();
-        Config::from_json(plugin.as_bytes()).unwrap();
+        let plugin = Config::from_json(plugin.as_bytes()).unwrap();
+        let routed = routed(&manager["route_config"]["virtual_hosts"][0]);
+        assert!(
+            plugin.routes.iter().all(|route| routed.contains(route)),
+            "{routed:?}"
+        );
+        assert_eq!(routed.len(), plugin.routes.len() + 2, "{routed:?}");
+        let limits = filters.len() - 2;
+        let unlimited = values.contains(&"gateway.requestsPerSecond=0");
+        assert_eq!(limits, usize::from(!unlimited), "{values:?}");
         // Where the pod mounts the module, and where it lies here.
         let mounted = filter["vm_config"]["code"]["local"]["filename"]
             .as_str()
@@ -223,6 +243,15 @@ fn envoy_and_the_filter_accept_the_gateways_configuration() {
         let config = config.replace(mounted, here.to_str().unwrap());
         Gateway::validate(&config).unwrap();
     }
+}
+
+/// The exact paths that go to an engine; nothing else does.
+fn routed(host: &Value) -> Vec<String> {
+    let routes = host["routes"].as_array().unwrap().iter();
+    let to_engine = routes.filter(|route| route["route"].is_object());
+    to_engine
+        .map(|route| route["match"]["path"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 fn deployment<'a>(objects: &'a [Value], component: &str) -> &'a Value {

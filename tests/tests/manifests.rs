@@ -30,7 +30,7 @@ fn manifests() -> Vec<(PathBuf, Value)> {
                 .map(move |document| (path.clone(), document))
         })
         .collect();
-    assert!(found.len() >= 7, "only {} manifests", found.len());
+    assert!(found.len() >= 11, "only {} manifests", found.len());
     found
 }
 
@@ -138,17 +138,25 @@ fn envoy_accepts_what_the_envoy_filters_patch_in() {
     host.as_object_mut()
         .unwrap()
         .extend(limit.as_object().unwrap().clone());
-    let manager = json!({
+    let limits = patches("istio/limits.yaml");
+    let [manager_patch, rate_limit] = &limits[..] else {
+        panic!("{} patches", limits.len())
+    };
+    let mut manager = json!({
         "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "gateway",
         "route_config": {"virtual_hosts": [host]},
         "http_filters": [
+            rate_limit["patch"]["value"],
             {"name": "foreword", "typed_config": filter},
             {"name": "envoy.filters.http.router", "typed_config": {
                 "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router",
             }},
         ],
     });
+    let merged = &manager_patch["patch"]["value"]["typed_config"];
+    let fields = manager.as_object_mut().unwrap();
+    fields.extend(merged.as_object().unwrap().clone());
     let bootstrap = json!({"static_resources": {"listeners": [{
         "name": "gateway",
         "address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}},
@@ -163,6 +171,14 @@ fn envoy_accepts_what_the_envoy_filters_patch_in() {
 /// The configuration of the filter that an EnvoyFilter adds.
 fn extension(manifest: &Value) -> Value {
     patch(manifest, "EXTENSION_CONFIG")["typed_config"].clone()
+}
+
+/// All that the EnvoyFilter in a file patches.
+fn patches(file: &str) -> Vec<Value> {
+    manifest(file)["spec"]["configPatches"]
+        .as_array()
+        .unwrap()
+        .clone()
 }
 
 /// What an EnvoyFilter puts in that place.

@@ -155,7 +155,7 @@ fn values(path: &str, part: &Value, random: &mut Random) -> Value {
         }
     }
     let by_name: &[Value] = &match path.rsplit('.').next().unwrap() {
-        "routes" => vec![
+        "routes" | "open_paths" => vec![
             json!(["/"]),
             json!(["/a", "/b/c"]),
             json!(["/a?b"]),
@@ -276,6 +276,7 @@ fn configuration(leaves: &BTreeMap<String, Value>, random: &mut Random) -> Value
             "tenant.claim" => Some(("tenant.payload", json!("jwt"))),
             "tenant.payload" | "tenant.namespace" => Some(("tenant.claim", json!("sub"))),
             "experiment.name" => Some(("experiment.control_share", json!(0.5))),
+            "salt.open_paths" => Some(("salt.key", json!("ab".repeat(32)))),
             path if path.starts_with("salt.") => Some(("tenant", json!({"header": "t"}))),
             path if path.starts_with("retrieval.") => Some(("retrieval.cluster", json!("c"))),
             _ => None,
@@ -362,6 +363,9 @@ fn every_value_of_every_field_is_judged_alike() {
                 "experiment.name" => put(&mut config, "experiment.control_share", json!(0.5)),
                 path if path.starts_with("salt.") => {
                     put(&mut config, "tenant", json!({"header": "t"}));
+                    if path == "salt.open_paths" {
+                        put(&mut config, "salt.key", json!("ab".repeat(32)));
+                    }
                 }
                 path if path.starts_with("retrieval.") => {
                     put(&mut config, "retrieval.cluster", json!("c"));

@@ -1,7 +1,7 @@
 //! Every way in which a body can arrive: whole, in chunks, late, byte by byte, encoded, absent.
 
 use foreword_tests::http::{Client, exchange, post, post_chunked, post_head, post_with};
-use foreword_tests::{Upstream, until};
+use foreword_tests::{Gateway, GatewayOptions, Paths, Upstream, until};
 
 use crate::{gateway, send, tagged, tagged_texts, without_hint};
 
@@ -224,7 +224,11 @@ fn an_identity_encoding_and_json_with_a_charset_are_read() {
 #[test]
 fn other_methods_and_paths_are_left_alone() {
     let upstream = Upstream::start().unwrap();
-    let gateway = gateway(&upstream);
+    let options = GatewayOptions {
+        paths: Paths::All,
+        ..GatewayOptions::new(upstream.address())
+    };
+    let gateway = Gateway::start(&options).unwrap();
     let body = tagged(&["a", "b"]);
     for line in [
         "GET /v1/chat/completions",

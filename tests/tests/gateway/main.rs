@@ -13,6 +13,7 @@ mod formats;
 mod operations;
 mod ordering;
 mod pages;
+mod paths;
 mod released;
 mod retrieval;
 mod streams;

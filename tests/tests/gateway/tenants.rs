@@ -8,7 +8,7 @@ use sha2::Sha256;
 
 use crate::{configured, tagged, with_array};
 
-const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+pub(crate) const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
 fn salted(header: &str) -> Value {
     json!({"tenant": {"header": header}, "salt": {"key": KEY}})
@@ -130,16 +130,6 @@ fn with_salts_nothing_reaches_the_engine_unread() {
         assert_eq!(response.json().unwrap()["error"]["code"], reason);
     }
     assert!(upstream.received().is_empty());
-    // An engine that decodes the path would serve this one, so it is watched like any other.
-    let request = String::from_utf8(post_with(&[tenant, json], small.as_bytes())).unwrap();
-    let request = request.replacen("/v1/chat/completions", "/v1/chat%2Fcompletion%73", 1);
-    assert_eq!(
-        exchange(gateway.address(), request.as_bytes())
-            .unwrap()
-            .status,
-        200
-    );
-    assert_eq!(salt(&upstream).len(), 64);
     assert_eq!(gateway.failures().unwrap(), 0);
 }
 
@@ -199,7 +189,7 @@ fn a_key_in_the_environment_derives_the_same_salts() {
 }
 
 /// `jwt_authn` in front of Foreword: verified claims go into metadata and, one of them, into a header.
-fn jwt_authn() -> String {
+pub(crate) fn jwt_authn() -> String {
     let jwks =
         json!({"keys": [{"kty": "oct", "alg": "HS256", "k": base64url(SECRET)}]}).to_string();
     format!(
@@ -223,7 +213,7 @@ fn jwt_authn() -> String {
 const SECRET: &[u8] = b"a secret that only this test's issuer has";
 
 /// A signed token with these claims.
-fn token(claims: &Value) -> String {
+pub(crate) fn token(claims: &Value) -> String {
     let mut claims = claims.clone();
     claims["iss"] = json!("https://issuer.example.com");
     let header = json!({"alg": "HS256", "typ": "JWT"}).to_string();

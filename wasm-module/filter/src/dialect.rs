@@ -30,6 +30,23 @@ impl Dialect {
         }
     }
 
+    /// Of a path that is no route, as far as it can be told: its words are looked at, whatever stands between them. It
+    /// decides the shape of a refusal and nothing else.
+    pub(crate) fn guessed(path: &[u8]) -> Self {
+        let words = path.split(|byte| !byte.is_ascii_alphanumeric());
+        let mut last = None;
+        for word in words.filter(|word| !word.is_empty()) {
+            if word.eq_ignore_ascii_case(b"messages") {
+                return Self::Anthropic;
+            }
+            last = Some(word);
+        }
+        match last {
+            Some(word) if word.eq_ignore_ascii_case(b"chat") => Self::Cohere,
+            _ => Self::OpenAi,
+        }
+    }
+
     /// An error's body. `code` is one of the words that counters are named by.
     pub(crate) fn error(self, status: u16, message: &str, code: &str) -> Vec<u8> {
         let body = match self {
@@ -50,6 +67,7 @@ impl Dialect {
                 error: AnthropicError {
                     r#type: match status {
                         403 => "permission_error",
+                        404 => "not_found_error",
                         413 => "request_too_large",
                         503 => "overloaded_error",
                         500.. => "api_error",
@@ -118,6 +136,22 @@ mod tests {
     }
 
     #[test]
+    fn a_path_that_is_no_route_tells_the_dialect_by_its_words() {
+        for (path, dialect) in [
+            (&b"/v1/chat/completions%0A"[..], Dialect::OpenAi),
+            (b"//v1//messages/", Dialect::Anthropic),
+            (b"/v1/Messages;x=1", Dialect::Anthropic),
+            (b"/v1/messages/count_tokens", Dialect::Anthropic),
+            (b"/v2/chat/", Dialect::Cohere),
+            (b"/v1/mymessages", Dialect::OpenAi),
+            (b"\xff\xfe", Dialect::OpenAi),
+            (b"", Dialect::OpenAi),
+        ] {
+            assert_eq!(Dialect::guessed(path), dialect, "{path:?}");
+        }
+    }
+
+    #[test]
     fn each_dialect_says_it_in_its_own_shape() {
         let error = |dialect: Dialect, status| -> Value {
             serde_json::from_slice(&dialect.error(status, "too \"long\"", "too-large")).unwrap()
@@ -134,7 +168,7 @@ mod tests {
             error(Dialect::Cohere, 413),
             json!({"message": "too \"long\""})
         );
-        let kinds = [400, 403, 415, 500, 503].map(|status| {
+        let kinds = [400, 403, 404, 415, 500, 503].map(|status| {
             [Dialect::OpenAi, Dialect::Anthropic]
                 .map(|dialect| error(dialect, status)["error"]["type"].clone())
         });
@@ -143,6 +177,7 @@ mod tests {
             json!([
                 ["invalid_request_error", "invalid_request_error"],
                 ["permission_error", "permission_error"],
+                ["invalid_request_error", "not_found_error"],
                 ["invalid_request_error", "invalid_request_error"],
                 ["server_error", "api_error"],
                 ["server_error", "overloaded_error"],

@@ -13,6 +13,7 @@ use foreword_ordering::{Arm, Skip};
 
 use crate::agreement::Learnt;
 use crate::counter::{Counter, record};
+use crate::exchange::Unlisted;
 use crate::host::{Host, MetricId};
 use crate::outcome::{Outcome, reason};
 use crate::usage::Counted;
@@ -26,6 +27,8 @@ pub(crate) struct Metrics {
     unchanged: Counter,
     dry_run: Counter,
     refused: Counter,
+    /// Of the refused ones: with salts, on no list of what may go on.
+    unlisted_requests: Counter,
     documents: Counter,
     matched_documents: Counter,
     dropped_documents: Counter,
@@ -91,6 +94,7 @@ impl Metrics {
             unchanged: Counter::define(host, "foreword_unchanged_total"),
             dry_run: Counter::define(host, "foreword_dry_run_total"),
             refused: Counter::define(host, "foreword_refused_total"),
+            unlisted_requests: Counter::define(host, "foreword_unlisted_requests_total"),
             documents: Counter::define(host, "foreword_documents_total"),
             matched_documents: Counter::define(host, "foreword_matched_documents_total"),
             dropped_documents: Counter::define(host, "foreword_dropped_documents_total"),
@@ -140,7 +144,12 @@ impl Metrics {
                 (report, None)
             }
             Outcome::Passed(reason) => return self.passed(reason).add(host, 1),
-            Outcome::Refused(_) => return self.refused.add(host, 1),
+            Outcome::Refused(reason) => {
+                if Unlisted::REASONS.contains(reason) {
+                    self.unlisted_requests.add(host, 1);
+                }
+                return self.refused.add(host, 1);
+            }
         };
         self.documents.add(host, report.documents.into());
         self.matched_documents.add(host, report.matched.into());
@@ -313,6 +322,18 @@ mod tests {
         assert_eq!(host.counter("foreword_passed_no_documents_total"), 1);
         assert_eq!(host.counter("foreword_passed_no_tenant_total"), 1);
         assert_eq!(host.counter("foreword_requests_total"), 4);
+    }
+
+    #[test]
+    fn an_unlisted_request_is_counted_as_such_and_as_refused() {
+        let host = ScriptedHost::default();
+        let metrics = Metrics::define(&host);
+        metrics.count(&host, &Outcome::Refused("unlisted-path"));
+        metrics.count(&host, &Outcome::Refused("upgrade"));
+        metrics.count(&host, &Outcome::Refused("too-large"));
+        assert_eq!(host.counter("foreword_unlisted_requests_total"), 2);
+        assert_eq!(host.counter("foreword_refused_total"), 3);
+        assert_eq!(host.counter("foreword_requests_total"), 3);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::fmt;
 use foreword_ordering::{Arm, Report, Skip};
 
 use crate::config::OnFailure;
+use crate::exchange::Unlisted;
 use crate::host::HostError;
 use crate::retrieval::Reason;
 
@@ -173,11 +174,19 @@ pub(crate) enum Fault {
     },
     /// The core found nothing to order, or a fault in the body.
     Skip(Skip),
+    /// With salts: it is on none of the lists of what may go on.
+    Unlisted(Unlisted),
 }
 
 impl From<HostError> for Fault {
     fn from(error: HostError) -> Self {
         Self::Host(error)
+    }
+}
+
+impl From<Unlisted> for Fault {
+    fn from(unlisted: Unlisted) -> Self {
+        Self::Unlisted(unlisted)
     }
 }
 
@@ -195,6 +204,15 @@ impl Fault {
             Self::NotJson => reason::NOT_JSON,
             Self::TooLarge { .. } => reason::TOO_LARGE,
             Self::Skip(skip) => skip.reason(),
+            Self::Unlisted(unlisted) => unlisted.reason(),
+        }
+    }
+
+    /// What a 405 names in its header `allow`.
+    pub(crate) fn allowed_methods(&self) -> Option<&'static str> {
+        match self {
+            Self::Unlisted(unlisted) => unlisted.allowed_methods(),
+            _ => None,
         }
     }
 
@@ -217,6 +235,7 @@ impl Fault {
             Self::Retrieval(reason) => (reason.refusal_status(), true),
             Self::Busy => (503, salted),
             Self::Host(_) => (500, salted),
+            Self::Unlisted(unlisted) => (unlisted.status(), true),
         };
         is_refused.then_some(status)
     }
@@ -257,6 +276,7 @@ impl fmt::Display for Fault {
                 )
             }
             Self::Skip(skip) => skip.fmt(f),
+            Self::Unlisted(unlisted) => unlisted.fmt(f),
         }
     }
 }

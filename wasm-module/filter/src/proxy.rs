@@ -86,7 +86,7 @@ impl RootContext for Root {
     }
 
     fn create_http_context(&self, _context_id: u32) -> Option<Box<dyn HttpContext>> {
-        // The SDK panics on `None`, so a request before a configuration gets a context that does nothing.
+        // The SDK panics on `None`, so a request before a configuration gets a context that refuses it.
         Some(match &self.0 {
             Some(plugin) => Box::new(Stream(Exchange::new(Arc::clone(plugin)))),
             None => Box::new(Unconfigured),
@@ -101,11 +101,18 @@ impl RootContext for Root {
 /// How late an idle worker may learn what others did, and how old counts may be.
 const TICK: Duration = Duration::from_millis(100);
 
+/// Whether salts are on is not known, so nothing goes on. Envoy sends no requests to a plugin whose configuration was
+/// refused.
 struct Unconfigured;
 
 impl Context for Unconfigured {}
 
-impl HttpContext for Unconfigured {}
+impl HttpContext for Unconfigured {
+    fn on_http_request_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
+        let _ = hostcalls::send_http_response(503, Vec::new(), None);
+        Action::Pause
+    }
+}
 
 /// One per request.
 struct Stream(Exchange);

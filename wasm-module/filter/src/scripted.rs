@@ -31,6 +31,7 @@ struct State {
     resumed: bool,
     interference: Option<String>,
     local_response: Option<(u16, Vec<u8>)>,
+    local_headers: BTreeMap<String, String>,
     metrics: Vec<(String, Vec<u64>)>,
     now_ns: u64,
     refusing: HashSet<&'static str>,
@@ -130,6 +131,11 @@ impl ScriptedHost {
 
     pub(crate) fn local_response(&self) -> Option<(u16, Vec<u8>)> {
         self.0.borrow().local_response.clone()
+    }
+
+    /// A header of that answer.
+    pub(crate) fn local_header(&self, name: &str) -> Option<String> {
+        self.0.borrow().local_headers.get(name).cloned()
     }
 
     /// Puts a text into the request's metadata.
@@ -266,14 +272,13 @@ impl Host for ScriptedHost {
         Ok(())
     }
 
-    fn respond(
-        &self,
-        status: u16,
-        _headers: &[(&str, &str)],
-        body: &[u8],
-    ) -> Result<(), HostError> {
+    fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
         self.allow("respond")?;
-        self.0.borrow_mut().local_response = Some((status, body.to_vec()));
+        let mut state = self.0.borrow_mut();
+        state.local_response = Some((status, body.to_vec()));
+        let headers = headers.iter();
+        let headers = headers.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        state.local_headers = headers.collect();
         Ok(())
     }
 

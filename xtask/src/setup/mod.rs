@@ -16,6 +16,7 @@ mod helm;
 mod nvrtc;
 mod pgserver;
 mod python;
+mod starlette;
 mod wheel;
 mod zmq;
 
@@ -36,6 +37,7 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     for_demo(workspace)?;
     zmq::install(workspace)?;
+    starlette::install(workspace)?;
     helm::install(workspace)?;
     pgserver::install(workspace)?;
     for_browser_tests(workspace)?;

@@ -42,6 +42,22 @@ pub(super) fn install_into(
     packages: &[&str],
     folder: &Path,
 ) -> Result<()> {
+    install(workspace, step, packages, folder)
+}
+
+/// Installs what a file of requirements names, each with an exact version and the sums of its wheels, into `folder` in the
+/// same way.
+pub(super) fn install_locked(
+    workspace: &Workspace,
+    step: &str,
+    requirements: &str,
+    folder: &Path,
+) -> Result<()> {
+    let what = ["--require-hashes", "--requirement", requirements];
+    install(workspace, step, &what, folder)
+}
+
+fn install(workspace: &Workspace, step: &str, what: &[&str], folder: &Path) -> Result<()> {
     with_pip(workspace)?;
     folder::remove(folder)?;
     let target = folder.to_string_lossy();
@@ -56,7 +72,7 @@ pub(super) fn install_into(
         "--target",
         &*target,
     ];
-    arguments.extend(packages);
+    arguments.extend(what);
     Step::program(step, workspace.root(), PYTHON.as_ref(), &arguments).run()
 }
 

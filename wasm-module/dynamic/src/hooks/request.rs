@@ -212,8 +212,8 @@ unsafe fn on_response(
     });
 }
 
-/// Runs a request hook. A panic answers 500 and keeps the request from going on; a request that `filter_new` could make
-/// nothing for goes on as it came.
+/// Runs a request hook. A panic answers 500 and keeps the request from going on, and so is a request answered that
+/// `filter_new` could make nothing for: whether salts are on is not known of it.
 ///
 /// # Safety
 /// `envoy` and `filter` came with the running hook.
@@ -223,15 +223,16 @@ pub(super) unsafe fn on_request(
     hook: impl FnOnce(&mut Exchange, &Envoy<'_>) -> Flow,
 ) -> Flow {
     // SAFETY: by the contract; Envoy calls one hook of a request at a time.
-    let Some(exchange) = (unsafe { filter.as_mut() }) else {
-        return Flow::Continue;
-    };
+    let mut exchange = unsafe { filter.as_mut() };
     // SAFETY: by the contract.
     let envoy = unsafe { Envoy::request(envoy) };
-    guarded(None, || Some(hook(exchange, &envoy))).unwrap_or_else(|| {
+    let flow = guarded(None, || {
+        exchange.as_mut().map(|exchange| hook(exchange, &envoy))
+    });
+    flow.unwrap_or_else(|| {
         let headers = [("content-type", "application/json")];
         guarded((), || {
-            let body = exchange.failure();
+            let body = exchange.map_or_else(Vec::new, |exchange| exchange.failure());
             envoy.respond(500, &headers, &body).unwrap_or_default();
         });
         Flow::Hold

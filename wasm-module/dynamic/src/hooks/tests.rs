@@ -57,12 +57,15 @@ fn a_panic_ends_at_its_hook_and_answers_500() {
 }
 
 #[test]
-fn a_request_that_nothing_could_be_made_for_goes_on() {
+fn a_request_that_nothing_could_be_made_for_is_answered_with_500() {
     // SAFETY: null is what `filter_new` returns after a panic.
     let status = unsafe {
         envoy_dynamic_module_on_http_filter_request_headers(null_mut(), null_mut(), false)
     };
-    assert_eq!(status, abi::CONTINUE);
+    assert_eq!(
+        (status, fake::take_answer()),
+        (abi::STOP_ITERATION, Some(500))
+    );
 }
 
 #[test]

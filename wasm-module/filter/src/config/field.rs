@@ -5,13 +5,18 @@ use serde_json::{Map, Value};
 
 use super::ConfigError;
 
-pub(super) fn routes(value: &Value) -> Result<Vec<String>, ConfigError> {
+/// A list of exact paths, of which there must be at least so many.
+pub(super) fn paths(
+    field: &'static str,
+    least: usize,
+    value: &Value,
+) -> Result<Vec<String>, ConfigError> {
     let list = value
         .as_array()
-        .filter(|list| (1..=MAX_ROUTES).contains(&list.len()));
+        .filter(|list| (least..=MAX_ROUTES).contains(&list.len()));
     let Some(list) = list else {
-        let limit = format!("a list of 1 to {MAX_ROUTES} paths");
-        return Err(invalid("routes", value, limit));
+        let limit = format!("a list of {least} to {MAX_ROUTES} paths");
+        return Err(invalid(field, value, limit));
     };
     list.iter()
         .map(|route| match route.as_str() {
@@ -24,7 +29,7 @@ pub(super) fn routes(value: &Value) -> Result<Vec<String>, ConfigError> {
                 Ok(path.to_owned())
             }
             _ => Err(invalid(
-                "routes",
+                field,
                 route,
                 format!(
                     "a path of at most {MAX_ROUTE_BYTES} visible ASCII characters that begins with \"/\", has no query \

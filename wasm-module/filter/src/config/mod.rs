@@ -22,7 +22,7 @@ use thiserror::Error;
 use crate::agreement::AgreementConfig;
 use crate::engines::{EngineConfig, engines};
 use crate::retrieval::RetrievalConfig;
-use field::{experiment, max_body_bytes, one_of, own_header, routes};
+use field::{experiment, max_body_bytes, one_of, own_header, paths};
 pub(crate) use field::{header_name, invalid, object, switch};
 pub(crate) use tenant::KEY;
 pub use tenant::{SaltKey, TenantSource};
@@ -50,6 +50,9 @@ pub struct Config {
     pub tenant: Option<TenantSource>,
     /// What cache salts are made with; only with tenants.
     pub salt: Option<SaltKey>,
+    /// Paths, without query, that carry no prompt and are let through without a salt. Where salts are on, what is neither
+    /// here nor in `routes` is refused. Empty without salts, which need no such list.
+    pub open_paths: Vec<String>,
     /// What happens to a request that cannot be ordered through the client's own fault.
     pub on_failure: OnFailure,
     /// Lower-case name of the response header that says what was done.
@@ -129,10 +132,15 @@ impl Config {
         };
         let agreement = AgreementConfig::from_json(given(&raw.agreement).as_ref())?;
         let engines = engines(given(&raw.engines).as_ref())?;
+        let (salt, open_paths) = (raw.salt)
+            .map_or_null(|| None, tenant::salt)?
+            .map_or_else(Default::default, |(key, open)| (Some(key), open));
         let audience = raw.audience(&engines);
         let config = Self {
             ordering,
-            routes: raw.routes.map_or_default(default_routes, routes)?,
+            routes: raw
+                .routes
+                .map_or_default(default_routes, |value| paths("routes", 1, value))?,
             max_body_bytes: raw
                 .max_body_bytes
                 .map_or_default(|| DEFAULT_MAX_BODY_BYTES, max_body_bytes)?,
@@ -145,7 +153,8 @@ impl Config {
             )?,
             experiment: raw.experiment.map_or_null(|| None, experiment)?,
             tenant: raw.tenant.map_or_null(|| None, tenant::source)?,
-            salt: raw.salt.map_or_null(|| None, tenant::salt_key)?,
+            salt,
+            open_paths,
             on_failure: raw.on_failure.map_or_default(
                 || OnFailure::Pass,
                 |value| {
@@ -192,6 +201,12 @@ impl Config {
             return Err(ConfigError::Conflict {
                 field: "salt",
                 rule: "it is derived from the tenant's name, so it needs `tenant`",
+            });
+        }
+        if (config.open_paths.iter()).any(|open| config.routes.contains(open)) {
+            return Err(ConfigError::Conflict {
+                field: "salt.open_paths",
+                rule: "what they name goes on without a salt, so none of `routes` may be among them",
             });
         }
         Ok(config)

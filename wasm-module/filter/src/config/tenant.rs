@@ -5,7 +5,7 @@ use std::fmt;
 use serde_json::Value;
 
 use super::ConfigError;
-use super::field::{header_name, invalid, is_plain_name, object};
+use super::field::{header_name, invalid, is_plain_name, object, paths};
 
 /// Who says whose a request is. Never the body: whoever writes it could choose.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,25 +105,30 @@ fn path_part(value: &Value) -> Option<String> {
     (fits && !part.contains('\0')).then(|| part.to_owned())
 }
 
-/// `{"key": …}` or `{"key_env": …}`. Errors tell a key's length alone.
-pub(super) fn salt_key(value: &Value) -> Result<SaltKey, ConfigError> {
-    let fields = match object("salt", value, &["key", "key_env"]) {
-        Ok(fields) if fields.len() == 1 => fields,
-        _ => {
-            return Err(hidden(
-                "salt",
-                value,
-                "an object with either `key` or `key_env`",
-            ));
-        }
+/// `{"key": …}` or `{"key_env": …}`, and `open_paths` beside either: the key, and the paths that go on without a salt.
+/// Errors tell a key's length alone.
+pub(super) fn salt(value: &Value) -> Result<(SaltKey, Vec<String>), ConfigError> {
+    let Ok(fields) = object("salt", value, &["key", "key_env", "open_paths"]) else {
+        return Err(hidden("salt", value, EITHER_KEY));
     };
-    match (fields.get("key"), fields.get("key_env")) {
-        (Some(key), _) => key
+    let key = salt_key(fields.get("key"), fields.get("key_env"))
+        .unwrap_or_else(|| Err(hidden("salt", value, EITHER_KEY)))?;
+    let open_paths = match fields.get("open_paths") {
+        None => DEFAULT_OPEN_PATHS.map(str::to_owned).to_vec(),
+        Some(list) => paths("salt.open_paths", 0, list)?,
+    };
+    Ok((key, open_paths))
+}
+
+/// `None`: both are there, or neither.
+fn salt_key(key: Option<&Value>, key_env: Option<&Value>) -> Option<Result<SaltKey, ConfigError>> {
+    Some(match (key, key_env) {
+        (Some(key), None) => key
             .as_str()
             .and_then(SaltKey::from_hex)
             .map(SaltKey::Bytes)
             .ok_or_else(|| hidden("salt.key", key, KEY)),
-        (_, Some(name)) => match name.as_str() {
+        (None, Some(name)) => match name.as_str() {
             Some(text) if is_plain_name(text) => Ok(SaltKey::Environment(text.to_owned())),
             _ => Err(invalid(
                 "salt.key_env",
@@ -131,12 +136,8 @@ pub(super) fn salt_key(value: &Value) -> Result<SaltKey, ConfigError> {
                 "the name of an environment variable",
             )),
         },
-        _ => Err(hidden(
-            "salt",
-            value,
-            "an object with either `key` or `key_env`",
-        )),
-    }
+        _ => return None,
+    })
 }
 
 /// An error about a value that may be a secret.
@@ -155,6 +156,9 @@ fn hidden(field: &'static str, value: &Value, limit: &str) -> ConfigError {
 
 /// Where Envoy's `jwt_authn` keeps what it has verified.
 const JWT_AUTHN_NAMESPACE: &str = "envoy.filters.http.jwt_authn";
+const EITHER_KEY: &str = "an object with either `key` or `key_env`, and perhaps `open_paths`";
+/// What clients ask before they chat: which models there are, and whether the engine lives (vLLM's and SGLang's name for it).
+const DEFAULT_OPEN_PATHS: [&str; 2] = ["/v1/models", "/health"];
 const PART: &str = "a string of 1 to 256 characters";
 pub(crate) const KEY: &str = "64 to 256 hexadecimal digits (try `openssl rand -hex 32`)";
 const MAX_PART_CHARS: usize = 256;

@@ -117,6 +117,22 @@ fn a_bad_value_is_named_with_field_value_and_limit() {
             ["salt", "derived", "needs `tenant`"],
         ),
         (
+            r#"{"tenant": {"header": "t"}, "salt": {"key_env": "A", "open_paths": ["/%61"]}}"#,
+            ["salt.open_paths", "\"/%61\"", "no \"%\""],
+        ),
+        (
+            r#"{"tenant": {"header": "t"}, "salt": {"key_env": "A", "open_paths": "/a"}}"#,
+            ["salt.open_paths", "\"/a\"", "a list of 0 to 64 paths"],
+        ),
+        (
+            r#"{"tenant": {"header": "t"}, "salt": {"open_paths": []}}"#,
+            ["salt", "this object", "either `key` or `key_env`"],
+        ),
+        (
+            r#"{"routes": ["/a"], "tenant": {"header": "t"}, "salt": {"key_env": "A", "open_paths": ["/a"]}}"#,
+            ["salt.open_paths", "without a salt", "none of `routes`"],
+        ),
+        (
             r#"{"mode": "shadow"}"#,
             ["mode", "\"shadow\"", "\"order\" or \"dry-run\""],
         ),
@@ -209,6 +225,18 @@ fn a_claim_is_a_name_or_the_names_on_the_way_to_it() {
         path(r#"{"tenant": {"claim": ["org", "id"], "payload": "jwt", "namespace": "mine"}}"#),
         ["mine", "jwt", "org", "id"]
     );
+}
+
+#[test]
+fn open_paths_come_with_salts_alone() {
+    let open = |json: &str| Config::from_json(json.as_bytes()).unwrap().open_paths;
+    assert_eq!(open("{}"), [""; 0]);
+    let salted = |more: &str| {
+        format!(r#"{{"tenant": {{"header": "t"}}, "salt": {{"key_env": "A"{more}}}}}"#)
+    };
+    assert_eq!(open(&salted("")), ["/v1/models", "/health"]);
+    assert_eq!(open(&salted(r#", "open_paths": []"#)), [""; 0]);
+    assert_eq!(open(&salted(r#", "open_paths": ["/ping"]"#)), ["/ping"]);
 }
 
 #[test]

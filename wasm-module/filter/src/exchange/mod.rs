@@ -3,6 +3,7 @@
 //! ```text
 //! request headers ─► not ours ──────────────────────────────► Bystander   goes on, no report
 //!        │
+//!        ├─► with salts: not on the lists ([`listed`]) ──────► Settled     is refused
 //!        ├─► cannot be ordered (encoded, too large, …) ──────► Settled     goes on, or is refused
 //!        ▼
 //!     Holding ── body grows ─► over the bound ───────────────► Settled     goes on whole, or is refused
@@ -15,6 +16,8 @@
 //! hangs on a stale one) and the chosen path becomes a header. Where the proxy cannot hold them
 //! ([`RequestHeaders::Release`]) they go on at once, without either. Response headers get the report; response bodies
 //! pass as they come, and what they say of the prompt is read on the way ([`crate::usage`]).
+
+mod listed;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -32,6 +35,9 @@ use crate::plugin::{Known, Plugin, Route};
 use crate::retrieval::{Ended, OnNothing, Reason, Search, Step};
 use crate::salt::Identity;
 use crate::usage::Counted;
+use listed::{Asked, Listed};
+
+pub(crate) use listed::Unlisted;
 
 /// One request and its response.
 pub struct Exchange {
@@ -125,16 +131,15 @@ impl Exchange {
 
     /// The request's headers have arrived; with `end_of_stream` there is nothing more.
     pub fn on_request_headers(&mut self, host: &impl Host, end_of_stream: bool) -> Flow {
-        let dialect = self
-            .strip_own_headers(host)
-            .and_then(|()| self.dialect_if_ours(host));
+        let dialect = self.strip_own_headers(host).map_err(Fault::from);
+        let dialect = dialect.and_then(|()| self.dialect_if_ours(host, end_of_stream));
         let bypassed = match dialect {
             Ok(None) => return Flow::Continue,
             Ok(Some(dialect)) => {
                 self.dialect = dialect;
                 self.is_bypassed(host)
             }
-            Err(error) => Err(error),
+            Err(fault) => return self.decline(host, fault),
         };
         let held = match bypassed {
             Ok(_) if end_of_stream => Err(Fault::EmptyBody),
@@ -300,14 +305,34 @@ impl Exchange {
         Ok(())
     }
 
-    /// `None`: the request is not looked at.
-    fn dialect_if_ours(&self, host: &impl Host) -> Result<Option<Dialect>, HostError> {
-        if host.request_header(":method")?.as_deref() != Some(b"POST") {
-            return Ok(None);
-        }
+    /// `None`: the request is not looked at. With salts such a request carries no prompt, or it is refused.
+    fn dialect_if_ours(
+        &mut self,
+        host: &impl Host,
+        end_of_stream: bool,
+    ) -> Result<Option<Dialect>, Fault> {
+        let method = host.request_header(":method")?.unwrap_or_default();
         let path = host.request_header(":path")?.unwrap_or_default();
         let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
-        let mut routes = self.plugin.config().routes.iter();
+        let config = self.plugin.config();
+        if self.plugin.is_salted() {
+            self.dialect = Dialect::guessed(path);
+            let asked = Asked {
+                method: &method,
+                path,
+                has_body: !end_of_stream,
+                upgrades: host.request_header("upgrade")?.is_some(),
+            };
+            let listed = asked.listed(&config.routes, &config.open_paths)?;
+            return Ok(match listed {
+                Listed::Watched(route) => Some(Dialect::of(route)),
+                Listed::WithoutPrompt => None,
+            });
+        }
+        if method != b"POST" {
+            return Ok(None);
+        }
+        let mut routes = config.routes.iter();
         let route = routes.find(|route| is_route(path, route.as_bytes()));
         Ok(route.map(|route| Dialect::of(route)))
     }
@@ -592,6 +617,9 @@ impl Exchange {
         if let Some(name) = &self.plugin.config().report_header {
             headers.push((name, &report));
         }
+        if let Some(methods) = fault.allowed_methods() {
+            headers.push(("allow", methods));
+        }
         let body = (self.dialect).error(status, &fault.to_string(), fault.reason());
         if let Err(error) = host.respond(status, &headers, &body) {
             host.log(LogLevel::Warn, &error.to_string());
@@ -654,7 +682,8 @@ fn salted(body: &[u8], held: &Held, reason: &'static str) -> Result<Sent, Fault>
     })
 }
 
-/// Whether an engine may take `path` for `route`: many compare after they have decoded `%` escapes.
+/// Whether an engine may take `path` for `route`: many compare after they have decoded `%` escapes. Without salts a path
+/// that is missed costs an ordering; with them [`listed`] decides.
 fn is_route(path: &[u8], route: &[u8]) -> bool {
     let mut rest = path;
     for expected in route {

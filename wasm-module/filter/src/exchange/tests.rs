@@ -549,6 +549,178 @@ fn with_salts_a_proxy_that_refuses_a_call_stops_the_request() {
     }
 }
 
+/// What becomes of a request without a body of its own, by method and path: how it flows, and the answer.
+fn headers_alone(
+    plugin: &Arc<Plugin>,
+    host: &ScriptedHost,
+    request: (&str, &str, &[(&str, &str)]),
+    end_of_stream: bool,
+) -> (Flow, Option<u16>) {
+    let (method, path, headers) = request;
+    host.request(method, path, headers);
+    let mut exchange = Exchange::new(Arc::clone(plugin));
+    let flow = exchange.on_request_headers(host, end_of_stream);
+    (flow, host.local_response().map(|(status, _)| status))
+}
+
+#[test]
+fn with_salts_what_is_not_exactly_a_listed_path_goes_no_further_whatever_on_failure_says() {
+    let spellings = [
+        "/v1/chat/completions%0A",
+        "/v1/chat/completions%0a",
+        "/v1/chat/completions\n",
+        "/v1/chat/completions/",
+        "//v1/chat/completions",
+        "/v1//chat/completions",
+        "/v1/./chat/completions",
+        "/v1/../v1/chat/completions",
+        "/v1/%2e/chat/completions",
+        "/v1/chat%2Fcompletions",
+        "/v1/chat/completion%73",
+        "/v1/chat/completion%2573",
+        "/v1/chat\\completions",
+        "/v1/chat/completions;a=b",
+        "/v1/chat/completions%00",
+        "/v1/chat/completions%09",
+        "/v1/chat/completions%3F",
+        "/v1/chat/completions#x",
+        "/v1/chat/Completions",
+        "/v1/ch\u{e0}t/completions",
+        "v1/chat/completions",
+        "http://gateway/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/kv/snapshot",
+        "/metrics",
+        "/v1/models/",
+        "/v1/models%0A",
+        "/",
+        "*",
+        "",
+    ];
+    for on_failure in ["pass", "refuse"] {
+        let host = ScriptedHost::default();
+        let on_failure = format!(r#"{{"on_failure": "{on_failure}", "bypass_header": "x-raw", "#);
+        let plugin = plugin(&host, &SALTED.replacen('{', &on_failure, 1));
+        let headers = [("x-tenant", "red"), ("x-raw", "1")];
+        for path in spellings {
+            for method in ["POST", "GET", "OPTIONS"] {
+                for end_of_stream in [false, true] {
+                    let request = (method, path, &headers[..]);
+                    let refused = headers_alone(&plugin, &host, request, end_of_stream);
+                    assert_eq!(refused, (Flow::Hold, Some(404)), "{method} {path:?}");
+                }
+            }
+        }
+        let refused = 6 * u64::try_from(spellings.len()).unwrap();
+        assert_eq!(host.counter("foreword_unlisted_requests_total"), refused);
+        assert_eq!(host.counter("foreword_refused_total"), refused);
+    }
+}
+
+#[test]
+fn with_salts_a_refused_path_stays_refused_while_its_body_arrives() {
+    let host = ScriptedHost::default();
+    let plugin = plugin(&host, SALTED);
+    host.request("POST", "/v1/messages%0A", &[("x-tenant", "red")]);
+    let mut exchange = Exchange::new(plugin);
+    assert_eq!(exchange.on_request_headers(&host, false), Flow::Hold);
+    host.receive(b"{}");
+    assert_eq!(exchange.on_request_body(&host, 2, false), Flow::Hold);
+    assert_eq!(exchange.on_request_trailers(&host), Flow::Hold);
+    exchange.on_response_headers(&host);
+    assert_eq!(
+        host.response_header("x-foreword").unwrap(),
+        "refused; reason=unlisted-path"
+    );
+    let (_, error) = host.local_response().unwrap();
+    let error: serde_json::Value = serde_json::from_slice(&error).unwrap();
+    assert_eq!(error["error"]["type"], "not_found_error");
+    assert!(!error.to_string().contains("%0A"), "{error}");
+}
+
+#[test]
+fn with_salts_a_listed_path_goes_on_with_its_methods_and_without_a_body_that_nobody_reads() {
+    let host = ScriptedHost::default();
+    let plugin = plugin(
+        &host,
+        r#"{"tenant": {"header": "x-tenant"},
+            "salt": {"key_env": "SCRIPTED_KEY", "open_paths": ["/v1/models", "/ping"]}}"#,
+    );
+    let tenant = ("x-tenant", "red");
+    let json = ("content-type", "application/json");
+    let websocket = ("upgrade", "websocket");
+    let overridden = ("x-http-method-override", "POST");
+    let gone_on = (Flow::Continue, None);
+    let refused = |status| (Flow::Hold, Some(status));
+    for (method, path, headers, end_of_stream, expected) in [
+        ("GET", "/v1/models", &[][..], true, gone_on),
+        ("HEAD", "/v1/models", &[], true, gone_on),
+        ("GET", "/ping?x=%0A", &[], true, gone_on),
+        ("OPTIONS", "/v1/models", &[], true, gone_on),
+        ("OPTIONS", PATH, &[], true, gone_on),
+        ("GET", "/v1/models", &[overridden], true, gone_on),
+        // A default that another list took the place of.
+        ("GET", "/health", &[], true, refused(404)),
+        ("GET", "/v1/models", &[], false, refused(400)),
+        ("OPTIONS", PATH, &[], false, refused(400)),
+        ("POST", "/v1/models", &[tenant, json], false, refused(405)),
+        ("GET", PATH, &[tenant, overridden], true, refused(405)),
+        ("PUT", PATH, &[tenant, json], false, refused(405)),
+        ("CONNECT", PATH, &[tenant], false, refused(405)),
+        ("GET", "/ping", &[websocket], true, refused(400)),
+        ("GET", "/ping", &[websocket], false, refused(400)),
+        ("POST", PATH, &[tenant, websocket], false, refused(400)),
+        // Watched, and so held or refused by what it says.
+        ("POST", PATH, &[tenant, json], false, (Flow::Hold, None)),
+        (
+            "POST",
+            "/v1/messages?%0A#",
+            &[tenant],
+            false,
+            (Flow::Hold, None),
+        ),
+        ("POST", PATH, &[json], false, refused(403)),
+    ] {
+        let flow = headers_alone(&plugin, &host, (method, path, headers), end_of_stream);
+        assert_eq!(flow, expected, "{method} {path} {headers:?}");
+    }
+}
+
+#[test]
+fn a_405_names_the_methods_that_the_path_is_served_with() {
+    let host = ScriptedHost::default();
+    let plugin = plugin(&host, SALTED);
+    for (path, allowed) in [(PATH, "POST, OPTIONS"), ("/health", "GET, HEAD, OPTIONS")] {
+        headers_alone(&plugin, &host, ("DELETE", path, &[]), true);
+        assert_eq!(host.local_header("allow").as_deref(), Some(allowed));
+        let (status, error) = host.local_response().unwrap();
+        let error: serde_json::Value = serde_json::from_slice(&error).unwrap();
+        assert_eq!(
+            (status, &error["error"]["code"]),
+            (405, &"unlisted-method".into())
+        );
+        assert!(
+            error["error"]["message"]
+                .as_str()
+                .unwrap()
+                .contains(allowed)
+        );
+    }
+}
+
+#[test]
+fn without_salts_a_path_that_is_not_listed_goes_on_unread() {
+    let host = ScriptedHost::default();
+    let plugin = plugin(&host, r#"{"tenant": {"header": "x-tenant"}}"#);
+    for path in ["/v1/chat/completions%0A", "/v1/completions", "/metrics"] {
+        let flow = headers_alone(&plugin, &host, ("POST", path, &[]), false);
+        assert_eq!(flow, (Flow::Continue, None), "{path}");
+    }
+    assert_eq!(host.counter("foreword_requests_total"), 0);
+}
+
 #[test]
 fn a_claim_names_the_tenant_and_a_header_does_not() {
     let host = ScriptedHost::default();

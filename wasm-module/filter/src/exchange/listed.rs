@@ -1,0 +1,223 @@
+//! Which requests go on where salts are on: those on two lists of exact paths, and no other.
+//!
+//! What an engine makes of an unusual path is the engine's affair: Starlette, which vLLM and SGLang are built on, takes
+//! `/v1/chat/completions%0A` for `/v1/chat/completions`, others fold slashes, case or parameters. So no rule here says
+//! which spellings mean a route. A path is compared byte by byte, without its query, and what is on neither list goes no
+//! further, since it could carry a prompt with a salt of the client's own.
+//!
+//! | method | on `routes` | on `salt.open_paths` | elsewhere |
+//! | --- | --- | --- | --- |
+//! | `POST` | is read, and goes on with the salt | 405 | 404 |
+//! | `GET`, `HEAD` | 405 | goes on if it has no body | 404 |
+//! | `OPTIONS` | goes on if it has no body | goes on if it has no body | 404 |
+//! | any other, `CONNECT` too | 405 | 405 | 404 |
+//! | with `Upgrade` (HTTP/2's extended `CONNECT` too) | 400 | 400 | 404 |
+//!
+//! So whatever has a body has the gateway's salt in it. A header that names another path or method
+//! (`X-HTTP-Method-Override`, `X-Original-URL`) changes nothing of that: it stands beside a body with the gateway's salt,
+//! or beside none.
+
+use thiserror::Error;
+
+/// What the headers of a request ask for.
+pub(super) struct Asked<'h> {
+    pub(super) method: &'h [u8],
+    /// Without its query.
+    pub(super) path: &'h [u8],
+    /// Bytes or trailers follow the headers.
+    pub(super) has_body: bool,
+    /// The connection is to be used for another protocol, which nobody here reads.
+    pub(super) upgrades: bool,
+}
+
+/// Why a request may go on.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Listed<'c> {
+    /// It is read, by the rules of this route.
+    Watched(&'c str),
+    /// It has no body, and asks for what carries no prompt.
+    WithoutPrompt,
+}
+
+/// Why it may not. No text names the path: it is the client's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub(crate) enum Unlisted {
+    /// Its path is on neither list.
+    #[error(
+        "the gateway serves no such path; it compares paths byte by byte, without escapes, double slashes or a final slash"
+    )]
+    Path,
+    /// Its path is on one, for other methods.
+    #[error("the gateway serves this path with other methods: {allowed}")]
+    Method {
+        /// For the header `allow`.
+        allowed: &'static str,
+    },
+    /// It has a body where none is read.
+    #[error("the gateway serves this path without a body, and the request has one")]
+    Body,
+    /// It asks for another protocol on the same connection.
+    #[error("the gateway serves this path without `upgrade`")]
+    Upgrade,
+}
+
+impl Asked<'_> {
+    /// Why the request may go on, or why not.
+    pub(super) fn listed<'c>(
+        &self,
+        routes: &'c [String],
+        open_paths: &[String],
+    ) -> Result<Listed<'c>, Unlisted> {
+        let is_this = |listed: &&String| listed.as_bytes() == self.path;
+        let route = routes.iter().find(is_this);
+        if route.is_none() && !open_paths.iter().any(|open| is_this(&open)) {
+            return Err(Unlisted::Path);
+        }
+        if self.upgrades {
+            return Err(Unlisted::Upgrade);
+        }
+        match (route, self.method) {
+            (Some(route), b"POST") => return Ok(Listed::Watched(route)),
+            (None, b"GET" | b"HEAD") | (_, b"OPTIONS") => {}
+            (Some(_), _) => return Err(Unlisted::Method { allowed: WATCHED }),
+            (None, _) => return Err(Unlisted::Method { allowed: OPEN }),
+        }
+        if self.has_body {
+            return Err(Unlisted::Body);
+        }
+        Ok(Listed::WithoutPrompt)
+    }
+}
+
+impl Unlisted {
+    /// The words of all of them.
+    pub(crate) const REASONS: [&'static str; 4] =
+        ["unlisted-path", "unlisted-method", "unread-body", "upgrade"];
+
+    /// Kebab-case word for the header and the log.
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Self::Path => "unlisted-path",
+            Self::Method { .. } => "unlisted-method",
+            Self::Body => "unread-body",
+            Self::Upgrade => "upgrade",
+        }
+    }
+
+    pub(crate) fn status(self) -> u16 {
+        match self {
+            Self::Path => 404,
+            Self::Method { .. } => 405,
+            Self::Body | Self::Upgrade => 400,
+        }
+    }
+
+    /// For the header `allow`, which belongs to 405.
+    pub(crate) fn allowed_methods(self) -> Option<&'static str> {
+        match self {
+            Self::Method { allowed } => Some(allowed),
+            Self::Path | Self::Body | Self::Upgrade => None,
+        }
+    }
+}
+
+const WATCHED: &str = "POST, OPTIONS";
+const OPEN: &str = "GET, HEAD, OPTIONS";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(method: &str, path: &str, has_body: bool) -> Result<String, Unlisted> {
+        let lists = [["/v1/chat/completions"], ["/v1/models"]]
+            .map(|paths| paths.map(str::to_owned).to_vec());
+        let asked = Asked {
+            method: method.as_bytes(),
+            path: path.as_bytes(),
+            has_body,
+            upgrades: false,
+        };
+        let listed = asked.listed(&lists[0], &lists[1])?;
+        Ok(format!("{listed:?}"))
+    }
+
+    #[test]
+    fn a_listed_path_goes_on_with_its_own_methods_alone() {
+        let watched = Unlisted::Method { allowed: WATCHED };
+        let open = Unlisted::Method { allowed: OPEN };
+        let without = || Ok("WithoutPrompt".to_owned());
+        for (method, on_routes, on_open_paths) in [
+            (
+                "POST",
+                Ok(r#"Watched("/v1/chat/completions")"#.to_owned()),
+                Err(open),
+            ),
+            ("GET", Err(watched), without()),
+            ("HEAD", Err(watched), without()),
+            ("OPTIONS", without(), without()),
+            ("PUT", Err(watched), Err(open)),
+            ("post", Err(watched), Err(open)),
+            ("get", Err(watched), Err(open)),
+            ("CONNECT", Err(watched), Err(open)),
+            ("", Err(watched), Err(open)),
+        ] {
+            assert_eq!(
+                asked(method, "/v1/chat/completions", false),
+                on_routes,
+                "{method}"
+            );
+            assert_eq!(
+                asked(method, "/v1/models", false),
+                on_open_paths,
+                "{method}"
+            );
+            assert_eq!(asked(method, "/v1/completions", false), Err(Unlisted::Path));
+        }
+    }
+
+    #[test]
+    fn every_reason_is_among_the_reasons() {
+        for unlisted in [
+            Unlisted::Path,
+            Unlisted::Method { allowed: OPEN },
+            Unlisted::Body,
+            Unlisted::Upgrade,
+        ] {
+            assert!(
+                Unlisted::REASONS.contains(&unlisted.reason()),
+                "{unlisted:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_not_read_has_no_body() {
+        for (method, path) in [
+            ("GET", "/v1/models"),
+            ("HEAD", "/v1/models"),
+            ("OPTIONS", "/v1/models"),
+            ("OPTIONS", "/v1/chat/completions"),
+        ] {
+            assert_eq!(
+                asked(method, path, true),
+                Err(Unlisted::Body),
+                "{method} {path}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_listed_path_may_not_become_another_protocol() {
+        let routes = ["/a".to_owned()];
+        for (method, path) in [("POST", "/a"), ("GET", "/a"), ("GET", "/b")] {
+            let asked = Asked {
+                method: method.as_bytes(),
+                path: path.as_bytes(),
+                has_body: false,
+                upgrades: true,
+            };
+            let listed = asked.listed(&routes, &["/b".to_owned()]);
+            assert_eq!(listed, Err(Unlisted::Upgrade), "{method} {path}");
+        }
+    }
+}
