@@ -1,10 +1,10 @@
-//! How long until another worker knows what one did.
+//! How long it takes until one worker knows what another one did.
 //!
 //! `cargo bench -p foreword-benches --bench agreement`
 //!
-//! One Envoy with two workers, a connection to each. A request about documents that nobody has asked for goes to one worker,
-//! and some time later the same documents, turned round, to the other. The other knows if it matches them. What is known
-//! before a request is ordered is known in time: nothing waits for a tick.
+//! One Envoy runs with two workers and a connection to each. A request about new documents goes to one worker. Some
+//! time later a request with the same documents in reverse order goes to the other worker, which knows of the first if
+//! it matches them. A worker reads what it does not know yet before it orders a request, so nothing waits for a tick.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ fn main() -> Result<()> {
         let mut known = 0;
         for number in 0..requests {
             topic += 1;
-            // By turns, so that neither worker is always the first.
+            // Alternately, so that neither worker is always the first.
             let [first, second] = &mut clients;
             let (first, second) = match number % 2 {
                 0 => (first, second),
@@ -60,7 +60,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A connection that came to that worker.
+/// Returns a connection that this worker has accepted.
 fn connect(gateway: &Gateway, worker: usize) -> Result<Client> {
     let count = || -> Result<u64> {
         let name = format!("worker_{worker}.downstream_cx_total: ");
@@ -72,7 +72,7 @@ fn connect(gateway: &Gateway, worker: usize) -> Result<Client> {
     for _ in 0..100 {
         let before = count()?;
         let mut client = Client::connect(gateway.address())?;
-        // A connection is a worker's when it has answered.
+        // A connection belongs to a worker once the worker has answered on it.
         client.send(&post(b"{}"))?;
         client.response()?;
         if count()? > before {

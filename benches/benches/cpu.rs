@@ -4,15 +4,17 @@
 //! cargo bench -p foreword-benches --bench cpu [-- --rounds N]
 //! ```
 //!
-//! The cases take turns in every round, so that a noisy machine disturbs all alike; the table shows medians. `gemm` does
-//! the matrix products of all layers and nothing else. Ours does the whole prompt: products, attention, norms, rotation,
-//! gate and one row of logits, but in the last layer only what that row needs. So two ratios are shown:
+//! The cases alternate in every round, so that a noisy machine disturbs all alike; the table shows medians. `gemm`
+//! computes the matrix products of all layers and nothing else. The CPU backend computes the whole prompt: products,
+//! attention, norms, rotation, gate and one row of logits, but in the last layer only what that row needs. So two
+//! ratios are shown:
 //!
-//! - *time / gemm*: the whole prompt against the products alone, as a clock sees it;
-//! - *per FLOP*: the same, each side's time divided by the multiply-adds it really does; at most 2 must hold.
+//! - *time / gemm*: the whole prompt against the products alone, in elapsed time;
+//! - *per FLOP*: the same, with each side's time divided by the multiply-adds that it really computes; it must be at
+//!   most 2.
 //!
-//! Weights of bf16 are measured twice: as the backend multiplies them by itself, which may be by bf16, and widened to f32,
-//! which is what `gemm`'s figures are comparable with. Beside other engines: `cpu_peers`.
+//! Weights of bf16 are measured twice: as the backend multiplies them by default, which may be in bf16, and widened to
+//! f32, which is comparable with `gemm`'s figures. The comparison with other engines is in `cpu_peers`.
 
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
@@ -29,7 +31,7 @@ const VOCABULARY: usize = 32_000;
 const PROMPT: usize = 512;
 const PAGE_TOKENS: u32 = 16;
 const DECODE_STEPS: usize = 16;
-/// Sequences that decode side by side in the batched case.
+/// Sequences that decode together in the batched case.
 const BATCH: usize = 8;
 
 /// Matrices of a layer, `(inputs, outputs)`, as both sides multiply them.
@@ -82,7 +84,7 @@ fn main() {
     }
 }
 
-/// Reads all of `memory`, to know what a decode step, which reads every weight once, can hope for.
+/// Reads all of `memory`, to know the limit of a decode step, which reads every weight once.
 fn read(memory: &[u64], threads: usize) {
     std::thread::scope(|scope| {
         for part in memory.chunks(memory.len() / threads) {
@@ -106,7 +108,7 @@ fn rounds() -> usize {
     })
 }
 
-/// Operations of the layers' products on all rows; a multiply-add counts as two.
+/// Returns the operations of the layers' products on all rows; a multiply-add counts as two.
 fn product_flops(rows: usize) -> f64 {
     (2 * LAYERS * layer_weights() * rows) as f64
 }
@@ -118,7 +120,8 @@ fn layer_weights() -> usize {
         .sum()
 }
 
-/// Operations of a prompt as we compute it: the last layer has queries, keys and values of all rows, and the rest of one.
+/// Returns the operations of a prompt as the backend computes it: in the last layer, queries, keys and values of all
+/// rows, and the rest for one row.
 fn prompt_flops() -> f64 {
     let (inputs, outputs) = PRODUCTS[0];
     let skipped = 2 * (layer_weights() - inputs * outputs) * (PROMPT - 1);
@@ -189,7 +192,7 @@ struct Case {
     name: String,
     threads: usize,
     work: Work,
-    /// Seconds for the prompt, for its last 64 tokens on a cached prefix, per decoded token, per step of a batch.
+    /// Seconds for the prompt, for its last 64 tokens on a cached prefix, per decoded token, and per step of a batch.
     prompt: Vec<f64>,
     rest: Vec<f64>,
     decode: Vec<f64>,
@@ -310,14 +313,14 @@ impl Ours {
         self.run(vec![segment]);
     }
 
-    /// One more token for each of `sequences`.
+    /// Decodes one more token for each of `sequences`.
     fn decode(&mut self, step: usize, sequences: usize) {
         let segments =
             (0..sequences).map(|sequence| self.segment(&[step as u32], PROMPT + step, sequence));
         self.run(segments.collect());
     }
 
-    /// The same logits at once and on a cached prefix; fills every sequence's pages.
+    /// Checks that the logits are the same at once and on a cached prefix. Fills every sequence's pages.
     fn check(&mut self) {
         for sequence in (0..BATCH).rev() {
             self.run(vec![self.segment(&self.prompt, 0, sequence)]);
@@ -330,14 +333,14 @@ impl Ours {
     }
 }
 
-/// The layers' matrix products by `gemm`, each weight matrix in the layout that it is faster with.
+/// The layers' matrix products by `gemm`, with each weight matrix in the layout that is faster.
 struct Peer {
     parallelism: gemm::Parallelism,
     input: Vec<f32>,
     output: Vec<f32>,
-    /// By layer and product.
+    /// Weights by layer and product.
     weights: Vec<Vec<f32>>,
-    /// Weights are `[outputs, inputs]` instead of `[inputs, outputs]`.
+    /// Whether weights are `[outputs, inputs]` instead of `[inputs, outputs]`.
     transposed: bool,
 }
 
@@ -365,7 +368,7 @@ impl Peer {
         }
     }
 
-    /// `output[512, outputs] = input[512, inputs] · weights`, all row-major.
+    /// Computes `output[512, outputs] = input[512, inputs] · weights`, all row-major.
     #[allow(unsafe_code, reason = "the peer's interface takes pointers")]
     fn multiply(&mut self, number: usize) {
         let (inputs, outputs) = PRODUCTS[number % PRODUCTS.len()];

@@ -1,4 +1,4 @@
-//! The CPU backend beside other engines, on the same weights: 0.36B parameters in the shape of Qwen2, random.
+//! The CPU backend beside other engines, on the same random weights: 0.36B parameters in the shape of Qwen2.
 //!
 //! ```text
 //! python3 -m venv /tmp/peers && /tmp/peers/bin/pip install -r benches/peers/requirements-cpu.txt
@@ -6,13 +6,13 @@
 //!     [-- --rounds N] [--threads 1,2] [--weights bf16,f32]
 //! ```
 //!
-//! For every element type and thread count each engine loads the model (ours twice where bf16 is multiplied by bf16), the
-//! logits of one prompt are compared, and then all take turns: a prompt of 512 tokens, then 16 tokens one by one.
-//! Peers are processes driven over pipes (`peers/cpu_engines.py`); they take their own times. One that is not installed
-//! is left out, and the table says so.
+//! For every element type and thread count, each engine loads the model (the CPU backend twice where it multiplies bf16
+//! by bf16). The logits of one prompt are compared, and then the engines alternate: a prompt of 512 tokens, then 16
+//! tokens one by one. Peers are processes driven over pipes (`peers/cpu_engines.py`) and take their own times. An
+//! engine that is not installed is omitted, and the table says so.
 //!
-//! The table shows medians of clock times, and of the processor time of all threads, which a loaded machine
-//! disturbs less but which counts waiting in a loop as work. A ratio above 1 says that ours is faster.
+//! The table shows medians of elapsed times, and of the processor time of all threads. A loaded machine disturbs the
+//! latter less, but it counts busy waiting as work. A ratio above 1 says that the CPU backend is faster.
 
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
@@ -28,7 +28,7 @@ const VOCABULARY: u32 = 4_096;
 const PROMPT: u32 = 512;
 const DECODED: u32 = 16;
 const PAGE_TOKENS: u32 = 16;
-/// Of [`Checkpoint::random`]; `peers/cpu_engines.py` has it too.
+/// Seed of [`Checkpoint::random`], the same as in `peers/cpu_engines.py`.
 const SEED: u64 = 1;
 
 fn shape() -> serde_json::Value {
@@ -90,7 +90,7 @@ fn compare(weights: &str, threads: u32, rounds: usize, notes: &mut Vec<String>) 
         }
     }
 
-    // The same answer from all, before any is timed.
+    // All engines must give the same answer before any is timed.
     let answers: Vec<Vec<f32>> = engines.iter_mut().map(Measured::warm_up).collect();
     for (engine, answer) in engines.iter().zip(&answers).skip(1) {
         let error = error(&answers[0], answer);
@@ -127,7 +127,7 @@ fn compare(weights: &str, threads: u32, rounds: usize, notes: &mut Vec<String>) 
     }
 }
 
-/// Root mean square difference, in standard deviations of `a`.
+/// Returns the root mean square difference, in standard deviations of `a`.
 fn error(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     let count = a.len() as f64;
@@ -141,12 +141,12 @@ fn error(a: &[f32], b: &[f32]) -> f64 {
     (square.sum::<f64>() / count / variance).sqrt()
 }
 
-/// Seconds by the clock and of processor time.
+/// Elapsed seconds and seconds of processor time.
 type Times = [f64; 2];
 
 trait Runner {
     fn name(&self) -> &str;
-    /// Computes `tokens` behind the first `start` of the sequence, and the last one's logits.
+    /// Computes `tokens` after the first `start` of the sequence, and the last token's logits.
     fn run(&mut self, tokens: &[u32], start: u32) -> Times;
     fn logits(&mut self) -> Vec<f32>;
 }
@@ -191,7 +191,7 @@ impl Measured {
         self.decode.push(decode);
     }
 
-    /// Prompt and decode by the clock, then both by processor time.
+    /// Returns medians of elapsed time for prompt and decode, then of processor time for both.
     fn medians(&self) -> [f64; 4] {
         let median = |times: &[Times], kind: usize| {
             let mut times: Vec<f64> = times.iter().map(|times| times[kind]).collect();
@@ -265,7 +265,8 @@ impl Runner for Ours {
     }
 }
 
-/// Processor time of this process so far, by the scheduler's nanoseconds for each thread; 0 where there is no `/proc`.
+/// Returns this process's processor time so far, from the scheduler's nanoseconds for each thread; 0 where there is no
+/// `/proc`.
 fn processor_seconds() -> f64 {
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
         return 0.0;
@@ -335,7 +336,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// `None` when the process has ended.
+    /// Sends a question and returns the answer, or `None` when the process has ended.
     fn ask<T: for<'a> Deserialize<'a>>(&mut self, question: &serde_json::Value) -> Option<T> {
         writeln!(self.input, "{question}").ok()?;
         self.input.flush().ok()?;
@@ -367,7 +368,7 @@ impl Runner for Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

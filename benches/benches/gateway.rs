@@ -1,12 +1,12 @@
-//! What the filter costs in real Envoy: requests per second without it, with it as a Wasm module, and with it as a
-//! dynamic module, side by side in one run; and what it costs that workers tell each other what they did, and that access
-//! logs are told.
+//! The filter's cost in real Envoy: requests per second without it, with it as a Wasm module, and with it as a dynamic
+//! module, side by side in one run. Also measured are the costs of workers sharing what they did, and of access log
+//! fields.
 //!
 //! `cargo bench -p foreword-benches --bench gateway`
 //!
-//! Four keep-alive clients send chat requests of about 16 KB with 15 tagged documents, Zipf-distributed, to
-//! Envoys of one worker each, and to two of four workers, in turns; all forward to the same scripted upstream. Clients, upstream and Envoy
-//! share the machine, so the ratio counts, and Envoy's own processor time per request.
+//! Four keep-alive clients send chat requests of about 16 KB with 15 tagged documents, Zipf-distributed, alternately to
+//! several Envoys: most have one worker, and two have four. All forward to the same scripted upstream. Clients,
+//! upstream and Envoy share the machine, so the ratio counts, and Envoy's own processor time per request.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -23,11 +23,11 @@ use serde_json::json;
 const CLIENTS: usize = 4;
 const ROUNDS: usize = 9;
 const REQUESTS_PER_ROUND: usize = 4_000;
-/// The filter must leave at least this share of the requests per second.
+/// Least share of the requests per second that the filter must leave.
 const MUST_HOLD: f64 = 0.5;
 
 fn main() -> Result<ExitCode> {
-    // Cargo passes `--bench` when it benches and nothing when it tests: then one small round shows that it runs.
+    // Cargo passes `--bench` for benches and nothing for tests; then one small round shows that the bench runs.
     let benching = std::env::args().any(|argument| argument == "--bench");
     let (rounds, requests) = if benching {
         (ROUNDS, REQUESTS_PER_ROUND)
@@ -92,7 +92,7 @@ fn main() -> Result<ExitCode> {
         variant.rounds.clear();
     }
     for round in 0..rounds {
-        // Who begins changes, so that none always meets the warmer machine.
+        // The order rotates, so that no variant always meets the warmer machine.
         for turn in 0..variants.len() {
             let index = (round + turn) % variants.len();
             variants[index].round(&bodies, requests)?;
@@ -121,7 +121,7 @@ fn main() -> Result<ExitCode> {
 struct Variant {
     name: &'static str,
     gateway: Gateway,
-    /// What each report must contain: a filter that does nothing would be fast.
+    /// Text that each report must contain, because a filter that does nothing would be fast.
     report: &'static str,
     rounds: Vec<Round>,
 }

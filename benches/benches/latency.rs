@@ -1,23 +1,25 @@
-//! What the filter adds to the time of one request: from its first byte sent to the first event of the answer.
+//! The time that the filter adds to one request: from its first byte sent to the first event of the answer.
 //!
 //! `cargo bench -p foreword-benches --bench latency`
 //!
-//! One client on one connection to each Envoy, one request at a time, the Envoys in turns from request to request, so that
-//! whatever else the machine does hits all alike. Who comes after whom is drawn anew in each round, so that nobody always has
-//! the same neighbour. Requests have 16 KB and 15 documents; the upstream answers at once with a stream of events. The clock
-//! starts before the request is written, since on a busy core Envoy may be done with it before the writing call returns.
+//! One client has one connection to each Envoy and sends one request at a time, alternating between the Envoys, so that
+//! other load on the machine affects all alike. The order is drawn anew in each round, so that no Envoy always has the
+//! same predecessor. Requests have 16 KB and 15 documents; the upstream answers at once with a stream of events. The
+//! clock starts before the request is written, because on a busy core Envoy may be done with it before the writing call
+//! returns.
 //!
-//! Beside no filter at all stand those that only buffer: Envoy's own buffer filter, what anything must cost that waits for
-//! whole bodies; a Wasm filter that does as little (`benches/buffer`); the same with the body copied into the VM and back;
-//! and the same with the body scanned and hashed once and a header told each way, the least that rewriting in Wasm costs.
+//! Besides an Envoy with no filter, there are Envoys whose filters only buffer: Envoy's own buffer filter, which shows
+//! the cost of waiting for whole bodies; a minimal Wasm filter (`benches/buffer`); the same with the body copied into
+//! the VM and back; and the same with the body scanned and hashed once and a header set each way, the least that
+//! rewriting in Wasm costs.
 //!
 //! ```text
-//! … -- requests=6000 turn=1       to each Envoy, and how many in a row before the next Envoy's turn
+//! … -- requests=6000 turn=1       requests to each Envoy, and how many in a row before the next Envoy
 //! FOREWORD_BEFORE=…/old.wasm …    another build of the filter beside this one
 //! ```
 //!
-//! With `turn=1` nine Envoys, each with a VM, push each other out of the processor's caches with every request; one
-//! that works alone is warmer, as with `turn=50`.
+//! With `turn=1`, nine Envoys, each with a VM, evict each other from the processor's caches with every request. An
+//! Envoy that works alone is warmer, as with `turn=50`.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -36,7 +38,7 @@ const BUFFER: &str = "- name: envoy.filters.http.buffer
     \"@type\": type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer
     max_request_bytes: 4194304
 ";
-/// A filter may add this much, median to median.
+/// Most time that the filter may add, from median to median.
 const WASM_ADDS: Duration = Duration::from_micros(500);
 const DYNAMIC_ADDS: Duration = Duration::from_micros(200);
 
@@ -155,7 +157,7 @@ fn main() -> Result<ExitCode> {
 
 struct Variant {
     name: &'static str,
-    /// What each report must contain: a filter that does nothing would be fast.
+    /// Text that each report must contain, because a filter that does nothing would be fast.
     report: &'static str,
     client: Client,
     times: Vec<Duration>,

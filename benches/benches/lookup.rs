@@ -1,12 +1,12 @@
-//! The similarity cache inside real Envoy: one look-up among 300 questions of 768 components, as the filter itself measures
-//! it (`foreword_retrieval_lookup_microseconds`).
+//! The similarity cache inside real Envoy: one lookup among 300 questions of 768 components, as the filter itself
+//! measures it (`foreword_retrieval_lookup_microseconds`).
 //!
 //! `cargo bench -p foreword-benches --bench lookup`
 //!
-//! | vectors | a question finds | a look-up reads |
+//! | vectors | a question finds | a lookup reads |
 //! | --- | --- | --- |
-//! | anywhere | itself, or nothing | a sixth of most rows: distances are plain early |
-//! | worst | itself, or nothing | every component of every row: all differ in their last 128 alone |
+//! | anywhere | itself, or nothing | a sixth of most rows: distances show early |
+//! | worst | itself, or nothing | every component of every row: all differ only in their last 128 |
 
 use anyhow::{Context, Result, ensure};
 use foreword_ordering::random::Random;
@@ -20,7 +20,7 @@ const ENTRIES: usize = 300;
 const DIMENSIONS: usize = 768;
 const LOOKUPS: usize = 2_000;
 const HISTOGRAM: &str = "foreword_retrieval_lookup_microseconds";
-/// What a look-up may take, at the median, in a bucket's bound.
+/// Longest median lookup, as a bucket's bound.
 const BOUND_US: f64 = 100.0;
 
 fn main() -> Result<ExitCode> {
@@ -57,20 +57,20 @@ fn main() -> Result<ExitCode> {
     })
 }
 
-/// Of random components from `first` on, zero before.
+/// Returns a vector of random components from `first` on, zero before.
 fn vector(random: &mut Random, first: usize) -> Vec<f64> {
     let component = |at| if at < first { 0.0 } else { random.unit() - 0.5 };
     (0..DIMENSIONS).map(component).collect()
 }
 
-/// Fills a cache with `keys` and looks `asked` up in turns. Shares of the look-ups, in per cent, by bound.
+/// Fills a cache with `keys` and looks up `asked` in rotation. Returns the share of lookups, in per cent, by bound.
 fn measured(
     keys: &[Vec<f64>],
     asked: &[Vec<f64>],
     hits: bool,
     lookups: usize,
 ) -> Result<Vec<(f64, f64)>> {
-    // No document has an id, so that nothing that is not known is kept, but for the keys.
+    // Only the keys' documents have ids, so that no unknown question is cached.
     let retriever = Upstream::scripted_forgetful(|request, reply| {
         let body = String::from_utf8_lossy(&request.body);
         let id = if body.contains("Keep this.") {
@@ -129,7 +129,8 @@ fn measured(
         .collect())
 }
 
-/// How many look-ups took at most so long, once Envoy has counted `all` of them, which it does every few seconds.
+/// Returns how many lookups took at most each bound, once Envoy has counted `all` of them, which it does every few
+/// seconds.
 fn buckets(gateway: &Gateway, all: usize) -> Result<Vec<(f64, u64)>> {
     let start = Instant::now();
     loop {

@@ -27,7 +27,7 @@ fn candidates(tree: &mut KnowledgeTree, list: &[u64]) -> Vec<Candidate<'static>>
         .collect()
 }
 
-/// A tree that has seen `lists`, each in the order that `policy` chose.
+/// Returns a tree that has seen `lists`, each in the order that `policy` chose.
 fn grown(policy: &mut dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
     let mut tree = KnowledgeTree::new(Bounds {
         max_nodes: 1_000_000,
@@ -47,7 +47,7 @@ fn grown(policy: &mut dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
     tree
 }
 
-/// Choosing an order, for every policy.
+/// Measures choosing an order, for every policy.
 fn orders(c: &mut Criterion) {
     let lists = zipf_topics(1, STORED + 1_000, DOCUMENTS, K);
     let (stored, asked) = lists.split_at(STORED);
@@ -88,7 +88,7 @@ fn orders(c: &mut Criterion) {
     group.finish();
 }
 
-/// Body in, body out: 15 tagged documents of 1 KB, the tree updated.
+/// Measures body in, body out: 15 tagged documents of 1 KB, with the tree updated.
 fn bodies(c: &mut Criterion) {
     let text = "All hands shall keep the watch list where the relief can read it. ".repeat(16);
     let body = |list: &Vec<u64>| {

@@ -1,13 +1,14 @@
-//! Staged search: how much of the exact answer IVF and HNSW find at their defaults, how early the final answer stands,
-//! and what speculating on it brings and costs.
+//! Staged search: how much of the exact answer IVF and HNSW find with their defaults, how early the final answer is
+//! found, and the benefit and cost of speculating on it.
 //!
-//! `[FOREWORD_INDEX=FILE] [FOREWORD_XQUAD=FILE [FOREWORD_EMBEDDER=DIR]] cargo bench -p foreword-benches --bench retrieval
-//! [-- indexes|large|load]`
+//! `[FOREWORD_INDEX=FILE] [FOREWORD_XQUAD=FILE [FOREWORD_EMBEDDER=DIR]] cargo bench -p foreword-benches --bench
+//! retrieval [-- indexes|large|load]`
 //!
-//! `indexes` searches the vectors of an index file that `foreword ingest` made, or else XQuAD's sentences and paragraphs
-//! with XQuAD's questions, or else a seeded mixture; `large` a mixture five times as large. Where there are no questions,
-//! one is one of the vectors, and not among its own answers. `load` runs the real engine on a device whose steps take as
-//! long as a formula says, with the stages that the searches of `indexes` had.
+//! `indexes` searches the vectors of an index file that `foreword ingest` made, or else XQuAD's sentences and
+//! paragraphs with XQuAD's questions, or else a seeded mixture. `large` searches a mixture five times as large. Where
+//! there are no questions, some of the vectors serve as questions, each excluded from its own answers. `load` runs the
+//! real engine on a device whose steps take as long as a formula says, with the stages that the searches of `indexes`
+//! had.
 
 use foreword_benches::simulated::{Costs, House, prompt};
 use foreword_benches::{Tables, embedded, xquad};
@@ -68,15 +69,15 @@ fn main() {
     }
 }
 
-/// What is searched for.
+/// A question to search for.
 struct Question {
-    /// Prepared.
+    /// The prepared vector.
     vector: Vec<f32>,
-    /// The slot that it is, which is none of its answers.
+    /// The slot of the vector itself, which is excluded from its answers.
     own: Option<Slot>,
 }
 
-/// Some of the vectors, evenly spread.
+/// Returns some of the vectors as questions, evenly spread.
 fn themselves(vectors: &Vectors) -> Vec<Question> {
     let step = (vectors.len() / QUESTIONS).max(1);
     let slots = (0..vectors.len() as u32).step_by(step).map(Slot);
@@ -87,7 +88,7 @@ fn themselves(vectors: &Vectors) -> Vec<Question> {
     slots.map(question).collect()
 }
 
-/// XQuAD's paragraphs and their sentences, and its questions.
+/// Returns XQuAD's paragraphs and their sentences, and its questions.
 fn asked(corpus: &xquad::Corpus, embedder: &dyn Embedder) -> (Vectors, Vec<Question>) {
     let sentences = corpus.paragraphs.iter().flat_map(|text| text.split(". "));
     let texts: Vec<&str> = (corpus.paragraphs.iter().map(String::as_str))
@@ -107,10 +108,10 @@ fn asked(corpus: &xquad::Corpus, embedder: &dyn Embedder) -> (Vectors, Vec<Quest
     (vectors, questions)
 }
 
-/// Points around 200 centres, of which each lies as far from its centre as centres lie from each other.
+/// Returns points around 200 centres, each as far from its centre as centres are from each other.
 fn mixture(count: usize) -> Vectors {
     const DIMENSIONS: usize = 384;
-    /// Directions in which points differ: texts fill few of their embedding's.
+    /// Number of directions in which points differ, because texts use only few of their embedding's.
     const INNER: usize = 24;
     let mut random = Random::new(11);
     let mut normals = |count: usize| -> Vec<f32> {
@@ -137,11 +138,11 @@ fn mixture(count: usize) -> Vectors {
     vectors
 }
 
-/// One staged search.
+/// The record of one staged search.
 struct Search {
-    /// The best after every stage.
+    /// The best slots after every stage.
     stages: Vec<Vec<Slot>>,
-    /// When each stage was over.
+    /// Time at which each stage ended.
     ends: Vec<Duration>,
 }
 
@@ -162,7 +163,7 @@ impl Search {
         this
     }
 
-    /// The first stage from which on the answer does not change any more, counted from 0.
+    /// Returns the first stage after which the answer no longer changes, counted from 0.
     fn settled(&self) -> usize {
         let last = self.stages.last();
         let changed = self.stages.iter().rposition(|stage| Some(stage) != last);
@@ -210,7 +211,7 @@ fn indexes(name: &str, vectors: &Vectors, questions: &[Question]) {
                 let keep = |slot: Slot| Some(slot) != question.own;
                 let mut exact = Flat.search(vectors, &question.vector, k, &keep);
                 let exact: Vec<Slot> = run(&mut *exact).iter().map(|hit| hit.slot).collect();
-                // The quickest of three: others use the machine too.
+                // The quickest of three searches, because others use the machine too.
                 let searches = (0..3).map(|_| Search::of(index, vectors, question, k));
                 let search = searches
                     .min_by_key(|search| search.ends.last().copied())
@@ -238,19 +239,19 @@ fn indexes(name: &str, vectors: &Vectors, questions: &[Question]) {
     println!();
 }
 
-/// What a search takes in `load`; RAGCache's take 0.1 to 0.45 s.
+/// Duration of a search in `load`; RAGCache's take 0.1 to 0.45 s.
 const SEARCH: Duration = Duration::from_millis(300);
 const K: usize = 4;
 const DOCUMENT_TOKENS: u32 = 512;
 const REQUESTS: usize = 400;
 
-/// Something that happens in `load`.
+/// An event in `load`.
 enum What {
     Guess(Vec<Slot>),
     Chat(Vec<Slot>),
 }
 
-/// Time to the first token at several rates of arrival, with speculation and without.
+/// Measures the time to the first token at several rates of arrival, with and without speculation.
 fn load(vectors: &Vectors, questions: &[Question]) {
     let ivf = Ivf::build(vectors, IvfOptions::for_count(vectors.len()));
     let searches: Vec<Search> = questions

@@ -1,13 +1,13 @@
-//! A day of requests in a minute: memory flat, no page leaked, no request left without an end, no thread left.
+//! A day of requests in a minute: memory stays flat, no page leaks, every request ends, and no thread remains.
 //!
 //! ```text
 //! cargo bench -p foreword-benches --bench soak [-- --hours N] [--seed N]
 //! ```
 //!
-//! First the engine on a device with a clock of its own, where a day passes as fast as steps can be decided: a request
-//! a second from a few busy tenants and many rare ones, guesses with the requests that they are at, callers that
-//! leave, deadlines that cannot be kept, devices that fail or are lost. Then the engine with its threads, on devices
-//! that stick and are replaced. Every check is an assertion; the table says how much happened.
+//! The first part runs the engine on a device with a clock of its own, where a day passes as fast as steps can be
+//! planned. It has a request a second from a few busy tenants and many rare ones, speculative requests, callers that
+//! leave, deadlines that cannot be kept, and devices that fail or are lost. The second part runs the engine with its
+//! threads, on devices that get stuck and are replaced. Every check is an assertion; the table says how much happened.
 
 use foreword_benches::simulated::{self, Costs, Device, House};
 use foreword_engine::backend::{Backend, BackendError};
@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Resident memory after the first quarter may grow by so much until the end: room for an allocator's mood.
+/// Most growth of resident memory from the first quarter to the end, which leaves room for the allocator.
 const GROWTH_BYTES: u64 = 16 << 20;
 
 fn main() {
@@ -36,7 +36,7 @@ fn main() {
 /// A request whose caller still listens.
 struct Caller {
     generation: Generation,
-    /// When it loses patience.
+    /// When the caller leaves, if it does.
     leaves: Option<Duration>,
 }
 
@@ -130,10 +130,10 @@ fn day(seed: u64, hours: u64) {
     );
 }
 
-/// One arrival: an answer, maybe with guesses before it.
+/// Submits one arrival: an answer, possibly with guesses before it.
 fn arrive(house: &mut House, random: &mut Random, callers: &mut Vec<Caller>, tally: &mut Tally) {
     let tenant = match random.below(4) {
-        // One in four comes from somebody who is hardly ever seen again.
+        // One in four comes from a tenant that is hardly ever seen again.
         0 => format!("rare {}", random.below(1 << 40)),
         _ => format!("busy {}", random.below(4)),
     };
@@ -214,7 +214,7 @@ fn listen(house: &House, callers: &mut Vec<Caller>, tally: &mut Tally) {
     });
 }
 
-/// The engine's own thread and its watchdog, on devices of which each sticks after a few hundred steps.
+/// Runs the engine's own thread and its watchdog, on devices that each get stuck after a few hundred steps.
 fn sticking(seed: u64) {
     const REQUESTS: u64 = 2_000;
     let held: Arc<Mutex<Vec<Sender<()>>>> = Arc::default();
@@ -228,7 +228,7 @@ fn sticking(seed: u64) {
             Device::new(Costs::MISTRAL_7B_A10G, 32_768, Arc::default()).faults(move || {
                 steps = steps.saturating_sub(1);
                 if steps == 0 {
-                    // Until the sender is dropped.
+                    // Blocks until the sender is dropped.
                     let _ = closed.recv();
                 }
                 None
@@ -267,7 +267,7 @@ fn sticking(seed: u64) {
         "{} devices stuck",
         stats.devices_lost
     );
-    // Those that are stuck may come back now; their threads end.
+    // The stuck devices may return now, and their threads end.
     held.lock().expect("nobody panics").clear();
     drop(engine);
     let begin = Instant::now();
@@ -292,7 +292,7 @@ fn finish(mut generation: Generation) {
     }
 }
 
-/// A number of `/proc/self/status`; 0 where there is none.
+/// Returns a number of `/proc/self/status`; 0 where there is none.
 fn status(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(name));

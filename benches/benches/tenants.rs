@@ -1,13 +1,14 @@
-//! Whether the time that the filter takes for one tenant tells of another.
+//! Whether the time that the filter takes for one tenant reveals anything about another.
 //!
 //! ```text
 //! cargo bench -p foreword-benches --bench tenants
 //! ```
 //!
-//! The same requests of tenant B are answered by two orderers: in one, B is alone; in the other, A has sent 10,000 paths
-//! over the same documents. Rounds alternate, in random order within each pair, and each gives one ratio of times. If A
-//! left a trace in B's time, the ratios would lean to one side: a sign test says how unlikely what was seen is under no
-//! lean at all. A third column is what a leak would look like: both are one tenant, as with tenants switched off.
+//! Two orderers answer the same requests of tenant B: in one, B is alone; in the other, A has sent 10,000 paths over
+//! the same documents. Rounds alternate, in random order within each pair, and each pair gives one ratio of times. If A
+//! left a trace in B's time, the ratios would lean to one side. A sign test says how unlikely the observed ratios are
+//! without any lean. The second row shows what a leak would look like: both are one tenant, as with tenants switched
+//! off.
 
 use std::time::Instant;
 
@@ -30,7 +31,7 @@ fn main() {
         let mut random = Random::new(3);
         let (mut alone, mut beside) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            // Both rounds begin from the same state, which is built anew and not timed.
+            // Both rounds begin from the same state, which is rebuilt and not timed.
             let time = |with_a: bool| {
                 let mut orderer = Orderer::new(Config::default());
                 if with_a {
@@ -63,7 +64,7 @@ fn main() {
     }
 }
 
-/// Requests for 15 documents each out of 2,000.
+/// Returns requests for 15 documents each out of 2,000.
 fn trace(seed: u64, requests: usize) -> Vec<String> {
     let mut random = Random::new(seed);
     let mut body = || {
@@ -95,7 +96,8 @@ fn median(times: &mut [f64]) -> f64 {
     times[times.len() / 2]
 }
 
-/// How likely so uneven a split above and below 1 is, or a more uneven one, if either side is as likely (two-sided).
+/// Returns the probability of a split above and below 1 at least as uneven as this one, if either side is as likely
+/// (two-sided).
 fn sign_test(ratios: &[f64]) -> f64 {
     let n = ratios.len();
     let above = ratios.iter().filter(|ratio| **ratio > 1.0).count();

@@ -1,16 +1,17 @@
-//! What a hit in each tier costs beside computing the tokens again, on the CPU backend.
+//! The cost of a hit in each tier beside computing the tokens again, on the CPU backend.
 //!
 //! ```text
 //! cargo bench -p foreword-benches --bench tier_hits [-- --rounds N]
 //! ```
 //!
-//! A prompt of 2,048 cached tokens and 16 new ones, four times in every round:
+//! Each round computes a prompt of 2,048 cached tokens and 16 new ones in four ways:
 //!
 //! - *none*: all 2,064 tokens are computed, in steps of 512;
-//! - *device*: the pages stand in the pool, 16 tokens are computed;
-//! - *host*: the pages are loaded from the host pool by the step that computes the 16;
-//! - *disk*: the pages are read from the file, each put into the host pool as it arrives, then as *host*. The file is in
-//!   the system's page cache, as it is for what was written or read lately; what a cold disk adds is the disk's rate.
+//! - *device*: the pages are in the pool, and 16 tokens are computed;
+//! - *host*: the step that computes the 16 tokens loads the pages from the host pool;
+//! - *disk*: the pages are read from the file, each put into the host pool as it arrives, and then loaded as in *host*.
+//!   The file is in the system's page cache, as recently written or read files are; a cold disk adds the time of its
+//!   own rate.
 //!
 //! The logits must be the same bits every time. Times are medians over rounds; ratios are to *none*, in the same round.
 
@@ -81,7 +82,7 @@ struct Tiers {
 }
 
 impl Tiers {
-    /// All tiers hold the prompt.
+    /// Returns tiers that all hold the prompt.
     fn new(path: &std::path::Path) -> Self {
         let model = ModelConfig::parse(SHAPE).expect("the shape is supported");
         let sizes = CpuConfig {
@@ -101,7 +102,7 @@ impl Tiers {
         let disk = DiskStore::open(path, &disk).expect("the file is made");
         let (arrived, arrivals) = channel();
         disk.on_completion(Box::new(move || {
-            // Whoever waits may have gone.
+            // The receiver may have gone.
             let _ = arrived.send(());
         }));
         compute(&mut backend, 0, Vec::new());
@@ -124,8 +125,8 @@ impl Tiers {
         }
     }
 
-    /// The last token's logits, with the prompt's pages in tier `case`; whatever the pool held is of no use to lower
-    /// tiers.
+    /// Returns the last token's logits, with the prompt's pages in tier `case`. For lower tiers, the pool's content is
+    /// overwritten.
     fn prompt(&mut self, case: usize) -> Vec<f32> {
         let loads = || {
             let load = |page| Load {

@@ -1,13 +1,15 @@
-//! Tokenising prompts of documents that were seen before: piece by piece from a cache, against the whole each time.
+//! Tokenising prompts of documents that were seen before: piece by piece from a cache, against the whole text each
+//! time.
 //!
 //! ```text
 //! cargo bench -p foreword-benches --bench tokens [-- FOLDER]
 //! ```
 //!
-//! FOLDER holds a `tokenizer.json`; the engine's test tokenizer (4,096 tokens) is the default. The prompts are the
-//! handbook's questions, each with its five retrieved documents, so documents come back at other places and in other
-//! company. Three cases take turns, prompt by prompt: the whole; a cache that has seen all prompts; a cache that has
-//! seen none (what it costs to have one). Every result is compared with the whole's. Medians of the prompts.
+//! FOLDER contains a `tokenizer.json`; the default is the engine's test tokenizer (4,096 tokens). The prompts are the
+//! handbook's questions, each with its five retrieved documents, so documents recur at other positions and beside other
+//! documents. Three cases alternate, prompt by prompt: the whole text, a cache that has seen all prompts, and a cache
+//! that has seen none (the overhead of having one). Every result is compared with that of the whole text. The table
+//! shows medians over the prompts.
 
 use anyhow::{Context, Result, ensure};
 use foreword_engine::text::{TokenCache, Tokenizer};
@@ -87,7 +89,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The handbook's questions as prompts.
+/// Returns the handbook's questions as prompts.
 fn prompts(folder: &Path) -> Result<Vec<String>> {
     let documents: HashMap<String, String> = lines(&folder.join("documents.jsonl"))?
         .into_iter()

@@ -1,4 +1,4 @@
-//! Texts as vectors, made once: an encoder takes minutes for what a bench compares in seconds.
+//! Embeddings of texts, kept between runs: an encoder takes minutes for what a bench compares in seconds.
 
 use foreword_retrieval::Embedder;
 use foreword_retrieval::embedder::{Hashing, MiniLm};
@@ -6,13 +6,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Names a sentence encoder's folder, such as `cargo xtask setup-embedder` makes.
+/// Environment variable that names a sentence encoder's folder, such as `cargo xtask setup-embedder` makes.
 pub const VARIABLE: &str = "FOREWORD_EMBEDDER";
 
-/// The encoder in the folder that [`VARIABLE`] names, or the hashing embedder with 768 dimensions.
+/// Returns the encoder in the folder that [`VARIABLE`] names, or the hashing embedder with 768 dimensions.
 ///
 /// # Panics
-/// When the folder holds none.
+/// Panics when the folder contains no encoder.
 #[must_use]
 pub fn embedder() -> Box<dyn Embedder> {
     match std::env::var_os(VARIABLE) {
@@ -21,11 +21,11 @@ pub fn embedder() -> Box<dyn Embedder> {
     }
 }
 
-/// The vectors of `texts`: those kept in `target/embedded/` from an earlier run, or new ones, which are kept there. Files
-/// are known by the embedder's name and the texts.
+/// Returns the vectors of `texts`: those kept in `target/embedded/` from an earlier run, or new ones, which are kept
+/// there. Files are identified by the embedder's name and the texts.
 ///
 /// # Panics
-/// When a text has no words, or the file cannot be written.
+/// Panics when a text has no words, or the file cannot be written.
 #[must_use]
 pub fn vectors<S: AsRef<str>>(embedder: &dyn Embedder, texts: &[S]) -> Vec<Vec<f32>> {
     let dimensions = embedder.dimensions() as usize;

@@ -1,5 +1,5 @@
-//! A device whose steps take as long as a formula says, on a clock of its own: scheduling at any scale, the same on every
-//! machine. Everything but the arithmetic is the real engine's.
+//! A simulated device whose steps take as long as a formula says, on a clock of its own: scheduling at any scale, the
+//! same on every machine. Everything except the arithmetic is the real engine's.
 
 use foreword_engine::backend::{Backend, BackendError, Output, PageId, Step};
 use foreword_engine::engine::{
@@ -9,21 +9,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Seconds that a step takes: `step + new · token + new · (cached + new / 2) · pair`, summed over segments but for the
-/// first term.
+/// Seconds that a step takes: `step + new · token + new · (cached + new / 2) · pair`, where all terms but the first are
+/// summed over segments.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
-    /// Reading the weights once.
+    /// Seconds to read the weights once.
     pub step: f64,
-    /// Computing a token.
+    /// Seconds to compute a token.
     pub token: f64,
-    /// A token's attention to one other.
+    /// Seconds for a token's attention to one other token.
     pub pair: f64,
 }
 
 impl Costs {
-    /// A 7B model with grouped queries on an A10G (RAGCache's test bed): 14 GiB of weights at 600 GB/s; 14 GFLOP a token
-    /// and 0.5 MFLOP a pair at 70 TFLOP/s.
+    /// A 7B model with grouped queries on an A10G (RAGCache's test bed): 14 GiB of weights at 600 GB/s; 14 GFLOP a
+    /// token and 0.5 MFLOP a pair at 70 TFLOP/s.
     pub const MISTRAL_7B_A10G: Self = Self {
         step: 0.024,
         token: 0.000_2,
@@ -39,7 +39,7 @@ impl Costs {
     }
 }
 
-/// The device. Every logit is 0, so a greedy answer is all zeros.
+/// The simulated device. Every logit is 0, so a greedy answer is all zeros.
 pub struct Device {
     costs: Costs,
     pages: u32,
@@ -50,11 +50,11 @@ pub struct Device {
 /// Tokens in a page.
 pub const PAGE_TOKENS: u32 = 16;
 
-/// Tokens there are; few, so that rows of logits cost nothing.
+/// Tokens in the vocabulary; few, so that rows of logits cost nothing.
 pub const VOCABULARY: u32 = 256;
 
 impl Device {
-    /// With room for so many tokens. What its steps take is added to `elapsed_ns`.
+    /// Returns a device with room for this many tokens. It adds the time of its steps to `elapsed_ns`.
     #[must_use]
     pub fn new(costs: Costs, tokens: u32, elapsed_ns: Arc<AtomicU64>) -> Self {
         Self {
@@ -65,7 +65,7 @@ impl Device {
         }
     }
 
-    /// Asks before every step whether it fails.
+    /// Calls `fault` before every step to learn whether it fails.
     #[must_use]
     pub fn faults(self, fault: impl FnMut() -> Option<BackendError> + Send + 'static) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl Backend for Device {
     }
 }
 
-/// An engine on such a device, and the time there.
+/// An engine on a simulated device, with the device's clock.
 pub struct House {
     stepper: Stepper,
     elapsed_ns: Arc<AtomicU64>,
@@ -120,13 +120,13 @@ pub struct House {
 }
 
 impl House {
-    /// At second 0 with nothing to do.
+    /// Returns an idle engine at time 0.
     #[must_use]
     pub fn new(costs: Costs, tokens: u32, config: &EngineConfig) -> Self {
         Self::with(config, |elapsed_ns| Device::new(costs, tokens, elapsed_ns))
     }
 
-    /// On whatever `device` makes of the clock.
+    /// Returns an idle engine on the device that `device` makes for the clock.
     #[must_use]
     pub fn with(config: &EngineConfig, device: impl FnOnce(Arc<AtomicU64>) -> Device) -> Self {
         let elapsed_ns = Arc::new(AtomicU64::new(0));
@@ -138,19 +138,19 @@ impl House {
         }
     }
 
-    /// What time it is.
+    /// Returns the time on the clock.
     #[must_use]
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.elapsed_ns.load(Ordering::Relaxed))
     }
 
-    /// Nothing happens until then.
+    /// Advances the clock to `time`, without a step.
     pub fn sleep_until(&self, time: Duration) {
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.elapsed_ns.fetch_max(nanoseconds, Ordering::Relaxed);
     }
 
-    /// When this time comes, as the engine counts it.
+    /// Returns a time on the clock as the engine's `Instant`.
     #[must_use]
     pub fn instant(&self, time: Duration) -> Instant {
         self.start + time
@@ -159,49 +159,49 @@ impl House {
     /// Queues a request now.
     ///
     /// # Errors
-    /// The engine's.
+    /// Returns the engine's error when it refuses the request.
     pub fn submit(&mut self, request: Request) -> Result<Generation, SubmitError> {
         let now = self.instant(self.now());
         self.stepper.submit(request, now)
     }
 
-    /// One step of the engine.
+    /// Computes one step of the engine.
     pub fn step(&mut self) {
         let now = self.instant(self.now());
         self.stepper.step(now);
     }
 
-    /// The engine itself.
+    /// Returns the engine.
     #[must_use]
     pub fn stepper(&self) -> &Stepper {
         &self.stepper
     }
 }
 
-/// A request that comes at a given time.
+/// A request that arrives at a given time.
 #[derive(Clone, Debug)]
 pub struct Arrival {
-    /// When.
+    /// Time of the arrival.
     pub at: Duration,
-    /// What.
+    /// The request that arrives.
     pub request: Request,
 }
 
 /// How a request was served.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Served {
-    /// From its arrival to its first token.
+    /// Time from its arrival to its first token.
     pub first_token: Duration,
-    /// Tokens of its prompt found in the cache.
+    /// Tokens of its prompt that were found in the cache.
     pub cached: u32,
-    /// Requests that came later and ran earlier.
+    /// Number of requests that arrived later and ran earlier.
     pub overtaken: u32,
 }
 
-/// Serves `arrivals`, which stand in order of time, to the end.
+/// Serves `arrivals`, which must be ordered by time, to the end.
 ///
 /// # Panics
-/// When a request is refused or fails.
+/// Panics when a request is refused or fails.
 #[must_use]
 pub fn serve(house: &mut House, arrivals: &[Arrival]) -> (Vec<Served>, Stats) {
     let mut served = vec![Served::default(); arrivals.len()];
@@ -251,7 +251,7 @@ pub fn serve(house: &mut House, arrivals: &[Arrival]) -> (Vec<Served>, Stats) {
     (served, house.stepper().stats())
 }
 
-/// The prompt of these documents, each as long as it says, and a question of its own.
+/// Returns a prompt of these documents, each with its number of tokens, and a question of its own.
 #[must_use]
 pub fn prompt(documents: impl IntoIterator<Item = (u64, u32)>, question: u64) -> Vec<u32> {
     const QUESTION_TOKENS: u32 = 32;

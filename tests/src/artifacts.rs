@@ -1,9 +1,9 @@
-//! What the harness starts: where it lies, and how it is built.
+//! The programs and modules that the harness starts: where they are, and how they are built.
 //!
-//! Cargo itself says where it put a build's result, so profiles and target folders need no guessing. An environment
-//! variable in place of a build names what is built already: `FOREWORD_ENVOY`, `FOREWORD_FILTER`, `FOREWORD_HOST` (of the
-//! dev profile). `cargo xtask test` uses the last two: a package alone has other features than the workspace, so cargo
-//! would build the host's dependencies again.
+//! Cargo itself reports where it put a build's result, so profiles and target folders need no guessing. An environment
+//! variable names what has already been built: `FOREWORD_ENVOY`, `FOREWORD_FILTER`, `FOREWORD_HOST` (of the dev
+//! profile). `cargo xtask test` uses the last two, because a package alone has other features than the workspace, so
+//! cargo would build the host's dependencies again.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The repository's root.
+/// Returns the repository's root.
 pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .unwrap_or(Path::new("."))
 }
 
-/// Envoy, as `cargo xtask setup` installs it.
+/// Returns the path of Envoy, as `cargo xtask setup` installs it.
 pub fn envoy_binary() -> Result<PathBuf> {
     if let Some(path) = given("FOREWORD_ENVOY")? {
         return Ok(path);
@@ -34,7 +34,7 @@ pub fn envoy_binary() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The filter's module, built once per process.
+/// Returns the filter's module, built once per process.
 pub fn filter_module() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let build = || {
@@ -45,19 +45,19 @@ pub fn filter_module() -> Result<PathBuf> {
     BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
 }
 
-/// A package's module for Envoy's VM.
+/// Returns a package's module for Envoy's VM.
 pub fn wasm_module(package: &str) -> Result<PathBuf> {
     let target = ["--profile", "wasm", "--target", "wasm32-wasip1"];
     build(&[&target[..], &["-p", package]].concat(), "wasm")
 }
 
-/// The filter as a dynamic module in the given cargo profile (`dev`, `release`).
+/// Returns the filter as a dynamic module, built in the given cargo profile (`dev`, `release`).
 pub fn dynamic_module(profile: &str) -> Result<PathBuf> {
     let arguments = ["--profile", profile, "-p", "foreword-dynamic", "--lib"];
     build(&arguments, "so")
 }
 
-/// The `foreword` binary in the given cargo profile (`dev`, `release`).
+/// Returns the `foreword` binary, built in the given cargo profile (`dev`, `release`).
 pub fn host_binary(profile: &str) -> Result<PathBuf> {
     if let ("dev", Some(path)) = (profile, given("FOREWORD_HOST")?) {
         return Ok(path);
@@ -68,7 +68,7 @@ pub fn host_binary(profile: &str) -> Result<PathBuf> {
     )
 }
 
-/// What is built already, if the environment names it.
+/// Returns the path that an environment variable names, if it is set.
 fn given(variable: &str) -> Result<Option<PathBuf>> {
     let Some(path) = std::env::var_os(variable).map(PathBuf::from) else {
         return Ok(None);
@@ -77,7 +77,7 @@ fn given(variable: &str) -> Result<Option<PathBuf>> {
     Ok(Some(path))
 }
 
-/// Builds, and returns the produced file with that extension.
+/// Runs cargo, and returns the produced file with this extension.
 fn build(arguments: &[&str], extension: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let output = Command::new(cargo)
@@ -93,7 +93,7 @@ fn build(arguments: &[&str], extension: &str) -> Result<PathBuf> {
     if !output.status.success() {
         bail!("`{command}` failed ({})", output.status);
     }
-    // One JSON message a line. The wanted package is built last, so its files are the last ones named.
+    // One JSON message a line. The requested package is built last, so its files are named last.
     let text = String::from_utf8(output.stdout).context("cargo's messages are not UTF-8")?;
     text.lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())

@@ -1,4 +1,4 @@
-//! HTTP/1.1 by hand, so that a test decides every byte that is sent and sees every byte that comes.
+//! HTTP/1.1 by hand, so that a test controls every byte that is sent and sees every byte that arrives.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Names in lower case with their values, in order.
+/// Header names in lower case with their values, in order.
 pub type Headers = Vec<(String, String)>;
 
-/// One keep-alive connection.
+/// One keep-alive connection to a server.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<TcpStream>,
 }
 
 impl Client {
-    /// Connects.
+    /// Connects to `address`.
     pub fn connect(address: SocketAddr) -> Result<Self> {
         let stream =
             TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?;
@@ -28,7 +28,7 @@ impl Client {
         })
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes unchanged.
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
         self.stream
             .get_mut()
@@ -59,8 +59,8 @@ impl Client {
         })
     }
 
-    /// Reads the next piece of the body that `head` announced: a chunk as the sender framed it, or the whole
-    /// body where it has a length. `None` at its end.
+    /// Reads the next piece of the body that `head` announced: a chunk as the sender framed it, or the whole body where
+    /// it has a length. Returns `None` at the body's end.
     pub fn piece(&mut self, head: &Response) -> Result<Option<Vec<u8>>> {
         if head.header("transfer-encoding") == Some("chunked") {
             return read_chunk(&mut self.stream);
@@ -82,7 +82,7 @@ impl Client {
         Ok(Some(body))
     }
 
-    /// Whether the peer has closed the connection and sent nothing more. Waits for either.
+    /// Waits until the peer sends data or closes the connection. Returns whether it has closed it.
     pub fn is_closed(&mut self) -> bool {
         matches!(self.stream.fill_buf(), Ok([]) | Err(_))
     }
@@ -91,45 +91,45 @@ impl Client {
 /// A response; `body` is filled by [`Client::response`].
 #[derive(Debug, Clone)]
 pub struct Response {
-    /// Status code.
+    /// Status code of the response.
     pub status: u16,
-    /// Names in lower case, in order.
+    /// Header names in lower case with their values, in order.
     pub headers: Headers,
     /// The body without its framing.
     pub body: Vec<u8>,
 }
 
 impl Response {
-    /// The first header of that lower-case name.
+    /// Returns the first header with this lower-case name.
     pub fn header(&self, name: &str) -> Option<&str> {
         find(&self.headers, name)
     }
 
-    /// The filter's report.
+    /// Returns the filter's report header, or an empty string.
     pub fn report(&self) -> &str {
         self.header("x-foreword").unwrap_or_default()
     }
 
-    /// The body as JSON.
+    /// Returns the body as JSON.
     pub fn json(&self) -> Result<serde_json::Value> {
         serde_json::from_slice(&self.body)
             .with_context(|| format!("not JSON: {:?}", String::from_utf8_lossy(&self.body)))
     }
 }
 
-/// Sends one request on a connection of its own.
+/// Sends one request on a connection of its own and returns the response.
 pub fn exchange(address: SocketAddr, request: &[u8]) -> Result<Response> {
     let mut client = Client::connect(address)?;
     client.send(request)?;
     client.response()
 }
 
-/// A JSON `POST` to the chat route with a `content-length`.
+/// Returns a JSON `POST` to the chat route with a `content-length`.
 pub fn post(body: &[u8]) -> Vec<u8> {
     post_with(&["content-type: application/json"], body)
 }
 
-/// The same with header lines of one's own.
+/// Returns a `POST` to the chat route with these header lines and a `content-length`.
 pub fn post_with(headers: &[&str], body: &[u8]) -> Vec<u8> {
     let mut request = post_head(headers);
     request.extend(format!("content-length: {}\r\n\r\n", body.len()).bytes());
@@ -137,7 +137,7 @@ pub fn post_with(headers: &[&str], body: &[u8]) -> Vec<u8> {
     request
 }
 
-/// The same in chunks of at most `chunk` bytes, ended by trailer lines.
+/// Returns a `POST` to the chat route in chunks of at most `chunk` bytes, ended by trailer lines.
 pub fn post_chunked(headers: &[&str], body: &[u8], chunk: usize, trailers: &[&str]) -> Vec<u8> {
     let mut request = post_head(headers);
     request.extend(b"transfer-encoding: chunked\r\n\r\n");
@@ -152,7 +152,7 @@ pub fn post_chunked(headers: &[&str], body: &[u8], chunk: usize, trailers: &[&st
     request
 }
 
-/// The request line and header lines of a `POST` to the chat route, without the empty line.
+/// Returns the request line and header lines of a `POST` to the chat route, without the empty line.
 pub fn post_head(headers: &[&str]) -> Vec<u8> {
     let mut head = String::from("POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\n");
     for header in headers {
@@ -162,14 +162,14 @@ pub fn post_head(headers: &[&str]) -> Vec<u8> {
     head.into_bytes()
 }
 
-/// Appends one chunk.
+/// Appends one chunk to `out`.
 pub(crate) fn write_chunk(out: &mut Vec<u8>, piece: &[u8]) {
     out.extend(format!("{:x}\r\n", piece.len()).bytes());
     out.extend(piece);
     out.extend(b"\r\n");
 }
 
-/// First line and headers; `None` if the connection closed before the first byte.
+/// Reads the first line and the headers. Returns `None` if the connection closed before the first byte.
 pub(crate) fn read_head(stream: &mut impl BufRead) -> Result<Option<(String, Headers)>> {
     let mut first = String::new();
     if stream.read_line(&mut first)? == 0 {
@@ -194,7 +194,7 @@ fn read_headers(stream: &mut impl BufRead) -> Result<Headers> {
     }
 }
 
-/// One chunk; `None` for the last one, whose trailers are read and dropped.
+/// Reads one chunk. Returns `None` for the last one, whose trailers are read and dropped.
 pub(crate) fn read_chunk(stream: &mut impl BufRead) -> Result<Option<Vec<u8>>> {
     let mut size = String::new();
     stream.read_line(&mut size)?;
@@ -220,5 +220,5 @@ pub(crate) fn find<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'
         .map(|(_, value)| value.as_str())
 }
 
-/// Ends a test that would hang; nothing correct takes this long.
+/// Time limit that ends a test which would hang; nothing correct takes this long.
 pub(crate) const READ_LIMIT: Duration = Duration::from_secs(60);

@@ -1,7 +1,7 @@
-//! A child process that is known by what it prints, and killed when dropped.
+//! A child process whose output is watched, and which is killed on drop.
 //!
-//! One of its two streams is watched line by line, so that readiness is a condition and not a delay; both are
-//! kept in files, whose tail goes into every error.
+//! One of its two output streams is watched line by line, so that readiness is a condition and not a delay. Both are
+//! kept in files, whose ends are included in every error.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
-/// Which stream tells that the process is ready. The other goes straight to a file.
+/// The stream that shows when the process is ready. The other one goes straight to a file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Watch {
     Stdout,
@@ -26,9 +26,9 @@ pub(crate) struct Process {
     child: Child,
     lines: Receiver<String>,
     reader: Option<JoinHandle<()>>,
-    /// What it wrote on standard output and on standard error.
+    /// Files with its standard output and its standard error.
     files: [PathBuf; 2],
-    /// The watched one of `files`.
+    /// Index of the watched stream in `files`.
     watched: usize,
 }
 
@@ -57,7 +57,7 @@ impl Process {
             (_, Some(stream)) => Box::new(stream),
             _ => return Err(anyhow!("{name} has no piped stream")),
         };
-        // Full once nobody waits any more: then lines go to the file alone.
+        // The channel fills once nobody waits any more; then lines go only to the file.
         let (sender, lines) = sync_channel(MAX_WAITING_LINES);
         let reader = std::thread::spawn(move || copy_lines(stream, &mut log, &sender));
         Ok(Self {
@@ -70,7 +70,7 @@ impl Process {
         })
     }
 
-    /// Waits for a line of which `wanted` makes something. Fails when the process ends before.
+    /// Waits for a line from which `wanted` returns a value. Fails when the process ends before.
     pub(crate) fn wait_for<T>(&mut self, wanted: impl Fn(&str) -> Option<T>) -> Result<T> {
         let deadline = Instant::now() + START_LIMIT;
         loop {
@@ -104,7 +104,7 @@ impl Process {
         Ok(())
     }
 
-    /// An error that shows the end of both streams.
+    /// Returns an error that shows the end of both streams.
     pub(crate) fn error(&self, what: &str) -> anyhow::Error {
         let mut message = format!("{} {what}", self.name);
         for path in &self.files {
@@ -118,7 +118,7 @@ impl Process {
         anyhow!(message)
     }
 
-    /// All that the watched stream has said.
+    /// Returns everything that the watched stream has contained.
     pub(crate) fn log(&self) -> Result<String> {
         read_lossy(&self.files[self.watched])
     }
@@ -130,7 +130,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only when the process has ended already.
+        // Both calls fail only when the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if let Some(reader) = self.reader.take() {
@@ -143,7 +143,7 @@ fn read_lossy(path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&std::fs::read(path)?).into_owned())
 }
 
-/// Runs until the stream ends or the log cannot be written; errors end the copying, not the process.
+/// Copies lines until the stream ends or the log cannot be written; errors end the copying, not the process.
 fn copy_lines(stream: impl Read, log: &mut File, lines: &SyncSender<String>) {
     let mut stream = BufReader::new(stream);
     let mut line = Vec::new();
@@ -156,8 +156,8 @@ fn copy_lines(stream: impl Read, log: &mut File, lines: &SyncSender<String>) {
     }
 }
 
-/// Far more than anything prints before it is ready (Envoy: about 120 lines).
+/// Far more lines than any program prints before it is ready (Envoy: about 120).
 const MAX_WAITING_LINES: usize = 10_000;
 const TAIL_LINES: usize = 15;
-/// A limit for a broken start, generous for a loaded machine.
+/// Time limit for a start that hangs, generous for a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(120);

@@ -1,4 +1,4 @@
-//! Chats that go on while something happens to what serves them.
+//! Chat traffic that continues while something happens to the servers.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -7,11 +7,12 @@ use std::thread::{self, ScopedJoinHandle};
 use crate::http::{Client, post};
 use crate::wait::until;
 
-/// Sends chats over `senders` connections at once, one after the other on each, for as long as `meanwhile` runs. `body`
-/// makes a chat of the sender's number and the chat's. `meanwhile` gets a function that waits for so many more answers.
+/// Sends chats over `senders` connections at once, one after another on each, while `meanwhile` runs. `body` makes a
+/// chat from the sender's number and the chat's number. `meanwhile` receives a function that waits for a given number
+/// of further answers.
 ///
 /// # Panics
-/// When an answer has another status than 200, or none comes.
+/// Panics when an answer has a status other than 200, or none comes.
 pub fn under_traffic(
     address: SocketAddr,
     senders: u32,
@@ -37,7 +38,7 @@ pub fn under_traffic(
         let handles: Vec<_> = (0..senders)
             .map(|sender| scope.spawn(move || send(sender)))
             .collect();
-        // A test that fails meanwhile ends too.
+        // The senders also stop if the test fails meanwhile.
         let _ending = Ending(&done);
         meanwhile(&|by| {
             let goal = answered.load(SeqCst) + by;
@@ -48,7 +49,7 @@ pub fn under_traffic(
     });
 }
 
-/// Lets the senders end when it is dropped.
+/// Makes the senders stop when it is dropped.
 struct Ending<'a>(&'a AtomicBool);
 
 impl Drop for Ending<'_> {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 
 use crate::http::{Headers, READ_LIMIT, find, read_chunk, read_head, write_chunk};
 
-/// A listening upstream; it accepts nothing more when this is dropped.
+/// A listening upstream. It accepts no further connections once it is dropped.
 pub struct Upstream {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -21,10 +21,10 @@ pub struct Upstream {
 
 struct Shared {
     script: Script,
-    /// `None`: nothing is kept.
+    /// The received requests; `None` if they are not kept.
     received: Option<Mutex<Vec<Received>>>,
     stopping: AtomicBool,
-    /// Open connections, by number, to be cut when it stops.
+    /// Open connections by number, which are closed when the upstream stops.
     open: Mutex<HashMap<u64, TcpStream>>,
     accepted: AtomicU64,
 }
@@ -34,41 +34,41 @@ type Script = Box<dyn Fn(&Received, &mut Reply<'_>) -> Result<()> + Send + Sync>
 /// A request as it arrived.
 #[derive(Debug, Clone)]
 pub struct Received {
-    /// Request line.
+    /// The request line.
     pub line: String,
-    /// Names in lower case, in order.
+    /// Header names in lower case with their values, in order.
     pub headers: Headers,
     /// The body's bytes, without the framing of chunks.
     pub body: Vec<u8>,
 }
 
 impl Received {
-    /// The first header of that lower-case name.
+    /// Returns the first header with this lower-case name.
     pub fn header(&self, name: &str) -> Option<&str> {
         find(&self.headers, name)
     }
 
-    /// The body as text.
+    /// Returns the body as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 }
 
 impl Upstream {
-    /// Answers every request with a small JSON object.
+    /// Starts an upstream that answers every request with a small JSON object.
     pub fn start() -> Result<Self> {
         Self::scripted(|_, reply| reply.json(200, r#"{"ok": true}"#))
     }
 
-    /// Answers by the script, which runs after the request was recorded. When it fails, or leaves a response
-    /// unfinished, the connection is closed.
+    /// Starts an upstream that answers by the script, which runs after the request was recorded. The connection is
+    /// closed when the script fails or leaves a response unfinished.
     pub fn scripted(
         script: impl Fn(&Received, &mut Reply<'_>) -> Result<()> + Send + Sync + 'static,
     ) -> Result<Self> {
         Self::listen(Box::new(script), Some(Mutex::default()))
     }
 
-    /// As [`Self::start`], but keeps nothing: for loads.
+    /// Starts an upstream like [`Self::start`], but keeps no requests, for load tests.
     pub fn forgetful() -> Result<Self> {
         Self::listen(
             Box::new(|_, reply| reply.json(200, r#"{"ok": true}"#)),
@@ -76,7 +76,7 @@ impl Upstream {
         )
     }
 
-    /// As [`Self::scripted`], but keeps nothing.
+    /// Starts an upstream like [`Self::scripted`], but keeps no requests.
     pub fn scripted_forgetful(
         script: impl Fn(&Received, &mut Reply<'_>) -> Result<()> + Send + Sync + 'static,
     ) -> Result<Self> {
@@ -101,8 +101,8 @@ impl Upstream {
         })
     }
 
-    /// Goes away, as if its process had been killed, and comes back on the same address: nobody listens meanwhile, and
-    /// every connection is cut.
+    /// Stops as if its process had been killed, and restarts on the same address. In between, nothing listens there,
+    /// and every connection is closed.
     pub fn restart(&mut self) -> Result<()> {
         self.stop();
         let deadline = Instant::now() + READ_LIMIT;
@@ -120,7 +120,7 @@ impl Upstream {
 
     fn stop(&mut self) {
         self.shared.stopping.store(true, Ordering::Relaxed);
-        // Wakes the accepting thread.
+        // This connection wakes the accepting thread.
         let _ = TcpStream::connect(self.address);
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
@@ -130,12 +130,12 @@ impl Upstream {
         }
     }
 
-    /// Where it listens.
+    /// Returns the address on which the upstream listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Everything received so far.
+    /// Returns all requests received so far.
     pub fn received(&self) -> Vec<Received> {
         let received = self.shared.received.as_ref();
         received.map_or_else(Vec::new, |list| {
@@ -143,7 +143,7 @@ impl Upstream {
         })
     }
 
-    /// The last request received.
+    /// Returns the last request received.
     pub fn last(&self) -> Result<Received> {
         self.received()
             .pop()
@@ -166,11 +166,11 @@ fn accept(listener: TcpListener, shared: &Arc<Shared>) -> JoinHandle<()> {
             }
             let shared = Arc::clone(&accepting);
             let number = shared.accepted.fetch_add(1, Ordering::Relaxed);
-            // Ends with its connection, so with the gateway at the latest.
+            // The thread ends with its connection, so with the gateway at the latest.
             std::thread::spawn(move || {
                 if let Ok(open) = stream.try_clone() {
                     shared.open().insert(number, open);
-                    // The one that was cut before it was known here.
+                    // The connection may have been closed before it was registered here.
                     if !shared.stopping.load(Ordering::Relaxed) {
                         shared.serve(stream);
                     }
@@ -238,7 +238,7 @@ pub struct Reply<'a> {
 }
 
 impl Reply<'_> {
-    /// A whole JSON response.
+    /// Sends a whole JSON response.
     pub fn json(&mut self, status: u16, body: &str) -> Result<()> {
         let head = format!(
             "HTTP/1.1 {status} Scripted\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -249,26 +249,26 @@ impl Reply<'_> {
         Ok(())
     }
 
-    /// The head of a stream of server-sent events.
+    /// Sends the head of a stream of server-sent events.
     pub fn begin_events(&mut self) -> Result<()> {
         self.raw(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
     }
 
-    /// One event, sent at once as a chunk of its own.
+    /// Sends one event at once, as a chunk of its own.
     pub fn event(&mut self, data: &str) -> Result<()> {
         let mut chunk = Vec::new();
         write_chunk(&mut chunk, format!("data: {data}\n\n").as_bytes());
         self.raw(&chunk)
     }
 
-    /// The end of the stream.
+    /// Sends the end of the stream.
     pub fn end_events(&mut self) -> Result<()> {
         self.raw(b"0\r\n\r\n")?;
         self.finished = true;
         Ok(())
     }
 
-    /// Bytes as they are; the connection closes after the script unless a response was finished.
+    /// Sends bytes unchanged. The connection closes after the script unless a response was finished.
     pub fn raw(&mut self, bytes: &[u8]) -> Result<()> {
         let mut stream = self.stream;
         stream.write_all(bytes).context("the gateway has gone")

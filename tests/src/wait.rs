@@ -1,15 +1,15 @@
-//! Waiting for what others bring about.
+//! Waiting for conditions that other processes bring about.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Nothing correct takes this long.
+/// Time limit for a condition; nothing correct takes this long.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Returns when `condition` holds; it is asked again and again.
+/// Returns when `condition` holds; it is checked again and again.
 ///
 /// # Panics
-/// It does not hold within a minute; the message says `what` was waited for.
+/// Panics when the condition does not hold within a minute; the message names `what` was waited for.
 #[track_caller]
 pub fn until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();

@@ -1,5 +1,5 @@
-//! Retrieval with all that is real: Envoy, the filter, our host as engine, retriever and embedder, and an index made by
-//! `foreword ingest`.
+//! Tests of retrieval with all parts real: Envoy, the filter, the host as engine, retriever and embedder, and an index
+//! made by `foreword ingest`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +13,7 @@ fn model() -> PathBuf {
     artifacts::repository().join("host/engine/fixtures/qwen2")
 }
 
-/// An index of a few short texts.
+/// Returns an index of a few short texts.
 fn index(folder: &TempDir) -> PathBuf {
     let texts = folder.path().join("texts");
     std::fs::create_dir(&texts).unwrap();
@@ -87,7 +87,7 @@ fn the_shipped_configuration_finds_caches_and_reuses() {
     let port = format!("port_value: {} ", host.address().port());
     let replacements = [
         ("port_value: 8000 ", port),
-        // A machine under load may take its time.
+        // A loaded machine may take its time.
         ("\"timeout_ms\": 1000", "\"timeout_ms\": 60000".to_owned()),
     ];
     let gateway = Gateway::recipe("gateway-config/envoy/retrieval.yaml", &replacements).unwrap();
@@ -103,8 +103,8 @@ fn the_shipped_configuration_finds_caches_and_reuses() {
         first.report()
     );
     gateway.await_metric("foreword_retrieval_warm_ups_total", 1);
-    // Nearly the same words, so the same documents: the engine has them.
-    // The host knows them by the same names, whatever has to be escaped in them.
+    // Nearly the same words find the same documents, which the engine has cached.
+    // The host identifies them by the same names, whatever has to be escaped in them.
     let body = json!({"query": "When is the coffee machine cleaned?", "k": 4, "order": true});
     let request = String::from_utf8(post(body.to_string().as_bytes())).unwrap();
     let request = request.replace("/v1/chat/completions", "/v1/retrieve");
@@ -220,7 +220,7 @@ fn a_host_that_comes_back_is_engine_and_retriever_again() {
 
 #[test]
 fn a_host_without_an_index_answers_without_documents() {
-    // The host has no index: the chat is answered, and why without documents is said.
+    // The host has no index: the chat is answered, and the report says why it has no documents.
     let host = host(None);
     let gateway = Gateway::start(&GatewayOptions {
         clusters: vec![("host", host.address())],

@@ -1,4 +1,5 @@
-//! The schema of the plugin configuration says what the filter accepts and what it assumes; so does the table for people.
+//! Tests that the schema of the plugin configuration states what the filter accepts and its defaults, and that the
+//! README's table does too.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ fn schema() -> Value {
     serde_json::from_str(SCHEMA).unwrap()
 }
 
-/// Every field that holds a value, by its path, with its part of the schema. Objects are entered.
+/// Returns every field that holds a value, by its path, with its part of the schema. Objects are entered.
 fn leaves(schema: &Value) -> BTreeMap<String, Value> {
     fn enter(at: &str, schema: &Value, leaves: &mut BTreeMap<String, Value>) {
         for (name, part) in schema["properties"].as_object().unwrap() {
@@ -34,7 +35,7 @@ fn leaves(schema: &Value) -> BTreeMap<String, Value> {
     found
 }
 
-/// Puts a value at a path; objects on the way are made.
+/// Sets the value at a path; objects on the way are created.
 fn put(config: &mut Value, path: &str, value: Value) {
     let mut at = config;
     for name in path.split('.') {
@@ -105,7 +106,7 @@ fn the_schema_is_one_and_takes_the_defaults_and_the_shipped_configurations() {
     }
 }
 
-/// The filter names the fields that it knows when it is given another one.
+/// The filter names the fields that it knows when it is given an unknown one.
 #[test]
 fn the_schema_has_the_fields_that_the_filter_has() {
     let error = Config::from_json(br#"{"?": 1}"#).err().unwrap().to_string();
@@ -123,7 +124,7 @@ fn the_schema_has_the_fields_that_the_filter_has() {
     assert_eq!(told, known);
 }
 
-/// Values that a field of this kind may be given: around its limits, of its type, and of none.
+/// Returns values to try for a field of this kind: around its limits, of its type, and of other types.
 fn values(path: &str, part: &Value, random: &mut Random) -> Value {
     let mut pool = vec![
         Value::Null,
@@ -217,7 +218,7 @@ fn values(path: &str, part: &Value, random: &mut Random) -> Value {
                 json!([{"name": "a", "feed": {"cluster": "c", "other": 1}}]),
                 json!([{"address": "10.0.0.1:1"}]),
                 json!([{"name": "a", "nickname": "b"}]),
-                // Rules that no schema can say.
+                // Rules that no schema can express.
                 json!([{"name": "a"}, {"name": "b"}]),
                 json!([engine("a", 1), engine("a", 2)]),
                 json!([{"name": "a", "address": "10.0.0.999:1"}]),
@@ -248,7 +249,7 @@ fn values(path: &str, part: &Value, random: &mut Random) -> Value {
         ],
         _ => vec![],
     };
-    // Two times in three something that somebody might mean.
+    // Two times in three, a plausible value.
     if random.below(3) > 0 {
         pool = by_name.to_vec();
         pool.extend(part["enum"].as_array().into_iter().flatten().cloned());
@@ -265,13 +266,14 @@ fn values(path: &str, part: &Value, random: &mut Random) -> Value {
     pool.swap_remove(random.below(pool.len() as u64) as usize)
 }
 
-/// Some fields at random values; sometimes one that does not exist, or a value where an object belongs.
+/// Returns some fields with random values; sometimes with a field that does not exist, or a value where an object
+/// belongs.
 fn configuration(leaves: &BTreeMap<String, Value>, random: &mut Random) -> Value {
     let mut config = json!({});
     for _ in 0..=random.below(4) {
         let at = random.below(leaves.len() as u64) as usize;
         let (path, part) = leaves.iter().nth(at).unwrap();
-        // What is valid at all where one of several fields must be there.
+        // Where one of several fields is required, this makes the configuration valid.
         let companion: Option<(&str, Value)> = match path.as_str() {
             "tenant.claim" => Some(("tenant.payload", json!("jwt"))),
             "tenant.payload" | "tenant.namespace" => Some(("tenant.claim", json!("sub"))),
@@ -302,8 +304,8 @@ fn configuration(leaves: &BTreeMap<String, Value>, random: &mut Random) -> Value
     config
 }
 
-/// Whether the schema may take engines that the filter refuses: that each has an address of its own if there are
-/// several, and that an address is one, no schema says.
+/// Returns whether the schema may accept engines that the filter refuses: no schema can say that several engines have
+/// different addresses, nor that an address is valid.
 fn is_laxer(field: &str, config: &Value) -> bool {
     let several = config["engines"]
         .as_array()
@@ -313,15 +315,15 @@ fn is_laxer(field: &str, config: &Value) -> bool {
         || config.to_string().contains(".999:")
 }
 
-/// What the schema says of a configuration that the filter refuses or takes. Rules between headers' names are the
-/// filter's alone.
+/// Compares the schema's verdict on a configuration with the filter's. Rules between headers' names are checked by the
+/// filter alone.
 fn agree(validator: &Validator, config: &Value) -> bool {
     let taken = Config::from_json(config.to_string().as_bytes());
     let valid = validator.is_valid(config);
     match &taken {
         Ok(_) => assert!(valid, "only the schema refuses {config}"),
         Err(ConfigError::Conflict { field, .. }) if *field != "salt" => {}
-        // Between engines, and of an address more than its shape.
+        // Rules between engines, and rules on an address beyond its form.
         Err(ConfigError::Invalid { field, .. }) if is_laxer(field, config) => {}
         Err(error) => assert!(!valid, "only the filter refuses {config}: {error}"),
     }
@@ -338,7 +340,7 @@ fn schema_and_filter_agree_on_random_configurations() {
     let valid = (0..rounds)
         .filter(|_| agree(&validator, &configuration(&leaves, &mut random)))
         .count();
-    // Both kinds, and many of each, or the agreement says little.
+    // There must be many of both kinds, or the agreement says little.
     assert!(
         (rounds / 5..rounds * 4 / 5).contains(&valid),
         "{valid} of {rounds} were valid"
@@ -383,7 +385,7 @@ fn every_value_of_every_field_is_judged_alike() {
     }
 }
 
-/// The rows of the README's tables: fields, default and what is allowed.
+/// Returns the rows of the README's tables: fields, and the column with default and allowed values.
 fn rows() -> Vec<(Vec<String>, String)> {
     let text =
         std::fs::read_to_string(repository().join("gateway-config/envoy/README.md")).unwrap();

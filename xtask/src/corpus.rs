@@ -1,5 +1,5 @@
-//! `cargo xtask corpus`: the corpora's retrieval results, made by BM25 (program `ranker`) and committed, so that
-//! the demo and the tests replay the same lists everywhere.
+//! `cargo xtask corpus`: the corpora's retrieval results, made by BM25 (program `ranker`) and committed, so that the
+//! demo and the tests replay the same lists everywhere.
 
 use std::fs;
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::handbook::{Document, HANDBOOK, Handbook, Retrieved, WORLD};
 use crate::workspace::{Workspace, cargo};
 
-/// Documents kept per question.
+/// Number of documents kept per question.
 const TOP: usize = 10;
 
 /// What to do with the rankings.
@@ -60,12 +60,12 @@ fn rank(workspace: &Workspace, handbook: &Handbook, options: &Options) -> Result
     Ok(())
 }
 
-/// For `cargo xtask test`: the committed rankings are the retriever's.
+/// Checks that the committed rankings are the retriever's, for `cargo xtask test`.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     run(workspace, &Options { check: true })
 }
 
-/// The ranker's job, as its module describes it.
+/// The ranker's job, in the format of its module documentation.
 #[derive(Serialize)]
 struct Job<'a> {
     documents: &'a [Document],
@@ -90,7 +90,7 @@ fn retrieve(workspace: &Workspace, handbook: &Handbook) -> Result<Vec<Retrieved>
         .stdout(Stdio::piped())
         .spawn()
         .context("the ranker cannot be started")?;
-    // The ranker reads all of its input before it writes: no deadlock on full pipes.
+    // The ranker reads all of its input before it writes, so full pipes cannot deadlock.
     let mut input = ranker.stdin.take().context("the ranker has no stdin")?;
     let written = input.write_all(&serde_json::to_vec(&job)?);
     drop(input);
@@ -113,7 +113,8 @@ fn retrieve(workspace: &Workspace, handbook: &Handbook) -> Result<Vec<Retrieved>
         .collect())
 }
 
-/// The mean share of a question's labelled documents among its first `depth`, over the questions that have any.
+/// Returns the mean share of a question's labelled documents among its first `depth`, over the questions that have
+/// labels.
 fn recall(handbook: &Handbook, retrieved: &[Retrieved], depth: usize) -> f64 {
     let (mut sum, mut counted) = (0.0, 0);
     for (question, line) in handbook.questions.iter().zip(retrieved) {

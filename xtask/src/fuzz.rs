@@ -1,14 +1,14 @@
-//! `cargo xtask fuzz`: the fuzz targets under libFuzzer, one after another.
+//! `cargo xtask fuzz`: runs the fuzz targets under libFuzzer, one after another.
 //!
-//! Coverage is a pass of the stable compiler, and libFuzzer a crate, which a C++ compiler builds: no nightly, no
-//! cargo-fuzz. AddressSanitizer, which needs nightly, is left out: what is fuzzed has no unsafe code of ours. Assertions and
-//! overflow checks are on.
+//! Coverage is a pass of the stable compiler, and libFuzzer is a crate that a C++ compiler builds, so neither nightly
+//! nor cargo-fuzz is needed. AddressSanitizer needs nightly and is omitted, because the fuzzed code has no unsafe code
+//! of the project. Assertions and overflow checks are on.
 //!
 //! ```text
-//!   target/fuzz/corpus/TARGET   what leads to new code; the next run goes on from there
-//!   target/fuzz/TARGET.log      libFuzzer's own words
-//!   fuzz/corpus/TARGET          what is kept of that for everybody: small, minimised; the ordinary tests replay it
-//!   fuzz/found/TARGET           inputs that something does not hold for; the ordinary tests take them up
+//!   target/fuzz/corpus/TARGET   inputs that lead to new code; the next run continues from them
+//!   target/fuzz/TARGET.log      libFuzzer's own output
+//!   fuzz/corpus/TARGET          a small, minimised selection kept in the repository; the ordinary tests replay it
+//!   fuzz/found/TARGET           inputs that violate an assertion; the ordinary tests include them
 //! ```
 
 use std::fmt::Write as _;
@@ -50,13 +50,13 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The program with all targets, and libFuzzer in it.
+/// Builds the program with all targets and libFuzzer, and returns its path.
 fn build(workspace: &Workspace) -> Result<PathBuf> {
     ensure!(
         Command::new("c++").arg("--version").output().is_ok(),
         "libFuzzer needs a C++ compiler, and `c++` is not there (Debian: g++)"
     );
-    // A target named on the command line keeps the flags from build scripts and macros.
+    // With a target named on the command line, build scripts and macros do not get the flags.
     let machine = machine()?;
     let arguments = [
         "build",
@@ -78,7 +78,7 @@ fn build(workspace: &Workspace) -> Result<PathBuf> {
         .join("foreword-fuzz"))
 }
 
-/// What this machine is called as a target.
+/// Returns this machine's target triple.
 fn machine() -> Result<String> {
     let output = Command::new("rustc")
         .arg("-vV")
@@ -91,7 +91,7 @@ fn machine() -> Result<String> {
         .context("rustc -vV names no host")
 }
 
-/// The targets that were asked for, or all that the program names.
+/// Returns the requested targets, or all that the program names.
 fn chosen(program: &Path, asked: &[String]) -> Result<Vec<String>> {
     let output = Command::new(program).env_remove("FOREWORD_FUZZ").output();
     let output = output.with_context(|| format!("{} cannot be started", program.display()))?;
@@ -107,7 +107,7 @@ fn chosen(program: &Path, asked: &[String]) -> Result<Vec<String>> {
     })
 }
 
-/// What came of a target.
+/// The outcome of one target.
 struct Outcome {
     is_good: bool,
     line: String,
@@ -144,7 +144,7 @@ fn fuzz(workspace: &Workspace, program: &Path, target: &str, seconds: u32) -> Re
     })
 }
 
-/// Of libFuzzer's words, those that are figures, and what did not hold.
+/// Returns the figures in libFuzzer's output, and the assertion that failed.
 fn summary(said: &str) -> String {
     let figure = |name: &str| {
         let mut lines = said.lines().rev();
@@ -186,12 +186,12 @@ fn summary(said: &str) -> String {
 
 const PROFILE: &str = "fuzz";
 
-/// What cargo-fuzz tells the compiler too, but for its sanitizer.
+/// The compiler flags of cargo-fuzz, except for its sanitizer.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
 
-/// An input takes milliseconds and megabytes, or something is wrong.
+/// Limits for libFuzzer: an input takes milliseconds and megabytes, or something is wrong.
 const LIBFUZZER: [&str; 4] = [
     "-max_len=65536",
     "-timeout=10",

@@ -1,10 +1,10 @@
-//! The corpora, the handbook in `examples/handbook` and the reader's world in `examples/reader/world`: their files, read
-//! and checked.
+//! The corpora, read and checked: the handbook in `examples/handbook`, and the reader's world in
+//! `examples/reader/world`.
 //!
 //! ```text
 //! documents.jsonl   {"id", "title", "text"}                           the documents
 //! questions.jsonl   {"id", "question", "answer", "documents": [ids]}  with the documents that answer it
-//! retrieved.jsonl   {"question", "documents": [ids]}                  what the retriever found, best first
+//! retrieved.jsonl   {"question", "documents": [ids]}                  the retriever's results, best first
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -25,15 +25,15 @@ pub(crate) struct Document {
     pub(crate) text: String,
 }
 
-/// A question and the documents that hold its answer.
+/// A question and the documents that contain its answer.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Question {
     pub(crate) id: String,
     #[serde(rename = "question")]
     pub(crate) text: String,
-    /// None where the documents hold none.
+    /// The answer; `None` where no document contains it.
     pub(crate) answer: Option<String>,
-    /// The labels: ids of documents; none where there is no answer.
+    /// Labels: ids of the documents that contain the answer; empty where there is no answer.
     #[serde(rename = "documents")]
     pub(crate) answered_by: Vec<String>,
 }
@@ -52,12 +52,13 @@ pub(crate) struct Handbook {
     pub(crate) questions: Vec<Question>,
 }
 
-/// The corpora's folders. The demo asks about the second, which its model can read.
+/// Folder of the handbook. The demo uses [`WORLD`], which its model can read.
 pub(crate) const HANDBOOK: &str = "examples/handbook";
 pub(crate) const WORLD: &str = "examples/reader/world";
 
 impl Handbook {
-    /// Reads the documents and questions of a folder; every id is unique and every label names a document.
+    /// Reads the documents and questions of a folder, and checks that every id is unique and every label names a
+    /// document.
     pub(crate) fn read(workspace: &Workspace, folder: &str) -> Result<Self> {
         let folder = workspace.root().join(folder);
         let handbook = Self {
@@ -92,7 +93,7 @@ impl Handbook {
         Ok(handbook)
     }
 
-    /// Where the rankings stand.
+    /// Returns the path of the rankings.
     pub(crate) fn retrieved_path(&self) -> PathBuf {
         self.folder.join("retrieved.jsonl")
     }
@@ -111,7 +112,7 @@ impl Handbook {
         Ok(retrieved)
     }
 
-    /// The documents by their ids.
+    /// Returns the documents by their ids.
     pub(crate) fn documents_by_id(&self) -> HashMap<&str, &Document> {
         self.documents
             .iter()

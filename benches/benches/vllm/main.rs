@@ -3,13 +3,13 @@
 //! ```text
 //! FOREWORD_VLLM_PYTHON=…/bin/python FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench vllm
 //! … -- orders     cached share of all prompt tokens: client's order against each policy's, through real Envoy
-//! … -- bridge     what `foreword kv-bridge` says is held, against what vLLM reports as cached
+//! … -- bridge     what `foreword kv-bridge` reports as held, against what vLLM reports as cached
 //! … -- feed       what the filter believes with the bridge's feed and by answers alone; `pages=160` makes vLLM evict
 //! … -- requests=100 pages=400
 //! ```
 //!
-//! The whole prompt counts: one system sentence, documents, hint, question. vLLM's CPU build has pages of 128 tokens.
-//! Everything goes one request after another, so nothing here is timed.
+//! The whole prompt counts: one system sentence, documents, hint and question. vLLM's CPU build has pages of 128
+//! tokens. All requests are sent one after another, so nothing here is timed.
 
 mod engine;
 mod feed;
@@ -33,19 +33,19 @@ use foreword_tests::http::{Client, post, post_with};
 use foreword_tests::{Bridge, Gateway, GatewayOptions};
 use serde_json::{Value, json};
 
-/// Names a Python that has vLLM.
+/// Environment variable that names a Python with vLLM.
 const PYTHON: &str = "FOREWORD_VLLM_PYTHON";
 const REQUESTS: usize = 300;
 const DEPTH: usize = 10;
 /// Tokens in a page of vLLM's CPU build.
 const PAGE: u64 = 128;
-/// Beside the default.
+/// Policies measured besides the default.
 const OTHERS: [PolicyKind; 3] = [PolicyKind::Sorted, PolicyKind::Greedy, PolicyKind::Longest];
-/// The share of the filter as shipped must be at least this many times the client order's.
+/// The cached share with the filter as shipped must be at least this many times that of the client's order.
 const MUST_HOLD: f64 = 3.3;
 
 fn main() -> Result<ExitCode> {
-    // Cargo passes `--bench` when it benches and nothing when it tests.
+    // Cargo passes `--bench` for benches and nothing for tests.
     if !std::env::args().any(|argument| argument == "--bench") {
         return Ok(ExitCode::SUCCESS);
     }
@@ -85,7 +85,7 @@ fn main() -> Result<ExitCode> {
     })
 }
 
-/// What the bench cannot do without.
+/// Returns what the bench requires, or what is missing.
 fn needed() -> Result<(PathBuf, Corpus, PathBuf), String> {
     let path = |variable: &str, what: &str| {
         let value = std::env::var_os(variable).map(PathBuf::from);
@@ -96,7 +96,7 @@ fn needed() -> Result<(PathBuf, Corpus, PathBuf), String> {
     Ok((python, xquad::corpus()?, file))
 }
 
-/// The requests as a client sends them.
+/// Returns the requests as a client sends them.
 fn bodies(corpus: &Corpus) -> Vec<String> {
     let retrievals = corpus.retrievals().into_iter();
     retrievals
@@ -143,7 +143,7 @@ impl Usage {
     }
 }
 
-/// The table of orders. Whether that of the filter as shipped is as much better than the client's as it must be.
+/// Prints the table of orders. Returns whether the filter as shipped improves on the client's order as much as it must.
 fn orders(vllm: &Vllm, bodies: &[String]) -> Result<bool> {
     println!(
         "\n| order | prompt tokens | cached | share | of the client's |\n| --- | --- | --- | --- | --- |"
@@ -189,7 +189,7 @@ fn orders(vllm: &Vllm, bodies: &[String]) -> Result<bool> {
         if options.plugin.is_none() {
             clients = share;
         }
-        // The last one's stays.
+        // The value of the last order, the filter as shipped, remains.
         shipped = share / clients;
         println!(
             "| {name} | {} | {} | {share:.1} % | {:.2} |",
@@ -202,7 +202,8 @@ fn orders(vllm: &Vllm, bodies: &[String]) -> Result<bool> {
     Ok(shipped >= MUST_HOLD)
 }
 
-/// What the bridge's feed says before each request, against what vLLM then reports. Whether it never said too much.
+/// Compares the bridge's feed before each request with what vLLM then reports. Returns whether the feed never claimed
+/// too much.
 fn bridge(vllm: &Vllm, bodies: &[String]) -> Result<bool> {
     vllm.reset()?;
     let bridge = Bridge::start(&vllm.model(), MODEL, vllm.events, vllm.replay, &[])?;
@@ -270,7 +271,7 @@ fn bridge(vllm: &Vllm, bodies: &[String]) -> Result<bool> {
     Ok(more == 0)
 }
 
-/// The paths that the feed says are held, each with its scope.
+/// Returns the paths that the feed reports as held, each with its scope.
 fn held(bridge: &Bridge) -> Result<HashSet<(u64, Vec<u64>)>> {
     let response = bridge.get("/v1/kv/snapshot")?;
     ensure!(
@@ -289,7 +290,7 @@ fn held(bridge: &Bridge) -> Result<HashSet<(u64, Vec<u64>)>> {
     Ok(held)
 }
 
-/// Where documents end in a prompt, by the checkpoint's template and tokenizer.
+/// Computes where documents end in a prompt, by the checkpoint's template and tokenizer.
 struct Reader {
     template: ChatTemplate,
     tokenizer: Tokenizer,
@@ -305,7 +306,7 @@ impl Reader {
         })
     }
 
-    /// Tokens up to the end of the path's first `count` documents.
+    /// Returns the tokens up to the end of the path's first `count` documents.
     fn end(
         &self,
         path: &foreword_ordering::path::SentPath,

@@ -1,4 +1,4 @@
-//! The filter, by callbacks of the proxy-wasm SDK.
+//! The filter's callbacks for the proxy-wasm SDK.
 
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{Action, ContextType};
@@ -76,7 +76,7 @@ impl HttpContext for Buffer {
     }
 }
 
-/// Words of eight bytes that hold a quote, a backslash or a control character.
+/// Counts words of eight bytes that contain a quote, a backslash or a control character.
 fn stops(body: &[u8]) -> usize {
     const ONES: u64 = u64::MAX / 0xff;
     let (words, _) = body.as_chunks();

@@ -1,10 +1,10 @@
-//! What is sent under each arm.
+//! Tests of the requests that are sent under each arm.
 
 use crate::{Evaluation, arm, asked, question, reader};
 use foreword_tests::Received;
 use serde_json::{Value, json};
 
-/// The requests with that arm's salt.
+/// Returns the requests with this arm's salt.
 fn of<'r>(received: &'r [Received], name: &str) -> Vec<&'r Received> {
     let salt = |request: &Received| {
         let body: Value = serde_json::from_slice(&request.body).unwrap();
@@ -17,7 +17,7 @@ fn of<'r>(received: &'r [Received], name: &str) -> Vec<&'r Received> {
         .collect()
 }
 
-/// Ids of the documents in the last message, in its order.
+/// Returns the ids of the documents in the last message, in its order.
 fn ids(request: &Received) -> String {
     let asked = asked(request);
     let ids = asked.split("<document id=\"").skip(1);
@@ -28,7 +28,7 @@ fn ids(request: &Received) -> String {
 #[test]
 fn arms_order_by_themselves_alone_and_have_caches_of_their_own() {
     let upstream = reader();
-    // `s0 t` opens the first prompt; the second has them in another order, behind its own.
+    // `s0 t` opens the first prompt; the second one has the documents in another order, after its own.
     let lines = [question(0, 2), question(2, 0)];
     let evaluation = Evaluation::of(&lines);
     let arms = "retrieval,ordered,ordered+hint,random,reversed";
@@ -67,7 +67,7 @@ fn chats_go_on_with_their_own_answers_and_say_documents_once_where_they_are_dedu
     };
     let lines = [json!({"id": "chat", "turns": [turn("one"), turn("two")]})];
     let evaluation = Evaluation::of(&lines);
-    // By default all arms that differ for chats.
+    // By default, all arms that differ for chats.
     let figures = evaluation.figures(&upstream, &[]);
     let names: Vec<_> = figures["arms"]
         .as_array()

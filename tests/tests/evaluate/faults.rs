@@ -1,4 +1,4 @@
-//! Endpoints that fail, and arguments that do not fit.
+//! Tests of endpoints that fail, and of arguments that do not fit.
 
 use crate::{
     Evaluation, answer, arm, asked, error_of, figures_of, first_document, question, reader,
@@ -12,7 +12,7 @@ fn ten() -> Evaluation {
     Evaluation::of(&lines)
 }
 
-/// An endpoint that does something else with the first `count` requests, and answers the others.
+/// Starts an endpoint that treats the first `count` requests differently, and answers the others.
 fn after(
     count: usize,
     otherwise: impl Fn(&mut Reply<'_>) -> anyhow::Result<()> + Send + Sync + 'static,
@@ -40,7 +40,7 @@ fn what_may_pass_is_tried_again() {
     for otherwise in [
         |reply: &mut Reply<'_>| reply.json(503, r#"{"error": {"message": "loading"}}"#),
         |reply: &mut Reply<'_>| reply.json(429, "{}"),
-        // Closed without a word; in mid-stream; garbage in a stream; an error in it.
+        // Closed without a word; closed in mid-stream; garbage in a stream; an error in it.
         |_: &mut Reply<'_>| Ok(()),
         |reply: &mut Reply<'_>| {
             reply.begin_events()?;
@@ -73,7 +73,7 @@ fn an_endpoint_that_is_gone_ends_the_run_and_nothing_is_lost() {
             *seen += 1;
             *seen
         };
-        // Between the fifth and the twelfth request nobody answers.
+        // From the fifth to the twelfth request nobody answers.
         if (5..=12).contains(&number) {
             return Ok(());
         }
@@ -91,7 +91,7 @@ fn an_endpoint_that_is_gone_ends_the_run_and_nothing_is_lost() {
     );
     assert!(error.contains("(tried 2 times)"), "{error}");
     assert_eq!(evaluation.records().len(), 4);
-    // One more question fails, and its arm's others are answered; the next run asks it again.
+    // One more question fails, and the others of its arm are answered; the next run sends it again.
     let figures = evaluation.figures(&gone, &arguments);
     assert_eq!(figures["left_out"], 1);
     assert_eq!(arm(&figures, "retrieval")["questions"], 9);
@@ -123,7 +123,7 @@ fn a_question_that_is_not_served_is_left_out_of_all_arms() {
     for name in ["retrieval", "ordered", "random"] {
         assert_eq!(arm(&figures, name)["questions"], 9);
     }
-    // It is not asked under the other arms.
+    // It is not sent under the other arms.
     assert_eq!(upstream.received().len(), 28);
 }
 

@@ -1,11 +1,11 @@
-//! What the library sends is what real Envoy with the filter sends, and the answers are the same.
+//! Tests that the library sends the same requests as real Envoy with the filter, and that the answers are the same.
 
 use crate::{Evaluation, answer, arm, error_of, figures_of, first_document, question};
 use foreword_tests::{Gateway, GatewayOptions, Host, Received, Upstream, artifacts};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-/// Questions whose documents overlap, and a chat that comes back to them.
+/// Returns questions whose documents overlap, and a chat that returns to them.
 fn evaluation() -> Evaluation {
     let mut lines: Vec<_> = (0..8).map(|number| question(number, number % 3)).collect();
     let long = "A text that is longer than the hint that stands for it is. ".repeat(3);
@@ -21,7 +21,7 @@ fn evaluation() -> Evaluation {
     Evaluation::of(&lines)
 }
 
-/// Without salts, by which bodies would differ.
+/// Returns arguments without salts, in which bodies would differ.
 fn arguments(gateway: &SocketAddr) -> Vec<String> {
     let gateway = format!("http://{gateway}");
     [
@@ -38,7 +38,7 @@ fn arguments(gateway: &SocketAddr) -> Vec<String> {
     .to_vec()
 }
 
-/// Kept members of an arm's answers, by question and turn.
+/// Returns a field of an arm's answers, by question and turn.
 fn kept(evaluation: &Evaluation, arm: &str, member: &str) -> Vec<(String, Value)> {
     let records = evaluation.records();
     let of_arm = records.iter().filter(|record| record["arm"] == arm);
@@ -56,7 +56,7 @@ fn kept(evaluation: &Evaluation, arm: &str, member: &str) -> Vec<(String, Value)
 
 #[test]
 fn the_same_bodies_are_sent() {
-    // Through the gateway, requests carry headers of Envoy's.
+    // Requests through the gateway carry headers of Envoy's.
     let is_through = |request: &Received| request.header("x-request-id").is_some();
     let upstream =
         Upstream::scripted(|request, reply| answer(reply, &first_document(request))).unwrap();
@@ -78,7 +78,7 @@ fn the_same_bodies_are_sent() {
     let received = upstream.received();
     let (through, direct): (Vec<_>, Vec<_>) = received.iter().partition(|r| is_through(r));
     assert_eq!((through.len(), direct.len()), (17, 34));
-    // Turn by turn, what came through Envoy was also sent by the library.
+    // Turn by turn, the library also sent what came through Envoy.
     let mut unmatched: Vec<_> = direct.iter().map(|request| request.text()).collect();
     for request in through {
         let text = request.text();
@@ -86,7 +86,7 @@ fn the_same_bodies_are_sent() {
         let same = same.unwrap_or_else(|| panic!("only Envoy sent {text}"));
         unmatched.swap_remove(same);
     }
-    // And every one of these under `dedup+hint`: what is left is retrieval order's.
+    // The same holds for every one of these under `dedup+hint`; the rest are retrieval order's.
     let hashes = |arm: &str| kept(&evaluation, arm, "answer");
     assert_eq!(hashes("dedup+hint"), hashes("gateway"));
     let retrieval = arm(&figures, "retrieval");
@@ -121,7 +121,7 @@ fn the_reader_gives_the_same_answers_and_most_are_right() {
     assert!(right >= 70.0, "{right} % of the answers are right");
 }
 
-/// Of the demo's world: 24 questions, and 4 chats of 3 turns.
+/// Returns 24 questions, and 4 chats of 3 turns, from the demo's world.
 fn world() -> Vec<Value> {
     let read = |name: &str| -> Vec<Value> {
         let path = artifacts::repository()

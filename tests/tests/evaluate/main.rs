@@ -1,4 +1,4 @@
-//! `foreword evaluate`, run as its user runs it: against endpoints that follow a script, and through real Envoy.
+//! Tests of `foreword evaluate` as a user runs it: against endpoints that follow a script, and through real Envoy.
 
 mod arms;
 mod faults;
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 static BINARY: LazyLock<PathBuf> = LazyLock::new(|| artifacts::host_binary("dev").unwrap());
 
-/// A folder with questions and the run's own folder in it.
+/// A folder with questions, and the run's own folder in it.
 struct Evaluation {
     folder: TempDir,
     data: &'static str,
@@ -45,7 +45,7 @@ impl Evaluation {
             .args(["evaluate", "--model", "m", "--data", self.data])
             .args(["--out", "run", "--endpoint", endpoint])
             .args(arguments)
-            // The waits between attempts are the client's business, not the tests'.
+            // The waits between attempts are not under test.
             .args(["--backoff-ms", "0"])
             .current_dir(self.folder.path());
         for name in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
@@ -60,7 +60,7 @@ impl Evaluation {
             .unwrap()
     }
 
-    /// Of a run that succeeds.
+    /// Runs the command, which must succeed, and returns its figures.
     #[track_caller]
     fn figures(&self, upstream: &Upstream, arguments: &[&str]) -> Value {
         figures_of(&self.run(upstream, &[arguments, &["--json"]].concat()))
@@ -70,7 +70,7 @@ impl Evaluation {
         self.folder.path().join("run").join(name)
     }
 
-    /// The kept answers, as they were written.
+    /// Returns the recorded answers, as they were written.
     fn records(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(self.path("answers.jsonl")).unwrap();
         let lines = text.lines().skip(1);
@@ -80,7 +80,7 @@ impl Evaluation {
     }
 }
 
-/// What a run with `--json` printed.
+/// Returns what a run with `--json` printed.
 #[track_caller]
 fn figures_of(output: &Output) -> Value {
     assert!(output.status.success(), "{}", error_of(output));
@@ -91,7 +91,8 @@ fn error_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A question about the thing of that number, whose document stands at `rank` of three; the others are shared by many.
+/// Returns a question about the thing with this number, whose document is at `rank` of three; many questions share the
+/// others.
 fn question(number: usize, rank: usize) -> Value {
     let mut documents = vec![
         json!({"id": format!("s{}", number % 2), "text": format!("Shared words number {}.", number % 2)}),
@@ -107,14 +108,14 @@ fn question(number: usize, rank: usize) -> Value {
     })
 }
 
-/// The last message of a request.
+/// Returns the last message of a request.
 fn asked(request: &Received) -> String {
     let body: Value = serde_json::from_slice(&request.body).unwrap();
     let last = body["messages"].as_array().unwrap().last().unwrap();
     last["content"].as_str().unwrap().to_owned()
 }
 
-/// What a model says that reads the first document only.
+/// Returns the answer of a model that reads only the first document.
 fn first_document(request: &Received) -> String {
     let asked = asked(request);
     let first = asked.split("</document>").next().unwrap();
@@ -136,7 +137,7 @@ fn answer(reply: &mut Reply<'_>, text: &str) -> anyhow::Result<()> {
     reply.end_events()
 }
 
-/// An endpoint whose model reads the first document only.
+/// Starts an endpoint whose model reads only the first document.
 fn reader() -> Upstream {
     Upstream::scripted(|request, reply| answer(reply, &first_document(request))).unwrap()
 }

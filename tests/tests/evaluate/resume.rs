@@ -1,4 +1,4 @@
-//! A run that was stopped goes on.
+//! Tests that a run which was stopped can be resumed.
 
 use crate::{Evaluation, answer, arm, asked, error_of, first_document, question, reader};
 use foreword_tests::Upstream;
@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
-/// Single questions whose documents overlap, and chats.
+/// Returns single questions whose documents overlap, and chats.
 fn lines() -> Vec<Value> {
     let mut lines: Vec<_> = (0..12).map(|number| question(number, number % 3)).collect();
     for chat in 20..24 {
@@ -50,12 +50,12 @@ fn after_a_kill_it_asks_what_is_left_with_the_very_bodies_it_would_have_sent() {
                 *count
             };
             if number == killed_at && holds.swap(false, Ordering::Relaxed) {
-                // Half an answer, and the client is killed.
+                // Half an answer is sent, and then the client is killed.
                 reply.begin_events()?;
                 reply.event(&json!({"choices": [{"delta": {"content": "half"}}]}).to_string())?;
                 let ends = ends.lock().unwrap();
                 ends.0.send(())?;
-                // Until the test has gone on.
+                // Blocks until the test has continued.
                 let _ = ends.1.recv();
                 return Ok(());
             }
@@ -74,7 +74,7 @@ fn after_a_kill_it_asks_what_is_left_with_the_very_bodies_it_would_have_sent() {
         child.wait().unwrap();
         drop(release);
         assert_eq!(evaluation.records().len(), killed_at - 1);
-        // What a crash of the machine may leave behind: a line without its end.
+        // A crash of the machine may leave a line without its end.
         let path = evaluation.path("answers.jsonl");
         let mut kept = std::fs::read(&path).unwrap();
         kept.extend(br#"{"case":"q1","tu"#);

@@ -1,9 +1,9 @@
-//! Figures of answers that are known beforehand.
+//! Tests of the figures of answers that are known beforehand.
 
 use crate::{Evaluation, arm, error_of, question, reader};
 use serde_json::{Value, json};
 
-/// Ninety questions, a third of them with the right document at each rank.
+/// Returns ninety questions, a third of them with the right document at each rank.
 fn thirds() -> Evaluation {
     let lines: Vec<_> = (0..90).map(|number| question(number, number % 3)).collect();
     Evaluation::of(&lines)
@@ -36,7 +36,7 @@ fn a_model_that_reads_the_first_document_only_is_found_out() {
     assert_eq!(difference("first")["value"], 66.6667);
     assert_eq!(difference("first")["verdict"], "better");
     assert_eq!(difference("middle")["verdict"], "worse");
-    // As good on the whole, but not on the same questions.
+    // As good overall, but not on the same questions.
     assert_eq!(difference("reversed")["value"], 0.0);
     assert_eq!(difference("reversed")["verdict"], "not enough questions");
     for name in ["retrieval", "last"] {
@@ -71,7 +71,7 @@ fn a_table_is_printed_unless_json_is_asked_for() {
         error_of(&output),
         "written: run/figures.json\nwritten: run/report.html\n"
     );
-    // Scored again without a request.
+    // The answers are scored again without a request.
     let received = upstream.received().len();
     assert_eq!(evaluation.run(&upstream, &arguments).stdout, output.stdout);
     assert_eq!(upstream.received().len(), received);

@@ -1,4 +1,4 @@
-//! HTTPS endpoints: one that is trusted is asked, one that is not ends the run with words that help.
+//! Tests of HTTPS endpoints: a trusted one is used, and an untrusted one ends the run with a helpful message.
 
 use crate::{Evaluation, error_of, figures_of, question};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
@@ -10,7 +10,7 @@ use std::process::Output;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// An authority that no machine trusts unless it is told to.
+/// Returns an authority that no machine trusts by default.
 fn authority(name: &str) -> (Issuer<'static, KeyPair>, String) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -23,7 +23,7 @@ fn authority(name: &str) -> (Issuer<'static, KeyPair>, String) {
 /// An endpoint behind TLS that answers every request with the same words.
 struct Endpoint {
     address: SocketAddr,
-    /// Connections that were begun.
+    /// Number of connections that were opened.
     connections: Arc<AtomicUsize>,
 }
 
@@ -48,7 +48,7 @@ impl Endpoint {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 count.fetch_add(1, Ordering::Relaxed);
-                // A client that does not trust us leaves in the middle.
+                // A client that does not trust the endpoint leaves in the middle.
                 let _ = serve(Arc::clone(&config), stream);
             }
         });
@@ -89,7 +89,7 @@ data: {\"choices\": [{\"delta\": {\"content\": \"X0\"}, \"finish_reason\": \"sto
 data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 9, \"completion_tokens\": 1}}\n\n\
 data: [DONE]\n\n";
 
-/// Asks one question of an HTTPS endpoint, with the authority's certificate as the only trusted root.
+/// Sends one question to an HTTPS endpoint, with the authority's certificate as the only trusted root.
 fn ask(address: SocketAddr, roots: &str) -> Output {
     let evaluation = Evaluation::of(&[question(0, 0)]);
     let file = evaluation.folder.path().join("roots.pem");

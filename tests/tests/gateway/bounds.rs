@@ -1,4 +1,4 @@
-//! Bodies beyond the bounds: they pass whole, or are refused with the value and the limit.
+//! Tests of bodies beyond the bounds: they pass whole, or are refused with the value and the limit.
 
 use foreword_ordering::random::Random;
 use foreword_tests::http::{Client, exchange, post, post_chunked, post_with};
@@ -11,7 +11,7 @@ use crate::{configured, gateway, send, tagged, tagged_texts, with_array};
 fn a_body_over_the_bound_passes_to_the_byte_with_a_length_and_in_chunks() {
     let upstream = Upstream::start().unwrap();
     let gateway = gateway(&upstream);
-    // Over the filter's 4 MiB; over Envoy's 8 MiB too.
+    // Over the filter's 4 MiB, and over Envoy's 8 MiB too.
     for megabytes in [5, 20] {
         let body = big(megabytes << 20);
         for request in [
@@ -152,7 +152,7 @@ fn headers_that_are_not_utf_8_do_not_trap() {
     assert_eq!(gateway.failures().unwrap(), 0);
 }
 
-/// `text` with every `from` replaced.
+/// Returns `text` with every `from` replaced by `to`.
 fn split_join(text: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut rest = text;
@@ -265,7 +265,7 @@ fn memory_settles_however_many_large_bodies_come() {
     );
 }
 
-/// No VM was lost, and a request is still ordered.
+/// Asserts that no VM was lost, and that a request is still ordered.
 fn assert_alive(gateway: &Gateway) {
     assert!(
         send(gateway, &tagged(&["a", "b"]))
@@ -283,7 +283,7 @@ fn assert_alive(gateway: &Gateway) {
 fn big(bytes: usize) -> Vec<u8> {
     let body = tagged(&["a", "b"]);
     let mut padded = vec![b' '; bytes - body.len()];
-    // Unlike bytes at unlike places: a lost or doubled chunk cannot go unseen.
+    // Different bytes at different places, so that a lost or doubled chunk shows.
     for (index, byte) in padded.iter_mut().enumerate() {
         *byte = b" \t\r\n"[(index / 1_021 + index / 65_537) % 4];
     }

@@ -1,4 +1,4 @@
-//! The plugin's configuration, headers, counters and log, as an operator meets them.
+//! Tests of the plugin's configuration, headers, counters and log, as an operator sees them.
 
 use foreword_ordering::path::SentPath;
 use foreword_tests::http::{exchange, post, post_with};

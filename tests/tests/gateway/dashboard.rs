@@ -1,4 +1,4 @@
-//! The Grafana dashboard asks for nothing that Envoy does not tell.
+//! Tests that the Grafana dashboard queries only metrics that Envoy exports.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{configured, send, tagged};
 
-/// The names of metrics in a query: words that a label matcher or a range follows.
+/// Returns the names of metrics in a query: words that a label matcher or a range follows.
 fn names(query: &str) -> BTreeSet<String> {
     let word = |character: char| character.is_ascii_alphanumeric() || character == '_';
     let mut names = BTreeSet::new();
@@ -29,7 +29,7 @@ fn every_metric_that_the_dashboard_asks_for_is_told() {
     let upstream = Upstream::start().unwrap();
     let plugin = json!({"experiment": {"control_share": 0.5}, "bypass_header": "x-raw"});
     let gateway = configured(&upstream, plugin);
-    // Envoy shows a histogram, and a counter of its own, when it has counted something.
+    // Envoy exports a histogram, and a counter of its own, only once it has counted something.
     send(&gateway, &tagged(&["a", "b"]));
     exchange(gateway.address(), b"GET / HTTP/1.1\r\nhost: g\r\n\r\n").unwrap();
     let stats = gateway.admin_get("/stats/prometheus").unwrap();
@@ -37,7 +37,7 @@ fn every_metric_that_the_dashboard_asks_for_is_told() {
         .lines()
         .filter(|line| !line.starts_with('#'))
         .filter_map(|line| line.split(['{', ' ']).next())
-        // As the scrape configuration in the dashboard's README renames them.
+        // Renamed as in the scrape configuration in the dashboard's README.
         .map(|name| {
             name.strip_prefix("envoy_dynamicmodulescustom_")
                 .unwrap_or(name)
@@ -57,7 +57,7 @@ fn every_metric_that_the_dashboard_asks_for_is_told() {
         }
     }
     if Shell::chosen() == Shell::Dynamic {
-        // There is no VM.
+        // This gateway has no VM.
         assert!(asked.remove("envoy_wasm_foreword_vm_reload_success"));
     }
     let missing: Vec<_> = asked
@@ -66,7 +66,7 @@ fn every_metric_that_the_dashboard_asks_for_is_told() {
         .collect();
     assert!(missing.is_empty(), "{missing:?} in\n{stats}");
     assert!(asked.len() > 30, "{asked:?}");
-    // And the other way round: a counter of ours that no panel shows is one that nobody looks at.
+    // Conversely, a counter of the filter's that no panel shows is one that nobody looks at.
     let unseen: Vec<_> = told
         .iter()
         .filter(|name| name.starts_with("foreword_") && name.ends_with("_total"))

@@ -1,5 +1,5 @@
-//! Three engines behind one gateway, by `engines.yaml`: requests go where their documents are held, and none is lost when
-//! an engine is.
+//! Tests of three engines behind one gateway, by `engines.yaml`: requests go where their documents are held, and none
+//! is lost when an engine is.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::tagged_texts;
 /// An engine that answers with its name, until it is told to fail.
 struct Engine {
     upstream: Upstream,
-    /// 0: it answers; 1: it closes the connection; otherwise a status.
+    /// How it fails: 0 to answer, 1 to close the connection, otherwise the status to send.
     fails: Arc<AtomicU32>,
 }
 
@@ -50,7 +50,7 @@ fn gateway(addresses: [SocketAddr; 3], concurrency: u32) -> Gateway {
     Gateway::start(&options).unwrap()
 }
 
-/// A request about a topic: documents of some hundred tokens.
+/// Returns a request about a topic, with documents of some hundred tokens.
 fn topic(topic: usize) -> String {
     let documents = [0, 1, 2].map(|document| format!("{topic}-{document}"));
     let documents = documents
@@ -60,7 +60,7 @@ fn topic(topic: usize) -> String {
 }
 
 fn request(body: &str) -> Vec<u8> {
-    // A client's own choice does not count.
+    // A choice by the client is ignored.
     post_with(
         &["x-gateway-destination-endpoint: 127.0.0.1:9"],
         body.as_bytes(),
@@ -107,7 +107,7 @@ fn each_topic_stays_with_one_engine_and_every_engine_has_topics() {
             );
         }
     }
-    // Without documents, and what is not looked at, goes to one of them too.
+    // Requests without documents, and those that the filter ignores, go to one of the engines too.
     ask(
         &gateway,
         r#"{"messages": [{"role": "user", "content": "hello"}]}"#,
@@ -135,7 +135,7 @@ fn no_request_is_lost_when_an_engine_is_killed_in_mid_traffic() {
             scope.spawn(move || {
                 let mut client = Client::connect(address).unwrap();
                 for round in 0..60 {
-                    // In the midst of it one engine dies, and comes back; then another one is too busy.
+                    // In the middle, one engine dies and returns; then another one is too busy.
                     match asked.fetch_add(1, SeqCst) {
                         60 => engines[0].fails.store(1, SeqCst),
                         120 => engines[0].fails.store(0, SeqCst),
@@ -152,7 +152,7 @@ fn no_request_is_lost_when_an_engine_is_killed_in_mid_traffic() {
         }
     });
     assert_eq!(asked.load(SeqCst), 240);
-    // An engine that fails is avoided, not tried with every request.
+    // A failing engine is avoided, not tried with every request.
     let failing = engines[1].upstream.received();
     let before = failing.len();
     for number in 0..12 {

@@ -1,4 +1,4 @@
-//! Upstreams and clients that fail: a clear answer, and the next request is served as if nothing had been.
+//! Tests of upstreams and clients that fail: a clear answer, and the next request is served normally.
 
 use std::net::TcpListener;
 
@@ -86,13 +86,13 @@ fn a_client_that_leaves_in_mid_body_reaches_nobody() {
     });
 
     assert!(upstream.received().is_empty());
-    // The half request taught the tree nothing.
+    // The tree learned nothing from the incomplete request.
     assert!(
         send(&gateway, &tagged(&["b", "a"]))
             .report()
             .contains("; matched=0;")
     );
-    // And was not counted.
+    // It was not counted either.
     gateway.await_requests(1);
 }
 

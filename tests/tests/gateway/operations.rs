@@ -1,4 +1,4 @@
-//! What operators do with a running gateway: dry runs, experiments, bypassing, reading its log.
+//! Tests of what operators do with a running gateway: dry runs, experiments, bypassing, reading its log.
 
 use foreword_tests::http::{exchange, post, post_with};
 use foreword_tests::{Gateway, GatewayOptions, Upstream};
@@ -47,7 +47,7 @@ fn the_arms_of_an_experiment_are_told_in_header_and_counters() {
     let upstream = Upstream::start().unwrap();
     let plugin = json!({"experiment": {"name": "spring", "control_share": 0.5}});
     let gateway = configured(&upstream, plugin);
-    // Chats tell themselves apart by how they begin; each comes twice, in another order.
+    // Chats differ in how they begin; each comes twice, in another order.
     let body = |chat: usize, ids: &[&str]| tagged(ids).replace("Why?", &format!("Why {chat}?"));
     let mut controls = 0;
     for chat in 0..40 {
@@ -83,7 +83,7 @@ fn the_arms_of_an_experiment_are_told_in_header_and_counters() {
     );
 }
 
-/// The access log's line for each request.
+/// Returns the access log's line for each request.
 fn lines(log: &str) -> Vec<Value> {
     log.lines()
         .map(|line| serde_json::from_str(line).unwrap())
@@ -133,7 +133,7 @@ fn without_log_fields_the_access_log_has_none() {
     assert!(lines[0]["outcome"].is_null(), "{}", lines[0]);
 }
 
-/// All that Envoy can be made to say about its Wasm VMs, with every kind of request.
+/// Everything that Envoy can be made to log about its Wasm VMs, with every kind of request.
 #[test]
 fn the_most_talkative_log_holds_nothing_of_documents_questions_tenants_or_salts() {
     let upstream = Upstream::start().unwrap();

@@ -1,4 +1,4 @@
-//! What the filter is for: later requests open like earlier ones, and nothing else of them changes.
+//! Tests of the filter's purpose: later requests open like earlier ones, and nothing else in them changes.
 
 use std::thread;
 
@@ -61,7 +61,7 @@ fn a_documents_array_is_reordered_and_keeps_its_elements() {
     assert_eq!(sent["model"], came["model"]);
 }
 
-/// The documents of an array, whatever their order.
+/// Returns the documents of an array, in sorted order.
 fn elements(body: &Value) -> Vec<String> {
     let mut elements: Vec<_> = body["documents"]
         .as_array()
@@ -291,7 +291,7 @@ fn workers_of_a_dynamic_module_share_their_trees() {
     let upstream = Upstream::start().unwrap();
     let options = GatewayOptions {
         concurrency: 4,
-        // Each Wasm VM has trees of its own: there, what a request meets depends on its connection.
+        // Each Wasm VM has trees of its own, in which a request's match would depend on its connection.
         shell: Shell::Dynamic,
         ..GatewayOptions::new(upstream.address())
     };
@@ -307,7 +307,7 @@ fn workers_of_a_dynamic_module_share_their_trees() {
     }
 }
 
-/// An upstream that answers with the id, beginning with `marker-`, of one of the request's documents.
+/// Starts an upstream that answers with the id, beginning with `marker-`, of one of the request's documents.
 fn echo_marker() -> Upstream {
     Upstream::scripted(|request, reply| {
         let text = request.text();

@@ -1,4 +1,4 @@
-//! Web pages of other origins: only those that cors.yaml names may speak to the gateway.
+//! Tests of web pages of other origins: only those that cors.yaml names may use the gateway.
 
 use foreword_tests::http::{Response, exchange};
 use foreword_tests::{Gateway, GatewayOptions, Upstream};
@@ -15,7 +15,7 @@ fn for_pages(upstream: &Upstream) -> Gateway {
     Gateway::start(&options).unwrap()
 }
 
-/// What a browser asks before it lets a page of `origin` send JSON.
+/// Sends the preflight request of a browser before it lets a page of `origin` send JSON.
 fn preflight(gateway: &Gateway, origin: &str) -> Response {
     let request = format!(
         "OPTIONS /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\norigin: {origin}\r\n\

@@ -1,5 +1,5 @@
-//! `request_headers: release`: an Envoy that cannot let headers wait, as Istio's and Envoy Gateway's resources
-//! configure it, and every Envoy before 1.35.
+//! Tests of `request_headers: release`: an Envoy that cannot hold headers back, as Istio's and Envoy Gateway's
+//! resources configure it, and every Envoy before 1.35.
 
 use foreword_tests::http::{Client, post};
 use foreword_tests::{Gateway, GatewayOptions, Upstream};
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::{send, tagged, tagged_texts};
 
-/// A gateway without `allow_on_headers_stop_iteration`, its filter's hints off.
+/// Returns a gateway without `allow_on_headers_stop_iteration`, with the filter's hints off.
 fn releasing(upstream: &Upstream, on_failure: &str) -> Gateway {
     let options = GatewayOptions {
         plugin: Some(json!({

@@ -1,6 +1,6 @@
-//! Chats without documents get them: from a retriever that is there, slow, dead or talks nonsense.
+//! Tests of chats without documents, which get them from a retriever that works, is slow, is dead or sends nonsense.
 //!
-//! The retriever is scripted, so that each fault comes when it is wanted; with the real one see `tests/retrieval.rs`.
+//! The retriever is scripted, so that each fault comes when it is wanted; `tests/retrieval.rs` uses the real one.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -12,19 +12,19 @@ use serde_json::{Value, json};
 
 use crate::{send, workers};
 
-/// The vector of a question: its first number, as an angle.
+/// Returns the vector of a question: its first number, as an angle.
 fn vector(question: &str) -> [f64; 2] {
     let digits = question.chars().filter(char::is_ascii_digit);
     let angle: f64 = digits.collect::<String>().parse().unwrap_or(0.0);
     [angle.to_radians().cos(), angle.to_radians().sin()]
 }
 
-/// Embedder, retriever and warm-up in one; documents tell which question they are of.
+/// Starts an embedder, retriever and warm-up endpoint in one; its documents show which question they belong to.
 fn retriever() -> Upstream {
     retriever_that(|_, _| None)
 }
 
-/// One that answers this instead where it is told to.
+/// Starts a retriever that gives this answer where it is told to.
 fn retriever_that(
     instead: impl Fn(&Received, &str) -> Option<(u16, String)> + Send + Sync + 'static,
 ) -> Upstream {
@@ -81,7 +81,7 @@ fn paths(upstream: &Upstream) -> Vec<String> {
     received.iter().map(path).collect()
 }
 
-/// What the engine was told at last: the user's message.
+/// Returns the last user message that the engine received.
 fn asked(engine: &Upstream) -> String {
     let body: Value = serde_json::from_slice(&engine.last().unwrap().body).unwrap();
     body["messages"][1]["content"].as_str().unwrap().to_owned()
@@ -167,7 +167,7 @@ fn a_vector_of_the_clients_saves_the_embedder() {
             .ends_with("retrieval=miss")
     );
     assert!(!engine.last().unwrap().text().contains("retrieval"));
-    // 1.0 and 0.0 in base64, one degree from the first.
+    // 1.0 and 0.0 in base64, one degree from the first vector.
     let request = post_with(
         &[
             "content-type: application/json",
@@ -377,7 +377,7 @@ fn vectors_that_no_cache_can_compare_are_counted() {
     });
     let engine = Upstream::start().unwrap();
     let gateway = gateway(&engine, &retriever, json!({}));
-    // Too few and too many numbers, none, not one (base64 of NaN), no direction.
+    // Too few and too many numbers, none, NaN in base64, and a vector without a direction.
     for wrong in [
         json!([1]),
         json!([1, 2, 3]),
@@ -411,7 +411,7 @@ fn where_a_failure_is_to_be_one_the_client_hears_of_it() {
         (response.status, response.report()),
         (503, "refused; reason=retrieval; retrieval=unreachable")
     );
-    // In the client's shape, as the filter says it: Envoy wraps its own answers alone.
+    // In the client's format, as the filter writes it: Envoy wraps only its own answers.
     let error = &response.json().unwrap()["error"];
     assert_eq!(error["code"], "retrieval");
     assert_eq!(
@@ -421,9 +421,9 @@ fn where_a_failure_is_to_be_one_the_client_hears_of_it() {
     let wrong = chat("Why?").replacen('{', r#"{"retrieval": 7, "#, 1);
     assert_eq!(send(&gateway, &wrong).status, 400);
     assert!(engine.received().is_empty());
-    // With documents of its own nothing is needed.
+    // With documents of its own, a request needs no retrieval.
     assert_eq!(send(&gateway, &crate::tagged(&["a"])).status, 200);
-    // A cluster that Envoy does not know, and documents are wanted all the same.
+    // A cluster that Envoy does not know, while documents are required.
     options.plugin.as_mut().unwrap()["retrieval"]["cluster"] = json!("nowhere");
     options.plugin.as_mut().unwrap()["retrieval"]["on_failure"] = json!("continue");
     let gateway = Gateway::start(&options).unwrap();
@@ -508,7 +508,7 @@ fn the_engine_computes_the_system_prompt_in_the_meantime_and_no_more_than_it_may
         warm,
         json!({"model": "m", "messages": [{"role": "system", "content": "Be brief."}]})
     );
-    // Its chat is over, and so is its place.
+    // The chat is over, and its place is free.
     assert!(
         send(&gateway, &chat("Why 50?"))
             .report()
@@ -524,7 +524,7 @@ fn the_engine_computes_the_system_prompt_in_the_meantime_and_no_more_than_it_may
     gateway.await_metric("foreword_retrieval_warm_ups_total", 2);
     assert_eq!(count(&gateway, "skipped_warm_ups"), 0);
 
-    // While one is held in its chat, another gets none.
+    // While one request is held in its chat, another gets no place.
     let (gate, retriever) = held_at("/v1/retrieve");
     let gateway = self::gateway(
         &engine,
@@ -566,7 +566,7 @@ fn a_client_that_leaves_in_the_middle_of_a_search_harms_nobody() {
         drop(client);
         until("the request is gone", || active() == Some(0));
     }
-    // The answers come, and nobody is there for them.
+    // The answers come after their requests have ended.
     gate.open();
     assert!(engine.received().is_empty());
     let response = send(&gateway, &chat("Why 350?"));
@@ -725,7 +725,7 @@ fn a_checked_hit_is_judged_while_its_chat_goes_on() {
             .report()
             .ends_with("retrieval=hit")
     );
-    // The answer may come when its chat is over already: then it tells nobody.
+    // The answer may come after its chat is over; then it is not counted.
     until("a check was in time", || {
         send(&gateway, &chat("Why 41?"));
         count(&gateway, "sampled") > 0

@@ -1,4 +1,4 @@
-//! Streamed answers: server-sent events pass one by one, as they are.
+//! Tests of streamed answers: server-sent events pass one by one, unchanged.
 
 use std::sync::Mutex;
 use std::sync::mpsc::channel;
@@ -9,10 +9,10 @@ use foreword_tests::{Gateway, Upstream};
 
 use crate::{gateway, tagged};
 
-/// Ends a test whose other side has failed.
+/// Time limit that ends a test whose other side has failed.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A client that has sent a chat through a gateway.
+/// Returns a client that has sent a chat through a gateway.
 fn asked(upstream: &Upstream) -> (Gateway, Client) {
     let gateway = gateway(upstream);
     let mut client = Client::connect(gateway.address()).unwrap();
@@ -28,7 +28,7 @@ fn an_event_reaches_the_client_before_the_upstream_sends_the_next() {
         reply.begin_events()?;
         for number in 0..3 {
             reply.event(&format!("{{\"n\": {number}}}"))?;
-            // The next event is sent only when the client has this one in its hands.
+            // The next event is sent only once the client has received this one.
             go_on.lock().unwrap().recv_timeout(LIMIT)?;
         }
         reply.event("[DONE]")?;

@@ -1,6 +1,6 @@
-//! Several worker threads in one Envoy: what one of them did, all know.
+//! Tests of several worker threads in one Envoy: all of them know what one did.
 //!
-//! Envoy gives each connection to one worker, so tests that need several workers use several connections, and look at
+//! Envoy gives each connection to one worker. Tests that need several workers use several connections, and check
 //! Envoy's counters to be sure that they came to several.
 
 use foreword_ordering::random::Random;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::tagged;
 
-/// A gateway with that many workers.
+/// Returns a gateway with this number of workers.
 fn with_workers(upstream: &Upstream, concurrency: u32, plugin: Value) -> Gateway {
     let options = GatewayOptions {
         concurrency,
@@ -20,7 +20,7 @@ fn with_workers(upstream: &Upstream, concurrency: u32, plugin: Value) -> Gateway
     Gateway::start(&options).unwrap()
 }
 
-/// Connections that came to each worker.
+/// Returns the number of connections that came to each worker.
 fn connections(gateway: &Gateway) -> Vec<u64> {
     let stats = gateway
         .admin_get("/stats?filter=worker_.*downstream_cx_total")
@@ -33,7 +33,7 @@ fn connections(gateway: &Gateway) -> Vec<u64> {
         .collect()
 }
 
-/// Connections of which some came to every worker.
+/// Returns connections of which some came to every worker.
 pub(crate) fn connect(gateway: &Gateway, workers: usize) -> Vec<Client> {
     let mut clients = Vec::new();
     while clients.len() < 3 * workers
@@ -65,7 +65,7 @@ pub(crate) fn field(report: &str, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{report} has no {name}"))
 }
 
-/// Requests about 120 topics, five times each on average: five of a topic's six documents, in any order.
+/// Returns requests about 120 topics, five times each on average: five of a topic's six documents, in any order.
 fn burst() -> Vec<String> {
     let mut random = Random::new(11);
     let request = |_| {
@@ -82,7 +82,8 @@ fn burst() -> Vec<String> {
     (0..600).map(request).collect()
 }
 
-/// Matched documents of a burst that several clients send at once over all workers. `entries` is the ring's size.
+/// Returns the matched documents of a burst that several clients send at once over all workers. `entries` is the ring's
+/// size.
 fn reuse(policy: &str, workers: u32, entries: u32) -> u64 {
     const SENDERS: usize = 3;
     let upstream = Upstream::start().unwrap();
@@ -117,7 +118,7 @@ fn reuse(policy: &str, workers: u32, entries: u32) -> u64 {
     let count = |name: &str| gateway.metric(name).unwrap().unwrap_or_default();
     gateway.await_requests(burst.len() as u64);
     if entries > 0 && Shell::chosen() == Shell::Wasm {
-        // A worker that had no request lately has yet to learn the last ones, at its next tick.
+        // A worker that had no request lately learns the last ones at its next tick.
         let told = burst.len() as u64 * u64::from(workers - 1);
         while count("foreword_learnt_entries_total") < told {
             std::thread::yield_now();
@@ -130,7 +131,7 @@ fn reuse(policy: &str, workers: u32, entries: u32) -> u64 {
 
 #[test]
 fn the_same_burst_is_reused_alike_by_one_two_and_four_workers() {
-    // `foresight` also learns how even the traffic is, by the requests of all workers.
+    // `foresight` also learns how even the traffic is, from the requests of all workers.
     for policy in ["longest", "foresight"] {
         let one = reuse(policy, 1, 4096);
         assert!(one > 1000, "{policy}: {one} of 3000 documents matched");
@@ -161,7 +162,7 @@ fn a_chat_whose_turns_come_to_different_workers_keeps_its_earlier_bytes() {
     let upstream = Upstream::start().unwrap();
     let gateway = with_workers(&upstream, 4, json!({}));
     let mut clients = connect(&gateway, 4);
-    // What makes workers that know nothing of each other choose otherwise.
+    // This makes workers that know nothing of each other choose differently.
     for (client, ids) in clients
         .iter_mut()
         .zip([["c", "b", "a"], ["b", "a", "c"], ["c", "a", "b"]])
@@ -222,7 +223,7 @@ fn what_is_known_outlives_a_reload_with_another_configuration() {
             assert_eq!(field(&report, "matched"), 2, "{report}");
         }
     }
-    // A wrong one is refused, and the old one goes on.
+    // An invalid one is refused, and the old one stays in use.
     gateway
         .reload(&json!({"agreement": {"entries": -1}}))
         .unwrap_err();

@@ -1,4 +1,4 @@
-//! What clients sent and what the upstream saw, by request; at the end the two are held together.
+//! The requests that clients sent and those that the upstream saw, compared at the end.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// What the upstream must find in a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Expected {
-    /// The body as the client wrote it; documents may stand in another order, and the salt is the gateway's.
+    /// The body as the client wrote it. Documents may be in another order, and the gateway sets the salt.
     pub(crate) body: String,
     pub(crate) salt: String,
 }
@@ -16,20 +16,20 @@ pub(crate) struct Expected {
 /// How a request ended, as its client saw it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum End {
-    /// The upstream's answer came, whole.
+    /// The upstream's whole answer came.
     Answered,
-    /// The filter refused it.
+    /// The filter refused the request.
     Refused,
-    /// Envoy answered for the upstream, or broke the connection off.
+    /// Envoy answered instead of the upstream, or closed the connection.
     Failed,
-    /// The client left before it had sent all.
+    /// The client left before it had sent everything.
     Unsent,
     /// The client left before the answer.
     Left,
 }
 
 impl End {
-    /// How often the upstream may have seen it.
+    /// Returns how often the upstream may have seen a request that ended so.
     fn seen(self) -> &'static [u32] {
         match self {
             Self::Answered => &[1],
@@ -47,17 +47,17 @@ pub(crate) struct Ledger {
 
 #[derive(Default)]
 struct Books {
-    /// Of requests under way.
+    /// Expectations of requests in flight.
     expected: HashMap<u64, Expected>,
-    /// Those of them whose clients have gone: they may come yet, but not for ever.
+    /// Those among them whose clients have gone: they may still arrive, but not for ever.
     late: VecDeque<u64>,
     seen: HashMap<u64, u32>,
     ends: HashMap<u64, End>,
-    /// What was wrong with a body, in the upstream's eyes.
+    /// Faults that the upstream found in bodies.
     faults: Vec<String>,
 }
 
-/// How many requests ended how.
+/// Number of requests by how they ended.
 pub(crate) struct Tally(BTreeMap<End, u64>);
 
 impl Ledger {
@@ -65,12 +65,12 @@ impl Ledger {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request is about to be sent.
+    /// Registers a request that is about to be sent.
     pub(crate) fn expect(&self, id: u64, expected: Expected) {
         self.books().expected.insert(id, expected);
     }
 
-    /// What the upstream is to compare a request with, now that it has come; `None`: nothing is kept of it any more.
+    /// Returns the expectation for a request that has arrived, or `None` if it is no longer kept.
     pub(crate) fn arrived(&self, id: u64) -> Option<Expected> {
         let mut books = self.books();
         *books.seen.entry(id).or_default() += 1;
@@ -87,7 +87,7 @@ impl Ledger {
         self.books().faults.push(fault);
     }
 
-    /// The client has seen the end of it. One that may still be on its way to the upstream stays expected.
+    /// Records the end that the client saw. A request that may still be on its way to the upstream stays expected.
     pub(crate) fn end(&self, id: u64, end: End) {
         let mut books = self.books();
         books.ends.insert(id, end);
@@ -104,12 +104,12 @@ impl Ledger {
         self.has_ended.notify_all();
     }
 
-    /// Requests of which the end is known.
+    /// Returns the number of requests whose end is known.
     pub(crate) fn ended(&self) -> u64 {
         self.books().ends.len() as u64
     }
 
-    /// Waits until so many have ended, or until the moment.
+    /// Waits until this many requests have ended, or until the given time.
     pub(crate) fn wait(&self, ended: u64, until: Instant) {
         let mut books = self.books();
         while (books.ends.len() as u64) < ended {
@@ -122,7 +122,7 @@ impl Ledger {
         }
     }
 
-    /// Holds both sides together.
+    /// Compares both sides, and returns the tally.
     pub(crate) fn settle(&self) -> Tally {
         let books = self.books();
         assert!(
@@ -147,7 +147,7 @@ impl Ledger {
     }
 }
 
-/// Far more than can be on their way at once.
+/// Far more requests than can be in flight at once.
 const MAX_LATE: usize = 1_000;
 
 impl fmt::Display for Tally {

@@ -1,16 +1,16 @@
-//! Half an hour of mixed traffic in a minute: nothing lost, nothing sent twice, nothing altered, and memory flat.
+//! Half an hour of mixed traffic in a minute: nothing is lost, sent twice or altered, and memory stays flat.
 //!
 //! ```text
 //!   8 clients ──► Envoy, 4 workers ──► upstream            every request carries an id; the upstream checks each body
 //!      │             ▲ reload, good and bad  ▲ restart     against what the client registered, and counts
 //!      │             │ restart, early        │
-//!      └─ what came of it ──► ledger ◄───────┘             at the end: every id, by what may have become of it
+//!      └─ how it ended ───► ledger ◄─────────┘             at the end: every id, by how it may have ended
 //! ```
 //!
-//! Clients send small and large bodies, whole, in trickles and in chunks; read answers and streams; leave in mid-body and
-//! before the answer; send what is refused. The upstream answers, streams, hangs up, breaks off. Tenants have salts, so
-//! every body is rewritten. `FOREWORD_SOAK_SECONDS` makes it longer (60 by default, of which a third before the last
-//! restart of Envoy); `FOREWORD_SOAK_SEED` another one.
+//! Clients send small and large bodies, whole, in trickles and in chunks. They read answers and streams, leave in
+//! mid-body and before the answer, and send what is refused. The upstream answers, streams, hangs up and breaks off.
+//! Tenants have salts, so every body is rewritten. `FOREWORD_SOAK_SECONDS` sets the duration (60 by default, of which a
+//! third comes before the last restart of Envoy), and `FOREWORD_SOAK_SEED` the seed.
 
 mod ledger;
 mod memory;
@@ -32,7 +32,7 @@ use traffic::{Client, Door};
 
 const CLIENTS: u64 = 8;
 const WORKERS: u32 = 4;
-/// Room for an allocator's mood, between the means of two quarters; a leak of one large body in fifty would show.
+/// Tolerated growth between the means of two quarters, for the allocator; a leak of one large body in fifty would show.
 const GROWTH_BYTES: u64 = 64 << 20;
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -43,7 +43,7 @@ fn setting(name: &str, default: u64) -> u64 {
     })
 }
 
-/// Configurations that follow one another. All keep every document and every other byte, but for the salt.
+/// Returns configurations to apply in turn. All keep every document and every other byte, except for the salt.
 fn configurations() -> Vec<Value> {
     [
         json!({"policy": "longest"}),
@@ -83,7 +83,7 @@ fn start(upstream: &Upstream) -> Gateway {
     Gateway::start(&options).unwrap()
 }
 
-/// Nothing trapped in this life of Envoy.
+/// Asserts that nothing trapped since Envoy was last started.
 fn assert_sound(gateway: &Gateway) {
     assert_eq!(gateway.failures().unwrap(), 0);
     let log = gateway.log().unwrap();
@@ -119,11 +119,11 @@ fn half_an_hour_of_mixed_traffic_loses_repeats_and_alters_nothing() {
     let mut dice = Random::new(seed);
     let configurations = configurations();
     let (mut reloads, mut refused, mut restarts, mut lives) = (0, 0, 0, 1);
-    // Of the last life of Envoy.
+    // Memory since Envoy was last started.
     let mut memory = Memory::default();
     let (mut served, mut current) = (0, 0);
     while begun.elapsed() < span {
-        // What happens next happens when so many more requests have ended, not after some time.
+        // The next event happens after a number of further requests, not after some time.
         served += 40 + dice.below(80);
         ledger.wait(served, begun + span);
         let is_early = begun.elapsed() < span / 3;
@@ -140,7 +140,7 @@ fn half_an_hour_of_mixed_traffic_loses_repeats_and_alters_nothing() {
             }
             3 if is_early => {
                 assert_sound(&gateway);
-                // Its clients' connections break; the new one listens elsewhere.
+                // The clients' connections break; the new Envoy listens on another address.
                 door.close();
                 drop(gateway);
                 gateway = start(&upstream);
@@ -149,7 +149,7 @@ fn half_an_hour_of_mixed_traffic_loses_repeats_and_alters_nothing() {
                 lives += 1;
             }
             _ => {
-                // Another one: Envoy takes no notice of a file that says the same.
+                // A different configuration, because Envoy ignores a file that has not changed.
                 let others = configurations.len() as u64 - 1;
                 current = (current + 1 + dice.below(others) as usize) % configurations.len();
                 gateway.reload(&configurations[current]).unwrap();

@@ -1,11 +1,11 @@
-//! What Envoy and its VMs hold, over time.
+//! Memory of Envoy and its VMs, over time.
 
 use std::fmt;
 use std::time::Duration;
 
 use foreword_tests::Gateway;
 
-/// Looks at one life of Envoy.
+/// Measures one life of Envoy.
 #[derive(Debug, Default)]
 pub(crate) struct Memory(Vec<Look>);
 
@@ -13,7 +13,7 @@ pub(crate) struct Memory(Vec<Look>);
 struct Look {
     at: Duration,
     resident_bytes: u64,
-    /// The largest VM's, as the filter measures it; absent where there is none, or none has said anything.
+    /// Memory of the largest VM, as the filter measures it; absent where there is no VM, or none has reported.
     vm_mebibytes: Option<f64>,
 }
 
@@ -26,7 +26,7 @@ impl Memory {
         });
     }
 
-    /// Mean resident memory in the third quarter of the time and in the last one: what was reached, and what became of it.
+    /// Returns the mean resident memory in the third and in the last quarter of the time.
     pub(crate) fn last_quarters(&self) -> [u64; 2] {
         let (first, last) = (self.0.first().unwrap().at, self.0.last().unwrap().at);
         let mean = |from: u32, to: u32| {
@@ -42,7 +42,7 @@ impl Memory {
     }
 }
 
-/// The histogram's last value, over all workers and since Envoy began.
+/// Returns the histogram's last value, over all workers and since Envoy began.
 fn largest_vm(gateway: &Gateway) -> Option<f64> {
     let stats = gateway
         .admin_get("/stats?filter=foreword_vm_mebibytes")
@@ -52,7 +52,7 @@ fn largest_vm(gateway: &Gateway) -> Option<f64> {
     largest.parse().ok().filter(|value: &f64| value.is_finite())
 }
 
-/// Some twenty looks, in columns.
+/// Shows about twenty measurements, in columns.
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "seconds  resident MB  largest VM MiB")?;

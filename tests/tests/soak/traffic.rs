@@ -15,7 +15,7 @@ use crate::ledger::{End, Expected, Ledger};
 
 pub(crate) const KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
 
-/// The salt that the gateway is to derive: written down here anew, so that a change of it cannot go unseen.
+/// Returns the salt that the gateway must derive. Computed independently here, so that a change shows.
 fn salt(tenant: &str) -> String {
     let key: Vec<u8> = (0..32).collect();
     let mut mac = Hmac::<Sha256>::new_from_slice(&key).unwrap();
@@ -26,7 +26,7 @@ fn salt(tenant: &str) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Where the gateway listens at the moment; nowhere while it is being restarted.
+/// Where the gateway listens at present; nowhere while it is being restarted.
 #[derive(Default)]
 pub(crate) struct Door {
     address: Mutex<Option<SocketAddr>>,
@@ -54,11 +54,11 @@ impl Door {
     }
 }
 
-/// One client, on a connection that it keeps as long as it holds.
+/// One client, on a connection that it keeps as long as possible.
 pub(crate) struct Client {
     dice: Random,
     tenant: String,
-    /// The next request's id; no two clients share one.
+    /// Id of the next request; no two clients share one.
     next: u64,
     door: Arc<Door>,
     ledger: Arc<Ledger>,
@@ -77,7 +77,7 @@ impl Client {
         }
     }
 
-    /// Sends one request of some kind and sees to its end.
+    /// Sends one request of some kind and follows it to its end.
     pub(crate) fn act(&mut self) {
         self.next += 1;
         let id = self.next;
@@ -112,7 +112,7 @@ impl Client {
                 self.exchange(&request, fate)
             }
             20..=24 => {
-                // Cut off, so no JSON: refused, for it could hold a salt.
+                // A truncated body is not JSON and is refused, because it could contain a salt.
                 let half = &body.as_bytes()[..body.len() / 2];
                 self.exchange(&post_with(&headers, half), fate)
             }
@@ -125,12 +125,12 @@ impl Client {
         self.ledger.end(id, end);
     }
 
-    /// A body of 15 documents of about 1 KB, or of 5 that make 2 MB, from a pool that requests have in common.
+    /// Returns a body of 15 documents of about 1 KB, or of 5 documents that make 2 MB, from a pool that requests share.
     fn body(&mut self, large: bool) -> String {
         let (count, bytes) = if large { (5, 400_000) } else { (15, 1_000) };
         let documents = (0..count).map(|_| {
             let name = self.dice.below(60);
-            // Repeats would be dropped, as they should be.
+            // Repeated documents would be dropped, as they should be.
             let serial = self.dice.below(1 << 40);
             let name = if self.dice.below(3) == 0 {
                 format!("d{name}-{serial}")
@@ -170,14 +170,14 @@ impl Client {
 
     fn exchange(&mut self, request: &[u8], fate: &str) -> End {
         let answered = self.connection().map(|connection| {
-            // A refusal may come before all is sent.
+            // A refusal may come before everything is sent.
             let _ = connection.send(request);
             connection.head().and_then(|head| read(connection, head))
         });
         self.ended(answered, fate)
     }
 
-    /// What came of it; a connection that broke, or will be closed, is given up.
+    /// Returns how a request ended. A connection that broke, or will be closed, is given up.
     fn ended(&mut self, answered: Option<Result<Response>>, fate: &str) -> End {
         let Some(Ok(response)) = answered else {
             self.connection = None;
@@ -228,7 +228,7 @@ impl Client {
         self.ended(answered, fate.unwrap_or_default())
     }
 
-    /// Goes away in mid-body, or when all is sent.
+    /// Leaves in mid-body, or once everything is sent.
     fn leave(&mut self, headers: &[&str], body: &str, in_mid_body: bool) -> End {
         self.connection = None;
         let mut request = post_head(headers);
@@ -258,7 +258,7 @@ fn read(connection: &mut Connection, mut head: Response) -> Result<Response> {
     Ok(head)
 }
 
-/// What the upstream answers, as the client is to read it.
+/// Returns the upstream's answer as the client must read it.
 fn answer(fate: &str) -> String {
     match fate {
         "events" => (0..20)
@@ -268,7 +268,7 @@ fn answer(fate: &str) -> String {
     }
 }
 
-/// An upstream that compares what it gets with what was sent, and then does what the request's fate says.
+/// Starts an upstream that compares what it receives with what was sent, and then does what the request's fate says.
 pub(crate) fn upstream(ledger: &Arc<Ledger>) -> Result<Upstream> {
     let ledger = Arc::clone(ledger);
     Upstream::scripted_forgetful(move |request, reply| {
@@ -302,7 +302,7 @@ fn act(fate: &str, reply: &mut Reply<'_>) -> Result<()> {
     }
 }
 
-/// The documents are the client's, each as often as there, and every byte outside them is where it was.
+/// Checks that the documents are the client's, each as often as sent, and that every byte outside them is unchanged.
 fn compare(request: &Received, expected: &Expected) -> Result<()> {
     let body = std::str::from_utf8(&request.body)?;
     if let Some(length) = request.header("content-length") {
@@ -337,7 +337,7 @@ fn compare(request: &Received, expected: &Expected) -> Result<()> {
     Ok(())
 }
 
-/// Documents, and what stands around them.
+/// Splits a body into documents and the text around them.
 fn taken_apart(body: &str) -> (Vec<&str>, Vec<&str>) {
     let (mut documents, mut rest) = (Vec::new(), Vec::new());
     let mut left = body;

@@ -1,7 +1,7 @@
-//! A trap, which should never happen: it is counted, and the worker serves on.
+//! A test of a trap, which should never happen: it is counted, and the worker continues to serve.
 //!
-//! The filter has no way to trap, so it is given bounds that its VM does not have: chats' pinned documents may take more
-//! memory than the VM has, until an allocation fails.
+//! The filter has no way to trap, so the test gives it bounds that its VM does not have: chats' pinned documents may
+//! take more memory than the VM has, until an allocation fails.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use foreword_tests::http::{Client, exchange, post};
 use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
 use serde_json::json;
 
-/// Nothing correct takes this long.
+/// Time limit; nothing correct takes this long.
 const LIMIT: Duration = Duration::from_secs(600);
 
 #[test]
@@ -40,7 +40,7 @@ fn a_trap_is_counted_and_the_next_requests_are_served() {
             "messages": [{"role": "user", "content": format!("Why {chats}?")}],
             "documents": [{"id": "a", "text": text}],
         });
-        // The trap's own request is answered with an empty 503, or its connection is cut.
+        // The trapping request is answered with an empty 503, or its connection is closed.
         let sent = client.send(&post(body.to_string().as_bytes()));
         let answered = sent.and_then(|()| client.response());
         if !answered.is_ok_and(|response| response.status == 200) {

@@ -1,12 +1,12 @@
-//! Writes the JavaScript, the types and the final module beside what cargo built of `foreword-browser`.
+//! Writes the JavaScript, the types and the final module for cargo's build of `foreword-browser`.
 //!
 //! ```text
 //! bindgen MODULE.wasm FOLDER      FOLDER/bundler   `import` of the module, as bundlers understand it
 //!                                 FOLDER/web       `fetch` of the module, for a plain <script type="module">
 //! ```
 //!
-//! wasm-bindgen's tool must be exactly as old as its macro. Here the lockfile sees to that: both are dependencies of
-//! this workspace. It is a program of its own because only whoever builds for the browser needs it.
+//! wasm-bindgen's tool must have exactly the version of its macro. The lockfile ensures that, because both are
+//! dependencies of this workspace. This is a separate program because only builds for the browser need it.
 
 use anyhow::{Context, Result, bail};
 use std::path::Path;

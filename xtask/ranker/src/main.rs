@@ -5,9 +5,9 @@
 //! out  [["doc-a", "doc-b", …], …]            one ranking per query, best first
 //! ```
 //!
-//! The retriever is SQLite's FTS5: Porter stems over Unicode words, Okapi BM25 with k1 = 1.2 and b = 0.75 (fixed
-//! by FTS5). It knows nothing of files, labels or the demo; `cargo xtask corpus` does. It is a program of its own
-//! because SQLite takes half a minute to compile and only whoever changes the corpus needs it.
+//! The retriever is SQLite's FTS5: Porter stems over Unicode words, Okapi BM25 with k1 = 1.2 and b = 0.75 (fixed by
+//! FTS5). It knows nothing of files, labels or the demo; `cargo xtask corpus` does. This is a separate program because
+//! SQLite takes half a minute to compile and only changes to the corpus need it.
 
 use std::io;
 
@@ -15,12 +15,12 @@ use anyhow::{Context, Result};
 use rusqlite::{Connection, params};
 use serde::Deserialize;
 
-/// What is to be ranked for which queries.
+/// The documents to rank, and the queries to rank them for.
 #[derive(Deserialize)]
 struct Job {
     documents: Vec<Document>,
     queries: Vec<String>,
-    /// Documents per ranking at most.
+    /// Most documents per ranking.
     top: u32,
 }
 
@@ -64,8 +64,8 @@ impl Index {
         Ok(Self { connection })
     }
 
-    /// The best documents for a query, best first; ties go to the smaller id. Documents that share no word with
-    /// the query are left out, so there may be fewer than `top`.
+    /// Returns the best documents for a query, best first; ties go to the smaller id. Documents that share no word with
+    /// the query are omitted, so there may be fewer than `top`.
     fn rank(&self, query: &str, top: u32) -> Result<Vec<String>> {
         let expression = any_word_of(query);
         if expression.is_empty() {
@@ -81,10 +81,10 @@ impl Index {
     }
 }
 
-/// A word in the title says more about a document than the same word in its text.
+/// Weight of the title, whose words say more about a document than the same words in its text.
 const TITLE_WEIGHT: f64 = 2.0;
 
-/// FTS5's expression for "any of the query's words", each quoted: no word of a question is an operator.
+/// Returns FTS5's expression for "any of the query's words". Each word is quoted, so that none acts as an operator.
 fn any_word_of(query: &str) -> String {
     let words = query
         .split(|c: char| !c.is_alphanumeric())

@@ -31,11 +31,11 @@ pub(crate) struct Options {
     test: bool,
 }
 
-/// What was built.
+/// What the build has produced.
 pub(crate) struct Built {
-    /// The npm package.
+    /// Folder of the npm package.
     pub(crate) package: PathBuf,
-    /// The demo page.
+    /// Folder of the demo page.
     pub(crate) page: PathBuf,
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// For `cargo xtask test`: the package and the page, built and tested.
+/// Builds and tests the package and the page, for `cargo xtask test`.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     setup::for_browser_tests(workspace)?;
     tests::run(workspace, &build(workspace)?)
@@ -76,7 +76,7 @@ fn build(workspace: &Workspace) -> Result<Built> {
     Ok(built)
 }
 
-/// An empty folder in the place of what was there.
+/// Replaces `folder` by an empty one.
 fn fresh(folder: &Path) -> Result<()> {
     if folder.is_dir() {
         fs::remove_dir_all(folder).with_context(|| format!("removing {}", folder.display()))?;
@@ -84,7 +84,7 @@ fn fresh(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))
 }
 
-/// Copies a file, or a folder with all that is in it; `to` is its new path.
+/// Copies a file, or a folder with everything in it, to the new path `to`.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let failed = || format!("copying {} to {}", from.display(), to.display());
     if !from.is_dir() {

@@ -14,7 +14,7 @@ const TARGET: &str = "wasm32-unknown-unknown";
 const PACKAGE: &str = "foreword-browser";
 const PROFILE: &str = "wasm-small";
 
-/// Builds into `folder`: `bundler/` and `web/`.
+/// Builds `bundler/` and `web/` in `folder`.
 pub(super) fn build(workspace: &Workspace, folder: &Path) -> Result<()> {
     let module = build::module(workspace, "browser module", PACKAGE, TARGET, PROFILE)?;
     fresh(folder)?;
@@ -40,8 +40,8 @@ pub(super) fn build(workspace: &Workspace, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// JavaScript without its documentation, which the types beside it have too, other lines of comment, blank ones and
-/// indentation: a quarter of what a page would load. The glue has no text of several lines.
+/// Removes documentation (which the types beside it contain too), other comment lines, blank lines and indentation from
+/// JavaScript: a quarter of what a page would load. The glue code has no strings over several lines.
 fn without_docs(text: &str) -> String {
     let mut lines = Vec::new();
     let mut is_doc = false;

@@ -21,7 +21,7 @@ pub(super) fn write(workspace: &Workspace, glue: &Path, folder: &Path) -> Result
     let manifest = sources.join("package.json");
     let read = || -> Result<Value> { Ok(serde_json::from_str(&fs::read_to_string(&manifest)?)?) };
     let mut manifest = read().with_context(|| format!("reading {}", manifest.display()))?;
-    // All packages of the workspace have one version.
+    // All packages of the workspace have the same version.
     manifest["version"] = env!("CARGO_PKG_VERSION").into();
     let text = serde_json::to_string_pretty(&manifest)? + "\n";
     fs::write(folder.join("package.json"), text).context("writing package.json")

@@ -1,4 +1,4 @@
-//! The demo page as a folder of static files: its sources, the module, the corpus, the chart library.
+//! The demo page as a folder of static files: its sources, the module, the corpus and the chart library.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ pub(super) fn write(workspace: &Workspace, glue: &Path, folder: &Path) -> Result
     Ok(())
 }
 
-/// What the page is made of; its README and its picture are for the repository.
+/// The page's source files; its README and its picture are for the repository only.
 const SOURCES: [&str; 10] = [
     "index.html",
     "style.css",

@@ -1,4 +1,4 @@
-//! The package in Node, the page in headless Chromium, and one run through Envoy and the host.
+//! Tests of the package in Node and of the page in headless Chromium, and one run through Envoy and the host.
 
 use std::path::Path;
 
@@ -26,17 +26,17 @@ pub(super) fn run(workspace: &Workspace, built: &Built) -> Result<()> {
         .run()
 }
 
-/// Measures orders in Chromium and prints what came out.
+/// Measures orders in Chromium and prints the results.
 pub(super) fn bench(workspace: &Workspace, built: &Built) -> Result<()> {
     let arguments = ["tests/browser/bench.mjs".to_owned()];
     node(workspace, "browser bench", built, &arguments)?.run()
 }
 
-/// The origins of pages that the gateway lets speak to it: a regular expression of the tests' server, whose port the
-/// system chooses.
+/// Origins of pages that the gateway accepts: a regular expression for the tests' server, whose port the system
+/// chooses.
 const PAGES: &str = r"http://127\.0\.0\.1:\d+";
 
-/// The test files; not every Node.js understands a pattern.
+/// Returns the test files by name, because not every Node.js supports patterns.
 fn files(workspace: &Workspace) -> Result<Vec<String>> {
     let folder = setup::npm_folder(workspace);
     let entries = std::fs::read_dir(&folder)

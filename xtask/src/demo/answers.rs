@@ -1,9 +1,9 @@
-//! The check that an answer does not depend on what the cache held.
+//! The check that an answer does not depend on the content of the cache.
 //!
-//! The replay keeps some of its requests: the body as the filter sent it on, and the answer that came while part
-//! of the prompt was in the cache. Here the same bytes go to the host once more under a `cache_salt` of their own,
-//! which shares no KV state with anything, so the whole prompt is computed. At temperature 0 the answers must be
-//! equal; a page that was reused wrongly would show.
+//! The replay keeps some of its requests: the body that the filter sent on, and the answer that came while part of the
+//! prompt was cached. Here the same bytes are sent to the host again under a `cache_salt` of their own, which shares no
+//! KV state with anything, so the whole prompt is computed. At temperature 0 the answers must be equal; a wrongly
+//! reused page would show.
 
 use std::ops::AddAssign;
 
@@ -15,12 +15,12 @@ use super::stack::Stack;
 
 /// A request of the replay that found part of its prompt in the cache.
 pub(super) struct Warm {
-    /// As the host received it.
+    /// The body as the host received it.
     pub(super) body: Vec<u8>,
     pub(super) answer: Answer,
 }
 
-/// How many answers were compared, and how many were the same bytes warm and cold.
+/// Number of answers compared, and number of those with the same bytes warm and cold.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Comparison {
     pub(super) checked: usize,
@@ -34,10 +34,11 @@ impl AddAssign for Comparison {
     }
 }
 
-/// Asks each request again with a cold cache.
+/// Sends each request again with a cold cache.
 ///
 /// # Errors
-/// A request fails, or the comparison would mean nothing: the cold one was not cold, or the prompts differ.
+/// Returns an error when a request fails, or when the comparison would be meaningless: the cold request was not cold,
+/// or the prompts differ.
 pub(super) fn compare(stack: &Stack, warm: &[Warm], interrupt: &Interrupt) -> Result<Comparison> {
     let client = Client::new(stack.host_completions_url());
     let mut comparison = Comparison::default();
@@ -61,7 +62,7 @@ pub(super) fn compare(stack: &Stack, warm: &[Warm], interrupt: &Interrupt) -> Re
     Ok(comparison)
 }
 
-/// The body with one more field at its front; not a byte of the rest changes.
+/// Returns the body with one more field at its front; not a byte of the rest changes.
 fn salted(body: &[u8], index: usize) -> Result<Vec<u8>> {
     let rest = body
         .strip_prefix(b"{")

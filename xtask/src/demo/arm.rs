@@ -1,18 +1,18 @@
-//! What is compared: two ways of ordering.
+//! The two ways of ordering that the demo compares.
 
 use serde_json::{Value, json};
 
-/// The two ways of ordering that are compared.
+/// One of the two ways of ordering that are compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Arm {
-    /// As the retriever ranked them.
+    /// The order of the retriever's ranking.
     Retrieval,
-    /// As the knowledge tree suggests.
+    /// The order that the knowledge tree suggests.
     Ordered,
 }
 
 impl Arm {
-    /// Its name in figures and progress bars.
+    /// Returns the arm's name in figures and progress bars.
     pub(super) fn key(self) -> &'static str {
         match self {
             Self::Retrieval => "retrieval",
@@ -20,7 +20,7 @@ impl Arm {
         }
     }
 
-    /// The core's configuration: everything but the policy is the default.
+    /// Returns the core's configuration, which has the default for everything except the policy.
     pub(super) fn ordering(self) -> Value {
         json!({ "policy": self.policy() })
     }

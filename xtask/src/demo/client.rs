@@ -6,27 +6,27 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
-/// A connection that is kept between requests.
+/// A client whose connection is kept between requests.
 pub(super) struct Client {
     agent: ureq::Agent,
     url: String,
 }
 
-/// What came back.
+/// The answer to a request.
 pub(super) struct Answer {
     /// The generated text.
     pub(super) text: String,
-    /// From sending the request to the first chunk with content.
+    /// Time from sending the request to the first chunk with content.
     pub(super) ttft: Duration,
-    /// From sending the request to the end of the stream.
+    /// Time from sending the request to the end of the stream.
     pub(super) total: Duration,
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
-    /// What the filter says that it did; empty when it is not in the way.
+    /// The filter's report on what it did; empty without the filter.
     pub(super) filter_report: String,
 }
 
-/// A chunk of the stream, as far as it is read.
+/// The fields of a stream's chunk that are read.
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]
@@ -96,7 +96,7 @@ impl Client {
     }
 }
 
-/// A replay that waits longer than this for one answer has failed.
+/// Longest wait for one answer; after that the replay has failed.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The filter's default `report_header`.
@@ -134,7 +134,7 @@ fn read_stream(stream: impl BufRead, elapsed: impl Fn() -> Duration) -> Result<A
     ensure!(done, "the stream ended without [DONE]");
     let usage = usage.context("the stream carried no usage")?;
     Ok(Answer {
-        // A model may end its answer at once; the end of the stream is then all that a client can time.
+        // A model may end its answer at once; then the end of the stream is all that a client can time.
         ttft: ttft.unwrap_or_else(&elapsed),
         total: elapsed(),
         text,

@@ -1,4 +1,4 @@
-//! What the replay measured, and its forms as JSON and as a table.
+//! The figures that the replay measured, and their forms as JSON and as a table.
 
 use std::env::consts;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use super::arm::Arm;
 use super::replay::{Said, Sample};
 use crate::workspace::Workspace;
 
-/// How the figures were made.
+/// The circumstances of a measurement.
 pub(super) struct Setting {
     pub(super) commit: String,
     pub(super) machine: String,
@@ -21,7 +21,7 @@ pub(super) struct Setting {
     pub(super) kv_tokens: u32,
 }
 
-/// Both arms' requests, in the order in which they were asked.
+/// The requests of both arms, in the order in which they were sent.
 pub(super) struct Figures {
     pub(super) setting: Setting,
     pub(super) retrieval: Vec<Sample>,
@@ -31,7 +31,7 @@ pub(super) struct Figures {
     pub(super) said: [Vec<Said>; 2],
 }
 
-/// An arm's sums and quantiles.
+/// Sums and quantiles of one arm.
 pub(super) struct Summary {
     pub(super) requests: usize,
     pub(super) prompt_tokens: u64,
@@ -43,12 +43,12 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// Right answers over questions.
+    /// Returns the share of questions with a right answer.
     pub(super) fn exact_match(&self) -> f64 {
         self.right as f64 / self.requests.max(1) as f64
     }
 
-    /// Cached tokens over prompt tokens.
+    /// Returns the share of prompt tokens that were cached.
     pub(super) fn share(&self) -> f64 {
         self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64
     }
@@ -102,15 +102,15 @@ impl Figures {
         }
     }
 
-    /// Tokens reused in the ordered arm over those in retrieval order.
+    /// Returns the tokens reused in the ordered arm over those in retrieval order.
     pub(super) fn gain(&self) -> f64 {
         let (ordered, retrieval) = (self.summary(Arm::Ordered), self.summary(Arm::Retrieval));
         ordered.cached_tokens as f64 / retrieval.cached_tokens.max(1) as f64
     }
 
-    /// One line. The promised keys are literally dotted at the top level, for `jq '.["ordered.cached_tokens"]'`; the
-    /// same figures and more stand nested, for `jq .ordered.cached_tokens`. `prompt_tokens` is the retrieval arm's,
-    /// which holds the documents and no order hint.
+    /// Formats the figures as one line. The promised keys contain dots and are at the top level, for `jq
+    /// '.["ordered.cached_tokens"]'`. The same figures and more are nested, for `jq .ordered.cached_tokens`.
+    /// `prompt_tokens` is that of the retrieval arm, whose prompts contain the documents and no order hint.
     pub(super) fn to_json(&self) -> String {
         let (retrieval, ordered) = (self.summary(Arm::Retrieval), self.summary(Arm::Ordered));
         let Setting {
@@ -145,7 +145,7 @@ impl Figures {
         .to_string()
     }
 
-    /// The table of both arms, for a terminal.
+    /// Formats both arms as a table, for a terminal.
     pub(super) fn to_table(&self) -> String {
         let mut table = format!(
             "\n{:10}{:>9}{:>15}{:>15}{:>9}{:>11}{:>11}{:>9}\n",
@@ -197,7 +197,7 @@ fn nested(summary: &Summary) -> Value {
     })
 }
 
-/// Times to first token in milliseconds, ascending.
+/// Returns the times to the first token in milliseconds, ascending.
 pub(super) fn sorted_ms(samples: &[Sample]) -> Vec<f64> {
     sorted(samples.iter().map(|sample| sample.ttft))
 }
@@ -208,7 +208,7 @@ fn sorted(times: impl Iterator<Item = Duration>) -> Vec<f64> {
     times
 }
 
-/// The nearest-rank quantile of ascending values; 0 of none.
+/// Returns the nearest-rank quantile of ascending values; 0 if there are none.
 pub(super) fn quantile(ascending: &[f64], share: f64) -> f64 {
     let rank = (share * ascending.len() as f64).ceil() as usize;
     ascending
@@ -225,7 +225,7 @@ fn rounded(value: f64, parts: f64) -> f64 {
     (value * parts).round() / parts
 }
 
-/// The processor's name and number of threads.
+/// Returns the processor's name and number of threads.
 fn machine() -> String {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let information = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -241,7 +241,7 @@ fn machine() -> String {
 pub(super) mod tests {
     use super::*;
 
-    /// A replay as it may come out: retrieval reuses little, ordering about half.
+    /// Returns a plausible replay: retrieval reuses little, ordering about half.
     pub(in crate::demo) fn example(requests: u64) -> Figures {
         let samples = |reused_percent: u64| {
             (0..requests)

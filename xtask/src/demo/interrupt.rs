@@ -1,11 +1,11 @@
-//! Ctrl-C and SIGTERM: noticed between requests, so that host and Envoy are ended by their owners.
+//! Ctrl-C and SIGTERM: noticed between requests, so that the owners of host and Envoy end them.
 
 use std::sync::OnceLock;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
-/// Whether the user wants to stop. One per process: signals are.
+/// Whether the user wants to stop. There is one per process, because signals are per process.
 pub(super) struct Interrupt {
     signal: &'static Signal,
 }
@@ -28,8 +28,10 @@ impl Interrupt {
         Ok(Self { signal })
     }
 
+    /// Checks whether the user wants to stop.
+    ///
     /// # Errors
-    /// The user wants to stop.
+    /// Returns an error when the user wants to stop.
     pub(super) fn check(&self) -> Result<()> {
         if *self
             .signal
@@ -42,7 +44,7 @@ impl Interrupt {
         Ok(())
     }
 
-    /// Returns when the user wants to stop.
+    /// Waits until the user wants to stop.
     pub(super) fn wait(&self) {
         let arrived = self
             .signal

@@ -1,12 +1,13 @@
-//! `cargo xtask demo`: the reader's world asked through Envoy, twice, and what the engine's cache made of it.
+//! `cargo xtask demo`: sends the reader's questions through Envoy, once for each order, and shows what the engine's
+//! cache saves.
 //!
 //! ```text
 //! xtask ──HTTP──▶ Envoy + filter ──▶ host (the reader of `examples/reader`, fresh prefix cache)
-//!                 policy: retrieval, then foresight; both processes started anew for each
+//!                 policy: retrieval, then foresight; both processes restarted for each
 //! ```
 //!
-//! Each arm sends the same questions with the same retrieved documents, one after the other; answers are compared with the
-//! right ones. Afterwards some are asked again with a cold cache, and the answers must be the same bytes.
+//! Each arm sends the same questions with the same retrieved documents, one after another; answers are compared with
+//! the right ones. Afterwards some requests are repeated with a cold cache, and the answers must be the same bytes.
 
 mod answers;
 mod arm;
@@ -56,13 +57,13 @@ pub(crate) struct Options {
     profile: String,
 }
 
-/// The host's own default: room for some fifty of the replay's prompts.
+/// The host's own default: room for about fifty of the replay's prompts.
 const DEFAULT_KV_TOKENS: u32 = 65_536;
 
-/// What ordering must at least bring, as a multiple of the reuse in retrieval order.
+/// Least gain of ordering, as a multiple of the reuse in retrieval order.
 const LEAST_GAIN: f64 = 1.5;
 
-/// The share of right answers that each arm must at least have. What the retriever did not find cannot be answered.
+/// Least share of right answers of each arm. A question cannot be answered if the retriever did not find its documents.
 const LEAST_EXACT_MATCH: f64 = 0.8;
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
@@ -87,7 +88,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// For `cargo xtask test`, which has built what it needs: the demo ends by itself with the promised keys, gain and answers.
+/// Checks that the demo ends by itself with the promised keys, gain and answers; for `cargo xtask test`, which has
+/// built everything.
 pub(crate) fn check(workspace: &Workspace, built: &Built) -> Result<()> {
     let options = Options {
         once: true,
@@ -142,7 +144,7 @@ const PROMISED_KEYS: [&str; 8] = [
     "ordered.exact_match",
 ];
 
-/// Sets up and builds, before signals are caught: cargo deals with them by itself.
+/// Sets up and builds, before signals are caught, because cargo handles them by itself.
 fn prepare(workspace: &Workspace, options: &Options) -> Result<Built> {
     setup::for_demo(workspace)?;
     Ok(Built {
@@ -151,7 +153,7 @@ fn prepare(workspace: &Workspace, options: &Options) -> Result<Built> {
     })
 }
 
-/// Replays in both arms and writes the report. The second arm's processes are returned running.
+/// Replays both arms and writes the report. Returns the second arm's processes running.
 fn replay_both(
     workspace: &Workspace,
     options: &Options,
@@ -168,12 +170,12 @@ fn replay_both(
     );
     let mut running = None;
     for arm in [Arm::Retrieval, Arm::Ordered] {
-        // The first arm's processes end before the second's start: nothing is shared, not even the processor.
+        // The first arm's processes end before the second's start, so the arms share nothing, not even the processor.
         drop(running.take());
         interrupt.check()?;
         let stack = Stack::start(workspace, arm, built, options.kv_tokens)?;
         let outcome = replay_arm(&stack, arm, &questions, interrupt, &mut figures);
-        // A signal from the terminal reaches host and Envoy too; their deaths are then not the news.
+        // A signal from the terminal ends host and Envoy too; their ends are then not the error to report.
         interrupt.check()?;
         outcome.with_context(|| format!("replaying in {} order", arm.key()))?;
         running = Some(stack);
@@ -198,8 +200,8 @@ fn replay_arm(
     Ok(())
 }
 
-/// A line to paste: the last question, which the cache still holds, with its documents in a file because they are
-/// long.
+/// Returns a command line to paste: the last question, which the cache still holds, with its documents in a file
+/// because they are long.
 fn curl_line(workspace: &Workspace, options: &Options, stack: &Stack) -> Result<String> {
     let questions = replay::questions(workspace, usize::from(options.top_k), options.requests)?;
     let question = questions.last().context("the corpus has no question")?;

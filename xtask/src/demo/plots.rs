@@ -1,4 +1,4 @@
-//! The report's plots as SVG text: what happened in retrieval order beside what happened ordered.
+//! The report's plots as SVG text: the retrieval order beside the ordered arm.
 
 use anyhow::Result;
 use foreword_report::plot::{BASELINE, BEST, Points, Width, lines};
@@ -6,7 +6,7 @@ use foreword_report::plot::{BASELINE, BEST, Points, Width, lines};
 use super::arm::Arm;
 use super::figures::{Figures, quantile, sorted_ms};
 
-/// Share of prompt tokens found in the cache, over all requests so far, in percent.
+/// Plots the share of prompt tokens found in the cache, over all requests so far, in percent.
 pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
     let line = |arm| {
         let (mut prompt, mut cached) = (0, 0);
@@ -20,7 +20,8 @@ pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
     both_arms(width, "requests so far", "% of prompt tokens", line)
 }
 
-/// Share of requests whose first token came within a time. The slowest hundredth of an arm may lie off the plot.
+/// Plots the share of requests whose first token came within a time. The slowest hundredth of an arm may be off the
+/// plot.
 pub(super) fn time_to_first_token(figures: &Figures, width: Width) -> Result<String> {
     let times = |arm| sorted_ms(figures.samples(arm));
     let slow = |arm| quantile(&times(arm), 0.99);
@@ -48,7 +49,7 @@ pub(super) fn time_to_first_token(figures: &Figures, width: Width) -> Result<Str
     )
 }
 
-/// Prompt tokens that had to be computed, summed up, in thousands.
+/// Plots the cumulative number of prompt tokens that had to be computed, in thousands.
 pub(super) fn computed(figures: &Figures, width: Width) -> Result<String> {
     let line = |arm| {
         let mut sum = 0;

@@ -1,4 +1,4 @@
-//! The requests of the replay, and asking them one after the other.
+//! The requests of the replay, and sending them one after another.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ use crate::workspace::Workspace;
 /// A question with the documents that were retrieved for it, best first.
 pub(super) struct Question {
     text: String,
-    /// None: no document tells it, and the model should say so.
+    /// The right answer; `None` if no document contains it and the model should say so.
     answer: Option<String>,
     documents: Vec<Document>,
 }
 
 impl Question {
-    /// The request's body, as a client writes it.
+    /// Returns the request's body, as a client writes it.
     pub(super) fn body(&self, model: &str) -> Result<Vec<u8>> {
         let request = Request {
             model,
@@ -78,7 +78,7 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-/// The world's first `limit` questions (all without one), each with its first `top_k` retrieved documents.
+/// Returns the world's first `limit` questions (all without a limit), each with its first `top_k` retrieved documents.
 pub(super) fn questions(
     workspace: &Workspace,
     top_k: usize,
@@ -113,27 +113,27 @@ pub(super) fn questions(
         .collect()
 }
 
-/// One request.
+/// The measurements of one request.
 #[derive(Clone, Copy)]
 pub(super) struct Sample {
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
     pub(super) ttft: Duration,
-    /// Until the last token.
+    /// Time until the last token.
     pub(super) total: Duration,
     pub(super) is_right: bool,
 }
 
-/// What a replay leaves.
+/// The results of a replay.
 pub(super) struct Replayed {
     pub(super) samples: Vec<Sample>,
-    /// Of each [`WARM_EVERY`] requests the first that found something in the cache.
+    /// For each group of [`WARM_EVERY`] requests, the first one that found something in the cache.
     pub(super) warm: Vec<Warm>,
     /// The first [`SHOWN`] answers.
     pub(super) said: Vec<Said>,
 }
 
-/// An answer, to be shown.
+/// An answer to show in the report.
 #[derive(Clone)]
 pub(super) struct Said {
     pub(super) question: String,
@@ -150,7 +150,7 @@ impl Said {
 const WARM_EVERY: usize = 10;
 const SHOWN: usize = 8;
 
-/// Asks every question once, in order, one at a time.
+/// Sends every question once, in order, one at a time.
 pub(super) fn replay(
     stack: &Stack,
     arm: Arm,
@@ -209,8 +209,8 @@ pub(super) fn replay(
     Ok(replayed)
 }
 
-/// The core, run here beside the filter on the same requests and answers. It decides alike, so it knows the bytes that
-/// Envoy sent on.
+/// The core, run beside the filter on the same requests and answers. It makes the same decisions, so it knows the bytes
+/// that Envoy sent on.
 struct Core {
     orderer: Orderer,
 }
@@ -223,10 +223,10 @@ impl Core {
         })
     }
 
-    /// The body as the filter sent it on.
+    /// Returns the body as the filter sent it on.
     ///
     /// # Errors
-    /// The filter says that it did something else.
+    /// Returns an error when the filter reports that it did something else.
     fn forward(&mut self, body: Vec<u8>, answer: &Answer) -> Result<Vec<u8>> {
         let rewrite = self
             .orderer
@@ -255,8 +255,8 @@ impl Core {
     }
 }
 
-/// A first request, not counted: opens the connections and touches the weights. It has no documents, so neither
-/// the cache nor the tree knows anything of use afterwards but the system message.
+/// Sends a first request that is not counted, to open the connections and touch the weights. It has no documents, so
+/// afterwards only the system message is in the cache and the tree.
 fn warm_up(client: &Client, model: &str) -> Result<()> {
     let question = Question {
         text: "Are you ready?".into(),

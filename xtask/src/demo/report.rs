@@ -1,4 +1,4 @@
-//! The report: one HTML file that needs nothing else, filled from the figures.
+//! The report: one self-contained HTML file, filled from the figures.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,17 +14,17 @@ use super::plots;
 use super::replay::Said;
 use crate::workspace::Workspace;
 
-/// The folder of everything that a demo leaves behind; ignored by git.
+/// Returns the folder of everything that a demo writes; ignored by git.
 pub(super) fn folder(workspace: &Workspace) -> PathBuf {
     workspace.root().join("demo-report")
 }
 
-/// The page.
+/// Returns the path of the page.
 pub(super) fn path(workspace: &Workspace) -> PathBuf {
     folder(workspace).join("index.html")
 }
 
-/// Writes the page, over an older one.
+/// Writes the page, replacing an older one.
 pub(super) fn write(workspace: &Workspace, figures: &Figures) -> Result<()> {
     let path = path(workspace);
     fs::create_dir_all(folder(workspace))
@@ -95,7 +95,7 @@ fn page(figures: &Figures) -> Result<String> {
 
 const LEGEND: &str = r#"<div class="legend"><span class="baseline">retrieval order</span><span class="best">ordered</span></div>"#;
 
-/// The table's body: a line per figure, a column per arm, so that it fits a phone.
+/// Returns the table's body: a line per figure and a column per arm, so that it fits a phone.
 fn rows(retrieval: &Summary, ordered: &Summary) -> String {
     let row = |name: &str, cell: fn(&Summary) -> String| {
         format!(
@@ -124,7 +124,7 @@ fn rows(retrieval: &Summary, ordered: &Summary) -> String {
     .concat()
 }
 
-/// The first questions with both arms' answers.
+/// Formats the first questions with both arms' answers.
 fn said(figures: &Figures) -> String {
     let [retrieval, ordered] = &figures.said;
     let answer = |class: &str, said: &Said| {

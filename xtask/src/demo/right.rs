@@ -1,11 +1,12 @@
-//! Whether the model answered rightly: SQuAD's exact match, but for case, punctuation and articles.
+//! Whether the model's answer was right: SQuAD's exact match, which ignores case, punctuation and articles.
 //!
-//! `foreword evaluate` has the whole measure (F1, several right answers, intervals); here one figure beside reuse is enough.
+//! `foreword evaluate` has the full measure (F1, several right answers, intervals); here one figure beside reuse is
+//! enough.
 
-/// What the reader is trained to say where no document holds the answer (`ABSENT` in `examples/reader/world.py`).
+/// The reader's trained answer where no document contains one (`ABSENT` in `examples/reader/world.py`).
 const ABSENT: &str = "The documents do not say.";
 
-/// What should be said; `None` is a question without an answer.
+/// Returns the right answer; `None` is a question without an answer.
 pub(super) fn expected(answer: Option<&str>) -> &str {
     answer.unwrap_or(ABSENT)
 }

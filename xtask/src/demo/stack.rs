@@ -1,4 +1,4 @@
-//! Host and Envoy of one arm: started for it, ended with it.
+//! Host and Envoy of one arm: started for it, and ended with it.
 
 use anyhow::{Context, Result, ensure};
 use foreword_tests::{Gateway, GatewayOptions, Host};
@@ -8,9 +8,9 @@ use super::arm::Arm;
 use crate::build::Built;
 use crate::workspace::Workspace;
 
-/// A running host with Envoy before it.
+/// A running host with Envoy in front of it.
 pub(super) struct Stack {
-    // Ends first: a gateway without an engine would only log refused connections.
+    // Dropped first: a gateway without an engine would only log refused connections.
     gateway: Gateway,
     host: Host,
     model: String,
@@ -20,7 +20,7 @@ pub(super) struct Stack {
 const MODEL: &str = "examples/reader";
 
 impl Stack {
-    /// Starts both on free ports, the host with an empty cache, the filter with an empty tree.
+    /// Starts both on free ports, the host with an empty cache and the filter with an empty tree.
     pub(super) fn start(
         workspace: &Workspace,
         arm: Arm,
@@ -47,17 +47,17 @@ impl Stack {
         })
     }
 
-    /// Where clients send chat requests.
+    /// Returns the URL to which clients send chat requests.
     pub(super) fn completions_url(&self) -> String {
         format!("http://{}/v1/chat/completions", self.gateway.address())
     }
 
-    /// The same past Envoy.
+    /// Returns the URL of the same endpoint on the host, without Envoy.
     pub(super) fn host_completions_url(&self) -> String {
         format!("http://{}/v1/chat/completions", self.host.address())
     }
 
-    /// The model's name in requests.
+    /// Returns the model's name in requests.
     pub(super) fn model(&self) -> &str {
         &self.model
     }

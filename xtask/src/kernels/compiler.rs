@@ -1,4 +1,4 @@
-//! NVRTC's few functions that compile a program.
+//! The few functions of NVRTC that compile a program.
 
 #![expect(
     unsafe_code,
@@ -27,10 +27,10 @@ type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
 
-/// The compiler, opened.
+/// The loaded compiler library.
 pub(super) struct Compiler {
     library: Library,
-    /// Opened before the library asks for it by a name that is nowhere on the path.
+    /// Opened before the library asks for it by a name that is not on the library path.
     _builtins: Library,
 }
 
@@ -46,7 +46,8 @@ impl Compiler {
         })
     }
 
-    /// The machine code of the source called `root`, which includes others, and what the compiler and the assembler say.
+    /// Compiles the source called `root`, which includes the others. Returns the machine code, and the messages of the
+    /// compiler and the assembler.
     pub(super) fn compile(
         &self,
         root: &str,
@@ -69,8 +70,8 @@ impl Compiler {
         let options = [target.as_str(), "--std=c++17", "--ptxas-options=-v"].map(text);
         let options = options.into_iter().collect::<Result<Vec<_>>>()?;
         let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: the types are those of nvrtc.h; every string lives to the end of the block; buffers are as long as the
-        // library says that they must be; the program is destroyed once.
+        // SAFETY: the types are those of nvrtc.h; every string lives to the end of the block; buffers have the lengths
+        // that the library requires; the program is destroyed once.
         unsafe {
             let create: Symbol<'_, Create> = self.symbol("nvrtcCreateProgram")?;
             let compile: Symbol<'_, Compile> = self.symbol("nvrtcCompileProgram")?;
@@ -105,7 +106,7 @@ impl Compiler {
     }
 
     /// # Safety
-    /// The program is one of the library's; the function has a twin that tells its size.
+    /// The program must be one of the library's, and the function must have a twin that returns its size.
     unsafe fn get(&self, program: Program, function: &str) -> Result<Vec<u8>> {
         // SAFETY: the caller's promise.
         unsafe {
@@ -123,7 +124,7 @@ impl Compiler {
     }
 
     /// # Safety
-    /// `T` is the function's type.
+    /// `T` must be the function's type.
     unsafe fn symbol<T>(&self, name: &str) -> Result<Symbol<'_, T>> {
         // SAFETY: the caller's promise.
         unsafe { self.library.get(name.as_bytes()) }.with_context(|| format!("NVRTC has no {name}"))

@@ -1,9 +1,9 @@
-//! `cargo xtask kernels`: the engine's CUDA kernels as machine code, for every device that is foreseen.
+//! `cargo xtask kernels`: compiles the engine's CUDA kernels to machine code, for all known architectures.
 //!
-//! The code goes to `host/engine/kernels/built`, from where the next build of the host embeds it; git holds none of it.
-//! What the compiler says of each kernel (registers, memory that registers spilled into) is a file that git does hold, so
-//! that a change of it is seen in review, and attention that spills is an error, as is one whose asynchronous multiplications
-//! the assembler puts one behind the other (its warnings about `wgmma`).
+//! The code is written to `host/engine/kernels/built`, from where the next build of the host embeds it; git ignores it.
+//! The compiler's report on each kernel (registers, and memory that registers spilled into) is a file that git tracks,
+//! so that changes are seen in review. Attention kernels that spill are an error, and so are those whose asynchronous
+//! multiplications the assembler serialises (its warnings about `wgmma`).
 
 mod compiler;
 mod resources;
@@ -21,10 +21,10 @@ use resources::Resources;
 
 include!("../../../host/engine/kernels/sources.rs");
 
-/// Where the kernels lie, from the repository's root.
+/// The kernels' folder, relative to the repository's root.
 const FOLDER: &str = "host/engine/kernels";
 
-/// The table that git holds.
+/// The table that git tracks.
 const TABLE: &str = "resources.txt";
 
 /// How to compile.
@@ -47,7 +47,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// As CI does it.
+/// Compiles and compares, as CI does.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let table = compile(workspace)?;
     compare(&workspace.root().join(FOLDER).join(TABLE), &table)
@@ -60,7 +60,7 @@ fn compile(workspace: &Workspace) -> Result<String> {
     let sources = sources(&folder).with_context(|| format!("reading {}", folder.display()))?;
     let hash = hash(&sources);
     let built = folder.join("built");
-    // What was built of other sources is of no use.
+    // Code that was built from other sources is of no use.
     let _ = fs::remove_dir_all(&built);
     fs::create_dir_all(&built)?;
     let mut table = String::new();

@@ -1,10 +1,10 @@
-//! What the assembler says of each kernel.
+//! The assembler's report on each kernel.
 
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result, ensure};
 
-/// One kernel's needs.
+/// The resources of one kernel.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Resources {
     pub(super) name: String,
@@ -15,7 +15,7 @@ pub(super) struct Resources {
 }
 
 impl Resources {
-    /// Reads the log of an assembler that was told to be verbose; by name.
+    /// Reads the log of a verbose assembler, sorted by name.
     pub(super) fn read(log: &str) -> Result<Vec<Self>> {
         let mut kernels: Vec<Self> = Vec::new();
         for line in log.lines() {
@@ -53,13 +53,13 @@ impl Resources {
         Ok(kernels)
     }
 
-    /// Bytes that did not fit into registers.
+    /// Returns the bytes that did not fit into registers.
     pub(super) fn spilled(&self) -> u32 {
         self.spill_stores + self.spill_loads
     }
 }
 
-/// The number before `words`.
+/// Returns the number before `words`.
 fn before(line: &str, words: &str) -> Result<u32> {
     let (head, _) = line
         .split_once(words)
@@ -73,7 +73,7 @@ fn before(line: &str, words: &str) -> Result<u32> {
         .with_context(|| format!("{line:?} has no number before {words:?}"))
 }
 
-/// A table of one architecture.
+/// Returns the table of one architecture.
 pub(super) fn table(architecture: &str, kernels: &[Resources]) -> String {
     let mut text = format!("{architecture:18} registers  stack  spilled, bytes\n");
     for kernel in kernels {
