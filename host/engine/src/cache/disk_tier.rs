@@ -30,6 +30,11 @@ pub trait DiskTier: Send + Sync {
     /// When more is written than the disk can take, pages are dropped.
     fn write(&self, page: PageHash, parent: PageHash, bytes: &[u8]);
 
+    /// What became of the pages so far.
+    fn counts(&self) -> DiskCounts {
+        DiskCounts::default()
+    }
+
     /// Waits until everything that was asked for has been done: for an end in good order, not for a running engine.
     fn flush(&self) {}
 
@@ -38,4 +43,17 @@ pub trait DiskTier: Send + Sync {
 
     /// Forgets all pages.
     fn clear(&self);
+}
+
+/// What became of the pages that a tier was given, so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskCounts {
+    /// Pages written.
+    pub written: u64,
+    /// Pages not written because too many were waiting.
+    pub dropped: u64,
+    /// Pages that did not fit their sum when they were read.
+    pub damaged: u64,
+    /// Calls that the disk refused, because it is full, say: each cost one page its place.
+    pub failed: u64,
 }

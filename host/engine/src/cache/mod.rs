@@ -55,7 +55,7 @@ mod tests;
 mod tree;
 
 pub use config::{CacheConfig, Cost, Pages};
-pub use disk_tier::DiskTier;
+pub use disk_tier::{DiskCounts, DiskTier};
 pub use documents::{Document, DocumentPath, DocumentSpan};
 pub use events::{CacheEvent, Tier};
 pub use fetch::Fetch;
@@ -133,6 +133,8 @@ pub struct CacheStats {
     pub host_evicted: u64,
     /// Read back from disk, so far.
     pub fetched: u64,
+    /// What became of the pages that were given to the disk.
+    pub disk: DiskCounts,
 }
 
 /// Pages whose use is remembered after they went, for each page that there is room for. About 80 bytes each: beside
@@ -202,6 +204,11 @@ impl PrefixCache {
             replicated: self.counts.replicas,
             host_evicted: self.counts.host_evicted,
             fetched: self.counts.fetched,
+            disk: self
+                .disk
+                .as_ref()
+                .map(|disk| disk.counts())
+                .unwrap_or_default(),
         }
     }
 
