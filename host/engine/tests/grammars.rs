@@ -161,6 +161,11 @@ fn hostile_schemas_are_refused_by_a_bound_that_is_named() {
             "#/$ref must be a reference to a schema within the schema",
         ),
         (
+            "a reference that the compiler reads otherwise",
+            json!({"$defs": {"a b": {}, "a%20b": {}}, "$ref": "#/$defs/a%20b", "minLength": 1}),
+            "#/$ref must be a reference without `%` and `~`",
+        ),
+        (
             "a schema that is its own base, and so another one",
             json!({
                 "$defs": {"x": {"$id": "urn:x", "properties": {"a": {"$ref": "#/$defs/y"}}, "$defs": {"y": {}}}},
