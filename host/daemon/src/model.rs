@@ -15,7 +15,8 @@ use foreword_engine::engine::{Engine, EngineConfig, Generation, Kind, Request};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::sampling::Constraint;
 use foreword_engine::text::{
-    ChatTemplate, Grammars, OPEN_TOOL_CALL, SchemaError, TokenCache, TokenCacheStats, Tokenizer,
+    Cancel, ChatTemplate, Grammars, OPEN_TOOL_CALL, SchemaError, TokenCache, TokenCacheStats,
+    Tokenizer,
 };
 use std::path::Path;
 use std::sync::OnceLock;
@@ -170,7 +171,7 @@ impl Model {
         &self,
         chat: &Chat,
         placer: &Placer<'_>,
-    ) -> Result<(Request, Calls), Failure> {
+    ) -> Result<(Request, Calls, Option<Wanted>), Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
                 "messages",
@@ -186,14 +187,17 @@ impl Model {
                 chat.template_variables.as_ref(),
             )
             .map_err(|error| Failure::invalid("messages", error.to_string()))?;
-        let (calls, constraint) = match tools.map(|tools| &tools.choice) {
+        let (calls, forced) = match tools.map(|tools| &tools.choice) {
             Some(ToolChoice::Forced(schema)) => {
                 if template.tags_tool_calls() {
                     prompt.push_str(OPEN_TOOL_CALL);
                     prompt.push('\n');
                 }
-                let constraint = self.schema("tools", schema)?;
-                (Calls::Bare, Some(constraint))
+                let forced = Wanted {
+                    field: "tools",
+                    schema: Some(schema.clone()),
+                };
+                (Calls::Bare, Some(forced))
             }
             Some(ToolChoice::Auto) if template.tags_tool_calls() => (Calls::Tagged, None),
             _ => (Calls::None, None),
@@ -204,9 +208,8 @@ impl Model {
         let (tokens, counts) = self.encode(&prompt, false, &chat.options, &bytes)?;
         let documents = placed.and_then(|placed| placed.in_tokens(&counts));
         let mut request = self.request(tokens, "messages", &chat.options, None)?;
-        request.constraint = request.constraint.or(constraint);
         request.documents = documents;
-        Ok((request, calls))
+        Ok((request, calls, Wanted::of(&chat.options.format).or(forced)))
     }
 
     /// The engine's request to compute the beginning that all chats have in common which open with these messages.
@@ -247,7 +250,6 @@ impl Model {
         let request = self.request(tokens, "messages", &chat.options, None)?;
         Ok(Request {
             kind: Kind::Prefill,
-            constraint: None,
             top_logprobs: None,
             ..request
         })
@@ -324,7 +326,6 @@ impl Model {
             } else {
                 self.eos_tokens.clone()
             },
-            constraint: self.constraint(&options.format)?,
             top_logprobs: options.top_logprobs,
             cache_salt: options.cache_salt.clone(),
             tenant: options.cache_salt.as_str().into(),
@@ -332,23 +333,25 @@ impl Model {
         })
     }
 
-    fn constraint(&self, format: &Format) -> Result<Option<Constraint>, Failure> {
-        match format {
-            Format::Text => Ok(None),
-            Format::JsonObject => {
-                let constraint = self.grammars()?.json_object();
-                constraint.map(Some).map_err(Failure::internal)
-            }
-            Format::JsonSchema(schema) => self
-                .schema("response_format.json_schema.schema", schema)
-                .map(Some),
-        }
-    }
-
-    /// The grammar of a schema that came in `field`.
-    fn schema(&self, field: &str, schema: &serde_json::Value) -> Result<Constraint, Failure> {
-        let refuse = |error: SchemaError| Failure::invalid(field, format!("{field}: {error}"));
-        self.grammars()?.json_schema(schema).map_err(refuse)
+    /// The grammar that an answer must follow. Takes milliseconds, or as long as its bounds allow: not for an async
+    /// worker.
+    ///
+    /// # Errors
+    /// When the schema is not supported or over a bound; [`Failure::Stopping`] where it was cancelled, which nobody
+    /// is there to read.
+    pub fn constraint(&self, wanted: &Wanted, cancel: &Cancel) -> Result<Constraint, Failure> {
+        let grammars = self.grammars()?;
+        let Some(schema) = &wanted.schema else {
+            return grammars.json_object().map_err(Failure::internal);
+        };
+        let field = wanted.field;
+        grammars
+            .prepare(schema, cancel)
+            .0
+            .map_err(|error| match error {
+                SchemaError::Cancelled => Failure::Stopping,
+                error => Failure::invalid(field, format!("{field}: {error}")),
+            })
     }
 
     fn grammars(&self) -> Result<&Grammars, Failure> {
@@ -386,3 +389,27 @@ const TOKEN_CACHE_BYTES: usize = 64 << 20;
 
 /// OpenAI's default for the length of a text completion.
 const COMPLETION_TOKENS: u32 = 16;
+
+/// A grammar that an answer must follow, not prepared yet.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Where it stood in the request.
+    field: &'static str,
+    /// `None`: any object.
+    schema: Option<serde_json::Value>,
+}
+
+impl Wanted {
+    /// What `response_format` asks for.
+    #[must_use]
+    pub fn of(format: &Format) -> Option<Self> {
+        let (field, schema) = match format {
+            Format::Text => return None,
+            Format::JsonObject => ("response_format", None),
+            Format::JsonSchema(schema) => {
+                ("response_format.json_schema.schema", Some(schema.clone()))
+            }
+        };
+        Some(Self { field, schema })
+    }
+}

@@ -1,5 +1,6 @@
 //! A server's life: it listens at once, opens when the model is there, drains when told to stop.
 
+use crate::api::grammars::Room;
 use crate::api::{App, Limits, router};
 use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
@@ -98,19 +99,20 @@ impl Server {
         };
         let gate = Gate::new(config.max_inside);
         let kv_keys = config.kv_keys.or_else(|| config.keys.clone());
+        let metrics = Arc::new(Metrics::new(numbers));
+        let cores = std::thread::available_parallelism().map_or(1, Into::into);
         let app = Arc::new(App {
             readers: Readers::new(kv_keys, Arc::clone(&gate)),
             locator: Locator::new(config.ordering),
             gate,
-            metrics: Arc::new(Metrics::new(numbers)),
+            grammars: Room::new(cores, metrics.grammars.clone()),
+            metrics,
             model,
             retriever: Arc::new(Retriever::new(config.retrieval)),
             spans: config.otlp_endpoint.as_deref().map(Spans::to).transpose()?,
             keys: config.keys,
             limits: config.limits,
-            preparing: Arc::new(Semaphore::new(
-                std::thread::available_parallelism().map_or(1, Into::into),
-            )),
+            preparing: Arc::new(Semaphore::new(cores)),
         });
         // Without Nagle's algorithm: a token must not wait for the acknowledgement of the one before.
         let listener = listener.tap_io(|stream| {

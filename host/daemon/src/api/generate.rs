@@ -15,7 +15,7 @@ use crate::answer::{Reading, Record, TimeLimit};
 use crate::failure::{Failure, clip};
 use crate::gate::Phase;
 use crate::kv::place::{PATH_HEADER, Placer};
-use crate::model::{Calls, Model};
+use crate::model::{Calls, Model, Wanted};
 use crate::request::{Chat, Completion, Delivery, Options, Retrieving};
 use crate::retrieval::pipeline::{Guess, Pipeline};
 use crate::spans::RequestSpan;
@@ -78,7 +78,11 @@ async fn generate(
             Dialect::Completion => WithDocuments::none(body, path),
         };
         let (body, path) = (chat.body, chat.path);
-        let prepared = prepare(app, Arc::clone(&model), dialect, body, path).await?;
+        let mut prepared = prepare(app, Arc::clone(&model), dialect, body, path).await?;
+        if let Some(wanted) = prepared.grammar.take() {
+            let constraint = app.grammars.prepare(Arc::clone(&model), wanted).await?;
+            prepared.request.constraint = Some(constraint);
+        }
         Ok::<_, Failure>((prepared, chat.guessed, chat.retrieved))
     };
     let (prepared, guessed, retrieved) = tokio::select! {
@@ -91,6 +95,7 @@ async fn generate(
         choices,
         reading,
         delivery,
+        grammar: _,
     } = prepared;
     request.deadline = Some(time.deadline().into_std());
     // Every choice takes a place: the bound on places is what keeps memory and queue bounded.
@@ -223,6 +228,8 @@ struct Prepared {
     choices: u32,
     reading: Reading,
     delivery: Delivery,
+    /// Prepared apart, since it may take long.
+    grammar: Option<Wanted>,
 }
 
 /// Parses the body and makes the engine's request of it, on a thread that may block. The permit goes with the work:
@@ -241,20 +248,21 @@ async fn prepare(
     let app = Arc::clone(app);
     let work = move || {
         let _permit = permit;
-        let (request, calls, options) = match dialect {
+        let (request, calls, options, grammar) = match dialect {
             Dialect::Chat => {
                 let chat = Chat::parse(&body)?;
                 check_model(&model, &chat.options)?;
                 let counts = &app.metrics.placements;
                 let placer = Placer::new(&app.locator, path.as_ref(), &body, counts);
-                let (request, calls) = model.chat_request(&chat, &placer)?;
-                (request, calls, chat.options)
+                let (request, calls, grammar) = model.chat_request(&chat, &placer)?;
+                (request, calls, chat.options, grammar)
             }
             Dialect::Completion => {
                 let completion = Completion::parse(&body)?;
                 check_model(&model, &completion.options)?;
                 let request = model.completion_request(&completion)?;
-                (request, Calls::None, completion.options)
+                let grammar = Wanted::of(&completion.options.format);
+                (request, Calls::None, completion.options, grammar)
             }
         };
         Ok(Prepared {
@@ -266,6 +274,7 @@ async fn prepare(
                 calls,
             },
             delivery: options.delivery,
+            grammar,
         })
     };
     tokio::task::spawn_blocking(work)

@@ -17,6 +17,7 @@ pub(crate) mod body;
 mod dialect;
 mod embeddings;
 mod generate;
+pub mod grammars;
 mod job;
 mod logprobs;
 mod models;
@@ -70,6 +71,8 @@ pub struct App {
     pub retriever: Arc<Retriever>,
     /// Requests being parsed, rendered and tokenised at once: one per core.
     pub preparing: Arc<Semaphore>,
+    /// Grammars being prepared, apart from everything else.
+    pub grammars: grammars::Room,
 }
 
 /// Bounds of a request.

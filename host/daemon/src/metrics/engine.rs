@@ -164,6 +164,26 @@ const COUNTERS: &[Row<u64>] = &[
         |stats| stats.fetched_pages,
     ),
     (
+        "disk_written_pages",
+        "Pages written to the disk tier's file",
+        |stats| stats.disk.written,
+    ),
+    (
+        "disk_dropped_pages",
+        "Pages not written to the disk tier because too many waited",
+        |stats| stats.disk.dropped,
+    ),
+    (
+        "disk_damaged_pages",
+        "Pages of the disk tier that did not fit their sum when read",
+        |stats| stats.disk.damaged,
+    ),
+    (
+        "disk_failures",
+        "Calls that the disk tier's disk refused, a full one included",
+        |stats| stats.disk.failed,
+    ),
+    (
         "retries",
         "Times a request was computed again because the device failed under it",
         |stats| stats.retries,

@@ -5,6 +5,7 @@
 //! | `foreword_http_requests_total` | counter | `route` (the pattern, or `unmatched`), `status` |
 //! | `foreword_generations_total` | counter | `outcome` |
 //! | `foreword_document_paths_total` | counter | `outcome`: `placed`, `partial`, `not_found`, `malformed`, `absent` |
+//! | `foreword_grammars_total` | counter | `outcome`: `prepared`, `refused` (400), `busy` (429), `cancelled`, `failed` |
 //! | `foreword_queue_seconds` | histogram | from submission to the engine's start |
 //! | `foreword_time_to_first_token_seconds` | histogram | from the request's arrival |
 //! | `foreword_time_between_tokens_seconds` | histogram | each gap between two tokens of a choice |
@@ -15,6 +16,7 @@
 //! | `foreword_hit_tokens_total` | counter | `tier`: where cached tokens were found |
 //! | `foreword_evicted_pages_total` | counter | `cause` |
 //! | `foreword_preemptions_total`, `foreword_steps_total`, `foreword_fetched_pages_total` | counter | |
+//! | `foreword_disk_{written,dropped,damaged}_pages_total`, `foreword_disk_failures_total` | counter | of `--kv-disk`; a full disk is a failure |
 //! | `foreword_{retries,devices_lost,expired}_total` | counter | |
 //! | `foreword_speculations_total`, `foreword_speculations_{refused,joined,superseded}_total` | counter | |
 //! | `foreword_retrievals_total` | counter | `outcome`: `found`, `empty`, `failed` |
@@ -49,6 +51,8 @@ pub struct Metrics {
     generations: Outcomes,
     /// Chat requests by what became of their path.
     pub placements: Placements,
+    /// Grammars by what became of them.
+    pub(crate) grammars: Outcomes,
     retrievals: Outcomes,
     /// From a question to its documents.
     pub retrieval_seconds: Histogram,
@@ -105,6 +109,8 @@ impl Metrics {
         let help = "Generations by how they ended";
         let generations = Outcomes::registered(&mut registry, "generations", help);
         let placements = Placements::registered(&mut registry);
+        let help = "Grammars for answers by what became of them";
+        let grammars = Outcomes::registered(&mut registry, "grammars", help);
         let help = "Searches for documents by what became of them";
         let retrievals = Outcomes::registered(&mut registry, "retrievals", help);
         let retrieval_seconds = {
@@ -143,6 +149,7 @@ impl Metrics {
             http,
             generations,
             placements,
+            grammars,
             retrievals,
             retrieval_seconds,
             queue_seconds: seconds("queue_seconds", "From submission to the engine's start"),

@@ -233,7 +233,7 @@ impl Pipeline {
         // Only the chat itself counts.
         let counts = Placements::default();
         let placer = Placer::new(&self.locator, path, &written.body, &counts);
-        let (request, _) = self.model.chat_request(&parsed, &placer)?;
+        let (request, ..) = self.model.chat_request(&parsed, &placer)?;
         Ok(Request {
             kind: Kind::Prefill,
             speculation: Some(chat.id),

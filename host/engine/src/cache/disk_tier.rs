@@ -31,6 +31,11 @@ pub trait DiskTier: Send + Sync {
     /// follows. When pages are written faster than the disk takes them, some are dropped.
     fn write(&self, page: PageHash, parent: PageHash, bytes: &[u8]);
 
+    /// Returns what became of the pages so far.
+    fn counts(&self) -> DiskCounts {
+        DiskCounts::default()
+    }
+
     /// Waits until everything that was requested has been done. Meant for an orderly shutdown, not for a running
     /// engine.
     fn flush(&self) {}
@@ -40,4 +45,17 @@ pub trait DiskTier: Send + Sync {
 
     /// Removes all pages.
     fn clear(&self);
+}
+
+/// What became of the pages that a tier was given, so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskCounts {
+    /// Pages written.
+    pub written: u64,
+    /// Pages not written because too many were waiting.
+    pub dropped: u64,
+    /// Pages that did not fit their sum when they were read.
+    pub damaged: u64,
+    /// Calls that the disk refused, because it is full, say: each cost one page its place.
+    pub failed: u64,
 }

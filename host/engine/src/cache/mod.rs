@@ -56,7 +56,7 @@ mod tests;
 mod tree;
 
 pub use config::{CacheConfig, Cost, Pages};
-pub use disk_tier::DiskTier;
+pub use disk_tier::{DiskCounts, DiskTier};
 pub use documents::{Document, DocumentPath, DocumentSpan};
 pub use events::{CacheEvent, Tier};
 pub use fetch::Fetch;
@@ -134,6 +134,8 @@ pub struct CacheStats {
     pub host_evicted: u64,
     /// Pages read back from disk so far.
     pub fetched: u64,
+    /// What became of the pages that were given to the disk.
+    pub disk: DiskCounts,
 }
 
 /// Departed pages whose usage is remembered, for each page of the pools. Each takes about 80 bytes, against tens of
@@ -203,6 +205,11 @@ impl PrefixCache {
             replicated: self.counts.replicas,
             host_evicted: self.counts.host_evicted,
             fetched: self.counts.fetched,
+            disk: self
+                .disk
+                .as_ref()
+                .map(|disk| disk.counts())
+                .unwrap_or_default(),
         }
     }
 

@@ -153,6 +153,7 @@ impl Core {
             host_pages_cached: cache.host_cached,
             host_evicted_pages: cache.host_evicted,
             fetched_pages: cache.fetched,
+            disk: cache.disk,
             ..self.totals
         }
     }

@@ -41,6 +41,7 @@ use self::room::Room;
 use self::worker::{Clock, Shared};
 use crate::TokenId;
 use crate::backend::Backend;
+use crate::cache::DiskCounts;
 use crate::cache::{CacheConfig, DocumentPath};
 use crate::sampling::{Constraint, Logprobs, Sampler, Sampling};
 use std::sync::Arc;
@@ -252,6 +253,8 @@ pub struct Stats {
     pub host_evicted_pages: u64,
     /// Pages read back from disk so far.
     pub fetched_pages: u64,
+    /// What became of the pages that were given to the disk.
+    pub disk: DiskCounts,
     /// Steps computed so far, failed ones included.
     pub steps: u64,
     /// Histogram of how many sequences each step computed.

@@ -8,11 +8,13 @@ use super::schema::{self, SchemaError};
 use super::{TextError, Tokenizer};
 use crate::TokenId;
 use crate::sampling::Constraint;
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarInit, TopLevelGrammar};
+use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
+use llguidance::{CancellationHandle, JsonCompileOptions, Matcher, ParserFactory};
 use serde_json::{Value as Json, json};
-use std::sync::Arc;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Compiles grammars for one tokenizer.
 pub struct Grammars(ParserFactory);
@@ -44,6 +46,10 @@ impl Grammars {
         limits.verbose_errors = false;
         limits.max_grammar_size = MAX_GRAMMAR;
         limits.max_lexer_states = MAX_LEXER_STATES;
+        limits.initial_lexer_fuel = INITIAL_FUEL;
+        limits.step_lexer_fuel = STEP_FUEL;
+        limits.step_max_items = STEP_ITEMS;
+        limits.max_items_in_row = ROW_ITEMS;
         Ok(Self(factory))
     }
 
@@ -55,30 +61,155 @@ impl Grammars {
         self.json_schema(&json!({"type": "object"}))
     }
 
-    /// JSON that `schema` describes: its properties in the schema's order, at most [`MAX_SPACES`] characters of white
-    /// space between two tokens of JSON, none around the whole. Takes milliseconds; not for the engine's thread.
+    /// JSON that `schema` describes: its properties in the schema's order, with one space after each `:` and `,`
+    /// between its tokens and no other white space. Takes milliseconds; not for the engine's thread.
     ///
     /// # Errors
     /// [`SchemaError`] names the part of the schema that is not supported or over a bound.
     pub fn json_schema(&self, schema: &Json) -> Result<Constraint, SchemaError> {
-        schema::check(schema)?;
-        let mut schema = schema.clone();
+        self.prepare(schema, &Cancel::default()).0
+    }
+
+    /// As [`Grammars::json_schema`], until it is cancelled, with what it cost, which is counted whatever comes of it.
+    pub fn prepare(
+        &self,
+        schema: &Json,
+        cancel: &Cancel,
+    ) -> (Result<Constraint, SchemaError>, GrammarWork) {
+        let mut work = GrammarWork::default();
+        let outcome = schema::check(schema).and_then(|()| {
+            // The compiler's own faults are errors as well, and cost their request alone.
+            let compile = || Ok(self.compile(schema.clone(), cancel, &mut work));
+            catch_unwind(AssertUnwindSafe(compile)).unwrap_or_else(|error| Err(refused(&error)))
+        });
+        (outcome, work)
+    }
+
+    /// The compiler counts its steps and gives up beyond a limit, except in one place: the first transition of the
+    /// lexer, by each of 256 bytes, has no limit, and looks for a match through every remainder of a `multipleOf`. So
+    /// these transitions are made once before, under one.
+    fn compile(
+        &self,
+        mut schema: Json,
+        cancel: &Cancel,
+        work: &mut GrammarWork,
+    ) -> Result<Constraint, SchemaError> {
         JsonCompileOptions {
-            whitespace_pattern: Some(format!(r"[\x20\x0A\x0D\x09]{{1,{MAX_SPACES}}}")),
+            item_separator: ", ".to_owned(),
+            key_separator: ": ".to_owned(),
+            whitespace_flexible: false,
             ..JsonCompileOptions::default()
         }
         .apply_to(&mut schema);
+        cancel.check()?;
+        let grammar = GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema));
+        let limits = self.0.limits();
+        let (grammar, lexer) = grammar
+            .to_internal(Some(self.0.tok_env().clone()), limits.clone())
+            .map_err(|error| refused(&error))?;
+        work.fuel = lexer.cost();
+        cancel.check()?;
+
+        let mut whole = lexer.clone();
+        whole.add_extra_lexemes(&self.0.extra_lexemes());
+        let mut automaton = whole
+            .to_regex_vec(&mut limits.clone())
+            .map_err(|error| refused(&error))?;
+        let spent = automaton.total_fuel_spent();
+        automaton.set_fuel(limits.initial_lexer_fuel.saturating_sub(spent).max(1));
+        automaton.set_max_states(limits.max_lexer_states);
+        let start = automaton.initial_state(&whole.all_lexemes());
+        for byte in 0..=u8::MAX {
+            if automaton.has_error() || cancel.check().is_err() {
+                break;
+            }
+            automaton.transition(start, byte);
+        }
+        work.fuel = automaton.total_fuel_spent();
+        work.states = automaton.stats().num_states;
+        work.bytes = automaton.num_bytes();
+        cancel.check()?;
+        if automaton.has_error() {
+            return Err(SchemaError::TooLarge {
+                what: "steps to compile",
+                found: usize::try_from(work.fuel).unwrap_or(usize::MAX),
+                limit: INITIAL_FUEL as usize,
+            });
+        }
+
         let parser = self
             .0
-            .create_parser(TopLevelGrammar::from_json_schema(schema));
-        let mut matcher = Matcher::new(parser);
+            .create_parser_from_init_default(GrammarInit::Internal(grammar, lexer));
+        let mut matcher = Matcher::new(parser).into_cancellable();
         // Some of the cost only shows when the first mask is computed.
+        cancel.attach(matcher.cancellation_handle())?;
         let outcome = matcher.compute_mask();
+        cancel.attach(None)?;
         match outcome {
             Ok(_) => Ok(Constraint::new(matcher)),
-            Err(error) => Err(SchemaError::Refused(first_line(&error.to_string()))),
+            Err(error) => Err(refused(&error)),
         }
     }
+}
+
+/// What preparing a grammar cost, in counts that are the same everywhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrammarWork {
+    /// The compiler's own units of work.
+    pub fuel: u64,
+    /// States of the lexer.
+    pub states: usize,
+    /// Bytes of the lexer.
+    pub bytes: usize,
+}
+
+/// Ends the preparation of a grammar that nobody waits for any more. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<Mutex<Cancelling>>);
+
+#[derive(Debug, Default)]
+struct Cancelling {
+    cancelled: bool,
+    /// Of the work that can be interrupted from within.
+    inner: Option<CancellationHandle>,
+}
+
+impl Cancel {
+    /// The preparation ends at its next check, with [`SchemaError::Cancelled`]. One that is complete stays so.
+    pub fn cancel(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.cancelled = true;
+        if let Some(inner) = &state.inner {
+            inner.cancel();
+        }
+    }
+
+    /// Whether it was.
+    pub fn is_cancelled(&self) -> bool {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.cancelled
+    }
+
+    fn check(&self) -> Result<(), SchemaError> {
+        if self.is_cancelled() {
+            return Err(SchemaError::Cancelled);
+        }
+        Ok(())
+    }
+
+    /// From now on [`Cancel::cancel`] also cancels `inner`.
+    fn attach(&self, inner: Option<CancellationHandle>) -> Result<(), SchemaError> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.inner = inner;
+        if state.cancelled {
+            return Err(SchemaError::Cancelled);
+        }
+        Ok(())
+    }
+}
+
+fn refused(error: &impl ToString) -> SchemaError {
+    SchemaError::Refused(first_line(&error.to_string()))
 }
 
 /// The compiler's words without the backtrace that it appends to some.
@@ -92,11 +223,21 @@ fn first_line(reason: &str) -> String {
 /// The end of the answer in the trie: the byte that no text has, and a name.
 const END: &[u8] = b"\xff<end>";
 
-/// White space that may stand between two tokens of JSON. A model of little talent would otherwise write it for ever.
-pub const MAX_SPACES: u32 = 64;
+/// Units of the compiler's work for one grammar, some 50,000 a millisecond.
+const INITIAL_FUEL: u64 = 1_000_000;
+
+/// Units of work for one mask, some 14,000 a millisecond.
+const STEP_FUEL: u64 = 200_000;
+
+/// Items of the Earley parser for one mask.
+const STEP_ITEMS: usize = 50_000;
+
+/// Items of the Earley parser at one place.
+const ROW_ITEMS: usize = 2_000;
 
 /// Symbols in the productions of a grammar: a megabyte or so.
 const MAX_GRAMMAR: usize = 100_000;
 
-/// States of the lexer: one or two kilobytes each.
-const MAX_LEXER_STATES: usize = 10_000;
+/// States of the lexer, which grows with the answer: some 700 bytes each, so at most about 70 MB for an answer. A
+/// character that is counted takes some ten ([`schema`] bounds how many there are).
+const MAX_LEXER_STATES: usize = 100_000;

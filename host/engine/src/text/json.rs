@@ -3,6 +3,7 @@
 //! This departs from Jinja's own `tojson`, which escapes `<`, `>`, `&` and `'` for HTML and would change a prompt. Here
 //! keys keep their order, only what JSON requires is escaped, and numbers look as Python prints them.
 
+use super::template::{MAX_BYTES, MAX_NESTING, too_deep};
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use std::fmt::Write;
@@ -121,6 +122,9 @@ impl Writer {
         items: &[Value],
         mut write: impl FnMut(&mut Self, &Value) -> Result<(), Error>,
     ) -> Result<(), Error> {
+        if self.depth >= MAX_NESTING || self.text.len() > MAX_BYTES {
+            return Err(too_deep());
+        }
         self.text.push(open);
         self.depth += 1;
         for (index, item) in items.iter().enumerate() {

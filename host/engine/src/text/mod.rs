@@ -25,7 +25,7 @@ mod tool_calls;
 
 pub use cache::{TokenCache, TokenCacheStats};
 pub use decoder::Decoder;
-pub use grammar::{Grammars, MAX_SPACES};
+pub use grammar::{Cancel, GrammarWork, Grammars};
 pub use schema::SchemaError;
 pub use stop::StopStrings;
 pub use template::ChatTemplate;

@@ -2,7 +2,12 @@
 //!
 //! Checked before anything is compiled, so that a refusal can name the place.
 
+use llguidance::derivre::{RegexAst, RegexBuilder};
+use llguidance::panic_utils::catch_unwind;
+use llguidance::regex_to_lark;
 use serde_json::Value as Json;
+use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
 
 /// Why answers cannot be constrained by a schema.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +41,9 @@ pub enum SchemaError {
     /// What only the compiler sees: contradictions, patterns too costly to match.
     #[error("{0}")]
     Refused(String),
+    /// Nobody waits for it any more.
+    #[error("its request is gone")]
+    Cancelled,
 }
 
 /// Holds a schema against what is understood and against the bounds.
@@ -47,18 +55,42 @@ pub(super) fn check(schema: &Json) -> Result<(), SchemaError> {
         });
     }
     within("bytes", schema.to_string().len(), MAX_BYTES)?;
-    let mut check = Check { schemas: 0 };
-    check.schema(schema, "#", 0)
+    let mut check = Check::default();
+    check.schema(schema, "#", 0)?;
+    check.references()?;
+    if check.counts_properties {
+        let what = "properties beside minProperties or maxProperties";
+        within(what, check.properties, MAX_COUNTED_PROPERTIES)?;
+    }
+    Loads::of(&check, schema)
 }
 
-struct Check {
-    schemas: usize,
+/// Reads every schema once, and counts.
+#[derive(Default)]
+struct Check<'a> {
+    /// Every schema by its place, a JSON pointer that begins with `#`.
+    places: HashMap<String, &'a Json>,
+    /// Places of the schemas that have an `$anchor`, by `#` and its name.
+    anchors: HashMap<String, String>,
+    /// `$ref`s: where, and to what.
+    references: Vec<(String, String)>,
+    /// The first schema within the schema that has an id of its own: references start there anew.
+    inner_id: Option<String>,
+    patterns: Patterns,
+    values: usize,
+    names: usize,
+    properties: usize,
+    counts_properties: bool,
+    pattern_properties: usize,
+    /// Bounds of strings, each different pair once: equal ones share their states.
+    lengths: HashSet<(usize, usize)>,
+    counted: usize,
 }
 
-impl Check {
-    fn schema(&mut self, schema: &Json, place: &str, depth: usize) -> Result<(), SchemaError> {
-        self.schemas += 1;
-        within("schemas", self.schemas, MAX_SCHEMAS)?;
+impl<'a> Check<'a> {
+    fn schema(&mut self, schema: &'a Json, place: &str, depth: usize) -> Result<(), SchemaError> {
+        self.places.insert(place.to_owned(), schema);
+        within("schemas", self.places.len(), MAX_SCHEMAS)?;
         within("levels", depth, MAX_DEPTH)?;
         let fields = match schema {
             Json::Bool(_) => return Ok(()),
@@ -70,6 +102,7 @@ impl Check {
                 });
             }
         };
+        self.lengths(fields)?;
         for (keyword, value) in fields {
             let inner = format!("{place}/{keyword}");
             match keyword.as_str() {
@@ -78,28 +111,62 @@ impl Check {
                     self.schema(value, &inner, depth + 1)?;
                 }
                 "anyOf" | "oneOf" | "allOf" | "prefixItems" => self.list(value, &inner, depth)?,
-                "properties" | "patternProperties" | "$defs" | "definitions" => {
+                "properties" | "$defs" | "definitions" => self.map(value, &inner, depth)?,
+                "patternProperties" => {
                     self.map(value, &inner, depth)?;
+                    for pattern in value.as_object().into_iter().flat_map(|map| map.keys()) {
+                        self.pattern_properties += 1;
+                        within(
+                            "pattern properties",
+                            self.pattern_properties,
+                            MAX_PATTERN_PROPERTIES,
+                        )?;
+                        self.patterns.add(pattern)?;
+                    }
+                }
+                "required" => {
+                    self.names += value.as_array().map_or(0, Vec::len);
+                    within("required properties", self.names, MAX_SCHEMAS)?;
+                    self.values(value)?;
                 }
                 "enum" => match value.as_array() {
-                    Some(values) => within("values in an enum", values.len(), MAX_ENUM)?,
+                    Some(values) => {
+                        within("values in an enum", values.len(), MAX_ENUM)?;
+                        self.values(value)?;
+                    }
                     None => return Err(malformed(&inner, "an array")),
                 },
+                "const" => self.values(value)?,
+                "pattern" => {
+                    let Some(pattern) = value.as_str() else {
+                        return Err(malformed(&inner, "a string"));
+                    };
+                    self.patterns.add(pattern)?;
+                }
+                "multipleOf" => multiple_of(value, place)?,
                 "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
-                | "maxProperties" => match value.as_u64() {
-                    // A whole number may be written 2.0.
-                    None if value.as_f64().is_none_or(|n| n < 0.0 || n.fract() != 0.0) => {
+                | "maxProperties" => {
+                    if count(value).is_none() {
                         return Err(malformed(&inner, "a count"));
                     }
-                    _ => {}
-                },
+                    self.counts_properties |= keyword.ends_with("Properties");
+                }
                 "$ref" => match value.as_str() {
-                    Some(target) if target.starts_with('#') => {}
+                    Some(target) if target.starts_with('#') => {
+                        self.references.push((inner, target.to_owned()));
+                    }
                     Some(_) => {
                         return Err(malformed(&inner, "a reference within the schema, `#…`"));
                     }
                     None => return Err(malformed(&inner, "a string")),
                 },
+                "$anchor" => {
+                    let anchor = format!("#{}", value.as_str().unwrap_or_default());
+                    self.anchors.insert(anchor, place.to_owned());
+                }
+                "$id" | "id" if depth > 0 => {
+                    self.inner_id.get_or_insert_with(|| place.to_owned());
+                }
                 known if VALUES.contains(&known) || ANNOTATIONS.contains(&known) => {}
                 unknown => {
                     return Err(SchemaError::Unsupported {
@@ -112,7 +179,7 @@ impl Check {
         Ok(())
     }
 
-    fn list(&mut self, value: &Json, place: &str, depth: usize) -> Result<(), SchemaError> {
+    fn list(&mut self, value: &'a Json, place: &str, depth: usize) -> Result<(), SchemaError> {
         let schemas = value
             .as_array()
             .ok_or_else(|| malformed(place, "an array"))?;
@@ -122,14 +189,306 @@ impl Check {
         Ok(())
     }
 
-    fn map(&mut self, value: &Json, place: &str, depth: usize) -> Result<(), SchemaError> {
+    fn map(&mut self, value: &'a Json, place: &str, depth: usize) -> Result<(), SchemaError> {
         let schemas = value
             .as_object()
             .ok_or_else(|| malformed(place, "an object"))?;
+        self.properties += schemas.len();
         for (name, schema) in schemas {
+            within("bytes in a property's name", name.len(), MAX_NAME)?;
+            let name = name.replace('~', "~0").replace('/', "~1");
             self.schema(schema, &format!("{place}/{name}"), depth + 1)?;
         }
         Ok(())
+    }
+
+    /// Counts a value of `enum` or `const` with all that is in it. Its depth is bounded by whoever read it as JSON.
+    fn values(&mut self, value: &Json) -> Result<(), SchemaError> {
+        self.values += 1;
+        within("values in enums and consts", self.values, MAX_VALUES)?;
+        match value {
+            Json::String(text) => within("bytes in a value", text.len(), MAX_LITERAL),
+            Json::Array(items) => items.iter().try_for_each(|item| self.values(item)),
+            Json::Object(fields) => fields.iter().try_for_each(|(name, value)| {
+                within("bytes in a property's name", name.len(), MAX_NAME)?;
+                self.values(value)
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts the characters that the lexer must count: each has some ten states.
+    fn lengths(&mut self, fields: &serde_json::Map<String, Json>) -> Result<(), SchemaError> {
+        let bound = |name| fields.get(name).and_then(count);
+        let (least, most) = (bound("minLength"), bound("maxLength"));
+        if (least, most) == (None, None) {
+            return Ok(());
+        }
+        let pair = (least.unwrap_or(0), most.unwrap_or(0));
+        if self.lengths.insert(pair) {
+            self.counted = self.counted.saturating_add(pair.0.max(pair.1));
+        }
+        let what = "characters to count for minLength and maxLength (equal bounds count once)";
+        within(what, self.counted, MAX_COUNTED)
+    }
+
+    /// Every reference must lead to a schema that was read here, not to what only looks like one.
+    fn references(&self) -> Result<(), SchemaError> {
+        if let (Some(place), Some(_)) = (&self.inner_id, self.references.first()) {
+            return Err(SchemaError::Unsupported {
+                keyword: "$id".to_owned(),
+                place: clip(place),
+            });
+        }
+        for (place, target) in &self.references {
+            // The compiler takes these as they stand, so what it finds would not be what was counted.
+            if target.contains(['%', '~']) {
+                return Err(malformed(place, "a reference without `%` and `~`"));
+            }
+            if self.target(target).is_none() {
+                return Err(malformed(
+                    place,
+                    "a reference to a schema within the schema",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The schema that a reference leads to, and its place.
+    fn target(&self, reference: &str) -> Option<(&str, &'a Json)> {
+        let anchored = self.anchors.get(reference);
+        let pointer = anchored.map_or(reference, String::as_str);
+        self.places
+            .get_key_value(pointer)
+            .map(|(place, schema)| (place.as_str(), *schema))
+    }
+}
+
+/// What all patterns of a schema cost to build, in the compiler's own units.
+#[derive(Default)]
+struct Patterns(Option<RegexBuilder>);
+
+impl Patterns {
+    fn add(&mut self, pattern: &str) -> Result<(), SchemaError> {
+        within("bytes in a pattern", pattern.len(), MAX_PATTERN)?;
+        let builder = self.0.get_or_insert_with(RegexBuilder::new);
+        let search = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
+        // What is no regular expression is refused, with its reason, when it is compiled.
+        let _ = catch_unwind(AssertUnwindSafe(|| builder.mk(&search)));
+        let cost = usize::try_from(builder.exprset().cost()).unwrap_or(usize::MAX);
+        within("steps to read its patterns", cost, MAX_PATTERN_COST)
+    }
+}
+
+/// What of a schema must hold together. The compiler multiplies alternatives out where schemas meet (`allOf`, siblings
+/// of `$ref` and `anyOf`), within one step of its own counting; so what may meet is bounded here.
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    /// Patterns and formats, with those that come of combining.
+    patterns: usize,
+    /// Alternatives that such a pattern may be combined with, patterns included.
+    strings: usize,
+    /// The most patterns and formats that one string must match.
+    meeting: usize,
+    /// The most `multipleOf` that one number must match.
+    multiples: usize,
+    /// Schemas and values, with references written out where they meet something.
+    width: usize,
+}
+
+impl Load {
+    /// Either the one or the other, or in different places.
+    fn beside(self, other: Self) -> Self {
+        Self {
+            patterns: self.patterns.saturating_add(other.patterns),
+            strings: self.strings.saturating_add(other.strings),
+            meeting: self.meeting.max(other.meeting),
+            multiples: self.multiples.max(other.multiples),
+            width: self.width.saturating_add(other.width),
+        }
+    }
+
+    /// Both in one place.
+    fn and(self, other: Self) -> Self {
+        let pairs = self
+            .patterns
+            .saturating_mul(other.strings)
+            .saturating_add(other.patterns.saturating_mul(self.strings));
+        let both = self.beside(other);
+        Self {
+            patterns: both.patterns.saturating_add(pairs),
+            strings: both.strings.saturating_add(pairs),
+            meeting: self.meeting.saturating_add(other.meeting),
+            multiples: self.multiples.saturating_add(other.multiples),
+            width: both.width,
+        }
+    }
+}
+
+struct Loads<'a, 'b> {
+    check: &'b Check<'a>,
+    /// By place; `None` while it is being found out: what contains itself is not written out for ever.
+    known: HashMap<&'b str, Option<Load>>,
+}
+
+impl<'a, 'b> Loads<'a, 'b> {
+    fn of(check: &'b Check<'a>, schema: &'a Json) -> Result<(), SchemaError> {
+        let known = HashMap::new();
+        Self { check, known }.schema(schema, false).map(|_| ())
+    }
+
+    /// `meets`: whether something else must hold in the same place.
+    fn schema(&mut self, schema: &'a Json, meets: bool) -> Result<Load, SchemaError> {
+        let Some(fields) = schema.as_object() else {
+            return Ok(Load {
+                width: 1,
+                ..Load::default()
+            });
+        };
+        let part = |name: &&str| fields.contains_key(*name);
+        let combining = ["allOf", "anyOf", "oneOf", "$ref", "enum", "const"];
+        let own = fields.keys().any(|name| {
+            let name = name.as_str();
+            !combining.contains(&name)
+                && !ANNOTATIONS.contains(&name)
+                && !DEFINITIONS.contains(&name)
+        });
+        let several = fields
+            .get("allOf")
+            .and_then(Json::as_array)
+            .is_some_and(|all| all.len() > 1);
+        let meets = meets
+            || several
+            || combining.iter().filter(|name| part(name)).count() + usize::from(own) > 1;
+        let mut all = self.own(fields, meets)?;
+        for name in ["enum", "const"].iter().filter(|name| part(name)) {
+            let values = fields[*name].as_array().map_or(1, Vec::len);
+            all = all.and(Load {
+                strings: values,
+                width: values,
+                ..Load::default()
+            });
+        }
+        for name in ["anyOf", "oneOf"] {
+            let options = fields.get(name).and_then(Json::as_array);
+            let load = self.sum(options.into_iter().flatten(), meets)?;
+            if name == "oneOf" {
+                within("schemas and values within a oneOf", load.width, MAX_ONE_OF)?;
+            }
+            all = all.and(load);
+        }
+        for option in fields
+            .get("allOf")
+            .and_then(Json::as_array)
+            .into_iter()
+            .flatten()
+        {
+            let load = self.schema(option, meets)?;
+            all = all.and(load);
+        }
+        if let Some(reference) = fields.get("$ref").and_then(Json::as_str).filter(|_| meets) {
+            let load = self.reference(reference)?;
+            all = all.and(load);
+        }
+        for name in DEFINITIONS {
+            let schemas = fields.get(name).and_then(Json::as_object);
+            self.sum(schemas.into_iter().flat_map(|map| map.values()), false)?;
+        }
+        within(
+            "patterns and formats for one string",
+            all.meeting,
+            MAX_MEETING,
+        )?;
+        within("multipleOf for one number", all.multiples, 1)?;
+        let what = "patterns and formats, counting each combination that allOf makes,";
+        within(what, all.patterns, MAX_PATTERNS)?;
+        Ok(all)
+    }
+
+    /// What the schema says beside the keywords that combine schemas.
+    fn own(
+        &mut self,
+        fields: &'a serde_json::Map<String, Json>,
+        meets: bool,
+    ) -> Result<Load, SchemaError> {
+        let has = |name| usize::from(fields.contains_key(name));
+        let patterns = has("pattern") + has("format");
+        let mut load = Load {
+            patterns,
+            strings: patterns,
+            meeting: patterns,
+            multiples: has("multipleOf"),
+            width: 1,
+        };
+        let children = ["items", "additionalProperties", "additionalItems"];
+        let mut inner = self.sum(children.iter().filter_map(|name| fields.get(*name)), meets)?;
+        for name in ["items", "prefixItems"] {
+            let items = fields.get(name).and_then(Json::as_array);
+            inner = inner.beside(self.sum(items.into_iter().flatten(), meets)?);
+        }
+        let mut properties = |name| {
+            let map = fields.get(name).and_then(Json::as_object);
+            let both = meets || fields.contains_key("patternProperties");
+            self.sum(map.into_iter().flat_map(|map| map.values()), both)
+        };
+        let named = properties("properties")?;
+        let matched = properties("patternProperties")?;
+        load = load.and(inner.beside(named.and(matched)));
+        Ok(load)
+    }
+
+    fn sum(
+        &mut self,
+        schemas: impl Iterator<Item = &'a Json>,
+        meets: bool,
+    ) -> Result<Load, SchemaError> {
+        let mut sum = Load::default();
+        for schema in schemas {
+            sum = sum.beside(self.schema(schema, meets)?);
+        }
+        Ok(sum)
+    }
+
+    fn reference(&mut self, reference: &str) -> Result<Load, SchemaError> {
+        let Some((place, schema)) = self.check.target(reference) else {
+            return Ok(Load::default());
+        };
+        if let Some(known) = self.known.get(place) {
+            return Ok(known.unwrap_or_default());
+        }
+        self.known.insert(place, None);
+        let load = self.schema(schema, true)?;
+        self.known.insert(place, Some(load));
+        Ok(load)
+    }
+}
+
+/// A divisor's states are as many as it has units of its last decimal.
+fn multiple_of(value: &Json, place: &str) -> Result<(), SchemaError> {
+    let bounded = value.as_f64().is_some_and(|mut value| {
+        let mut decimals = 0;
+        while value.fract() != 0.0 && decimals < MAX_DECIMALS {
+            value *= 10.0;
+            decimals += 1;
+        }
+        value.fract() == 0.0 && (1.0..=MAX_DIVISOR).contains(&value)
+    });
+    if bounded {
+        return Ok(());
+    }
+    Err(malformed(
+        &format!("{place}/multipleOf"),
+        "above 0, with at most 6 decimals, and at most 10000 units of the last of them",
+    ))
+}
+
+/// A whole number, which may be written 2.0.
+fn count(value: &Json) -> Option<usize> {
+    match (value.as_u64(), value.as_f64()) {
+        (Some(count), _) => Some(usize::try_from(count).unwrap_or(usize::MAX)),
+        (None, Some(count)) if count >= 0.0 && count.fract() == 0.0 => Some(count as usize),
+        _ => None,
     }
 }
 
@@ -156,19 +515,18 @@ fn clip(text: &str) -> String {
     }
 }
 
-/// Keywords that hold plain values and restrict the answer.
-const VALUES: [&str; 10] = [
+/// Keywords that hold plain values, restrict the answer and have no bound of their own.
+const VALUES: [&str; 6] = [
     "type",
-    "const",
-    "required",
-    "pattern",
     "format",
     "minimum",
     "maximum",
     "exclusiveMinimum",
     "exclusiveMaximum",
-    "multipleOf",
 ];
+
+/// Keywords that hold schemas which count only where a reference leads to them.
+const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
 /// Keywords that restrict nothing.
 const ANNOTATIONS: [&str; 14] = [
@@ -196,6 +554,32 @@ const MAX_SCHEMAS: usize = 2_000;
 const MAX_DEPTH: usize = 32;
 /// Values of one enum.
 const MAX_ENUM: usize = 1_000;
+/// Values of all enums and consts, with what is in them.
+const MAX_VALUES: usize = 4_000;
+/// Bytes of one such value.
+const MAX_LITERAL: usize = 4_096;
+/// Bytes of a property's name.
+const MAX_NAME: usize = 512;
+/// Bytes of one pattern.
+const MAX_PATTERN: usize = 1_024;
+/// The compiler's units for building all patterns: some milliseconds.
+const MAX_PATTERN_COST: usize = 200_000;
+/// Patterns and formats with their combinations: each is checked to match something, within 10,000 units.
+const MAX_PATTERNS: usize = 256;
+/// Patterns and formats that one string must match.
+const MAX_MEETING: usize = 2;
+/// Each is compared with every other one.
+const MAX_PATTERN_PROPERTIES: usize = 8;
+/// Properties of a schema that also counts them: its grammar grows by the square.
+const MAX_COUNTED_PROPERTIES: usize = 128;
+/// Schemas and values within a `oneOf`: each is compared with every other one.
+const MAX_ONE_OF: usize = 2_000;
+/// Characters that are counted. A lexer has some ten states for each.
+const MAX_COUNTED: usize = 8_192;
+/// Decimals of a `multipleOf`.
+const MAX_DECIMALS: u32 = 6;
+/// A `multipleOf` in units of its last decimal.
+const MAX_DIVISOR: f64 = 10_000.0;
 
 #[cfg(test)]
 mod tests {

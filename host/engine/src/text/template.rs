@@ -6,14 +6,17 @@
 //! in the machine's time zone.
 //!
 //! A template comes with the checkpoint and is not trusted. It can read only what it is given, takes a bounded number
-//! of steps and yields a bounded number of bytes. One limit is missing: minijinja drops nested values by recursion, so
-//! a template that nests a list some ten thousand times ends the process.
+//! of steps and yields a bounded number of bytes. Depth is bounded as well: minijinja drops, prints and compares nested
+//! values by recursion, with some 400 bytes of stack a level, and a step nests by at most one level. So templates are
+//! compiled and run on a thread whose stack has room for as many levels as there are steps, and a printed value may be
+//! at most [`MAX_NESTING`] levels deep, which no real value is.
 
 use super::TextError;
 use super::clock::strftime;
 use super::json::{to_value, tojson};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::value::ValueKind;
+use minijinja::{Environment, Error, ErrorKind, Value, escape_formatter};
 use serde_json::Value as Json;
 use std::borrow::Cow;
 use std::error::Error as _;
@@ -33,12 +36,25 @@ pub struct ChatTemplate {
     tags_tool_calls: bool,
 }
 
-/// Most instructions in one rendering. Two million take about a tenth of a second; a conversation of a thousand
-/// messages takes some tens of thousands.
-const FUEL: u64 = 2_000_000;
+/// Most instructions in one rendering: some tens of milliseconds. A conversation of a thousand messages takes some tens
+/// of thousands.
+const FUEL: u64 = 500_000;
+
+/// Most bytes of a template's source, which bound how deep its syntax is.
+const MAX_SOURCE: usize = 256 << 10;
+
+/// Bytes of stack for compiling and running a template: a kilobyte for each step, and more than that for each byte of
+/// source. Only the part that is used becomes memory.
+const STACK: usize = 512 << 20;
+
+/// Most levels of lists and maps within each other in a value that is printed.
+pub(super) const MAX_NESTING: usize = 512;
+
+/// Most values that are looked at to find out how deep a printed value is.
+const MAX_LOOKED_AT: usize = 1 << 20;
 
 /// Most bytes that a rendering may yield.
-const MAX_BYTES: usize = 64 << 20;
+pub(super) const MAX_BYTES: usize = 64 << 20;
 
 /// Names of the templates, as in `transformers`.
 const DEFAULT: &str = "default";
@@ -79,7 +95,8 @@ impl ChatTemplate {
         if !templates.iter().any(|(name, _)| *name == DEFAULT) {
             return Ok(None);
         }
-        Self::new(templates, &config)
+        on_a_deep_stack(|| Self::new(templates, &config))
+            .and_then(|made| made)
             .map(Some)
             .map_err(|reason| TextError::checkpoint(&file, reason))
     }
@@ -125,8 +142,12 @@ impl ChatTemplate {
             Some(_) if self.environment.get_template(TOOL_USE).is_ok() => TOOL_USE,
             _ => DEFAULT,
         };
-        let rendered = self.run(name, &messages, tools, documents, more);
-        rendered.map_err(|error| TextError::Template(reason(&error)))
+        on_a_deep_stack(|| {
+            self.run(name, &messages, tools, documents, more)
+                .map_err(|error| reason(&error))
+        })
+        .and_then(|rendered| rendered)
+        .map_err(TextError::Template)
     }
 
     /// Returns whether the model writes tool calls between tags, as [`super::ToolCalls`] reads them.
@@ -140,6 +161,12 @@ impl ChatTemplate {
         syntax.trim_blocks(true).lstrip_blocks(true);
         environment.set_syntax(syntax.build().map_err(|error| error.to_string())?);
         environment.set_fuel(Some(FUEL));
+        environment.set_formatter(|out, state, value| {
+            nesting(value)?;
+            escape_formatter(out, state, value)
+        });
+        // It indents what it prints by its depth, so that a deep value fills the memory. `transformers` has none.
+        environment.remove_filter("pprint");
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", tojson);
@@ -155,6 +182,12 @@ impl ChatTemplate {
             .iter()
             .any(|(_, source)| source.contains(super::OPEN_TOOL_CALL));
         for (name, source) in templates {
+            if source.len() > MAX_SOURCE {
+                let size = source.len();
+                return Err(format!(
+                    "the template has {size} bytes, more than {MAX_SOURCE}"
+                ));
+            }
             let source = plain_blocks(&source).into_owned();
             environment
                 .add_template_owned(name, source)
@@ -250,6 +283,49 @@ impl ChatTemplate {
             Cow::Owned(Json::Array(list))
         }))
     }
+}
+
+/// What `work` comes to on a thread of its own, with [`STACK`].
+fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("template".to_owned())
+            .stack_size(STACK)
+            .spawn_scoped(scope, work)
+            .map_err(|error| format!("no thread to run the template on: {error}"))?;
+        thread
+            .join()
+            .map_err(|_| "the template broke its interpreter".to_owned())
+    })
+}
+
+/// Refuses a value that is too deep to be printed.
+fn nesting(value: &Value) -> Result<(), Error> {
+    let mut looked_at = 0;
+    let mut left = vec![(value.clone(), 0)];
+    while let Some((value, depth)) = left.pop() {
+        if !matches!(value.kind(), ValueKind::Seq | ValueKind::Map) {
+            continue;
+        }
+        let inner = value.try_iter()?.map(|item| match value.kind() {
+            ValueKind::Map => value.get_item(&item).unwrap_or_default(),
+            _ => item,
+        });
+        for item in inner {
+            looked_at += 1;
+            if depth >= MAX_NESTING || looked_at > MAX_LOOKED_AT {
+                return Err(too_deep());
+            }
+            left.push((item, depth + 1));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn too_deep() -> Error {
+    let reason =
+        format!("a value is nested deeper than {MAX_NESTING} levels, or too large to print");
+    Error::new(ErrorKind::InvalidOperation, reason)
 }
 
 fn set_clock(

@@ -5,7 +5,7 @@
 
 #![allow(
     unsafe_code,
-    reason = "mapping a file is unsafe because another process may change it meanwhile"
+    reason = "mapping a file is unsafe because another process may change it meanwhile; geteuid is a foreign function"
 )]
 
 use super::DiskError;
@@ -14,7 +14,7 @@ use crate::cache::PageHash;
 use memmap2::{Advice, Mmap};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Where a file came from.
@@ -61,19 +61,24 @@ impl PageFile {
             source,
         };
         let lock = lock(path)?;
-        let existing = match OpenOptions::new().read(true).write(true).open(path) {
+        let existing = match private().open(path) {
             Ok(file) => Some(file),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(failed(error)),
+            Err(error) => return Err(refused_or(path, error)),
         };
-        let examined = existing.map(|file| examine(&file, &shape).map(|map| (file, map)));
-        let ((file, map), mut origin) = match examined {
-            Some(Ok(opened)) => (opened, Origin::Restored(0)),
-            Some(Err(reason)) => (
-                create(path, &shape).map_err(failed)?,
-                Origin::Discarded(reason),
-            ),
-            None => (create(path, &shape).map_err(failed)?, Origin::Created),
+        if let Some(file) = &existing {
+            ours(file, path)?;
+            // Beside the lock that goes by the name: another name of the same file is the same file.
+            hold(file, path)?;
+        }
+        let new = || create(path, &shape).map_err(failed);
+        let ((file, map), mut origin) = match existing {
+            None => (new()?, Origin::Created),
+            Some(file) => match examine(&file, &shape) {
+                Ok(map) => ((file, map), Origin::Restored(0)),
+                // `file` stays open, and so locked, until the new one stands in its place.
+                Err(reason) => (new()?, Origin::Discarded(reason)),
+            },
         };
         let this = Self {
             shape,
@@ -171,15 +176,62 @@ impl PageFile {
 /// Takes the file beside `path` that says who works with it. It stays: removing it would let two take it.
 fn lock(path: &Path) -> Result<File, DiskError> {
     let path = beside(path, ".lock");
-    let failed = |source| DiskError::Io {
-        path: path.clone(),
-        source,
-    };
-    let file = private().create(true).open(&path).map_err(failed)?;
+    let file = private()
+        .create(true)
+        .open(&path)
+        .map_err(|error| refused_or(&path, error))?;
+    ours(&file, &path)?;
+    hold(&file, &path)?;
+    Ok(file)
+}
+
+/// Locks an open file until it is closed.
+fn hold(file: &File, path: &Path) -> Result<(), DiskError> {
     match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(DiskError::InUse(path)),
-        Err(TryLockError::Error(error)) => Err(failed(error)),
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(DiskError::InUse(path.to_owned())),
+        Err(TryLockError::Error(source)) => Err(DiskError::Io {
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// Only what this process's user made for itself alone is opened: what another one put here could be read by them, or
+/// be a file of ours that is not for pages.
+fn ours(file: &File, path: &Path) -> Result<(), DiskError> {
+    let refused = |reason: String| DiskError::Refused {
+        path: path.to_owned(),
+        reason,
+    };
+    let found = file.metadata().map_err(|source| DiskError::Io {
+        path: path.to_owned(),
+        source,
+    })?;
+    if !found.is_file() {
+        return Err(refused("it is not a regular file".to_owned()));
+    }
+    // SAFETY: geteuid has no arguments, touches no memory and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    if found.uid() != user {
+        let owner = found.uid();
+        return Err(refused(format!("its owner is user {owner}, not {user}")));
+    }
+    match found.mode() & 0o777 {
+        0o600 => Ok(()),
+        mode => Err(refused(format!("its mode is {mode:03o}, not 600"))),
+    }
+}
+
+/// `O_NOFOLLOW` fails with `ELOOP` on a symbolic link.
+fn refused_or(path: &Path, source: io::Error) -> DiskError {
+    let path = path.to_owned();
+    match source.raw_os_error() {
+        Some(libc::ELOOP) => DiskError::Refused {
+            path,
+            reason: "it is a symbolic link".to_owned(),
+        },
+        _ => DiskError::Io { path, source },
     }
 }
 
@@ -200,6 +252,7 @@ fn create(path: &Path, shape: &Shape) -> io::Result<(File, Mmap)> {
         _ => {}
     }
     let mut file = private().create_new(true).open(&new)?;
+    file.lock()?;
     file.write_all(&shape.header())?;
     // Written, not left out: a disk without room for the records is found now.
     let mut rest = shape.page_at(0) - HEADER_BYTES as u64;
@@ -220,6 +273,8 @@ fn create(path: &Path, shape: &Shape) -> io::Result<(File, Mmap)> {
 fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);
+    // No symbolic link, and no wait for the other end of a pipe.
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     options
 }
 

@@ -20,7 +20,8 @@
 //! | bits flip | the page or its record does not fit its sum and is not there |
 //! | another model, format, page size or capacity; a truncated file | the file is replaced by an empty one, and the reason told |
 //! | the disk is full or fails | the page is not kept; counted, and the last error told |
-//! | a second process opens the file | an error: it is in use |
+//! | a second process opens the file, by whatever name | an error: it is in use |
+//! | a symbolic link, another user's file, one that others may read | an error that says so: it is left as it is |
 //!
 //! **The file is as confidential as the prompts**: keys and values can be turned back into text. It is created for its
 //! owner alone (mode 0600) and it is not encrypted; put it on an encrypted volume or leave the tier off. Erased pages
@@ -35,7 +36,7 @@ mod worker;
 
 pub use file::Origin;
 
-use super::{DiskTier, PageHash};
+use super::{DiskCounts, DiskTier, PageHash};
 use file::PageFile;
 use format::Shape;
 use index::Index;
@@ -100,6 +101,14 @@ pub enum DiskError {
     /// Another process works with the file.
     #[error("{}: it is in use by another process", .0.display())]
     InUse(PathBuf),
+    /// What is there is not a file that this tier made for its user alone.
+    #[error("{}: {reason}; remove it or name another file", path.display())]
+    Refused {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The capacity has no room for a page.
     #[error("{capacity} bytes of disk have no room for a page of {page_bytes} bytes")]
     TooSmall {
@@ -183,6 +192,16 @@ impl DiskTier for DiskStore {
 
     fn write(&self, page: PageHash, parent: PageHash, bytes: &[u8]) {
         self.shared.write(page, parent, bytes);
+    }
+
+    fn counts(&self) -> DiskCounts {
+        let state = self.shared.lock();
+        DiskCounts {
+            written: state.stats.written,
+            dropped: state.stats.dropped,
+            damaged: state.stats.damaged,
+            failed: state.stats.failed,
+        }
     }
 
     fn flush(&self) {

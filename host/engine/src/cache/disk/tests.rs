@@ -401,6 +401,8 @@ fn a_full_disk_costs_what_does_not_fit_and_nothing_else() {
     let stats = store.stats();
     assert_eq!((stats.pages, stats.written, stats.failed), (2, 2, 3));
     assert!(stats.last_error.is_some());
+    let counts = store.counts();
+    assert_eq!((counts.written, counts.failed), (2, 3));
     // Somebody made room.
     left.store(u64::MAX, Ordering::Relaxed);
     write(&store, 2..5);
@@ -439,6 +441,104 @@ fn a_file_is_its_owners_alone_and_one_process_at_a_time_has_it() {
     let nowhere = folder.0.path().join("missing").join("pages");
     let error = DiskStore::open(&nowhere, &self::config()).err().unwrap();
     assert!(error.to_string().contains("missing"), "{error}");
+}
+
+/// What opening says, which must leave everything as it is.
+fn refusal(path: &Path) -> String {
+    let listing = || {
+        let mut files: Vec<_> = std::fs::read_dir(path.parent().unwrap())
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|file| file.extension().is_none_or(|end| end != "lock"))
+            .map(|file| (std::fs::symlink_metadata(&file).unwrap().len(), file))
+            .collect();
+        files.sort();
+        files
+    };
+    let before = listing();
+    let error = DiskStore::open(path, &config()).err().unwrap();
+    assert_eq!(listing(), before, "{error}");
+    error.to_string()
+}
+
+#[test]
+fn a_symbolic_link_is_not_followed() {
+    let folder = Folder::new();
+    let aim = folder.0.path().join("aim");
+    for name in ["pages", "pages.lock"] {
+        drop(folder.open());
+        std::fs::rename(folder.0.path().join(name), &aim).unwrap();
+        std::os::unix::fs::symlink(&aim, folder.0.path().join(name)).unwrap();
+        let said = refusal(&folder.path());
+        assert!(said.contains("it is a symbolic link; remove it"), "{said}");
+        std::fs::remove_file(folder.0.path().join(name)).unwrap();
+    }
+    // One that leads nowhere, which creating must not follow either.
+    drop(std::fs::remove_file(folder.path()));
+    std::os::unix::fs::symlink(folder.0.path().join("nowhere"), folder.path()).unwrap();
+    let said = refusal(&folder.path());
+    assert!(said.contains("it is a symbolic link"), "{said}");
+}
+
+#[test]
+fn a_file_that_others_may_read_or_that_is_none_is_refused() {
+    let folder = Folder::new();
+    drop(folder.open());
+    for mode in [0o640, 0o606, 0o700, 0o400] {
+        let permissions = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(folder.path(), permissions).unwrap();
+        let said = refusal(&folder.path());
+        // Who is not root cannot even open what it may not write.
+        let expected = format!("its mode is {mode:03o}, not 600");
+        assert!(said.contains(&expected) || mode == 0o400, "{said}");
+    }
+    std::fs::remove_file(folder.path()).unwrap();
+    std::fs::create_dir(folder.path()).unwrap();
+    assert!(DiskStore::open(&folder.path(), &config()).is_err());
+}
+
+/// Only root can give a file away, so this tells nothing where tests run as somebody else.
+#[test]
+fn another_users_file_is_refused() {
+    let folder = Folder::new();
+    drop(folder.open());
+    if std::os::unix::fs::chown(folder.path(), Some(12_345), None).is_ok() {
+        let said = refusal(&folder.path());
+        assert!(said.contains("its owner is user 12345, not 0"), "{said}");
+    }
+}
+
+#[test]
+fn a_second_name_of_an_open_file_is_refused() {
+    let folder = Folder::new();
+    let store = folder.open();
+    write(&store, [1]);
+    let other = folder.0.path().join("other");
+    std::fs::hard_link(folder.path(), &other).unwrap();
+    let said = refusal(&other);
+    assert!(
+        said.contains("other: it is in use by another process"),
+        "{said}"
+    );
+    assert_eq!(readable(&store, [1]), [1]);
+    drop(store);
+    // Nor does it matter which name was first.
+    let store = DiskStore::open(&other, &config()).unwrap();
+    assert_eq!(store.origin(), &Origin::Restored(1));
+    assert!(refusal(&folder.path()).contains("pages: it is in use"));
+}
+
+#[test]
+fn a_new_file_is_locked_as_soon_as_it_has_its_name() {
+    let folder = Folder::new();
+    let store = folder.open();
+    let file = std::fs::File::open(folder.path()).unwrap();
+    assert!(matches!(
+        file.try_lock(),
+        Err(std::fs::TryLockError::WouldBlock)
+    ));
+    drop(store);
+    assert!(file.try_lock().is_ok());
 }
 
 #[test]

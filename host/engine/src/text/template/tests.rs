@@ -442,3 +442,69 @@ fn files_are_found_where_checkpoints_have_them() {
         );
     }
 }
+
+/// What a template that nests a value `levels` deep and then goes on with `then` makes.
+fn nested(levels: usize, then: &str) -> Result<String, TextError> {
+    let source = format!(
+        "{{% set ns = namespace(x=1, y=1) %}}{{% for i in range({levels}) %}}{{% set ns.x = [ns.x] %}}\
+         {{% set ns.y = {{'a': ns.y}} %}}{{% endfor %}}{then}"
+    );
+    let made = on_a_deep_stack(|| ChatTemplate::new(vec![(DEFAULT, source)], &Json::Null));
+    let messages = json!([{"role": "user", "content": "x"}]);
+    made.unwrap().unwrap().render(&messages, None, None)
+}
+
+#[test]
+fn a_template_that_nests_ten_thousand_deep_gets_an_error_where_it_prints() {
+    for print in [
+        "{{ ns.x }}",
+        "{{ ns.y }}",
+        "{{ ns.x|tojson }}",
+        "{{ ns.y|tojson }}",
+    ] {
+        let error = nested(10_000, print).unwrap_err().to_string();
+        assert!(error.contains("deeper than 512 levels"), "{print}: {error}");
+    }
+    assert_eq!(nested(500, "{{ ns.x }}").unwrap().len(), 1001);
+    assert!(nested(500, "{{ ns.y|tojson }}").is_ok());
+}
+
+/// As deep as the steps allow, by everything that walks through a value.
+#[test]
+fn a_template_ends_nobody_but_itself() {
+    for then in [
+        "",
+        "{{ ns.x == ns.y }}",
+        "{{ (ns.x|string)|length }}",
+        "{{ [ns.x, [ns.x]]|sort|length }}",
+        "{{ [ns.x, ns.y]|unique|list|length }}",
+        "{{ {ns.x: 1}|length }}",
+        "{{ ns.x|pprint }}",
+    ] {
+        // Either way: what counts is that both come back.
+        let _ = nested(9_999, then);
+    }
+    let deepest = format!(
+        "{{% for i in range(9000) %}}{{% set ns.x = {}ns.x{} %}}{{% endfor %}}{{{{ (ns.x|string)|length }}}}",
+        "[".repeat(40),
+        "]".repeat(40)
+    );
+    assert!(nested(1, &deepest).is_ok());
+    let error = nested(1, &deepest.replace("9000", "90000")).unwrap_err();
+    assert!(matches!(error, TextError::Template(_)), "{error}");
+}
+
+#[test]
+fn deep_syntax_is_compiled_or_refused() {
+    for (repeated, ok) in [
+        ("+1".repeat(100_000), true),
+        ("+1".repeat(200_000), false),
+        ("|string".repeat(30_000), true),
+    ] {
+        let source = format!("{{{{ 1{repeated} }}}}");
+        let made =
+            on_a_deep_stack(|| ChatTemplate::new(vec![(DEFAULT, source)], &Json::Null).map(|_| ()))
+                .unwrap();
+        assert_eq!(made.is_ok(), ok, "{made:?}");
+    }
+}

@@ -1,0 +1,151 @@
+//! Where grammars are prepared: places of their own, so that whoever asks for hard ones keeps out others who ask for
+//! grammars, and nobody else.
+//!
+//! A place is held until the work ends, which its bounds see to (`host/engine/src/text/{grammar,schema}.rs`). When the
+//! request is over before, by its deadline or because its client left, the work is cancelled: it ends at its next
+//! check. Requests wait for a place, up to a bound; beyond that they are told to come back. `/readyz` does not depend
+//! on it, since chats without a grammar are served all the same; `foreword_grammars_total` tells.
+
+use crate::failure::{Failure, SOON};
+use crate::metrics::Outcomes;
+use crate::model::{Model, Wanted};
+use foreword_engine::sampling::Constraint;
+use foreword_engine::text::Cancel;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+/// Room for preparing grammars.
+#[derive(Debug)]
+pub struct Room {
+    places: Arc<Semaphore>,
+    /// Those who have a place or wait for one.
+    entered: Arc<Semaphore>,
+    limit: u32,
+    counts: Outcomes,
+}
+
+impl Room {
+    /// One place for four cores, at least one. `counts` is told what became of each.
+    pub(crate) fn new(cores: usize, counts: Outcomes) -> Self {
+        Self::with(cores.div_ceil(4), WAITING, counts)
+    }
+
+    fn with(places: usize, waiting: u32, counts: Outcomes) -> Self {
+        let entered = places + waiting as usize;
+        Self {
+            places: Arc::new(Semaphore::new(places)),
+            entered: Arc::new(Semaphore::new(entered)),
+            limit: u32::try_from(entered).unwrap_or(u32::MAX),
+            counts,
+        }
+    }
+
+    /// The grammar, when there is a place for it. Dropping this cancels it.
+    pub(super) async fn prepare(
+        &self,
+        model: Arc<Model>,
+        wanted: Wanted,
+    ) -> Result<Constraint, Failure> {
+        self.run(move |cancel| model.constraint(&wanted, cancel))
+            .await
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Cancel) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let mut ending = Ending {
+            counts: &self.counts,
+            cancel: Cancel::default(),
+            outcome: "cancelled",
+        };
+        let Ok(_entered) = self.entered.try_acquire() else {
+            ending.outcome = "busy";
+            return Err(Failure::QueueFull {
+                limit: self.limit,
+                retry_after: SOON,
+            });
+        };
+        let place = Arc::clone(&self.places).acquire_owned().await;
+        let place = place.map_err(Failure::internal)?;
+        let cancel = ending.cancel.clone();
+        let outcome = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            work(&cancel)
+        })
+        .await
+        .map_err(Failure::internal)
+        .and_then(|outcome| outcome);
+        ending.outcome = match &outcome {
+            Ok(_) => "prepared",
+            Err(Failure::Internal { .. }) => "failed",
+            Err(_) => "refused",
+        };
+        outcome
+    }
+}
+
+/// Counts how it ended, however that was, and ends what nobody waits for.
+struct Ending<'a> {
+    counts: &'a Outcomes,
+    cancel: Cancel,
+    outcome: &'static str,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+        self.counts.count(self.outcome);
+    }
+}
+
+/// Requests that may wait for a place.
+const WAITING: u32 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[tokio::test]
+    async fn who_finds_no_room_is_told_to_come_back() {
+        let room = Room::with(1, 1, Outcomes::default());
+        let (done, wait) = mpsc::channel::<()>();
+        let first = room.run(move |_| {
+            let _ = wait.recv();
+            Ok(1)
+        });
+        let second = room.run(|_| Ok(2));
+        let third = async {
+            let failure = room.run(|_| Ok(3)).await.unwrap_err();
+            assert!(
+                matches!(failure, Failure::QueueFull { limit: 2, .. }),
+                "{failure}"
+            );
+            drop(done);
+        };
+        let (first, second, ()) = tokio::join!(first, second, third);
+        assert_eq!((first.unwrap(), second.unwrap()), (1, 2));
+    }
+
+    #[tokio::test]
+    async fn who_leaves_cancels_the_work_and_frees_the_place() {
+        let room = Room::with(1, 1, Outcomes::default());
+        let (started, begun) = tokio::sync::oneshot::channel();
+        let (ended, end) = tokio::sync::oneshot::channel();
+        let work = room.run(move |cancel| {
+            let _ = started.send(());
+            while !cancel.is_cancelled() {
+                std::thread::yield_now();
+            }
+            let _ = ended.send(());
+            Ok(())
+        });
+        tokio::select! {
+            _ = work => panic!("nothing cancelled it"),
+            _ = begun => {}
+        }
+        end.await.unwrap();
+        room.run(|_| Ok(())).await.unwrap();
+    }
+}
