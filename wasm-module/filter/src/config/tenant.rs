@@ -156,7 +156,10 @@ pub(crate) fn feed_key(fields: &Map<String, Value>) -> Result<Option<SaltKey>, C
                 "the name of an environment variable",
             )),
         },
-        (Some(key), Some(_)) => Err(hidden("engines.feed", key, "either `key` or `key_env`")),
+        (Some(_), Some(_)) => Err(ConfigError::Conflict {
+            field: "engines.feed",
+            rule: "it takes either `key` or `key_env`",
+        }),
     }
 }
 
