@@ -3,6 +3,9 @@
 //! | name | kind | labels |
 //! | --- | --- | --- |
 //! | `foreword_http_requests_total` | counter | `route` (the pattern, or `unmatched`), `status` |
+//! | `foreword_connections` | gauge | `listener`: `public`, `internal` |
+//! | `foreword_connections_closed_total` | counter | `listener`, `cause`, see [`connections::Counts`] |
+//! | `foreword_accept_failures_total` | counter | `listener` |
 //! | `foreword_generations_total` | counter | `outcome` |
 //! | `foreword_document_paths_total` | counter | `outcome`: `placed`, `partial`, `not_found`, `malformed`, `absent` |
 //! | `foreword_queue_seconds` | histogram | from submission to the engine's start |
@@ -34,6 +37,7 @@ pub(crate) use counts::Outcomes;
 pub use counts::{Placement, Placements, Responses};
 pub use engine::Numbers;
 
+use crate::connections;
 use axum::http::StatusCode;
 use engine::Scraped;
 use prometheus_client::encoding::text;
@@ -46,6 +50,8 @@ use std::time::Duration;
 pub struct Metrics {
     registry: Registry,
     http: Responses,
+    /// Connections of all listeners.
+    pub connections: connections::Counts,
     generations: Outcomes,
     /// Chat requests by what became of their path.
     pub placements: Placements,
@@ -102,6 +108,7 @@ impl Metrics {
     pub fn new(numbers: impl Fn() -> Option<Numbers> + Send + Sync + 'static) -> Self {
         let mut registry = Registry::with_prefix("foreword");
         let http = Responses::registered(&mut registry);
+        let connections = connections::Counts::registered(&mut registry);
         let help = "Generations by how they ended";
         let generations = Outcomes::registered(&mut registry, "generations", help);
         let placements = Placements::registered(&mut registry);
@@ -141,6 +148,7 @@ impl Metrics {
         };
         let metrics = Self {
             http,
+            connections,
             generations,
             placements,
             retrievals,
