@@ -259,7 +259,7 @@ impl Book {
         let turn = state.next;
         if let Some(mut entry) = state.remove(id) {
             state.next += 1;
-            state.body_bytes -= std::mem::take(&mut entry.body_bytes);
+            entry.body_bytes = 0;
             entry.rank = (stage, turn, id);
             entry.since = Instant::now();
             state.insert(id, entry);
