@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(clap::Args)]
+#[group(id = "listening")]
 pub(crate) struct Arguments {
     /// Address of the internal listener, for probes, metrics and the KV feed, or `none` [default: 127.0.0.1, a
     /// thousand ports above --listen's]
