@@ -254,10 +254,14 @@ impl House {
         let model = Model::load(model, "m".to_owned(), &device, &tiers, engine)?;
         let server = Server::bind(Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            internal: None,
+            connections: foreword::connections::Bounds::default(),
+            feed_key: None,
             keys: None,
             otlp_endpoint: None,
             limits: Limits {
                 max_body_bytes: 1 << 20,
+                body_time: Duration::from_secs(60),
                 request_timeout: Duration::from_secs(600),
             },
             kv_keys: None,

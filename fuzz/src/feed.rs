@@ -1,7 +1,7 @@
 //! Batches of an engine's feed, a 0 byte between two, as a reader follows them and tells other workers.
 
 use crate::settings::Settings;
-use foreword_ordering::feed::{Batch, Change, Event, Follower};
+use foreword_ordering::feed::{Batch, Change, Event, FeedKey, Follower, ReadError};
 use foreword_ordering::{EngineId, Orderer, Residency, Tenant, Told};
 
 const BOUNDED: Settings = Settings::new(0x0077);
@@ -22,6 +22,10 @@ pub(crate) fn run(input: &[u8]) {
             serde_json::from_slice::<Batch>(&again).ok().as_ref(),
             Some(&batch)
         );
+        let key = FeedKey::new(b"a key");
+        let sealed = serde_json::to_vec(&batch.wire(Some(&key))).expect("a batch is JSON");
+        assert_eq!(Batch::read(&sealed, Some(&key)).as_ref(), Ok(&batch));
+        assert_eq!(Batch::read(&sealed, None), Err(ReadError::Sealed));
         let before = follower.query();
         let changes: Vec<Change<'_>> = follower.follow(&batch).collect();
         if before.is_empty() && !batch.reset {

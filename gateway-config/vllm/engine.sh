@@ -3,7 +3,7 @@
 #
 #   vLLM's API         8000 + NUMBER, clients' requests come from Envoy
 #   KV events          5557 + NUMBER, repeated at 5657 + NUMBER
-#   bridge             8100 + NUMBER, copies of requests and the feed
+#   bridge             8100 + NUMBER, copies of requests; 9100 + NUMBER, its feed, probes and metrics
 #
 # Everything listens on this machine alone but for the events, of which vLLM knows no narrower address: keep these ports
 # from others, for events hold prompts as token ids. Ends both on Ctrl-C, and when one of them ends.

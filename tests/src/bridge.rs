@@ -15,6 +15,7 @@ use crate::process::{Process, Watch};
 #[derive(Debug)]
 pub struct Bridge {
     address: SocketAddr,
+    internal: SocketAddr,
     _process: Process,
     _folder: TempDir,
 }
@@ -45,21 +46,28 @@ impl Bridge {
             let (_, address) = line.split_once("listening on http://")?;
             address.trim().parse().ok()
         })?;
+        let internal = process.wait_for(crate::host::internal)?;
         Ok(Self {
             address,
+            internal,
             _process: process,
             _folder: folder,
         })
     }
 
-    /// Where it listens.
+    /// Where it listens for copies of requests.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it answers to a `GET`.
+    /// Where its probes, metrics and KV feed are.
+    pub fn internal(&self) -> SocketAddr {
+        self.internal
+    }
+
+    /// What it answers there to a `GET`.
     pub fn get(&self, path: &str) -> Result<Response> {
-        let mut client = Client::connect(self.address)?;
+        let mut client = Client::connect(self.internal)?;
         client.send(format!("GET {path} HTTP/1.1\r\nhost: bridge\r\n\r\n").as_bytes())?;
         client.response()
     }

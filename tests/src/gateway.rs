@@ -103,6 +103,8 @@ pub struct GatewayOptions {
     pub upstream: SocketAddr,
     /// Three engines instead, by `gateway-config/envoy/engines.yaml`.
     pub engines: Option<[SocketAddr; 3]>,
+    /// Where these engines say what they hold; `None`: where they listen.
+    pub feeds: Option<[SocketAddr; 3]>,
     /// More clusters, of one address each, that the plugin may call.
     pub clusters: Vec<(&'static str, SocketAddr)>,
     /// Where requests go among several engines that no header names.
@@ -140,6 +142,7 @@ impl GatewayOptions {
         Self {
             upstream,
             engines: None,
+            feeds: None,
             clusters: Vec::new(),
             fallback: Fallback::LeastRequest,
             paths: Paths::Listed,
@@ -487,8 +490,10 @@ fn configuration(
             "max_tokens: 4000000000, tokens_per_fill: 4000000000,",
         )?;
     }
-    let engines = options.engines.iter().flatten();
-    for (engine, port) in engines.zip(8001..) {
+    let engines = options.engines.iter().flatten().zip(8001..);
+    let feeds = options.feeds.or(options.engines);
+    let feeds = feeds.iter().flatten().zip(9001..);
+    for (engine, port) in engines.chain(feeds) {
         let place = format!("address: 127.0.0.1, port_value: {port} ");
         ensure!(text.contains(&place), "engines.yaml has no {place:?}");
         let engine = format!("address: {}, port_value: {} ", engine.ip(), engine.port());

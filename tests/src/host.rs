@@ -15,6 +15,7 @@ use crate::process::{Process, Watch};
 #[derive(Debug)]
 pub struct Host {
     address: SocketAddr,
+    internal: SocketAddr,
     /// Its program, and the arguments behind the address.
     program: PathBuf,
     arguments: Vec<OsString>,
@@ -35,6 +36,7 @@ impl Host {
         arguments.extend(args.iter().map(OsString::from));
         let mut host = Self {
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            internal: SocketAddr::from(([127, 0, 0, 1], 0)),
             program: binary.to_owned(),
             arguments,
             process: None,
@@ -55,12 +57,14 @@ impl Host {
     pub fn revive(&mut self) -> Result<()> {
         let mut command = Command::new(&self.program);
         command.args(["serve", "--listen", &self.address.to_string()]);
+        command.args(["--internal-listen", &self.internal.to_string()]);
         command.args(&self.arguments);
         let mut process = Process::start(command, Watch::Stdout, self.folder.path())?;
         self.address = process.wait_for(|line| {
             let (_, address) = line.split_once("listening on http://")?;
             address.trim().parse().ok()
         })?;
+        self.internal = process.wait_for(internal)?;
         self.process = Some(process);
         Ok(())
     }
@@ -70,9 +74,20 @@ impl Host {
         self.address
     }
 
+    /// Where its probes, metrics and KV feed are.
+    pub fn internal(&self) -> SocketAddr {
+        self.internal
+    }
+
     /// All that it has said on its standard output.
     pub fn log(&self) -> Result<String> {
         let process = self.process.as_ref().context("it is killed")?;
         process.log()
     }
+}
+
+/// The internal listener's address in a line of a server's standard output.
+pub(crate) fn internal(line: &str) -> Option<SocketAddr> {
+    let (_, address) = line.split_once("KV feed on http://")?;
+    address.trim().parse().ok()
 }

@@ -97,6 +97,10 @@ const VALUES: [&[&str]; 5] = [
     &[
         "host.gpus=0",
         "host.keySecret=keys",
+        "host.feedKeySecret=feed",
+        "gateway.secrets[0].env=SALT_KEY",
+        "gateway.secrets[0].secret=salt",
+        "gateway.secrets[0].key=key",
         "host.args={--queue-order=grouped}",
         "monitoring.namespace=",
         "gateway.clients[0].namespaceSelector.matchLabels.team=rag",

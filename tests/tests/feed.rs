@@ -39,7 +39,7 @@ fn the_hosts_feed_shows_the_paths_that_the_gateway_chose() {
     let mut follower = Follower::default();
     let read = |follower: &mut Follower| -> Batch {
         let path = format!("/v1/kv/events?{}", follower.query());
-        let batch: Batch = serde_json::from_str(&get(host.address(), &path)).unwrap();
+        let batch: Batch = serde_json::from_str(&get(host.internal(), &path)).unwrap();
         follower.follow(&batch).for_each(drop);
         batch
     };
@@ -86,14 +86,14 @@ fn the_hosts_feed_shows_the_paths_that_the_gateway_chose() {
         assert_eq!(stored, chosen.runs, "{ids:?}");
     }
 
-    let snapshot: Batch = serde_json::from_str(&get(host.address(), "/v1/kv/snapshot")).unwrap();
+    let snapshot: Batch = serde_json::from_str(&get(host.internal(), "/v1/kv/snapshot")).unwrap();
     let [Event::Stored { path, .. }] = &snapshot.events[..] else {
         panic!("one path that begins with the other: {snapshot:?}")
     };
     assert_eq!(path.len(), 4);
     assert_eq!((snapshot.reset, &*snapshot.model), (true, "tiny"));
     assert!(snapshot.pages.device > 10, "{:?}", snapshot.pages);
-    let metrics = get(host.address(), "/metrics");
+    let metrics = get(host.internal(), "/metrics");
     assert!(
         metrics.contains("foreword_document_paths_total{outcome=\"placed\"} 2"),
         "{metrics}"

@@ -40,7 +40,7 @@ impl Engine {
 
     /// Whether the bridge says what the engine says of itself.
     fn agrees(&self) -> bool {
-        held(self.bridge.address()) == held(self.host.address())
+        held(self.bridge.internal()) == held(self.host.internal())
     }
 }
 
@@ -84,7 +84,7 @@ fn question(ids: &[u32]) -> String {
 fn each_bridge_of_the_recipe_for_vllm_says_what_its_engine_holds() {
     let engines = [Engine::start(), Engine::start()];
     for engine in &engines {
-        let bridge = engine.bridge.address();
+        let bridge = engine.bridge.internal();
         until("the bridge follows", || held(bridge).is_some());
     }
     let port = |address: SocketAddr| format!("port_value: {} ", address.port());
@@ -96,8 +96,10 @@ fn each_bridge_of_the_recipe_for_vllm_says_what_its_engine_holds() {
         ("port_value: 8001 ", port(engines[1].host.address())),
         ("port_value: 8100 ", port(engines[0].bridge.address())),
         ("port_value: 8101 ", port(engines[1].bridge.address())),
-        // Our host's page for those who ask how it is.
-        ("path: /health ", "path: /healthz ".to_owned()),
+        ("port_value: 9100 ", port(engines[0].bridge.internal())),
+        ("port_value: 9101 ", port(engines[1].bridge.internal())),
+        // Our host tells clients' port nothing of how it is but that it answers.
+        ("path: /health ", "path: /v1/models ".to_owned()),
     ];
     let gateway = Gateway::recipe("gateway-config/vllm/envoy.yaml", &replacements).unwrap();
     // The filter has read both feeds.
@@ -124,7 +126,7 @@ fn each_bridge_of_the_recipe_for_vllm_says_what_its_engine_holds() {
             engine.bridge.metric(copies).unwrap() == u64::from(requests)
         });
         until("the bridge agrees with its engine", || engine.agrees());
-        all.extend(held(engine.bridge.address()).unwrap());
+        all.extend(held(engine.bridge.internal()).unwrap());
     }
     assert!(all.len() >= 12, "{all:?}");
     // What is asked again goes to where it is held.

@@ -1,7 +1,7 @@
 //! What the gateway believes an engine to hold, and what the engine holds: the filter follows the host's feed, and reads
 //! what answers say.
 
-use foreword_ordering::feed::{Batch, Follower};
+use foreword_ordering::feed::{Batch, FeedKey, Follower};
 use foreword_ordering::random::Random;
 use foreword_tests::http::{Client, Response, exchange, post};
 use foreword_tests::{Gateway, GatewayOptions, Host, Upstream, artifacts, until};
@@ -32,8 +32,13 @@ fn question(topic: u64, stream: bool) -> String {
 }
 
 fn host() -> Host {
+    host_with(&[])
+}
+
+fn host_with(args: &[&str]) -> Host {
     let model = artifacts::repository().join("host/engine/fixtures/qwen2");
-    Host::start(&model, &["--name", "tiny", "--kv-tokens", "2560"]).unwrap()
+    let args = [&["--name", "tiny", "--kv-tokens", "2560"], args].concat();
+    Host::start(&model, &args).unwrap()
 }
 
 fn gateway(upstream: SocketAddr, concurrency: u32, plugin: Value) -> Gateway {
@@ -41,6 +46,17 @@ fn gateway(upstream: SocketAddr, concurrency: u32, plugin: Value) -> Gateway {
         concurrency,
         plugin: Some(plugin),
         ..GatewayOptions::new(upstream)
+    };
+    Gateway::start(&options).unwrap()
+}
+
+/// A gateway before this host that follows its feed.
+fn following(host: &Host, concurrency: u32) -> Gateway {
+    let options = GatewayOptions {
+        concurrency,
+        clusters: vec![("feed", host.internal())],
+        plugin: Some(json!({"engines": [{"name": "engine", "feed": {"cluster": "feed"}}]})),
+        ..GatewayOptions::new(host.address())
     };
     Gateway::start(&options).unwrap()
 }
@@ -84,12 +100,19 @@ fn count(gateway: &Gateway, name: &str) -> u64 {
 }
 
 /// Waits until the gateway has read all that the hosts have said.
-fn synchronize(hosts: &[Host], gateway: &Gateway, followers: &mut [Follower]) {
+fn synchronize(
+    hosts: &[Host],
+    gateway: &Gateway,
+    followers: &mut [Follower],
+    key: Option<&FeedKey>,
+) {
     let said = hosts.iter().zip(followers).map(|(host, follower)| {
         let path = format!("/v1/kv/events?{}", follower.query());
-        let request = format!("GET {path} HTTP/1.1\r\nhost: host\r\n\r\n");
-        let response = exchange(host.address(), request.as_bytes()).unwrap();
-        let batch: Batch = serde_json::from_slice(&response.body).unwrap();
+        let token = key.map(|key| format!("authorization: Bearer {}\r\n", key.token()));
+        let token = token.unwrap_or_default();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: host\r\n{token}\r\n");
+        let response = exchange(host.internal(), request.as_bytes()).unwrap();
+        let batch = Batch::read(&response.body, key).unwrap();
         follower.follow(&batch).for_each(drop);
         // Its first batch, of an empty cache, is one event, which forgets.
         batch.next + 1
@@ -120,8 +143,57 @@ fn play(gateway: &Gateway, mut before: impl FnMut()) -> Vec<(u64, u64)> {
 #[test]
 fn a_gateway_that_follows_the_feed_believes_what_the_engine_holds() {
     let hosts = [host()];
-    let gateway = gateway(hosts[0].address(), 2, followed());
-    assert_believed(&gateway, &hosts);
+    assert_believed(&following(&hosts[0], 2), &hosts);
+}
+
+#[test]
+fn a_gateway_with_the_hosts_key_follows_a_sealed_feed_and_one_with_another_key_says_so() {
+    let digits = |byte: &str| byte.repeat(32);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), digits("5a")).unwrap();
+    let hosts = [host_with(&[
+        "--feed-key-file",
+        file.path().to_str().unwrap(),
+    ])];
+    let gateway = |fields: Value, environment: Vec<(&'static str, String)>| {
+        let mut feed = json!({"cluster": "feed"});
+        feed.as_object_mut()
+            .unwrap()
+            .extend(fields.as_object().unwrap().clone());
+        let options = GatewayOptions {
+            concurrency: 2,
+            clusters: vec![("feed", hosts[0].internal())],
+            plugin: Some(json!({"engines": [{"name": "engine", "feed": feed}]})),
+            environment,
+            ..GatewayOptions::new(hosts[0].address())
+        };
+        Gateway::start(&options).unwrap()
+    };
+    // Another key makes another token, so its reader is not let in; one that has a right token and another key reads what
+    // it cannot open.
+    let other = gateway(json!({"key": digits("77")}), Vec::new());
+    until("it is refused", || {
+        other
+            .log()
+            .unwrap()
+            .contains("cannot be followed: status 401")
+    });
+    let token = FeedKey::from_hex(&digits("5a")).unwrap().token().to_owned();
+    let blind = gateway(json!({"key": digits("77"), "token": token}), Vec::new());
+    until("it cannot open what it reads", || {
+        count(&blind, "foreword_feed_key_mismatches_total") > 0
+    });
+    assert!(blind.log().unwrap().contains("sealed with another key"));
+    assert_eq!(count(&blind, "foreword_feed_events_total"), 0);
+    drop((other, blind));
+    // And with the right one, from the environment, it believes what is held.
+    let gateway = gateway(
+        json!({"key_env": "FEED_KEY"}),
+        vec![("FEED_KEY", digits("5a"))],
+    );
+    let key = FeedKey::from_hex(&digits("5a"));
+    assert_believed_by(&gateway, &hosts, key.as_ref());
+    assert_eq!(count(&gateway, "foreword_feed_key_mismatches_total"), 0);
 }
 
 #[test]
@@ -134,6 +206,7 @@ fn of_several_engines_each_is_believed_to_hold_what_it_says() {
     });
     let options = GatewayOptions {
         engines: Some(hosts.each_ref().map(Host::address)),
+        feeds: Some(hosts.each_ref().map(Host::internal)),
         plugin: Some(json!({"engines": engines.collect::<Vec<_>>()})),
         concurrency: 2,
         ..GatewayOptions::new(hosts[0].address())
@@ -143,12 +216,17 @@ fn of_several_engines_each_is_believed_to_hold_what_it_says() {
 
 /// Plays until what is asked about comes back, evicted or not: what is believed held is held, no more and no less.
 fn assert_believed(gateway: &Gateway, hosts: &[Host]) {
+    assert_believed_by(gateway, hosts, None);
+}
+
+/// The same, where feeds are sealed with a key.
+fn assert_believed_by(gateway: &Gateway, hosts: &[Host], key: Option<&FeedKey>) {
     // Until then, all that is held counts as one event.
     while count(gateway, "foreword_feed_events_total") < hosts.len() as u64 {
         std::thread::yield_now();
     }
     let mut followers: Vec<Follower> = hosts.iter().map(|_| Follower::default()).collect();
-    let played = play(gateway, || synchronize(hosts, gateway, &mut followers));
+    let played = play(gateway, || synchronize(hosts, gateway, &mut followers, key));
     assert!(
         played.iter().all(|(matched, held)| matched == held),
         "{played:?}"

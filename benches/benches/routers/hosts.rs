@@ -114,6 +114,7 @@ impl Variant {
         };
         let options = GatewayOptions {
             engines: Some(addresses),
+            feeds: Some(std::array::from_fn(|at| hosts[at].internal())),
             fallback: match router {
                 Router::RoundRobin => Fallback::RoundRobin,
                 _ => Fallback::LeastRequest,
@@ -209,7 +210,7 @@ fn text(document: &Retrieved) -> String {
 /// Prompt tokens and cached ones, by the host.
 fn counts(host: &Host) -> Result<(f64, f64)> {
     let request = b"GET /metrics HTTP/1.1\r\nhost: host\r\n\r\n";
-    let text = String::from_utf8(exchange(host.address(), request)?.body)?;
+    let text = String::from_utf8(exchange(host.internal(), request)?.body)?;
     let count = |name: &str| -> Result<f64> {
         let value = text
             .lines()

@@ -86,9 +86,11 @@ fn replacements(
         ("port_value: 8001 ", port(absent)),
         ("port_value: 8100 ", port(bridge.address())),
         ("port_value: 8101 ", port(absent)),
+        ("port_value: 9100 ", port(bridge.internal())),
+        ("port_value: 9101 ", port(absent)),
     ];
     if !follows {
-        replacements.push((", \"feed\": {\"cluster\": \"bridge-0\"}", String::new()));
+        replacements.push((", \"feed\": {\"cluster\": \"feed-0\"}", String::new()));
     }
     Ok(replacements)
 }

@@ -5,9 +5,10 @@
 //! | 400 | `invalid_value` | a field, or the body itself, is not what the API takes |
 //! | 400 | `context_length_exceeded` | prompt and answer do not fit |
 //! | 401 | `invalid_api_key` | keys are configured and none of them was sent |
-//! | 404 | `model_not_found`, `unknown_url` | another model, another path |
+//! | 404 | `model_not_found`, `unknown_url` | another model, another path, a path of the internal listener |
 //! | 405 | `method_not_allowed` | the path exists, the method does not |
-//! | 408 | `body_timeout` | the request's body did not arrive in time |
+//! | 403 | `feed_key_required` | the KV feed, asked for elsewhere than on loopback, and not sealed |
+//! | 408 | `body_timeout` | the request's body did not arrive in time, or too slowly |
 //! | 413 | `body_too_large` | the body is over the limit |
 //! | 415 | `unsupported_media_type` | the body is not declared as JSON |
 //! | 429 | `queue_full` | as many requests as may wait are waiting; `retry-after` says when to come back |
@@ -64,6 +65,17 @@ pub enum Failure {
         /// The request's path, clipped.
         path: String,
     },
+    /// A path that the internal listener has.
+    #[error("unknown URL: {method} {path}; it is served on the address of --internal-listen")]
+    Elsewhere {
+        /// The request's method.
+        method: String,
+        /// The request's path, without query.
+        path: String,
+    },
+    /// The feed would tell what documents there are to whoever reaches it.
+    #[error("without a key of its own the feed is served on loopback only: give --feed-key-file")]
+    FeedKeyRequired,
     /// The path exists, the method does not.
     #[error("{path} does not take {method}; see the `allow` header")]
     Method {
@@ -77,6 +89,12 @@ pub enum Failure {
     BodyTimeout {
         /// Time allowed.
         limit: Duration,
+    },
+    /// The body arrived too slowly.
+    #[error("the request's body arrived at less than {rate} bytes per second")]
+    BodySlow {
+        /// Bytes a second that must arrive.
+        rate: u32,
     },
     /// The body is over the limit.
     #[error("the request's body has {}, more than the limit of {limit} bytes", size_words(*size, *limit))]
@@ -197,13 +215,18 @@ impl Failure {
             }
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, REQUEST, "invalid_api_key"),
             Self::UnknownModel { .. } => (StatusCode::NOT_FOUND, REQUEST, "model_not_found"),
-            Self::UnknownUrl { .. } => (StatusCode::NOT_FOUND, REQUEST, "unknown_url"),
+            Self::UnknownUrl { .. } | Self::Elsewhere { .. } => {
+                (StatusCode::NOT_FOUND, REQUEST, "unknown_url")
+            }
+            Self::FeedKeyRequired => (StatusCode::FORBIDDEN, REQUEST, "feed_key_required"),
             Self::Method { .. } => (
                 StatusCode::METHOD_NOT_ALLOWED,
                 REQUEST,
                 "method_not_allowed",
             ),
-            Self::BodyTimeout { .. } => (StatusCode::REQUEST_TIMEOUT, REQUEST, "body_timeout"),
+            Self::BodyTimeout { .. } | Self::BodySlow { .. } => {
+                (StatusCode::REQUEST_TIMEOUT, REQUEST, "body_timeout")
+            }
             Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, "body_too_large"),
             Self::MediaType { .. } => (
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -274,7 +297,7 @@ impl IntoResponse for Failure {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             // The connection is of no more use to the client: let it find another server.
-            Self::Stopping => {
+            Self::Stopping | Self::BodyTimeout { .. } | Self::BodySlow { .. } => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}

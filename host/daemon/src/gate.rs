@@ -7,12 +7,16 @@
 //!                         those inside end
 //! ```
 //!
-//! The gate knows nothing of HTTP or of the engine. Its bound is what keeps memory bounded: a request holds a place
-//! from before its body is read until its answer is complete or dropped.
+//! The gate knows nothing of HTTP or of the engine. Its bound is what keeps memory bounded: a request holds a place from
+//! when its body is there until its answer is complete or dropped. While its body arrives it holds none, so whoever does
+//! not send what was announced takes nobody's place; the memory of such bodies is bounded by
+//! [`connections`](crate::connections). The gate knows of it all the same, and lets it in when the server stops meanwhile.
 
 use crate::failure::{Failure, SOON};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// Where the server stands in its life. Phases only advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,6 +45,10 @@ pub struct Gate {
 struct State {
     phase: Phase,
     inside: u32,
+    /// Requests whose bodies arrive.
+    arriving: u32,
+    /// When a place was last taken or given back.
+    moved: Instant,
 }
 
 impl Gate {
@@ -50,6 +58,8 @@ impl Gate {
             state: watch::Sender::new(State {
                 phase: Phase::Loading,
                 inside: 0,
+                arriving: 0,
+                moved: Instant::now(),
             }),
             limit,
         })
@@ -63,6 +73,12 @@ impl Gate {
     /// The number of requests inside now.
     pub fn inside(&self) -> u32 {
         self.state.borrow().inside
+    }
+
+    /// Whether all places are taken and none was given back for `time`.
+    pub fn is_exhausted(&self, time: Duration) -> bool {
+        let state = self.state.borrow();
+        state.inside >= self.limit && state.moved.elapsed() >= time
     }
 
     /// Goes on to `phase`; does nothing when it is already there or beyond.
@@ -81,26 +97,38 @@ impl Gate {
     /// # Errors
     /// [`Failure::Loading`], [`Failure::Stopping`], or [`Failure::QueueFull`] when the house is full.
     pub fn enter(self: &Arc<Self>) -> Result<Pass, Failure> {
+        self.arrive()?.enter()
+    }
+
+    /// Lets one request come to the gate, to enter when its body is there.
+    ///
+    /// # Errors
+    /// As [`Gate::enter`]: a body that will not be let in is not read.
+    pub fn arrive(self: &Arc<Self>) -> Result<Arrival, Failure> {
         let mut outcome = Err(Failure::Stopping);
         self.state.send_if_modified(|state| {
             outcome = match state.phase {
                 Phase::Loading => Err(Failure::Loading),
-                Phase::Open if state.inside >= self.limit => Err(Failure::QueueFull {
-                    limit: self.limit,
-                    retry_after: SOON,
-                }),
+                Phase::Open if state.inside >= self.limit => Err(self.full()),
                 Phase::Open => {
-                    state.inside += 1;
+                    state.arriving += 1;
                     Ok(())
                 }
                 Phase::Stopping | Phase::Cut | Phase::Closed => Err(Failure::Stopping),
             };
             false // nobody waits for an arrival
         });
-        outcome.map(|()| Pass {
+        outcome.map(|()| Arrival {
             gate: Arc::clone(self),
             state: self.state.subscribe(),
         })
+    }
+
+    fn full(&self) -> Failure {
+        Failure::QueueFull {
+            limit: self.limit,
+            retry_after: SOON,
+        }
     }
 
     /// Returns once the phase is `phase` or later.
@@ -113,13 +141,61 @@ impl Gate {
             .await;
     }
 
-    /// Returns once nobody is inside.
+    /// Returns once nobody is inside or on the way in.
     pub async fn emptied(&self) {
         let _ = self
             .state
             .subscribe()
-            .wait_for(|state| state.inside == 0)
+            .wait_for(|state| state.inside + state.arriving == 0)
             .await;
+    }
+}
+
+/// A request whose body arrives. It holds no place.
+#[derive(Debug)]
+pub struct Arrival {
+    gate: Arc<Gate>,
+    state: watch::Receiver<State>,
+}
+
+impl Arrival {
+    /// Returns when the holder must end now.
+    pub async fn cut(&mut self) {
+        let _ = self.state.wait_for(|state| state.phase >= Phase::Cut).await;
+    }
+
+    /// The body is there.
+    ///
+    /// # Errors
+    /// [`Failure::Stopping`] when it comes too late, [`Failure::QueueFull`] when the house is full.
+    pub fn enter(self) -> Result<Pass, Failure> {
+        let gate = &self.gate;
+        let mut outcome = Err(Failure::Stopping);
+        gate.state.send_if_modified(|state| {
+            outcome = if state.phase >= Phase::Cut {
+                Err(Failure::Stopping)
+            } else if state.inside >= gate.limit {
+                Err(gate.full())
+            } else {
+                state.inside += 1;
+                state.moved = Instant::now();
+                Ok(())
+            };
+            false
+        });
+        outcome.map(|()| Pass {
+            gate: Arc::clone(gate),
+            state: self.state.clone(),
+        })
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        self.gate.state.send_if_modified(|state| {
+            state.arriving -= 1;
+            state.inside + state.arriving == 0
+        });
     }
 }
 
@@ -141,7 +217,8 @@ impl Drop for Pass {
     fn drop(&mut self) {
         self.gate.state.send_if_modified(|state| {
             state.inside -= 1;
-            state.inside == 0
+            state.moved = Instant::now();
+            state.inside + state.arriving == 0
         });
     }
 }
@@ -165,6 +242,44 @@ mod tests {
         let _third = gate.enter().unwrap();
         gate.advance(Phase::Stopping);
         assert!(matches!(gate.enter(), Err(Failure::Stopping)));
+    }
+
+    #[tokio::test]
+    async fn who_arrives_takes_no_place_and_may_enter_while_the_server_stops() {
+        let gate = Gate::new(1);
+        gate.advance(Phase::Open);
+        let [first, second, third, late] = [(); 4].map(|()| gate.arrive().unwrap());
+        assert_eq!(gate.inside(), 0);
+        let pass = first.enter().unwrap();
+        // Others were faster.
+        assert!(matches!(second.enter(), Err(Failure::QueueFull { .. })));
+        assert!(matches!(gate.arrive(), Err(Failure::QueueFull { .. })));
+        gate.advance(Phase::Stopping);
+        drop(pass);
+        let pass = third.enter().unwrap();
+        gate.advance(Phase::Cut);
+        assert!(matches!(late.enter(), Err(Failure::Stopping)));
+        drop(pass);
+        gate.emptied().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_house_is_exhausted_when_nobody_leaves_for_a_while() {
+        let gate = Gate::new(2);
+        gate.advance(Phase::Open);
+        let first = gate.enter().unwrap();
+        let time = Duration::from_secs(10);
+        tokio::time::sleep(time).await;
+        assert!(!gate.is_exhausted(time));
+        let _second = gate.enter().unwrap();
+        tokio::time::sleep(time / 2).await;
+        // One leaves and another one comes: it goes on.
+        drop(first);
+        let _third = gate.enter().unwrap();
+        tokio::time::sleep(time / 2).await;
+        assert!(!gate.is_exhausted(time));
+        tokio::time::sleep(time / 2).await;
+        assert!(gate.is_exhausted(time));
     }
 
     #[test]

@@ -2,14 +2,14 @@
 
 use anyhow::{Context, bail};
 use axum::http::{HeaderMap, header};
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
 /// A set of accepted keys. Looking one up takes a time that tells nothing about the keys: the set's hash is keyed
 /// at random, so no prefix of a guess is better than another.
 #[derive(Clone)]
-pub struct ApiKeys(Arc<HashSet<Vec<u8>>>);
+pub struct ApiKeys(Arc<HashMap<Vec<u8>, usize>>);
 
 impl ApiKeys {
     /// Reads a file with one key per line; blank lines and lines that begin with `#` do not count.
@@ -29,18 +29,45 @@ impl ApiKeys {
     fn parse(text: &str) -> Self {
         let lines = text.lines().map(str::trim);
         let keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-        Self(Arc::new(keys.map(|key| key.as_bytes().to_vec()).collect()))
+        Self::of(keys.map(str::as_bytes))
+    }
+
+    /// These keys; numbered from 0, each once.
+    pub fn of<'k>(keys: impl IntoIterator<Item = &'k [u8]>) -> Self {
+        let mut numbered = HashMap::new();
+        for key in keys {
+            let number = numbered.len();
+            numbered.entry(key.to_vec()).or_insert(number);
+        }
+        Self(Arc::new(numbered))
+    }
+
+    /// These and one more, which gets the next number unless it is among them.
+    pub fn and(&self, key: &str) -> Self {
+        let mut numbered = HashMap::clone(&self.0);
+        let number = numbered.len();
+        numbered.entry(key.as_bytes().to_vec()).or_insert(number);
+        Self(Arc::new(numbered))
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
     }
 
     /// Whether `headers` carry one of the keys as `Authorization: Bearer KEY`.
     pub fn admit(&self, headers: &HeaderMap) -> bool {
-        let Some(value) = headers.get(header::AUTHORIZATION) else {
-            return false;
-        };
-        let Some((scheme, key)) = value.as_bytes().split_at_checked(b"bearer ".len()) else {
-            return false;
-        };
-        scheme.eq_ignore_ascii_case(b"bearer ") && self.0.contains(key.trim_ascii())
+        self.holder(headers).is_some()
+    }
+
+    /// The number of the key that `headers` carry.
+    pub fn holder(&self, headers: &HeaderMap) -> Option<usize> {
+        let value = headers.get(header::AUTHORIZATION)?;
+        let (scheme, key) = value.as_bytes().split_at_checked(b"bearer ".len())?;
+        if !scheme.eq_ignore_ascii_case(b"bearer ") {
+            return None;
+        }
+        self.0.get(key.trim_ascii()).copied()
     }
 }
 

@@ -1,6 +1,6 @@
 //! `foreword kv-bridge`: its arguments, and its life from start to signal.
 
-use crate::{LOG_HELP, LogFormat, Signals, address, announce, folder_name, ordering};
+use crate::{LOG_HELP, LogFormat, Signals, address, announce, folder_name, listening, ordering};
 use anyhow::Context;
 use foreword::bridge::{Bridge, Config, Limits, subscription};
 use foreword::keys::ApiKeys;
@@ -32,13 +32,16 @@ pub(crate) struct Arguments {
     /// Names under which the engine serves the model, the first one as gateways know it [default: the folder's name]
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     served_model_name: Vec<String>,
-    /// Address to listen on; port 0 picks a free one
+    /// Address to listen on for copies of requests; port 0 picks a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8001", value_parser = address)]
     listen: SocketAddr,
+    #[command(flatten)]
+    listening: listening::Arguments,
     /// File with accepted API keys, one per line, as the engine's clients send them; without it nobody is asked
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// File with keys for /v1/kv, one per line: it tells what all tenants' caches hold [default: the API keys]
+    /// File with keys for /v1/kv, one per line, each with places of its own: it tells what all tenants' caches hold
+    /// [default: the API keys, unless the feed has a key]
     #[arg(long, value_name = "FILE")]
     kv_key_file: Option<PathBuf>,
     /// The gateway's configuration of documents, if it has one: its plugin configuration's `ordering`, in JSON
@@ -74,7 +77,7 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new().context("cannot listen to signals")?;
     let bridge = Bridge::start(config(arguments)?).await?;
-    announce(bridge.address());
+    announce(bridge.address(), bridge.internal_address());
     signals.next().await;
     tokio::select! {
         () = bridge.stop() => Ok(ExitCode::SUCCESS),
@@ -90,6 +93,10 @@ fn config(arguments: Arguments) -> anyhow::Result<Config> {
     }
     Ok(Config {
         listen: arguments.listen,
+        internal: arguments.listening.internal(arguments.listen)?,
+        connections: arguments.listening.bounds(arguments.max_body_bytes),
+        feed_key: arguments.listening.feed_key()?,
+        body_time: arguments.listening.body_time(),
         engine: subscription::Config {
             events: arguments.events,
             replay: arguments.replay,

@@ -21,6 +21,7 @@ pub mod answer;
 pub mod api;
 pub mod bridge;
 pub mod check;
+pub mod connections;
 pub mod device;
 pub mod evaluate;
 pub mod failure;

@@ -8,6 +8,7 @@ mod computing;
 mod evaluating;
 mod ingesting;
 mod kv_bridge;
+mod listening;
 mod measuring;
 mod retrieving;
 mod scheduling;
@@ -136,9 +137,11 @@ struct ServeArguments {
     /// Name under which the model is served [default: the folder's name]
     #[arg(long)]
     name: Option<String>,
-    /// Address to listen on; port 0 picks a free one
+    /// Address to listen on for clients; port 0 picks a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000", value_parser = address)]
     listen: SocketAddr,
+    #[command(flatten, next_help_heading = CONNECTIONS)]
+    listening: listening::Arguments,
     /// Form of the log on standard error
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
@@ -175,7 +178,8 @@ struct ServeArguments {
     /// File with accepted API keys, one per line; without it nobody is asked for a key
     #[arg(help_heading = KEYS, long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// File with keys for /v1/kv, one per line: it tells what all tenants' caches hold [default: the API keys]
+    /// File with keys for /v1/kv, one per line, each with places of its own: it tells what all tenants' caches hold
+    /// [default: the API keys, unless the feed has a key]
     #[arg(help_heading = KEYS, long, value_name = "FILE")]
     kv_key_file: Option<PathBuf>,
     /// Collector of OpenTelemetry spans, http://localhost:4318, say; without it none are made
@@ -200,6 +204,7 @@ const QUEUE: &str = "Queue";
 const DOCUMENTS: &str = "Finding and ordering documents";
 const LIMITS: &str = "Limits and traces";
 const KEYS: &str = "Keys";
+const CONNECTIONS: &str = "The internal listener, and connections";
 const EVENTS: &str = "KV events in vLLM's words";
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -355,7 +360,7 @@ async fn serve(arguments: ServeArguments) -> anyhow::Result<ExitCode> {
     };
     tracing::info!(model = model.name(), %address, "serving");
     server.open(model);
-    announce(address);
+    announce(address, server.internal_address());
     tokio::select! {
         _ = signals.next() => {}
         () = server.app().gate.reached(Phase::Stopping) => {
@@ -376,6 +381,9 @@ fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
     let ordering = ordering(arguments.ordering.as_deref())?;
     Ok(Config {
         listen: arguments.listen,
+        internal: arguments.listening.internal(arguments.listen)?,
+        connections: arguments.listening.bounds(arguments.max_body_bytes),
+        feed_key: arguments.listening.feed_key()?,
         keys: arguments
             .api_key_file
             .as_deref()
@@ -384,6 +392,7 @@ fn server_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
         otlp_endpoint: arguments.otlp_endpoint.clone(),
         limits: Limits {
             max_body_bytes: arguments.max_body_bytes,
+            body_time: arguments.listening.body_time(),
             request_timeout: Duration::from_secs(arguments.request_timeout_s),
         },
         kv_keys: arguments
@@ -451,10 +460,17 @@ fn folder_name(folder: &Path) -> String {
     )
 }
 
-/// The one line on standard output: whoever started us waits for it. A closed output is no reason not to serve.
-fn announce(address: SocketAddr) {
+/// What is said on standard output: whoever started us waits for it, and finds both lines at once. A closed output is no
+/// reason not to serve.
+fn announce(address: SocketAddr, internal: Option<SocketAddr>) {
+    let mut lines = format!("listening on http://{address}\n");
+    if let Some(internal) = internal {
+        lines.push_str(&format!(
+            "probes, metrics and KV feed on http://{internal}\n"
+        ));
+    }
     let mut out = std::io::stdout();
-    let written = writeln!(out, "listening on http://{address}").and_then(|()| out.flush());
+    let written = out.write_all(lines.as_bytes()).and_then(|()| out.flush());
     if let Err(error) = written {
         tracing::warn!(%error, "nobody reads standard output");
     }

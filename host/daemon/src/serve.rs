@@ -1,41 +1,46 @@
 //! A server's life: it listens at once, opens when the model is there, drains when told to stop.
 
 use crate::api::grammars::Room;
-use crate::api::{App, Limits, router};
+use crate::api::{self, App, Canary, Limits, router};
+use crate::connections::{self, Book, Bounds};
 use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
-use crate::kv::http::{Readers, Source};
+use crate::kv::http::{Access, Readers, Source};
 use crate::kv::publisher::{self, Publisher};
 use crate::metrics::{Metrics, Numbers};
 use crate::model::Model;
 use crate::retrieval::{self, Retriever};
 use crate::spans::Spans;
 use anyhow::Context;
-use axum::serve::ListenerExt;
 use foreword_ordering::Config as OrderingConfig;
+use foreword_ordering::feed::FeedKey;
 use foreword_ordering::path::Locator;
-use std::future::IntoFuture;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 /// How to serve.
 pub struct Config {
-    /// Where to listen; port 0 picks a free one.
+    /// Where to listen for clients; port 0 picks a free one.
     pub listen: SocketAddr,
+    /// Where to listen for probes, scrapers and gateways that follow the feed; `None`: nowhere.
+    pub internal: Option<SocketAddr>,
+    /// What clients' connections may do.
+    pub connections: Bounds,
     /// The keys to ask for under `/v1`; `None`: nobody is asked.
     pub keys: Option<ApiKeys>,
     /// Where spans go, see [`crate::spans`]; `None`: nowhere.
     pub otlp_endpoint: Option<String>,
     /// Bounds of a request.
     pub limits: Limits,
-    /// The keys to ask for under `/v1/kv`; `None`: those of the API.
+    /// The keys to ask for under `/v1/kv`; `None`: those of the API, unless the feed has a key itself.
     pub kv_keys: Option<ApiKeys>,
+    /// What the feed is sealed with.
+    pub feed_key: Option<FeedKey>,
     /// How the gateway finds documents.
     pub ordering: OrderingConfig,
     /// What finds documents.
@@ -52,8 +57,9 @@ pub struct Config {
 pub struct Server {
     app: Arc<App>,
     address: SocketAddr,
+    internal: Option<SocketAddr>,
     grace: Duration,
-    connections: JoinHandle<io::Result<()>>,
+    connections: JoinSet<()>,
     kv_events: Option<KvEvents>,
     /// Waits for a model to publish.
     publisher: Mutex<Option<Publisher>>,
@@ -75,10 +81,12 @@ impl Server {
     /// # Errors
     /// When the address cannot be listened on.
     pub async fn bind(config: Config) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind(config.listen)
-            .await
-            .with_context(|| format!("cannot listen on {}", config.listen))?;
-        let address = listener.local_addr().context("cannot tell the port")?;
+        let (listener, address) = listen(config.listen, "clients").await?;
+        let internal = match config.internal {
+            Some(address) => Some(listen(address, INTERNAL).await?),
+            None => None,
+        };
+        let internal_address = internal.as_ref().map(|(_, address)| *address);
         let publisher = match config.kv_events {
             Some(config) => Some(Publisher::bind(config).await?),
             None => None,
@@ -98,11 +106,22 @@ impl Server {
             }
         };
         let gate = Gate::new(config.max_inside);
-        let kv_keys = config.kv_keys.or_else(|| config.keys.clone());
+        let access = access(
+            config.kv_keys,
+            config.keys.as_ref(),
+            config.feed_key,
+            internal_address,
+        );
+        let internal_bounds = internal_bounds(&access);
         let metrics = Arc::new(Metrics::new(numbers));
+        let counts = &metrics.connections;
+        let connections = Book::new("public", config.connections, counts.clone());
+        let internal_connections = Book::new("internal", internal_bounds, counts.clone());
         let cores = std::thread::available_parallelism().map_or(1, Into::into);
         let app = Arc::new(App {
-            readers: Readers::new(kv_keys, Arc::clone(&gate)),
+            readers: Readers::new(access, Arc::clone(&gate)),
+            connections: Arc::clone(&connections),
+            canary: Canary::default(),
             locator: Locator::new(config.ordering),
             gate,
             grammars: Room::new(cores, metrics.grammars.clone()),
@@ -114,23 +133,30 @@ impl Server {
             limits: config.limits,
             preparing: Arc::new(Semaphore::new(cores)),
         });
-        // Without Nagle's algorithm: a token must not wait for the acknowledgement of the one before.
-        let listener = listener.tap_io(|stream| {
-            if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, "TCP_NODELAY not set");
-            }
-        });
-        let closed = {
-            let gate = Arc::clone(&app.gate);
-            async move { gate.reached(Phase::Closed).await }
-        };
-        let serve = axum::serve(listener, router(Arc::clone(&app))).with_graceful_shutdown(closed);
-        let connections = tokio::spawn(serve.into_future());
+        let mut tasks = JoinSet::new();
+        let gate = &app.gate;
+        let routes = router(Arc::clone(&app));
+        tasks.spawn(connections::serve(
+            listener,
+            routes,
+            connections,
+            Arc::clone(gate),
+        ));
+        if let Some((listener, _)) = internal {
+            let routes = api::internal(Arc::clone(&app));
+            tasks.spawn(connections::serve(
+                listener,
+                routes,
+                internal_connections,
+                Arc::clone(gate),
+            ));
+        }
         Ok(Self {
             app,
             address,
+            internal: internal_address,
             grace: config.grace,
-            connections,
+            connections: tasks,
             kv_events,
             publisher: Mutex::new(publisher),
             publishing: Mutex::default(),
@@ -140,6 +166,11 @@ impl Server {
     /// The address in use, with its real port.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The internal listener's address, with its real port.
+    pub fn internal_address(&self) -> Option<SocketAddr> {
+        self.internal
     }
 
     /// Where vLLM's KV events can be had, if anywhere.
@@ -171,7 +202,7 @@ impl Server {
         let Self {
             app,
             grace,
-            connections,
+            mut connections,
             publishing,
             ..
         } = self;
@@ -190,9 +221,11 @@ impl Server {
         gate.advance(Phase::Closed);
         // Answers are complete here; what is left is writing them, and a client need not read.
         let writing = deadline.max(Instant::now() + WRITING);
-        if timeout_at(writing, connections).await.is_err() {
+        let written = async { while connections.join_next().await.is_some() {} };
+        if timeout_at(writing, written).await.is_err() {
             tracing::warn!("closing connections whose clients do not read");
         }
+        drop(connections);
         let mut publishing = publishing
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
@@ -208,6 +241,49 @@ impl Server {
         tracing::info!("stopped");
     }
 }
+
+/// Listens for `whom`.
+pub(crate) async fn listen(
+    address: SocketAddr,
+    whom: &str,
+) -> anyhow::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address} for {whom}"))?;
+    let address = listener.local_addr().context("cannot tell the port")?;
+    Ok((listener, address))
+}
+
+/// Who reads the feed on the internal listener, and how it is told; says so in the log.
+pub(crate) fn access(
+    kv_keys: Option<ApiKeys>,
+    keys: Option<&ApiKeys>,
+    seal: Option<FeedKey>,
+    internal: Option<SocketAddr>,
+) -> Access {
+    // A feed with a key of its own has readers of its own: clients' keys do not open it.
+    let keys = kv_keys.or_else(|| keys.cloned().filter(|_| seal.is_none()));
+    let access = Access::new(keys, seal, internal);
+    if internal.is_some() {
+        access.log();
+    }
+    access
+}
+
+/// What connections of the internal listener may do: few, besides those of readers, and nothing with a body.
+pub(crate) fn internal_bounds(access: &Access) -> Bounds {
+    Bounds {
+        connections: access.readers() + INTERNAL_CONNECTIONS,
+        per_address: 0,
+        body_bytes: 1 << 20,
+        ..Bounds::default()
+    }
+}
+
+/// Connections of the internal listener besides those of the feed's readers: probes and scrapers.
+pub const INTERNAL_CONNECTIONS: u32 = 64;
+pub(crate) const INTERNAL: &str =
+    "probes, metrics and the KV feed; --internal-listen gives another address, or none";
 
 /// What is behind these locks is only ever taken or added to.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

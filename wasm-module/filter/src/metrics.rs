@@ -46,6 +46,7 @@ pub(crate) struct Metrics {
     engine_cached_tokens: Counter,
     corrections: Counter,
     feed_events: Counter,
+    feed_key_mismatches: Counter,
     learnt_entries: Counter,
     lost_entries: Counter,
     untold_requests: Counter,
@@ -107,6 +108,7 @@ impl Metrics {
             engine_cached_tokens: Counter::define(host, "foreword_engine_cached_tokens_total"),
             corrections: Counter::define(host, "foreword_corrections_total"),
             feed_events: Counter::define(host, "foreword_feed_events_total"),
+            feed_key_mismatches: Counter::define(host, "foreword_feed_key_mismatches_total"),
             client_matched_tokens: Counter::define(host, "foreword_client_matched_tokens_total"),
             arms: Arm::ALL.map(arm),
             learnt_entries: Counter::define(host, "foreword_learnt_entries_total"),
@@ -211,6 +213,11 @@ impl Metrics {
     /// Counts what a feed said.
     pub(crate) fn fed(&self, host: &impl Host, events: u64) {
         self.feed_events.add(host, events);
+    }
+
+    /// Counts an answer of a feed that is sealed with another key than the one configured, or with none.
+    pub(crate) fn feed_key_mismatch(&self, host: &impl Host) {
+        self.feed_key_mismatches.add(host, 1);
     }
 
     /// Counts what was learnt of other workers.

@@ -12,6 +12,29 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 {{- end }}
 
+{{- /* Variables of the gateway's environment that come from Secrets: those of `gateway.secrets`, and the feed's key. */}}
+{{- define "foreword.secrets" -}}
+{{- $secrets := .Values.gateway.secrets }}
+{{- if and .Values.host.feedKeySecret (not .Values.engines) }}
+{{- $secrets = append $secrets (dict "env" "FOREWORD_FEED_KEY" "secret" .Values.host.feedKeySecret "key" "key") }}
+{{- end }}
+{{- toJson $secrets }}
+{{- end }}
+
+{{- /* The plugin's configuration; with the feed's key it follows the chart's own host, unless it says itself what engines
+there are. */}}
+{{- define "foreword.plugin" -}}
+{{- $plugin := deepCopy .Values.gateway.plugin }}
+{{- if and .Values.host.feedKeySecret (not .Values.engines) (not $plugin.engines) }}
+{{- if gt (int .Values.host.replicas) 1 }}
+{{- fail "host.feedKeySecret: the gateway follows one host, and host.replicas is more; name the engines in gateway.plugin.engines" }}
+{{- end }}
+{{- $feed := dict "cluster" "feed" "key_env" "FOREWORD_FEED_KEY" }}
+{{- $_ := set $plugin "engines" (list (dict "name" "host" "feed" $feed)) }}
+{{- end }}
+{{- toJson $plugin }}
+{{- end }}
+
 {{- /* What no container here needs, it must not have. */}}
 {{- define "foreword.container" -}}
 allowPrivilegeEscalation: false

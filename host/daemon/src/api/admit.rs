@@ -1,23 +1,22 @@
-//! What the small routes have in common: a place inside, a body within its bounds, and an end in time.
+//! What all routes with a body have in common: the body within its bounds, a place inside, and an end in time.
 
 use super::App;
-use super::body;
+use super::body::{self, Bounds};
 use crate::answer::TimeLimit;
 use crate::failure::Failure;
 use crate::gate::Pass;
-use axum::body::Bytes;
 use axum::extract::Request;
 use std::sync::Arc;
 use tokio::time::Instant;
 
 /// A request that was let in, and its body.
 pub(super) struct Admitted {
-    pub(super) body: Bytes,
+    pub(super) body: axum::body::Bytes,
     pub(super) pass: Pass,
     pub(super) time: TimeLimit,
 }
 
-/// Lets a request in and reads its body.
+/// Reads a request's body and lets it in.
 ///
 /// # Errors
 /// As every request's: 408, 413, 415, 429, 503.
@@ -26,17 +25,22 @@ pub(super) async fn admit(app: &Arc<App>, request: Request) -> Result<Admitted, 
         arrival: Instant::now(),
         limit: app.limits.request_timeout,
     };
-    let mut pass = match app.gate.enter() {
-        Ok(pass) => pass,
+    let mut arrival = match app.gate.arrive() {
+        Ok(arrival) => arrival,
         Err(failure) => {
             body::discard(request).await;
             return Err(failure);
         }
     };
-    let body = tokio::select! {
-        body = body::read(request, app.limits.max_body_bytes, time) => body?,
-        () = pass.cut() => return Err(Failure::Stopping),
+    let bounds = Bounds {
+        max_bytes: app.limits.max_body_bytes,
+        time: app.limits.body_time.min(time.limit),
     };
+    let body = tokio::select! {
+        body = body::read(request, bounds, time.arrival) => body?,
+        () = arrival.cut() => return Err(Failure::Stopping),
+    };
+    let pass = arrival.enter()?;
     Ok(Admitted { body, pass, time })
 }
 

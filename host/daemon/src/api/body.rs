@@ -1,33 +1,53 @@
 //! Reading a request's body within its bounds, and reading past one that is not wanted.
 
-use crate::answer::TimeLimit;
+use crate::connections::{self, Arriving, Connection};
 use crate::failure::{Failure, clip};
 use axum::body::{BodyDataStream, Bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, header};
 use futures_util::{Stream, StreamExt};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::time::Duration;
+use tokio::time::{Instant, Sleep, timeout_at};
 
-/// The whole body of a request that must be JSON of at most `limit` bytes.
+/// What a body may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Bytes.
+    pub(crate) max_bytes: u64,
+    /// Time, from the request's arrival.
+    pub(crate) time: Duration,
+}
+
+/// The whole body of a request that must be JSON within `bounds`, and came at `arrival`.
 ///
 /// # Errors
-/// When it is declared as something else, is too large, or does not arrive in time. The rest of it was then read past.
-pub(crate) async fn read(request: Request, limit: u64, time: TimeLimit) -> Result<Bytes, Failure> {
+/// When it is declared as something else, is too large, or does not arrive in time, or at the rate that its connection
+/// asks for. The rest of it was then read past.
+pub(crate) async fn read(
+    request: Request,
+    bounds: Bounds,
+    arrival: Instant,
+) -> Result<Bytes, Failure> {
+    let limit = bounds.max_bytes;
     if let Err(failure) =
         check_type(request.headers()).and_then(|()| check_length(request.headers(), limit))
     {
         discard(request).await;
         return Err(failure);
     }
+    let connection = request.extensions().get::<Connection>().cloned();
+    let arriving = connection.as_ref().map(Connection::arriving);
+    let pace = connection.map(|connection| *connection.bounds());
     let mut body = request.into_body().into_data_stream();
-    match tokio::time::timeout_at(time.deadline(), collect(&mut body, limit)).await {
+    let collected = collect(&mut body, limit, arriving.as_ref(), pace);
+    match timeout_at(arrival + bounds.time, collected).await {
         Ok(Err(failure @ Failure::BodyTooLarge { .. })) => {
             drain(body).await;
             Err(failure)
         }
         Ok(outcome) => outcome,
-        Err(_) => Err(Failure::BodyTimeout { limit: time.limit }),
+        Err(_) => Err(Failure::BodyTimeout { limit: bounds.time }),
     }
 }
 
@@ -36,6 +56,8 @@ pub(crate) async fn read(request: Request, limit: u64, time: TimeLimit) -> Resul
 /// (`expect: 100-continue`), since it has not sent anything.
 pub(crate) async fn discard(request: Request) {
     if !request.headers().contains_key(header::EXPECT) {
+        let connection = request.extensions().get::<Connection>().cloned();
+        let _arriving = connection.as_ref().map(Connection::arriving);
         drain(request.into_body().into_data_stream()).await;
     }
 }
@@ -55,18 +77,83 @@ async fn drain(body: impl Stream<Item = Result<Bytes, axum::Error>>) {
     let _ = tokio::time::timeout(DISCARD_TIME, read).await;
 }
 
-async fn collect(body: &mut BodyDataStream, limit: u64) -> Result<Bytes, Failure> {
+async fn collect(
+    body: &mut BodyDataStream,
+    limit: u64,
+    arriving: Option<&Arriving>,
+    pace: Option<connections::Bounds>,
+) -> Result<Bytes, Failure> {
     let mut all = Vec::new();
-    while let Some(piece) = body.next().await {
+    let mut pace = pin!(Pace::of(pace));
+    loop {
+        let piece = tokio::select! {
+            biased;
+            piece = body.next() => piece,
+            failure = pace.as_mut().too_slow() => return Err(failure),
+        };
+        let Some(piece) = piece else {
+            return Ok(all.into());
+        };
         let piece = piece.map_err(|error| {
             Failure::invalid_body(format!("the body could not be read: {error}"))
         })?;
         if (all.len() + piece.len()) as u64 > limit {
             return Err(Failure::BodyTooLarge { size: None, limit });
         }
+        if arriving.is_some_and(|arriving| !arriving.holds(piece.len())) {
+            // Or it has to go for others; then nobody reads this.
+            let limit = pace.memory;
+            return Err(Failure::BodyTooLarge { size: None, limit });
+        }
+        pace.as_mut().arrived(piece.len());
         all.extend_from_slice(&piece);
     }
-    Ok(all.into())
+}
+
+/// How fast a body arrives: so many bytes in every window, one after another.
+struct Pace {
+    rate: u32,
+    /// Bytes that all bodies may hold.
+    memory: u64,
+    /// Bytes that a window must bring, and its length; `None`: any speed will do.
+    least: Option<(u64, Duration)>,
+    window_ends: Pin<Box<Sleep>>,
+    in_window: u64,
+}
+
+impl Pace {
+    fn of(bounds: Option<connections::Bounds>) -> Self {
+        let memory = bounds.map(|bounds| bounds.body_bytes);
+        let bounds = bounds.filter(|bounds| bounds.rate > 0);
+        let least = bounds.map(|bounds| (bounds.bytes_in_window(), bounds.window));
+        let window = least.map_or(Duration::ZERO, |(_, window)| window);
+        Self {
+            rate: bounds.map_or(0, |bounds| bounds.rate),
+            memory: memory.unwrap_or(u64::MAX),
+            least,
+            window_ends: Box::pin(tokio::time::sleep(window)),
+            in_window: 0,
+        }
+    }
+
+    fn arrived(mut self: Pin<&mut Self>, bytes: usize) {
+        self.in_window += bytes as u64;
+    }
+
+    /// Returns when a window has brought too little.
+    async fn too_slow(mut self: Pin<&mut Self>) -> Failure {
+        let Some((least, window)) = self.least else {
+            return std::future::pending().await;
+        };
+        loop {
+            self.window_ends.as_mut().await;
+            if self.in_window < least {
+                return Failure::BodySlow { rate: self.rate };
+            }
+            self.in_window = 0;
+            self.window_ends.as_mut().reset(Instant::now() + window);
+        }
+    }
 }
 
 /// JSON must be declared as such. It also keeps web pages of other origins from posting to a server on the same
@@ -108,11 +195,12 @@ mod tests {
     use super::*;
     use axum::body::Body;
 
-    fn time() -> TimeLimit {
-        TimeLimit {
-            arrival: tokio::time::Instant::now(),
-            limit: Duration::from_secs(60),
-        }
+    async fn eight(request: Request) -> Result<Bytes, Failure> {
+        let bounds = Bounds {
+            max_bytes: 8,
+            time: Duration::from_secs(60),
+        };
+        read(request, bounds, Instant::now()).await
     }
 
     fn request(content_type: &str, body: Body) -> Request {
@@ -124,26 +212,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_of_exactly_the_limit_is_read() {
-        let body = read(
-            request("application/json; charset=utf-8", Body::from("12345678")),
-            8,
-            time(),
-        )
-        .await
-        .unwrap();
+        let request = request("application/json; charset=utf-8", Body::from("12345678"));
+        let body = eight(request).await.unwrap();
         assert_eq!(&body[..], b"12345678");
     }
 
     #[tokio::test]
     async fn a_body_without_a_length_is_held_to_the_limit_too() {
         let pieces = futures_util::stream::iter(["12345", "6789"].map(Ok::<_, axum::Error>));
-        let failure = read(
-            request("application/json", Body::from_stream(pieces)),
-            8,
-            time(),
-        )
-        .await
-        .unwrap_err();
+        let request = request("application/json", Body::from_stream(pieces));
+        let failure = eight(request).await.unwrap_err();
         assert!(
             matches!(
                 failure,
@@ -160,18 +238,52 @@ mod tests {
     async fn a_body_that_does_not_come_is_given_up() {
         let never =
             Body::from_stream(futures_util::stream::pending::<Result<Bytes, axum::Error>>());
-        let failure = read(request("application/json", never), 8, time())
-            .await
-            .unwrap_err();
+        let failure = eight(request("application/json", never)).await.unwrap_err();
         assert!(
             matches!(failure, Failure::BodyTimeout { .. }),
             "{failure:?}"
         );
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_body_must_keep_its_pace_in_every_window() {
+        let bounds = connections::Bounds {
+            rate: 100,
+            window: Duration::from_secs(10),
+            ..connections::Bounds::default()
+        };
+        // A thousand bytes at once every ten seconds are enough, and so they are in drops; fewer are not, however much
+        // came before.
+        for (pieces, piece, pause, arrives) in [
+            (5, 1000, 9_900, true),
+            (50, 100, 990, true),
+            (50, 90, 990, false),
+            (1, 100_000, 1, true),
+            (2, 100_000, 20_100, false),
+        ] {
+            let sent = futures_util::stream::unfold(0, move |at| async move {
+                if at == pieces {
+                    return None;
+                }
+                let waits = if at == 0 { 0 } else { pause };
+                tokio::time::sleep(Duration::from_millis(waits)).await;
+                Some((Ok::<_, axum::Error>(Bytes::from(vec![b' '; piece])), at + 1))
+            });
+            let mut body = Body::from_stream(sent).into_data_stream();
+            let outcome = collect(&mut body, 1 << 20, None, Some(bounds)).await;
+            match outcome {
+                Ok(body) => assert!(arrives && body.len() == pieces * piece),
+                Err(failure) => {
+                    assert!(!arrives, "{pieces} × {piece}");
+                    assert!(matches!(failure, Failure::BodySlow { rate: 100 }));
+                }
+            }
+        }
+    }
+
     #[tokio::test]
     async fn other_types_are_refused_by_name() {
-        let failure = read(request("text/plain", Body::from("{}")), 8, time())
+        let failure = eight(request("text/plain", Body::from("{}")))
             .await
             .unwrap_err();
         assert_eq!(

@@ -1,12 +1,12 @@
 //! `POST /v1/chat/completions` and `POST /v1/completions`: from body to answer.
 //!
 //! ```text
-//!   enter the gate ─▶ read the body ─▶ parse, render, tokenise ─▶ submit ─▶ deliver whole, or stream
-//!   (429, 503)        (408, 413, 415)  (400, 404; off the async    (400, 429)
+//!   read the body ─▶ enter the gate ─▶ parse, render, tokenise ─▶ submit ─▶ deliver whole, or stream
+//!   (408, 413, 415)  (429, 503)        (400, 404; off the async    (400, 429)
 //!                                       workers, one per core)
 //! ```
 
-use super::body;
+use super::admit::{Admitted, admit};
 use super::dialect::{Dialect, Envelope, Whole};
 use super::job::Job;
 use super::stream::stream;
@@ -51,27 +51,14 @@ async fn generate(
     id: RequestId,
     request: Request,
 ) -> Result<Response, Failure> {
-    let time = TimeLimit {
-        arrival: Instant::now(),
-        limit: app.limits.request_timeout,
-    };
-    let entered = app
-        .gate
-        .enter()
-        .and_then(|pass| Ok((pass, app.model.get().cloned().ok_or(Failure::Loading)?)));
-    let (mut pass, model) = match entered {
-        Ok(entered) => entered,
-        Err(failure) => {
-            body::discard(request).await;
-            return Err(failure);
-        }
-    };
     let traced = request.extensions().get::<RequestSpan>().cloned();
     let path = request.headers().get(PATH_HEADER).cloned();
-    let body = tokio::select! {
-        body = body::read(request, app.limits.max_body_bytes, time) => body?,
-        () = pass.cut() => return Err(Failure::Stopping),
-    };
+    let Admitted {
+        body,
+        mut pass,
+        time,
+    } = admit(app, request).await?;
+    let model = app.model.get().cloned().ok_or(Failure::Loading)?;
     let prepare = async {
         let chat = match dialect {
             Dialect::Chat => with_documents(app, &model, body, path, time).await?,

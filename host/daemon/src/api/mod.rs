@@ -5,6 +5,11 @@
 //! | `/v1/chat/completions`, `/v1/completions` | POST | yes |
 //! | `/v1/embeddings`, `/v1/retrieve`, `/v1/prefill` | POST | yes |
 //! | `/v1/models`, `/v1/models/{id}` | GET | yes |
+//!
+//! and on the internal listener, for whoever runs the server and not for its clients:
+//!
+//! | route | methods | key needed |
+//! | --- | --- | --- |
 //! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | the feed's own, where it has some |
 //! | `/healthz`, `/readyz`, `/metrics` | GET | no |
 //!
@@ -27,6 +32,9 @@ pub(crate) mod refusals;
 mod retrieve;
 mod stream;
 
+pub use probes::{Canary, EXHAUSTED_AFTER};
+
+use crate::connections::Book;
 use crate::gate::Gate;
 use crate::keys::ApiKeys;
 use crate::kv;
@@ -40,7 +48,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use foreword_ordering::path::Locator;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,6 +81,10 @@ pub struct App {
     pub preparing: Arc<Semaphore>,
     /// Grammars being prepared, apart from everything else.
     pub grammars: grammars::Room,
+    /// Whether somebody still gets to prepare.
+    pub canary: Canary,
+    /// The connections of clients.
+    pub connections: Arc<Book>,
 }
 
 /// Bounds of a request.
@@ -80,14 +92,15 @@ pub struct App {
 pub struct Limits {
     /// Bytes of its body.
     pub max_body_bytes: u64,
+    /// Time for its body to arrive.
+    pub body_time: Duration,
     /// Time from its arrival to the end of its answer.
     pub request_timeout: Duration,
 }
 
-/// The routes.
+/// The routes for clients.
 pub fn router(app: Arc<App>) -> Router {
-    let feed = kv::http::router(Arc::clone(&app.readers));
-    Router::new()
+    let mut router = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completion))
         .route("/v1/embeddings", post(embeddings::embed))
@@ -97,7 +110,21 @@ pub fn router(app: Arc<App>) -> Router {
         // A wildcard: names such as `organisation/model` have slashes.
         .route("/v1/models/{*id}", get(models::show))
         .method_not_allowed_fallback(refusals::method_not_allowed)
-        .route_layer(from_fn_with_state(app.keys.clone(), refusals::authorize))
+        .route_layer(from_fn_with_state(app.keys.clone(), refusals::authorize));
+    for path in INTERNAL {
+        router = router.route(path, any(refusals::elsewhere));
+    }
+    router
+        .method_not_allowed_fallback(refusals::method_not_allowed)
+        .fallback(refusals::unknown_url)
+        .layer(from_fn_with_state(Arc::clone(&app), observe))
+        .with_state(app)
+}
+
+/// The routes of the internal listener.
+pub fn internal(app: Arc<App>) -> Router {
+    let feed = kv::http::router(Arc::clone(&app.readers));
+    Router::new()
         .route("/healthz", get(probes::healthz))
         .route("/readyz", get(probes::readyz))
         .route("/metrics", get(probes::metrics))
@@ -107,6 +134,15 @@ pub fn router(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), observe))
         .with_state(app)
 }
+
+/// What clients look for in vain, and are told so.
+pub(crate) const INTERNAL: [&str; 5] = [
+    "/healthz",
+    "/readyz",
+    "/metrics",
+    "/v1/kv/events",
+    "/v1/kv/snapshot",
+];
 
 /// The id under which a request appears in responses and in the log.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! `GET /healthz`, `/readyz` and `/metrics`: for orchestrators and scrapers, without a key.
+//! `GET /healthz`, `/readyz` and `/metrics`: for orchestrators and scrapers, on the internal listener, without a key.
 
 use super::App;
 use crate::failure::Failure;
@@ -9,7 +9,10 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use foreword_engine::engine::Health;
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 /// The process is up, and its engine has not ended by itself: whoever asks may restart what is not.
 pub(super) async fn healthz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
@@ -23,16 +26,76 @@ pub(super) async fn healthz(State(app): State<Arc<App>>) -> (StatusCode, Json<Va
     (status, Json(json!({"status": word})))
 }
 
-/// Requests are served: 503 while the model loads and from the first signal to stop.
+/// Requests are served: 503 while the model loads, from the first signal to stop, and while a new request would find no
+/// place: `exhausted` then says of what there is none. Places that are taken and given back are no reason, only those
+/// that nobody gives back for [`EXHAUSTED_AFTER`].
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
-    let (status, word) = match app.gate.phase() {
-        Phase::Loading => (StatusCode::SERVICE_UNAVAILABLE, "loading"),
-        Phase::Open => (StatusCode::OK, "ready"),
-        Phase::Stopping | Phase::Cut | Phase::Closed => {
-            (StatusCode::SERVICE_UNAVAILABLE, "stopping")
+    let word = match app.gate.phase() {
+        Phase::Loading => "loading",
+        Phase::Open => {
+            let exhausted = exhausted(&app);
+            let (status, word) = match exhausted.is_empty() {
+                true => (StatusCode::OK, json!({"status": "ready"})),
+                false => (
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    json!({"status": "exhausted", "exhausted": exhausted}),
+                ),
+            };
+            return (status, Json(word));
         }
+        Phase::Stopping | Phase::Cut | Phase::Closed => "stopping",
     };
-    (status, Json(json!({"status": word})))
+    (
+        StatusCode::SERVICE_UNAVAILABLE,
+        Json(json!({"status": word})),
+    )
+}
+
+/// What there is none left of.
+fn exhausted(app: &App) -> Vec<&'static str> {
+    let places = [
+        ("connections", app.connections.is_exhausted(EXHAUSTED_AFTER)),
+        ("requests", app.gate.is_exhausted(EXHAUSTED_AFTER)),
+        (
+            "workers",
+            app.canary.waits(&app.preparing) >= EXHAUSTED_AFTER,
+        ),
+    ];
+    let taken = places.into_iter().filter(|(_, is_taken)| *is_taken);
+    taken.map(|(name, _)| name).collect()
+}
+
+/// How long places are taken, and none given back, before a server is not ready.
+pub const EXHAUSTED_AFTER: Duration = Duration::from_secs(10);
+
+/// A request for a permit, made by a probe to see whether permits are still given out. One at a time: the next probe asks
+/// how long it has been waiting.
+#[derive(Debug, Default)]
+pub struct Canary(Arc<Mutex<Option<Instant>>>);
+
+impl Canary {
+    /// How long the one that waits has been waiting; sends one if there is none.
+    pub fn waits(&self, permits: &Arc<Semaphore>) -> Duration {
+        let mut since = lock(&self.0);
+        if let Some(since) = *since {
+            return since.elapsed();
+        }
+        if permits.available_permits() == 0 {
+            *since = Some(Instant::now());
+            let (since, permits) = (Arc::clone(&self.0), Arc::clone(permits));
+            // It ends with the wait for a permit, which everybody who has one gives back, or with the runtime.
+            tokio::spawn(async move {
+                let _permit = permits.acquire().await;
+                *lock(&since) = None;
+            });
+        }
+        Duration::ZERO
+    }
+}
+
+/// What is behind it is replaced whole.
+fn lock(since: &Mutex<Option<Instant>>) -> MutexGuard<'_, Option<Instant>> {
+    since.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResponse, Failure> {
@@ -44,4 +107,25 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResp
         )],
         text,
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn workers_are_missed_when_none_of_them_comes_back() {
+        let canary = Canary::default();
+        let permits = Arc::new(Semaphore::new(1));
+        assert_eq!(canary.waits(&permits), Duration::ZERO);
+        let held = Arc::clone(&permits).acquire_owned().await.unwrap();
+        for seconds in [0, 5, 10] {
+            assert_eq!(canary.waits(&permits), Duration::from_secs(seconds));
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+        drop(held);
+        // The canary has its turn, and gives the permit back.
+        let _held = permits.acquire().await.unwrap();
+        assert_eq!(canary.waits(&permits), Duration::ZERO);
+    }
 }

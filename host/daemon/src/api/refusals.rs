@@ -32,6 +32,16 @@ pub(crate) async fn method_not_allowed(request: Request) -> Failure {
     failure
 }
 
+/// A path of the internal listener.
+pub(crate) async fn elsewhere(request: Request) -> Failure {
+    let failure = Failure::Elsewhere {
+        method: clip(request.method().as_str()),
+        path: clip(request.uri().path()),
+    };
+    body::discard(request).await;
+    failure
+}
+
 pub(crate) async fn unknown_url(request: Request) -> Failure {
     let failure = Failure::UnknownUrl {
         method: clip(request.method().as_str()),

@@ -3,6 +3,11 @@
 //! | route | method | key needed |
 //! | --- | --- | --- |
 //! | `/v1/chat/completions`, anything else under `/v1` | POST: a copy of a request, answered with 204 at once | the API's |
+//!
+//! and on the internal listener:
+//!
+//! | route | method | key needed |
+//! | --- | --- | --- |
 //! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | the feed's own, where it has some, else the API's |
 //! | `/healthz`, `/readyz`, `/metrics` | GET | no |
 //!
@@ -13,8 +18,8 @@
 use super::metrics::Metrics;
 use super::prompts::{Prompts, Reading};
 use super::residency::Residency;
-use crate::answer::TimeLimit;
-use crate::api::{body, refusals};
+use crate::api::{Canary, EXHAUSTED_AFTER, INTERNAL, body, refusals};
+use crate::connections::Book;
 use crate::failure::Failure;
 use crate::gate::{Gate, Pass, Phase};
 use crate::keys::ApiKeys;
@@ -26,7 +31,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -50,17 +55,36 @@ pub(super) struct App {
     pub(super) keys: Option<ApiKeys>,
     /// Bytes of a copy's body.
     pub(super) max_body_bytes: u64,
+    /// Time for a copy's body to arrive.
+    pub(super) body_time: Duration,
     /// Copies being rendered and tokenised at once: one per core.
     pub(super) preparing: Arc<Semaphore>,
+    /// Whether somebody still gets to be tokenised.
+    pub(super) canary: Canary,
+    /// The connections of copies.
+    pub(super) connections: Arc<Book>,
 }
 
-/// The routes.
+/// The routes for copies of requests.
 pub(super) fn router(app: Arc<App>) -> Router {
-    let feed = feed::router(Arc::clone(&app.readers));
-    Router::new()
+    let mut router = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/{*rest}", post(other))
-        .route_layer(from_fn_with_state(app.keys.clone(), refusals::authorize))
+        .route_layer(from_fn_with_state(app.keys.clone(), refusals::authorize));
+    for path in INTERNAL {
+        router = router.route(path, any(refusals::elsewhere));
+    }
+    router
+        .method_not_allowed_fallback(refusals::method_not_allowed)
+        .fallback(refusals::unknown_url)
+        .layer(from_fn_with_state(Arc::clone(&app), count))
+        .with_state(app)
+}
+
+/// The routes of the internal listener.
+pub(super) fn internal(app: Arc<App>) -> Router {
+    let feed = feed::router(Arc::clone(&app.readers));
+    Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
@@ -78,21 +102,22 @@ async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<StatusCod
         body::discard(request).await;
         return Ok(StatusCode::NO_CONTENT);
     };
-    let mut pass = match app.gate.enter() {
-        Ok(pass) => pass,
+    let mut arrival = match app.gate.arrive() {
+        Ok(arrival) => arrival,
         Err(failure) => {
             body::discard(request).await;
             return Err(failure);
         }
     };
-    let time = TimeLimit {
-        arrival: Instant::now(),
-        limit: BODY_TIME,
+    let bounds = body::Bounds {
+        max_bytes: app.max_body_bytes,
+        time: app.body_time,
     };
     let body = tokio::select! {
-        body = body::read(request, app.max_body_bytes, time) => body?,
-        () = pass.cut() => return Err(Failure::Stopping),
+        body = body::read(request, bounds, Instant::now()) => body?,
+        () = arrival.cut() => return Err(Failure::Stopping),
     };
+    let pass = arrival.enter()?;
     // Its pass keeps the server from closing before it is done.
     tokio::spawn(follow(app, pass, path, body));
     Ok(StatusCode::NO_CONTENT)
@@ -142,13 +167,19 @@ async fn healthz() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// 503 until the engine was heard for the first time, and from the first signal to stop. A bridge that lost its engine
-/// later stays ready: what it told last is the best that anybody knows.
+/// 503 until the engine was heard for the first time, from the first signal to stop, and while copies would find no place.
+/// A bridge that lost its engine later stays ready: what it told last is the best that anybody knows.
 async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
+    let exhausted = || {
+        app.connections.is_exhausted(EXHAUSTED_AFTER)
+            || app.gate.is_exhausted(EXHAUSTED_AFTER)
+            || app.canary.waits(&app.preparing) >= EXHAUSTED_AFTER
+    };
     let (status, word) = match app.gate.phase() {
         Phase::Loading => (StatusCode::SERVICE_UNAVAILABLE, "connecting"),
-        Phase::Open if app.readers.is_open() => (StatusCode::OK, "ready"),
-        Phase::Open => (StatusCode::SERVICE_UNAVAILABLE, "connecting"),
+        Phase::Open if !app.readers.is_open() => (StatusCode::SERVICE_UNAVAILABLE, "connecting"),
+        Phase::Open if exhausted() => (StatusCode::SERVICE_UNAVAILABLE, "exhausted"),
+        Phase::Open => (StatusCode::OK, "ready"),
         Phase::Stopping | Phase::Cut | Phase::Closed => {
             (StatusCode::SERVICE_UNAVAILABLE, "stopping")
         }
@@ -169,6 +200,3 @@ async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     app.metrics.responses.count(route, response.status());
     response
 }
-
-/// Time for a copy's body to arrive.
-const BODY_TIME: Duration = Duration::from_secs(60);

@@ -3,6 +3,7 @@
 //! | name | kind | labels |
 //! | --- | --- | --- |
 //! | `foreword_http_requests_total` | counter | `route`, `status` |
+//! | `foreword_connections`, `foreword_connections_closed_total`, `foreword_accept_failures_total` | | as the host's |
 //! | `foreword_document_paths_total` | counter | `outcome`, as the host's |
 //! | `foreword_bridge_copies_total` | counter | `outcome`: `followed`, `no_documents`, `other_model`, `unreadable` |
 //! | `foreword_bridge_batches_total` | counter | `outcome`: `taken`, `known`, `unreadable` |
@@ -12,6 +13,7 @@
 //! | `foreword_bridge_blocks`, `foreword_bridge_waiting_prompts` | gauge | |
 
 use super::residency::Residency;
+use crate::connections;
 use crate::metrics::{Outcomes, Placements, Responses};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
@@ -27,6 +29,8 @@ pub(super) struct Metrics {
     registry: Registry,
     /// HTTP responses.
     pub(super) responses: Responses,
+    /// Connections of all listeners.
+    pub(super) listeners: connections::Counts,
     /// Copies by what became of their path.
     pub(super) placements: Placements,
     /// Times the engine was connected to.
@@ -75,6 +79,7 @@ impl Metrics {
     pub(super) fn new(residency: Arc<Residency>) -> Self {
         let mut registry = Registry::with_prefix("foreword");
         let responses = Responses::registered(&mut registry);
+        let listeners = connections::Counts::registered(&mut registry);
         let placements = Placements::registered(&mut registry);
         let bridge = registry.sub_registry_with_prefix("bridge");
         let help = "Copies of requests by what became of them";
@@ -97,6 +102,7 @@ impl Metrics {
         Self {
             registry,
             responses,
+            listeners,
             placements,
             connections,
             replays,

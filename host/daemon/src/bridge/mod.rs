@@ -25,32 +25,37 @@ pub mod subscription;
 
 pub use blocks::{Blocks, Counts, Limits};
 
+use crate::api::Canary;
+use crate::connections::{self, Book, Bounds};
 use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
 use crate::kv::http::{Readers, Source};
+use crate::serve;
 use anyhow::Context;
 use foreword_ordering::Config as OrderingConfig;
+use foreword_ordering::feed::FeedKey;
 use foreword_ordering::path::Locator;
 use http::App;
 use metrics::Metrics;
 use prompts::Prompts;
 use residency::Residency;
-use std::future::IntoFuture;
-use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use subscription::Subscription;
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
 
 /// What to follow, and how to tell it.
 pub struct Config {
-    /// Where to listen; port 0 picks a free one.
+    /// Where to listen for copies; port 0 picks a free one.
     pub listen: SocketAddr,
+    /// Where to listen for probes, scrapers and gateways that follow the feed; `None`: nowhere.
+    pub internal: Option<SocketAddr>,
+    /// What connections of copies may do.
+    pub connections: Bounds,
     /// The engine's events.
     pub engine: subscription::Config,
     /// The folder of its checkpoint, of which template and tokenizer are read.
@@ -61,8 +66,12 @@ pub struct Config {
     pub ordering: OrderingConfig,
     /// The keys to ask for under `/v1`; `None`: nobody is asked.
     pub keys: Option<ApiKeys>,
-    /// The keys to ask for under `/v1/kv`; `None`: those of the API.
+    /// The keys to ask for under `/v1/kv`; `None`: those of the API, unless the feed has a key itself.
     pub kv_keys: Option<ApiKeys>,
+    /// What the feed is sealed with.
+    pub feed_key: Option<FeedKey>,
+    /// Time for a copy's body to arrive.
+    pub body_time: Duration,
     /// Bytes of a copy's body.
     pub max_body_bytes: u64,
     /// Copies that may wait to be read.
@@ -79,8 +88,9 @@ pub struct Config {
 pub struct Bridge {
     app: Arc<App>,
     address: SocketAddr,
+    internal: Option<SocketAddr>,
     grace: Duration,
-    connections: JoinHandle<io::Result<()>>,
+    connections: JoinSet<()>,
     following: JoinHandle<()>,
 }
 
@@ -102,15 +112,29 @@ impl Bridge {
             let loaded = tokio::task::spawn_blocking(load).await;
             loaded.context("reading the model's text files panicked")??
         };
-        let listener = TcpListener::bind(config.listen)
-            .await
-            .with_context(|| format!("cannot listen on {}", config.listen))?;
-        let address = listener.local_addr().context("cannot tell the port")?;
+        let (listener, address) = serve::listen(config.listen, "copies of requests").await?;
+        let internal = match config.internal {
+            Some(address) => Some(serve::listen(address, serve::INTERNAL).await?),
+            None => None,
+        };
+        let internal_address = internal.as_ref().map(|(_, address)| *address);
         let gate = Gate::new(config.max_waiting);
-        let kv_keys = config.kv_keys.or_else(|| config.keys.clone());
+        let access = serve::access(
+            config.kv_keys,
+            config.keys.as_ref(),
+            config.feed_key,
+            internal_address,
+        );
+        let internal_bounds = serve::internal_bounds(&access);
+        let counts = &metrics.listeners;
+        let copies = Book::new("public", config.connections, counts.clone());
+        let internal_connections = Book::new("internal", internal_bounds, counts.clone());
         let cores = std::thread::available_parallelism().map_or(1, Into::into);
         let app = Arc::new(App {
-            readers: Readers::new(kv_keys, Arc::clone(&gate)),
+            readers: Readers::new(access, Arc::clone(&gate)),
+            connections: Arc::clone(&copies),
+            body_time: config.body_time,
+            canary: Canary::default(),
             gate,
             prompts,
             residency: Arc::clone(&residency),
@@ -120,13 +144,24 @@ impl Bridge {
             preparing: Arc::new(Semaphore::new(cores)),
         });
         app.gate.advance(Phase::Open);
-        let closed = {
-            let gate = Arc::clone(&app.gate);
-            async move { gate.reached(Phase::Closed).await }
-        };
+        let mut tasks = JoinSet::new();
+        let gate = &app.gate;
         let routes = http::router(Arc::clone(&app));
-        let serve = axum::serve(listener, routes).with_graceful_shutdown(closed);
-        let connections = tokio::spawn(serve.into_future());
+        tasks.spawn(connections::serve(
+            listener,
+            routes,
+            copies,
+            Arc::clone(gate),
+        ));
+        if let Some((listener, _)) = internal {
+            let routes = http::internal(Arc::clone(&app));
+            tasks.spawn(connections::serve(
+                listener,
+                routes,
+                internal_connections,
+                Arc::clone(gate),
+            ));
+        }
         let following = {
             let (app, feed) = (Arc::clone(&app), Arc::clone(residency.feed()));
             let subscription = Subscription::new(config.engine, residency, metrics);
@@ -146,8 +181,9 @@ impl Bridge {
         Ok(Self {
             app,
             address,
+            internal: internal_address,
             grace: config.grace,
-            connections,
+            connections: tasks,
             following,
         })
     }
@@ -157,8 +193,13 @@ impl Bridge {
         self.address
     }
 
+    /// The internal listener's address, with its real port.
+    pub fn internal_address(&self) -> Option<SocketAddr> {
+        self.internal
+    }
+
     /// Takes no more copies, answers readers that wait, and closes.
-    pub async fn stop(self) {
+    pub async fn stop(mut self) {
         let gate = &self.app.gate;
         let deadline = Instant::now() + self.grace;
         gate.advance(Phase::Stopping);
@@ -169,7 +210,8 @@ impl Bridge {
         gate.emptied().await;
         gate.advance(Phase::Closed);
         let writing = deadline.max(Instant::now() + WRITING);
-        if timeout_at(writing, self.connections).await.is_err() {
+        let written = async { while self.connections.join_next().await.is_some() {} };
+        if timeout_at(writing, written).await.is_err() {
             tracing::warn!("closing connections whose clients do not read");
         }
         tracing::info!("stopped");

@@ -5,11 +5,18 @@
 //! | `since`, `epoch` | absent: all that is held | `next` and `epoch` of the last batch read; together or not at all |
 //! | `wait_ms` | 0 | how long to wait for something to happen, at most 60,000 |
 //! | `limit` | 1,024 | events looked at for one batch, 1 to 4,096 |
-//! | `tenant` | absent: everybody's | a tenant's key |
+//! | `tenant` | absent: everybody's | a tenant's key, sealed where the feed is |
 //!
 //! With `accept: text/event-stream` the events come as server-sent events, one batch each, with `EPOCH-NEXT` for an id;
 //! a reader that comes back with `last-event-id` goes on there. The batches are
 //! [`foreword_ordering::feed`]'s. A batch with `reset` holds everything, whatever `limit` says.
+//!
+//! Between a host and gateways that share a key, batches are sealed ([`foreword_ordering::feed::FeedKey`]); `tenant` is
+//! then as they write it. A feed without a key tells whoever has a document that the engine holds it, so it is served to
+//! loopback alone and refused with 403 on any other address.
+//!
+//! Readers are known by their keys, and each key has places of its own: no reader takes another key's. With a feed key
+//! that is the token which gateways make of it, beside the keys of `--kv-key-file`; a reader without any gets 401.
 //!
 //! A reader is given what there is when it asks, and holds nothing of the engine meanwhile: a slow one falls behind and
 //! is then told to begin anew.
@@ -27,10 +34,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use foreword_engine::engine::feed::{Feed, Position};
-use foreword_ordering::feed::{Batch, Epoch, TenantKey};
+use foreword_ordering::feed::{Batch, Epoch, FeedKey, SealedTenant, TenantKey, Wire};
 use futures_util::stream;
 use std::convert::Infallible;
 use std::fmt::Display;
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -43,11 +51,67 @@ const DEFAULT_LIMIT: usize = 1024;
 
 /// Whoever reads the feed, and what they may.
 pub struct Readers {
+    access: Access,
+    gate: Arc<Gate>,
+    /// Of each key; where nobody is asked for one, of everybody.
+    places: Vec<Arc<Semaphore>>,
+    source: OnceLock<Source>,
+}
+
+/// Who may read the feed, and how it is told to them.
+#[derive(Clone, Default)]
+pub struct Access {
     /// The keys to ask for; `None`: nobody is asked.
     keys: Option<ApiKeys>,
-    gate: Arc<Gate>,
-    places: Arc<Semaphore>,
-    source: OnceLock<Source>,
+    /// What it is sealed with.
+    seal: Option<FeedKey>,
+    /// Whether others than this machine reach it.
+    is_exposed: bool,
+}
+
+impl Access {
+    /// For a listener at `address`: a feed sealed with `seal`, for readers with one of `keys`.
+    pub fn new(keys: Option<ApiKeys>, seal: Option<FeedKey>, address: Option<SocketAddr>) -> Self {
+        let keys = match (&seal, keys) {
+            // Whoever has the key has this token.
+            (Some(seal), Some(keys)) => Some(keys.and(seal.token())),
+            (Some(seal), None) => Some(ApiKeys::of([seal.token().as_bytes()])),
+            (None, keys) => keys,
+        };
+        Self {
+            keys,
+            seal,
+            is_exposed: address.is_some_and(|address| !address.ip().is_loopback()),
+        }
+    }
+
+    /// One line for the log: what whoever runs the server should know of its feed.
+    pub fn log(&self) {
+        match (&self.seal, self.is_exposed) {
+            (Some(_), _) => tracing::info!("the KV feed is sealed with a key"),
+            (None, false) => tracing::warn!(
+                "the KV feed has no key (--feed-key-file): it is served on loopback, and whoever reads it there can tell which documents are held"
+            ),
+            (None, true) => tracing::warn!(
+                "the KV feed is refused: it has no key (--feed-key-file), and the internal listener is not on loopback"
+            ),
+        }
+    }
+
+    fn pools(&self) -> u32 {
+        let keys = self.keys.as_ref().map_or(1, ApiKeys::count);
+        u32::try_from(keys).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Readers at once of one key.
+    fn places(&self) -> u32 {
+        (MAX_READERS_IN_ALL / self.pools()).clamp(1, MAX_READERS)
+    }
+
+    /// Readers at once.
+    pub fn readers(&self) -> u32 {
+        self.places().saturating_mul(self.pools())
+    }
 }
 
 /// Whose feed it is.
@@ -58,16 +122,20 @@ pub struct Source {
     pub model: String,
 }
 
-/// Readers at once.
+/// Readers at once of one key, as long as there are few keys.
 pub const MAX_READERS: u32 = 64;
+/// Readers at once that all keys share.
+const MAX_READERS_IN_ALL: u32 = 1024;
 
 impl Readers {
     /// Until [`Readers::open`] there is nothing to read; `gate` says when reading must end.
-    pub fn new(keys: Option<ApiKeys>, gate: Arc<Gate>) -> Arc<Self> {
+    pub fn new(access: Access, gate: Arc<Gate>) -> Arc<Self> {
+        let places = access.places() as usize;
+        let places = (0..access.pools()).map(|_| Arc::new(Semaphore::new(places)));
         Arc::new(Self {
-            keys,
+            places: places.collect(),
+            access,
             gate,
-            places: Arc::new(Semaphore::new(MAX_READERS as usize)),
             source: OnceLock::new(),
         })
     }
@@ -84,7 +152,8 @@ impl Readers {
 
     /// How many read now.
     pub fn reading(&self) -> u32 {
-        MAX_READERS - self.places.available_permits() as u32
+        let free = self.places.iter().map(|places| places.available_permits());
+        self.access.readers() - free.sum::<usize>() as u32
     }
 }
 
@@ -94,7 +163,7 @@ pub fn router(readers: Arc<Readers>) -> Router {
         .route("/v1/kv/events", get(events))
         .route("/v1/kv/snapshot", get(snapshot))
         .route_layer(from_fn_with_state(
-            readers.keys.clone(),
+            readers.access.keys.clone(),
             refusals::authorize,
         ))
         .with_state(readers)
@@ -104,8 +173,8 @@ async fn events(
     State(readers): State<Arc<Readers>>,
     request: Request,
 ) -> Result<Response, Failure> {
-    let query = Query::parse(request.uri().query().unwrap_or_default())?;
-    let mut reader = Reader::new(readers, &query)?;
+    let query = Query::parse(&request, &readers)?;
+    let mut reader = Reader::new(readers, request.headers(), &query)?;
     if wants_stream(request.headers()) {
         if let Some(id) = request.headers().get("last-event-id") {
             reader.since = id.to_str().ok().and_then(position_of);
@@ -113,19 +182,21 @@ async fn events(
         return Ok(reader.stream());
     }
     let deadline = Instant::now() + query.wait;
-    Ok(Json(reader.next(deadline).await?).into_response())
+    let batch = reader.next(deadline).await?;
+    Ok(Json(reader.wire(&batch)).into_response())
 }
 
 async fn snapshot(
     State(readers): State<Arc<Readers>>,
     request: Request,
-) -> Result<Json<Batch>, Failure> {
+) -> Result<Json<Wire>, Failure> {
     let query = Query {
         since: None,
-        ..Query::parse(request.uri().query().unwrap_or_default())?
+        ..Query::parse(&request, &readers)?
     };
-    let mut reader = Reader::new(readers, &query)?;
-    reader.next(Instant::now()).await.map(Json)
+    let mut reader = Reader::new(readers, request.headers(), &query)?;
+    let batch = reader.next(Instant::now()).await?;
+    Ok(Json(reader.wire(&batch)))
 }
 
 /// The parameters, checked.
@@ -138,7 +209,12 @@ struct Query {
 }
 
 impl Query {
-    fn parse(query: &str) -> Result<Self, Failure> {
+    fn parse(request: &Request, readers: &Readers) -> Result<Self, Failure> {
+        let access = &readers.access;
+        if access.seal.is_none() && access.is_exposed {
+            return Err(Failure::FeedKeyRequired);
+        }
+        let query = request.uri().query().unwrap_or_default();
         let mut since = None;
         let mut epoch: Option<Epoch> = None;
         let mut parsed = Self {
@@ -160,7 +236,17 @@ impl Query {
                     // It fits: the limit does.
                     parsed.limit = number(name, value, MAX_LIMIT)?.max(1) as usize;
                 }
-                "tenant" => parsed.tenant = Some(read(name, value)?),
+                "tenant" => {
+                    parsed.tenant = Some(match &access.seal {
+                        None => read(name, value)?,
+                        Some(seal) => {
+                            let sealed: SealedTenant = read(name, value)?;
+                            seal.open_tenant(sealed).ok_or_else(|| {
+                                Failure::invalid(name, "tenant: sealed with another key")
+                            })?
+                        }
+                    });
+                }
                 _ => {}
             }
         }
@@ -218,18 +304,23 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(readers: Arc<Readers>, query: &Query) -> Result<Self, Failure> {
+    fn new(readers: Arc<Readers>, headers: &HeaderMap, query: &Query) -> Result<Self, Failure> {
         if readers.source.get().is_none() {
             return Err(Failure::Loading);
         }
-        let place = Arc::clone(&readers.places).try_acquire_owned();
+        let holder = readers.access.keys.as_ref();
+        let holder = holder.map_or(Some(0), |keys| keys.holder(headers));
+        // Whoever has no key was refused before.
+        let places = holder.and_then(|holder| readers.places.get(holder));
+        let place = Arc::clone(places.ok_or(Failure::Unauthorized)?).try_acquire_owned();
+        let limit = readers.access.places();
         Ok(Self {
             readers,
             since: query.since,
             limit: query.limit,
             tenant: query.tenant,
             _place: place.map_err(|_| Failure::QueueFull {
-                limit: MAX_READERS,
+                limit,
                 retry_after: SOON,
             })?,
         })
@@ -266,6 +357,11 @@ impl Reader {
         }
     }
 
+    /// As this reader gets it.
+    fn wire(&self, batch: &Batch) -> Wire {
+        batch.wire(self.readers.access.seal.as_ref())
+    }
+
     /// Batch after batch, an empty one now and then, until the server stops.
     fn stream(self) -> Response {
         let batches = stream::unfold(self, |mut reader| async {
@@ -274,7 +370,10 @@ impl Reader {
             }
             let batch = reader.next(Instant::now() + MAX_WAIT).await.ok()?;
             let id = format!("{:016x}-{}", batch.epoch.0, batch.next);
-            let event = Event::default().id(id).json_data(&batch).ok()?;
+            let event = Event::default()
+                .id(id)
+                .json_data(reader.wire(&batch))
+                .ok()?;
             Some((Ok::<_, Infallible>(event), reader))
         });
         Sse::new(batches)

@@ -3,6 +3,9 @@
 //! | name | kind | labels |
 //! | --- | --- | --- |
 //! | `foreword_http_requests_total` | counter | `route` (the pattern, or `unmatched`), `status` |
+//! | `foreword_connections` | gauge | `listener`: `public`, `internal` |
+//! | `foreword_connections_closed_total` | counter | `listener`, `cause`, see [`connections::Counts`] |
+//! | `foreword_accept_failures_total` | counter | `listener` |
 //! | `foreword_generations_total` | counter | `outcome` |
 //! | `foreword_document_paths_total` | counter | `outcome`: `placed`, `partial`, `not_found`, `malformed`, `absent` |
 //! | `foreword_grammars_total` | counter | `outcome`: `prepared`, `refused` (400), `busy` (429), `cancelled`, `failed` |
@@ -36,6 +39,7 @@ pub(crate) use counts::Outcomes;
 pub use counts::{Placement, Placements, Responses};
 pub use engine::Numbers;
 
+use crate::connections;
 use axum::http::StatusCode;
 use engine::Scraped;
 use prometheus_client::encoding::text;
@@ -48,6 +52,8 @@ use std::time::Duration;
 pub struct Metrics {
     registry: Registry,
     http: Responses,
+    /// Connections of all listeners.
+    pub connections: connections::Counts,
     generations: Outcomes,
     /// Chat requests by what became of their path.
     pub placements: Placements,
@@ -106,6 +112,7 @@ impl Metrics {
     pub fn new(numbers: impl Fn() -> Option<Numbers> + Send + Sync + 'static) -> Self {
         let mut registry = Registry::with_prefix("foreword");
         let http = Responses::registered(&mut registry);
+        let connections = connections::Counts::registered(&mut registry);
         let help = "Generations by how they ended";
         let generations = Outcomes::registered(&mut registry, "generations", help);
         let placements = Placements::registered(&mut registry);
@@ -147,6 +154,7 @@ impl Metrics {
         };
         let metrics = Self {
             http,
+            connections,
             generations,
             placements,
             grammars,

@@ -170,7 +170,7 @@ async fn a_real_model_answers_alike_cold_and_warm_and_the_log_holds_no_text() {
     process.signal("INT");
     assert_eq!(process.exit().await.code(), Some(0));
     let (rest, log) = process.output();
-    assert_eq!(rest, "", "one line on standard output");
+    assert_eq!(rest, "", "two lines on standard output");
     assert!(
         log.lines()
             .all(|line| serde_json::from_str::<Value>(line).is_ok()),
@@ -200,7 +200,7 @@ async fn a_second_signal_ends_it_at_once() {
         streams.push(stream(&process, 8000).await);
     }
     process.signal("TERM");
-    while get(process.address, "/readyz").await.status == 200 {}
+    while get(process.internal, "/readyz").await.status == 200 {}
     process.signal("TERM");
     assert_eq!(process.exit().await.code(), Some(128 + 15));
 }

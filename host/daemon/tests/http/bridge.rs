@@ -216,7 +216,7 @@ async fn until_heard(engine: &mut Engine, bridge: SocketAddr) {
 async fn followed(wire: Wire, repeats: bool) -> (Engine, Process) {
     let mut engine = Engine::start(wire, repeats).await;
     let bridge = bridge(&engine);
-    until_heard(&mut engine, bridge.address).await;
+    until_heard(&mut engine, bridge.internal).await;
     (engine, bridge)
 }
 
@@ -246,11 +246,11 @@ async fn the_feed_tells_which_documents_the_engines_blocks_hold_in_whatever_form
             .publish(&[request.stored(0, 3, 100), Event::Future])
             .await;
         request.copy_to(bridge.address).await;
-        until_held(bridge.address, request.held(3)).await;
+        until_held(bridge.internal, request.held(3)).await;
         engine.publish(&[request.stored(3, all, 100)]).await;
-        until_held(bridge.address, request.held(all)).await;
+        until_held(bridge.internal, request.held(all)).await;
 
-        let told = batch(&get(bridge.address, SNAPSHOT).await);
+        let told = batch(&get(bridge.internal, SNAPSHOT).await);
         assert_eq!((told.reset, &*told.model), (true, "m"), "{wire:?}");
         let Told::Stored { path, .. } = &told.events[0] else {
             panic!("{told:?}")
@@ -264,14 +264,14 @@ async fn the_feed_tells_which_documents_the_engines_blocks_hold_in_whatever_form
         // A reader that waits is told when the engine drops a block.
         let query = after(&told);
         engine.publish(&[Event::Removed(vec![102])]).await;
-        let news = batch(&get(bridge.address, &query).await);
+        let news = batch(&get(bridge.internal, &query).await);
         assert!(
             matches!(news.events[0], Told::Removed { .. }),
             "{wire:?}: {news:?}"
         );
-        until_held(bridge.address, request.held(2)).await;
+        until_held(bridge.internal, request.held(2)).await;
         engine.publish(&[Event::Cleared]).await;
-        until_held(bridge.address, 0).await;
+        until_held(bridge.internal, 0).await;
     }
 }
 
@@ -282,9 +282,9 @@ async fn a_bridge_that_comes_late_asks_for_what_it_missed() {
     engine.lose(&[request.stored(0, 3, 100)]);
     engine.lose(&[request.stored(3, request.blocks(), 100)]);
     let bridge = bridge(&engine);
-    until_ready(bridge.address).await;
+    until_ready(bridge.internal).await;
     request.copy_to(bridge.address).await;
-    until_held(bridge.address, 4).await;
+    until_held(bridge.internal, 4).await;
 }
 
 #[tokio::test]
@@ -298,11 +298,11 @@ async fn what_is_dropped_of_a_long_answer_is_asked_for_again() {
         }
     }
     let bridge = bridge(&engine);
-    until_ready(bridge.address).await;
+    until_ready(bridge.internal).await;
     request.copy_to(bridge.address).await;
-    until_held(bridge.address, 4).await;
-    assert_eq!(forgotten(bridge.address, "gap").await, 0);
-    assert!(metric(bridge.address, "foreword_bridge_replays_total").await > 5);
+    until_held(bridge.internal, 4).await;
+    assert_eq!(forgotten(bridge.internal, "gap").await, 0);
+    assert!(metric(bridge.internal, "foreword_bridge_replays_total").await > 5);
 }
 
 #[tokio::test]
@@ -314,12 +314,12 @@ async fn a_gap_is_closed_where_the_engine_repeats_what_was_missed() {
     engine
         .publish(&[request.stored(3, request.blocks(), 100)])
         .await;
-    until_held(bridge.address, 4).await;
+    until_held(bridge.internal, 4).await;
     // A loss that no later batch shows is found in the silence that follows.
     engine.lose(&[Event::Removed(vec![100])]);
-    until_held(bridge.address, 0).await;
+    until_held(bridge.internal, 0).await;
     for cause in ["gap", "restart", "disconnected", "unreadable"] {
-        assert_eq!(forgotten(bridge.address, cause).await, 0, "{cause}");
+        assert_eq!(forgotten(bridge.internal, cause).await, 0, "{cause}");
     }
 }
 
@@ -330,20 +330,20 @@ async fn a_gap_that_cannot_be_closed_leaves_nothing_known_but_what_follows() {
         let (mut engine, bridge) = followed(Wire::TODAY, repeats).await;
         first.copy_to(bridge.address).await;
         engine.publish(&[first.all_stored(100)]).await;
-        until_held(bridge.address, 4).await;
-        let epoch = batch(&get(bridge.address, SNAPSHOT).await).epoch;
+        until_held(bridge.internal, 4).await;
+        let epoch = batch(&get(bridge.internal, SNAPSHOT).await).epoch;
 
         engine.lose(&[Event::Removed(vec![100])]);
         // Asked for what it missed, it has kept nothing from before that.
         engine.forget();
         engine.publish(&[second.all_stored(200)]).await;
-        until_held(bridge.address, 0).await;
+        until_held(bridge.internal, 0).await;
         second.copy_to(bridge.address).await;
-        until_held(bridge.address, 4).await;
-        assert_ne!(batch(&get(bridge.address, SNAPSHOT).await).epoch, epoch);
+        until_held(bridge.internal, 4).await;
+        assert_ne!(batch(&get(bridge.internal, SNAPSHOT).await).epoch, epoch);
         let causes = [("gap", !repeats), ("restart", repeats)];
         for (cause, expected) in causes {
-            let found = forgotten(bridge.address, cause).await > 0;
+            let found = forgotten(bridge.internal, cause).await > 0;
             assert_eq!(found, expected, "{cause}, repeats: {repeats}");
         }
     }
@@ -356,7 +356,7 @@ async fn an_engine_that_was_restarted_holds_nothing_of_before() {
         let (mut engine, bridge) = followed(Wire::TODAY, repeats).await;
         first.copy_to(bridge.address).await;
         engine.publish(&[first.all_stored(100)]).await;
-        until_held(bridge.address, 4).await;
+        until_held(bridge.internal, 4).await;
 
         let mut engine = engine.restart().await;
         // Numbers that go on as if nothing had happened do not deceive it.
@@ -367,14 +367,14 @@ async fn an_engine_that_was_restarted_holds_nothing_of_before() {
         if repeats {
             engine.publish(std::slice::from_ref(&blocks)).await;
         }
-        until_held(bridge.address, 0).await;
+        until_held(bridge.internal, 0).await;
         if !repeats {
-            until_heard(&mut engine, bridge.address).await;
+            until_heard(&mut engine, bridge.internal).await;
             engine.publish(&[blocks]).await;
         }
         second.copy_to(bridge.address).await;
-        until_held(bridge.address, 4).await;
-        let connections = metric(bridge.address, "foreword_bridge_connections_total").await;
+        until_held(bridge.internal, 4).await;
+        let connections = metric(bridge.internal, "foreword_bridge_connections_total").await;
         assert_eq!(connections, 2, "repeats: {repeats}, {more} more");
     }
 }
@@ -385,15 +385,15 @@ async fn a_lost_connection_loses_nothing_where_the_engine_repeats() {
     let (mut engine, bridge) = followed(Wire::TODAY, true).await;
     request.copy_to(bridge.address).await;
     engine.publish(&[request.stored(0, 3, 100)]).await;
-    until_held(bridge.address, request.held(3)).await;
+    until_held(bridge.internal, request.held(3)).await;
     let mut engine = engine.disconnect().await;
     engine.lose(&[request.stored(3, request.blocks(), 100)]);
-    until_held(bridge.address, 4).await;
+    until_held(bridge.internal, 4).await;
     assert_eq!(
-        metric(bridge.address, "foreword_bridge_connections_total").await,
+        metric(bridge.internal, "foreword_bridge_connections_total").await,
         2
     );
-    assert_eq!(forgotten(bridge.address, "restart").await, 0);
+    assert_eq!(forgotten(bridge.internal, "restart").await, 0);
 }
 
 #[tokio::test]
@@ -402,15 +402,15 @@ async fn a_batch_that_cannot_be_read_may_have_said_anything() {
     let (mut engine, bridge) = followed(Wire::TODAY, true).await;
     request.copy_to(bridge.address).await;
     engine.publish(&[request.all_stored(100)]).await;
-    until_held(bridge.address, 4).await;
+    until_held(bridge.internal, 4).await;
     engine.publish_garbage().await;
-    until_held(bridge.address, 0).await;
-    assert_eq!(forgotten(bridge.address, "unreadable").await, 1);
+    until_held(bridge.internal, 0).await;
+    assert_eq!(forgotten(bridge.internal, "unreadable").await, 1);
     // It goes on with the next one.
     let request = self::request(2, None);
     request.copy_to(bridge.address).await;
     engine.publish(&[request.all_stored(200)]).await;
-    until_held(bridge.address, 4).await;
+    until_held(bridge.internal, 4).await;
 }
 
 #[tokio::test]
@@ -423,21 +423,21 @@ async fn a_tenants_blocks_are_told_as_its_own() {
     for request in [&nobody, &azure, &crimson] {
         request.copy_to(bridge.address).await;
     }
-    until_held(bridge.address, 4).await;
+    until_held(bridge.internal, 4).await;
     let is_crimson =
         |(tenant, _, _): &(TenantKey, u64, Vec<u64>)| *tenant == TenantKey::of("crimson");
-    assert!(held(bridge.address).await.iter().all(is_crimson));
+    assert!(held(bridge.internal).await.iter().all(is_crimson));
     engine.publish(&[nobody.all_stored(200)]).await;
-    until_held(bridge.address, 8).await;
+    until_held(bridge.internal, 8).await;
 
     let of = async |tenant: TenantKey| {
         let path = format!("{SNAPSHOT}?tenant={tenant}");
-        batch(&get(bridge.address, &path).await).events.len()
+        batch(&get(bridge.internal, &path).await).events.len()
     };
     assert_eq!(of(TenantKey::of("crimson")).await, 1);
     assert_eq!(of(TenantKey::of("azure")).await, 0);
     assert!(
-        !get(bridge.address, SNAPSHOT)
+        !get(bridge.internal, SNAPSHOT)
             .await
             .text()
             .contains("crimson")
@@ -466,18 +466,18 @@ async fn a_copy_is_answered_at_once_and_counted_whatever_it_is() {
         ("/v1/embeddings", "{}", None, "no_documents"),
     ] {
         let name = format!("foreword_bridge_copies_total{{outcome=\"{outcome}\"}}");
-        let before = metric(bridge.address, &name).await;
+        let before = metric(bridge.internal, &name).await;
         let mut headers = JSON.to_vec();
         headers.extend(path.map(|path| ("x-foreword-path", path)));
         let answer = send(bridge.address, "POST", route, &headers, body.as_bytes()).await;
         assert_eq!(answer.read().await.status, 204, "{outcome}");
         until(outcome, async || {
-            metric(bridge.address, &name).await == before + 1
+            metric(bridge.internal, &name).await == before + 1
         })
         .await;
     }
     let placed = "foreword_document_paths_total{outcome=\"placed\"}";
-    assert_eq!(metric(bridge.address, placed).await, 2);
+    assert_eq!(metric(bridge.internal, placed).await, 2);
     let headers = [JSON[0], ("x-foreword-path", &good.path)];
     let large = vec![b' '; (8 << 20) + 1];
     let answer = send(bridge.address, "POST", CHAT, &headers, &large).await;
@@ -502,17 +502,17 @@ async fn the_feed_waits_for_the_engine_and_asks_for_its_keys() {
     let read = async |key: &str| {
         let key = format!("Bearer {key}");
         let headers = [("authorization", &*key)];
-        send(bridge.address, "GET", SNAPSHOT, &headers, b"")
+        send(bridge.internal, "GET", SNAPSHOT, &headers, b"")
             .await
             .read()
             .await
     };
     read("gateways").await.error(503, "loading", None);
-    assert_eq!(get(bridge.address, "/readyz").await.status, 503);
-    assert_eq!(get(bridge.address, "/healthz").await.status, 200);
+    assert_eq!(get(bridge.internal, "/readyz").await.status, 503);
+    assert_eq!(get(bridge.internal, "/healthz").await.status, 200);
 
     let _engine = Engine::at(Wire::TODAY, address).await;
-    until_ready(bridge.address).await;
+    until_ready(bridge.internal).await;
     assert_eq!(read("gateways").await.status, 200);
     read("clients").await.error(401, "invalid_api_key", None);
     let copy = send(bridge.address, "POST", CHAT, &JSON, b"{}")
@@ -531,10 +531,10 @@ async fn a_signal_ends_it_while_a_reader_waits_and_its_log_holds_no_text() {
     let (mut engine, mut bridge) = followed(Wire::TODAY, false).await;
     request.copy_to(bridge.address).await;
     engine.publish(&[request.all_stored(100)]).await;
-    until_held(bridge.address, 4).await;
-    let told = batch(&get(bridge.address, SNAPSHOT).await);
+    until_held(bridge.internal, 4).await;
+    let told = batch(&get(bridge.internal, SNAPSHOT).await);
     let query = after(&told);
-    let address = bridge.address;
+    let address = bridge.internal;
     let waiting = tokio::spawn(async move { get(address, &query).await });
     let readers = "foreword_http_requests_total{route=\"/v1/kv/events\",status=\"200\"}";
     assert_eq!(metric(address, readers).await, 0);
@@ -542,7 +542,7 @@ async fn a_signal_ends_it_while_a_reader_waits_and_its_log_holds_no_text() {
     assert_eq!(bridge.exit().await.code(), Some(0));
     assert_eq!(batch(&waiting.await.unwrap()).events, []);
     let (rest, log) = bridge.output();
-    assert_eq!(rest, "", "one line on standard output");
+    assert_eq!(rest, "", "two lines on standard output");
     for text in ["zeppelin", "of-a-tenant", "What is it about"] {
         assert!(!log.contains(text), "{text:?} is in the log:\n{log}");
     }
@@ -587,13 +587,13 @@ async fn what_vllms_own_libraries_publish_is_followed() {
                 "extra_keys": (from..to).map(|block| (block == 0).then_some(["mine"])).collect::<Vec<_>>(),
             }]])
         };
-        until_ready(bridge.address).await;
+        until_ready(bridge.internal).await;
         // One that is sent, one that must be asked for.
         writeln!(stdin, "{}\n-{}", stored(0, 3), stored(3, request.blocks())).unwrap();
         request.copy_to(bridge.address).await;
-        until_held(bridge.address, 4).await;
+        until_held(bridge.internal, 4).await;
         writeln!(stdin, "{}", json!([["AllBlocksCleared", {}]])).unwrap();
-        until_held(bridge.address, 0).await;
+        until_held(bridge.internal, 0).await;
         drop(stdin);
         assert!(python.wait().unwrap().success());
     }
@@ -620,7 +620,7 @@ async fn the_bridge_behind_our_own_engine_tells_what_the_engine_tells() {
     let folder = tempfile::TempDir::new().unwrap();
     parrot::write_checkpoint(folder.path(), Some(parrot::TEMPLATE));
     let bridge = bridge_to(&events, Some(&replay), folder.path(), &[]);
-    until_ready(bridge.address).await;
+    until_ready(bridge.internal).await;
     let mut orderer = Orderer::new(Config::default());
     let block = |id: usize| format!("<doc id={id}>{}</doc>", format!("text of {id} ").repeat(4));
     for (ids, salt) in [
@@ -646,13 +646,13 @@ async fn the_bridge_behind_our_own_engine_tells_what_the_engine_tells() {
             assert_eq!(answer.read().await.status, status);
         }
     }
-    let own = held(house.address()).await;
+    let own = held(house.internal()).await;
     assert!(own.len() > 5, "{own:?}");
     until("both say the same", async || {
-        held(bridge.address).await == own
+        held(bridge.internal).await == own
     })
     .await;
     let model = house.app().model.get().expect("the model is there");
     assert!(model.engine().clear_cache() > 0);
-    until_held(bridge.address, 0).await;
+    until_held(bridge.internal, 0).await;
 }

@@ -22,7 +22,7 @@ async fn every_metric_that_the_dashboard_asks_for_is_told() {
     let house = House::open().await;
     post(house.address(), "/v1/chat/completions", &say("abc")).await;
     house.idle().await;
-    let metrics = get(house.address(), "/metrics").await;
+    let metrics = get(house.internal(), "/metrics").await;
     let told: BTreeSet<&str> = metrics
         .text()
         .lines()

@@ -3,15 +3,16 @@
 
 use crate::chat::say;
 use crate::support::client::{JSON, Reply, Response, get, post_bytes, send};
-use crate::support::{House, MODEL, Options, loading, until};
+use crate::support::{House, MODEL, Options, internal, loading, until};
 use foreword::keys::ApiKeys;
 use foreword::kv::http::MAX_READERS;
 use foreword_engine::cache::CacheEvent;
 use foreword_ordering::document::Fingerprint;
-use foreword_ordering::feed::{Batch, Change, Event, Follower, TenantKey};
+use foreword_ordering::feed::{Batch, Change, Event, FeedKey, Follower, TenantKey};
 use foreword_ordering::{Config, Orderer, Tenant};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::Write;
+use std::net::SocketAddr;
 
 const EVENTS: &str = "/v1/kv/events";
 const SNAPSHOT: &str = "/v1/kv/snapshot";
@@ -43,7 +44,7 @@ fn batch(response: &Response) -> Batch {
 }
 
 async fn read(house: &House, query: &str) -> Batch {
-    batch(&get(house.address(), &format!("{EVENTS}?{query}")).await)
+    batch(&get(house.internal(), &format!("{EVENTS}?{query}")).await)
 }
 
 /// The documents of stored paths.
@@ -100,7 +101,11 @@ async fn a_reader_gets_all_that_is_held_and_then_what_happens() {
     assert_eq!(bites, follower);
 
     // The snapshot needs no position and ignores one.
-    let response = get(house.address(), &format!("{SNAPSHOT}?{}", follower.query())).await;
+    let response = get(
+        house.internal(),
+        &format!("{SNAPSHOT}?{}", follower.query()),
+    )
+    .await;
     assert!(batch(&response).reset);
 }
 
@@ -114,7 +119,7 @@ async fn a_reader_that_waits_is_answered_when_something_happens_to_its_tenant() 
         start.next,
         TenantKey::of("mine")
     );
-    let address = house.address();
+    let address = house.internal();
     let waiting = tokio::spawn(async move { get(address, &format!("{EVENTS}?{query}")).await });
     until("the reader waits", || house.app().readers.reading() > 0).await;
     happen(&house, vec![stored("another's", &[1])]);
@@ -133,7 +138,7 @@ async fn a_server_that_stops_waits_for_no_reader() {
         "wait_ms=60000&epoch={:016x}&since={}",
         start.epoch.0, start.next
     );
-    let address = house.address();
+    let address = house.internal();
     let waiting = tokio::spawn(async move { get(address, &format!("{EVENTS}?{query}")).await });
     let mut stream = stream(&house, &[]).await;
     until("both read", || house.app().readers.reading() == 2).await;
@@ -145,7 +150,7 @@ async fn a_server_that_stops_waits_for_no_reader() {
 
 async fn stream(house: &House, headers: &[(&str, &str)]) -> Reply {
     let headers = [&[("accept", "text/event-stream")], headers].concat();
-    send(house.address(), "GET", EVENTS, &headers, b"").await
+    send(house.internal(), "GET", EVENTS, &headers, b"").await
 }
 
 #[tokio::test]
@@ -200,7 +205,7 @@ async fn tenants_are_told_apart_and_salts_are_not_told() {
             stored("", &[3]),
         ],
     );
-    let response = get(house.address(), SNAPSHOT).await;
+    let response = get(house.internal(), SNAPSHOT).await;
     assert!(!response.text().contains("secret"), "{}", response.text());
     assert_eq!(paths(&batch(&response)).len(), 3);
     for (tenant, document) in [("secret-a", 1), ("secret-b", 2), ("", 3)] {
@@ -235,11 +240,127 @@ async fn the_feed_has_keys_of_its_own_where_there_are_some() {
                     .iter()
                     .map(|value| ("authorization", &**value))
                     .collect();
-                let reply = send(house.address(), "GET", path, &headers, b"").await;
+                let reply = send(house.internal(), "GET", path, &headers, b"").await;
                 assert_eq!(reply.status, status, "{path} with {key:?}");
             }
         }
     }
+}
+
+fn sealed(file: &str) -> Options {
+    let mut keys = tempfile::NamedTempFile::new().unwrap();
+    keys.write_all(file.as_bytes()).unwrap();
+    Options {
+        keys: Some(ApiKeys::load(keys.path()).unwrap()),
+        feed_key: Some(FeedKey::new(&[7; 32])),
+        ..Options::default()
+    }
+}
+
+async fn read_with(house: &House, key: &str, path: &str) -> Response {
+    let bearer = format!("Bearer {key}");
+    let headers = [("authorization", &*bearer)];
+    let reply = send(house.internal(), "GET", path, &headers, b"").await;
+    reply.read().await
+}
+
+#[tokio::test]
+async fn a_sealed_feed_tells_nothing_without_its_key_and_is_read_with_the_token_made_of_it() {
+    let house = House::with(sealed("clients")).await;
+    let key = FeedKey::new(&[7; 32]);
+    let document = Fingerprint::of(&[b"a document that somebody guesses"]).0;
+    happen(&house, vec![stored("salt", &[document]), stored("", &[5])]);
+    // Clients' keys open the API, and not this.
+    for other in ["clients", "", FeedKey::new(&[8; 32]).token()] {
+        let refused = read_with(&house, other, SNAPSHOT).await;
+        refused.error(401, "invalid_api_key", None);
+    }
+    let snapshot = read_with(&house, key.token(), SNAPSHOT).await;
+    for told in [
+        format!("{document:016x}"),
+        TenantKey::of("salt").to_string(),
+        ", 10]".to_owned(),
+        ",10]".to_owned(),
+    ] {
+        assert!(!snapshot.text().contains(&told), "{}", snapshot.text());
+    }
+    let read = Batch::read(&snapshot.body, Some(&key)).unwrap();
+    let mut found = paths(&read);
+    found.sort();
+    let mut expected = [vec![document], vec![5]];
+    expected.sort();
+    assert_eq!(found, expected);
+    // One tenant's, by its name as the feed writes it. Its open name would be a question that anybody could ask.
+    let whose = key.seal_tenant(TenantKey::of("salt"));
+    let path = format!("{EVENTS}?tenant={whose}");
+    let one = read_with(&house, key.token(), &path).await;
+    let one = Batch::read(&one.body, Some(&key)).unwrap();
+    assert_eq!(paths(&one), [[document]]);
+    let path = format!("{EVENTS}?tenant={}", TenantKey::of("salt"));
+    let refused = read_with(&house, key.token(), &path).await;
+    refused.error(400, "invalid_value", Some("tenant"));
+}
+
+#[tokio::test]
+async fn a_feed_without_a_key_is_for_loopback_alone_and_says_that_it_has_none() {
+    let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
+    let house = House::with(Options {
+        internal: Some(everywhere),
+        ..Options::default()
+    })
+    .await;
+    let here = SocketAddr::from(([127, 0, 0, 1], house.internal().port()));
+    for path in [EVENTS, SNAPSHOT] {
+        let message = get(here, path).await.error(403, "feed_key_required", None);
+        assert!(message.contains("--feed-key-file"), "{message}");
+    }
+    for path in ["/readyz", "/healthz", "/metrics"] {
+        assert_eq!(get(here, path).await.status, 200);
+    }
+    let house = House::open().await;
+    let snapshot = get(house.internal(), SNAPSHOT).await.json();
+    assert!(snapshot.as_object().unwrap().contains_key("key"));
+    assert_eq!(snapshot["key"], Value::Null);
+    // With a key it is served there too.
+    let house = House::with(Options {
+        internal: Some(everywhere),
+        ..sealed("clients")
+    })
+    .await;
+    let here = SocketAddr::from(([127, 0, 0, 1], house.internal().port()));
+    assert_eq!(get(here, SNAPSHOT).await.status, 401);
+}
+
+#[tokio::test]
+async fn a_reader_takes_no_other_keys_places() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(b"greedy\nmodest\n").unwrap();
+    let house = House::with(Options {
+        kv_keys: Some(ApiKeys::load(file.path()).unwrap()),
+        ..sealed("clients")
+    })
+    .await;
+    let mut streams = Vec::new();
+    for _ in 0..MAX_READERS {
+        let headers = [("authorization", "Bearer greedy")];
+        let stream = stream(&house, &headers).await;
+        assert_eq!(stream.status, 200);
+        streams.push(stream);
+    }
+    let refused = read_with(&house, "greedy", EVENTS).await;
+    refused.error(429, "queue_full", None);
+    // Nor does whoever has no key.
+    for _ in 0..2 * MAX_READERS {
+        get(house.internal(), EVENTS)
+            .await
+            .error(401, "invalid_api_key", None);
+    }
+    let key = FeedKey::new(&[7; 32]);
+    for other in ["modest", key.token()] {
+        let news = read_with(&house, other, EVENTS).await;
+        assert_eq!(news.status, 200);
+    }
+    assert_eq!(get(house.internal(), "/readyz").await.status, 200);
 }
 
 #[tokio::test]
@@ -258,11 +379,11 @@ async fn bad_parameters_are_named_with_value_and_limit() {
         ("limit=-1", "limit", "up to 4096"),
         ("tenant=bob", "tenant", "32 hexadecimal digits, got \"bob\""),
     ] {
-        let response = get(house.address(), &format!("{EVENTS}?{query}")).await;
+        let response = get(house.internal(), &format!("{EVENTS}?{query}")).await;
         let message = response.error(400, "invalid_value", Some(param));
         assert!(message.contains(words), "{query}: {message}");
     }
-    let response = send(house.address(), "POST", EVENTS, &JSON, b"{}")
+    let response = send(house.internal(), "POST", EVENTS, &JSON, b"{}")
         .await
         .read()
         .await;
@@ -272,7 +393,7 @@ async fn bad_parameters_are_named_with_value_and_limit() {
 #[tokio::test]
 async fn there_is_no_feed_without_a_model_and_none_for_too_many() {
     let server = loading(Options::default()).await;
-    get(server.address(), EVENTS)
+    get(internal(&server), EVENTS)
         .await
         .error(503, "loading", None);
 
@@ -281,12 +402,12 @@ async fn there_is_no_feed_without_a_model_and_none_for_too_many() {
     for _ in 0..MAX_READERS {
         streams.push(stream(&house, &[]).await);
     }
-    let refused = get(house.address(), EVENTS).await;
+    let refused = get(house.internal(), EVENTS).await;
     refused.error(429, "queue_full", None);
     assert_eq!(refused.header("retry-after"), Some("1"));
     streams.clear();
     until("they have gone", || house.app().readers.reading() == 0).await;
-    assert_eq!(get(house.address(), EVENTS).await.status, 200);
+    assert_eq!(get(house.internal(), EVENTS).await.status, 200);
 }
 
 const CHAT: &str = "/v1/chat/completions";
@@ -379,5 +500,5 @@ async fn documents_that_the_gateway_named_are_told_with_their_tokens_once_they_a
     }
     let model = house.app().model.get().expect("the model is there");
     assert!(model.engine().clear_cache() > 0);
-    assert_eq!(batch(&get(house.address(), SNAPSHOT).await).events, []);
+    assert_eq!(batch(&get(house.internal(), SNAPSHOT).await).events, []);
 }

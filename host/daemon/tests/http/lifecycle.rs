@@ -3,7 +3,7 @@
 use crate::chat::say;
 use crate::streaming::{forever, streaming};
 use crate::support::client::{begin, get, post};
-use crate::support::{House, Options, until};
+use crate::support::{House, Options, internal, until};
 use foreword::gate::Phase;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -16,18 +16,19 @@ const PATH: &str = "/v1/chat/completions";
 async fn a_stopping_server_finishes_what_runs_and_refuses_the_rest() {
     let House { server, steps } = House::open().await;
     let (address, app) = (server.address(), Arc::clone(server.app()));
+    let internal = internal(&server);
     steps.hold(1);
     let mut running = begin(address, PATH, &streaming("to the end")).await;
     running.event().await.expect("it runs");
 
     let stopping = tokio::spawn(server.stop());
     app.gate.reached(Phase::Stopping).await;
-    let ready = get(address, "/readyz").await;
+    let ready = get(internal, "/readyz").await;
     assert_eq!(
         (ready.status, ready.json()),
         (503, json!({"status": "stopping"}))
     );
-    assert_eq!(get(address, "/healthz").await.status, 200);
+    assert_eq!(get(internal, "/healthz").await.status, 200);
     let refused = post(address, PATH, &say("x")).await;
     refused.error(503, "stopping", None);
     assert_eq!(refused.header("connection"), Some("close"));
@@ -99,5 +100,5 @@ async fn a_server_whose_engine_has_ended_is_no_longer_ready() {
     post(house.address(), PATH, &say("x"))
         .await
         .error(503, "stopping", None);
-    assert_eq!(get(house.address(), "/readyz").await.status, 503);
+    assert_eq!(get(house.internal(), "/readyz").await.status, 503);
 }

@@ -158,7 +158,7 @@ async fn a_connection_serves_one_request_after_another() {
     .await;
     let (stream, mut connection) = read_head(connection).await.read_on().await;
     assert!(stream.text().ends_with("data: [DONE]\n\n"));
-    write_request(&mut connection, "GET", "/healthz", &[], b"").await;
+    write_request(&mut connection, "GET", "/v1/models", &[], b"").await;
     assert_eq!(read_head(connection).await.status, 200);
 }
 
@@ -169,6 +169,6 @@ async fn a_refused_post_leaves_its_connection_usable() {
     let reply = send(house.address(), "POST", "/v1/nothing", &JSON, &body).await;
     let (response, mut connection) = reply.read_on().await;
     response.error(404, "unknown_url", None);
-    write_request(&mut connection, "GET", "/healthz", &[], b"").await;
+    write_request(&mut connection, "GET", "/v1/models", &[], b"").await;
     assert_eq!(read_head(connection).await.status, 200);
 }

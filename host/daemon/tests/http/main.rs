@@ -9,6 +9,7 @@ mod choices;
 mod completions;
 mod dashboard;
 mod format;
+mod hostile;
 mod kv;
 mod kv_zmq;
 mod lifecycle;

@@ -201,7 +201,7 @@ async fn under_load_nothing_is_guessed() {
         assert_eq!(other.await.unwrap().status, 200);
     }
     assert_eq!(house.stats().speculations_started, 0);
-    let metrics = String::from_utf8(get(house.address(), "/metrics").await.body).unwrap();
+    let metrics = String::from_utf8(get(house.internal(), "/metrics").await.body).unwrap();
     assert!(
         metrics.contains("foreword_speculations_refused_total 1"),
         "{metrics}"

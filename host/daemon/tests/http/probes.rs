@@ -3,15 +3,15 @@
 use crate::chat::say;
 use crate::support::client::{get, post};
 use crate::support::parrot::{MAX_POSITIONS, Steps};
-use crate::support::{House, MODEL, Options, loading, model};
+use crate::support::{House, MODEL, Options, internal, loading, model};
 use serde_json::json;
 
 #[tokio::test]
 async fn a_server_is_healthy_at_once_and_ready_when_its_model_is_there() {
     let server = loading(Options::default()).await;
-    let address = server.address();
-    assert_eq!(get(address, "/healthz").await.status, 200);
-    let ready = get(address, "/readyz").await;
+    let (address, internal) = (server.address(), internal(&server));
+    assert_eq!(get(internal, "/healthz").await.status, 200);
+    let ready = get(internal, "/readyz").await;
     assert_eq!(
         (ready.status, ready.json()),
         (503, json!({"status": "loading"}))
@@ -20,10 +20,10 @@ async fn a_server_is_healthy_at_once_and_ready_when_its_model_is_there() {
     response.error(503, "loading", None);
     assert_eq!(response.header("retry-after"), Some("1"));
     get(address, "/v1/models").await.error(503, "loading", None);
-    assert_eq!(get(address, "/metrics").await.status, 200);
+    assert_eq!(get(internal, "/metrics").await.status, 200);
 
     server.open(model(&Options::default(), Steps::free()));
-    let ready = get(address, "/readyz").await;
+    let ready = get(internal, "/readyz").await;
     assert_eq!(
         (ready.status, ready.json()),
         (200, json!({"status": "ready"}))
@@ -64,7 +64,7 @@ async fn metrics_follow_what_was_served() {
     post(house.address(), "/v1/chat/completions", &json!({})).await;
     get(house.address(), "/no/such/path").await;
     house.idle().await;
-    let response = get(house.address(), "/metrics").await;
+    let response = get(house.internal(), "/metrics").await;
     assert!(
         response
             .header("content-type")

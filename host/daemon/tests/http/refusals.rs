@@ -246,11 +246,7 @@ async fn other_urls_and_methods_are_told_apart() {
             .await
             .error(404, "unknown_url", None);
     assert_eq!(message, "unknown URL: GET /v1/images/generations");
-    for (method, path, allow) in [
-        ("GET", CHAT, "POST"),
-        ("DELETE", "/v1/models", "GET,HEAD"),
-        ("POST", "/metrics", "GET,HEAD"),
-    ] {
+    for (method, path, allow) in [("GET", CHAT, "POST"), ("DELETE", "/v1/models", "GET,HEAD")] {
         let response = send(house.address(), method, path, &[], b"")
             .await
             .read()
@@ -258,6 +254,56 @@ async fn other_urls_and_methods_are_told_apart() {
         response.error(405, "method_not_allowed", None);
         assert_eq!(response.header("allow"), Some(allow), "{method} {path}");
     }
+    let response = send(house.internal(), "POST", "/metrics", &[], b"").await;
+    let response = response.read().await;
+    response.error(405, "method_not_allowed", None);
+    assert_eq!(response.header("allow"), Some("GET,HEAD"));
+}
+
+#[tokio::test]
+async fn what_tells_of_tenants_is_not_on_the_clients_port_and_the_rest_not_on_the_internal_one() {
+    let house = House::open().await;
+    for path in [
+        "/v1/kv/events",
+        "/v1/kv/snapshot?tenant=",
+        "/metrics",
+        "/healthz",
+        "/readyz",
+    ] {
+        for method in ["GET", "POST"] {
+            let response = send(house.address(), method, path, &[], b"").await;
+            let message = response.read().await.error(404, "unknown_url", None);
+            assert!(message.contains("--internal-listen"), "{message}");
+        }
+        assert_eq!(get(house.internal(), path).await.status, 200, "{path}");
+    }
+    // Other spellings are other paths.
+    for path in [
+        "/v1/kv/snapshot/",
+        "/v1//kv/snapshot",
+        "/v1/kv/%73napshot",
+        "//metrics",
+    ] {
+        let response = get(house.address(), path).await;
+        response.error(404, "unknown_url", None);
+    }
+    for path in [CHAT, "/v1/models", "/v1/prefill"] {
+        let response = get(house.internal(), path).await;
+        response.error(404, "unknown_url", None);
+    }
+}
+
+#[tokio::test]
+async fn without_an_internal_listener_nothing_of_it_is_served() {
+    let house = House::with(Options {
+        internal: None,
+        ..Options::default()
+    })
+    .await;
+    assert_eq!(house.server.internal_address(), None);
+    let response = get(house.address(), "/metrics").await;
+    response.error(404, "unknown_url", None);
+    assert_eq!(post(house.address(), CHAT, &say("x")).await.status, 200);
 }
 
 #[tokio::test]
@@ -315,7 +361,7 @@ async fn a_key_is_asked_for_where_there_are_keys() {
         .await
         .error(401, "invalid_api_key", None);
     for open in ["/healthz", "/readyz", "/metrics"] {
-        assert_eq!(get(house.address(), open).await.status, 200, "{open}");
+        assert_eq!(get(house.internal(), open).await.status, 200, "{open}");
     }
 }
 

@@ -232,7 +232,7 @@ async fn without_an_index_searching_is_refused_and_everything_else_is_served() {
     std::fs::remove_file(folder.path().join("index")).unwrap();
     let answer = post(house.address(), "/v1/retrieve", &query).await.json();
     assert_eq!(ids(&answer), ["ferry"]);
-    let metrics = get(house.address(), "/metrics").await;
+    let metrics = get(house.internal(), "/metrics").await;
     let metrics = String::from_utf8(metrics.body).unwrap();
     assert!(
         metrics.contains("foreword_retrievals_total{outcome=\"failed\"} 3"),

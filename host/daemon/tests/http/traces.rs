@@ -4,7 +4,7 @@ use crate::chat::say;
 use crate::streaming::streaming;
 use crate::support::client::{JSON, begin, get, post, send};
 use crate::support::parrot::Steps;
-use crate::support::{Options, loading, model};
+use crate::support::{Options, internal, loading, model};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Attribute;
 use opentelemetry_proto::tonic::trace::v1::Span;
@@ -128,7 +128,7 @@ async fn a_request_is_one_span_with_its_parts_under_its_callers() {
     .await;
     begin(address, PATH, &streaming("abc")).await.events().await;
     post(address, PATH, &Value::Null).await;
-    get(address, "/healthz").await;
+    get(internal(&server), "/healthz").await;
     server.stop().await;
 
     let spans = collector.spans();

@@ -24,7 +24,7 @@ use crate::engines::{EngineConfig, engines};
 use crate::retrieval::RetrievalConfig;
 use field::{experiment, max_body_bytes, one_of, own_header, paths};
 pub(crate) use field::{header_name, invalid, object, switch};
-pub(crate) use tenant::KEY;
+pub(crate) use tenant::{KEY, feed_key};
 pub use tenant::{SaltKey, TenantSource};
 
 /// The JSON Schema (draft 2020-12) of the plugin configuration.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::ConfigError;
 use super::field::{header_name, invalid, is_plain_name, object, paths};
@@ -16,7 +16,7 @@ pub enum TenantSource {
     Claim(Vec<String>),
 }
 
-/// What cache salts are made with.
+/// A secret: what cache salts are made with, or what an engine's feed is sealed with.
 #[derive(Clone, PartialEq, Eq)]
 pub enum SaltKey {
     /// The bytes.
@@ -138,6 +138,30 @@ fn salt_key(key: Option<&Value>, key_env: Option<&Value>) -> Option<Result<SaltK
         },
         _ => return None,
     })
+}
+
+/// A feed's `key` or `key_env`, read from its fields; `null` is as good as absence. Errors tell a key's length alone.
+pub(crate) fn feed_key(fields: &Map<String, Value>) -> Result<Option<SaltKey>, ConfigError> {
+    let field = |name| fields.get(name).filter(|value| !value.is_null());
+    match (field("key"), field("key_env")) {
+        (None, None) => Ok(None),
+        (Some(key), None) => (key.as_str())
+            .and_then(SaltKey::from_hex)
+            .map(|key| Some(SaltKey::Bytes(key)))
+            .ok_or_else(|| hidden("engines.feed.key", key, KEY)),
+        (None, Some(name)) => match name.as_str() {
+            Some(text) if is_plain_name(text) => Ok(Some(SaltKey::Environment(text.to_owned()))),
+            _ => Err(invalid(
+                "engines.feed.key_env",
+                name,
+                "the name of an environment variable",
+            )),
+        },
+        (Some(_), Some(_)) => Err(ConfigError::Conflict {
+            field: "engines.feed",
+            rule: "it takes either `key` or `key_env`",
+        }),
+    }
 }
 
 /// An error about a value that may be a secret.

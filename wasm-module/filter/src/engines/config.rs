@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use foreword_ordering::MAX_ENGINES;
 use serde_json::{Map, Value};
 
-use crate::config::{ConfigError, invalid};
+use crate::config::{ConfigError, SaltKey, feed_key, invalid};
 
 /// One engine behind the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub(crate) struct FeedConfig {
     pub(crate) cluster: String,
     /// Sent as `authorization: Bearer …`. Never logged.
     pub(crate) token: Option<String>,
+    /// What the feed is sealed with; `None`: it must not be sealed.
+    pub(crate) key: Option<SaltKey>,
 }
 
 impl std::fmt::Debug for FeedConfig {
@@ -114,7 +116,11 @@ fn engine(value: &Value) -> Result<EngineConfig, ConfigError> {
 }
 
 fn feed(value: &Value) -> Result<FeedConfig, ConfigError> {
-    let fields = object("engines.feed", value, &["cluster", "token"])?;
+    let fields = object(
+        "engines.feed",
+        value,
+        &["cluster", "token", "key", "key_env"],
+    )?;
     let cluster = text(fields.get("cluster"))
         .filter(|cluster| (1..=MAX_CLUSTER_BYTES).contains(&cluster.len()))
         .ok_or_else(|| {
@@ -140,6 +146,7 @@ fn feed(value: &Value) -> Result<FeedConfig, ConfigError> {
     Ok(FeedConfig {
         cluster: cluster.to_owned(),
         token: token.map(str::to_owned),
+        key: feed_key(fields)?,
     })
 }
 
@@ -201,6 +208,25 @@ mod tests {
     }
 
     #[test]
+    fn a_feeds_key_is_given_or_named() {
+        let feed = |mut fields: Value| {
+            fields["cluster"] = json!("c");
+            let value = json!([{"name": "a", "feed": fields}]);
+            engines(Some(&value)).unwrap().remove(0).feed.unwrap().key
+        };
+        let digits = "5a".repeat(32);
+        assert_eq!(
+            feed(json!({"key": digits})),
+            Some(SaltKey::Bytes(vec![0x5a; 32]))
+        );
+        assert_eq!(
+            feed(json!({"key_env": "FEED_KEY", "key": null})),
+            Some(SaltKey::Environment("FEED_KEY".into()))
+        );
+        assert_eq!(feed(json!({})), None);
+    }
+
+    #[test]
     fn one_engine_needs_no_address_and_is_there_without_being_named() {
         let value = json!([{"name": "a"}]);
         assert_eq!(engines(Some(&value)).unwrap()[0].address, None);
@@ -250,7 +276,19 @@ mod tests {
             ),
             (
                 json!([{"name": "a", "feed": {"cluster": "c", "tokens": "secret"}}]),
-                ["engines.feed", "cluster, token"],
+                ["engines.feed", "cluster, token, key, key_env"],
+            ),
+            (
+                json!([{"name": "a", "feed": {"cluster": "c", "key": "secret"}}]),
+                ["engines.feed.key: a string of 6 bytes", "hexadecimal"],
+            ),
+            (
+                json!([{"name": "a", "feed": {"cluster": "c", "key_env": "A B"}}]),
+                ["engines.feed.key_env: \"A B\"", "environment"],
+            ),
+            (
+                json!([{"name": "a", "feed": {"cluster": "c", "key": "5a".repeat(32), "key_env": "K"}}]),
+                ["engines.feed", "either `key` or `key_env`"],
             ),
         ] {
             let error = engines(Some(&value)).unwrap_err().to_string();

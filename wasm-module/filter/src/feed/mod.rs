@@ -10,11 +10,14 @@
 //! next one, no later than a lease's term and a tick. Without the feed, answers alone correct what is believed
 //! ([`crate::usage`]).
 //!
+//! A host that shares a key with its gateways seals what it says; a batch that is sealed otherwise than the configuration
+//! says is a failure like any other, counted by a name of its own.
+//!
 //! Knows HTTP's status codes and the feed's JSON; when to call and what to do about an answer. Nothing of trees.
 
 mod lease;
 
-use foreword_ordering::feed::{Batch, Change, Event, Follower};
+use foreword_ordering::feed::{Batch, Change, Event, FeedKey, Follower};
 use foreword_ordering::{EngineId, Residency};
 
 use self::lease::Lease;
@@ -27,6 +30,7 @@ pub(crate) struct Feed {
     engine: EngineId,
     name: String,
     config: FeedConfig,
+    key: Option<FeedKey>,
     lease: Lease,
     follower: Follower,
     /// The call under way, and when it was made.
@@ -44,15 +48,18 @@ pub(crate) struct Said {
     pub(crate) messages: Vec<Residency>,
     /// Events by the feed's own count, which may tell several as one; all that is held counts as one.
     pub(crate) events: u64,
+    /// Whether it said it with another key than ours, so that nothing is known of it.
+    pub(crate) is_keyed_otherwise: bool,
 }
 
 impl Feed {
-    /// `ring` is the name under which workers agree.
+    /// `key` is what the feed must be sealed with; `ring` is the name under which workers agree.
     pub(crate) fn new(
         host: &impl Host,
         engine: EngineId,
         name: &str,
         config: FeedConfig,
+        key: Option<FeedKey>,
         ring: &str,
     ) -> Result<Self, HostError> {
         Ok(Self {
@@ -60,6 +67,7 @@ impl Feed {
             name: name.to_owned(),
             lease: Lease::claim(host, &format!("{ring}/{name}"))?,
             config,
+            key,
             follower: Follower::default(),
             waiting: None,
             next_ms: 0,
@@ -81,7 +89,9 @@ impl Feed {
         }
         let query = self.follower.query();
         let path = format!("/v1/kv/events?wait_ms={WAIT_MS}&{query}");
-        let token = self.config.token.as_ref();
+        // A gateway that has the key needs no token besides: it makes one of it.
+        let derived = self.key.as_ref().map(FeedKey::token);
+        let token = self.config.token.as_deref().or(derived);
         let authorization = token.map(|token| format!("Bearer {token}"));
         let mut headers = vec![
             (":method", "GET"),
@@ -109,11 +119,14 @@ impl Feed {
         answer: Answer<'_>,
     ) -> Option<Said> {
         self.waiting.take_if(|(waiting, _)| *waiting == call)?;
-        let batch = match read(answer) {
+        let batch = match read(answer, self.key.as_ref()) {
             Ok(batch) => batch,
             Err(problem) => {
-                self.failed(host, now_ms, &problem);
-                return Some(Said::default());
+                self.failed(host, now_ms, &problem.words);
+                return Some(Said {
+                    is_keyed_otherwise: problem.is_about_the_key,
+                    ..Said::default()
+                });
             }
         };
         if self.failures > 0 {
@@ -130,6 +143,7 @@ impl Feed {
             } else {
                 batch.next.saturating_sub(batch.from)
             },
+            is_keyed_otherwise: false,
         })
     }
 
@@ -145,18 +159,27 @@ impl Feed {
     }
 }
 
-fn read(answer: Answer<'_>) -> Result<Batch, String> {
+/// Why an answer says nothing.
+struct Problem {
+    words: String,
+    is_about_the_key: bool,
+}
+
+fn read(answer: Answer<'_>, key: Option<&FeedKey>) -> Result<Batch, Problem> {
+    let problem = |words| Problem {
+        words,
+        is_about_the_key: false,
+    };
     match (answer.status, answer.body) {
-        (None, _) => Err("no answer".to_owned()),
-        (Some(200), Some(body)) => serde_json::from_slice(body).map_err(|error| {
-            format!(
-                "no batch of events: line {}, column {}",
-                error.line(),
-                error.column()
-            )
+        (None, _) => Err(problem("no answer".to_owned())),
+        (Some(200), Some(body)) => Batch::read(body, key).map_err(|error| Problem {
+            words: error.to_string(),
+            is_about_the_key: error.is_about_the_key(),
         }),
-        (Some(200), None) => Err(format!("an answer of more than {MAX_BATCH_BYTES} bytes")),
-        (Some(status), _) => Err(format!("status {status}")),
+        (Some(200), None) => Err(problem(format!(
+            "an answer of more than {MAX_BATCH_BYTES} bytes"
+        ))),
+        (Some(status), _) => Err(problem(format!("status {status}"))),
     }
 }
 
@@ -241,8 +264,19 @@ mod tests {
         let config = FeedConfig {
             cluster: "engine".to_owned(),
             token: Some("secret".to_owned()),
+            key: None,
         };
-        Feed::new(host, EngineId(3), "e", config, "r").unwrap()
+        Feed::new(host, EngineId(3), "e", config, None, "r").unwrap()
+    }
+
+    /// A feed of a configuration with a key and without a token.
+    fn sealed(host: &ScriptedHost, key: &FeedKey) -> Feed {
+        let config = FeedConfig {
+            cluster: "engine".to_owned(),
+            token: None,
+            key: None,
+        };
+        Feed::new(host, EngineId(3), "e", config, Some(key.clone()), "r").unwrap()
     }
 
     fn stored(documents: u64) -> Event {
@@ -256,6 +290,16 @@ mod tests {
     }
 
     fn batch(epoch: u64, from: u64, reset: bool, events: Vec<Event>) -> Vec<u8> {
+        written(None, epoch, from, reset, events)
+    }
+
+    fn written(
+        key: Option<&FeedKey>,
+        epoch: u64,
+        from: u64,
+        reset: bool,
+        events: Vec<Event>,
+    ) -> Vec<u8> {
         let batch = Batch {
             epoch: Epoch(epoch),
             from,
@@ -265,7 +309,7 @@ mod tests {
             pages: Pages::default(),
             events,
         };
-        serde_json::to_vec(&batch).unwrap()
+        serde_json::to_vec(&batch.wire(key)).unwrap()
     }
 
     fn paths(host: &ScriptedHost) -> Vec<String> {
@@ -390,6 +434,57 @@ mod tests {
         assert_eq!(paths(&host)[1..], ["/v1/kv/events?wait_ms=5000&"]);
         // An answer that comes too late is nobody's.
         assert!(leader.on_answer(&host, TERM_MS, 0, answer(b"")).is_none());
+    }
+
+    #[test]
+    fn a_sealed_feed_is_followed_with_its_key_which_also_is_the_token() {
+        let host = ScriptedHost::default();
+        let key = FeedKey::new(&[7; 32]);
+        let mut feed = sealed(&host, &key);
+        feed.on_tick(&host, 0).unwrap();
+        let (_, headers) = host.calls().remove(0);
+        let bearer = format!("Bearer {}", key.token());
+        assert!(headers.contains(&("authorization".into(), bearer)));
+        let all = written(Some(&key), 7, 40, true, vec![stored(2)]);
+        assert_eq!(
+            events(feed.on_answer(&host, 0, 0, answer(&all))),
+            [Event::Cleared, stored(2)]
+        );
+    }
+
+    #[test]
+    fn a_feed_of_another_key_says_nothing_is_counted_and_is_logged_once() {
+        let key = FeedKey::new(&[7; 32]);
+        let other = FeedKey::new(&[8; 32]);
+        for (ours, theirs, words) in [
+            (Some(&key), Some(&other), "sealed with another key"),
+            (Some(&key), None, "not sealed, although a key is configured"),
+            (None, Some(&key), "sealed, and no key is configured"),
+        ] {
+            let host = ScriptedHost::default();
+            let mut feed = match ours {
+                Some(key) => sealed(&host, key),
+                None => feed(&host),
+            };
+            let body = written(theirs, 7, 40, true, vec![stored(2)]);
+            let mut now = 0;
+            for call in 0..3 {
+                while host.calls().len() == usize::try_from(call).unwrap() {
+                    feed.on_tick(&host, now).unwrap();
+                    now += 100;
+                }
+                let said = feed.on_answer(&host, now, call, answer(&body)).unwrap();
+                assert!(said.is_keyed_otherwise && said.messages.is_empty());
+            }
+            let logged = host.log_text();
+            assert_eq!(logged.matches(words).count(), 1, "{logged}");
+            // As soon as the keys agree it goes on.
+            now += 60_000;
+            feed.on_tick(&host, now).unwrap();
+            let body = written(ours, 7, 40, true, vec![stored(2)]);
+            let said = feed.on_answer(&host, now, 3, answer(&body));
+            assert_eq!(events(said), [Event::Cleared, stored(2)]);
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! How a plugin begins: its configuration checked, its part in the workers' agreement, its salts.
 
 use foreword_ordering::EngineId;
+use foreword_ordering::feed::FeedKey;
 
 use super::Plugin;
 use super::knowledge::Knowledge;
@@ -28,6 +29,7 @@ impl Plugin {
         }
         let salts = config.salt.as_ref();
         let salts = salts.map(|key| salts_of(host, key)).transpose()?;
+        let feed_keys = feed_keys(host, &config)?;
         host.log(LogLevel::Info, &loaded(&config));
         let ring = ring(host, &config)
             .inspect_err(|error| {
@@ -44,7 +46,7 @@ impl Plugin {
                 Ok(opened) => engines = opened,
                 Err(error) => host.log(LogLevel::Warn, &error.to_string()),
             }
-            followed = feeds(host, &config, &ring);
+            followed = feeds(host, &config, feed_keys, &ring);
         }
         let metrics = Metrics::define(host);
         knowledge.catch_up(host, &metrics, u64::MAX);
@@ -79,34 +81,51 @@ fn ring(host: &impl Host, config: &Config) -> Result<(String, Option<Agreement>)
     Ok((name, agreement))
 }
 
-fn feeds(host: &impl Host, config: &Config, ring: &str) -> Vec<Feed> {
-    let engines = (0..).map(EngineId).zip(&config.engines);
-    let feeds = engines.filter_map(|(id, engine)| {
-        let feed = Feed::new(host, id, &engine.name, engine.feed.clone()?, ring);
+fn feeds(host: &impl Host, config: &Config, keys: Vec<Option<FeedKey>>, ring: &str) -> Vec<Feed> {
+    let engines = (0..).map(EngineId).zip(&config.engines).zip(keys);
+    let feeds = engines.filter_map(|((id, engine), key)| {
+        let feed = Feed::new(host, id, &engine.name, engine.feed.clone()?, key, ring);
         feed.inspect_err(|error| host.log(LogLevel::Warn, &error.to_string()))
             .ok()
     });
     feeds.collect()
 }
 
+/// Of each engine, what its feed is sealed with.
+fn feed_keys(host: &impl Host, config: &Config) -> Result<Vec<Option<FeedKey>>, ConfigError> {
+    let keys = config.engines.iter().map(|engine| {
+        let key = engine.feed.as_ref().and_then(|feed| feed.key.as_ref());
+        let bytes = key.map(|key| secret(host, "engines.feed.key_env", key));
+        bytes
+            .transpose()
+            .map(|key| key.map(|key| FeedKey::new(&key)))
+    });
+    keys.collect()
+}
+
 fn salts_of(host: &impl Host, key: &SaltKey) -> Result<Salts, ConfigError> {
-    let (field, key) = match key {
-        SaltKey::Bytes(bytes) => ("salt.key", Some(bytes.clone())),
+    let bytes = secret(host, "salt.key_env", key)?;
+    Salts::new(&bytes).ok_or(ConfigError::Conflict {
+        field: "salt.key",
+        rule: KEY,
+    })
+}
+
+/// A secret's bytes; `field` is the one that may name an environment variable.
+fn secret(host: &impl Host, field: &'static str, key: &SaltKey) -> Result<Vec<u8>, ConfigError> {
+    let key = match key {
+        SaltKey::Bytes(bytes) => Some(bytes.clone()),
         SaltKey::Environment(name) => {
             let key = host.environment(name);
-            (
-                "salt.key_env",
-                key.and_then(|key| SaltKey::from_hex(key.trim())),
-            )
+            key.and_then(|key| SaltKey::from_hex(key.trim()))
         }
     };
-    key.and_then(|key| Salts::new(&key))
-        .ok_or_else(|| ConfigError::Invalid {
-            field,
-            // Never what was found.
-            value: "what the environment has under that name".to_owned(),
-            limit: KEY.to_owned(),
-        })
+    key.ok_or_else(|| ConfigError::Invalid {
+        field,
+        // Never what was found.
+        value: "what the environment has under that name".to_owned(),
+        limit: KEY.to_owned(),
+    })
 }
 
 /// One line for the log, in `name=value` pairs.

@@ -102,6 +102,9 @@ impl Plugin {
             let mut feeds = feeds.iter_mut();
             feeds.find_map(|feed| feed.on_answer(host, now_ms, call, answer))
         });
+        if said.as_ref().is_some_and(|said| said.is_keyed_otherwise) {
+            self.metrics.feed_key_mismatch(host);
+        }
         let (Some(said), Some(mut knowledge)) = (said, self.knowledge()) else {
             return;
         };

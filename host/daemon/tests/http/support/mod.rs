@@ -6,12 +6,14 @@ pub(crate) mod parrot;
 pub(crate) mod process;
 
 use foreword::api::Limits;
+use foreword::connections::Bounds;
 use foreword::keys::ApiKeys;
 use foreword::kv::publisher;
 use foreword::model::Model;
 use foreword::retrieval;
 use foreword::serve::{Config, Server};
 use foreword_engine::engine::{EngineConfig, Stats};
+use foreword_ordering::feed::FeedKey;
 use parrot::{Parrot, Steps};
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -28,6 +30,10 @@ pub(crate) struct Options {
     pub(crate) keys: Option<ApiKeys>,
     pub(crate) otlp_endpoint: Option<String>,
     pub(crate) kv_keys: Option<ApiKeys>,
+    pub(crate) feed_key: Option<FeedKey>,
+    pub(crate) internal: Option<SocketAddr>,
+    pub(crate) connections: Bounds,
+    pub(crate) body_time: Duration,
     pub(crate) kv_events: Option<publisher::Config>,
     pub(crate) retrieval: retrieval::Config,
     pub(crate) template: Option<&'static str>,
@@ -45,6 +51,10 @@ impl Default for Options {
             keys: None,
             otlp_endpoint: None,
             kv_keys: None,
+            feed_key: None,
+            internal: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+            connections: Bounds::default(),
+            body_time: Duration::from_secs(60),
             kv_events: None,
             retrieval: retrieval::Config::default(),
             template: Some(parrot::TEMPLATE),
@@ -77,6 +87,11 @@ impl House {
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.server.address()
+    }
+
+    /// Where its probes, metrics and KV feed are.
+    pub(crate) fn internal(&self) -> SocketAddr {
+        internal(&self.server)
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -116,14 +131,23 @@ impl Deref for House {
     }
 }
 
+/// Where a server's probes, metrics and KV feed are.
+pub(crate) fn internal(server: &Server) -> SocketAddr {
+    server.internal_address().expect("an internal listener")
+}
+
 /// A server whose model is not there yet.
 pub(crate) async fn loading(options: Options) -> Server {
     let config = Config {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        internal: options.internal,
+        connections: options.connections,
+        feed_key: options.feed_key,
         keys: options.keys,
         otlp_endpoint: options.otlp_endpoint,
         limits: Limits {
             max_body_bytes: options.max_body_bytes,
+            body_time: options.body_time,
             request_timeout: options.request_timeout,
         },
         kv_keys: options.kv_keys,

@@ -14,6 +14,8 @@ pub(crate) struct Process {
     /// Reads what it logs, or it would wait when the pipe is full.
     log: Option<JoinHandle<String>>,
     pub(crate) address: SocketAddr,
+    /// Where its probes, metrics and KV feed are.
+    pub(crate) internal: SocketAddr,
 }
 
 /// A small real model.
@@ -28,7 +30,20 @@ impl Process {
 
     /// Returns when the line on its standard output says that it listens.
     pub(crate) fn start(mode: &str, model: &Path, arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_foreword"))
+        let binary = Command::new(env!("CARGO_BIN_EXE_foreword"));
+        Self::run(binary, mode, model, arguments)
+    }
+
+    /// Serves [`CHECKPOINT`] with so many open files at most.
+    pub(crate) fn serve_with_files(files: u32, arguments: &[&str]) -> Self {
+        let mut shell = Command::new("sh");
+        let limited = format!("ulimit -n {files}; exec \"$0\" \"$@\"");
+        shell.args(["-c", &limited, env!("CARGO_BIN_EXE_foreword")]);
+        Self::run(shell, "serve", Path::new(CHECKPOINT), arguments)
+    }
+
+    fn run(mut command: Command, mode: &str, model: &Path, arguments: &[&str]) -> Self {
+        let mut child = command
             .args([mode, "--listen", "127.0.0.1:0", "--log-format", "json"])
             .arg("--model")
             .arg(model)
@@ -45,16 +60,23 @@ impl Process {
             log
         });
         let mut stdout = BufReader::new(child.stdout.take().expect("its output"));
-        let mut line = String::new();
-        stdout.read_line(&mut line).unwrap();
-        let address = line.trim_end().strip_prefix("listening on http://");
-        let address = address.and_then(|address| address.parse().ok());
-        let address = address.unwrap_or_else(|| panic!("an address, got {line:?}"));
+        let [address, internal] = [
+            "listening on http://",
+            "probes, metrics and KV feed on http://",
+        ]
+        .map(|words| {
+            let mut line = String::new();
+            stdout.read_line(&mut line).unwrap();
+            let address = line.trim_end().strip_prefix(words);
+            let address = address.and_then(|address| address.parse().ok());
+            address.unwrap_or_else(|| panic!("an address, got {line:?}"))
+        });
         Self {
             child,
             stdout,
             log: Some(log),
             address,
+            internal,
         }
     }
 
@@ -74,7 +96,7 @@ impl Process {
         status.unwrap()
     }
 
-    /// What it wrote after its first line, and its log; after its end, once.
+    /// What it wrote after its first two lines, and its log; after its end, once.
     pub(crate) fn output(&mut self) -> (String, String) {
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).unwrap();

@@ -14,6 +14,17 @@
 //!
 //! Hashes are strings of hexadecimal digits, for numbers of 64 bits do not survive every JSON parser. Unknown fields
 //! are ignored. No clock, no I/O: whoever fetches and serves batches is elsewhere.
+//!
+//! A fingerprint tells whoever has the document that the engine holds it. So between hosts and gateways that share a
+//! [`FeedKey`], hashes and token counts are sealed on the wire ([`FeedKey`] says how) and the batch names the key by its
+//! check value in `key`; `null` there says that the feed is not sealed. [`Batch::wire`] writes both forms, and
+//! [`Batch::read`] reads the one that its caller expects.
+
+mod key;
+mod wire;
+
+pub use self::key::{FeedKey, KeyCheck, SealedTenant};
+pub use self::wire::{ReadError, Wire};
 
 use crate::document::Fingerprint;
 use crate::hexadecimal;
@@ -22,8 +33,10 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
-/// Some of what happened in an engine's cache, in order; or all that it holds.
+/// Some of what happened in an engine's cache, in order; or all that it holds. Serde reads and writes the form that is
+/// not sealed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Wire", into = "Wire")]
 pub struct Batch {
     /// The life of the cache in which positions mean something.
     pub epoch: Epoch,
@@ -32,25 +45,21 @@ pub struct Batch {
     /// The position behind the last: what to ask for next.
     pub next: u64,
     /// Whether the events are all that is held, so that whatever was known before is to be forgotten.
-    #[serde(default)]
     pub reset: bool,
     /// The model's name.
     pub model: String,
     /// Pages in the cache now, of all tenants.
-    #[serde(default)]
     pub pages: Pages,
     /// See the module's text.
     pub events: Vec<Event>,
 }
 
 /// Something that happened to the documents in a cache.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The cache holds the documents of this path, from the first on, with their tokens.
     Stored {
         /// Whose they are.
-        #[serde(default)]
         tenant: TenantKey,
         /// What stands before them.
         scope: Scope,
@@ -60,7 +69,6 @@ pub enum Event {
     /// The cache does not hold the last document of this path any more, nor what came after it.
     Removed {
         /// Whose it was.
-        #[serde(default)]
         tenant: TenantKey,
         /// What stood before the path.
         scope: Scope,
@@ -229,39 +237,18 @@ impl std::str::FromStr for Epoch {
     }
 }
 
-impl Serialize for TenantKey {
+impl Serialize for Epoch {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.collect_str(&format_args!("{:016x}", self.0))
     }
 }
 
-impl<'de> Deserialize<'de> for TenantKey {
+impl<'de> Deserialize<'de> for Epoch {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(D::Error::custom)
     }
 }
-
-/// Newtypes of 64 bits as 16 hexadecimal digits.
-macro_rules! in_digits {
-    ($($name:ident),*) => {$(
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(&format_args!("{:016x}", self.0))
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = String::deserialize(deserializer)?;
-                let hash = hexadecimal::parse_hash(&text).map($name);
-                hash.ok_or_else(|| D::Error::custom("expected 16 hexadecimal digits"))
-            }
-        }
-    )*};
-}
-
-in_digits!(Fingerprint, Scope, Epoch);
 
 #[cfg(test)]
 mod tests {
@@ -317,7 +304,7 @@ mod tests {
         };
         let wire = json!({
             "epoch": "00000000000000ab", "from": 40, "next": 43, "reset": true, "model": "m",
-            "pages": {"device": 3, "host": 0, "disk": 0},
+            "pages": {"device": 3, "host": 0, "disk": 0}, "key": null,
             "events": [
                 {"type": "stored", "tenant": "63479ad69a090b258277ec8fba6f9941", "scope": "0000000000000002",
                     "path": [["ffffffffffffffff", 117]]},
@@ -332,9 +319,10 @@ mod tests {
     #[test]
     fn fields_of_later_versions_are_ignored_and_bad_hashes_are_not() {
         let read = |scope: &str| {
-            serde_json::from_value::<Event>(
-                json!({"type": "removed", "scope": scope, "path": [], "medium": "tape"}),
-            )
+            serde_json::from_value::<Batch>(json!({
+                "epoch": "0000000000000001", "from": 1, "next": 2, "model": "m", "age": 3,
+                "events": [{"type": "removed", "scope": scope, "path": [], "medium": "tape"}],
+            }))
         };
         assert!(read("000000000000000a").is_ok());
         for scope in ["", "a", "000000000000000g", "+00000000000000a"] {

@@ -1,0 +1,772 @@
+//! Who has a place at a listener, and who goes when there is none left. Knows nothing of sockets or of HTTP.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// What connections may do.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Connections at once, at least one.
+    pub connections: u32,
+    /// Of these, from one address (of IPv6, one network of 64 bits); loopback is not bound. 0: any number.
+    pub per_address: u32,
+    /// Time for a request's head to arrive, from its first byte, or from the connection's beginning.
+    pub head_time: Duration,
+    /// Time between two requests.
+    pub idle_time: Duration,
+    /// Bytes a second that a client must send of a body, or take of an answer that waits for it. 0: any.
+    pub rate: u32,
+    /// Time over which that is measured.
+    pub window: Duration,
+    /// Bytes of bodies that have not arrived in full.
+    pub body_bytes: u64,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            per_address: 512,
+            head_time: Duration::from_secs(10),
+            idle_time: Duration::from_secs(3660),
+            rate: 1024,
+            window: Duration::from_secs(10),
+            body_bytes: 256 << 20,
+        }
+    }
+}
+
+impl Bounds {
+    /// Bytes that must pass in each window.
+    pub fn bytes_in_window(&self) -> u64 {
+        let bytes = u128::from(self.rate) * self.window.as_millis() / 1000;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}
+
+/// What a connection does, in the order in which they go when places are needed: [`Stage::Busy`] never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// A head is awaited, or has begun to arrive.
+    Head,
+    /// Between two requests.
+    Idle,
+    /// A body is arriving.
+    Arriving,
+    /// A request is being answered.
+    Busy,
+}
+
+/// A listener's connections.
+#[derive(Debug)]
+pub struct Book {
+    name: &'static str,
+    bounds: Bounds,
+    state: Mutex<State>,
+    /// Somebody went, or may go.
+    changed: Notify,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of the next connection, and of the next change of a stage.
+    next: u64,
+    entries: HashMap<u64, Entry>,
+    /// Who goes first: stage, since when, whom.
+    order: BTreeSet<Rank>,
+    by_address: HashMap<Address, BTreeSet<Rank>>,
+    /// Of bodies that are arriving.
+    body_bytes: u64,
+    /// Since when nobody can be let in.
+    full_since: Option<Instant>,
+    is_failing: bool,
+}
+
+type Rank = (Stage, u64, u64);
+
+#[derive(Debug)]
+struct Entry {
+    rank: Rank,
+    since: Instant,
+    address: Option<Address>,
+    body_bytes: u64,
+    evicted: Arc<Notify>,
+}
+
+/// An address as far as it tells clients apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Address(IpAddr);
+
+impl Address {
+    /// `None`: loopback, where everybody is.
+    fn of(address: IpAddr) -> Option<Self> {
+        let address = address.to_canonical();
+        if address.is_loopback() {
+            return None;
+        }
+        Some(Self(match address {
+            IpAddr::V6(address) => {
+                // Whoever has one address of a network has them all.
+                let [a, b, c, d, ..] = address.segments();
+                Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+            }
+            address @ IpAddr::V4(_) => address,
+        }))
+    }
+}
+
+/// Why there is no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Full {
+    /// For nobody: all are being answered.
+    Everywhere,
+    /// For this address, all of whose connections are being answered.
+    Address,
+}
+
+impl Book {
+    /// An empty one. `name` stands in metrics and log.
+    pub fn new(name: &'static str, bounds: Bounds, counts: Counts) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            bounds,
+            state: Mutex::default(),
+            changed: Notify::new(),
+            counts,
+        })
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Connections now.
+    pub fn connections(&self) -> usize {
+        self.lock().entries.len()
+    }
+
+    /// Bytes of bodies that are arriving.
+    pub fn arriving_bytes(&self) -> u64 {
+        self.lock().body_bytes
+    }
+
+    /// Whether accepting fails now, or nobody could be let in for `time`.
+    pub fn is_exhausted(&self, time: Duration) -> bool {
+        let state = self.lock();
+        state.is_failing || (state.full_since).is_some_and(|since| since.elapsed() >= time)
+    }
+
+    /// Returns when a connection could be let in.
+    pub(super) async fn room(&self) {
+        loop {
+            let changed = self.changed.notified();
+            {
+                let mut state = self.lock();
+                let is_full = state.entries.len() >= self.bounds.connections.max(1) as usize;
+                if !is_full || first(&state.order).is_some() {
+                    state.full_since = None;
+                    return;
+                }
+                state.full_since.get_or_insert_with(Instant::now);
+            }
+            changed.await;
+        }
+    }
+
+    /// A place for a connection from there; another one may go for it.
+    pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Place, Full> {
+        let address = Address::of(address);
+        let mut state = self.lock();
+        let per_address = self.bounds.per_address as usize;
+        if per_address > 0
+            && let Some(those) = address.and_then(|address| state.by_address.get(&address))
+            && those.len() >= per_address
+        {
+            let gone = first(those);
+            self.counts.closed(self.name, "address");
+            match gone {
+                Some(id) => self.end(&mut state, id),
+                None => return Err(Full::Address),
+            }
+        }
+        if state.entries.len() >= self.bounds.connections.max(1) as usize {
+            let id = first(&state.order).ok_or(Full::Everywhere)?;
+            self.counts.closed(self.name, "crowded");
+            self.end(&mut state, id);
+        }
+        let id = state.next;
+        let entry = Entry {
+            rank: (Stage::Head, id, id),
+            since: Instant::now(),
+            address,
+            body_bytes: 0,
+            evicted: Arc::default(),
+        };
+        let evicted = Arc::clone(&entry.evicted);
+        state.next += 1;
+        state.insert(id, entry);
+        drop(state);
+        self.counts.connections(self.name).inc();
+        Ok(Place {
+            book: Arc::clone(self),
+            id,
+            evicted,
+            traffic: Arc::default(),
+        })
+    }
+
+    /// The connection goes that would go for another.
+    pub(super) fn evict_one(&self) {
+        let mut state = self.lock();
+        if let Some(id) = first(&state.order) {
+            self.counts.closed(self.name, "crowded");
+            self.end(&mut state, id);
+        }
+    }
+
+    /// Accepting has failed.
+    pub(super) fn failed(&self) {
+        self.lock().is_failing = true;
+        self.counts.accept_failed(self.name);
+    }
+
+    /// Accepting works again.
+    pub(super) fn recovered(&self) {
+        self.lock().is_failing = false;
+    }
+
+    /// Takes the entry out at once; its task ends when it is told.
+    fn end(&self, state: &mut State, id: u64) {
+        if let Some(entry) = state.remove(id) {
+            entry.evicted.notify_one();
+            self.counts.connections(self.name).dec();
+        }
+    }
+
+    fn enter(&self, id: u64, stage: Stage) {
+        let mut state = self.lock();
+        let turn = state.next;
+        if let Some(mut entry) = state.remove(id) {
+            state.next += 1;
+            entry.body_bytes = 0;
+            entry.rank = (stage, turn, id);
+            entry.since = Instant::now();
+            state.insert(id, entry);
+        }
+        drop(state);
+        if stage < Stage::Busy {
+            self.changed.notify_waiters();
+        }
+    }
+
+    fn grow(&self, id: u64, bytes: u64) -> bool {
+        let mut state = self.lock();
+        if !state.entries.contains_key(&id) {
+            return false;
+        }
+        while state.body_bytes.saturating_add(bytes) > self.bounds.body_bytes {
+            let arriving = (Stage::Arriving, 0, 0)..(Stage::Busy, 0, 0);
+            let holds = |&(_, _, other): &Rank| {
+                let entry = state.entries.get(&other);
+                other != id && entry.is_some_and(|entry| entry.body_bytes > 0)
+            };
+            let Some((_, _, other)) = state.order.range(arriving).copied().find(holds) else {
+                return false;
+            };
+            self.counts.closed(self.name, "body_memory");
+            self.end(&mut state, other);
+        }
+        state.body_bytes += bytes;
+        if let Some(entry) = state.entries.get_mut(&id) {
+            entry.body_bytes += bytes;
+        }
+        true
+    }
+
+    /// When the connection has to have gone on, and what it is guilty of otherwise.
+    fn deadline(&self, id: u64) -> Option<(Instant, &'static str)> {
+        let state = self.lock();
+        let entry = state.entries.get(&id)?;
+        match entry.rank.0 {
+            Stage::Head => Some((entry.since + self.bounds.head_time, "head_time")),
+            Stage::Idle => Some((entry.since + self.bounds.idle_time, "idle_time")),
+            // Whoever reads the body, or makes the answer, has a deadline.
+            Stage::Arriving | Stage::Busy => None,
+        }
+    }
+
+    /// Nothing under this lock waits, and a panic leaves the two orders as they are read: by what is in both.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn insert(&mut self, id: u64, entry: Entry) {
+        self.order.insert(entry.rank);
+        if let Some(address) = entry.address {
+            self.by_address
+                .entry(address)
+                .or_default()
+                .insert(entry.rank);
+        }
+        self.body_bytes += entry.body_bytes;
+        self.entries.insert(id, entry);
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
+        self.order.remove(&entry.rank);
+        if let Some(address) = entry.address
+            && let Some(those) = self.by_address.get_mut(&address)
+        {
+            those.remove(&entry.rank);
+            if those.is_empty() {
+                self.by_address.remove(&address);
+            }
+        }
+        self.body_bytes -= entry.body_bytes;
+        Some(entry)
+    }
+}
+
+/// Who goes first, unless all are being answered.
+fn first(order: &BTreeSet<Rank>) -> Option<u64> {
+    let (stage, _, id) = order.first()?;
+    (*stage < Stage::Busy).then_some(*id)
+}
+
+/// A connection's place; given back when dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    book: Arc<Book>,
+    id: u64,
+    evicted: Arc<Notify>,
+    traffic: Arc<Traffic>,
+}
+
+impl Place {
+    /// What reads, writes and serves on it may say of it.
+    pub(super) fn connection(&self) -> Connection {
+        Connection {
+            book: Arc::clone(&self.book),
+            id: self.id,
+            traffic: Arc::clone(&self.traffic),
+        }
+    }
+
+    /// Returns when it has to go for another.
+    pub(super) async fn evicted(&self) {
+        self.evicted.notified().await;
+    }
+
+    /// What ends it in time.
+    pub(super) fn clock(&self) -> Clock<'_> {
+        Clock {
+            place: self,
+            window: Instant::now(),
+            written: 0,
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut state = self.book.lock();
+        self.book.end(&mut state, self.id);
+        drop(state);
+        self.book.changed.notify_waiters();
+    }
+}
+
+/// What passes over a connection.
+#[derive(Debug, Default)]
+struct Traffic {
+    is_idle: AtomicBool,
+    /// Bytes that the client's side took.
+    written: AtomicU64,
+    /// Whether there are more, which it does not take.
+    is_stuck: AtomicBool,
+}
+
+/// A connection, as those know it who work on it. It may be gone: then nothing said of it matters.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    book: Arc<Book>,
+    id: u64,
+    traffic: Arc<Traffic>,
+}
+
+impl Connection {
+    /// Bytes have come.
+    pub(super) fn read(&self) {
+        if self.traffic.is_idle.load(Ordering::Relaxed)
+            && self.traffic.is_idle.swap(false, Ordering::Relaxed)
+        {
+            self.book.enter(self.id, Stage::Head);
+        }
+    }
+
+    /// Bytes were taken by the client's side.
+    pub(super) fn wrote(&self, bytes: usize) {
+        self.traffic
+            .written
+            .fetch_add(bytes as u64, Ordering::Relaxed);
+        self.traffic.is_stuck.store(false, Ordering::Relaxed);
+    }
+
+    /// There are bytes that the client's side does not take.
+    pub(super) fn is_stuck(&self) {
+        self.traffic.is_stuck.store(true, Ordering::Relaxed);
+    }
+
+    /// A request's head is there; its answer is complete when this is dropped.
+    pub(super) fn busy(&self) -> Busy {
+        self.traffic.is_idle.store(false, Ordering::Relaxed);
+        self.book.enter(self.id, Stage::Busy);
+        Busy(self.clone())
+    }
+
+    /// Its request's body is being read until this is dropped.
+    pub fn arriving(&self) -> Arriving {
+        self.book.enter(self.id, Stage::Arriving);
+        Arriving(self.clone())
+    }
+
+    /// What it may do.
+    pub fn bounds(&self) -> &Bounds {
+        &self.book.bounds
+    }
+}
+
+/// A request is being answered.
+pub(super) struct Busy(Connection);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let Connection { book, id, traffic } = &self.0;
+        book.enter(*id, Stage::Idle);
+        traffic.is_idle.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A body is arriving.
+#[derive(Debug)]
+pub struct Arriving(Connection);
+
+impl Arriving {
+    /// So many bytes more are held; whether they may be. The connection whose body has been arriving longest goes where
+    /// there is no room.
+    pub fn holds(&self, bytes: usize) -> bool {
+        self.0.book.grow(self.0.id, bytes as u64)
+    }
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.0.book.enter(self.0.id, Stage::Busy);
+    }
+}
+
+/// Looks at a connection now and then.
+pub(super) struct Clock<'p> {
+    place: &'p Place,
+    /// When this window began, and what was written by then.
+    window: Instant,
+    written: u64,
+}
+
+impl Clock<'_> {
+    /// When to look again; `None`: the connection is over its time.
+    pub(super) fn next(&mut self) -> Option<Instant> {
+        let Place {
+            book, id, traffic, ..
+        } = self.place;
+        let bounds = &book.bounds;
+        let now = Instant::now();
+        let written = traffic.written.load(Ordering::Relaxed);
+        let is_stuck = bounds.rate > 0 && traffic.is_stuck.load(Ordering::Relaxed);
+        let is_over = now.duration_since(self.window) >= bounds.window;
+        if is_stuck && is_over && written - self.written < bounds.bytes_in_window() {
+            book.counts.closed(book.name, "slow_reader");
+            return None;
+        }
+        if !is_stuck || is_over {
+            (self.window, self.written) = (now, written);
+        }
+        let deadline = book.deadline(*id);
+        if let Some((deadline, cause)) = deadline
+            && now >= deadline
+        {
+            book.counts.closed(book.name, cause);
+            return None;
+        }
+        // No later than any deadline that a change of stage may bring meanwhile.
+        let again = now + bounds.head_time.min(bounds.idle_time).min(bounds.window);
+        Some(deadline.map_or(again, |(deadline, _)| deadline.min(again)))
+    }
+}
+
+/// Connections by listener, and why they were closed.
+///
+/// | name | kind | labels |
+/// | --- | --- | --- |
+/// | `foreword_connections` | gauge | `listener`: `public`, `internal` |
+/// | `foreword_connections_closed_total` | counter | `listener`, `cause`: `head_time`, `idle_time`, `slow_reader`, `crowded`, `address`, `body_memory` |
+/// | `foreword_accept_failures_total` | counter | `listener` |
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    connections: Family<Listener, Gauge>,
+    closed: Family<Closed, Counter>,
+    failures: Family<Listener, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Listener {
+    listener: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Closed {
+    listener: &'static str,
+    cause: &'static str,
+}
+
+impl Counts {
+    /// In this registry.
+    pub fn registered(registry: &mut Registry) -> Self {
+        let counts = Self::default();
+        let help = "Connections by listener";
+        registry.register("connections", help, counts.connections.clone());
+        let help = "Connections that were closed before their client was done, by cause";
+        registry.register("connections_closed", help, counts.closed.clone());
+        let help = "Times a connection could not be accepted";
+        registry.register("accept_failures", help, counts.failures.clone());
+        counts
+    }
+
+    /// Connections that were closed for this cause.
+    pub fn closed_for(&self, listener: &'static str, cause: &'static str) -> u64 {
+        self.closed.get_or_create(&Closed { listener, cause }).get()
+    }
+
+    fn connections(&self, listener: &'static str) -> Gauge {
+        self.connections.get_or_create_owned(&Listener { listener })
+    }
+
+    fn closed(&self, listener: &'static str, cause: &'static str) {
+        self.closed.get_or_create(&Closed { listener, cause }).inc();
+    }
+
+    fn accept_failed(&self, listener: &'static str) {
+        self.failures.get_or_create(&Listener { listener }).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn book(connections: u32, per_address: u32) -> Arc<Book> {
+        let bounds = Bounds {
+            connections,
+            per_address,
+            body_bytes: 100,
+            ..Bounds::default()
+        };
+        Book::new("public", bounds, Counts::default())
+    }
+
+    fn is_gone(place: &Place) -> bool {
+        !place.book.lock().entries.contains_key(&place.id)
+    }
+
+    fn closed(book: &Book, cause: &'static str) -> u64 {
+        book.counts.closed_for("public", cause)
+    }
+
+    #[tokio::test]
+    async fn heads_go_before_idle_ones_and_those_before_bodies_and_answers_never() {
+        let book = book(4, 0);
+        let places: Vec<Place> = (0..4).map(|_| book.admit(LOOPBACK).unwrap()).collect();
+        let [answered, body, idle, _head] = &places[..] else {
+            unreachable!()
+        };
+        let busy = answered.connection().busy();
+        let reading = (body.connection().busy(), body.connection().arriving());
+        drop(idle.connection().busy());
+        let mut others = Vec::new();
+        for goes in [3, 2, 1] {
+            let other = book.admit(LOOPBACK).unwrap();
+            // It is answered at once, so it does not go for the next one.
+            others.push((other.connection().busy(), other));
+            let gone: Vec<usize> = (0..4).filter(|&at| is_gone(&places[at])).collect();
+            assert_eq!(gone, (goes..4).collect::<Vec<_>>());
+        }
+        assert_eq!(book.admit(LOOPBACK).err(), Some(Full::Everywhere));
+        assert_eq!(closed(&book, "crowded"), 3);
+        // Those that went give nothing back a second time.
+        drop(reading);
+        drop(places);
+        assert_eq!(book.connections(), 3);
+        drop(busy);
+        drop(others);
+        assert_eq!((book.connections(), book.arriving_bytes()), (0, 0));
+        assert!(book.lock().order.is_empty());
+    }
+
+    #[tokio::test]
+    async fn of_heads_the_one_goes_that_has_waited_longest() {
+        let book = book(2, 0);
+        let first = book.admit(LOOPBACK).unwrap();
+        let second = book.admit(LOOPBACK).unwrap();
+        // It was answered, and its next request has begun.
+        drop(first.connection().busy());
+        first.connection().read();
+        let third = book.admit(LOOPBACK).unwrap();
+        assert!(is_gone(&second) && !is_gone(&first) && !is_gone(&third));
+    }
+
+    #[tokio::test]
+    async fn an_address_has_its_own_bound_and_loopback_has_none() {
+        let book = book(100, 2);
+        let network = |last: u16| IpAddr::from([0x2001, 0xdb8, 0, 7, 0, 0, 0, last]);
+        let v4 = |last: u8| IpAddr::from([192, 0, 2, last]);
+        for (one, same, other) in [
+            (v4(1), v4(1), v4(2)),
+            (
+                network(1),
+                network(2),
+                IpAddr::from([0x2001, 0xdb8, 0, 8, 0, 0, 0, 1]),
+            ),
+            (
+                IpAddr::from([0, 0, 0, 0, 0, 0xffff, 0xc000, 0x0203]),
+                v4(3),
+                v4(4),
+            ),
+        ] {
+            let first = book.admit(one).unwrap();
+            let second = book.admit(same).unwrap();
+            let _other = book.admit(other).unwrap();
+            assert!(!is_gone(&first));
+            let third = book.admit(one).unwrap();
+            assert!(is_gone(&first) && !is_gone(&second));
+            // When all of them are answered, the next one is refused.
+            let _busy = (second.connection().busy(), third.connection().busy());
+            assert_eq!(book.admit(same).err(), Some(Full::Address));
+        }
+        let many: Vec<Place> = (0..50).map(|_| book.admit(LOOPBACK).unwrap()).collect();
+        assert!(!many.iter().any(is_gone));
+        drop(many);
+        assert!(book.lock().by_address.is_empty());
+    }
+
+    #[tokio::test]
+    async fn bodies_share_a_memory_and_the_one_goes_that_has_been_arriving_longest() {
+        let book = book(10, 0);
+        let places: Vec<Place> = (0..3).map(|_| book.admit(LOOPBACK).unwrap()).collect();
+        let arriving: Vec<Arriving> = places
+            .iter()
+            .map(|place| place.connection().arriving())
+            .collect();
+        assert!(arriving[1].holds(60) && arriving[0].holds(30));
+        assert_eq!(book.arriving_bytes(), 90);
+        assert!(arriving[2].holds(40));
+        assert!(is_gone(&places[0]) && !is_gone(&places[1]));
+        assert!(arriving[2].holds(50));
+        assert!(is_gone(&places[1]));
+        assert_eq!(book.arriving_bytes(), 90);
+        // Whoever has gone holds no more, and nobody holds more than there is.
+        assert!(!arriving[0].holds(1) && !arriving[2].holds(11));
+        assert_eq!(closed(&book, "body_memory"), 2);
+        drop(arriving);
+        assert_eq!(book.arriving_bytes(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listener_without_room_is_exhausted_after_a_while_and_no_more_when_one_goes() {
+        let book = book(1, 0);
+        let place = book.admit(LOOPBACK).unwrap();
+        let busy = place.connection().busy();
+        let waiting = tokio::spawn({
+            let book = Arc::clone(&book);
+            async move { book.room().await }
+        });
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        assert!(!book.is_exhausted(Duration::from_secs(10)));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(book.is_exhausted(Duration::from_secs(10)));
+        drop(busy);
+        waiting.await.unwrap();
+        assert!(!book.is_exhausted(Duration::ZERO));
+        book.failed();
+        assert!(book.is_exhausted(Duration::from_secs(10)));
+        book.recovered();
+        assert!(!book.is_exhausted(Duration::ZERO));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_gives_each_stage_its_time() {
+        let book = book(9, 0);
+        let place = book.admit(LOOPBACK).unwrap();
+        let mut clock = place.clock();
+        let start = Instant::now();
+        // From the beginning, a head.
+        assert_eq!(clock.next(), Some(start + book.bounds.head_time));
+        let busy = place.connection().busy();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(clock.next().is_some());
+        drop(busy);
+        tokio::time::sleep(Duration::from_secs(3659)).await;
+        assert!(clock.next().is_some());
+        // The next request's first byte, and then nothing.
+        place.connection().read();
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        place.connection().read();
+        assert!(clock.next().is_some());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(clock.next(), None);
+        assert_eq!(closed(&book, "head_time"), 1);
+
+        let place = book.admit(LOOPBACK).unwrap();
+        drop(place.connection().busy());
+        tokio::time::sleep(book.bounds.idle_time).await;
+        assert_eq!(place.clock().next(), None);
+        assert_eq!(closed(&book, "idle_time"), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_takes_too_little_of_its_answer_goes() {
+        let book = book(9, 0);
+        let (place, other) = (book.admit(LOOPBACK).unwrap(), book.admit(LOOPBACK).unwrap());
+        let (connection, unasked) = (place.connection(), other.connection());
+        let (_busy, _other) = (connection.busy(), unasked.busy());
+        let (mut clock, mut others) = (place.clock(), other.clock());
+        for (bytes, goes_on) in [(10_240, true), (10_239, false)] {
+            connection.is_stuck();
+            assert!(clock.next().is_some());
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            connection.wrote(bytes);
+            connection.is_stuck();
+            assert_eq!(clock.next().is_some(), goes_on);
+            // Nothing waits for this one.
+            unasked.wrote(1);
+            assert!(others.next().is_some());
+        }
+        assert_eq!(closed(&book, "slow_reader"), 1);
+    }
+}

@@ -1,0 +1,263 @@
+//! A listener's connections: hyper over TCP, with bounds on how many there are, how long each may take and what it may
+//! hold.
+//!
+//! ```text
+//!   accept ──▶ book: is there a place? ──▶ task: hyper's HTTP/1 connection, and beside it a clock
+//!     │ EMFILE: log, pause                  head ──▶ busy ──▶ idle ──▶ head …
+//!     │                                       └ arriving ┘ while a body is read
+//!     └── no place: the connection goes that waits longest for a head, then the longest idle one, then the one whose
+//!         body has been arriving longest. One that is being answered never goes for another.
+//! ```
+//!
+//! So clients that hold places without using them cost each other theirs, and nobody else's. Hyper's own time-out for
+//! heads also runs while a connection is idle between two requests, so one value would have to serve for both; the clock
+//! here tells them apart. The same clock ends connections whose client does not read its answer.
+
+mod book;
+mod files;
+mod stream;
+
+pub use book::{Arriving, Book, Bounds, Connection, Counts};
+pub use files::within_open_files;
+
+use crate::gate::{Gate, Phase};
+use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use axum::response::Response;
+use book::{Full, Place};
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use std::convert::Infallible;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use stream::Watched;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// Serves `router` on `listener` until the gate is closed, and then until the last connection has ended. Whoever drops
+/// this ends them all.
+pub async fn serve(listener: TcpListener, router: Router, book: Arc<Book>, gate: Arc<Gate>) {
+    let service = TowerToHyperService::new(router);
+    let mut tasks = JoinSet::new();
+    {
+        let mut closed = pin!(gate.reached(Phase::Closed));
+        let mut trouble = Trouble::default();
+        loop {
+            while tasks.try_join_next().is_some() {}
+            let accepted = tokio::select! {
+                biased;
+                () = &mut closed => break,
+                accepted = accept(&listener, &book, &mut trouble) => accepted,
+            };
+            let Some((stream, place)) = accepted else {
+                continue;
+            };
+            tasks.spawn(drive(stream, place, service.clone(), Arc::clone(&gate)));
+        }
+    }
+    drop(listener);
+    while tasks.join_next().await.is_some() {}
+}
+
+/// The next connection that gets a place; `None`: one was refused, or accepting failed for now.
+async fn accept(
+    listener: &TcpListener,
+    book: &Arc<Book>,
+    trouble: &mut Trouble,
+) -> Option<(TcpStream, Place)> {
+    book.room().await;
+    let (stream, peer) = match listener.accept().await {
+        Ok(accepted) => accepted,
+        Err(error) => {
+            trouble.wait(&error, book).await;
+            return None;
+        }
+    };
+    trouble.is_over(book);
+    // Without Nagle's algorithm: a token must not wait for the acknowledgement of the one before.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY not set");
+    }
+    loop {
+        match book.admit(peer.ip()) {
+            Ok(place) => return Some((stream, place)),
+            // The one that could have gone is answered meanwhile.
+            Err(Full::Everywhere) => book.room().await,
+            Err(Full::Address) => return None,
+        }
+    }
+}
+
+/// Accepting fails: the process has no file left for a connection, say.
+#[derive(Default)]
+struct Trouble {
+    pause: Duration,
+    /// When the log was told, and failures since then.
+    logged: Option<(Instant, u64)>,
+}
+
+impl Trouble {
+    async fn wait(&mut self, error: &io::Error, book: &Book) {
+        // The client was gone before its turn came: nothing is wrong here.
+        if matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::Interrupted
+        ) {
+            return;
+        }
+        book.failed();
+        let failures = self.logged.map_or(0, |(_, failures)| failures) + 1;
+        let is_due = self
+            .logged
+            .is_none_or(|(when, _)| when.elapsed() >= LOG_EVERY);
+        self.logged = if is_due {
+            tracing::error!(
+                %error, listener = book.name(), failures,
+                "connections cannot be accepted; the longest waiting one is closed, and it is tried again"
+            );
+            Some((Instant::now(), 0))
+        } else {
+            self.logged.map(|(when, _)| (when, failures))
+        };
+        self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+        // What waits without being served may hold the very thing that lacks.
+        book.evict_one();
+        tokio::time::sleep(self.pause).await;
+    }
+
+    fn is_over(&mut self, book: &Book) {
+        if self.pause > Duration::ZERO {
+            self.pause = Duration::ZERO;
+            self.logged = None;
+            book.recovered();
+            tracing::info!(listener = book.name(), "connections are accepted again");
+        }
+    }
+}
+
+/// One connection, to its end.
+async fn drive(
+    stream: TcpStream,
+    place: Place,
+    router: TowerToHyperService<Router>,
+    gate: Arc<Gate>,
+) {
+    let connection = place.connection();
+    let service = service_fn(|mut request: Request<Incoming>| {
+        let busy = connection.busy();
+        request.extensions_mut().insert(connection.clone());
+        let answer = router.call(request);
+        async move {
+            let response: Response = answer.await?;
+            Ok::<_, Infallible>(response.map(|body| Body::new(Answer { body, _busy: busy })))
+        }
+    });
+    let io = TokioIo::new(Watched::new(stream, connection.clone()));
+    let mut http = pin!(
+        http1::Builder::new()
+            .max_buf_size(MAX_HEAD_BYTES)
+            // The clock below does this.
+            .header_read_timeout(None)
+            .serve_connection(io, service)
+    );
+    let mut closed = pin!(gate.reached(Phase::Closed));
+    let mut is_closing = false;
+    let mut clock = place.clock();
+    while let Some(next) = clock.next() {
+        tokio::select! {
+            biased;
+            outcome = &mut http => {
+                if let Err(error) = outcome {
+                    tracing::debug!(%error, "a connection has ended");
+                }
+                return;
+            }
+            () = place.evicted() => return,
+            () = &mut closed, if !is_closing => {
+                http.as_mut().graceful_shutdown();
+                is_closing = true;
+            }
+            () = tokio::time::sleep_until(next) => {}
+        }
+    }
+}
+
+/// A response's body, during which its connection is busy.
+struct Answer {
+    body: Body,
+    _busy: book::Busy,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Bytes of a request's head, and of a connection's buffer: twice what Envoy takes by default.
+const MAX_HEAD_BYTES: usize = 128 << 10;
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const LOG_EVERY: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{IpAddr, Ipv4Addr};
+
+    /// No file is left: EMFILE.
+    fn no_file() -> io::Error {
+        io::Error::from_raw_os_error(24)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn accepting_that_fails_is_told_makes_room_and_is_tried_more_and_more_seldom() {
+        let book = Book::new("public", Bounds::default(), Counts::default());
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let _waiting: Vec<Place> = (0..9).map(|_| book.admit(address).unwrap()).collect();
+        let mut trouble = Trouble::default();
+        // A client that was gone when its turn came is no trouble.
+        let gone = io::Error::from(io::ErrorKind::ConnectionAborted);
+        trouble.wait(&gone, &book).await;
+        assert!(!book.is_exhausted(Duration::MAX) && trouble.logged.is_none());
+        let mut pauses = Vec::new();
+        for failures in 0..7 {
+            let before = Instant::now();
+            trouble.wait(&no_file(), &book).await;
+            pauses.push(before.elapsed().as_millis());
+            // Once in a while in the log, and always in what probes see.
+            assert_eq!(trouble.logged.unwrap().1, failures);
+            assert!(book.is_exhausted(Duration::MAX));
+        }
+        assert_eq!(pauses, [50, 100, 200, 400, 800, 1000, 1000]);
+        assert_eq!(book.connections(), 2);
+        trouble.is_over(&book);
+        assert!(!book.is_exhausted(Duration::ZERO));
+        assert_eq!(trouble.pause, Duration::ZERO);
+    }
+}

@@ -1,0 +1,128 @@
+//! The part of the arguments that says where a server listens, and what connections may do.
+
+use anyhow::{Context, bail};
+use foreword::connections::{Bounds, within_open_files};
+use foreword::serve::INTERNAL_CONNECTIONS;
+use foreword_ordering::feed::FeedKey;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(clap::Args)]
+#[group(id = "listening")]
+pub(crate) struct Arguments {
+    /// Address of the internal listener, for probes, metrics and the KV feed, or `none` [default: 127.0.0.1, a
+    /// thousand ports above --listen's]
+    #[arg(long, value_name = "ADDRESS", value_parser = internal)]
+    internal_listen: Option<Internal>,
+    /// Connections of clients at once; when there are more, those that wait longest without a request are closed. Fewer
+    /// where the process may not open so many files
+    #[arg(long, value_name = "CONNECTIONS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    max_connections: u32,
+    /// Of these, from one address (IPv6: one /64 network); loopback is not bound. 0: any number
+    #[arg(long, value_name = "CONNECTIONS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    max_connections_per_address: u32,
+    /// Seconds for a request's head to arrive
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    header_timeout_s: u64,
+    /// Seconds between two requests of a connection; more than a gateway keeps its own, which is an hour in Envoy
+    #[arg(long, value_name = "SECONDS", default_value_t = 3_660, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    idle_timeout_s: u64,
+    /// Seconds for a request's body to arrive
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    body_timeout_s: u64,
+    /// Bytes per second, over ten seconds, that a client must send of a body, or take of an answer that waits for it; 0:
+    /// any
+    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
+    min_rate: u32,
+    /// Memory for bodies that have not arrived in full, in MiB, at least --max-body-bytes; when it is full, the one that
+    /// has been arriving longest is closed
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    arriving_mib: u32,
+    /// File with the key that the KV feed is sealed with, 64 to 256 hexadecimal digits, as gateways have it
+    /// (`engines[].feed.key`) [default: what FOREWORD_FEED_KEY has; without one, the feed is served on loopback alone]
+    #[arg(long, value_name = "FILE")]
+    feed_key_file: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Internal {
+    None,
+    At(SocketAddr),
+}
+
+fn internal(text: &str) -> Result<Internal, String> {
+    if text == "none" {
+        return Ok(Internal::None);
+    }
+    let address = crate::address(text).map_err(|words| format!("{words}; or none"))?;
+    Ok(Internal::At(address))
+}
+
+impl Arguments {
+    /// Where the internal listener is, beside clients' at `listen`. The default follows `listen`, so several hosts on one
+    /// machine get one each.
+    pub(crate) fn internal(&self, listen: SocketAddr) -> anyhow::Result<Option<SocketAddr>> {
+        let port = match (self.internal_listen, listen.port()) {
+            (Some(Internal::None), _) => return Ok(None),
+            (Some(Internal::At(address)), _) => return Ok(Some(address)),
+            (None, 0) => 0,
+            (None, port) => match port.checked_add(PORTS_ABOVE) {
+                Some(port) => port,
+                None => {
+                    bail!("there is no port {PORTS_ABOVE} above {port}: give --internal-listen")
+                }
+            },
+        };
+        Ok(Some((Ipv4Addr::LOCALHOST, port).into()))
+    }
+
+    /// What clients' connections may do. Raises the process's limit of open files.
+    pub(crate) fn bounds(&self, max_body_bytes: u64) -> Bounds {
+        let connections = within_open_files(self.max_connections, FILES);
+        if connections < self.max_connections {
+            tracing::warn!(
+                wanted = self.max_connections,
+                connections,
+                "fewer connections, since the process may open no more files (ulimit -n)"
+            );
+        }
+        Bounds {
+            connections,
+            per_address: self.max_connections_per_address,
+            head_time: Duration::from_secs(self.header_timeout_s),
+            idle_time: Duration::from_secs(self.idle_timeout_s),
+            rate: self.min_rate,
+            body_bytes: (u64::from(self.arriving_mib) << 20).max(max_body_bytes),
+            ..Bounds::default()
+        }
+    }
+
+    pub(crate) fn body_time(&self) -> Duration {
+        Duration::from_secs(self.body_timeout_s)
+    }
+
+    /// The key that the feed is sealed with.
+    pub(crate) fn feed_key(&self) -> anyhow::Result<Option<FeedKey>> {
+        const EXPECTED: &str = "64 to 256 hexadecimal digits (try `openssl rand -hex 32`)";
+        if let Some(file) = &self.feed_key_file {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("cannot read the feed's key in {}", file.display()))?;
+            return FeedKey::from_hex(text.trim())
+                .map(Some)
+                .with_context(|| format!("{} is not {EXPECTED}", file.display()));
+        }
+        match std::env::var(KEY_VARIABLE) {
+            Ok(text) if !text.trim().is_empty() => FeedKey::from_hex(text.trim())
+                .map(Some)
+                .with_context(|| format!("{KEY_VARIABLE} is not {EXPECTED}")),
+            Ok(_) | Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(error) => bail!("{KEY_VARIABLE}: {error}"),
+        }
+    }
+}
+
+const PORTS_ABOVE: u16 = 1000;
+const KEY_VARIABLE: &str = "FOREWORD_FEED_KEY";
+/// Files beside clients' connections: the internal listener's, and the model's, the index's, the log's.
+const FILES: u32 = INTERNAL_CONNECTIONS + 128;
