@@ -87,12 +87,11 @@ impl Starlette {
     }
 }
 
+/// A request as its headers' names and values, pseudo-headers first, and its body; nothing checks them but the gateway.
+pub type RawRequest = (Vec<(Vec<u8>, Vec<u8>)>, Vec<u8>);
+
 /// Sends requests over HTTP/2, each on a connection of its own, and returns the status of each; 0 where there was no answer.
-/// A request is its headers, pseudo-headers first, and its body; nothing checks them but the gateway.
-pub fn over_http2(
-    address: SocketAddr,
-    requests: &[(Vec<(Vec<u8>, Vec<u8>)>, Vec<u8>)],
-) -> Result<Vec<u16>> {
+pub fn over_http2(address: SocketAddr, requests: &[RawRequest]) -> Result<Vec<u16>> {
     let mut command = python("http2.py").context("Starlette and h2 are not installed")?;
     let mut client = command
         .args([address.ip().to_string(), address.port().to_string()])
