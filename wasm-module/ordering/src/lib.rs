@@ -55,6 +55,7 @@ pub mod embedding;
 mod engines;
 mod experiment;
 pub mod feed;
+pub mod head;
 pub mod hexadecimal;
 pub mod hint;
 mod listing;
@@ -76,7 +77,7 @@ mod told;
 pub mod tree;
 mod trees;
 
-pub use body::{Parsed, Question, Retrieved, Skip, parse, parse_with, question, salted};
+pub use body::{Parsed, Question, Retrieved, Role, Skip, parse, parse_with, question, salted};
 pub use bytes::BadBytes;
 pub use config::{Config, ConfigError, DocumentsField, RawConfig};
 pub use engines::{Choice, EngineId, MAX_ENGINES};

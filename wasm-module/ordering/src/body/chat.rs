@@ -40,10 +40,19 @@ pub(super) struct Chat<'a> {
     pub(super) retrieval: Option<&'a str>,
     /// Whether it is a body of Cohere's first API.
     pub(super) is_cohere: bool,
+    /// The elements of `tools`, or of `functions` where there are no tools.
+    pub(super) tools: Vec<&'a str>,
+    /// See [`Parsed::parameters`](super::Parsed::parameters).
+    pub(super) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
 /// A message.
 pub(super) struct RawTurn<'a> {
+    pub(super) role: Role,
+    /// Its content, as written; empty if it has none.
+    pub(super) content: &'a str,
+    /// Hash of the whole message, of which the content's own hash is a part.
+    pub(super) hash: u64,
     pub(super) chain: Chain,
     /// Hash of the tools and of the messages before this one.
     pub(super) before: u64,
@@ -55,6 +64,34 @@ pub(super) struct RawTurn<'a> {
     pub(super) raw: &'a str,
     /// What may hold documents, in the order of the prompt.
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
+}
+
+/// Who speaks in a message, whatever the API calls them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// `system`, `developer`, Anthropic's `system` field, Cohere's `preamble`.
+    System,
+    /// `user`.
+    User,
+    /// `assistant`, `CHATBOT`.
+    Assistant,
+    /// `tool`, `function`.
+    Tool,
+    /// Any other role, or none.
+    #[default]
+    Other,
+}
+
+impl Role {
+    fn of(role: &str) -> Self {
+        match role {
+            "system" | "developer" => Self::System,
+            "user" => Self::User,
+            "assistant" => Self::Assistant,
+            "tool" | "function" => Self::Tool,
+            _ => Self::Other,
+        }
+    }
 }
 
 /// Where blocks can be inserted into a user message: before its text.
@@ -78,16 +115,31 @@ pub(crate) enum Wrap {
 #[derive(Default)]
 struct RawChat<'a> {
     messages: Option<Vec<RawMessage<'a>>>,
+    /// The elements of these fields, whose bytes are passed over once.
+    tools: Vec<&'a str>,
+    functions: Vec<&'a str>,
     fields: [Option<&'a str>; FIELDS.len()],
+    parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
-const FIELDS: [&str; 13] = [
+/// Fields beside messages and tools that a chat template may render, or that choose how it renders.
+pub(crate) const PARAMETERS: [&str; 6] = [
+    "tool_choice",
+    "response_format",
+    "reasoning_effort",
+    "thinking",
+    "chat_template",
+    "chat_template_kwargs",
+];
+
+const FIELDS: [&str; 14] = [
     "model",
     "system",
     "preamble",
     "chat_history",
     "message",
     "tools",
+    "functions",
     "documents",
     "user",
     "safety_identifier",
@@ -102,7 +154,16 @@ impl<'a> RawChat<'a> {
         let mut chat = Self::default();
         scan.object(|scan, name| {
             if name != "messages" {
-                return scan.field(name, &FIELDS, &mut chat.fields);
+                if PARAMETERS.contains(&name) {
+                    return scan.field(name, &PARAMETERS, &mut chat.parameters);
+                }
+                let tools = match name {
+                    "tools" => &mut chat.tools,
+                    "functions" => &mut chat.functions,
+                    _ => return scan.field(name, &FIELDS, &mut chat.fields),
+                };
+                let value = scan.list_or_value(tools)?;
+                return scan.place(name, value, &FIELDS, &mut chat.fields);
             }
             match chat.messages.replace(RawMessage::list(scan)?) {
                 None => Ok(()),
@@ -157,12 +218,16 @@ impl<'a> Chat<'a> {
         let top = body.trim_ascii();
         let RawChat {
             messages,
+            tools: mut listed,
+            functions: listed_functions,
             mut fields,
+            mut parameters,
         } = scanned(body, top, RawChat::read)?;
         // `null` is something here: a salt written beside it would not be the last one, and what is meant for the gateway
         // is cut out whatever it says. In other fields it is nothing.
         let [.., salt, retrieval] = fields;
         say(&mut fields);
+        say(&mut parameters);
         let [
             model,
             system,
@@ -170,6 +235,7 @@ impl<'a> Chat<'a> {
             history,
             message,
             tools,
+            functions,
             documents,
             user,
             safety_identifier,
@@ -190,11 +256,18 @@ impl<'a> Chat<'a> {
             prompt_cache_key,
             metadata.and_then(user_id),
         ];
+        let mut before = xxh3_64_with_seed(tools.unwrap_or_default().as_bytes(), 0);
+        if let Some(functions) = functions {
+            before = xxh3_64_with_seed(functions.as_bytes(), before);
+        }
+        if listed.is_empty() {
+            listed = listed_functions;
+        }
         let mut place = Place {
             chain: asking.into_iter().fold(Chain(0), |chain, value| {
                 chain.then("", xxh3_128(value.unwrap_or_default().as_bytes()))
             }),
-            before: xxh3_64_with_seed(tools.unwrap_or_default().as_bytes(), 0),
+            before,
             turn: 0,
         };
         let messages = messages.unwrap_or_default();
@@ -231,6 +304,8 @@ impl<'a> Chat<'a> {
             documents,
             retrieval,
             is_cohere,
+            tools: listed,
+            parameters,
         })
     }
 }
@@ -282,7 +357,11 @@ impl Place {
             (raw, "")
         };
         self.chain = self.chain.then(role, hash);
+        let parts = [head.as_bytes(), &hash.to_le_bytes(), tail.as_bytes()];
         let turn = RawTurn {
+            role: Role::of(role),
+            content,
+            hash: folded(&parts, 0),
             chain: self.chain,
             before: self.before,
             turn: self.turn,
@@ -292,12 +371,17 @@ impl Place {
             raw,
             pieces,
         };
-        for part in [head.as_bytes(), &hash.to_le_bytes(), tail.as_bytes()] {
-            self.before = xxh3_64_with_seed(part, self.before);
-        }
+        self.before = folded(&parts, self.before);
         self.turn += u32::from(role == "assistant");
         Ok(turn)
     }
+}
+
+/// The hash of `parts`, each with the hash of those before it as its seed.
+fn folded(parts: &[&[u8]], seed: u64) -> u64 {
+    parts
+        .iter()
+        .fold(seed, |seed, part| xxh3_64_with_seed(part, seed))
 }
 
 impl RawTurn<'_> {

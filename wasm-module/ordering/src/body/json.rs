@@ -56,13 +56,13 @@ pub(super) fn misplaced(body: &str, part: &str, at: usize) -> Skip {
 }
 
 /// Where `part`, a piece of `body`, starts in it.
-pub(super) fn offset_in(body: &str, part: &str) -> usize {
+pub(crate) fn offset_in(body: &str, part: &str) -> usize {
     (part.as_ptr() as usize)
         .saturating_sub(body.as_ptr() as usize)
         .min(body.len())
 }
 
-pub(super) fn range_in(body: &str, part: &str) -> Range<usize> {
+pub(crate) fn range_in(body: &str, part: &str) -> Range<usize> {
     let start = offset_in(body, part);
     start..start + part.len()
 }

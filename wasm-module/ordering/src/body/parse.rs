@@ -5,7 +5,7 @@
 
 use super::Skip;
 use super::array::Retrieved;
-use super::chat::{Chain, Chat, RawTurn};
+use super::chat::{Chain, Chat, PARAMETERS, RawTurn};
 use super::content::{Block, Piece};
 use super::found::{Finder, Found, Group, HintPlace, Message, Place};
 use super::json::{offset_in, range_in};
@@ -33,6 +33,10 @@ pub struct Parsed<'a> {
     /// Documents that are to be written into the message of that index, before its own.
     pub(crate) rendered: Option<(usize, Group<'a>)>,
     pub(super) retrieval: Option<&'a str>,
+    /// The elements of `tools`, or of `functions` where there are no tools.
+    pub(crate) tools: Vec<&'a str>,
+    /// Fields beside messages and tools that a chat template may render, in the order of their names in the source.
+    pub(crate) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
 impl Parsed<'_> {
@@ -103,6 +107,10 @@ fn read<'a>(
             });
         }
         messages.push(Message {
+            role: message.role,
+            raw: message.raw,
+            content: message.content,
+            hash: message.hash,
             chain: message.chain,
             turn: message.turn,
             entry: (message.entry).map(|entry| (entry, message.rendered_scope())),
@@ -117,6 +125,8 @@ fn read<'a>(
         messages,
         rendered,
         retrieval: chat.retrieval,
+        tools: chat.tools,
+        parameters: chat.parameters,
     })
 }
 
