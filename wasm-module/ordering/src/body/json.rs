@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 /// What stands between the quotes of a raw JSON string; `None` if it is no string.
-pub(super) fn inner(raw: &str) -> Option<&str> {
+pub(crate) fn inner(raw: &str) -> Option<&str> {
     raw.strip_prefix('"')?.strip_suffix('"')
 }
 

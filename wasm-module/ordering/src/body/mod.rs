@@ -38,7 +38,7 @@ pub(crate) use array::element_text;
 pub use chat::Role;
 pub(crate) use chat::{Chain, Entry, PARAMETERS, Wrap};
 pub(crate) use found::{Found, Group, Message, Place, Source};
-pub(crate) use json::{offset_in, range_in};
+pub(crate) use json::{inner as inner_of, offset_in, range_in};
 pub use parse::{Parsed, parse, parse_with};
 pub use question::{Question, question};
 pub use salt::salted;

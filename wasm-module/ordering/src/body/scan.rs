@@ -28,7 +28,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Enters an object; `each` gets every name and must read its value.
-    pub(super) fn object(
+    pub(crate) fn object(
         &mut self,
         mut each: impl FnMut(&mut Self, &str) -> Result<(), Bad>,
     ) -> Result<(), Bad> {

@@ -7,8 +7,17 @@
 //! ```
 //!
 //! One byte that differs in the head costs the engine's KV state of everything behind it, documents included.
-//! [`segments`] says what a request is made of, in the order in which engines render it.
+//! [`segments`] says what a request is made of, in the order in which engines render it; [`diagnosis`] why one could not
+//! begin like an earlier one, and [`cause`] how that is called.
 
+pub mod cause;
+mod compare;
+pub mod diagnosis;
+mod marks;
+pub(crate) mod outline;
 pub mod segments;
 
+pub use cause::{Cause, Volatile};
+pub use diagnosis::{Asked, Diagnosis, Index, Limits};
+pub use outline::Depth;
 pub use segments::{Segment, SegmentKind, Segments};

@@ -30,6 +30,9 @@ pub enum BadLine {
     /// It has the shape of neither.
     #[error("neither a chat body (no `messages`) nor a ranking (no `docs`)")]
     Neither,
+    /// `request` or `body` is no body.
+    #[error("`request` (or `body`) is neither an object nor a string that holds one")]
+    Request,
     /// `docs` is not a list.
     #[error("`docs` is not a list")]
     DocsNotAList,
