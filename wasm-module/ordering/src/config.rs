@@ -39,9 +39,13 @@ pub struct RawPolicyOptions {
     pub max_displacement: Option<u32>,
     /// Contexts that `context-index` keeps.
     pub max_contexts: u32,
+    /// Tokens in a block of the engine's cache: nothing is moved for a match that is shorter. 1: any match counts.
+    pub block_tokens: u32,
 }
 
-object!(impl<'de> RawPolicyOptions { seed, window, max_displacement, max_contexts });
+object!(
+    impl<'de> RawPolicyOptions { seed, window, max_displacement, max_contexts, block_tokens }
+);
 
 /// The hints, as written.
 #[derive(Clone, Debug, PartialEq)]
@@ -221,6 +225,7 @@ impl Default for RawPolicyOptions {
             window: options.window.into(),
             max_displacement: options.max_displacement.map(u32::from),
             max_contexts: options.max_contexts,
+            block_tokens: options.block_tokens,
         }
     }
 }
@@ -317,6 +322,19 @@ impl Config {
         self.policy.build(&self.policy_options)
     }
 
+    /// The same for an engine whose cache has blocks of so many tokens.
+    #[must_use]
+    pub fn with_block_tokens(mut self, block_tokens: u32) -> Self {
+        self.policy_options.block_tokens = block_tokens;
+        self
+    }
+
+    /// Tokens in a block of the engine's cache.
+    #[must_use]
+    pub fn block_tokens(&self) -> u32 {
+        self.policy_options.block_tokens
+    }
+
     /// Whether documents are written into messages and stay there.
     pub(crate) fn pins(&self) -> bool {
         self.pin.is_some() && self.field == DocumentsField::Render
@@ -357,6 +375,12 @@ impl TryFrom<RawConfig> for Config {
             1,
             1_000_000,
         )?;
+        within(
+            "policy_options.block_tokens",
+            options.block_tokens.into(),
+            1,
+            MAX_BLOCK_TOKENS,
+        )?;
         if let Some(places) = options.max_displacement {
             within(
                 "policy_options.max_displacement",
@@ -371,6 +395,7 @@ impl TryFrom<RawConfig> for Config {
             window: narrow(options.window),
             max_displacement: options.max_displacement.map(narrow),
             max_contexts: options.max_contexts,
+            block_tokens: options.block_tokens,
         };
         within(
             "documents.max",
@@ -439,6 +464,9 @@ impl TryFrom<RawConfig> for Config {
         })
     }
 }
+
+/// Tokens in a block of an engine's cache: hybrid models have up to some 8,000.
+const MAX_BLOCK_TOKENS: u64 = 65_536;
 
 impl From<TemplateError> for ConfigError {
     fn from(error: TemplateError) -> Self {

@@ -308,7 +308,7 @@ impl Shape {
             if at == last {
                 match self.place {
                     Place::Tagged => {
-                        words = format!("{}{}\n\n{words}", self.preamble, self.tagged())
+                        words = format!("{}{}\n\n{words}", self.preamble, self.tagged());
                     }
                     Place::Blocks => {
                         blocks = self

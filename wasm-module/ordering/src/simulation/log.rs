@@ -104,9 +104,11 @@ fn parse(line: &[u8], config: &Config, document_tokens: u32) -> Result<Vec<Reque
     let text = std::str::from_utf8(line).map_err(|error| BadLine::NotAnObject {
         column: error.valid_up_to() + 1,
     })?;
-    let [messages, docs, tokens] = scan::fields(text, ["messages", "docs", "tokens"])
-        .map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
-    match (messages, docs) {
+    // Cohere's first API has a `message`.
+    let [messages, message, docs, tokens] =
+        scan::fields(text, ["messages", "message", "docs", "tokens"])
+            .map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
+    match (messages.or(message), docs) {
         (Some(_), _) => match documents_of(line, config) {
             Err(Skip::NoDocuments) => Ok(Vec::new()),
             found => found.map_err(BadLine::Body),

@@ -30,6 +30,15 @@ pub struct Logged<'a> {
     pub cached_tokens: Option<u64>,
 }
 
+/// What a logged body is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoggedKind {
+    /// A chat's.
+    Chat,
+    /// A list of documents' ids.
+    Ranking,
+}
+
 impl<'a> Logged<'a> {
     /// Reads a line.
     ///
@@ -99,6 +108,21 @@ impl<'a> Logged<'a> {
             engine: Cow::default(),
             prompt_tokens: None,
             cached_tokens: None,
+        }
+    }
+
+    /// What the body is.
+    ///
+    /// # Errors
+    /// [`BadLine::NotAnObject`], [`BadLine::Neither`].
+    pub fn kind(&self) -> Result<LoggedKind, BadLine> {
+        let names = ["messages", "message", "docs"];
+        let fields = scan::fields(&self.body, names);
+        let fields = fields.map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
+        match fields {
+            [None, None, Some(_)] => Ok(LoggedKind::Ranking),
+            [None, None, None] => Err(BadLine::Neither),
+            _ => Ok(LoggedKind::Chat),
         }
     }
 

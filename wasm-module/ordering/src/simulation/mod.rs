@@ -20,7 +20,7 @@ pub use bound::Bound;
 pub use cache::{Capacity, EngineCache};
 pub use compact::CompactTrace;
 pub use log::{BadLine, LogReader};
-pub use logged::Logged;
+pub use logged::{Logged, LoggedKind};
 pub use prompts::{PromptReplay, PromptReuse};
 pub use replay::{Replay, Reuse, replay, upper_bound};
 

@@ -77,6 +77,10 @@ impl PromptReplay {
         capacity: Capacity,
     ) -> Result<Self, ConfigError> {
         raw.policy = kind.name().into();
+        // What the configuration says of the engine's blocks goes before the cache that is modelled.
+        if raw.policy_options.block_tokens == 1 {
+            raw.policy_options.block_tokens = capacity.page_tokens.max(1);
+        }
         raw.tree.max_nodes = 10_000_000;
         raw.tree.max_tokens = capacity.tokens.unwrap_or(0);
         raw.tree.max_trees = 10_000;
@@ -90,6 +94,11 @@ impl PromptReplay {
             engines: FxHashMap::default(),
             as_came: kind == PolicyKind::Retrieval,
         })
+    }
+
+    /// Rewrites bodies under [`PolicyKind::Retrieval`] too: what else the configuration says is done.
+    pub fn order_all(&mut self) {
+        self.as_came = false;
     }
 
     /// Orders a logged body as the gateway would; what it would send, if that is another one. A body without documents
