@@ -1,6 +1,7 @@
 //! What the operator may set: as written ([`RawConfig`]) and as checked ([`Config`]).
 
 use crate::conversation::memory;
+use crate::head::config::{Head, RawHead};
 use crate::hint::{HintTemplate, LocationTemplate, TemplateError};
 use crate::object;
 use crate::policy::{MAX_CANDIDATES, Policy, PolicyKind, PolicyOptions};
@@ -22,10 +23,12 @@ pub struct RawConfig {
     pub tree: RawTree,
     /// What is done with the earlier turns of a chat.
     pub conversation: RawConversation,
+    /// What is done with what stands before the documents.
+    pub head: RawHead,
 }
 
 object!(
-    impl<'de> RawConfig { policy, policy_options, hint, documents, tree, conversation }
+    impl<'de> RawConfig { policy, policy_options, hint, documents, tree, conversation, head }
 );
 
 /// What a policy is told, as written; each takes what concerns it.
@@ -175,6 +178,7 @@ pub struct Config {
     /// Tokens of documents pinned in one chat; `None`: none are.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
+    pub(crate) head: Head,
 }
 
 /// What documents are looked for beside tagged ones; see [`RawDocuments`].
@@ -213,6 +217,7 @@ impl Default for RawConfig {
             documents: RawDocuments::default(),
             tree: RawTree::default(),
             conversation: RawConversation::default(),
+            head: RawHead::default(),
         }
     }
 }
@@ -335,6 +340,12 @@ impl Config {
         self.policy_options.block_tokens
     }
 
+    /// What is done with what stands before the documents.
+    #[must_use]
+    pub fn head(&self) -> &Head {
+        &self.head
+    }
+
     /// Whether documents are written into messages and stay there.
     pub(crate) fn pins(&self) -> bool {
         self.pin.is_some() && self.field == DocumentsField::Render
@@ -429,6 +440,8 @@ impl TryFrom<RawConfig> for Config {
             0,
             10_000_000,
         )?;
+        let head =
+            Head::new(&raw.head).map_err(|(field, reason)| ConfigError::Value { field, reason })?;
         let words = &raw.hint;
         // Wrong words are wrong whether they are used or not.
         let hint = HintTemplate::new(&words.template, &words.label, &words.separator)
@@ -461,6 +474,7 @@ impl TryFrom<RawConfig> for Config {
                 max_entries: raw.conversation.max_entries,
                 max_bytes: raw.conversation.max_bytes,
             },
+            head,
         })
     }
 }

@@ -42,6 +42,7 @@ pub(super) struct Chat<'a> {
     pub(super) is_cohere: bool,
     /// The elements of `tools`, or of `functions` where there are no tools.
     pub(super) tools: Vec<&'a str>,
+    pub(super) start: Start<'a>,
     /// See [`Parsed::parameters`](super::Parsed::parameters).
     pub(super) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
@@ -49,6 +50,9 @@ pub(super) struct Chat<'a> {
 /// A message.
 pub(super) struct RawTurn<'a> {
     pub(super) role: Role,
+    /// As the chain has it.
+    pub(super) role_name: Cow<'a, str>,
+    pub(super) content_hash: u128,
     /// Its content, as written; empty if it has none.
     pub(super) content: &'a str,
     /// Hash of the whole message, of which the content's own hash is a part.
@@ -260,15 +264,24 @@ impl<'a> Chat<'a> {
         if let Some(functions) = functions {
             before = xxh3_64_with_seed(functions.as_bytes(), before);
         }
-        if listed.is_empty() {
+        let field = if listed.is_empty() {
             listed = listed_functions;
-        }
+            functions
+        } else {
+            tools
+        };
         let mut place = Place {
             chain: asking.into_iter().fold(Chain(0), |chain, value| {
                 chain.then("", xxh3_128(value.unwrap_or_default().as_bytes()))
             }),
             before,
             turn: 0,
+        };
+        let start = Start {
+            chain: place.chain,
+            before: place.before,
+            field: field.filter(|_| !listed.is_empty()),
+            is_functions: tools.is_none(),
         };
         let messages = messages.unwrap_or_default();
         let is_cohere = message.is_some() && messages.is_empty();
@@ -282,20 +295,20 @@ impl<'a> Chat<'a> {
         };
         let mut messages = Vec::with_capacity(earlier.len() + 2);
         if let Some(system) = system {
-            messages.push(place.turn(body, system, "system", Some(system))?);
+            messages.push(place.turn(body, system, "system".into(), Some(system))?);
         }
         for message in earlier {
             let role = text(body, message.role)?;
             let role = match role.as_ref() {
-                "USER" => "user",
-                "CHATBOT" => "assistant",
-                role => role,
+                "USER" => "user".into(),
+                "CHATBOT" => "assistant".into(),
+                _ => role,
             };
             let content = message.content.or(message.message);
             messages.push(place.turn(body, message.raw, role, content)?);
         }
         if let Some(last) = last {
-            messages.push(place.turn(body, last, "user", Some(last))?);
+            messages.push(place.turn(body, last, "user".into(), Some(last))?);
         }
         Ok(Self {
             model,
@@ -305,6 +318,7 @@ impl<'a> Chat<'a> {
             retrieval,
             is_cohere,
             tools: listed,
+            start,
             parameters,
         })
     }
@@ -323,10 +337,10 @@ impl Place {
         &mut self,
         body: &'a str,
         raw: &'a str,
-        role: &str,
+        role_name: Cow<'a, str>,
         content: Option<&'a str>,
     ) -> Result<RawTurn<'a>, Skip> {
-        let is_given = content.is_some();
+        let role = role_name.as_ref();
         let content = content.unwrap_or_default();
         let start = offset_in(body, content) + 1;
         let author = match role {
@@ -347,19 +361,12 @@ impl Place {
         };
         // The content, most of the bytes, is hashed once for both hashes.
         let hash = xxh3_128(content.as_bytes());
-        let (head, tail) = if is_given {
-            let range = range_in(raw, content);
-            (
-                raw.get(..range.start).unwrap_or_default(),
-                raw.get(range.end..).unwrap_or_default(),
-            )
-        } else {
-            (raw, "")
-        };
+        let (head, tail) = around(raw, content);
         self.chain = self.chain.then(role, hash);
         let parts = [head.as_bytes(), &hash.to_le_bytes(), tail.as_bytes()];
         let turn = RawTurn {
             role: Role::of(role),
+            content_hash: hash,
             content,
             hash: folded(&parts, 0),
             chain: self.chain,
@@ -370,15 +377,51 @@ impl Place {
                 .map(|wrap| Entry { at: start, wrap }),
             raw,
             pieces,
+            role_name,
         };
         self.before = folded(&parts, self.before);
-        self.turn += u32::from(role == "assistant");
+        self.turn += u32::from(turn.role_name == "assistant");
         Ok(turn)
     }
 }
 
+/// What stands before and behind the content of a message; all of it, if it has none.
+pub(super) fn around<'a>(raw: &'a str, content: &str) -> (&'a str, &'a str) {
+    if content.is_empty() {
+        return (raw, "");
+    }
+    let range = range_in(raw, content);
+    (
+        raw.get(..range.start).unwrap_or_default(),
+        raw.get(range.end..).unwrap_or_default(),
+    )
+}
+
+/// By what a chat is known before its first message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Start<'a> {
+    pub(crate) chain: Chain,
+    /// See [`RawTurn::before`].
+    pub(crate) before: u64,
+    /// The field that the tools stand in, as written.
+    pub(crate) field: Option<&'a str>,
+    pub(crate) is_functions: bool,
+}
+
+impl Start<'_> {
+    /// What [`Start::before`] is with that field in the place of the one that came.
+    pub(crate) fn before_with(&self, field: &str) -> u64 {
+        let before = if self.is_functions {
+            xxh3_64_with_seed(b"", 0)
+        } else {
+            0
+        };
+        xxh3_64_with_seed(field.as_bytes(), before)
+    }
+}
+
 /// The hash of `parts`, each with the hash of those before it as its seed.
-fn folded(parts: &[&[u8]], seed: u64) -> u64 {
+pub(super) fn folded(parts: &[&[u8]], seed: u64) -> u64 {
     parts
         .iter()
         .fold(seed, |seed, part| xxh3_64_with_seed(part, seed))
@@ -387,12 +430,17 @@ fn folded(parts: &[&[u8]], seed: u64) -> u64 {
 impl RawTurn<'_> {
     /// What precedes documents that are written into it.
     pub(super) fn rendered_scope(&self) -> Scope {
-        Scope(xxh3_64_with_seed(b"rendered", self.before))
+        rendered_scope(self.before)
     }
 }
 
+/// What precedes documents that are written into a message, by what precedes it.
+pub(super) fn rendered_scope(before: u64) -> Scope {
+    Scope(xxh3_64_with_seed(b"rendered", before))
+}
+
 impl Chain {
-    fn then(self, role: &str, content: u128) -> Self {
+    pub(super) fn then(self, role: &str, content: u128) -> Self {
         let mut link: SmallVec<[u8; 64]> = SmallVec::new();
         link.extend_from_slice(&self.0.to_le_bytes());
         link.extend_from_slice(&content.to_le_bytes());

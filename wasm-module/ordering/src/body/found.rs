@@ -5,12 +5,16 @@ use super::chat::{Chain, Entry, Role};
 use crate::config::Config;
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// A message.
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub(crate) role: Role,
+    /// As the chain has it.
+    pub(crate) role_name: Cow<'a, str>,
+    pub(crate) content_hash: u128,
     /// The whole message, as written.
     pub(crate) raw: &'a str,
     /// Its content, as written; empty if it has none.

@@ -23,13 +23,14 @@ mod json;
 mod lists;
 mod parse;
 mod question;
+mod rebase;
 pub(crate) mod render;
 mod results;
 mod salt;
 pub(crate) mod scan;
 mod search;
 mod tags;
-mod text;
+pub(crate) mod text;
 
 use std::borrow::Cow;
 

@@ -5,7 +5,7 @@
 
 use super::Skip;
 use super::array::Retrieved;
-use super::chat::{Chain, Chat, PARAMETERS, RawTurn};
+use super::chat::{Chain, Chat, PARAMETERS, RawTurn, Start};
 use super::content::{Block, Piece};
 use super::found::{Finder, Found, Group, HintPlace, Message, Place};
 use super::json::{offset_in, range_in};
@@ -35,6 +35,7 @@ pub struct Parsed<'a> {
     pub(super) retrieval: Option<&'a str>,
     /// The elements of `tools`, or of `functions` where there are no tools.
     pub(crate) tools: Vec<&'a str>,
+    pub(crate) start: Start<'a>,
     /// Fields beside messages and tools that a chat template may render, in the order of their names in the source.
     pub(crate) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
@@ -108,6 +109,8 @@ fn read<'a>(
         }
         messages.push(Message {
             role: message.role,
+            role_name: message.role_name.clone(),
+            content_hash: message.content_hash,
             raw: message.raw,
             content: message.content,
             hash: message.hash,
@@ -126,6 +129,7 @@ fn read<'a>(
         rendered,
         retrieval: chat.retrieval,
         tools: chat.tools,
+        start: chat.start,
         parameters: chat.parameters,
     })
 }

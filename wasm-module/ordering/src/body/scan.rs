@@ -183,6 +183,12 @@ impl<'a> Scan<'a> {
         self.at
     }
 
+    /// How far it was read.
+    #[cfg(feature = "head")]
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
     /// There must be nothing more.
     pub(crate) fn end(mut self) -> Result<(), Bad> {
         if self.next() == self.text.len() {
