@@ -6,6 +6,7 @@
 mod caching;
 mod computing;
 mod evaluating;
+mod explaining;
 mod ingesting;
 mod kv_bridge;
 mod listening;
@@ -57,6 +58,9 @@ enum Command {
     /// Tell what ordering documents would save on a log of requests, and write a report
     #[command(after_help = REPLAY_HELP)]
     Replay(ReplayArguments),
+    /// Tell why the prompts of a log could not begin like earlier ones, and what would mend it
+    #[command(after_help = explaining::HELP)]
+    Explain(explaining::Arguments),
     /// Ask a model questions with documents in several orders, compare the answers, and write a report
     #[command(after_help = evaluating::HELP)]
     Evaluate(Box<evaluating::Arguments>),
@@ -74,7 +78,8 @@ const LOG_HELP: &str = "Environment:
 
 const REPLAY_HELP: &str = "Lines of a log, in JSON:
   an OpenAI chat body with documents, in `documents` or in tags, as the gateway finds them; or
-  {\"query_id\": …, \"docs\": [ids, best first], \"tokens\": [of each document] or one number for each, or absent}
+  {\"query_id\": …, \"docs\": [ids, best first], \"tokens\": [of each document] or one number for each, or absent}; or
+  {\"request\": either of these, \"tenant\": …, \"engine\": …}: see `foreword explain --help`
 
 Exit codes: 0 done, 1 a file cannot be read or written, or a bad line with --strict, 2 bad arguments or an empty trace.
 An unbounded cache takes up to 300 bytes of memory for every document of every request.";
@@ -112,6 +117,10 @@ struct ReplayArguments {
     /// Tokens of a document whose line does not tell
     #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     document_tokens: u32,
+    /// The gateway's configuration of documents: its plugin configuration, or the `ordering` in it, in JSON. Bodies are
+    /// stabilised as its `head` and `conversation` say, `report` counting as `apply` [default: every part that is safe]
+    #[arg(long, value_name = "FILE")]
+    ordering: Option<PathBuf>,
     /// Seed of the random policy and of samples
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -224,6 +233,7 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => start(*arguments),
         Command::KvBridge(arguments) => run(arguments.log_format, kv_bridge::run(*arguments)),
         Command::Replay(arguments) => replay(arguments),
+        Command::Explain(arguments) => explaining::run(arguments),
         Command::Evaluate(arguments) => evaluate(*arguments),
         Command::Ingest(arguments) => ingesting::run(&arguments),
         Command::Measure(arguments) => measure(&arguments),
@@ -262,6 +272,7 @@ fn replay(arguments: ReplayArguments) -> ExitCode {
         seed: arguments.seed,
         document_tokens: arguments.document_tokens,
         strict: arguments.strict,
+        ordering: arguments.ordering,
         report: (!arguments.no_report).then_some(arguments.report),
         json: arguments.json,
     };

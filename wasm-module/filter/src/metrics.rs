@@ -9,13 +9,14 @@
 //!
 //! No metric is a tenant's: who reads them sees all tenants as one, and a tenant does not read them.
 
+use foreword_ordering::head::HeadReport;
 use foreword_ordering::{Arm, Skip};
 
 use crate::agreement::Learnt;
 use crate::counter::{Counter, record};
 use crate::exchange::Unlisted;
 use crate::host::{Host, MetricId};
-use crate::outcome::{Outcome, reason};
+use crate::outcome::{Outcome, head_counts, reason};
 use crate::usage::Counted;
 
 /// The metrics of one plugin.
@@ -42,6 +43,11 @@ pub(crate) struct Metrics {
     arms: [(Arm, ArmCounters); 2],
     /// By reason. As short as the list of reasons, which are words in the source.
     passed: Vec<(&'static str, Counter)>,
+    /// Requests whose heads were changed, and those of which it was only told.
+    heads_applied: Counter,
+    heads_reported: Counter,
+    /// In the order of [`head_counts`].
+    heads: [Counter; 7],
     engine_prompt_tokens: Counter,
     engine_cached_tokens: Counter,
     corrections: Counter,
@@ -104,6 +110,10 @@ impl Metrics {
             numbered_hints: Counter::define(host, "foreword_numbered_hints_total"),
             document_tokens: Counter::define(host, "foreword_document_tokens_total"),
             matched_tokens: Counter::define(host, "foreword_matched_tokens_total"),
+            heads_applied: Counter::define(host, "foreword_heads_applied_total"),
+            heads_reported: Counter::define(host, "foreword_heads_reported_total"),
+            heads: head_counts(&HeadReport::default())
+                .map(|(name, _)| Counter::define(host, &format!("foreword_{name}_total"))),
             engine_prompt_tokens: Counter::define(host, "foreword_engine_prompt_tokens_total"),
             engine_cached_tokens: Counter::define(host, "foreword_engine_cached_tokens_total"),
             corrections: Counter::define(host, "foreword_corrections_total"),
@@ -175,6 +185,21 @@ impl Metrics {
             counters.requests.add(host, 1);
             counters.document_tokens.add(host, report.document_tokens);
             counters.matched_tokens.add(host, report.matched_tokens);
+        }
+    }
+
+    /// Counts what was done with a head, or would be.
+    pub(crate) fn head(&self, host: &impl Host, head: &HeadReport) {
+        if head.is_empty() {
+            return;
+        }
+        let requests = match head.applied {
+            true => self.heads_applied,
+            false => self.heads_reported,
+        };
+        requests.add(host, 1);
+        for (counter, (_, count)) in self.heads.iter().zip(head_counts(head)) {
+            counter.add(host, count.into());
         }
     }
 

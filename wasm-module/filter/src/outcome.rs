@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use foreword_ordering::head::HeadReport;
 use foreword_ordering::{Arm, Report, Skip};
 
 use crate::config::OnFailure;
@@ -122,6 +123,29 @@ impl fmt::Display for Outcome {
         }
         Ok(())
     }
+}
+
+/// What a report on a head says, for header and log: counts that are not 0, and whether it was done.
+pub(crate) fn head_fields(head: &HeadReport) -> Vec<(&'static str, String)> {
+    let word = if head.applied { "applied" } else { "reported" };
+    let mut fields = vec![("head", word.to_owned())];
+    let counts = head_counts(head).into_iter();
+    let counts = counts.filter(|(_, count)| *count > 0);
+    fields.extend(counts.map(|(name, count)| (name, count.to_string())));
+    fields
+}
+
+/// The counts of a report on a head, by their names in header and log.
+pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); 7] {
+    [
+        ("head_tools", head.tools_moved),
+        ("head_schemas", head.tools_reformed),
+        ("head_moved", head.moved),
+        ("head_learned", head.learned),
+        ("head_frozen", head.frozen),
+        ("head_dropped", head.dropped),
+        ("head_left", head.left),
+    ]
 }
 
 /// The shell's reasons to let a request pass; the core has its own, [`Skip::REASONS`].
@@ -365,6 +389,26 @@ mod tests {
                 .fields()
                 .contains(&("client_matched_tokens", "60".into()))
         );
+    }
+
+    #[test]
+    fn a_head_is_told_in_counts_that_are_not_zero() {
+        let head = HeadReport {
+            applied: true,
+            tools_moved: 2,
+            moved: 1,
+            ..HeadReport::default()
+        };
+        let told = |head| format!("{:?}", head_fields(&head));
+        assert_eq!(
+            told(head.clone()),
+            r#"[("head", "applied"), ("head_tools", "2"), ("head_moved", "1")]"#
+        );
+        let reported = HeadReport {
+            applied: false,
+            ..head
+        };
+        assert!(told(reported).starts_with(r#"[("head", "reported")"#));
     }
 
     #[test]

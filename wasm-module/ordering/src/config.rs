@@ -1,6 +1,7 @@
 //! What the operator may set: as written ([`RawConfig`]) and as checked ([`Config`]).
 
 use crate::conversation::memory;
+use crate::head::config::{Head, RawHead};
 use crate::hint::{HintTemplate, LocationTemplate, TemplateError};
 use crate::object;
 use crate::policy::{MAX_CANDIDATES, Policy, PolicyKind, PolicyOptions};
@@ -22,10 +23,12 @@ pub struct RawConfig {
     pub tree: RawTree,
     /// What is done with the earlier turns of a chat.
     pub conversation: RawConversation,
+    /// What is done with what stands before the documents.
+    pub head: RawHead,
 }
 
 object!(
-    impl<'de> RawConfig { policy, policy_options, hint, documents, tree, conversation }
+    impl<'de> RawConfig { policy, policy_options, hint, documents, tree, conversation, head }
 );
 
 /// What a policy is told, as written; each takes what concerns it.
@@ -39,9 +42,13 @@ pub struct RawPolicyOptions {
     pub max_displacement: Option<u32>,
     /// Contexts that `context-index` keeps.
     pub max_contexts: u32,
+    /// Tokens in a block of the engine's cache: nothing is moved for a match that is shorter. 1: any match counts.
+    pub block_tokens: u32,
 }
 
-object!(impl<'de> RawPolicyOptions { seed, window, max_displacement, max_contexts });
+object!(
+    impl<'de> RawPolicyOptions { seed, window, max_displacement, max_contexts, block_tokens }
+);
 
 /// The hints, as written.
 #[derive(Clone, Debug, PartialEq)]
@@ -171,6 +178,7 @@ pub struct Config {
     /// Tokens of documents pinned in one chat; `None`: none are.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
+    pub(crate) head: Head,
 }
 
 /// What documents are looked for beside tagged ones; see [`RawDocuments`].
@@ -209,6 +217,7 @@ impl Default for RawConfig {
             documents: RawDocuments::default(),
             tree: RawTree::default(),
             conversation: RawConversation::default(),
+            head: RawHead::default(),
         }
     }
 }
@@ -221,6 +230,7 @@ impl Default for RawPolicyOptions {
             window: options.window.into(),
             max_displacement: options.max_displacement.map(u32::from),
             max_contexts: options.max_contexts,
+            block_tokens: options.block_tokens,
         }
     }
 }
@@ -317,6 +327,25 @@ impl Config {
         self.policy.build(&self.policy_options)
     }
 
+    /// The same for an engine whose cache has blocks of so many tokens.
+    #[must_use]
+    pub fn with_block_tokens(mut self, block_tokens: u32) -> Self {
+        self.policy_options.block_tokens = block_tokens;
+        self
+    }
+
+    /// Tokens in a block of the engine's cache.
+    #[must_use]
+    pub fn block_tokens(&self) -> u32 {
+        self.policy_options.block_tokens
+    }
+
+    /// What is done with what stands before the documents.
+    #[must_use]
+    pub fn head(&self) -> &Head {
+        &self.head
+    }
+
     /// Whether documents are written into messages and stay there.
     pub(crate) fn pins(&self) -> bool {
         self.pin.is_some() && self.field == DocumentsField::Render
@@ -357,6 +386,12 @@ impl TryFrom<RawConfig> for Config {
             1,
             1_000_000,
         )?;
+        within(
+            "policy_options.block_tokens",
+            options.block_tokens.into(),
+            1,
+            MAX_BLOCK_TOKENS,
+        )?;
         if let Some(places) = options.max_displacement {
             within(
                 "policy_options.max_displacement",
@@ -371,6 +406,7 @@ impl TryFrom<RawConfig> for Config {
             window: narrow(options.window),
             max_displacement: options.max_displacement.map(narrow),
             max_contexts: options.max_contexts,
+            block_tokens: options.block_tokens,
         };
         within(
             "documents.max",
@@ -404,6 +440,8 @@ impl TryFrom<RawConfig> for Config {
             0,
             10_000_000,
         )?;
+        let head =
+            Head::new(&raw.head).map_err(|(field, reason)| ConfigError::Value { field, reason })?;
         let words = &raw.hint;
         // Wrong words are wrong whether they are used or not.
         let hint = HintTemplate::new(&words.template, &words.label, &words.separator)
@@ -436,9 +474,13 @@ impl TryFrom<RawConfig> for Config {
                 max_entries: raw.conversation.max_entries,
                 max_bytes: raw.conversation.max_bytes,
             },
+            head,
         })
     }
 }
+
+/// Tokens in a block of an engine's cache: hybrid models have up to some 8,000.
+const MAX_BLOCK_TOKENS: u64 = 65_536;
 
 impl From<TemplateError> for ConfigError {
     fn from(error: TemplateError) -> Self {

@@ -119,6 +119,21 @@ impl HintTemplate {
     }
 }
 
+impl HintTemplate {
+    /// The length of the hint that `words`, as between the quotes of a JSON string, begin with; `None` if they begin with
+    /// none, or nothing in the template says where one ends.
+    pub(crate) fn length(&self, words: &str) -> Option<usize> {
+        let labels = words.strip_prefix(&*self.before)?;
+        let labels = labels.strip_prefix(&*self.label_before)?;
+        let end = [&*self.label_after, &*self.after].concat();
+        if self.after.is_empty() {
+            return None;
+        }
+        let at = labels.find(&end)?;
+        Some(words.len() - labels.len() + at + end.len())
+    }
+}
+
 impl LocationTemplate {
     /// Checks the words of a hint, `{document}` in `template` once, `{label}` in `label` once.
     ///
@@ -263,6 +278,18 @@ mod tests {
                 named(&format!("Read [{label}] > [b]."))
             );
         }
+    }
+
+    #[test]
+    fn a_hint_is_found_again_up_to_its_end() {
+        let hint = template().render(&["b", "a"], &[None, None]).unwrap().words;
+        assert_eq!(
+            template().length(&(hint.clone() + " Why?].")),
+            Some(hint.len())
+        );
+        assert_eq!(template().length("Read on [b]."), None);
+        let open = HintTemplate::new("Read {order}", "[{label}]", " > ").unwrap();
+        assert_eq!(open.length("Read [b] Why?"), None);
     }
 
     #[test]

@@ -55,6 +55,7 @@ pub mod embedding;
 mod engines;
 mod experiment;
 pub mod feed;
+pub mod head;
 pub mod hexadecimal;
 pub mod hint;
 mod listing;
@@ -80,7 +81,7 @@ pub mod work;
 #[cfg(not(any(test, feature = "count-work")))]
 mod work;
 
-pub use body::{Parsed, Question, Retrieved, Skip, parse, parse_with, question, salted};
+pub use body::{Parsed, Question, Retrieved, Role, Skip, parse, parse_with, question, salted};
 pub use bytes::BadBytes;
 pub use config::{Config, ConfigError, DocumentsField, RawConfig};
 pub use engines::{Choice, EngineId, MAX_ENGINES};

@@ -80,9 +80,9 @@ fn what_a_retriever_calls_documents_stays_in_them_too() {
     };
     let body = br#"{"messages":[{"role":"user","content":"Why?"}]}"#;
     let config = orderer.config().clone();
-    let parsed = parse_with(body, &retrieved, &config).unwrap();
+    let mut parsed = parse_with(body, &retrieved, &config).unwrap();
     let rewrite = orderer
-        .rewrite_parsed(&Terms::default(), Tenant::default(), &parsed)
+        .rewrite_parsed(&Terms::default(), Tenant::default(), &mut parsed)
         .unwrap();
     let sent: Value = serde_json::from_slice(&rewrite.body.unwrap()).unwrap();
     assert!(rewrite.report.numbered);

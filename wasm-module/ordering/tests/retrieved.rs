@@ -12,8 +12,8 @@ fn send(orderer: &mut Orderer, body: &str, ids: &[&str]) -> Result<Rewrite, Skip
         documents: &documents,
         around: [r"Sources:\n", r"End.\n"],
     };
-    let parsed = parse_with(body.as_bytes(), &retrieved, orderer.config())?;
-    orderer.rewrite_parsed(&Terms::default(), Tenant::default(), &parsed)
+    let mut parsed = parse_with(body.as_bytes(), &retrieved, orderer.config())?;
+    orderer.rewrite_parsed(&Terms::default(), Tenant::default(), &mut parsed)
 }
 
 /// Longer than a hint that stands for it.

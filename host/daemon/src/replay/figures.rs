@@ -1,10 +1,11 @@
 //! What a replay found, and its forms as JSON and as a table.
 
 use super::simulate::Outcome;
+use crate::explain::causes::Causes;
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::simulation::{Bound, Capacity};
 use foreword_report::words::{grouped, percent, rounded};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// Everything that is shown.
@@ -21,6 +22,10 @@ pub(super) struct Figures {
     pub(super) bound: Bound,
     /// At least one.
     pub(super) outcomes: Vec<Outcome>,
+    /// The same of stabilised prompts.
+    pub(super) stabilised: Vec<Outcome>,
+    /// Why prefixes broke.
+    pub(super) causes: Causes,
 }
 
 impl Figures {
@@ -38,20 +43,6 @@ impl Figures {
 
     /// One object.
     pub(super) fn to_json(&self) -> String {
-        let policies: Vec<_> = self
-            .outcomes
-            .iter()
-            .map(|outcome| {
-                json!({
-                    "name": outcome.name,
-                    "reuse": rounded(outcome.reuse.share(), 1e6),
-                    "mean_us": rounded(outcome.mean_us, 1e3),
-                    "p99_us": rounded(outcome.p99_us, 1e3),
-                    "document_tokens": outcome.reuse.document_tokens,
-                    "reused_tokens": outcome.reuse.reused_tokens,
-                })
-            })
-            .collect();
         json!({
             "trace": self.trace,
             "requests": self.requests,
@@ -61,7 +52,9 @@ impl Figures {
             "page_tokens": self.capacity.page_tokens,
             "upper_bound": rounded(self.bound.share, 1e6),
             "upper_bound_sampled": self.bound.sampled,
-            "policies": policies,
+            "policies": entries(&self.outcomes),
+            "causes": self.causes.to_json(),
+            "stabilised": {"policies": entries(&self.stabilised)},
         })
         .to_string()
     }
@@ -99,6 +92,36 @@ impl Figures {
                 ""
             }
         );
+        table.push_str(&self.prompts_table());
+        table.push_str(&self.causes.to_table());
+        table
+    }
+
+    /// Whole prompts, as they came and stabilised; nothing where none were replayed.
+    fn prompts_table(&self) -> String {
+        let mut table = String::new();
+        let rows = self.outcomes.iter().filter_map(|outcome| {
+            let stabilised = self
+                .stabilised
+                .iter()
+                .find(|other| other.name == outcome.name);
+            Some((outcome.name, outcome.prompts?, stabilised?.prompts?))
+        });
+        for (at, (name, came, stabilised)) in rows.enumerate() {
+            if at == 0 {
+                let _ = writeln!(
+                    table,
+                    "\n{:<14}{:>8}{:>17}{:>12}{:>17}",
+                    "whole prompts", "reused", "tokens computed", "stabilised", "tokens computed"
+                );
+            }
+            let [share, better] = [came, stabilised].map(|reuse| percent(reuse.share()));
+            let [computed, left] = [came, stabilised].map(|reuse| grouped(reuse.computed_tokens()));
+            let _ = writeln!(
+                table,
+                "{name:<14}{share:>8}{computed:>17}{better:>12}{left:>17}"
+            );
+        }
         table
     }
 
@@ -113,6 +136,27 @@ impl Figures {
             page => format!("{size} in pages of {page}"),
         }
     }
+}
+
+/// Outcomes as JSON.
+fn entries(outcomes: &[Outcome]) -> Vec<Value> {
+    let entry = |outcome: &Outcome| {
+        let mut entry = json!({
+            "name": outcome.name,
+            "reuse": rounded(outcome.reuse.share(), 1e6),
+            "mean_us": rounded(outcome.mean_us, 1e3),
+            "p99_us": rounded(outcome.p99_us, 1e3),
+            "document_tokens": outcome.reuse.document_tokens,
+            "reused_tokens": outcome.reuse.reused_tokens,
+        });
+        if let Some(prompts) = outcome.prompts {
+            entry["prompt_reuse"] = rounded(prompts.share(), 1e6).into();
+            entry["prompt_tokens"] = prompts.prompt_tokens.into();
+            entry["computed_tokens"] = prompts.computed_tokens().into();
+        }
+        entry
+    };
+    outcomes.iter().map(entry).collect()
 }
 
 /// An outcome's numbers as tables show them: reused, tokens reused, tokens computed, the mean time of a decision, the 99th
@@ -154,6 +198,8 @@ pub(super) mod tests {
                 .iter()
                 .map(|&kind| simulate::replay(&trace, kind, &options, capacity).unwrap())
                 .collect(),
+            stabilised: Vec::new(),
+            causes: Causes::default(),
         }
     }
 

@@ -2,19 +2,22 @@
 //!
 //! ```text
 //!  FILE… ──lines──▶ read ──▶ trace ──┬─▶ bound                    ┌─▶ table or JSON
-//!                                    └─▶ simulate, per policy ────┴─▶ report (plots)
+//!            │                       └─▶ simulate, per policy ────┼─▶ report (plots)
+//!            └──bodies─▶ whole prompts, per policy, and causes ───┘
 //! ```
 //!
 //! Lines' meaning, orders and the engine's cache are those of [`foreword_ordering::simulation`]: what is decided here
 //! is decided alike at the gateway. Texts are read and forgotten line by line; only documents' ids, fingerprints and token counts stay,
-//! and nothing that is printed holds a document's text. No model, engine or network is involved.
+//! and nothing that is printed holds a document's text. Whole prompts take the log once more for each policy ([`whole`]). No model, engine or network is involved.
 
 mod figures;
 mod plots;
 mod read;
 mod report;
-mod simulate;
+pub(crate) mod simulate;
+pub(crate) mod whole;
 
+use crate::log;
 use crate::progress;
 use anyhow::{Context, Result};
 use figures::Figures;
@@ -41,6 +44,8 @@ pub struct Options {
     pub document_tokens: u32,
     /// Whether the first bad line ends the replay.
     pub strict: bool,
+    /// The gateway's `ordering`, for what is stabilised.
+    pub ordering: Option<PathBuf>,
     /// Where the report goes.
     pub report: Option<PathBuf>,
     /// Whether standard output gets JSON instead of a table.
@@ -66,25 +71,21 @@ pub struct EmptyTrace {
 /// # Errors
 /// A file cannot be read or written; a bad line, when strict; [`EmptyTrace`].
 pub fn run(options: &Options) -> Result<()> {
-    let names: Vec<_> = options
-        .files
-        .iter()
-        .map(|file| file.display().to_string())
-        .collect();
-    let names = names.join(", ");
+    let names = log::names(&options.files);
     let read = read::read(options)?;
     read.tell();
     if read.trace.requests() == 0 {
         return Err(EmptyTrace {
             files: names,
-            lines: read.lines,
-            bad: read.bad,
+            lines: read.counts.lines,
+            bad: read.counts.bad,
         }
         .into());
     }
     let trace = read.trace;
     let bar = progress::bar("upper bound", trace.parts().count())?;
-    let bound = Bound::of(&trace, options.seed, |done| {
+    let page_tokens = options.capacity.page_tokens;
+    let bound = Bound::in_pages(&trace, options.seed, page_tokens, |done| {
         if done % progress::STRIDE == 0 {
             bar.set_position(done as u64);
         }
@@ -92,6 +93,7 @@ pub fn run(options: &Options) -> Result<()> {
     bar.finish_and_clear();
     let policy_options = PolicyOptions {
         seed: options.seed,
+        block_tokens: page_tokens,
         ..PolicyOptions::default()
     };
     let mut outcomes = options
@@ -99,6 +101,10 @@ pub fn run(options: &Options) -> Result<()> {
         .iter()
         .map(|&kind| simulate::replay(&trace, kind, &policy_options, options.capacity))
         .collect::<Result<Vec<_>>>()?;
+    let whole = whole::replay(options)?;
+    for (outcome, prompts) in outcomes.iter_mut().zip(whole.came) {
+        outcome.prompts = Some(prompts);
+    }
     if let Some(window) = options.batch {
         let window = usize::try_from(window.get())?;
         outcomes.push(simulate::replay_batches(&trace, window, options.capacity)?);
@@ -107,10 +113,12 @@ pub fn run(options: &Options) -> Result<()> {
         trace: names,
         requests: trace.requests(),
         documents: trace.documents(),
-        skipped: read.bad,
+        skipped: read.counts.bad,
         capacity: options.capacity,
         bound,
         outcomes,
+        stabilised: whole.stabilised,
+        causes: whole.causes,
     };
     let printed = if options.json {
         figures.to_json() + "\n"

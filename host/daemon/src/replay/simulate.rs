@@ -5,13 +5,13 @@ use anyhow::Result;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
 use foreword_ordering::schedule;
 use foreword_ordering::simulation::{
-    Capacity, CompactTrace, EngineCache, Replay, Reuse, document_tokens,
+    Capacity, CompactTrace, EngineCache, PromptReuse, Replay, Reuse, document_tokens,
 };
 use std::time::{Duration, Instant};
 
 /// What a policy came to.
 #[derive(Clone, Debug)]
-pub(super) struct Outcome {
+pub(crate) struct Outcome {
     pub(super) name: &'static str,
     pub(super) reuse: Reuse,
     /// Requests so far, and the reuse up to there: at most [`POINTS`] points at even distances, the last one at the
@@ -20,6 +20,8 @@ pub(super) struct Outcome {
     /// Time to decide a request: intern its documents, order them, remember the order. Not the body's rewriting.
     pub(super) mean_us: f64,
     pub(super) p99_us: f64,
+    /// The same of whole prompts, where they were replayed.
+    pub(crate) prompts: Option<PromptReuse>,
 }
 
 /// Points of a curve: more than a plot has pixels for is waste.
@@ -104,6 +106,29 @@ fn outcome(name: &'static str, reuse: Reuse, curve: Curve, mut nanoseconds: Vec<
         curve: curve.points,
         mean_us: sum as f64 / 1000.0 / nanoseconds.len().max(1) as f64,
         p99_us: f64::from(quantile(&mut nanoseconds, 0.99)) / 1000.0,
+        prompts: None,
+    }
+}
+
+/// How long decisions took.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    nanoseconds: Vec<u32>,
+}
+
+impl Pace {
+    pub(super) fn add(&mut self, taken: Duration) {
+        let taken = u32::try_from(taken.as_nanos()).unwrap_or(u32::MAX);
+        self.nanoseconds.push(taken);
+    }
+}
+
+/// What whole prompts came to. The times are those of bodies rewritten.
+pub(super) fn whole(name: &'static str, prompts: PromptReuse, pace: Pace) -> Outcome {
+    let curve = Curve::new(0);
+    Outcome {
+        prompts: Some(prompts),
+        ..outcome(name, prompts.documents, curve, pace.nanoseconds)
     }
 }
 

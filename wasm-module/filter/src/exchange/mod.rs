@@ -23,6 +23,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
+use foreword_ordering::head::HeadReport;
 use foreword_ordering::{Deed, Retrieved, Rewrite};
 
 use crate::awaited::Awaited;
@@ -30,7 +31,7 @@ use crate::config::{Mode, RequestHeaders, TenantSource};
 use crate::dialect::Dialect;
 use crate::engines::DESTINATION_HEADER;
 use crate::host::{Answer, Host, HostError, LogLevel};
-use crate::outcome::{Fault, Outcome, reason};
+use crate::outcome::{self, Fault, Outcome, reason};
 use crate::plugin::{Known, Plugin, Route};
 use crate::retrieval::{Ended, OnNothing, Reason, Search, Step};
 use crate::salt::Identity;
@@ -51,6 +52,8 @@ pub struct Exchange {
     search: Option<Box<Search>>,
     /// How that ended.
     ended: Option<Ended>,
+    /// What was done with the head, or would be, if anything.
+    head: Option<HeadReport>,
 }
 
 /// What the proxy does next with the request.
@@ -121,6 +124,7 @@ impl Exchange {
             awaited: None,
             search: None,
             ended: None,
+            head: None,
         }
     }
 
@@ -278,6 +282,7 @@ impl Exchange {
         counted: Option<Counted>,
     ) -> Vec<(&'static str, String)> {
         let mut fields = outcome.fields();
+        fields.extend(self.head.iter().flat_map(outcome::head_fields));
         if let Some(ended) = self.ended {
             fields.push(("retrieval", ended.word.to_owned()));
             fields.push(("retrieval_ms", ended.milliseconds.to_string()));
@@ -501,8 +506,9 @@ impl Exchange {
     /// Rewrites the body that `came`, and lets the request go.
     fn go_on(&mut self, host: &impl Host, held: &Held, came: &[u8], known: Known<'_>) -> Flow {
         let mut awaited = None;
-        let sent = self.send(host, held, came, known, &mut awaited);
-        self.awaited = awaited;
+        let mut head = None;
+        let sent = self.send(host, held, came, known, &mut awaited, &mut head);
+        (self.awaited, self.head) = (awaited, head);
         match sent {
             Ok(outcome) => {
                 self.settle(host, outcome);
@@ -520,6 +526,7 @@ impl Exchange {
         came: &[u8],
         known: Known<'_>,
         awaited: &mut Option<Awaited>,
+        head: &mut Option<HeadReport>,
     ) -> Result<Outcome, Fault> {
         let mut body = Cow::Borrowed(came);
         if let Some(cut) = held.cut.clone().filter(|cut| cut.end <= came.len()) {
@@ -531,9 +538,10 @@ impl Exchange {
             direct(host, &route)?;
             salted(&body, held, reason::BYPASS)?
         } else {
-            let (answer, route) = (self.plugin)
+            let (answer, route, about_head) = (self.plugin)
                 .rewrite(host, &held.identity, &body, known)
                 .ok_or(Fault::Busy)?;
+            *head = (!about_head.is_empty()).then_some(about_head);
             let (deed, arm, answer) = match answer {
                 Ok(rewrite) => {
                     let arm = rewrite.arm;
@@ -639,10 +647,14 @@ impl Exchange {
 
     /// For the response header.
     fn report(&self, outcome: &Outcome) -> String {
-        match self.ended {
-            Some(ended) => format!("{outcome}; retrieval={}", ended.word),
-            None => outcome.to_string(),
+        let mut report = outcome.to_string();
+        for (name, value) in self.head.iter().flat_map(outcome::head_fields) {
+            report.push_str(&format!("; {name}={value}"));
         }
+        if let Some(ended) = self.ended {
+            report.push_str(&format!("; retrieval={}", ended.word));
+        }
+        report
     }
 
     fn settled_flow(&self) -> Flow {

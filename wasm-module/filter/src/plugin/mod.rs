@@ -12,6 +12,7 @@ mod load;
 use std::sync::MutexGuard;
 
 use foreword_ordering::feed::TenantKey;
+use foreword_ordering::head::HeadReport;
 use foreword_ordering::{
     Arm, Choice, Config as Ordering, Deed, EngineId, Parsed, Retrieved, Rewrite, Skip, Terms, Told,
     Trial, Usage, parse, parse_with,
@@ -147,7 +148,7 @@ impl Plugin {
         identity: &Identity,
         body: &'b [u8],
         known: Known<'b>,
-    ) -> Option<(Result<Rewrite, Skip>, Route)> {
+    ) -> Option<(Result<Rewrite, Skip>, Route, HeadReport)> {
         let mut knowledge = self.knowledge()?;
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_REQUEST);
         let now_ms = self.now_ms(host);
@@ -167,11 +168,13 @@ impl Plugin {
         };
         let orderer = &mut knowledge.orderer;
         let parsed = known.parsed(body, orderer.config());
-        let answer =
-            parsed.and_then(|parsed| orderer.rewrite_parsed(&terms, identity.tenant(), &parsed));
+        let answer = parsed
+            .and_then(|mut parsed| orderer.rewrite_parsed(&terms, identity.tenant(), &mut parsed));
         // Saturating: Envoy's clock is the wall clock, which may step back.
         let elapsed = host.now_ns().saturating_sub(start);
         self.metrics.time(host, elapsed);
+        let head = orderer.last_head().clone();
+        self.metrics.head(host, &head);
         let (engine, tokens) = match &answer {
             Ok(rewrite) => {
                 knowledge.tell(host, &self.metrics, &rewrite.deed.encode());
@@ -183,7 +186,7 @@ impl Plugin {
             errand: self.engines.send(host, now_ms, engine, tokens),
             destinations: self.engines.destinations(engine, &choices),
         };
-        Some((answer, route))
+        Some((answer, route, head))
     }
 
     /// A request that the core does not see goes to the engine that has least to do.

@@ -42,10 +42,23 @@ pub(super) struct Chat<'a> {
     pub(super) retrieval: Option<&'a str>,
     /// Whether it is a body of Cohere's first API.
     pub(super) is_cohere: bool,
+    /// The elements of `tools`, or of `functions` where there are no tools.
+    pub(super) tools: Vec<&'a str>,
+    pub(super) start: Start<'a>,
+    /// See [`Parsed::parameters`](super::Parsed::parameters).
+    pub(super) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
 /// A message.
 pub(super) struct RawTurn<'a> {
+    pub(super) role: Role,
+    /// As the chain has it.
+    pub(super) role_name: Cow<'a, str>,
+    pub(super) content_hash: u128,
+    /// Its content, as written; empty if it has none.
+    pub(super) content: &'a str,
+    /// Hash of the whole message, of which the content's own hash is a part.
+    pub(super) hash: u64,
     pub(super) chain: Chain,
     /// Hash of the tools and of the messages before this one.
     pub(super) before: u64,
@@ -57,6 +70,34 @@ pub(super) struct RawTurn<'a> {
     pub(super) raw: &'a str,
     /// What may hold documents, in the order of the prompt.
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
+}
+
+/// Who speaks in a message, whatever the API calls them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// `system`, `developer`, Anthropic's `system` field, Cohere's `preamble`.
+    System,
+    /// `user`.
+    User,
+    /// `assistant`, `CHATBOT`.
+    Assistant,
+    /// `tool`, `function`.
+    Tool,
+    /// Any other role, or none.
+    #[default]
+    Other,
+}
+
+impl Role {
+    fn of(role: &str) -> Self {
+        match role {
+            "system" | "developer" => Self::System,
+            "user" => Self::User,
+            "assistant" => Self::Assistant,
+            "tool" | "function" => Self::Tool,
+            _ => Self::Other,
+        }
+    }
 }
 
 /// Where blocks can be inserted into a user message: before its text.
@@ -80,16 +121,31 @@ pub(crate) enum Wrap {
 #[derive(Default)]
 struct RawChat<'a> {
     messages: Option<RawMessages<'a>>,
+    /// The elements of these fields, whose bytes are passed over once.
+    tools: Vec<&'a str>,
+    functions: Vec<&'a str>,
     fields: [Option<&'a str>; FIELDS.len()],
+    parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
-const FIELDS: [&str; 13] = [
+/// Fields beside messages and tools that a chat template may render, or that choose how it renders.
+pub(crate) const PARAMETERS: [&str; 6] = [
+    "tool_choice",
+    "response_format",
+    "reasoning_effort",
+    "thinking",
+    "chat_template",
+    "chat_template_kwargs",
+];
+
+const FIELDS: [&str; 14] = [
     "model",
     "system",
     "preamble",
     "chat_history",
     "message",
     "tools",
+    "functions",
     "documents",
     "user",
     "safety_identifier",
@@ -104,7 +160,16 @@ impl<'a> RawChat<'a> {
         let mut chat = Self::default();
         scan.object(|scan, name| {
             if name != "messages" {
-                return scan.field(name, &FIELDS, &mut chat.fields);
+                if PARAMETERS.contains(&name) {
+                    return scan.field(name, &PARAMETERS, &mut chat.parameters);
+                }
+                let tools = match name {
+                    "tools" => &mut chat.tools,
+                    "functions" => &mut chat.functions,
+                    _ => return scan.field(name, &FIELDS, &mut chat.fields),
+                };
+                let value = scan.list_or_value(tools)?;
+                return scan.place(name, value, &FIELDS, &mut chat.fields);
             }
             match chat.messages.replace(RawMessages::read(scan)?) {
                 None => Ok(()),
@@ -180,12 +245,16 @@ impl<'a> Chat<'a> {
         let top = trimmed_ascii(body);
         let RawChat {
             messages,
+            tools: mut listed,
+            functions: listed_functions,
             mut fields,
+            mut parameters,
         } = scanned(body, top, RawChat::read)?;
         // `null` is something here: a salt written beside it would not be the last one, and what is meant for the gateway
         // is cut out whatever it says. In other fields it is nothing.
         let [.., salt, retrieval] = fields;
         say(&mut fields);
+        say(&mut parameters);
         let [
             model,
             system,
@@ -193,6 +262,7 @@ impl<'a> Chat<'a> {
             history,
             message,
             tools,
+            functions,
             documents,
             user,
             safety_identifier,
@@ -215,12 +285,28 @@ impl<'a> Chat<'a> {
             prompt_cache_key,
             metadata.and_then(user_id),
         ];
+        let mut before = xxh3_64_with_seed(tools.unwrap_or_default().as_bytes(), 0);
+        if let Some(functions) = functions {
+            before = xxh3_64_with_seed(functions.as_bytes(), before);
+        }
+        let field = if listed.is_empty() {
+            listed = listed_functions;
+            functions
+        } else {
+            tools
+        };
         let mut place = Place {
             chain: asking.into_iter().fold(Chain(0), |chain, value| {
                 chain.then("", xxh3_128(value.unwrap_or_default().as_bytes()))
             }),
-            before: xxh3_64_with_seed(tools.unwrap_or_default().as_bytes(), 0),
+            before,
             turn: 0,
+        };
+        let start = Start {
+            chain: place.chain,
+            before: place.before,
+            field: field.filter(|_| !listed.is_empty()),
+            is_functions: tools.is_none(),
         };
         let messages = messages.unwrap_or_default().all()?;
         let is_cohere = message.is_some() && messages.is_empty();
@@ -233,20 +319,20 @@ impl<'a> Chat<'a> {
         };
         let mut messages = Vec::with_capacity(earlier.len() + 2);
         if let Some(system) = system {
-            messages.push(place.turn(body, system, "system", Some(system))?);
+            messages.push(place.turn(body, system, "system".into(), Some(system))?);
         }
         for message in earlier {
             let role = text(body, message.role)?;
             let role = match role.as_ref() {
-                "USER" => "user",
-                "CHATBOT" => "assistant",
-                role => role,
+                "USER" => "user".into(),
+                "CHATBOT" => "assistant".into(),
+                _ => role,
             };
             let content = message.content.or(message.message);
             messages.push(place.turn(body, message.raw, role, content)?);
         }
         if let Some(last) = last {
-            messages.push(place.turn(body, last, "user", Some(last))?);
+            messages.push(place.turn(body, last, "user".into(), Some(last))?);
         }
         Ok(Self {
             model,
@@ -255,6 +341,9 @@ impl<'a> Chat<'a> {
             documents,
             retrieval,
             is_cohere,
+            tools: listed,
+            start,
+            parameters,
         })
     }
 }
@@ -272,10 +361,10 @@ impl Place {
         &mut self,
         body: &'a str,
         raw: &'a str,
-        role: &str,
+        role_name: Cow<'a, str>,
         content: Option<&'a str>,
     ) -> Result<RawTurn<'a>, Skip> {
-        let is_given = content.is_some();
+        let role = role_name.as_ref();
         let content = content.unwrap_or_default();
         let start = offset_in(body, content) + 1;
         let author = match role {
@@ -293,17 +382,14 @@ impl Place {
         // The content, most of the bytes, is hashed once for both hashes.
         let hash = xxh3_128(content.as_bytes());
         hashed(raw.len() + role.len());
-        let (head, tail) = if is_given {
-            let range = range_in(raw, content);
-            (
-                raw.get(..range.start).unwrap_or_default(),
-                raw.get(range.end..).unwrap_or_default(),
-            )
-        } else {
-            (raw, "")
-        };
+        let (head, tail) = around(raw, content);
         self.chain = self.chain.then(role, hash);
+        let parts = [head.as_bytes(), &hash.to_le_bytes(), tail.as_bytes()];
         let turn = RawTurn {
+            role: Role::of(role),
+            content_hash: hash,
+            content,
+            hash: folded(&parts, 0),
             chain: self.chain,
             before: self.before,
             turn: self.turn,
@@ -312,24 +398,70 @@ impl Place {
                 .map(|wrap| Entry { at: start, wrap }),
             raw,
             pieces,
+            role_name,
         };
-        for part in [head.as_bytes(), &hash.to_le_bytes(), tail.as_bytes()] {
-            self.before = xxh3_64_with_seed(part, self.before);
-        }
-        self.turn += u32::from(role == "assistant");
+        self.before = folded(&parts, self.before);
+        self.turn += u32::from(turn.role_name == "assistant");
         Ok(turn)
     }
+}
+
+/// What stands before and behind the content of a message; all of it, if it has none.
+pub(super) fn around<'a>(raw: &'a str, content: &str) -> (&'a str, &'a str) {
+    if content.is_empty() {
+        return (raw, "");
+    }
+    let range = range_in(raw, content);
+    (
+        raw.get(..range.start).unwrap_or_default(),
+        raw.get(range.end..).unwrap_or_default(),
+    )
+}
+
+/// By what a chat is known before its first message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Start<'a> {
+    pub(crate) chain: Chain,
+    /// See [`RawTurn::before`].
+    pub(crate) before: u64,
+    /// The field that the tools stand in, as written.
+    pub(crate) field: Option<&'a str>,
+    pub(crate) is_functions: bool,
+}
+
+impl Start<'_> {
+    /// What [`Start::before`] is with that field in the place of the one that came.
+    pub(crate) fn before_with(&self, field: &str) -> u64 {
+        let before = if self.is_functions {
+            xxh3_64_with_seed(b"", 0)
+        } else {
+            0
+        };
+        xxh3_64_with_seed(field.as_bytes(), before)
+    }
+}
+
+/// The hash of `parts`, each with the hash of those before it as its seed.
+pub(super) fn folded(parts: &[&[u8]], seed: u64) -> u64 {
+    parts
+        .iter()
+        .fold(seed, |seed, part| xxh3_64_with_seed(part, seed))
 }
 
 impl RawTurn<'_> {
     /// What precedes documents that are written into it.
     pub(super) fn rendered_scope(&self) -> Scope {
-        Scope(xxh3_64_with_seed(b"rendered", self.before))
+        rendered_scope(self.before)
     }
 }
 
+/// What precedes documents that are written into a message, by what precedes it.
+pub(super) fn rendered_scope(before: u64) -> Scope {
+    Scope(xxh3_64_with_seed(b"rendered", before))
+}
+
 impl Chain {
-    fn then(self, role: &str, content: u128) -> Self {
+    pub(super) fn then(self, role: &str, content: u128) -> Self {
         let mut link: SmallVec<[u8; 64]> = SmallVec::new();
         link.extend_from_slice(&self.0.to_le_bytes());
         link.extend_from_slice(&content.to_le_bytes());

@@ -1,7 +1,7 @@
 //! What is found in a body: messages, groups of documents that stand together, and where each goes.
 
 use super::Skip;
-use super::chat::{Chain, Entry};
+use super::chat::{Chain, Entry, Role};
 use crate::config::Config;
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
@@ -12,6 +12,16 @@ use std::ops::Range;
 /// A message.
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
+    pub(crate) role: Role,
+    /// As the chain has it.
+    pub(crate) role_name: Cow<'a, str>,
+    pub(crate) content_hash: u128,
+    /// The whole message, as written.
+    pub(crate) raw: &'a str,
+    /// Its content, as written; empty if it has none.
+    pub(crate) content: &'a str,
+    /// Hash of the whole message.
+    pub(crate) hash: u64,
     /// By what the chat up to here is known.
     pub(crate) chain: Chain,
     /// The chat's turn that it belongs to.

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 /// What stands between the quotes of a raw JSON string; `None` if it is no string.
-pub(super) fn inner(raw: &str) -> Option<&str> {
+pub(crate) fn inner(raw: &str) -> Option<&str> {
     raw.strip_prefix('"')?.strip_suffix('"')
 }
 
@@ -61,13 +61,13 @@ pub(super) fn misplaced(body: &str, part: &str, at: usize) -> Skip {
 }
 
 /// Where `part`, a piece of `body`, starts in it.
-pub(super) fn offset_in(body: &str, part: &str) -> usize {
+pub(crate) fn offset_in(body: &str, part: &str) -> usize {
     (part.as_ptr() as usize)
         .saturating_sub(body.as_ptr() as usize)
         .min(body.len())
 }
 
-pub(super) fn range_in(body: &str, part: &str) -> Range<usize> {
+pub(crate) fn range_in(body: &str, part: &str) -> Range<usize> {
     let start = offset_in(body, part);
     start..start + part.len()
 }

@@ -28,21 +28,24 @@ mod json;
 mod lists;
 mod parse;
 mod question;
+mod rebase;
 pub(crate) mod render;
 mod results;
 mod salt;
 pub(crate) mod scan;
 mod search;
 mod tags;
-mod text;
+pub(crate) mod text;
 
 use crate::work::looked;
 use std::borrow::Cow;
 
 pub use array::Retrieved;
 pub(crate) use array::element_text;
-pub(crate) use chat::{Chain, Entry, Wrap};
+pub use chat::Role;
+pub(crate) use chat::{Chain, Entry, PARAMETERS, Wrap};
 pub(crate) use found::{Found, Group, Message, Place, Source};
+pub(crate) use json::{inner as inner_of, offset_in, range_in};
 pub use parse::{Parsed, parse, parse_with};
 pub use question::{Question, question};
 pub use salt::salted;

@@ -5,7 +5,7 @@
 
 use super::Skip;
 use super::array::Retrieved;
-use super::chat::{Chain, Chat, RawTurn};
+use super::chat::{Chain, Chat, PARAMETERS, RawTurn, Start};
 use super::content::{Block, Piece};
 use super::found::{Finder, Found, Group, HintPlace, Message, Place};
 use super::json::{offset_in, range_in};
@@ -35,6 +35,11 @@ pub struct Parsed<'a> {
     /// Documents that are to be written into the message of that index, before its own.
     pub(crate) rendered: Option<(usize, Group<'a>)>,
     pub(super) retrieval: Option<&'a str>,
+    /// The elements of `tools`, or of `functions` where there are no tools.
+    pub(crate) tools: Vec<&'a str>,
+    pub(crate) start: Start<'a>,
+    /// Fields beside messages and tools that a chat template may render, in the order of their names in the source.
+    pub(crate) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
 impl Parsed<'_> {
@@ -106,6 +111,12 @@ fn read<'a>(
             });
         }
         messages.push(Message {
+            role: message.role,
+            role_name: message.role_name.clone(),
+            content_hash: message.content_hash,
+            raw: message.raw,
+            content: message.content,
+            hash: message.hash,
             chain: message.chain,
             turn: message.turn,
             entry: (message.entry).map(|entry| (entry, message.rendered_scope())),
@@ -120,6 +131,9 @@ fn read<'a>(
         messages,
         rendered,
         retrieval: chat.retrieval,
+        tools: chat.tools,
+        start: chat.start,
+        parameters: chat.parameters,
     })
 }
 

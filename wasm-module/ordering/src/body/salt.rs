@@ -45,6 +45,11 @@ impl<'a> SaltPlace<'a> {
         }
     }
 
+    /// The client's, as written.
+    pub(crate) fn given(&self) -> Option<&'a str> {
+        self.given
+    }
+
     /// The edit that makes it `salt`.
     pub(crate) fn write(&self, body: &'a str, salt: &str) -> Edit<'a> {
         let salt = serde_json::to_string(salt).unwrap_or_default();

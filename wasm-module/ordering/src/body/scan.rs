@@ -31,7 +31,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Enters an object; `each` gets every name and must read its value.
-    pub(super) fn object(
+    pub(crate) fn object(
         &mut self,
         mut each: impl FnMut(&mut Self, &str) -> Result<(), Bad>,
     ) -> Result<(), Bad> {
@@ -91,6 +91,16 @@ impl<'a> Scan<'a> {
         Ok(elements)
     }
 
+    /// Passes over a value, and adds what stands in it to `elements` if it is a list.
+    pub(super) fn list_or_value(&mut self, elements: &mut Vec<&'a str>) -> Result<&'a str, Bad> {
+        let start = self.next();
+        if self.byte() != Some(b'[') {
+            return self.value();
+        }
+        elements.extend(self.elements()?);
+        Ok(self.since(start))
+    }
+
     /// Reads the value of `name` into its place among the fields of these names, if it is one of them.
     pub(super) fn field(
         &mut self,
@@ -99,6 +109,17 @@ impl<'a> Scan<'a> {
         fields: &mut [Option<&'a str>],
     ) -> Result<(), Bad> {
         let value = self.value()?;
+        self.place(name, value, names, fields)
+    }
+
+    /// Puts the `value` of `name` into its place among the fields of these names, if it is one of them.
+    pub(super) fn place(
+        &mut self,
+        name: &str,
+        value: &'a str,
+        names: &[&str],
+        fields: &mut [Option<&'a str>],
+    ) -> Result<(), Bad> {
         let place = names.iter().position(|known| *known == name);
         match place.and_then(|at| fields.get_mut(at)) {
             Some(Some(_)) => Err(Bad(self.at)),
@@ -111,7 +132,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Passes over a value, however deep.
-    pub(super) fn value(&mut self) -> Result<&'a str, Bad> {
+    pub(crate) fn value(&mut self) -> Result<&'a str, Bad> {
         // What closes each list and object that is open.
         let mut open: Vec<u8> = Vec::new();
         self.space();
@@ -155,12 +176,12 @@ impl<'a> Scan<'a> {
     }
 
     /// What was read from `start` on.
-    pub(super) fn since(&self, start: usize) -> &'a str {
+    pub(crate) fn since(&self, start: usize) -> &'a str {
         self.text.get(start..self.at).unwrap_or_default()
     }
 
     /// How far the text has been read.
-    pub(super) fn at(&self) -> usize {
+    pub(crate) fn at(&self) -> usize {
         self.at
     }
 
@@ -171,13 +192,13 @@ impl<'a> Scan<'a> {
     }
 
     /// Where the next value, or whatever comes, begins.
-    pub(super) fn next(&mut self) -> usize {
+    pub(crate) fn next(&mut self) -> usize {
         self.space();
         self.at
     }
 
     /// There must be nothing more.
-    pub(super) fn end(mut self) -> Result<(), Bad> {
+    pub(crate) fn end(mut self) -> Result<(), Bad> {
         if self.next() == self.text.len() {
             Ok(())
         } else {
@@ -186,7 +207,7 @@ impl<'a> Scan<'a> {
     }
 
     /// A field's name, as between its quotes, and the colon.
-    fn name(&mut self) -> Result<&'a str, Bad> {
+    pub(crate) fn name(&mut self) -> Result<&'a str, Bad> {
         self.expect(b'"')?;
         let start = self.at;
         self.string()?;
@@ -249,7 +270,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Behind an item: whether another one follows, or `close`.
-    fn goes_on(&mut self, close: u8) -> Result<bool, Bad> {
+    pub(crate) fn goes_on(&mut self, close: u8) -> Result<bool, Bad> {
         match self.expect_any()? {
             b',' => Ok(true),
             byte if byte == close => Ok(false),
@@ -257,7 +278,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    fn expect(&mut self, byte: u8) -> Result<(), Bad> {
+    pub(crate) fn expect(&mut self, byte: u8) -> Result<(), Bad> {
         if self.eat(byte) {
             Ok(())
         } else {
@@ -275,7 +296,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Reads the byte, if it comes next, behind spaces or not.
-    fn eat(&mut self, byte: u8) -> bool {
+    pub(crate) fn eat(&mut self, byte: u8) -> bool {
         self.space();
         self.takes(&[byte])
     }

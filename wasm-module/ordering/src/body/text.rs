@@ -10,8 +10,8 @@ use std::ops::Range;
 /// The text is for searching alone (an escape that stands for no character becomes U+FFFD); what is written to the
 /// new body is always copied from the old one.
 #[derive(Debug)]
-pub(super) struct Text<'a> {
-    pub(super) plain: Cow<'a, str>,
+pub(crate) struct Text<'a> {
+    pub(crate) plain: Cow<'a, str>,
     /// For every escape: where its character ends in `plain`, and where the escape ends between the quotes.
     /// Between two escapes both run alike.
     escapes: Vec<(usize, usize)>,
@@ -19,7 +19,7 @@ pub(super) struct Text<'a> {
 
 impl<'a> Text<'a> {
     /// `inner`: what stands between the quotes of a valid JSON string.
-    pub(super) fn new(inner: &'a str) -> Self {
+    pub(crate) fn new(inner: &'a str) -> Self {
         let mut next = find(inner, 0, b'\\');
         if next.is_none() {
             return Self {
@@ -47,7 +47,7 @@ impl<'a> Text<'a> {
     }
 
     /// The bytes between the quotes that `range` of the plain text came from.
-    pub(super) fn source(&self, range: &Range<usize>) -> Range<usize> {
+    pub(crate) fn source(&self, range: &Range<usize>) -> Range<usize> {
         self.source_of(range.start)..self.source_of(range.end)
     }
 

@@ -15,7 +15,7 @@
 //! Turns stand in an arena and in one list ordered by last use. Using a turn touches it and then its ancestors, so the
 //! list's oldest turn has no children, and forgetting it is O(1).
 
-use super::turn::Turn;
+use super::turn::{Kept, Turn};
 use crate::arrangement::Arrangement;
 use crate::body::Chain;
 use crate::document::Fingerprint;
@@ -56,6 +56,15 @@ pub(crate) struct Place {
     pub(crate) chain: Chain,
     /// See [`Node::lineage`].
     pub(crate) lineage: u64,
+}
+
+/// What a request would have written into its newest user message, beside documents.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moving<'s> {
+    /// See [`Turn::kept_hash`]; 0: nothing.
+    pub(crate) hash: u64,
+    /// A hash of each span.
+    pub(crate) spans: &'s [u64],
 }
 
 /// See the module's text.
@@ -128,10 +137,15 @@ impl Memory {
     /// writes documents into, and the one that it ends with, are known only as they were sent with that same list.
     /// When several turns of one chain fit and read differently, the chat could be any of them: then it is taken for
     /// one that nothing was written into at that message.
+    ///
+    /// Words of the head that were written into a message are told apart in the same way: a request that ends with it is
+    /// known only with these very words, and of several turns the one that has most of the spans that the head holds now
+    /// is meant, for a name or a session's id stays the same while a clock goes on.
     pub(crate) fn find(
         &self,
         chains: impl DoubleEndedIterator<Item = Chain> + ExactSizeIterator,
         written: Option<(u32, Fingerprint)>,
+        moving: Moving<'_>,
     ) -> Path {
         let last = chains.len().saturating_sub(1);
         let mut unsettled: SmallVec<[SmallVec<[TurnId; 2]>; 2]> = SmallVec::new();
@@ -144,6 +158,7 @@ impl Memory {
                 .iter()
                 .copied()
                 .filter(|&id| self.fits(id, message, message == last, written))
+                .filter(|&id| message < last || self.is_sent_with(id, moving))
                 .collect();
             match fitting.as_slice() {
                 [] => {}
@@ -155,13 +170,21 @@ impl Memory {
                     known = Some(*first);
                     break;
                 }
-                _ => unsettled.push(fitting),
+                _ => {
+                    known = self.alike(&fitting, moving);
+                    if known.is_some() {
+                        break;
+                    }
+                    unsettled.push(fitting);
+                }
             }
         }
         for fitting in unsettled.into_iter().rev() {
             let plain = fitting.into_iter().find(|&id| {
                 self.node(id).is_some_and(|node| {
-                    node.turn.pin().is_none() && self.reads_like(node.parent, known)
+                    node.turn.pin().is_none()
+                        && node.turn.kept.is_none()
+                        && self.reads_like(node.parent, known)
                 })
             });
             known = plain.or(known);
@@ -206,7 +229,9 @@ impl Memory {
         for added in added {
             let is_known = |id: &&TurnId| {
                 self.node(**id).is_some_and(|node| {
-                    node.parent == parent && node.turn.list() == added.turn.list()
+                    node.parent == parent
+                        && node.turn.list() == added.turn.list()
+                        && node.turn.kept_hash() == added.turn.kept_hash()
                 })
             };
             let turns = self.by_chain.get(&added.chain).map(SmallVec::as_slice);
@@ -253,6 +278,29 @@ impl Memory {
         }
     }
 
+    /// Whether a request that ends with the turn's message would be sent with what is written there.
+    fn is_sent_with(&self, id: TurnId, moving: Moving<'_>) -> bool {
+        let node = self.node(id);
+        node.is_none_or(|node| node.turn.kept_hash() == moving.hash)
+    }
+
+    /// Of several turns the one whose chat has most of the spans that the head holds now, if no other has as many.
+    fn alike(&self, turns: &[TurnId], moving: Moving<'_>) -> Option<TurnId> {
+        if moving.spans.is_empty() {
+            return None;
+        }
+        let shared = |id: TurnId| {
+            let kept = self.ancestors(Some(id));
+            let kept = kept.filter_map(|(_, node)| node.turn.kept.as_ref());
+            let spans = kept.flat_map(|kept| kept.spans.iter());
+            spans.filter(|span| moving.spans.contains(span)).count()
+        };
+        let counts = || turns.iter().map(|&id| (shared(id), id));
+        let (most, id) = counts().max_by_key(|(shared, _)| *shared)?;
+        let rivals = counts().filter(|(shared, _)| *shared == most).count();
+        (most > 0 && rivals == 1).then_some(id)
+    }
+
     /// Whether a chat that comes to either turn reads alike so far.
     fn reads_like(&self, one: Option<TurnId>, other: Option<TurnId>) -> bool {
         self.history(one).eq(self.history(other))
@@ -262,12 +310,15 @@ impl Memory {
     fn history(
         &self,
         turn: Option<TurnId>,
-    ) -> impl Iterator<Item = (u32, Option<&str>, &[Arrangement])> {
+    ) -> impl Iterator<Item = (u32, Option<&str>, &[Arrangement], Option<&Kept>)> {
         let done = self.ancestors(turn).map(|(_, node)| {
             let pinned = node.turn.pin().map(|pin| &*pin.text);
-            (node.message, pinned, &*node.turn.groups)
+            let kept = node.turn.kept.as_deref();
+            (node.message, pinned, &*node.turn.groups, kept)
         });
-        done.filter(|(_, pinned, groups)| pinned.is_some() || !groups.is_empty())
+        done.filter(|(_, pinned, groups, kept)| {
+            pinned.is_some() || !groups.is_empty() || kept.is_some()
+        })
     }
 
     /// The turn and its ancestors, upwards.
@@ -283,7 +334,7 @@ impl Memory {
         let parent_node = parent.and_then(|parent| self.node(parent));
         let (before, lineage) =
             parent_node.map_or((0, 0), |parent| (parent.pinned_tokens, parent.lineage));
-        let list = added.turn.list().map_or(0, |list| list.0);
+        let list = added.turn.list().map_or(0, |list| list.0) ^ added.turn.kept_hash();
         let lineage = [lineage, list].map(u64::to_le_bytes).concat();
         let lineage = [&added.chain.0.to_le_bytes()[..], &lineage].concat();
         let node = Node {
@@ -402,6 +453,7 @@ mod tests {
     fn written(text: &str) -> Turn {
         Turn {
             groups: Box::new([]),
+            kept: None,
             written: Some(Written {
                 list: list(text),
                 arrangement: Arrangement {
@@ -457,14 +509,18 @@ mod tests {
             vec![added(0, 1, written("a"))],
             EngineId::default(),
         );
-        let path = memory.find(chains(&[1, 2, 3]), None);
+        let path = memory.find(chains(&[1, 2, 3]), None, Moving::default());
         assert_eq!(texts(&memory, &path), [(0, "a".into())]);
         memory.record(
             &path,
             vec![added(2, 3, Turn::default())],
             EngineId::default(),
         );
-        let path = memory.find(chains(&[1, 2, 3, 4, 5]), Some((4, list("b"))));
+        let path = memory.find(
+            chains(&[1, 2, 3, 4, 5]),
+            Some((4, list("b"))),
+            Moving::default(),
+        );
         assert_eq!(texts(&memory, &path), [(0, "a".into()), (2, String::new())]);
         memory.check();
     }
@@ -477,12 +533,32 @@ mod tests {
             vec![added(0, 1, written("a"))],
             EngineId::default(),
         );
-        assert_eq!(memory.find(chains(&[1]), Some((0, list("a")))).len(), 1);
-        assert_eq!(memory.find(chains(&[1]), Some((0, list("b")))).len(), 0);
-        assert_eq!(memory.find(chains(&[1]), None).len(), 0);
+        assert_eq!(
+            memory
+                .find(chains(&[1]), Some((0, list("a"))), Moving::default())
+                .len(),
+            1
+        );
+        assert_eq!(
+            memory
+                .find(chains(&[1]), Some((0, list("b"))), Moving::default())
+                .len(),
+            0
+        );
+        assert_eq!(memory.find(chains(&[1]), None, Moving::default()).len(), 0);
         // An agent's request goes on after the question that the documents are for.
-        assert_eq!(memory.find(chains(&[1, 2]), Some((0, list("b")))).len(), 0);
-        assert_eq!(memory.find(chains(&[1, 2]), Some((0, list("a")))).len(), 1);
+        assert_eq!(
+            memory
+                .find(chains(&[1, 2]), Some((0, list("b"))), Moving::default())
+                .len(),
+            0
+        );
+        assert_eq!(
+            memory
+                .find(chains(&[1, 2]), Some((0, list("a"))), Moving::default())
+                .len(),
+            1
+        );
     }
 
     #[test]
@@ -495,14 +571,18 @@ mod tests {
                 EngineId::default(),
             );
         }
-        assert!(memory.find(chains(&[1, 2, 3]), None).is_empty());
+        assert!(
+            memory
+                .find(chains(&[1, 2, 3]), None, Moving::default())
+                .is_empty()
+        );
         // How such a chat went on is remembered: nothing was written into its first message.
         memory.record(
             &Path::new(),
             vec![added(2, 3, Turn::default())],
             EngineId::default(),
         );
-        let path = memory.find(chains(&[1, 2, 3, 4, 5]), None);
+        let path = memory.find(chains(&[1, 2, 3, 4, 5]), None, Moving::default());
         assert_eq!(texts(&memory, &path), [(2, String::new())]);
         // And one that began without documents is the plain one.
         memory.record(
@@ -510,7 +590,7 @@ mod tests {
             vec![added(0, 1, Turn::default())],
             EngineId::default(),
         );
-        let path = memory.find(chains(&[1, 2, 9]), None);
+        let path = memory.find(chains(&[1, 2, 9]), None, Moving::default());
         assert_eq!(texts(&memory, &path), [(0, String::new())]);
         memory.check();
     }
@@ -534,7 +614,7 @@ mod tests {
             EngineId::default(),
         );
         memory.check();
-        let path = memory.find(chains(&[1, 0, 2, 0, 3]), None);
+        let path = memory.find(chains(&[1, 0, 2, 0, 3]), None, Moving::default());
         assert_eq!(texts(&memory, &path), [(0, "a".into())]);
     }
 
@@ -589,7 +669,7 @@ mod tests {
                 let last = chains_of.len() as u32 - 1;
                 let turn = text.map_or(Turn::default(), |text| written(&text.to_string()));
                 let list = turn.list();
-                let path = memory.find(chains(&chains_of), list.map(|list| (last, list)));
+                let path = memory.find(chains(&chains_of), list.map(|list| (last, list)), Moving::default());
                 for (message, id) in &path {
                     prop_assert_eq!(memory.node(*id).unwrap().chain.0, chains_of[*message as usize]);
                 }
@@ -600,7 +680,7 @@ mod tests {
                 memory.record(&path, rest.collect(), EngineId::default());
                 memory.check();
                 if memory.len() > 0 && max_entries > 5 && max_bytes > 5_000 {
-                    let again = memory.find(chains(&chains_of), list.map(|list| (last, list)));
+                    let again = memory.find(chains(&chains_of), list.map(|list| (last, list)), Moving::default());
                     prop_assert_eq!(again.last().map(|(message, _)| *message), Some(last));
                 }
             }

@@ -4,6 +4,7 @@ use crate::arrangement::Arrangement;
 use crate::body::Wrap;
 use crate::document::Fingerprint;
 use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// What was done with a message; nothing, by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -12,6 +13,20 @@ pub(crate) struct Turn {
     pub(crate) groups: Box<[Arrangement]>,
     /// Documents of a `documents` array, if such were written into it.
     pub(crate) written: Option<Written>,
+    /// Words of the head that were written into it.
+    pub(crate) kept: Option<Box<Kept>>,
+}
+
+/// Volatile words of the head, as they stand in a message in every later request too. All are as between the quotes of a
+/// JSON string.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// What moved into a user message.
+    pub(crate) moved: Box<str>,
+    /// A hash of each span that moved.
+    pub(crate) spans: Box<[u64]>,
+    /// The first values of a system message's spans, in their order.
+    pub(crate) frozen: Box<[Box<str>]>,
 }
 
 /// Documents of a `documents` array that were written into a message.
@@ -60,15 +75,25 @@ impl Turn {
         Some(self.written.as_ref()?.list)
     }
 
+    /// A hash of the words of the head that stand in it; 0 if there are none.
+    pub(crate) fn kept_hash(&self) -> u64 {
+        let kept = self.kept.as_ref();
+        kept.map_or(0, |kept| kept_hash(&kept.moved, &kept.frozen))
+    }
+
     /// About the bytes that it takes in memory; the same on every platform.
     pub(crate) fn bytes(&self) -> u64 {
+        let kept = self.kept.as_ref().map_or(0, |kept| {
+            let frozen = kept.frozen.iter().map(|words| words.len() + KEPT_BYTES);
+            KEPT_BYTES + kept.moved.len() + kept.spans.len() * 8 + frozen.sum::<usize>()
+        });
         let arrangements = self.groups.iter();
         let arrangements =
             arrangements.chain(self.written.as_ref().map(|written| &written.arrangement));
         let pin = self
             .pin()
             .map_or(0, |pin| pin.text.len() + pin.documents.len() * PINNED_BYTES);
-        (arrangements.map(Arrangement::bytes).sum::<usize>() + pin) as u64
+        (arrangements.map(Arrangement::bytes).sum::<usize>() + pin + kept) as u64
     }
 }
 
@@ -106,6 +131,21 @@ fn slice<'a>(text: &'a str, range: &Range<u32>) -> &'a str {
     text.get(range.start as usize..range.end as usize)
         .unwrap_or_default()
 }
+
+/// A hash of words of the head; 0 if there are none.
+pub(crate) fn kept_hash(moved: &str, frozen: &[Box<str>]) -> u64 {
+    if moved.is_empty() && frozen.is_empty() {
+        return 0;
+    }
+    let all = frozen.iter().map(|words| words.as_bytes());
+    let hash = all.fold(xxh3_64_with_seed(moved.as_bytes(), 7), |hash, words| {
+        xxh3_64_with_seed(words, hash)
+    });
+    hash.max(1)
+}
+
+/// Of a [`Kept`], and of each of its values.
+const KEPT_BYTES: usize = 32;
 
 /// Of a [`Pinned`].
 const PINNED_BYTES: usize = 32;

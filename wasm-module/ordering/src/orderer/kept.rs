@@ -118,7 +118,7 @@ impl Kept {
 }
 
 /// A tenant and a model, framed so that no two share a key.
-fn key_of(tenant: Tenant<'_>, model: &str) -> String {
+pub(super) fn key_of(tenant: Tenant<'_>, model: &str) -> String {
     let Tenant { name, key } = tenant;
     format!("{}:{name}{key};{model}", name.len())
 }

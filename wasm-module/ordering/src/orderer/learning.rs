@@ -4,6 +4,7 @@ use super::Orderer;
 use crate::conversation::memory::Path;
 use crate::engines::EngineId;
 use crate::feed::{Change, Event, TenantKey};
+use crate::head::config::HeadMode;
 use crate::tenant::Tenant;
 use crate::told::{Continued, Deed, Told};
 use crate::tree::ResidencyEvent;
@@ -34,6 +35,12 @@ impl Orderer {
 
     fn learn_deed(&mut self, deed: &Deed) {
         self.now += 1;
+        if !deed.forms.is_empty() && self.config.head.mode() == HeadMode::Apply {
+            let heads = (self.heads).of(&self.config, self.now, deed.tenant(), &deed.model);
+            for form in &deed.forms {
+                heads.learn(form);
+            }
+        }
         let kept = (self.keep).of(&self.config, self.now, deed.tenant(), &deed.model);
         kept.take(deed.engine, &deed.runs);
         if let Some(Continued { after, added }) = &deed.chat

@@ -6,6 +6,7 @@
 //!                      └──────────────── learning ◀─── other orderers, engines ◀───────┘
 //! ```
 
+mod heads;
 mod kept;
 mod learning;
 mod rewriting;
@@ -13,13 +14,19 @@ mod terms;
 
 pub use self::terms::{Remembered, Rewrite, Terms, Trial};
 
+use self::heads::HeadKeep;
 use self::kept::Keep;
 use self::rewriting::Rewriting;
-use crate::body::{self, Parsed, Skip};
+use crate::body::{self, Parsed, Role, Skip};
 use crate::config::Config;
 use crate::conversation::memory::Memory;
 use crate::engines::EngineId;
+use crate::experiment::Arm;
 use crate::feed::TenantKey;
+use crate::head::HeadReport;
+use crate::head::config::HeadMode;
+use crate::head::decision::Decision;
+use crate::head::stabilise::Heads;
 use crate::plain::{self, Ordered, Plain};
 use crate::tenant::Tenant;
 use crate::tree::ViewedNode;
@@ -32,6 +39,10 @@ use crate::tree::ViewedNode;
 pub struct Orderer {
     config: Config,
     keep: Keep,
+    /// What is known of heads.
+    heads: HeadKeep,
+    /// See [`Orderer::last_head`].
+    head: HeadReport,
     /// Requests so far: the trees' time.
     now: u64,
 }
@@ -43,6 +54,8 @@ impl Orderer {
         Self {
             config,
             keep: Keep::default(),
+            heads: HeadKeep::default(),
+            head: HeadReport::default(),
             now: 0,
         }
     }
@@ -70,8 +83,8 @@ impl Orderer {
         tenant: Tenant<'_>,
         body: &[u8],
     ) -> Result<Rewrite, Skip> {
-        let parsed = body::parse(body, &self.config)?;
-        self.rewrite_parsed(terms, tenant, &parsed)
+        let mut parsed = body::parse(body, &self.config)?;
+        self.rewrite_parsed(terms, tenant, &mut parsed)
     }
 
     /// The same of a body that was read already, as this orderer's configuration says.
@@ -82,20 +95,63 @@ impl Orderer {
         &mut self,
         terms: &Terms<'_>,
         mut tenant: Tenant<'_>,
-        parsed: &Parsed<'_>,
+        parsed: &mut Parsed<'_>,
     ) -> Result<Rewrite, Skip> {
+        self.head = HeadReport::default();
         if let (None, Some(key_of)) = (terms.salt, terms.key_of)
             && tenant.key == TenantKey::default()
         {
             tenant.key = parsed.salt.key(key_of);
         }
         self.now += 1;
-        if !parsed.has_documents() && self.keep.get(tenant, &parsed.model).is_none() {
+        let mut decision = self.decide(tenant, parsed);
+        // In a dry run the body goes as it came, and that is what is learnt.
+        let is_dry = matches!(terms.trial, Trial::DryRun);
+        let mut applies = self.config.head.mode() == HeadMode::Apply && !is_dry;
+        let mut report = std::mem::take(&mut decision.report);
+        if applies {
+            parsed.rebase(decision.tools_field(parsed).as_deref(), &decision.unknown());
+        }
+        let arm = Rewriting::arm(terms, tenant, parsed);
+        if applies && arm == Some(Arm::Control) {
+            // The client's order is that of its tools too.
+            parsed.rebase(None, &[]);
+            applies = false;
+        }
+        report.applied = applies && !report.changes.is_empty();
+        self.head.clone_from(&report);
+        let writes = applies && decision.writes();
+        if !parsed.has_documents() && !writes && self.keep.get(tenant, &parsed.model).is_none() {
             // A tenant that never sends documents takes no other one's place.
             return Err(Skip::NoDocuments);
         }
         let kept = (self.keep).of(&self.config, self.now, tenant, &parsed.model);
-        Rewriting::new(&self.config, terms, tenant, parsed).run(kept)
+        let head = applies.then_some(&decision);
+        let rewriting = Rewriting::new(&self.config, terms, tenant, parsed, head, arm);
+        let mut rewrite = rewriting.run(kept)?;
+        rewrite.head = report;
+        if applies {
+            let heads = self.heads.get_mut(tenant, &parsed.model);
+            rewrite.deed.forms = heads.map(Heads::take_told).unwrap_or_default();
+        }
+        Ok(rewrite)
+    }
+
+    /// What was done with the head of the last request, or would be, whatever became of its documents.
+    #[must_use]
+    pub fn last_head(&self) -> &HeadReport {
+        &self.head
+    }
+
+    /// Decides on a head. Where there is none, nothing is kept for it.
+    fn decide<'a>(&mut self, tenant: Tenant<'_>, parsed: &Parsed<'a>) -> Decision<'a> {
+        let config = &self.config.head;
+        let opens = (parsed.messages.first()).is_some_and(|first| first.role == Role::System);
+        if config.mode() == HeadMode::Off || parsed.tools.is_empty() && !opens {
+            return Decision::default();
+        }
+        let heads = self.heads.of(&self.config, self.now, tenant, &parsed.model);
+        heads.decide(config, parsed)
     }
 
     /// Orders documents that stand in no body, for a caller that writes its prompts itself, and expects them to be sent
@@ -138,6 +194,7 @@ impl Orderer {
     /// Forgets everything, as after the engine was restarted.
     pub fn clear(&mut self) {
         self.keep = Keep::default();
+        self.heads = HeadKeep::default();
     }
 
     /// Trees kept.

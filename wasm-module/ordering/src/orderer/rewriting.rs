@@ -14,13 +14,15 @@ use crate::arrangement::Listed;
 use crate::body::edit::{self, Edit};
 use crate::body::{Parsed, Skip};
 use crate::config::Config;
-use crate::conversation::memory::{Added, Memory, Path};
+use crate::conversation::memory::{Added, Memory, Moving, Path};
 use crate::document::estimate_tokens;
 use crate::engines::{self, Choice, EngineId};
 use crate::experiment::Arm;
+use crate::head::HeadReport;
+use crate::head::decision::Decision;
 use crate::path::SentPath;
 use crate::policy::Policy;
-use crate::request::{self, Manner, Report};
+use crate::request::{self, HeadWords, Manner, Report};
 use crate::tenant::Tenant;
 use crate::told::{Continued, Deed, SentRun};
 use crate::trees::Trees;
@@ -32,6 +34,8 @@ pub(super) struct Rewriting<'r> {
     terms: &'r Terms<'r>,
     tenant: Tenant<'r>,
     parsed: &'r Parsed<'r>,
+    /// What is done with the head; `None`: nothing.
+    head: Option<&'r Decision<'r>>,
     arm: Option<Arm>,
 }
 
@@ -44,17 +48,24 @@ impl<'r> Rewriting<'r> {
         terms: &'r Terms<'r>,
         tenant: Tenant<'r>,
         parsed: &'r Parsed<'r>,
+        head: Option<&'r Decision<'r>>,
+        arm: Option<Arm>,
     ) -> Self {
-        let arm = match terms.trial {
-            Trial::Experiment(experiment) => Some(experiment.arm(tenant.name, parsed.start())),
-            Trial::None | Trial::DryRun => None,
-        };
         Self {
             config,
             terms,
             tenant,
             parsed,
+            head,
             arm,
+        }
+    }
+
+    /// The chat's arm in an experiment.
+    pub(super) fn arm(terms: &Terms<'_>, tenant: Tenant<'_>, parsed: &Parsed<'_>) -> Option<Arm> {
+        match terms.trial {
+            Trial::Experiment(experiment) => Some(experiment.arm(tenant.name, parsed.start())),
+            Trial::None | Trial::DryRun => None,
         }
     }
 
@@ -83,7 +94,13 @@ impl<'r> Rewriting<'r> {
             runs,
             added,
         } = sent;
-        let edits = if is_dry { Vec::new() } else { edits };
+        let mut edits = if is_dry { Vec::new() } else { edits };
+        if let Some(head) = self.head {
+            let tools = head.tools.iter();
+            edits.extend(tools.map(|(slot, tool)| Edit::replace(slot.clone(), &**tool)));
+            let removed = head.removed.iter();
+            edits.extend(removed.map(|range| Edit::replace(range.clone(), "")));
+        }
         let ordered = !edits.is_empty();
         let body = self.write(edits);
 
@@ -118,7 +135,9 @@ impl<'r> Rewriting<'r> {
                 tokens: estimate_tokens(body.as_ref().map_or(self.parsed.text.len(), Vec::len)),
                 runs,
                 chat,
+                forms: Vec::new(),
             },
+            head: HeadReport::default(),
             body,
         })
     }
@@ -136,7 +155,16 @@ impl<'r> Rewriting<'r> {
             ))
         });
         let chains = self.parsed.messages.iter().map(|message| message.chain);
-        memory.find(chains, written)
+        let moved = self.head.and_then(|head| head.moved.as_ref());
+        let moving = moved.map_or(Moving::default(), |moved| {
+            // Only a request that ends with its target can say what was written there.
+            let is_last = moved.message as usize + 1 == self.parsed.messages.len();
+            Moving {
+                hash: if is_last { moved.hash } else { 0 },
+                spans: &moved.spans,
+            }
+        });
+        memory.find(chains, written, moving)
     }
 
     /// The engines that the request may go to; one that goes on with a chat goes where it was.
@@ -158,7 +186,12 @@ impl<'r> Rewriting<'r> {
         manner: Manner,
     ) -> request::Outcome<'a> {
         let tree = trees.of(engine);
-        request::send(self.config, self.parsed, tree, policy, memory, path, manner)
+        let head = self.head.map_or_else(HeadWords::default, |head| HeadWords {
+            frozen: &head.frozen,
+            moved: head.moved.as_ref(),
+        });
+        let (config, parsed) = (self.config, self.parsed);
+        request::send(config, parsed, head, tree, policy, memory, path, manner)
     }
 
     /// The engine that the request costs least, the first of equals, and how it is sent there.
@@ -209,7 +242,9 @@ impl<'r> Rewriting<'r> {
         let chat = Continued::told(memory.place(path), &added);
         // A chat without documents is remembered where chats that open alike may have some pinned in them: the one must
         // not be taken for the other.
-        if !self.parsed.has_documents() && !self.config.pins() {
+        let keeps = |added: &Added| added.turn.kept.is_some();
+        let is_head_kept = added.iter().any(keeps) || !path.is_empty() && self.head.is_some();
+        if !self.parsed.has_documents() && !self.config.pins() && !is_head_kept {
             added.clear();
         }
         memory.record(path, added, engine);

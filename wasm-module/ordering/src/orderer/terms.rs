@@ -3,6 +3,7 @@
 use crate::engines::Choice;
 use crate::experiment::{Arm, Experiment};
 use crate::feed::TenantKey;
+use crate::head::HeadReport;
 use crate::path::SentPath;
 use crate::request::Report;
 use crate::told::Deed;
@@ -50,6 +51,8 @@ pub struct Rewrite {
     pub arm: Option<Arm>,
     /// In a dry run: what was done, which is nothing, and what it matched.
     pub as_sent: Option<Report>,
+    /// What was done with the head, or would be.
+    pub head: HeadReport,
     /// All that other orderers of the same requests need to know of this one.
     pub deed: Deed,
 }

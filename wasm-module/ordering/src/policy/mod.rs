@@ -4,6 +4,7 @@ pub mod context_index;
 mod foresight;
 mod greedy;
 mod longest;
+mod paged;
 mod random;
 mod recency;
 mod retrieval;
@@ -67,6 +68,9 @@ pub struct PolicyOptions {
     pub max_displacement: Option<u16>,
     /// Contexts that `context-index` keeps.
     pub max_contexts: u32,
+    /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` move nothing for a match that is
+    /// shorter. 1: any match counts.
+    pub block_tokens: u32,
 }
 
 impl Default for PolicyOptions {
@@ -76,6 +80,7 @@ impl Default for PolicyOptions {
             window: 1024,
             max_displacement: None,
             max_contexts: 4096,
+            block_tokens: 1,
         }
     }
 }
@@ -117,18 +122,19 @@ impl PolicyKind {
     /// A policy that has learnt nothing yet.
     #[must_use]
     pub fn build(self, options: &PolicyOptions) -> Box<dyn Policy> {
+        let paged = |policy| paged::Paged::of(policy, options.block_tokens);
         match self {
             Self::Retrieval => Box::new(retrieval::Retrieval),
             Self::Random => Box::new(random::Random::new(options.seed)),
             Self::Sorted => Box::new(sorted::Sorted),
             Self::Recency => Box::new(recency::Recency),
-            Self::Greedy => Box::new(greedy::Greedy),
-            Self::Longest => Box::new(longest::Longest),
+            Self::Greedy => paged(Box::new(greedy::Greedy)),
+            Self::Longest => paged(Box::new(longest::Longest)),
             Self::ContextIndex => Box::new(context_index::ContextIndex::new(options.max_contexts)),
-            Self::Foresight => Box::new(foresight::Foresight::new(
+            Self::Foresight => paged(Box::new(foresight::Foresight::new(
                 options.window,
                 Displacement(options.max_displacement),
-            )),
+            ))),
         }
     }
 }

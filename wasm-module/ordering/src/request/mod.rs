@@ -12,15 +12,16 @@ pub use self::report::Report;
 use self::decide::Decided;
 use crate::arrangement::{Arrangement, Listed, keeps_repeats, narrowed};
 use crate::body::{
-    Entry, Found, Group, Message, Parsed, Place,
+    Entry, Found, Group, Message, Parsed, Place, Wrap,
     edit::Edit,
     render::{self, Rendering, Sent},
 };
 use crate::config::Config;
 use crate::conversation::memory::{Added, Memory, Path};
 use crate::conversation::shown::Shown;
-use crate::conversation::turn::{Pin, Pinned, Turn, Written};
+use crate::conversation::turn::{Kept, Pin, Pinned, Turn, Written, kept_hash};
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
+use crate::head::decision::{Frozen, Moved};
 use crate::policy::{Order, Policy, PolicyKind, match_of};
 use crate::told::SentRun;
 use crate::tree::{KnowledgeTree, Scope};
@@ -49,10 +50,24 @@ pub(crate) struct Outcome<'a> {
     pub(crate) added: Vec<Added>,
 }
 
+/// What of the head is written into messages.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HeadWords<'a> {
+    /// Spans whose first value stays.
+    pub(crate) frozen: &'a [Frozen<'a>],
+    /// What moves into the newest user message.
+    pub(crate) moved: Option<&'a Moved>,
+}
+
 /// How `parsed`, of which `path` is known, is sent in that manner. The tree learns nothing but the documents' names.
+#[allow(
+    clippy::too_many_arguments,
+    reason = "one call, from the one place that has all of them"
+)]
 pub(crate) fn send<'a>(
     config: &'a Config,
     parsed: &Parsed<'a>,
+    head: HeadWords<'a>,
     tree: &mut KnowledgeTree,
     policy: &mut dyn Policy,
     memory: &'a Memory,
@@ -61,6 +76,9 @@ pub(crate) fn send<'a>(
 ) -> Outcome<'a> {
     let mut request = Request {
         config,
+        text: parsed.text,
+        head,
+        frozen: Box::default(),
         manner,
         tree,
         policy,
@@ -76,8 +94,9 @@ pub(crate) fn send<'a>(
         runs: Vec::new(),
     };
     if let Some(front) = &parsed.front {
-        request.group(front, None, 0);
+        request.group(front, None, 0, None);
     }
+    request.freeze(memory, path);
     let mut added = Vec::new();
     let mut known = path.iter().peekable();
     let last = parsed.messages.len().saturating_sub(1);
@@ -89,8 +108,10 @@ pub(crate) fn send<'a>(
             Some((target, group)) if *target == at as usize => Some(group),
             _ => None,
         };
-        let made = request.message(message, written, turn);
         let is_new = path.last().is_none_or(|(last, _)| *last < at);
+        // What was sent already gets no more words.
+        let moved = head.moved.filter(|moved| is_new && moved.message == at);
+        let made = request.message(message, written, turn, moved);
         // With pinning every message counts: what is not recorded cannot be told from what was pinned.
         if is_new && (at as usize == last || config.pins() || made != Turn::default()) {
             added.push(Added {
@@ -110,6 +131,11 @@ pub(crate) fn send<'a>(
 
 struct Request<'r, 'a> {
     config: &'a Config,
+    /// The body.
+    text: &'a str,
+    head: HeadWords<'a>,
+    /// The values that the head's frozen spans have.
+    frozen: Box<[Box<str>]>,
     manner: Manner,
     tree: &'r mut KnowledgeTree,
     policy: &'r mut dyn Policy,
@@ -133,34 +159,102 @@ impl<'a> Request<'_, 'a> {
         message: &Message<'a>,
         written: Option<&Group<'a>>,
         known: Option<&'a Turn>,
+        moving: Option<&'a Moved>,
     ) -> Turn {
         let mut turn = Turn::default();
         let mut again = false;
+        let kept = known.and_then(|turn| turn.kept.as_deref());
+        let moved: Option<&'a str> = match (known, moving) {
+            (Some(_), _) => kept.map(|kept| &*kept.moved),
+            (None, Some(moved)) => Some(&moved.words),
+            _ => None,
+        };
+        let moved = moved.filter(|words| !words.is_empty());
+        turn.kept = match (known, moving) {
+            (Some(known), _) => known.kept.clone(),
+            (None, Some(moving)) => Some(Box::new(Kept {
+                moved: moving.words.clone(),
+                spans: moving.spans.clone(),
+                frozen: self.frozen.clone(),
+            })),
+            _ => None,
+        };
+        // Words stand once: behind the documents written here, behind those that stand here, or before the text.
+        let mut unsaid = moved;
         if let Some(group) = written {
             let known = known.and_then(|turn| turn.written.as_ref());
             again |= known.is_some();
-            turn.written = Some(self.write(group, known, message.turn));
+            let words = unsaid.take().filter(|_| group.hint.is_some());
+            turn.written = Some(self.write(group, known, message.turn, words));
         } else if let Some(written) = known.and_then(|turn| turn.written.as_ref())
             && let (Some(pin), Some(place)) = (&written.pin, message.entry)
             && place.0.wrap == pin.wrap
         {
             again = true;
+            // What moved was written with them.
+            unsaid = None;
             self.pin(pin, written.arrangement.hinted, place, message.turn);
+        }
+        let last = message
+            .groups
+            .iter()
+            .rposition(|group| group.hint.is_some());
+        if last.is_none()
+            && let (Some(words), Some((entry, _))) = (unsaid.take(), message.entry)
+        {
+            self.edits
+                .push(Edit::insert(entry.at, before_text(entry.wrap, words)));
         }
         let groups = message.groups.iter().enumerate().map(|(at, group)| {
             let known = known.and_then(|turn| turn.groups.get(at));
             again |= known.is_some();
-            self.group(group, known, message.turn).0
+            let words = unsaid.take_if(|_| last == Some(at));
+            self.group(group, known, message.turn, words).0
         });
         turn.groups = groups.collect();
+        if let Some(words) = moved {
+            self.then(kept_hash(words, &[]));
+        }
         self.report.replayed += u32::from(again);
         turn
     }
 
-    /// Sends the documents of an array.
-    fn write(&mut self, group: &Group<'a>, known: Option<&Written>, turn: u32) -> Written {
+    /// Writes the first values of the head's spans, as the chat's first known message has them; those of this request, if
+    /// nothing is known.
+    fn freeze(&mut self, memory: &'a Memory, path: &Path) {
+        let spans = self.head.frozen;
+        if spans.is_empty() {
+            return;
+        }
+        let mut kept = path
+            .iter()
+            .filter_map(|(_, id)| memory.turn(*id)?.kept.as_deref());
+        // Where another number of spans stands now, which is which is not known.
+        let first = kept.find(|kept| kept.frozen.len() == spans.len());
+        let edits = spans
+            .iter()
+            .zip(first.into_iter().flat_map(|kept| &kept.frozen));
+        let edits = edits.filter(|(span, words)| *span.words != ***words);
+        self.edits
+            .extend(edits.map(|(span, words)| Edit::replace(span.range.clone(), &**words)));
+        self.frozen = match first {
+            Some(first) => first.frozen.clone(),
+            None => spans.iter().map(|span| span.words.into()).collect(),
+        };
+        let digest = kept_hash("", &self.frozen);
+        self.then(digest);
+    }
+
+    /// Sends the documents of an array, and `words` behind them.
+    fn write(
+        &mut self,
+        group: &Group<'a>,
+        known: Option<&Written>,
+        turn: u32,
+        words: Option<&str>,
+    ) -> Written {
         let known = known.map(|known| &known.arrangement);
-        let (arrangement, listed, rendering) = self.group(group, known, turn);
+        let (arrangement, listed, rendering) = self.group(group, known, turn, words);
         let list = listed.fingerprint();
         let pin = self
             .config
@@ -197,12 +291,13 @@ impl<'a> Request<'_, 'a> {
         self.then(pin.digest);
     }
 
-    /// Sends the documents of a group, arranged as `known` if that fits.
+    /// Sends the documents of a group, arranged as `known` if that fits, and `words` behind them.
     fn group(
         &mut self,
         group: &Group<'a>,
         known: Option<&Arrangement>,
         turn: u32,
+        words: Option<&str>,
     ) -> (Arrangement, Listed, Option<Rendering>) {
         let listed = Listed::of(group);
         let known = known.filter(|known| self.is_possible(known, group, &listed, turn));
@@ -249,7 +344,7 @@ impl<'a> Request<'_, 'a> {
         } else {
             listed.repeats.len()
         };
-        let stays = moved + references + dropped == 0 && !group.is_rendered();
+        let stays = moved + references + dropped == 0 && !group.is_rendered() && words.is_none();
         let report = &mut self.report;
         report.documents += count(group.found.len());
         report.moved += count(moved);
@@ -262,11 +357,31 @@ impl<'a> Request<'_, 'a> {
         } else {
             let sent = self.sent_of(group, &arrangement, &listed);
             let hint = hint.map(|hint| hint.words);
+            let hint = match words {
+                Some(words) => Some(self.behind(group, hint, words)),
+                None => hint,
+            };
             let (edits, rendering) = render::edits(&group.place, group.hint, sent, hint);
             self.edits.extend(edits);
             rendering
         };
         (arrangement, listed, rendering)
+    }
+
+    /// A hint, and words behind it, as they stand behind a group's documents.
+    fn behind(&self, group: &Group<'_>, hint: Option<String>, words: &str) -> String {
+        let mut all = hint.map_or_else(String::new, |hint| hint + r"\n");
+        all.push_str(words);
+        let next = (group.hint.as_ref())
+            .filter(|_| !group.is_rendered())
+            .and_then(|place| self.text.get(place.at..));
+        let is_apart = |next: &str| {
+            next.starts_with(r"\n") || next.starts_with(['"', ',', ']']) || next.starts_with(r"\r")
+        };
+        if next.is_some_and(|next| !is_apart(next)) {
+            all.push_str(r"\n");
+        }
+        all
     }
 
     /// What is sent in the group's places.
@@ -345,6 +460,17 @@ impl<'a> Request<'_, 'a> {
     /// What `digest` stands for was sent.
     fn then(&mut self, digest: u64) {
         self.sent = narrowed(Scope(digest), self.sent).0;
+    }
+}
+
+/// Words as they are inserted before a message's text.
+fn before_text(wrap: Wrap, words: &str) -> String {
+    match wrap {
+        Wrap::None => [words, r"\n\n"].concat(),
+        Wrap::Part { others } => {
+            let comma = if others { "," } else { "" };
+            [r#"{"type":"text","text":""#, words, "\"}", comma].concat()
+        }
     }
 }
 

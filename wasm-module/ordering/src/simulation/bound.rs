@@ -22,12 +22,24 @@ impl Bound {
     /// The bound of `trace`; `seed` draws the sample. `progress` is told of every part that is done, counted from 1.
     #[must_use]
     pub fn of(trace: &CompactTrace, seed: u64, progress: impl FnMut(usize)) -> Self {
-        Self::within(trace, seed, BUDGET, progress)
+        Self::within(trace, seed, 1, BUDGET, progress)
+    }
+
+    /// The same where matches are cut to whole pages of so many tokens, as [`EngineCache`](super::EngineCache) cuts them.
+    #[must_use]
+    pub fn in_pages(
+        trace: &CompactTrace,
+        seed: u64,
+        page_tokens: u32,
+        progress: impl FnMut(usize),
+    ) -> Self {
+        Self::within(trace, seed, page_tokens, BUDGET, progress)
     }
 
     fn within(
         trace: &CompactTrace,
         seed: u64,
+        page_tokens: u32,
         budget: u64,
         mut progress: impl FnMut(usize),
     ) -> Self {
@@ -66,7 +78,8 @@ impl Bound {
             let taken = met
                 .drain(..)
                 .filter_map(|earlier| shared.get_mut(earlier as usize).map(std::mem::take));
-            reused += taken.max().unwrap_or(0);
+            let most = taken.max().unwrap_or(0);
+            reused += most - most % u64::from(page_tokens.max(1));
             progress(at + 1);
         }
         Self {
@@ -141,7 +154,7 @@ mod tests {
         let list = super::super::upper_bound(&requests).share();
         assert!(!exact.sampled && (exact.share - list).abs() < 1e-12);
         assert_eq!(told, (1..=2_000).collect::<Vec<_>>());
-        let sample = Bound::within(&trace, 3, 20_000, |_| ());
+        let sample = Bound::within(&trace, 3, 1, 20_000, |_| ());
         assert!(sample.sampled);
         assert!((sample.share - list).abs() < 0.05, "{sample:?} of {list}");
     }

@@ -30,6 +30,9 @@ pub enum BadLine {
     /// It has the shape of neither.
     #[error("neither a chat body (no `messages`) nor a ranking (no `docs`)")]
     Neither,
+    /// `request` or `body` is no body.
+    #[error("`request` (or `body`) is neither an object nor a string that holds one")]
+    Request,
     /// `docs` is not a list.
     #[error("`docs` is not a list")]
     DocsNotAList,
@@ -101,9 +104,11 @@ fn parse(line: &[u8], config: &Config, document_tokens: u32) -> Result<Vec<Reque
     let text = std::str::from_utf8(line).map_err(|error| BadLine::NotAnObject {
         column: error.valid_up_to() + 1,
     })?;
-    let [messages, docs, tokens] = scan::fields(text, ["messages", "docs", "tokens"])
-        .map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
-    match (messages, docs) {
+    // Cohere's first API has a `message`.
+    let [messages, message, docs, tokens] =
+        scan::fields(text, ["messages", "message", "docs", "tokens"])
+            .map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
+    match (messages.or(message), docs) {
         (Some(_), _) => match documents_of(line, config) {
             Err(Skip::NoDocuments) => Ok(Vec::new()),
             found => found.map_err(BadLine::Body),

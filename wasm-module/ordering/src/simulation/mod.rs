@@ -11,6 +11,8 @@ mod bound;
 mod cache;
 mod compact;
 mod log;
+mod logged;
+mod prompts;
 mod replay;
 pub mod workload;
 
@@ -18,6 +20,8 @@ pub use bound::Bound;
 pub use cache::{Capacity, EngineCache};
 pub use compact::CompactTrace;
 pub use log::{BadLine, LogReader};
+pub use logged::{Logged, LoggedKind};
+pub use prompts::{PromptReplay, PromptReuse};
 pub use replay::{Replay, Reuse, replay, upper_bound};
 
 use crate::document::Fingerprint;

@@ -6,9 +6,10 @@
 //! the texts of those.
 //!
 //! ```text
-//!   deed     text tenant, key, text model, engine, tokens, list of runs, option of chat
+//!   deed     text tenant, key, text model, engine, tokens, list of runs, option of chat, list of forms
 //!   run      scope, tokens before and matched, list of (fingerprint, tokens), option of as many ranks
-//!   chat     option of (chain, lineage), list of (message, chain, list of arrangements, option of written)
+//!   chat     option of (chain, lineage), list of (message, chain, list of arrangements, option of written, option of kept)
+//!   kept     text moved, list of spans' hashes, list of frozen texts     form   canonical hash, list of ranks
 //!   written  list's fingerprint, arrangement, option of pin     arrangement   byte hinted, list of slots
 //!   pin      byte wrap, text, tokens, digest, references, list of (fingerprint, tokens, block's range, label's range)
 //! ```
@@ -20,10 +21,11 @@ use crate::body::render::fits;
 use crate::body::{Chain, Wrap};
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::conversation::memory::{Added, Place};
-use crate::conversation::turn::{Pin, Pinned, Turn, Written};
+use crate::conversation::turn::{Kept, Pin, Pinned, Turn, Written};
 use crate::document::Fingerprint;
 use crate::engines::EngineId;
 use crate::feed::{Event, TenantKey};
+use crate::head::decision::Form;
 use crate::path::Run;
 use crate::tenant::Tenant;
 use crate::tree::Scope;
@@ -42,6 +44,8 @@ pub struct Deed {
     pub(crate) runs: Vec<SentRun>,
     /// `None`: nothing is told of the chat.
     pub(crate) chat: Option<Continued>,
+    /// The key orders of tools that were first seen with it.
+    pub(crate) forms: Vec<Form>,
 }
 
 /// Documents that were sent one behind another.
@@ -193,7 +197,16 @@ impl Deed {
                     to.arrangement(&written.arrangement);
                     to.option(written.pin.as_ref(), Writer::pin);
                 });
+                to.option(added.turn.kept.as_ref(), |to, kept| {
+                    to.text(&kept.moved);
+                    to.list(&kept.spans, |to, span| to.bytes(&span.to_le_bytes()));
+                    to.list(&kept.frozen, |to, words| to.text(words));
+                });
             });
+        });
+        to.list(&self.forms, |to, form| {
+            to.bytes(&form.canonical.to_le_bytes());
+            to.list(&form.order, |to, rank| to.byte(*rank));
         });
     }
 
@@ -206,6 +219,12 @@ impl Deed {
             tokens: from.narrow("tokens")?,
             runs: from.list(Reader::run)?,
             chat: from.option(Reader::chat)?,
+            forms: from.list(|from| {
+                Ok(Form {
+                    canonical: from.hash()?,
+                    order: from.list(Reader::byte)?.into(),
+                })
+            })?,
         })
     }
 }
@@ -241,7 +260,8 @@ impl Continued {
     pub(crate) fn told(after: Option<Place>, added: &[Added]) -> Option<Self> {
         let mut room = PINNED_BYTES;
         let has_room = |added: &&Added| {
-            let pinned = added.turn.pin().map(|_| added.turn.bytes());
+            let holds_texts = added.turn.pin().is_some() || added.turn.kept.is_some();
+            let pinned = holds_texts.then(|| added.turn.bytes());
             let left = room.checked_sub(pinned.unwrap_or(0));
             room = left.unwrap_or(0);
             left.is_some()
@@ -330,10 +350,15 @@ impl Reader<'_> {
                     pin: from.option(Reader::pin)?,
                 })
             })?;
+            let kept = from.option(|from| Ok(Box::new(from.kept()?)))?;
             Ok(Added {
                 message,
                 chain,
-                turn: Turn { groups, written },
+                turn: Turn {
+                    groups,
+                    written,
+                    kept,
+                },
             })
         })?;
         // Turns are chained in the order of their messages.
@@ -397,6 +422,21 @@ impl Reader<'_> {
             tokens,
             digest,
             references,
+        })
+    }
+
+    fn kept(&mut self) -> Result<Kept, BadBytes> {
+        let words = |from: &mut Self| {
+            let words = from.text()?;
+            match fits(Wrap::None, &words) {
+                true => Ok(words),
+                false => Err(from.bad("a text that fits its place")),
+            }
+        };
+        Ok(Kept {
+            moved: words(self)?,
+            spans: self.list(Reader::hash)?.into(),
+            frozen: self.list(words)?.into(),
         })
     }
 

@@ -49,7 +49,7 @@ impl Told {
     pub fn decode(bytes: &[u8]) -> Result<Self, BadBytes> {
         let mut from = Reader::new(bytes);
         if from.byte()? != VERSION {
-            return Err(from.bad("version 2"));
+            return Err(from.bad("version 3"));
         }
         let told = match from.byte()? {
             DEED => Self::Deed(Deed::read(&mut from)?),
@@ -78,7 +78,7 @@ fn encoded(kind: u8, write: impl FnOnce(&mut Writer)) -> Vec<u8> {
     to.0
 }
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const DEED: u8 = 1;
 const RESIDENCY: u8 = 2;
 const CORRECTION: u8 = 3;
@@ -91,10 +91,11 @@ mod tests {
     use crate::arrangement::{Arrangement, Slot};
     use crate::body::{Chain, Wrap};
     use crate::conversation::memory::{Added, Place};
-    use crate::conversation::turn::{Pin, Pinned, Turn, Written};
+    use crate::conversation::turn::{Kept, Pin, Pinned, Turn, Written};
     use crate::document::Fingerprint;
     use crate::engines::EngineId;
     use crate::feed::{Event, TenantKey};
+    use crate::head::decision::Form;
     use crate::tree::Scope;
     use proptest::prelude::*;
 
@@ -188,6 +189,13 @@ mod tests {
                     turn: Turn {
                         groups: groups.into(),
                         written,
+                        kept: (message % 600 == 0).then(|| {
+                            Box::new(Kept {
+                                moved: "12:00\\nAnn".into(),
+                                spans: [1, 2].into(),
+                                frozen: ["é".into()].into(),
+                            })
+                        }),
                     },
                 })
                 .collect(),
@@ -207,6 +215,13 @@ mod tests {
                 model: model.into(),
                 engine: EngineId(3),
                 tokens: 77,
+                forms: runs
+                    .iter()
+                    .map(|run| Form {
+                        canonical: run.scope.0,
+                        order: [1, 0].into(),
+                    })
+                    .collect(),
                 runs,
                 chat,
             })
@@ -292,6 +307,7 @@ mod tests {
                 order: Some((0..documents as u16).rev().collect()),
             }],
             chat: None,
+            forms: Vec::new(),
         }
     }
 
@@ -304,7 +320,7 @@ mod tests {
         bytes.extend([2, 1, 0, 0, 0, 0, 0, 0, 100, 0x80, 1, 2]);
         bytes.extend([0, 0, 0, 0, 0, 0, 0, 0, 100]);
         bytes.extend([1, 0, 0, 0, 0, 0, 0, 0, 100]);
-        bytes.extend([1, 1, 0, 0]);
+        bytes.extend([1, 1, 0, 0, 0]);
         assert_eq!(Told::Deed(sent(2, 128)).encode(), bytes);
     }
 
@@ -317,7 +333,7 @@ mod tests {
         let twice = [&run[..], &[2], &[0; 18], &[1, 0, 0, 0]].concat();
         for (bytes, error) in [
             (&[][..], "more bytes at byte 0"),
-            (&[9], "version 2 at byte 1"),
+            (&[9], "version 3 at byte 1"),
             (&[VERSION, 9], "a kind at byte 2"),
             (&[VERSION, DEED, 2, 0xff, 0xff], "UTF-8 at byte 3"),
             (
@@ -373,6 +389,7 @@ mod tests {
                 turn: Turn {
                     groups: Box::default(),
                     written: Some(written),
+                    kept: None,
                 },
             };
             let chat = Continued {

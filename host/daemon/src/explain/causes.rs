@@ -1,0 +1,153 @@
+//! Causes, summed up over a log.
+
+use foreword_ordering::head::{Cause, Diagnosis, SegmentKind, Volatile};
+use foreword_report::words::{grouped, percent};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// How often each cause was met, and what it cost.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Causes {
+    /// Requests.
+    pub(crate) requests: u64,
+    /// Estimated tokens of their prompts.
+    pub(crate) prompt_tokens: u64,
+    /// Those that prefixes of earlier prompts saved.
+    pub(crate) reused_tokens: u64,
+    by_cause: BTreeMap<Key, Sum>,
+}
+
+/// What is summed up: causes in a segment, volatile values by their kind.
+type Key = (Cause, &'static str, Option<Volatile>);
+
+/// What a cause cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sum {
+    pub(crate) requests: u64,
+    /// Tokens computed although an earlier prompt held them.
+    pub(crate) tokens: u64,
+}
+
+/// A cause, where it is, and what it cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) cause: Cause,
+    /// The segment's name; `request` for what is none of the prompt.
+    pub(crate) segment: &'static str,
+    pub(crate) volatile: Option<Volatile>,
+    pub(crate) sum: Sum,
+}
+
+impl Causes {
+    /// Counts a request.
+    pub(crate) fn add(&mut self, diagnosis: &Diagnosis) {
+        self.requests += 1;
+        self.prompt_tokens += diagnosis.prompt_tokens;
+        self.reused_tokens += diagnosis.reused_tokens;
+        let segment = segment_name(diagnosis.segment);
+        let key = (diagnosis.cause, segment, diagnosis.volatile);
+        let sum = self.by_cause.entry(key).or_default();
+        sum.requests += 1;
+        sum.tokens += diagnosis.lost_tokens;
+    }
+
+    /// Tokens lost to all causes.
+    pub(crate) fn lost_tokens(&self) -> u64 {
+        self.by_cause.values().map(|sum| sum.tokens).sum()
+    }
+
+    /// Those that broke a prefix, the costliest first.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        let all = self.by_cause.iter();
+        let mut rows: Vec<Row> = all
+            .map(|(&(cause, segment, volatile), &sum)| Row {
+                cause,
+                segment,
+                volatile,
+                sum,
+            })
+            .filter(|row| !row.cause.is_none())
+            .collect();
+        rows.sort_by_key(|row| {
+            let Sum { requests, tokens } = row.sum;
+            std::cmp::Reverse((tokens, requests))
+        });
+        rows
+    }
+
+    /// Requests that broke nothing, by that name.
+    pub(crate) fn quiet(&self, cause: Cause) -> u64 {
+        let all = self.by_cause.iter();
+        all.filter(|((known, ..), _)| *known == cause)
+            .map(|(_, sum)| sum.requests)
+            .sum()
+    }
+
+    /// `[{"segment", "cause", "requests", "tokens"}]`, volatile values with their kind.
+    pub(crate) fn to_json(&self) -> Vec<Value> {
+        self.rows().into_iter().map(Row::to_json).collect()
+    }
+
+    /// Lines for a terminal; nothing where nothing broke.
+    pub(crate) fn to_table(&self) -> String {
+        let rows = self.rows();
+        if rows.is_empty() {
+            return String::new();
+        }
+        let mut table = format!(
+            "\n{:<26}{:<11}{:>9}{:>15}{:>9}\n",
+            "why prefixes broke", "segment", "requests", "tokens lost", "of all"
+        );
+        for row in rows {
+            let Sum { requests, tokens } = row.sum;
+            let _ = writeln!(
+                table,
+                "{:<26}{:<11}{:>9}{:>15}{:>9}",
+                row.name(),
+                row.segment,
+                grouped(requests),
+                grouped(tokens),
+                percent(self.share(tokens)),
+            );
+        }
+        table
+    }
+
+    /// The share of all prompts' tokens.
+    pub(crate) fn share(&self, tokens: u64) -> f64 {
+        if self.prompt_tokens == 0 {
+            0.0
+        } else {
+            tokens as f64 / self.prompt_tokens as f64
+        }
+    }
+}
+
+impl Row {
+    /// The cause's name, with the kind of value in brackets.
+    pub(crate) fn name(&self) -> String {
+        match self.volatile {
+            Some(kind) => format!("{} ({})", self.cause.name(), kind.name()),
+            None => self.cause.name().to_owned(),
+        }
+    }
+
+    pub(crate) fn to_json(self) -> Value {
+        let mut row = json!({
+            "segment": self.segment,
+            "cause": self.cause.name(),
+            "requests": self.sum.requests,
+            "tokens": self.sum.tokens,
+        });
+        if let Some(kind) = self.volatile {
+            row["volatile"] = kind.name().into();
+        }
+        row
+    }
+}
+
+/// A segment's name; `request` for what is none of the prompt.
+pub(crate) fn segment_name(segment: Option<SegmentKind>) -> &'static str {
+    segment.map_or("request", SegmentKind::name)
+}

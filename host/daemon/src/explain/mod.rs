@@ -1,0 +1,407 @@
+//! `foreword explain`: why the prompts of a log could not begin like earlier ones, what that cost, and which line of
+//! configuration mends it.
+//!
+//! ```text
+//!  LOG… ──lines──▶ Explaining: index of recent requests ──▶ diagnosis of each ──▶ JSON
+//!                                                               └─▶ causes, summed up ──┬─▶ table, report
+//!                     the log again, for each part that mends ──▶ tokens that it saves ─┘
+//! ```
+//!
+//! What a cause is, is the core's ([`foreword_ordering::head`]); what mends it is [`remedy`]'s. Memory is bounded by the
+//! window of requests; no text is kept.
+
+pub(crate) mod causes;
+mod plots;
+mod remedy;
+mod report;
+
+use crate::log::{self, OnBad, Place};
+use crate::replay::whole::{self, Input, Ordered};
+use anyhow::{Context, Result};
+use causes::{Causes, Row, segment_name};
+use foreword_ordering::Config;
+use foreword_ordering::head::{Cause, Diagnosis, Index, Limits};
+use foreword_ordering::policy::PolicyKind;
+use foreword_ordering::simulation::{BadLine, Capacity, LogReader, Logged, LoggedKind};
+use foreword_report::words::{grouped, percent, rounded};
+use remedy::{Part, Remedy};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write as _;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+
+/// What to explain, and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Logs, one behind the other.
+    pub files: Vec<PathBuf>,
+    /// The engine's cache.
+    pub capacity: Capacity,
+    /// Recent requests that one is compared with.
+    pub window: u32,
+    /// The gateway's `ordering` as it is.
+    pub ordering: Option<PathBuf>,
+    /// Whether the log is replayed to tell what mending brings.
+    pub gain: bool,
+    /// Whether the first bad line ends it.
+    pub strict: bool,
+    /// Where the report goes.
+    pub report: Option<PathBuf>,
+    /// Whether standard output gets JSON instead of a table.
+    pub json: bool,
+}
+
+/// The files hold no request.
+#[derive(Debug, thiserror::Error)]
+#[error("no line of {files} is a request ({lines} lines read, {bad} of them bad)")]
+pub struct NoRequests {
+    /// The files' names.
+    pub files: String,
+    /// Lines read.
+    pub lines: u64,
+    /// Lines that could not be understood.
+    pub bad: u64,
+}
+
+/// Explains a log's lines, one after the other.
+pub(crate) struct Explaining {
+    index: Index,
+    reader: LogReader,
+    config: Config,
+    page_tokens: u32,
+}
+
+impl Explaining {
+    /// Nothing was read yet.
+    pub(crate) fn new(page_tokens: u32, document_tokens: u32) -> Self {
+        Self::within(
+            Limits::LOG.requests,
+            page_tokens,
+            document_tokens,
+            Config::default(),
+        )
+    }
+
+    fn within(requests: u32, page_tokens: u32, document_tokens: u32, config: Config) -> Self {
+        let limits = Limits {
+            requests,
+            page_tokens,
+            ..Limits::LOG
+        };
+        Self {
+            index: Index::new(limits),
+            reader: LogReader::new(document_tokens),
+            config,
+            page_tokens,
+        }
+    }
+
+    /// Why the request of a line could not begin like an earlier one.
+    ///
+    /// # Errors
+    /// The line is no request.
+    pub(crate) fn line(&mut self, line: &[u8]) -> Result<Diagnosis, BadLine> {
+        let logged = Logged::read(line)?;
+        let body = logged.body.as_bytes();
+        let mut diagnosis = match logged.kind()? {
+            LoggedKind::Ranking => {
+                let documents = self.reader.requests(body)?;
+                let documents = documents
+                    .first()
+                    .map_or(&[][..], |request| &request.documents);
+                self.index.explain_ranking(documents)
+            }
+            LoggedKind::Chat => {
+                let found =
+                    (self.index).explain_body(body, &self.config, &logged.tenant, &logged.engine);
+                found.map_err(BadLine::Body)?
+            }
+        };
+        if let Some((prompt, cached)) = logged.usage() {
+            diagnosis.told(prompt, cached, self.page_tokens);
+        }
+        Ok(diagnosis)
+    }
+}
+
+/// Everything that is shown.
+struct Findings {
+    log: String,
+    skipped: u64,
+    page_tokens: u32,
+    causes: Causes,
+    rows: Vec<(Row, Remedy)>,
+    /// By part: what the log costs with it, as much as was asked for.
+    gains: BTreeMap<Part, Gain>,
+}
+
+/// What a part of the configuration brings.
+#[derive(Clone, Copy, Debug)]
+struct Gain {
+    /// Tokens computed without it.
+    without: u64,
+    /// Tokens computed with it.
+    with: u64,
+}
+
+impl Gain {
+    fn saved(self) -> u64 {
+        self.without.saturating_sub(self.with)
+    }
+}
+
+/// Explains, prints what was found to standard output and writes the report.
+///
+/// # Errors
+/// A file cannot be read or written; a bad line, when strict; [`NoRequests`].
+pub fn run(options: &Options) -> Result<()> {
+    let ordering = Ordered::read(options.ordering.as_deref())?;
+    let config = Config::try_from(ordering.as_came()?)?;
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    let written = "cannot write to standard output";
+    let mut explaining = Explaining::within(
+        options.window,
+        options.capacity.page_tokens,
+        DOCUMENT_TOKENS,
+        config,
+    );
+    let mut causes = Causes::default();
+    // Where the requests stand that the index knows.
+    let mut places: VecDeque<(u64, Place)> = VecDeque::new();
+    let on_bad = if options.strict {
+        OnBad::Stop
+    } else {
+        OnBad::Tell
+    };
+    let mut failed: Option<std::io::Error> = None;
+    if options.json {
+        write!(out, "{{\"diagnoses\":[").context(written)?;
+    }
+    let counts = log::read(&options.files, "explaining", on_bad, |place, line| {
+        let diagnosis = explaining.line(line)?;
+        causes.add(&diagnosis);
+        if options.json {
+            let entry = entry(options, place, &diagnosis, &places);
+            let comma = if causes.requests > 1 { "," } else { "" };
+            if failed.is_none() {
+                failed = write!(out, "{comma}\n{entry}").err();
+            }
+            places.push_back((diagnosis.request, place));
+            if places.len() > options.window as usize {
+                places.pop_front();
+            }
+        }
+        Ok(())
+    })?;
+    if let Some(error) = failed {
+        return Err(error).context(written);
+    }
+    counts.tell();
+    if causes.requests == 0 {
+        return Err(NoRequests {
+            files: log::names(&options.files),
+            lines: counts.lines,
+            bad: counts.bad,
+        }
+        .into());
+    }
+    let rows: Vec<_> = (causes.rows().into_iter())
+        .map(|row| (row, Remedy::of(row.cause, row.volatile)))
+        .collect();
+    let gains = if options.gain {
+        gains(options, &ordering, &rows)?
+    } else {
+        BTreeMap::new()
+    };
+    let findings = Findings {
+        log: log::names(&options.files),
+        skipped: counts.bad,
+        page_tokens: options.capacity.page_tokens,
+        causes,
+        rows,
+        gains,
+    };
+    if let Some(path) = &options.report {
+        let page = report::page(&findings)?;
+        std::fs::write(path, page)
+            .with_context(|| format!("cannot write the report {}", path.display()))?;
+        eprintln!("report: {}", path.display());
+    }
+    if options.json {
+        let summary = findings.to_json().to_string();
+        // The summary's fields follow the list.
+        let fields = summary.trim_start_matches('{');
+        writeln!(out, "\n],{fields}").context(written)?;
+    } else {
+        out.write_all(findings.to_table().as_bytes())
+            .context(written)?;
+    }
+    out.flush().context(written)
+}
+
+/// Tokens of a ranking's document that does not tell.
+const DOCUMENT_TOKENS: u32 = 256;
+
+/// One request's diagnosis.
+fn entry(
+    options: &Options,
+    place: Place,
+    diagnosis: &Diagnosis,
+    places: &VecDeque<(u64, Place)>,
+) -> Value {
+    let file = |place: Place| {
+        let file = options.files.get(place.file);
+        file.map(|file| file.display().to_string())
+    };
+    let earlier = diagnosis.earlier.and_then(|number| {
+        let at = places
+            .binary_search_by_key(&number, |(number, _)| *number)
+            .ok()?;
+        places.get(at).map(|(_, place)| *place)
+    });
+    let mut entry = json!({
+        "line": place.number,
+        "earlier": earlier.map(|earlier| earlier.number),
+        "cause": diagnosis.cause.name(),
+        "segment": segment_name(diagnosis.segment),
+        "name": diagnosis.name,
+        "index": diagnosis.index,
+        "offset": diagnosis.offset,
+        "shape": diagnosis.shape,
+        "prompt_tokens": diagnosis.prompt_tokens,
+        "shared_tokens": diagnosis.shared_tokens,
+        "prefix_tokens": diagnosis.reused_tokens,
+        "lost_tokens": diagnosis.lost_tokens,
+    });
+    if diagnosis.cause == Cause::None || diagnosis.cause == Cause::FirstSeen {
+        entry["segment"] = Value::Null;
+    }
+    if let Some(kind) = diagnosis.volatile {
+        entry["volatile"] = kind.name().into();
+    }
+    if options.files.len() > 1 {
+        entry["file"] = file(place).into();
+        entry["earlier_file"] = earlier.and_then(file).into();
+    }
+    entry
+}
+
+/// What each part that mends a cause of this log would bring.
+fn gains(
+    options: &Options,
+    ordering: &Ordered,
+    rows: &[(Row, Remedy)],
+) -> Result<BTreeMap<Part, Gain>> {
+    let input = Input {
+        files: &options.files,
+        capacity: options.capacity,
+        document_tokens: DOCUMENT_TOKENS,
+    };
+    let computed = |kind, changes: &Value, is_ordered| -> Result<u64> {
+        let raw = ordering.raw(changes)?;
+        let outcome = whole::prompts(&input, kind, &raw, is_ordered)?;
+        Ok(outcome
+            .prompts
+            .map_or(0, |prompts| prompts.computed_tokens()))
+    };
+    let plain = json!({"head": {"mode": "off"}, "conversation": {"pin": false}});
+    let policy = ordering.policy()?;
+    let mut came = None;
+    let mut ordered = None;
+    let mut gains = BTreeMap::new();
+    for part in rows.iter().filter_map(|(_, remedy)| remedy.part) {
+        if gains.contains_key(&part) {
+            continue;
+        }
+        if ordered.is_none() {
+            ordered = Some(computed(policy, &plain, true)?);
+        }
+        let ordered = ordered.unwrap_or_default();
+        let gain = if part == Part::Policy {
+            if came.is_none() {
+                came = Some(computed(PolicyKind::Retrieval, &plain, false)?);
+            }
+            Gain {
+                without: came.unwrap_or_default(),
+                with: ordered,
+            }
+        } else {
+            Gain {
+                without: ordered,
+                with: computed(policy, &part.alone(), true)?,
+            }
+        };
+        gains.insert(part, gain);
+    }
+    Ok(gains)
+}
+
+impl Findings {
+    /// What a part brings, in words; nothing where it was not asked for.
+    fn gain_of(&self, remedy: &Remedy) -> Option<Gain> {
+        remedy.part.and_then(|part| self.gains.get(&part).copied())
+    }
+
+    fn to_json(&self) -> Value {
+        let causes: Vec<Value> = self
+            .rows
+            .iter()
+            .map(|(row, remedy)| {
+                let mut entry = row.to_json();
+                entry["share"] = rounded(self.causes.share(row.sum.tokens), 1e6).into();
+                entry["remedy"] = remedy.words.into();
+                entry["configuration"] = remedy.part.map(Part::configuration).into();
+                entry["saved_tokens"] = self.gain_of(remedy).map(Gain::saved).into();
+                entry
+            })
+            .collect();
+        json!({
+            "log": self.log,
+            "requests": self.causes.requests,
+            "skipped": self.skipped,
+            "first_seen": self.causes.quiet(Cause::FirstSeen),
+            "unbroken": self.causes.quiet(Cause::None),
+            "page_tokens": self.page_tokens,
+            "prompt_tokens": self.causes.prompt_tokens,
+            "reused_tokens": self.causes.reused_tokens,
+            "lost_tokens": self.causes.lost_tokens(),
+            "causes": causes,
+        })
+    }
+
+    fn to_table(&self) -> String {
+        let causes = &self.causes;
+        let mut table = format!(
+            "{} requests, {} prompt tokens; {} begin as earlier prompts did, {} were lost\n\
+             {} requests broke nothing, {} shared nothing\n",
+            grouped(causes.requests),
+            grouped(causes.prompt_tokens),
+            percent(causes.share(causes.reused_tokens)),
+            percent(causes.share(causes.lost_tokens())),
+            grouped(causes.quiet(Cause::None)),
+            grouped(causes.quiet(Cause::FirstSeen)),
+        );
+        table.push_str(&causes.to_table());
+        let mut told: Vec<&str> = Vec::new();
+        for (row, remedy) in &self.rows {
+            if told.contains(&row.cause.name()) && remedy.part.is_none() {
+                continue;
+            }
+            told.push(row.cause.name());
+            let _ = write!(table, "\n{}: {}\n", row.name(), remedy.words);
+            if let Some(part) = remedy.part {
+                let _ = writeln!(table, "  {}", part.configuration());
+            }
+            if let Some(gain) = self.gain_of(remedy) {
+                let _ = writeln!(
+                    table,
+                    "  it would save {} of {} tokens computed",
+                    grouped(gain.saved()),
+                    grouped(gain.without)
+                );
+            }
+        }
+        table
+    }
+}

@@ -1,0 +1,62 @@
+//! The report's plot as SVG text.
+
+use super::causes::Row;
+use anyhow::Result;
+use foreword_report::plot::{BASELINE, INK, OTHERS, Width, drawn};
+use foreword_report::words::grouped;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+/// A bar for every cause: the tokens that it cost, the costliest first.
+pub(super) fn tokens(rows: &[Row], width: Width) -> Result<String> {
+    const ROW: i32 = 34;
+    const TOP: i32 = 4;
+    let pixels = width.pixels();
+    // A phone has room for names above the bars alone.
+    let (names, height) = match width {
+        Width::Desktop => (190, ROW),
+        Width::Phone => (0, ROW + 18),
+    };
+    const VALUES: i32 = 96;
+    let count = i32::try_from(rows.len().max(1))?;
+    let room = f64::from(i32::try_from(pixels)? - names - VALUES);
+    let greatest = rows
+        .iter()
+        .map(|row| row.sum.tokens)
+        .max()
+        .unwrap_or(0)
+        .max(1);
+    let x = |tokens: u64| names + (room * tokens as f64 / greatest as f64).round() as i32;
+    let words = |horizontal| {
+        let font = ("sans-serif", 15).into_font().color(&INK);
+        font.pos(Pos::new(horizontal, VPos::Center))
+    };
+    drawn("tokens by cause", |svg| {
+        let size = (pixels, u32::try_from(TOP + count * height + 4)?);
+        let area = SVGBackend::with_string(svg, size).into_drawing_area();
+        for (at, row) in (0..).zip(rows) {
+            let top = TOP + at * height;
+            let bar = top + height - ROW;
+            let middle = bar + ROW / 2;
+            let name = row.name();
+            match width {
+                Width::Desktop => {
+                    area.draw(&Text::new(name, (names - 10, middle), words(HPos::Right)))?;
+                }
+                Width::Phone => {
+                    area.draw(&Text::new(name, (0, top + 14), words(HPos::Left)))?;
+                }
+            }
+            let colour = if at == 0 { BASELINE } else { OTHERS };
+            let end = x(row.sum.tokens).max(names + 1);
+            area.draw(&Rectangle::new(
+                [(names, bar + 5), (end, bar + ROW - 5)],
+                colour.filled(),
+            ))?;
+            let value = grouped(row.sum.tokens);
+            area.draw(&Text::new(value, (end + 8, middle), words(HPos::Left)))?;
+        }
+        area.present()?;
+        Ok(())
+    })
+}

@@ -1,0 +1,187 @@
+//! What mends a cause: a line of the gateway's configuration where there is one, words where the client or the engine
+//! must change.
+
+use foreword_ordering::head::{Cause, Volatile};
+use serde_json::{Value, json};
+
+/// What mends a cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Remedy {
+    /// What to do, in a sentence.
+    pub(crate) words: &'static str,
+    /// What to write into the gateway's configuration.
+    pub(crate) part: Option<Part>,
+}
+
+/// A part of the configuration that mends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part {
+    /// A stable order of tools, and of their keys.
+    Tools,
+    /// Known patterns of values that change.
+    Patterns,
+    /// Values that change, learned.
+    Learned,
+    /// Positional ids and scores of documents.
+    Documents,
+    /// Documents stay with the turn that they were sent with.
+    Pin,
+    /// Documents are put in order.
+    Policy,
+}
+
+impl Part {
+    /// The change of `ordering`, everything else being left off.
+    pub(crate) fn alone(self) -> Value {
+        let off = json!({
+            "mode": "apply",
+            "tools": {"order": false, "schemas": false},
+            "volatile": {"patterns": false, "learn": false},
+        });
+        let head = |change: Value| {
+            let mut head = off.clone();
+            for (name, value) in change.as_object().into_iter().flatten() {
+                head[name] = value.clone();
+            }
+            json!({"head": head, "conversation": {"pin": false}})
+        };
+        match self {
+            Self::Tools => head(json!({"tools": {"order": true, "schemas": true}})),
+            Self::Patterns => head(json!({"volatile": {"patterns": true, "learn": false}})),
+            Self::Learned => head(json!({"volatile": {"patterns": true, "learn": true}})),
+            Self::Documents => head(json!({})),
+            Self::Pin => json!({"head": {"mode": "off"}, "conversation": {"pin": true}}),
+            Self::Policy => json!({"head": {"mode": "off"}, "conversation": {"pin": false}}),
+        }
+    }
+
+    /// The line to write, as it stands in the plugin's configuration.
+    pub(crate) fn configuration(self) -> &'static str {
+        match self {
+            Self::Tools => {
+                r#""ordering": {"head": {"mode": "apply", "tools": {"order": true, "schemas": true}}}"#
+            }
+            Self::Patterns => {
+                r#""ordering": {"head": {"mode": "apply", "volatile": {"patterns": true}}}"#
+            }
+            Self::Learned => {
+                r#""ordering": {"head": {"mode": "apply", "volatile": {"patterns": true, "learn": true}}}"#
+            }
+            Self::Documents => r#""ordering": {"head": {"mode": "apply"}}"#,
+            Self::Pin => r#""ordering": {"conversation": {"pin": true}}"#,
+            Self::Policy => r#""ordering": {"policy": "foresight"}"#,
+        }
+    }
+}
+
+impl Remedy {
+    /// What mends `cause`.
+    pub(crate) fn of(cause: Cause, volatile: Option<Volatile>) -> Self {
+        let (words, part) = match cause {
+            Cause::None | Cause::FirstSeen => ("Nothing is to be mended.", None),
+            Cause::ToolOrder => (
+                "The gateway can send tools in one order.",
+                Some(Part::Tools),
+            ),
+            Cause::KeyOrder => (
+                "The gateway can send equal tools in the form in which they came first; in a text, the client must sort keys.",
+                Some(Part::Tools),
+            ),
+            Cause::ToolSet => (
+                "Let the client send the same tools in every request of a kind (`tool_choice` may forbid what is not to be called); the gateway can at least keep their order.",
+                Some(Part::Tools),
+            ),
+            Cause::ToolSchema => (
+                "Take out of the tool's description what changes: let the client send one text for each version.",
+                None,
+            ),
+            Cause::SystemText => (
+                "The system text itself was changed. What belongs to one request goes behind the documents, into the user's message.",
+                None,
+            ),
+            Cause::VolatileValue if matches!(volatile, Some(Volatile::DateTime | Volatile::Id)) => {
+                (
+                    "The gateway can move what changes behind the documents, or keep a chat's first value.",
+                    Some(Part::Patterns),
+                )
+            }
+            Cause::VolatileValue => (
+                "The gateway can learn which words change and move them behind the documents.",
+                Some(Part::Learned),
+            ),
+            Cause::Whitespace => (
+                "White space alone differs: let the client render its template in one place only.",
+                None,
+            ),
+            Cause::HistoryEdited => (
+                "Let the client append to a chat and never change what was sent (reminders and state go into the newest message).",
+                None,
+            ),
+            Cause::HistoryDropped => (
+                "Let the client drop or summarise history rarely and much at a time, not a message each turn.",
+                None,
+            ),
+            Cause::ContextMoved => (
+                "The gateway can keep documents where they were first sent when the chat goes on.",
+                Some(Part::Pin),
+            ),
+            Cause::HoistedSystem => (
+                "Let the client send what it says inside a chat as a user's message, or the engine's template leave system messages in their places.",
+                None,
+            ),
+            Cause::DocumentSet | Cause::DocumentOrder => (
+                "The gateway puts documents into the order that earlier prompts begin with.",
+                Some(Part::Policy),
+            ),
+            Cause::DocumentText => (
+                "Leave scores, ranks and positional ids out of documents' blocks, or let the gateway know the tags that they stand in.",
+                Some(Part::Documents),
+            ),
+            Cause::QuestionFirst => (
+                "Put the question behind the documents in the client's template.",
+                None,
+            ),
+            Cause::TenantSalt => (
+                "Caches are kept apart by salt on purpose; give one salt to those who may share.",
+                None,
+            ),
+            Cause::OtherEngine => (
+                "Let the gateway choose the engine: name them in `engines`.",
+                None,
+            ),
+            Cause::ModelChanged => ("Models share no cache: keep a chat on one.", None),
+            Cause::Parameters => (
+                "Keep the field the same for requests that are to share a prefix; a template renders it, or the engine keeps caches apart by it.",
+                None,
+            ),
+            Cause::Evicted => (
+                "The engine's cache was too small, or it was restarted: give it more KV memory or a second tier, and tell the gateway its size in `ordering.tree.max_tokens`.",
+                None,
+            ),
+            Cause::BelowPage => (
+                "The common prefix is shorter than a page of the engine's cache: lengthen what all requests share, or choose smaller blocks; tell the gateway their size in `engines[].block_tokens`.",
+                None,
+            ),
+        };
+        Self { words, part }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cause_has_words_of_its_own_length_and_lines_are_json() {
+        for cause in Cause::ALL {
+            let remedy = Remedy::of(cause, None);
+            assert!(remedy.words.ends_with('.'), "{}", cause.name());
+            if let Some(part) = remedy.part {
+                let line = format!("{{{}}}", part.configuration());
+                let value: Value = serde_json::from_str(&line).unwrap();
+                assert!(value["ordering"].is_object());
+                assert!(part.alone().is_object());
+            }
+        }
+    }
+}

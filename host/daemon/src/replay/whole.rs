@@ -1,0 +1,262 @@
+//! Whole prompts under each policy: bodies as they came, and stabilised; and why their prefixes broke.
+//!
+//! ```text
+//!   line ──▶ orderer (policy, head, conversation) ──▶ prompt ──▶ engine's cache      once for each policy
+//!     └────▶ index ──▶ cause                                                         once
+//! ```
+//!
+//! The log is read anew for each policy, so that one orderer and one cache are held at a time for each thread.
+
+use super::Options;
+use super::simulate::{self, Outcome, Pace};
+use crate::explain::causes::Causes;
+use crate::log::{self, OnBad};
+use anyhow::{Context, Result};
+use foreword_ordering::RawConfig;
+use foreword_ordering::policy::PolicyKind;
+use foreword_ordering::simulation::{
+    BadLine, Capacity, LogReader, Logged, LoggedKind, PromptReplay, PromptReuse,
+};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+/// What was found of whole prompts.
+pub(super) struct Whole {
+    /// By policy, as they came.
+    pub(super) came: Vec<PromptReuse>,
+    /// By policy, stabilised.
+    pub(super) stabilised: Vec<Outcome>,
+    /// Why prefixes broke, as they came.
+    pub(super) causes: Causes,
+}
+
+/// Replays the log of `options` for each policy.
+///
+/// # Errors
+/// A file cannot be read; the configuration is not valid.
+pub(super) fn replay(options: &Options) -> Result<Whole> {
+    let ordering = Ordered::read(options.ordering.as_deref())?;
+    let (came, stabilised) = (ordering.as_came()?, ordering.stabilised()?);
+    let jobs: Vec<(PolicyKind, &RawConfig)> = [&came, &stabilised]
+        .into_iter()
+        .flat_map(|raw| options.policies.iter().map(move |&kind| (kind, raw)))
+        .collect();
+    let input = Input {
+        files: &options.files,
+        capacity: options.capacity,
+        document_tokens: options.document_tokens,
+    };
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<Option<Result<Outcome>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some((kind, raw)) = jobs.get(at) else {
+                return;
+            };
+            let outcome = prompts(&input, *kind, raw, at >= options.policies.len());
+            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(place) = done.get_mut(at) {
+                *place = Some(outcome);
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let causes = std::thread::scope(|scope| {
+        for _ in 1..threads.min(jobs.len()) {
+            scope.spawn(work);
+        }
+        let causes = causes(options);
+        work();
+        causes
+    })?;
+    let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut outcomes: Vec<Outcome> = Vec::new();
+    for outcome in done {
+        outcomes.push(outcome.context("a thread ended before its work")??);
+    }
+    let stabilised = outcomes.split_off(options.policies.len());
+    Ok(Whole {
+        came: outcomes
+            .into_iter()
+            .filter_map(|outcome| outcome.prompts)
+            .collect(),
+        stabilised,
+        causes,
+    })
+}
+
+/// A log, and the engine that it is replayed against.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Input<'i> {
+    pub(crate) files: &'i [PathBuf],
+    pub(crate) capacity: Capacity,
+    /// Tokens of a document whose line does not tell.
+    pub(crate) document_tokens: u32,
+}
+
+/// The log's prompts under one policy.
+///
+/// # Errors
+/// A file cannot be read; the configuration is not valid.
+pub(crate) fn prompts(
+    input: &Input<'_>,
+    kind: PolicyKind,
+    raw: &RawConfig,
+    is_stabilised: bool,
+) -> Result<Outcome> {
+    let reader = LogReader::new(input.document_tokens);
+    let mut replay = PromptReplay::new(raw.clone(), kind, input.capacity)?;
+    if is_stabilised {
+        replay.order_all();
+    }
+    let mut pace = Pace::default();
+    let name = if is_stabilised {
+        "stabilised"
+    } else {
+        "prompts"
+    };
+    log::read(input.files, name, OnBad::Count, |_, line| {
+        served(&mut replay, &reader, line, &mut pace)
+    })?;
+    let reuse = replay.reuse();
+    Ok(simulate::whole(kind.name(), reuse, pace))
+}
+
+/// Serves a line as the gateway would.
+fn served(
+    replay: &mut PromptReplay,
+    reader: &LogReader,
+    line: &[u8],
+    pace: &mut Pace,
+) -> Result<(), BadLine> {
+    let logged = Logged::read(line)?;
+    if logged.kind()? == LoggedKind::Ranking {
+        for part in reader.requests(logged.body.as_bytes())? {
+            let began = Instant::now();
+            let order = replay.decide_ranking(&part);
+            pace.add(began.elapsed());
+            replay.serve_ranking(&part, &order);
+        }
+        return Ok(());
+    }
+    let began = Instant::now();
+    let sent = replay.decide(&logged).map_err(BadLine::Body)?;
+    pace.add(began.elapsed());
+    replay
+        .serve(&logged, sent.as_deref())
+        .map_err(BadLine::Body)
+}
+
+/// Why prefixes broke, as bodies came.
+fn causes(options: &Options) -> Result<Causes> {
+    let mut explaining =
+        crate::explain::Explaining::new(options.capacity.page_tokens, options.document_tokens);
+    let mut causes = Causes::default();
+    log::read(&options.files, "causes", OnBad::Count, |_, line| {
+        let diagnosis = explaining.line(line)?;
+        causes.add(&diagnosis);
+        Ok(())
+    })?;
+    Ok(causes)
+}
+
+/// The gateway's `ordering`, as written: what a replay varies.
+pub(crate) struct Ordered {
+    value: Value,
+    /// Whether somebody wrote it.
+    is_given: bool,
+}
+
+impl Ordered {
+    /// Reads `file`, the gateway's `ordering` or a whole plugin configuration with one.
+    ///
+    /// # Errors
+    /// It cannot be read, or is no such configuration.
+    pub(crate) fn read(file: Option<&Path>) -> Result<Self> {
+        let Some(file) = file else {
+            return Ok(Self {
+                value: json!({}),
+                is_given: false,
+            });
+        };
+        let context = || {
+            format!(
+                "cannot read the gateway's configuration in {}",
+                file.display()
+            )
+        };
+        let text = std::fs::read(file).with_context(context)?;
+        let mut value: Value = if text.trim_ascii().is_empty() {
+            json!({})
+        } else {
+            serde_json::from_slice(&text).with_context(context)?
+        };
+        if let Some(ordering) = value.get_mut("ordering") {
+            value = ordering.take();
+        }
+        let found = Self {
+            value,
+            is_given: true,
+        };
+        let raw = found.raw(&json!({})).with_context(context)?;
+        foreword_ordering::Config::try_from(raw).with_context(context)?;
+        Ok(found)
+    }
+
+    /// The policy that it names.
+    ///
+    /// # Errors
+    /// As [`Ordered::raw`].
+    pub(crate) fn policy(&self) -> Result<PolicyKind> {
+        let raw = self.raw(&json!({}))?;
+        PolicyKind::by_name(&raw.policy).context("there is no such policy")
+    }
+
+    /// With the fields of `changes` in the place of what was written.
+    ///
+    /// # Errors
+    /// It is no configuration.
+    pub(crate) fn raw(&self, changes: &Value) -> Result<RawConfig> {
+        let mut value = self.value.clone();
+        merge(&mut value, changes);
+        Ok(RawConfig::from_json(value.to_string().as_bytes())?)
+    }
+
+    /// Nothing is stabilised and nothing pinned.
+    ///
+    /// # Errors
+    /// As [`Ordered::raw`].
+    pub(crate) fn as_came(&self) -> Result<RawConfig> {
+        self.raw(&json!({"head": {"mode": "off"}, "conversation": {"pin": false}}))
+    }
+
+    /// As it was written, `report` counting as `apply`; without a file every part that the documentation calls safe, and
+    /// documents stay where they were first written.
+    ///
+    /// # Errors
+    /// As [`Ordered::raw`].
+    pub(crate) fn stabilised(&self) -> Result<RawConfig> {
+        let is_off = self.value["head"]["mode"] == "off";
+        self.raw(&match (self.is_given, is_off) {
+            (false, _) => json!({"head": {"mode": "apply"}, "conversation": {"pin": true}}),
+            (true, true) => json!({}),
+            (true, false) => json!({"head": {"mode": "apply"}}),
+        })
+    }
+}
+
+/// Puts the fields of `changes` into `value`, object by object.
+fn merge(value: &mut Value, changes: &Value) {
+    match (value, changes) {
+        (Value::Object(value), Value::Object(changes)) => {
+            for (name, change) in changes {
+                merge(value.entry(name.clone()).or_insert(Value::Null), change);
+            }
+        }
+        (value, change) => *value = change.clone(),
+    }
+}

@@ -1,0 +1,131 @@
+//! A body's hashes as if a part of it had never been there: its messages' chains and its documents' scopes.
+//!
+//! What changes from request to request in the head is taken out of what a chat is known by, and of what documents stand
+//! behind. The bytes are not touched: ranges stay those of the body that came.
+
+use super::chat::{around, folded, rendered_scope};
+use super::json::{offset_in, range_in};
+use super::{Parsed, Place};
+use crate::tree::Scope;
+use std::ops::Range;
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
+
+impl Parsed<'_> {
+    /// Makes the hashes those of the body without the ranges `removed`, in their order, and with `tools` as the field of
+    /// its tools. Without either they are those of the body that came. O(messages + bytes before documents + bytes of the
+    /// messages that something is removed from).
+    pub(crate) fn rebase(&mut self, tools: Option<&str>, removed: &[Range<usize>]) {
+        let mut chain = self.start.chain;
+        let mut before = match tools {
+            Some(tools) => self.start.before_with(tools),
+            None => self.start.before,
+        };
+        if let Some(front) = &mut self.front {
+            front.scope = Scope(before);
+        }
+        for (at, message) in self.messages.iter_mut().enumerate() {
+            let whole = range_in(self.text, message.raw);
+            let within = |range: &&Range<usize>| range.start < whole.end && whole.start < range.end;
+            let own: Vec<&Range<usize>> = removed.iter().filter(within).collect();
+            let (head, tail) = around(message.raw, message.content);
+            let content_hash = if own.is_empty() {
+                message.content_hash
+            } else {
+                let content = range_in(self.text, message.content);
+                xxh3_128(left(self.text, content, &own).as_bytes())
+            };
+            let scope = |end: usize| {
+                let start = offset_in(self.text, message.raw);
+                let text = left(self.text, start..end, &own);
+                Scope(xxh3_64_with_seed(text.as_bytes(), before))
+            };
+            for group in &mut message.groups {
+                if let Place::Slots { slots, .. } = &group.place {
+                    group.scope = scope(slots.first().map_or(whole.start, |slot| slot.start));
+                }
+            }
+            chain = chain.then(&message.role_name, content_hash);
+            message.chain = chain;
+            let rendered = rendered_scope(before);
+            if let Some((_, scope)) = &mut message.entry {
+                *scope = rendered;
+            }
+            if let Some((target, group)) = &mut self.rendered
+                && *target == at
+            {
+                group.scope = rendered;
+            }
+            before = folded(
+                &[
+                    head.as_bytes(),
+                    &content_hash.to_le_bytes(),
+                    tail.as_bytes(),
+                ],
+                before,
+            );
+        }
+    }
+}
+
+/// What is left of a range of `text` without those `removed`.
+fn left(text: &str, range: Range<usize>, removed: &[&Range<usize>]) -> String {
+    let mut out = String::with_capacity(range.len());
+    let mut done = range.start;
+    for gone in removed {
+        let start = gone.start.clamp(done, range.end);
+        out.push_str(text.get(done..start).unwrap_or_default());
+        done = gone.end.clamp(start, range.end);
+    }
+    out.push_str(text.get(done..range.end).unwrap_or_default());
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Message;
+    use super::*;
+    use crate::config::Config;
+
+    /// Every hash of a body.
+    fn hashes(parsed: &Parsed<'_>) -> String {
+        let messages = parsed.messages.iter().map(|message: &Message<'_>| {
+            let groups: Vec<_> = message.groups.iter().map(|group| group.scope).collect();
+            format!(
+                "{:?} {:?} {groups:?}",
+                message.chain,
+                message.entry.map(|(_, scope)| scope)
+            )
+        });
+        let messages: Vec<String> = messages.collect();
+        let rendered = parsed.rendered.as_ref().map(|(_, group)| group.scope);
+        format!(
+            "{messages:#?} {rendered:?} {:?}",
+            parsed.front.as_ref().map(|group| group.scope)
+        )
+    }
+
+    #[test]
+    fn the_hashes_are_those_of_the_body_without_what_is_removed() {
+        let with = |tools: &str, clock: &str| {
+            format!(
+                r#"{{"user":"u","messages":[{{"role":"system","content":"a{clock}b <doc>x</doc>"}},{{"role":"user","content":"r <doc>1</doc><doc>2</doc>"}},{{"role":"assistant","content":null}},{{"role":"user","content":[{{"type":"text","text":"Why?"}}]}}],"documents":["d"],"tools":{tools}}}"#
+            )
+        };
+        let config = Config::default();
+        let plain = with("[1,2]", "");
+        let expected = hashes(&super::super::parse(plain.as_bytes(), &config).unwrap());
+        for clock in ["", "12:00 ", "at noon"] {
+            let body = with("[2,1]", clock);
+            let mut parsed = super::super::parse(body.as_bytes(), &config).unwrap();
+            let came = hashes(&parsed);
+            let start = body.find(&format!("{clock}b <doc>")).unwrap();
+            parsed.rebase(
+                Some("[1,2]"),
+                std::slice::from_ref(&(start..start + clock.len())),
+            );
+            assert_eq!(hashes(&parsed), expected, "{clock}");
+            parsed.rebase(None, &[]);
+            assert_eq!(hashes(&parsed), came);
+        }
+    }
+}

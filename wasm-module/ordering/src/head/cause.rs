@@ -1,0 +1,157 @@
+//! Why a prompt could not begin like an earlier one: the names that reports, metrics and tables use.
+
+/// The cause of a miss. Names are public: they stand in JSON, in metrics and in the documentation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Cause {
+    /// Nothing differs before what is new.
+    None,
+    /// No earlier request shares anything worth naming.
+    FirstSeen,
+    /// The same tools in another order.
+    ToolOrder,
+    /// Other tools.
+    ToolSet,
+    /// A tool of the same name says something else.
+    ToolSchema,
+    /// The same object with its keys, or a set's elements, in another order.
+    KeyOrder,
+    /// The system text says something else.
+    SystemText,
+    /// A clock, an id, a number or a name that differs between requests which are otherwise alike.
+    VolatileValue,
+    /// White space alone.
+    Whitespace,
+    /// An earlier message was changed, or another one put before it.
+    HistoryEdited,
+    /// Earlier messages are gone: a sliding window, or a summary in their place.
+    HistoryDropped,
+    /// Contexts are sent with one turn and are gone, or others, when the chat goes on.
+    ContextMoved,
+    /// A system message inside the history, which a template puts before it.
+    HoistedSystem,
+    /// Other documents.
+    DocumentSet,
+    /// The same documents in another order.
+    DocumentOrder,
+    /// The same document with another score, rank, id or wording inside its block.
+    DocumentText,
+    /// The question stands before the documents.
+    QuestionFirst,
+    /// The same prompt under another `cache_salt` or tenant.
+    TenantSalt,
+    /// The same prompt on another engine.
+    OtherEngine,
+    /// The same prompt for another model.
+    ModelChanged,
+    /// A field that a chat template renders, or that an engine keeps caches apart by.
+    Parameters,
+    /// The engine computed what an earlier prompt held: it was evicted.
+    Evicted,
+    /// What is shared is shorter than a page of the engine's cache.
+    BelowPage,
+}
+
+impl Cause {
+    /// Every cause, in the order of their declaration.
+    pub const ALL: [Self; 23] = [
+        Self::None,
+        Self::FirstSeen,
+        Self::ToolOrder,
+        Self::ToolSet,
+        Self::ToolSchema,
+        Self::KeyOrder,
+        Self::SystemText,
+        Self::VolatileValue,
+        Self::Whitespace,
+        Self::HistoryEdited,
+        Self::HistoryDropped,
+        Self::ContextMoved,
+        Self::HoistedSystem,
+        Self::DocumentSet,
+        Self::DocumentOrder,
+        Self::DocumentText,
+        Self::QuestionFirst,
+        Self::TenantSalt,
+        Self::OtherEngine,
+        Self::ModelChanged,
+        Self::Parameters,
+        Self::Evicted,
+        Self::BelowPage,
+    ];
+
+    /// The name in kebab case.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::FirstSeen => "first-seen",
+            Self::ToolOrder => "tool-order",
+            Self::ToolSet => "tool-set",
+            Self::ToolSchema => "tool-schema",
+            Self::KeyOrder => "key-order",
+            Self::SystemText => "system-text",
+            Self::VolatileValue => "volatile-value",
+            Self::Whitespace => "whitespace",
+            Self::HistoryEdited => "history-edited",
+            Self::HistoryDropped => "history-dropped",
+            Self::ContextMoved => "context-moved",
+            Self::HoistedSystem => "hoisted-system",
+            Self::DocumentSet => "document-set",
+            Self::DocumentOrder => "document-order",
+            Self::DocumentText => "document-text",
+            Self::QuestionFirst => "question-first",
+            Self::TenantSalt => "tenant-salt",
+            Self::OtherEngine => "other-engine",
+            Self::ModelChanged => "model-changed",
+            Self::Parameters => "parameters",
+            Self::Evicted => "evicted",
+            Self::BelowPage => "below-page",
+        }
+    }
+
+    /// Whether the request broke nothing: [`Cause::None`] or [`Cause::FirstSeen`].
+    #[must_use]
+    pub fn is_none(self) -> bool {
+        matches!(self, Self::None | Self::FirstSeen)
+    }
+}
+
+/// What kind of value is volatile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Volatile {
+    /// A date or a time.
+    DateTime,
+    /// A random or counted id: a UUID, hexadecimal digits, `session-…`.
+    Id,
+    /// Another number.
+    Number,
+    /// A name, a place or another short value.
+    Value,
+}
+
+impl Volatile {
+    /// The name in kebab case.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DateTime => "date-time",
+            Self::Id => "id",
+            Self::Number => "number",
+            Self::Value => "value",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cause_has_a_name_of_its_own_in_the_order_of_the_list() {
+        let mut names: Vec<_> = Cause::ALL.iter().map(|cause| cause.name()).collect();
+        assert!(Cause::ALL.is_sorted());
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Cause::ALL.len());
+    }
+}

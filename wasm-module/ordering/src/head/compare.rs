@@ -1,0 +1,651 @@
+//! Two requests, piece by piece: the first difference, and what kind of difference it is.
+//!
+//! ```text
+//!   realm (salt, engine, model) ─▶ tools ─▶ hoisted system messages ─▶ system text ─▶ parameters ─▶ messages, documents
+//! ```
+//!
+//! What stands first in the prompt is looked at first, and what follows a difference does not count.
+
+use super::cause::{Cause, Volatile};
+use super::diagnosis::Entry;
+use super::marks::{Solid, are_alike};
+use super::outline::Piece;
+use super::segments::SegmentKind;
+use crate::body::Role;
+use fxhash::{FxHashMap, FxHashSet};
+
+/// A piece in its place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flat {
+    pub(super) id: u32,
+    pub(super) kind: SegmentKind,
+    pub(super) role: Role,
+    pub(super) message: Option<u32>,
+    /// The index of its segment.
+    pub(super) segment: u32,
+    /// Bytes of the segment's pieces before it.
+    pub(super) offset: u32,
+    pub(super) tokens: u32,
+    /// Tokens of the prompt up to its end.
+    pub(super) end: u64,
+    pub(super) piece: Piece,
+}
+
+/// Both requests.
+pub(super) struct Sides<'s> {
+    pub(super) new: &'s Entry,
+    pub(super) old: &'s Entry,
+    pub(super) new_pieces: &'s [Flat],
+    pub(super) old_pieces: &'s [Flat],
+}
+
+/// The first difference.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Difference {
+    pub(super) cause: Cause,
+    pub(super) volatile: Option<Volatile>,
+    pub(super) segment: Option<SegmentKind>,
+    /// The piece of the new request.
+    pub(super) at: Option<usize>,
+    /// A parameter's name.
+    pub(super) name: Option<&'static str>,
+}
+
+impl Difference {
+    const NONE: Self = Self {
+        cause: Cause::None,
+        volatile: None,
+        segment: None,
+        at: None,
+        name: None,
+    };
+
+    fn of(cause: Cause) -> Self {
+        Self {
+            cause,
+            ..Self::NONE
+        }
+    }
+
+    fn at(cause: Cause, segment: SegmentKind, at: usize) -> Self {
+        Self {
+            cause,
+            segment: Some(segment),
+            at: Some(at),
+            ..Self::NONE
+        }
+    }
+
+    fn volatile(kind: Volatile, segment: SegmentKind, at: usize) -> Self {
+        Self {
+            volatile: Some(kind),
+            ..Self::at(Cause::VolatileValue, segment, at)
+        }
+    }
+}
+
+/// The first difference between two requests.
+pub(super) fn first_difference(sides: &Sides<'_>) -> Difference {
+    let (new, old) = (sides.new, sides.old);
+    if new.realm.model != old.realm.model {
+        return Difference::of(Cause::ModelChanged);
+    }
+    if new.realm.salt != old.realm.salt {
+        return Difference::of(Cause::TenantSalt);
+    }
+    if new.realm.engine != old.realm.engine {
+        return Difference::of(Cause::OtherEngine);
+    }
+    let [new_parts, old_parts] = [sides.new_pieces, sides.old_pieces].map(Regions::of);
+    tools(&new_parts, &old_parts)
+        .or_else(|| front(&new_parts, &old_parts))
+        .or_else(|| system(sides, &new_parts, &old_parts))
+        .or_else(|| parameters(sides))
+        .or_else(|| history(&new_parts, &old_parts))
+        .unwrap_or(Difference::NONE)
+}
+
+/// A request's pieces by where they stand.
+struct Regions<'f> {
+    tools: &'f [Flat],
+    /// Documents before every message.
+    front: &'f [Flat],
+    /// The system text before every other message, with documents in it.
+    system: &'f [Flat],
+    messages: Vec<Message<'f>>,
+    all: &'f [Flat],
+}
+
+/// A message's pieces.
+#[derive(Clone, Copy)]
+struct Message<'f> {
+    role: Role,
+    pieces: &'f [Flat],
+    /// Where they begin in the request.
+    start: usize,
+}
+
+impl<'f> Regions<'f> {
+    fn of(all: &'f [Flat]) -> Self {
+        let end_of = |start: usize, is_in: &dyn Fn(&Flat) -> bool| {
+            let rest = all.get(start..).unwrap_or_default();
+            rest.iter()
+                .position(|flat| !is_in(flat))
+                .map_or(all.len(), |at| start + at)
+        };
+        let tools = end_of(0, &|flat| flat.kind == SegmentKind::Tool);
+        let front = end_of(tools, &|flat| flat.message.is_none());
+        // A document in the system text is of its message.
+        let opening = all.iter().filter(|flat| flat.kind == SegmentKind::System);
+        let last = opening.filter_map(|flat| flat.message).max();
+        let system = end_of(front, &|flat| last.is_some() && flat.message <= last);
+        let mut messages = Vec::new();
+        let mut start = system;
+        while let Some(first) = all.get(start) {
+            let end = end_of(start, &|flat| flat.message == first.message);
+            messages.push(Message {
+                role: first.role,
+                pieces: all.get(start..end).unwrap_or_default(),
+                start,
+            });
+            start = end;
+        }
+        let part = |from: usize, to: usize| all.get(from..to).unwrap_or_default();
+        Self {
+            tools: part(0, tools),
+            front: part(tools, front),
+            system: part(front, system),
+            messages,
+            all,
+        }
+    }
+
+    /// Where `pieces`, a part of all, begins.
+    fn start_of(&self, pieces: &[Flat]) -> usize {
+        let start = pieces.as_ptr() as usize - self.all.as_ptr() as usize;
+        start / size_of::<Flat>()
+    }
+}
+
+fn is_document(flat: &Flat) -> bool {
+    flat.kind == SegmentKind::Document
+}
+
+/// The first place at which two lists differ; `None`: nowhere.
+fn parting(new: &[Flat], old: &[Flat]) -> Option<usize> {
+    let same = new
+        .iter()
+        .zip(old)
+        .take_while(|(new, old)| new.id == old.id);
+    let same = same.count();
+    (same < new.len() || same < old.len()).then_some(same)
+}
+
+/// Whether two lists hold the same, in whatever order.
+fn are_permuted<K: Ord>(new: &[Flat], old: &[Flat], key: impl Fn(&Flat) -> K) -> bool {
+    if new.len() != old.len() {
+        return false;
+    }
+    let sorted = |list: &[Flat]| {
+        let mut keys: Vec<K> = list.iter().map(&key).collect();
+        keys.sort_unstable();
+        keys
+    };
+    sorted(new) == sorted(old)
+}
+
+fn tools(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
+    const KIND: SegmentKind = SegmentKind::Tool;
+    let (new, old) = (new.tools, old.tools);
+    let at = parting(new, old)?;
+    // The last tool stands for one that is missing behind it.
+    let place = at.min(new.len().saturating_sub(1));
+    let found = |cause| {
+        let found = Difference::at(cause, KIND, place);
+        if new.is_empty() {
+            Difference { at: None, ..found }
+        } else {
+            found
+        }
+    };
+    let names = |list: &[Flat]| list.iter().map(|flat| flat.piece.name).collect::<Vec<_>>();
+    if names(new) != names(old) {
+        let is_permuted = are_permuted(new, old, |flat| flat.piece.name);
+        return Some(found(if is_permuted {
+            Cause::ToolOrder
+        } else {
+            Cause::ToolSet
+        }));
+    }
+    let (one, other) = (new.get(at)?.piece, old.get(at)?.piece);
+    if one.same == other.same {
+        return Some(found(Cause::KeyOrder));
+    }
+    if let Some(kind @ (Volatile::DateTime | Volatile::Id)) = one.marks.differ_by(&other.marks) {
+        return Some(Difference::volatile(kind, KIND, at));
+    }
+    Some(found(if one.marks.solid == other.marks.solid {
+        Cause::Whitespace
+    } else {
+        Cause::ToolSchema
+    }))
+}
+
+fn front(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
+    let at = parting(new.front, old.front)?;
+    let start = new.start_of(new.front);
+    documents(new.front, old.front, start, at)
+}
+
+fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
+    const KIND: SegmentKind = SegmentKind::System;
+    let found = parting(new.system, old.system);
+    let Some(at) = found else {
+        // Those of the history follow, where a template puts them before it.
+        if sides.new.inline == sides.old.inline {
+            return None;
+        }
+        let is_inline =
+            |flat: &Flat| flat.kind == SegmentKind::Message && flat.role == Role::System;
+        let known: FxHashSet<u32> = old
+            .all
+            .iter()
+            .filter(|flat| is_inline(flat))
+            .map(|flat| flat.id)
+            .collect();
+        let at = (new.all.iter()).position(|flat| is_inline(flat) && !known.contains(&flat.id));
+        return Some(Difference {
+            at,
+            ..Difference {
+                segment: Some(KIND),
+                ..Difference::of(Cause::HoistedSystem)
+            }
+        });
+    };
+    let start = new.start_of(new.system);
+    let (one, other) = (new.system.get(at), old.system.get(at));
+    if one.is_some_and(is_document) || other.is_some_and(is_document) {
+        if goes_on(new, old) {
+            let segment = SegmentKind::Document;
+            return Some(Difference::at(Cause::ContextMoved, segment, start + at));
+        }
+        if let Some(found) = documents(new.system, old.system, start, at) {
+            return Some(found);
+        }
+    }
+    let texts = |list: &[Flat]| -> Vec<Flat> {
+        list.iter()
+            .filter(|flat| !is_document(flat))
+            .copied()
+            .collect()
+    };
+    let (news, olds) = (texts(new.system), texts(old.system));
+    let at = parting(&news, &olds).unwrap_or(at);
+    let place = start + at.min(new.system.len().saturating_sub(1));
+    Some(wording(&news, &olds, at, KIND, place))
+}
+
+/// What kind of difference there is between two texts that part at `at`.
+fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usize) -> Difference {
+    if solid(new) == solid(old) {
+        return Difference::at(Cause::Whitespace, kind, place);
+    }
+    let (one, other) = middles(new, old, at);
+    if one.len() == other.len() && !one.is_empty() {
+        let mut found = None;
+        let is_volatile = one
+            .iter()
+            .zip(other)
+            .filter(|(one, other)| one.id != other.id)
+            .all(|(one, other)| {
+                let kind = one.piece.marks.differ_by(&other.piece.marks);
+                // The first one counts.
+                found = found.or(kind);
+                kind.is_some()
+            });
+        if is_volatile && let Some(volatile) = found {
+            return Difference::volatile(volatile, kind, place);
+        }
+    }
+    let bag = |list: &[Flat]| {
+        list.iter()
+            .fold(0_u32, |sum, flat| sum.wrapping_add(flat.piece.marks.bag))
+    };
+    // Units that were cut otherwise because a value holds a sign that ends one.
+    let joined = |list: &[Flat]| {
+        list.iter().fold(0_u64, |sum, flat| {
+            sum.wrapping_add(u64::from(flat.piece.marks.timeless))
+        })
+    };
+    if one.len() != other.len()
+        && joined(one) == joined(other)
+        && one
+            .iter()
+            .chain(other)
+            .any(|flat| flat.piece.marks.has_time)
+    {
+        return Difference::volatile(Volatile::DateTime, kind, place);
+    }
+    let is_object = one
+        .iter()
+        .chain(other)
+        .any(|flat| flat.piece.marks.bag != 0 && flat.piece.bytes > 8);
+    if bag(one) == bag(other) && is_object && one.len() == other.len() && one.len() == 1 {
+        return Difference::at(Cause::KeyOrder, kind, place);
+    }
+    Difference::at(Cause::SystemText, kind, place)
+}
+
+/// What differs in the middle of two lists.
+fn middles<'f>(new: &'f [Flat], old: &'f [Flat], at: usize) -> (&'f [Flat], &'f [Flat]) {
+    let ends = new.iter().rev().zip(old.iter().rev());
+    let most = new.len().min(old.len()).saturating_sub(at);
+    let same = ends
+        .take_while(|(new, old)| new.id == old.id)
+        .count()
+        .min(most);
+    (
+        new.get(at..new.len() - same).unwrap_or_default(),
+        old.get(at..old.len() - same).unwrap_or_default(),
+    )
+}
+
+fn solid(list: &[Flat]) -> Solid {
+    list.iter().fold(Solid::default(), |sum, flat| {
+        sum.then(flat.piece.marks.solid)
+    })
+}
+
+fn parameters(sides: &Sides<'_>) -> Option<Difference> {
+    let (new, old) = (&sides.new.parameters, &sides.old.parameters);
+    let differs = |one: &[(&'static str, u64)], other: &[(&'static str, u64)]| {
+        let missing = one.iter().find(|item| !other.contains(item));
+        missing.map(|(name, _)| *name)
+    };
+    let name = differs(new, old).or_else(|| differs(old, new))?;
+    Some(Difference {
+        name: Some(name),
+        ..Difference::of(Cause::Parameters)
+    })
+}
+
+/// Whether the new request is a later turn of the old one's chat: what a user asked first is in both, and more follows.
+fn goes_on(new: &Regions<'_>, old: &Regions<'_>) -> bool {
+    let asked = |regions: &Regions<'_>| {
+        let first = regions
+            .messages
+            .iter()
+            .find(|message| message.role == Role::User)?;
+        let words: Vec<Flat> = first
+            .pieces
+            .iter()
+            .filter(|flat| !is_document(flat))
+            .copied()
+            .collect();
+        Some(solid(&words))
+    };
+    new.messages.len() > old.messages.len() && asked(new).is_some() && asked(new) == asked(old)
+}
+
+fn history(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
+    let equal = |one: &Message<'_>, other: &Message<'_>| {
+        one.role == other.role && parting(one.pieces, other.pieces).is_none()
+    };
+    let both = new.messages.iter().zip(&old.messages);
+    let at = both.take_while(|(one, other)| equal(one, other)).count();
+    let (one, other) = (new.messages.get(at)?, old.messages.get(at)?);
+    let piece = parting(one.pieces, other.pieces).unwrap_or(0);
+    let place = one.start + piece.min(one.pieces.len().saturating_sub(1));
+    let [new_behind, old_behind] = [new.messages.len(), old.messages.len()].map(|len| len - at - 1);
+
+    if one.role == other.role && wanders(one, other, new_behind, old_behind) {
+        return Some(Difference::at(
+            Cause::ContextMoved,
+            SegmentKind::Message,
+            place,
+        ));
+    }
+    // The last message of both.
+    if new_behind == 0 && old_behind == 0
+        || one.role == other.role && new_behind == old_behind && piece > 0 && has_documents(one)
+    {
+        return last(one, other, piece, place);
+    }
+    // What follows stands in both, nearer to the beginning or farther.
+    let known: FxHashMap<u64, usize> = old
+        .messages
+        .iter()
+        .enumerate()
+        .skip(at)
+        .rev()
+        .map(|(at, message)| (identity(message), at))
+        .collect();
+    let again = new
+        .messages
+        .iter()
+        .enumerate()
+        .skip(at)
+        .find_map(|(new_at, message)| Some((new_at, *known.get(&identity(message))?)));
+    let Some((new_at, old_at)) = again else {
+        return branch(one, other, place);
+    };
+    let (new_gap, old_gap) = (new_at - at, old_at - at);
+    if old_gap > new_gap {
+        return Some(Difference::at(
+            Cause::HistoryDropped,
+            SegmentKind::Message,
+            place,
+        ));
+    }
+    if new_gap == 1 && old_gap == 1 {
+        return Some(edited(one, other, piece, place));
+    }
+    Some(Difference::at(
+        Cause::HistoryEdited,
+        SegmentKind::Message,
+        place,
+    ))
+}
+
+fn has_documents(message: &Message<'_>) -> bool {
+    message.pieces.iter().any(is_document)
+}
+
+/// A message's content, as one number.
+fn identity(message: &Message<'_>) -> u64 {
+    let start = message.role as u64 + 1;
+    message.pieces.iter().fold(start, |hash, flat| {
+        (hash.rotate_left(7) ^ flat.piece.hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    })
+}
+
+/// Whether one message is the other without the context that it was sent with: the same words, and documents, or a
+/// template's words, in one alone.
+fn wanders(new: &Message<'_>, old: &Message<'_>, new_behind: usize, old_behind: usize) -> bool {
+    // Only a chat that went on brings a message back.
+    if new_behind <= old_behind {
+        return false;
+    }
+    let (new_has, old_has) = (has_documents(new), has_documents(old));
+    if !new_has && !old_has {
+        return false;
+    }
+    let words = |message: &Message<'_>| -> Vec<Solid> {
+        let texts = message.pieces.iter().filter(|flat| !is_document(flat));
+        let texts = texts.map(|flat| flat.piece.marks.solid);
+        texts.filter(|solid| !solid.is_empty()).collect()
+    };
+    let (new_words, old_words) = (words(new), words(old));
+    if new_words.is_empty() {
+        return false;
+    }
+    if new_has && old_has {
+        // The template was rendered anew: its last words are the question.
+        return new_words.last() == old_words.last();
+    }
+    let (plain, rich) = if new_has {
+        (&old_words, &new_words)
+    } else {
+        (&new_words, &old_words)
+    };
+    let plain = plain
+        .iter()
+        .fold(Solid::default(), |sum, solid| sum.then(*solid));
+    (0..rich.len()).any(|start| {
+        let mut sum = Solid::default();
+        rich.iter().skip(start).any(|solid| {
+            sum = sum.then(*solid);
+            sum == plain
+        })
+    })
+}
+
+/// The last messages, which hold documents and a question.
+fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option<Difference> {
+    let (one, other) = (new.pieces.get(at), old.pieces.get(at));
+    if one.is_some_and(is_document) || other.is_some_and(is_document) {
+        return documents(new.pieces, old.pieces, new.start, at);
+    }
+    let rest = |message: &Message<'_>| {
+        message
+            .pieces
+            .get(at..)
+            .unwrap_or_default()
+            .iter()
+            .any(is_document)
+    };
+    if !rest(new) || !rest(old) {
+        // Only the question differs, which is new.
+        return None;
+    }
+    let (one, other) = (one?, other?);
+    if let Some(kind) = one
+        .piece
+        .marks
+        .differ_by(&other.piece.marks)
+        .filter(|kind| *kind != Volatile::Value)
+    {
+        return Some(Difference::volatile(kind, one.kind, place));
+    }
+    let before = |message: &Message<'_>| -> Vec<Flat> {
+        message
+            .pieces
+            .iter()
+            .take_while(|flat| !is_document(flat))
+            .copied()
+            .collect()
+    };
+    if solid(&before(new)) == solid(&before(old)) {
+        return Some(Difference::at(Cause::Whitespace, one.kind, place));
+    }
+    Some(Difference::at(
+        Cause::QuestionFirst,
+        SegmentKind::Question,
+        place,
+    ))
+}
+
+/// A message that another one stands in the place of, and nothing of what follows is in both.
+fn branch(new: &Message<'_>, old: &Message<'_>, place: usize) -> Option<Difference> {
+    if new.role != old.role {
+        return None;
+    }
+    let (one, other) = (new.pieces, old.pieces);
+    if solid(one) == solid(other) {
+        return Some(Difference::at(
+            Cause::Whitespace,
+            SegmentKind::Message,
+            place,
+        ));
+    }
+    // Another question is another branch.
+    None
+}
+
+/// A message that was changed, with what follows it the same.
+fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Difference {
+    const KIND: SegmentKind = SegmentKind::Message;
+    if solid(new.pieces) == solid(old.pieces) && new.role == old.role {
+        return Difference::at(Cause::Whitespace, KIND, place);
+    }
+    let (one, other) = (new.pieces.get(at), old.pieces.get(at));
+    if one.is_some_and(is_document)
+        && other.is_some_and(is_document)
+        && let Some(found) = documents(new.pieces, old.pieces, new.start, at)
+    {
+        return found;
+    }
+    if has_documents(new) != has_documents(old) {
+        return Difference::at(Cause::ContextMoved, KIND, place);
+    }
+    if let (Some(one), Some(other)) = (one, other)
+        && new.pieces.len() == old.pieces.len()
+        && let Some(kind @ (Volatile::DateTime | Volatile::Id)) =
+            one.piece.marks.differ_by(&other.piece.marks)
+    {
+        return Difference::volatile(kind, KIND, place);
+    }
+    Difference::at(Cause::HistoryEdited, KIND, place)
+}
+
+/// Documents that part at `at` among these pieces.
+fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Difference> {
+    const KIND: SegmentKind = SegmentKind::Document;
+    let place = start + at.min(new.len().saturating_sub(1));
+    let found = |cause| Some(Difference::at(cause, KIND, place));
+    let of = |list: &[Flat]| -> Vec<Flat> {
+        list.iter()
+            .filter(|flat| is_document(flat))
+            .copied()
+            .collect()
+    };
+    let (news, olds) = (of(new), of(old));
+    let is_same = parting(&news, &olds).is_none();
+    if is_same {
+        // What stands between them differs: positional headings, say.
+        return found(Cause::DocumentText);
+    }
+    if are_permuted(&news, &olds, |flat| flat.id) {
+        return found(Cause::DocumentOrder);
+    }
+    let ids = |list: &[Flat]| list.iter().map(|flat| flat.id).collect::<FxHashSet<u32>>();
+    let (new_ids, old_ids) = (ids(&news), ids(&olds));
+    let first = news
+        .iter()
+        .zip(&olds)
+        .position(|(one, other)| one.id != other.id);
+    let first = first.unwrap_or(news.len().min(olds.len()));
+    let Some(one) = news.get(first) else {
+        return found(Cause::DocumentSet);
+    };
+    // The same document, written otherwise, stands in the old request, and not here too.
+    let is_rewritten = !old_ids.contains(&one.id)
+        && olds
+            .iter()
+            .any(|other| !new_ids.contains(&other.id) && is_rewritten(&one.piece, &other.piece));
+    if is_rewritten {
+        let is_space = olds.iter().any(|other| {
+            other.piece.marks.solid == one.piece.marks.solid
+                && !one.piece.marks.solid.is_empty()
+                && one.piece.name == other.piece.name
+                && one.piece.exact != other.piece.exact
+        });
+        return found(if is_space {
+            Cause::Whitespace
+        } else {
+            Cause::DocumentText
+        });
+    }
+    // The other side may have been rewritten where this one moved up.
+    found(Cause::DocumentSet)
+}
+
+/// Whether both are one document with another rank, id or wording.
+fn is_rewritten(one: &Piece, other: &Piece) -> bool {
+    let are_apart_alike = one.apart != 0 && one.apart == other.apart;
+    let has_same_name = one.name == other.name;
+    if are_apart_alike {
+        return true;
+    }
+    has_same_name && one.name != 0 && are_alike(one.sketch, other.sketch)
+}

@@ -1,0 +1,251 @@
+//! What the operator may set about the head: as written ([`RawHead`]) and as checked ([`Head`]).
+
+use super::patterns::{Class, Pattern};
+use crate::object;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error};
+
+/// What is done with the head, as written (`ordering.head`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct RawHead {
+    /// Whether the head is changed.
+    pub mode: HeadMode,
+    /// What is done with tools.
+    pub tools: RawHeadTools,
+    /// What is done with words that change.
+    pub volatile: RawVolatile,
+    /// Bytes that are moved in one request, as written in its body, 0 to 65,536; what is more stays where it is.
+    pub max_moved_bytes: u32,
+    /// What stands behind the gateway.
+    pub upstream: Upstream,
+}
+
+object!(impl<'de> RawHead { mode, tools, volatile, max_moved_bytes, upstream });
+
+/// Whether the head is changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HeadMode {
+    /// Nothing is looked at.
+    Off,
+    /// What would be done is decided, counted and told; the body goes as it came.
+    #[default]
+    Report,
+    /// It is done.
+    Apply,
+}
+
+/// What reads the prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Upstream {
+    /// An engine that matches tokens: vLLM, SGLang, llama.cpp, our own.
+    #[default]
+    Tokens,
+    /// Anthropic's own API: a head with a billing line, which is a checksum of the body, is left alone.
+    Anthropic,
+}
+
+/// What is done with tools, as written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RawHeadTools {
+    /// Whether tools are put in order, by name.
+    pub order: bool,
+    /// Whether a tool that equals an earlier one but for the order of its keys takes that one's order.
+    pub schemas: bool,
+}
+
+object!(impl<'de> RawHeadTools { order, schemas });
+
+/// What is done with words that change, as written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RawVolatile {
+    /// The built-in table (`true`), no patterns (`false`), or a list in its place.
+    pub patterns: RawPatterns,
+    /// More patterns. One without a `pattern` gives the built-in one of its name another class.
+    pub add: Vec<RawPattern>,
+    /// Whether what changes is learned.
+    pub learn: bool,
+}
+
+object!(impl<'de> RawVolatile { patterns, add, learn });
+
+/// See [`RawVolatile::patterns`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum RawPatterns {
+    /// Whether the built-in table is used.
+    Table(bool),
+    /// These instead.
+    List(Vec<RawPattern>),
+}
+
+impl<'de> Deserialize<'de> for RawPatterns {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(deserializer)?;
+        match value {
+            serde_json::Value::Bool(is_on) => Ok(Self::Table(is_on)),
+            list => serde_json::from_value(list)
+                .map(Self::List)
+                .map_err(|error| D::Error::custom(format!("true, false or a list: {error}"))),
+        }
+    }
+}
+
+/// A pattern, as written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RawPattern {
+    /// What it is called in reports: 1 to 64 ASCII letters, digits or dashes.
+    pub name: String,
+    /// A regular expression, held against each line of a system text without its break.
+    pub pattern: String,
+    /// What is done with what it finds.
+    pub class: Class,
+}
+
+object!(impl<'de> RawPattern { name, pattern, class });
+
+impl Default for RawHead {
+    fn default() -> Self {
+        Self {
+            mode: HeadMode::Report,
+            tools: RawHeadTools::default(),
+            volatile: RawVolatile::default(),
+            max_moved_bytes: 2_048,
+            upstream: Upstream::Tokens,
+        }
+    }
+}
+
+impl Default for RawHeadTools {
+    fn default() -> Self {
+        Self {
+            order: true,
+            schemas: true,
+        }
+    }
+}
+
+impl Default for RawVolatile {
+    fn default() -> Self {
+        Self {
+            patterns: RawPatterns::Table(true),
+            add: Vec::new(),
+            learn: true,
+        }
+    }
+}
+
+impl Default for RawPattern {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            pattern: String::new(),
+            class: Class::Move,
+        }
+    }
+}
+
+impl RawHead {
+    /// Every part that the documentation calls safe, applied: what a replay uses that is told nothing else.
+    #[must_use]
+    pub fn safe() -> Self {
+        Self {
+            mode: HeadMode::Apply,
+            ..Self::default()
+        }
+    }
+}
+
+/// What is done with the head, checked.
+#[derive(Clone, Debug)]
+pub struct Head {
+    pub(crate) mode: HeadMode,
+    pub(crate) order: bool,
+    pub(crate) schemas: bool,
+    pub(crate) patterns: Vec<Pattern>,
+    pub(crate) learn: bool,
+    pub(crate) max_moved_bytes: usize,
+    pub(crate) upstream: Upstream,
+}
+
+impl Head {
+    /// Checks it.
+    ///
+    /// # Errors
+    /// The field, and what is wrong with its value.
+    pub(crate) fn new(raw: &RawHead) -> Result<Self, (&'static str, String)> {
+        if raw.max_moved_bytes > 65_536 {
+            let reason = format!(
+                "{} is out of range, it must be 0 to 65536",
+                raw.max_moved_bytes
+            );
+            return Err(("head.max_moved_bytes", reason));
+        }
+        let mut patterns = Vec::new();
+        match &raw.volatile.patterns {
+            RawPatterns::Table(true) => patterns = Pattern::table(),
+            RawPatterns::Table(false) => {}
+            RawPatterns::List(list) => add(&mut patterns, list, "head.volatile.patterns")?,
+        }
+        add(&mut patterns, &raw.volatile.add, "head.volatile.add")?;
+        Ok(Self {
+            mode: raw.mode,
+            order: raw.tools.order,
+            schemas: raw.tools.schemas,
+            patterns,
+            learn: raw.volatile.learn,
+            max_moved_bytes: raw.max_moved_bytes as usize,
+            upstream: raw.upstream,
+        })
+    }
+
+    /// The mode.
+    #[must_use]
+    pub fn mode(&self) -> HeadMode {
+        self.mode
+    }
+}
+
+fn add(
+    patterns: &mut Vec<Pattern>,
+    list: &[RawPattern],
+    field: &'static str,
+) -> Result<(), (&'static str, String)> {
+    for raw in list {
+        let is_name = !raw.name.is_empty()
+            && raw.name.len() <= 64
+            && (raw.name.chars()).all(|c| c.is_ascii_alphanumeric() || c == '-');
+        if !is_name {
+            let reason = format!(
+                "`{}` is not a name: 1 to 64 ASCII letters, digits or dashes",
+                raw.name
+            );
+            return Err((field, reason));
+        }
+        let mut known = patterns.iter_mut();
+        let known = known.find(|pattern| *pattern.name == *raw.name);
+        match known {
+            Some(known) if raw.pattern.is_empty() => known.class = raw.class,
+            Some(_) => return Err((field, format!("`{}` is there already", raw.name))),
+            None if raw.pattern.is_empty() => {
+                return Err((field, format!("`{}` has no pattern", raw.name)));
+            }
+            None => {
+                let pattern = Pattern::new(&raw.name, raw.class, &raw.pattern);
+                let pattern =
+                    pattern.map_err(|error| (field, format!("`{}`: {error}", raw.name)))?;
+                patterns.push(pattern);
+            }
+        }
+        if patterns.len() > MAX_PATTERNS {
+            return Err((
+                field,
+                format!("there are more than {MAX_PATTERNS} patterns"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Patterns, built-in ones included.
+const MAX_PATTERNS: usize = 64;

@@ -1,0 +1,965 @@
+//! Why a prompt could not begin like an earlier one: an index of recent requests, and what a new one lost.
+//!
+//! ```text
+//!   request ─▶ pieces ─▶ the earlier request that shares most ─▶ first difference ─▶ cause, place, tokens lost
+//!                 │                     ▲                            (compare)
+//!                 └──── kept as hashes ─┘
+//! ```
+//!
+//! The index holds hashes, counts and marks, and no text. It is bounded in requests and in pieces; the oldest go first.
+//! A request's work is bounded too: of each piece the newest [`HOLDERS`] requests that held it are looked at, and of those
+//! the [`COMPARED`] that share most are compared piece by piece.
+
+use super::cause::{Cause, Volatile};
+use super::compare::{self, Difference, Flat, Sides};
+use super::marks;
+use super::outline::{self, Cut, Depth, Piece};
+use super::segments::{Segment, SegmentKind, Segments};
+use crate::body::{Parsed, Role, inner_of};
+use crate::config::Config;
+use crate::document::Fingerprint;
+use crate::simulation::Retrieved;
+use fxhash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// How much an [`Index`] keeps, and how closely it looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests kept.
+    pub requests: u32,
+    /// Distinct pieces kept, some 150 bytes each.
+    pub pieces: u32,
+    /// How much of a text is looked at.
+    pub depth: Depth,
+    /// Tokens in a page of the engine's cache: a shorter prefix is not reused. 1: any is.
+    pub page_tokens: u32,
+}
+
+impl Limits {
+    /// For whoever reads a log: some hundred megabytes at most.
+    pub const LOG: Self = Self {
+        requests: 16_384,
+        pieces: 1 << 20,
+        depth: Depth::Full,
+        page_tokens: 16,
+    };
+
+    /// For a gateway: a megabyte at most.
+    pub const GATEWAY: Self = Self {
+        requests: 64,
+        pieces: 4_096,
+        depth: Depth::Light,
+        page_tokens: 16,
+    };
+}
+
+/// A request that is to be explained.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'r, 'a> {
+    /// Its body.
+    pub parsed: &'r Parsed<'a>,
+    /// The body's segments.
+    pub segments: &'r Segments,
+    /// What else an engine keeps caches apart by: a tenant, a salt.
+    pub tenant: &'r str,
+    /// The engine that it goes to; empty: there is one, or nobody says.
+    pub engine: &'r str,
+    /// The documents in the order in which they are sent; `None`: as they stand in the body.
+    pub sent: Option<&'r [Fingerprint]>,
+}
+
+/// Why a request could not begin like an earlier one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnosis {
+    /// The request's number in its index, from 1.
+    pub request: u64,
+    /// The number of the earlier request that shares most with it.
+    pub earlier: Option<u64>,
+    /// Estimated tokens of its prompt.
+    pub prompt_tokens: u64,
+    /// Those of pieces that the earlier prompt holds too, wherever they stand.
+    pub shared_tokens: u64,
+    /// Those of the longest prefix that any earlier prompt for that engine begins with.
+    pub reused_tokens: u64,
+    /// Tokens computed although the earlier prompt held them.
+    pub lost_tokens: u64,
+    /// Why.
+    pub cause: Cause,
+    /// What kind of value, for [`Cause::VolatileValue`].
+    pub volatile: Option<Volatile>,
+    /// The first segment that differs; `None` where it is none of the prompt.
+    pub segment: Option<SegmentKind>,
+    /// The tool's or the parameter's name; the role of the message's author.
+    pub name: String,
+    /// The place of the tool, of the document or of the message among its like, from 0.
+    pub index: u32,
+    /// Bytes from the beginning of the tool list's element, the text or the message to the piece that differs.
+    pub offset: u32,
+    /// The form of what differs, in classes of characters: see the module `marks`. Never a word of it.
+    pub shape: String,
+    /// Estimated tokens of the prompt up to the end of each kind of segment, in the order of their first.
+    pub extents: SmallVec<[(SegmentKind, u64); 6]>,
+}
+
+impl Diagnosis {
+    /// Takes into account what the engine says of the prompt: its tokens, and how many of them it had cached.
+    ///
+    /// Where it had much less than an earlier prompt began with, that was evicted. Where it had more than was expected,
+    /// less was lost, or nothing.
+    pub fn told(&mut self, prompt: u64, cached: u64, page_tokens: u32) {
+        if prompt == 0 || self.prompt_tokens == 0 {
+            return;
+        }
+        // What is estimated, in the engine's tokens.
+        let scaled = |tokens: u64| {
+            let product = u128::from(tokens) * u128::from(prompt);
+            u64::try_from(product / u128::from(self.prompt_tokens)).unwrap_or(u64::MAX)
+        };
+        let page = u64::from(page_tokens.max(1));
+        // The last token is always computed.
+        let expected = scaled(self.reused_tokens).min(prompt.saturating_sub(1));
+        let expected = expected - expected % page;
+        let shared = scaled(self.shared_tokens);
+        let slack = (expected / 4).max(page).max(16);
+        if cached.saturating_add(slack) < expected {
+            let back = |tokens: u64| {
+                let product = u128::from(tokens) * u128::from(self.prompt_tokens);
+                u64::try_from(product / u128::from(prompt)).unwrap_or(u64::MAX)
+            };
+            let held = back(cached);
+            let kind = self.extents.iter().find(|(_, end)| *end > held);
+            self.segment = kind.map(|(kind, _)| *kind);
+            self.cause = Cause::Evicted;
+            self.volatile = None;
+            self.name = String::new();
+            self.shape = String::new();
+            (self.index, self.offset) = (0, 0);
+            self.lost_tokens = self
+                .shared_tokens
+                .max(self.reused_tokens)
+                .saturating_sub(held);
+        } else if cached > expected.saturating_add(slack) && self.lost_tokens > 0 {
+            let lost = shared.saturating_sub(cached);
+            self.lost_tokens = self.lost_tokens.min(lost);
+            // It was no obstacle to this engine.
+            let is_assumed = matches!(
+                self.cause,
+                Cause::HoistedSystem | Cause::Parameters | Cause::TenantSalt | Cause::OtherEngine
+            );
+            if is_assumed && lost <= slack {
+                self.cause = Cause::None;
+                self.lost_tokens = 0;
+                self.segment = None;
+            }
+        }
+    }
+}
+
+/// Recent requests, as hashes.
+#[derive(Debug)]
+pub struct Index {
+    limits: Limits,
+    /// Requests so far.
+    count: u64,
+    entries: VecDeque<Entry>,
+    parts: FxHashMap<(u64, SegmentKind), Part>,
+    pieces: Slab,
+    /// By what pieces are the same as.
+    holders: FxHashMap<u64, Holders>,
+    /// By what stands before and behind: values that a slot has held lately.
+    slots: FxHashMap<u64, SmallVec<[u64; 3]>>,
+}
+
+/// A request that is kept.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) number: u64,
+    pub(super) realm: Realm,
+    pub(super) parameters: Parameters,
+    /// Sum over system messages in the history.
+    pub(super) inline: u64,
+    tokens: u64,
+    segments: Box<[Placed]>,
+}
+
+/// By what engines keep caches apart, beside content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Realm {
+    pub(super) model: u64,
+    pub(super) salt: u64,
+    pub(super) engine: u64,
+}
+
+/// Hashes of the parameters, by their place in the list of names.
+pub(super) type Parameters = SmallVec<[(&'static str, u64); 2]>;
+
+/// A segment of a request that is kept.
+#[derive(Clone, Debug)]
+struct Placed {
+    kind: SegmentKind,
+    role: Role,
+    message: Option<u32>,
+    key: u64,
+    pieces: std::sync::Arc<[u32]>,
+}
+
+/// The pieces of a segment that requests share.
+#[derive(Debug)]
+struct Part {
+    pieces: std::sync::Arc<[u32]>,
+    requests: u32,
+}
+
+/// Which requests held a piece lately.
+#[derive(Debug, Default)]
+struct Holders {
+    newest: VecDeque<u64>,
+    pieces: u32,
+}
+
+/// Requests that are looked at for each piece.
+const HOLDERS: usize = 24;
+
+/// Requests that are compared piece by piece.
+const COMPARED: usize = 6;
+
+/// Requests whose beginnings are compared.
+const BEGINNINGS: usize = 48;
+
+/// Slots whose values are remembered.
+const SLOTS: usize = 4_096;
+
+/// Pieces by number, each once.
+#[derive(Debug, Default)]
+struct Slab {
+    by_hash: FxHashMap<u64, u32>,
+    list: Vec<Option<(Piece, u32)>>,
+    free: Vec<u32>,
+}
+
+impl Slab {
+    fn get(&self, id: u32) -> Option<&Piece> {
+        self.list.get(id as usize)?.as_ref().map(|(piece, _)| piece)
+    }
+
+    /// The number of a piece, held once more; whether it is new.
+    fn hold(&mut self, piece: Piece) -> (u32, bool) {
+        if let Some(&id) = self.by_hash.get(&piece.hash) {
+            if let Some(Some((_, held))) = self.list.get_mut(id as usize) {
+                *held = held.saturating_add(1);
+            }
+            return (id, false);
+        }
+        let hash = piece.hash;
+        let id = match self.free.pop() {
+            Some(id) => {
+                if let Some(place) = self.list.get_mut(id as usize) {
+                    *place = Some((piece, 1));
+                }
+                id
+            }
+            None => {
+                self.list.push(Some((piece, 1)));
+                u32::try_from(self.list.len() - 1).unwrap_or(u32::MAX)
+            }
+        };
+        self.by_hash.insert(hash, id);
+        (id, true)
+    }
+
+    /// Lets go of a piece; what it was, if nobody holds it any more.
+    fn release(&mut self, id: u32) -> Option<Piece> {
+        let place = self.list.get_mut(id as usize)?;
+        let (piece, held) = place.as_mut()?;
+        *held = held.saturating_sub(1);
+        if *held > 0 {
+            return None;
+        }
+        let piece = *piece;
+        *place = None;
+        self.by_hash.remove(&piece.hash);
+        self.free.push(id);
+        Some(piece)
+    }
+
+    fn len(&self) -> usize {
+        self.by_hash.len()
+    }
+}
+
+impl Index {
+    /// An index that knows no request.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            count: 0,
+            entries: VecDeque::new(),
+            parts: FxHashMap::default(),
+            pieces: Slab::default(),
+            holders: FxHashMap::default(),
+            slots: FxHashMap::default(),
+        }
+    }
+
+    /// Requests kept.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether no request is kept.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Distinct pieces kept.
+    #[must_use]
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Explains a request, and keeps it.
+    pub fn explain(&mut self, asked: &Asked<'_, '_>) -> Diagnosis {
+        let parsed = asked.parsed;
+        let salt = parsed.salt.given().unwrap_or_default();
+        let realm = Realm {
+            model: hash_of(&parsed.model),
+            salt: xxh3_64_with_seed(salt.as_bytes(), hash_of(asked.tenant)),
+            engine: hash_of(asked.engine),
+        };
+        let parameters = parsed.parameters();
+        let parameters = parameters.map(|(name, value)| (name, hash_of(value)));
+        let entry = self.read(asked, realm, parameters.collect());
+        let (mut diagnosis, place) = self.diagnose(&entry);
+        if let Some(place) = place {
+            self.tell(&mut diagnosis, &place, asked);
+        }
+        self.keep(entry);
+        diagnosis
+    }
+
+    /// Explains a ranking of documents that stand in no body, and keeps it.
+    pub fn explain_ranking(&mut self, documents: &[Retrieved]) -> Diagnosis {
+        let realm = Realm {
+            model: 0,
+            salt: 0,
+            engine: 0,
+        };
+        let mut segments = Vec::with_capacity(documents.len());
+        for document in documents {
+            let key = document.fingerprint.0;
+            let piece = || {
+                let piece =
+                    outline::document(key, &document.label, "", document.tokens, Depth::Full);
+                SmallVec::from_slice(&[piece])
+            };
+            segments.push(self.placed(SegmentKind::Document, Role::Other, None, key, piece));
+        }
+        let entry = self.entry(realm, Parameters::new(), 0, segments);
+        let (diagnosis, _) = self.diagnose(&entry);
+        self.keep(entry);
+        diagnosis
+    }
+
+    /// A request as it is kept.
+    fn read(&mut self, asked: &Asked<'_, '_>, realm: Realm, parameters: Parameters) -> Entry {
+        let Asked {
+            parsed, segments, ..
+        } = *asked;
+        let body = parsed.text;
+        let depth = self.limits.depth;
+        let documents = outline::documents(parsed);
+        let holding: FxHashSet<u32> = (segments.list.iter())
+            .filter(|segment| segment.kind == SegmentKind::Document)
+            .filter_map(|segment| segment.message)
+            .collect();
+        let mut placed: Vec<Placed> = Vec::with_capacity(segments.list.len());
+        let mut inline = 0_u64;
+        for segment in &segments.list {
+            let raw = body.get(segment.range.clone()).unwrap_or_default();
+            let whose = segment.message.is_some_and(|at| holding.contains(&at));
+            if segment.kind == SegmentKind::Message && segment.role == Role::System {
+                inline = inline.wrapping_add(segment.hash);
+            }
+            let key = match depth {
+                Depth::Full if segment.kind != SegmentKind::Document => {
+                    xxh3_64_with_seed(raw.as_bytes(), segment.role as u64)
+                }
+                _ => segment.hash,
+            };
+            // Cut otherwise, its pieces are others.
+            let key = key ^ u64::from(whose && segment.kind != SegmentKind::Document);
+            let make = || pieces_of(asked, segment, &documents, whose, depth);
+            placed.push(self.placed(segment.kind, segment.role, segment.message, key, make));
+        }
+        if let Some(sent) = asked.sent {
+            arrange(&mut placed, segments, sent);
+        }
+        self.entry(realm, parameters, inline, placed)
+    }
+
+    /// A segment, its pieces made only if they are not known.
+    fn placed(
+        &mut self,
+        kind: SegmentKind,
+        role: Role,
+        message: Option<u32>,
+        key: u64,
+        make: impl FnOnce() -> SmallVec<[Piece; 4]>,
+    ) -> Placed {
+        // A question is a message of the history in the next request.
+        let class = match kind {
+            SegmentKind::Question | SegmentKind::Hint => SegmentKind::Message,
+            kind => kind,
+        };
+        let pieces = match self.parts.get_mut(&(key, class)) {
+            Some(part) => {
+                part.requests = part.requests.saturating_add(1);
+                part.pieces.clone()
+            }
+            None => {
+                let pieces = make().into_iter().map(|piece| {
+                    let (id, is_new) = self.pieces.hold(piece);
+                    if is_new {
+                        self.holders.entry(piece.same).or_default().pieces += 1;
+                    }
+                    id
+                });
+                let pieces: std::sync::Arc<[u32]> = pieces.collect();
+                let part = Part {
+                    pieces: pieces.clone(),
+                    requests: 1,
+                };
+                self.parts.insert((key, class), part);
+                pieces
+            }
+        };
+        Placed {
+            kind,
+            role,
+            message,
+            key,
+            pieces,
+        }
+    }
+
+    fn entry(
+        &mut self,
+        realm: Realm,
+        parameters: Parameters,
+        inline: u64,
+        segments: Vec<Placed>,
+    ) -> Entry {
+        self.count += 1;
+        let mut entry = Entry {
+            number: self.count,
+            realm,
+            parameters,
+            inline,
+            tokens: 0,
+            segments: segments.into(),
+        };
+        entry.tokens = self.flat(&entry).last().map_or(0, |last| last.end);
+        entry
+    }
+
+    /// The pieces of a request, one behind the other.
+    fn flat(&self, entry: &Entry) -> Vec<Flat> {
+        let mut flat = Vec::with_capacity(entry.segments.len() * 2);
+        let mut bytes = 0_u64;
+        for (segment, placed) in (0_u32..).zip(&entry.segments) {
+            let mut offset = 0_u32;
+            for &id in placed.pieces.iter() {
+                let Some(piece) = self.pieces.get(id) else {
+                    continue;
+                };
+                let end = bytes + u64::from(piece.bytes);
+                flat.push(Flat {
+                    id,
+                    kind: placed.kind,
+                    role: placed.role,
+                    message: placed.message,
+                    segment,
+                    offset,
+                    tokens: outline::tokens_between(bytes, end),
+                    end: end.div_ceil(4),
+                    piece: *piece,
+                });
+                bytes = end;
+                offset = offset.saturating_add(piece.bytes);
+            }
+        }
+        flat
+    }
+
+    /// What a request lost, and where: by its pieces.
+    fn diagnose(&mut self, entry: &Entry) -> (Diagnosis, Option<(Difference, Flat)>) {
+        let flat = self.flat(entry);
+        let mut diagnosis = Diagnosis {
+            request: entry.number,
+            earlier: None,
+            prompt_tokens: entry.tokens,
+            shared_tokens: 0,
+            reused_tokens: 0,
+            lost_tokens: 0,
+            cause: Cause::FirstSeen,
+            volatile: None,
+            segment: None,
+            name: String::new(),
+            index: 0,
+            offset: 0,
+            shape: String::new(),
+            extents: extents(&flat),
+        };
+        let candidates = self.candidates(&flat);
+        let Some(best) = self.best(entry, &flat, &candidates) else {
+            return (diagnosis, None);
+        };
+        diagnosis.reused_tokens = best.reused;
+        // A word in common is nothing in common.
+        if best.prefix == 0 && best.reused == 0 && best.shared.saturating_mul(20) < entry.tokens {
+            return (diagnosis, None);
+        }
+        let Some(earlier) = self.kept(best.number) else {
+            return (diagnosis, None);
+        };
+        let other = self.flat(earlier);
+        diagnosis.earlier = Some(best.number);
+        diagnosis.shared_tokens = best.shared;
+        diagnosis.lost_tokens = best.shared.saturating_sub(best.reused);
+        let sides = Sides {
+            new: entry,
+            old: earlier,
+            new_pieces: &flat,
+            old_pieces: &other,
+        };
+        let found = compare::first_difference(&sides);
+        let found = self.slotted(found, &flat, &other);
+        diagnosis.cause = found.cause;
+        diagnosis.volatile = found.volatile;
+        let at = found.at.and_then(|at| flat.get(at));
+        diagnosis.segment = found.segment;
+        let page = u64::from(self.limits.page_tokens.max(1));
+        let below = best.reused % page;
+        let is_short = best.reused > 0 && best.reused < page;
+        if is_short && diagnosis.lost_tokens <= below && entry.tokens > 1 {
+            diagnosis.cause = Cause::BelowPage;
+            diagnosis.volatile = None;
+            diagnosis.lost_tokens = best.reused;
+            diagnosis.reused_tokens = 0;
+            diagnosis.segment = flat.first().map(|first| first.kind);
+            return (diagnosis, None);
+        }
+        if found.cause == Cause::None {
+            diagnosis.lost_tokens = 0;
+            diagnosis.segment = None;
+            return (diagnosis, None);
+        }
+        let at = at.or(flat.last()).copied();
+        if let Some(name) = found.name {
+            diagnosis.name = name.to_owned();
+        }
+        (diagnosis, at.map(|at| (found, at)))
+    }
+
+    /// A slot that has held several short values lately holds a volatile one, whatever it looks like.
+    fn slotted(&mut self, mut found: Difference, new: &[Flat], old: &[Flat]) -> Difference {
+        let (Cause::SystemText | Cause::VolatileValue, Some(at)) = (found.cause, found.at) else {
+            return found;
+        };
+        let Some(value) = new.get(at).filter(|flat| flat.piece.bytes <= LONGEST_SLOT) else {
+            return found;
+        };
+        // One unit in the place of another: what stands around it is the same.
+        let hash = |list: &[Flat], at: Option<usize>| {
+            let flat = at.and_then(|at| list.get(at));
+            flat.map_or(0, |flat| flat.piece.hash)
+        };
+        let around = |list: &[Flat]| (hash(list, at.checked_sub(1)), hash(list, Some(at + 1)));
+        if around(new) != around(old) {
+            return found;
+        }
+        let (before, behind) = around(new);
+        if self.slots.len() >= SLOTS {
+            self.slots.clear();
+        }
+        let key = xxh3_64_with_seed(&behind.to_le_bytes(), before);
+        let values = self.slots.entry(key).or_default();
+        for hash in [hash(old, Some(at)), value.piece.hash] {
+            if !values.contains(&hash) && values.len() < 3 {
+                values.push(hash);
+            }
+        }
+        if found.cause == Cause::SystemText && values.len() >= 3 {
+            found.cause = Cause::VolatileValue;
+            found.volatile = Some(Volatile::Value);
+        }
+        found
+    }
+
+    /// Earlier requests by what they have in common with these pieces, roughly, the most first.
+    fn candidates(&self, flat: &[Flat]) -> SmallVec<[(u64, u64); 64]> {
+        let mut scores: FxHashMap<u64, u64> = FxHashMap::default();
+        let oldest = self.entries.front().map_or(u64::MAX, |entry| entry.number);
+        for piece in flat {
+            let Some(holders) = self.holders.get(&piece.piece.same) else {
+                continue;
+            };
+            for &number in &holders.newest {
+                if number >= oldest {
+                    *scores.entry(number).or_default() += u64::from(piece.tokens);
+                }
+            }
+        }
+        let mut found: SmallVec<[(u64, u64); 64]> = scores.into_iter().collect();
+        found.sort_unstable_by_key(|&(number, score)| std::cmp::Reverse((score, number)));
+        found
+    }
+
+    /// The earlier request that shares most: of equal ones that with the longest prefix, then the newest. One of the same
+    /// model, salt and engine is preferred where it shares about as much.
+    fn best(&self, entry: &Entry, flat: &[Flat], candidates: &[(u64, u64)]) -> Option<Best> {
+        let mut counts: FxHashMap<u64, u32> = FxHashMap::default();
+        let mut best: [Option<Best>; 2] = [None, None];
+        let mut reused = 0;
+        for (at, &(number, _)) in candidates.iter().take(BEGINNINGS).enumerate() {
+            let Some(earlier) = self.kept(number) else {
+                continue;
+            };
+            let is_same = earlier.realm == entry.realm;
+            let prefix = self.prefix(entry, flat, earlier);
+            if is_same && earlier.parameters == entry.parameters {
+                reused = reused.max(prefix);
+            }
+            if at >= COMPARED {
+                continue;
+            }
+            counts.clear();
+            for placed in &earlier.segments {
+                for &id in placed.pieces.iter() {
+                    if let Some(piece) = self.pieces.get(id) {
+                        *counts.entry(piece.same).or_default() += 1;
+                    }
+                }
+            }
+            let shared = flat.iter().filter(|piece| {
+                let left = counts.get_mut(&piece.piece.same).filter(|left| **left > 0);
+                left.map(|left| *left -= 1).is_some()
+            });
+            let shared: u64 = shared.map(|piece| u64::from(piece.tokens)).sum();
+            let found = Best {
+                number,
+                shared,
+                prefix,
+                reused: 0,
+            };
+            if let Some(best) = best.get_mut(usize::from(!is_same)) {
+                let key = |best: &Best| (best.shared, best.prefix, best.number);
+                if best.as_ref().is_none_or(|known| key(known) < key(&found)) {
+                    *best = Some(found);
+                }
+            }
+        }
+        let [same, other] = best;
+        let chosen = match (same, other) {
+            (Some(same), Some(other)) => {
+                let is_enough = same.shared.saturating_mul(10) >= other.shared.saturating_mul(9);
+                if is_enough { same } else { other }
+            }
+            (same, other) => same.or(other)?,
+        };
+        Some(Best { reused, ..chosen })
+    }
+
+    /// Tokens of the prefix that both prompts begin with.
+    fn prefix(&self, entry: &Entry, flat: &[Flat], earlier: &Entry) -> u64 {
+        let mut pieces = earlier
+            .segments
+            .iter()
+            .flat_map(|placed| placed.pieces.iter().map(|id| (*id, placed.kind)));
+        // Where a template puts system messages of the history first, all that follows them moves.
+        let is_hoisted = entry.inline != earlier.inline;
+        let mut end = 0;
+        for flat in flat {
+            let is_head = matches!(flat.kind, SegmentKind::Tool | SegmentKind::System);
+            match pieces.next() {
+                Some((id, _)) if id == flat.id && (is_head || !is_hoisted) => end = flat.end,
+                _ => break,
+            }
+        }
+        end
+    }
+
+    fn kept(&self, number: u64) -> Option<&Entry> {
+        let oldest = self.entries.front()?.number;
+        let at = usize::try_from(number.checked_sub(oldest)?).ok()?;
+        self.entries.get(at)
+    }
+
+    /// Keeps a request; the oldest make room.
+    fn keep(&mut self, entry: Entry) {
+        for placed in &entry.segments {
+            for &id in placed.pieces.iter() {
+                let Some(piece) = self.pieces.get(id) else {
+                    continue;
+                };
+                if let Some(holders) = self.holders.get_mut(&piece.same)
+                    && holders.newest.back() != Some(&entry.number)
+                {
+                    if holders.newest.len() >= HOLDERS {
+                        holders.newest.pop_front();
+                    }
+                    holders.newest.push_back(entry.number);
+                }
+            }
+        }
+        self.entries.push_back(entry);
+        while self.entries.len() > self.limits.requests as usize
+            || self.pieces.len() > self.limits.pieces as usize && !self.entries.is_empty()
+        {
+            if let Some(oldest) = self.entries.pop_front() {
+                self.forget(&oldest);
+            }
+        }
+    }
+
+    fn forget(&mut self, entry: &Entry) {
+        for placed in &entry.segments {
+            let class = match placed.kind {
+                SegmentKind::Question | SegmentKind::Hint => SegmentKind::Message,
+                kind => kind,
+            };
+            let Some(part) = self.parts.get_mut(&(placed.key, class)) else {
+                continue;
+            };
+            part.requests = part.requests.saturating_sub(1);
+            if part.requests > 0 {
+                continue;
+            }
+            self.parts.remove(&(placed.key, class));
+            for &id in placed.pieces.iter() {
+                let Some(piece) = self.pieces.release(id) else {
+                    continue;
+                };
+                if let Some(holders) = self.holders.get_mut(&piece.same) {
+                    holders.pieces = holders.pieces.saturating_sub(1);
+                    if holders.pieces == 0 {
+                        self.holders.remove(&piece.same);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Says where the difference is, in words that hold nothing of the text.
+    fn tell(
+        &self,
+        diagnosis: &mut Diagnosis,
+        (found, at): &(Difference, Flat),
+        asked: &Asked<'_, '_>,
+    ) {
+        let Some(segment) = asked.segments.list.get(at.segment as usize) else {
+            return;
+        };
+        if found.name.is_some() || found.at.is_none() {
+            return;
+        }
+        let body = asked.parsed.text;
+        let raw = body.get(segment.range.clone()).unwrap_or_default();
+        diagnosis.offset = at.offset;
+        diagnosis.index = match segment.kind {
+            SegmentKind::Tool | SegmentKind::Document => segment.index,
+            _ => segment.message.unwrap_or(0),
+        };
+        match segment.kind {
+            SegmentKind::Tool => {
+                diagnosis.name = outline::tool_name(raw).unwrap_or_default().to_owned();
+            }
+            _ => diagnosis.name = role_name(segment.role).to_owned(),
+        }
+        let shown = match segment.kind {
+            SegmentKind::Tool | SegmentKind::Document => None,
+            _ => self.words_at(asked, segment, at.offset),
+        };
+        diagnosis.shape = shown.map(marks::shape).unwrap_or_default();
+    }
+
+    /// The unit of a segment's text that begins at that offset.
+    fn words_at<'a>(
+        &self,
+        asked: &Asked<'_, 'a>,
+        segment: &Segment,
+        offset: u32,
+    ) -> Option<&'a str> {
+        let message = asked.parsed.messages.get(segment.message? as usize)?;
+        let mut done = 0;
+        for (text, is_text) in outline::texts(asked.parsed.text, message, segment) {
+            let cut = if is_text { Cut::Sentences } else { Cut::Whole };
+            for unit in outline::units(text, cut) {
+                let end = done + unit.len();
+                if (done..end).contains(&(offset as usize)) {
+                    return text.get(unit);
+                }
+                done = end;
+            }
+        }
+        None
+    }
+}
+
+/// What is known of the best earlier request.
+#[derive(Clone, Copy, Debug)]
+struct Best {
+    number: u64,
+    shared: u64,
+    prefix: u64,
+    /// The longest prefix of any earlier request that the engine may have kept.
+    reused: u64,
+}
+
+/// Bytes of a value that a slot may hold.
+const LONGEST_SLOT: u32 = 160;
+
+/// The pieces of a segment.
+fn pieces_of(
+    asked: &Asked<'_, '_>,
+    segment: &Segment,
+    documents: &[&crate::body::Found<'_>],
+    holds_documents: bool,
+    depth: Depth,
+) -> SmallVec<[Piece; 4]> {
+    let body = asked.parsed.text;
+    let raw = body.get(segment.range.clone()).unwrap_or_default();
+    let mut pieces = SmallVec::new();
+    match segment.kind {
+        SegmentKind::Tool => pieces.push(outline::tool(raw)),
+        SegmentKind::Document => {
+            if let Some(found) = documents.get(segment.index as usize) {
+                let text = outline::text_of(found);
+                pieces.push(outline::document(
+                    found.fingerprint.0,
+                    found.label,
+                    text,
+                    found.tokens,
+                    depth,
+                ));
+            }
+        }
+        _ => {
+            let message = segment
+                .message
+                .and_then(|at| asked.parsed.messages.get(at as usize));
+            let Some(message) = message else {
+                return pieces;
+            };
+            let cut = outline::cut_of(segment, holds_documents);
+            for (text, is_text) in outline::texts(body, message, segment) {
+                if !is_text {
+                    pieces.push(outline::opaque(text, segment.role));
+                    continue;
+                }
+                for unit in outline::units(text, cut) {
+                    let unit = text.get(unit).unwrap_or_default();
+                    pieces.push(outline::text(unit, segment.role, depth));
+                }
+            }
+        }
+    }
+    pieces
+}
+
+/// Puts documents into the order in which they are sent, each within those that it stands together with.
+fn arrange(placed: &mut [Placed], segments: &Segments, sent: &[Fingerprint]) {
+    let rank = |key: u64| {
+        sent.iter()
+            .position(|sent| sent.0 == key)
+            .unwrap_or(usize::MAX)
+    };
+    let is_document = |placed: &Placed| placed.kind == SegmentKind::Document;
+    let mut start = 0;
+    while start < placed.len().min(segments.list.len()) {
+        let rest = placed.get(start..).unwrap_or_default();
+        let Some(first) = rest.iter().position(is_document).map(|at| start + at) else {
+            break;
+        };
+        let message = placed.get(first).and_then(|placed| placed.message);
+        // What stands between documents of one group stays where it is.
+        let mut group: Vec<usize> = Vec::new();
+        for (at, placed) in placed.iter().enumerate().skip(first) {
+            if placed.message != message {
+                break;
+            }
+            if is_document(placed) {
+                group.push(at);
+            }
+        }
+        let mut documents: Vec<Placed> = group
+            .iter()
+            .filter_map(|at| placed.get(*at).cloned())
+            .collect();
+        documents.sort_by_key(|document| rank(document.key));
+        start = group.last().map_or(first, |last| *last) + 1;
+        for (at, document) in group.into_iter().zip(documents) {
+            if let Some(place) = placed.get_mut(at) {
+                *place = document;
+            }
+        }
+    }
+}
+
+/// See [`Diagnosis::extents`].
+fn extents(flat: &[Flat]) -> SmallVec<[(SegmentKind, u64); 6]> {
+    let mut extents: SmallVec<[(SegmentKind, u64); 6]> = SmallVec::new();
+    for flat in flat {
+        let has_room = extents.len() < 16;
+        match extents.last_mut() {
+            Some((kind, end)) if *kind == flat.kind || !has_room => *end = flat.end,
+            _ => extents.push((flat.kind, flat.end)),
+        }
+    }
+    extents
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::System => "system",
+        Role::User => "user",
+        Role::Assistant => "assistant",
+        Role::Tool => "tool",
+        Role::Other => "",
+    }
+}
+
+fn hash_of(text: &str) -> u64 {
+    // A model's name and a salt are hashed as they are written.
+    xxh3_64_with_seed(inner_of(text).unwrap_or(text).as_bytes(), 0)
+}
+
+/// The configuration is what bodies are read by; see [`Parsed::segments`].
+impl Index {
+    /// Reads, explains and keeps the body of a request that goes as it came.
+    ///
+    /// # Errors
+    /// [`Skip`](crate::Skip): the body cannot be read.
+    pub fn explain_body(
+        &mut self,
+        body: &[u8],
+        config: &Config,
+        tenant: &str,
+        engine: &str,
+    ) -> Result<Diagnosis, crate::Skip> {
+        let parsed = crate::body::parse(body, config)?;
+        let segments = parsed.segments(config);
+        Ok(self.explain(&Asked {
+            parsed: &parsed,
+            segments: &segments,
+            tenant,
+            engine,
+            sent: None,
+        }))
+    }
+}

@@ -1,0 +1,733 @@
+//! What a text is apart from what tends to change in it: hashes of the text without its white space, without its dates
+//! and ids, without its numbers, without its names.
+//!
+//! Two texts that differ, and whose hashes without dates agree, differ in a date and in nothing else. So the index needs
+//! to hold no text to say so. One pass over the bytes, which stand as between the quotes of a JSON string.
+//!
+//! ```text
+//!   Current time: 2026-11-22 14:03:09, for Anna Berg at desk 12.
+//!   └─plain─────┘ └─────time───────┘       └─data──┘      └ number
+//! ```
+
+use super::cause::Volatile;
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Hashes of a text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Marks {
+    /// Of the bytes that are no white space. It [joins](Solid::then): two texts cut at different places compare.
+    pub(super) solid: Solid,
+    /// Without dates and times, and without ids.
+    pub(super) timeless: u32,
+    /// Without numbers either.
+    pub(super) numberless: u32,
+    /// Without names and other values either; behind a label, without anything.
+    pub(super) valueless: u32,
+    /// Of the words, in whatever order.
+    pub(super) bag: u32,
+    /// Whether dates or times were left out.
+    pub(super) has_time: bool,
+    /// Whether ids were left out.
+    pub(super) has_id: bool,
+}
+
+impl Marks {
+    /// The marks of `text`.
+    pub(super) fn of(text: &str) -> Self {
+        let words = words(text);
+        let mut marks = Self {
+            solid: Solid::of(text),
+            ..Self::default()
+        };
+        let mut streams = [Stream::default(); 3];
+        let label = label_end(text, &words);
+        let mut done = 0;
+        for word in &words {
+            let between = text.get(done..word.range.start).unwrap_or_default();
+            let bytes = text.get(word.range.clone()).unwrap_or_default();
+            done = word.range.end;
+            let hash = hash_of(bytes);
+            marks.bag = marks.bag.wrapping_add(folded(hash));
+            marks.has_time |= word.class == Class::Time;
+            marks.has_id |= word.class == Class::Id;
+            let hides = [
+                matches!(word.class, Class::Time | Class::Id),
+                matches!(word.class, Class::Time | Class::Id | Class::Number),
+                word.class != Class::Plain || label.is_some_and(|end| word.range.start >= end),
+            ];
+            for (stream, hides) in streams.iter_mut().zip(hides) {
+                stream.take(between, hash, hides);
+            }
+        }
+        let rest = text.get(done..).unwrap_or_default();
+        for stream in &mut streams {
+            stream.between(rest);
+        }
+        let [timeless, numberless, valueless] = streams.map(|stream| folded(stream.hash));
+        Self {
+            timeless,
+            numberless,
+            valueless,
+            ..marks
+        }
+    }
+
+    /// What kind of value alone makes `self` and `other` differ, if one does.
+    pub(super) fn differ_by(&self, other: &Self) -> Option<Volatile> {
+        if self.timeless == other.timeless {
+            let is_time = self.has_time && (other.has_time || !self.has_id);
+            return Some(if is_time {
+                Volatile::DateTime
+            } else {
+                Volatile::Id
+            });
+        }
+        if self.numberless == other.numberless {
+            return Some(Volatile::Number);
+        }
+        (self.valueless == other.valueless).then_some(Volatile::Value)
+    }
+}
+
+/// A hash of the bytes of a text that are no white space, and how many they are: a polynomial, so that the hash of two
+/// texts joined follows from theirs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Solid {
+    hash: u64,
+    bytes: u32,
+}
+
+impl Solid {
+    const BASE: u64 = 0x9e37_79b9_7f4a_7c15;
+
+    fn of(text: &str) -> Self {
+        let mut solid = Self::default();
+        let mut bytes = text.bytes();
+        while let Some(mut byte) = bytes.next() {
+            if byte == b'\\' {
+                byte = match bytes.next() {
+                    Some(b'n' | b't' | b'r') | None => continue,
+                    // The escape, told from the letter by a bit that ASCII does not have.
+                    Some(escape) => escape | 0x80,
+                };
+            } else if byte.is_ascii_whitespace() {
+                continue;
+            }
+            solid.hash = (solid.hash.wrapping_mul(Self::BASE)).wrapping_add(u64::from(byte) + 1);
+            solid.bytes = solid.bytes.saturating_add(1);
+        }
+        solid
+    }
+
+    /// The hash of both texts, one behind the other.
+    pub(super) fn then(self, other: Self) -> Self {
+        let shifted = self.hash.wrapping_mul(Self::BASE.wrapping_pow(other.bytes));
+        Self {
+            hash: shifted.wrapping_add(other.hash),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+
+    /// Whether there is nothing but white space.
+    pub(super) fn is_empty(self) -> bool {
+        self.bytes == 0
+    }
+}
+
+/// A hash of words and of what stands between them, where words that are hidden leave one mark, however many there are
+/// side by side.
+#[derive(Clone, Copy, Default)]
+struct Stream {
+    hash: u64,
+    is_hiding: bool,
+}
+
+impl Stream {
+    fn take(&mut self, between: &str, word: u64, hides: bool) {
+        if hides && self.is_hiding && is_joint(between) {
+            return;
+        }
+        self.between(between);
+        self.push(if hides { HIDDEN } else { word });
+        self.is_hiding = hides;
+    }
+
+    fn between(&mut self, text: &str) {
+        let bytes = text.as_bytes();
+        let mut in_space = false;
+        let mut at = 0;
+        while let Some(&byte) = bytes.get(at) {
+            let is_escaped_space =
+                byte == b'\\' && matches!(bytes.get(at + 1), Some(b'n' | b't' | b'r'));
+            at += 1 + usize::from(is_escaped_space);
+            if is_escaped_space || byte.is_ascii_whitespace() {
+                in_space = true;
+                continue;
+            }
+            if std::mem::take(&mut in_space) {
+                self.push(u64::from(b' '));
+            }
+            self.push(u64::from(byte));
+        }
+        if in_space {
+            self.push(u64::from(b' '));
+        }
+    }
+
+    fn push(&mut self, value: u64) {
+        self.hash = mixed(self.hash, value);
+    }
+}
+
+/// What a hidden word leaves.
+const HIDDEN: u64 = 0x5851_f42d_4c95_7f2d;
+
+/// Whether what stands between two values may belong to one: `Tue, Jun 16`, `12:03 / 13:04`.
+fn is_joint(between: &str) -> bool {
+    between.len() <= 3 && between.bytes().all(|byte| b" ,.-/|".contains(&byte))
+}
+
+fn mixed(hash: u64, value: u64) -> u64 {
+    (hash.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95)
+}
+
+fn hash_of(word: &str) -> u64 {
+    word.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+fn folded(hash: u64) -> u32 {
+    (hash >> 32) as u32 ^ hash as u32
+}
+
+/// What kind of word it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Plain,
+    Time,
+    Id,
+    Number,
+    /// A name, a mail address, a path: capital letters inside a sentence, signs that words do not have.
+    Value,
+}
+
+#[derive(Clone, Debug)]
+struct Word {
+    range: Range<usize>,
+    class: Class,
+}
+
+/// The words of a text. Numbers beside dates belong to them.
+fn words(text: &str) -> SmallVec<[Word; 24]> {
+    let bytes = text.as_bytes();
+    let mut words: SmallVec<[Word; 24]> = SmallVec::new();
+    let mut at = 0;
+    let mut begins = true;
+    while let Some(&byte) = bytes.get(at) {
+        if byte == b'\\' {
+            let skipped = if bytes.get(at + 1) == Some(&b'u') {
+                6
+            } else {
+                2
+            };
+            begins |= bytes.get(at + 1) == Some(&b'n');
+            at += skipped;
+            continue;
+        }
+        if !is_of_word(byte) {
+            begins |= matches!(byte, b'.' | b'!' | b'?' | b'\n' | b'#' | b'*' | b'>' | b':');
+            at += 1;
+            continue;
+        }
+        let start = at;
+        while bytes.get(at).copied().is_some_and(is_of_word) {
+            at += 1;
+        }
+        // Signs around a word belong to the sentence.
+        let whole = text.get(start..at).unwrap_or_default();
+        let ends = whole.trim_end_matches(['.', ':', '/', '-', '+', '\'', '%']);
+        let trimmed = ends.trim_start_matches(['.', ':', '-', '+', '\'']);
+        let end = start + ends.len();
+        let ends_sentence = whole.ends_with('.') || whole.ends_with(':');
+        if !trimmed.is_empty() {
+            let class = class_of(trimmed, begins);
+            words.push(Word {
+                range: end - trimmed.len()..end,
+                class,
+            });
+        }
+        begins = ends_sentence;
+    }
+    join_dates(text, &mut words);
+    words
+}
+
+fn is_of_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte >= 0x80 || b"_-.:@+/%'".contains(&byte)
+}
+
+/// The class of a word, which `begins` a sentence or not.
+fn class_of(word: &str, begins: bool) -> Class {
+    let bytes = word.as_bytes();
+    let digits = bytes.iter().filter(|byte| byte.is_ascii_digit()).count();
+    let letters = bytes
+        .iter()
+        .filter(|byte| byte.is_ascii_alphabetic())
+        .count();
+    if digits > 0 {
+        if is_time(word) {
+            return Class::Time;
+        }
+        if letters == 0 {
+            return Class::Number;
+        }
+        if is_ordinal(word, digits, letters) {
+            return Class::Number;
+        }
+        if is_id(word, digits, letters) {
+            return Class::Id;
+        }
+        return Class::Value;
+    }
+    if is_calendar(word) {
+        return Class::Time;
+    }
+    if letters >= 24 && bytes.iter().all(u8::is_ascii_hexdigit) {
+        return Class::Id;
+    }
+    let is_name = bytes.first().is_some_and(u8::is_ascii_uppercase) && !begins;
+    if is_name || word.contains('@') || word.starts_with('/') && word.len() > 1 {
+        return Class::Value;
+    }
+    Class::Plain
+}
+
+/// `2026-11-22`, `22/11/2026`, `14:03`, `2026-11-22T14:03:09.123Z`, `14h03`.
+fn is_time(word: &str) -> bool {
+    let mut shape: SmallVec<[u8; 32]> = SmallVec::new();
+    for byte in word.bytes().take(40) {
+        let class = if byte.is_ascii_digit() { b'9' } else { byte };
+        shape.push(class);
+    }
+    let shape = shape.as_slice();
+    let starts = |pattern: &[u8]| shape.starts_with(pattern);
+    starts(b"9999-99-99")
+        || starts(b"9999/99/99")
+        || starts(b"9999.99.99")
+        || starts(b"99/99/9999")
+        || starts(b"99.99.9999")
+        || starts(b"99-99-9999")
+        || is_slashed(shape)
+        || starts(b"99:99")
+        || starts(b"9:99")
+        || starts(b"99999999T999")
+        || starts(b"99h99")
+}
+
+/// `8/22/2026` and its like.
+fn is_slashed(shape: &[u8]) -> bool {
+    let mut parts = 0;
+    for part in shape.split(|byte| *byte == b'/') {
+        if part.is_empty() || part.len() > 4 || part.iter().any(|byte| *byte != b'9') {
+            return false;
+        }
+        parts += 1;
+    }
+    parts == 3
+}
+
+fn is_ordinal(word: &str, digits: usize, letters: usize) -> bool {
+    letters == 2
+        && digits <= 4
+        && ["st", "nd", "rd", "th", "am", "pm", "AM", "PM", "ms"]
+            .iter()
+            .any(|end| word.ends_with(end))
+}
+
+/// A UUID, hexadecimal digits, `session_8f3a`, or letters and digits in no order that words have.
+fn is_id(word: &str, digits: usize, letters: usize) -> bool {
+    let bytes = word.as_bytes();
+    let hexadecimal = bytes.iter().filter(|byte| byte.is_ascii_hexdigit()).count();
+    let dashes = bytes.iter().filter(|byte| **byte == b'-').count();
+    if hexadecimal + dashes == bytes.len() && hexadecimal >= 8 {
+        return true;
+    }
+    let known = [
+        "req", "sess", "session", "trace", "span", "conv", "txn", "corr", "run", "job", "user",
+        "chat", "msg", "id", "request", "ticket", "thread", "call", "cch",
+    ];
+    if let Some((prefix, rest)) = word.split_once(['-', '_', ':'])
+        && known.contains(&prefix.to_ascii_lowercase().as_str())
+        && rest.len() >= 4
+    {
+        return true;
+    }
+    // How often letters and digits take turns.
+    let mut turns = 0;
+    let kinds = bytes.iter().map(u8::is_ascii_digit);
+    for (kind, next) in kinds.clone().zip(kinds.skip(1)) {
+        turns += usize::from(kind != next);
+    }
+    digits + letters >= 8 && digits >= 2 && letters >= 2 && turns >= 3
+}
+
+/// Names of months and weekdays, and what stands behind a time.
+fn is_calendar(word: &str) -> bool {
+    const NAMES: [&str; 19] = [
+        "january",
+        "february",
+        "march",
+        "april",
+        "may",
+        "june",
+        "july",
+        "august",
+        "september",
+        "october",
+        "november",
+        "december",
+        "monday",
+        "tuesday",
+        "wednesday",
+        "thursday",
+        "friday",
+        "saturday",
+        "sunday",
+    ];
+    const MARKS: [&str; 9] = ["AM", "PM", "am", "pm", "UTC", "GMT", "CET", "CEST", "EST"];
+    if MARKS.contains(&word) {
+        return true;
+    }
+    if !word.as_bytes().first().is_some_and(u8::is_ascii_uppercase) {
+        return false;
+    }
+    let lower = word.to_ascii_lowercase();
+    let is_short = matches!(lower.len(), 3 | 4) && lower != "mars" && lower != "sate";
+    NAMES.iter().any(|name| {
+        *name == lower || is_short && name.starts_with(&lower) && name.len() > lower.len()
+    })
+}
+
+/// Numbers beside words of the calendar are days and years; words of the calendar without a number are none.
+fn join_dates(text: &str, words: &mut [Word]) {
+    let is_near = |left: &Word, right: &Word| {
+        let between = text.get(left.range.end..right.range.start);
+        between.is_some_and(is_joint)
+    };
+    for at in 1..words.len() {
+        let (left, right) = words.split_at_mut(at);
+        if let (Some(left), Some(right)) = (left.last_mut(), right.first_mut())
+            && is_near(left, right)
+        {
+            match (left.class, right.class) {
+                (Class::Time, Class::Number) => right.class = Class::Time,
+                (Class::Number, Class::Time) => left.class = Class::Time,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Where the value of `label: value` begins, if the text is that: a label of some words, and a value that is short and
+/// tells nobody what to do.
+fn label_end(text: &str, words: &[Word]) -> Option<usize> {
+    let colon = text.find(": ")?;
+    let label = text.get(..colon)?;
+    let is_label = colon <= 48
+        && label
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b" _-*#()/\t'>".contains(&byte));
+    let value = text
+        .get(colon + 2..)?
+        .trim_end_matches(['\\', 'n', 'r', '\n', '\r', ' ']);
+    let behind = || words.iter().filter(|word| word.range.start > colon);
+    let instructs = || {
+        behind().any(|word| {
+            let word = text.get(word.range.clone()).unwrap_or_default();
+            INSTRUCTIONS
+                .iter()
+                .any(|known| word.eq_ignore_ascii_case(known))
+        })
+    };
+    (is_label && !value.is_empty() && value.len() <= 64 && behind().count() <= 8 && !instructs())
+        .then_some(colon + 2)
+}
+
+/// Words of sentences that tell a model what to do.
+const INSTRUCTIONS: [&str; 32] = [
+    "always", "never", "must", "should", "do", "don't", "not", "answer", "use", "reply", "respond",
+    "write", "cite", "say", "tell", "ask", "give", "keep", "avoid", "only", "if", "when", "you",
+    "be", "is", "are", "can", "may", "will", "please", "make", "ensure",
+];
+
+/// The form of what stands in a text, for people to recognise it by and without a word of it: classes of characters,
+/// `2026-11-22 14:03` as `9999-99-99 99:99`. What tends to change is shown, or else the beginning; at most
+/// [`MAX_SHAPE`] characters.
+pub(super) fn shape(text: &str) -> String {
+    let words = words(text);
+    let wanted = [Class::Time, Class::Id, Class::Number, Class::Value];
+    let found = wanted
+        .iter()
+        .find_map(|class| words.iter().position(|word| word.class == *class));
+    let start = found
+        .and_then(|at| words.get(at))
+        .map_or(0, |word| word.range.start);
+    let mut end = start;
+    if let Some(first) = found {
+        for word in words.iter().skip(first) {
+            let joins = end == start || text.get(end..word.range.start).is_some_and(is_joint);
+            if word.class == Class::Plain || !joins {
+                break;
+            }
+            end = word.range.end;
+        }
+    } else {
+        end = text.len();
+    }
+    let shown = text
+        .get(start..end)
+        .unwrap_or_default()
+        .chars()
+        .take(MAX_SHAPE);
+    shown
+        .map(|char| match char {
+            '0'..='9' => '9',
+            _ if char.is_uppercase() => 'A',
+            _ if char.is_alphabetic() => 'a',
+            _ if char.is_ascii_punctuation() || char == ' ' => char,
+            _ => '_',
+        })
+        .collect()
+}
+
+/// Characters of a [`shape`].
+pub(super) const MAX_SHAPE: usize = 24;
+
+/// A hash of a document's text without what a retriever may write into it: attributes of the tag that it stands in,
+/// its number, its score, rank, distance or id, when it was found.
+pub(super) fn apart_from_rank(text: &str) -> u32 {
+    let text = behind_tag(text);
+    let words = words(text);
+    let mut stream = Stream::default();
+    let mut done = 0;
+    let mut wants = 0_u8;
+    for (at, word) in words.iter().enumerate() {
+        let bytes = text.get(word.range.clone()).unwrap_or_default();
+        let between = text.get(done..word.range.start).unwrap_or_default();
+        done = word.range.end;
+        let is_value = matches!(word.class, Class::Number | Class::Id | Class::Time);
+        // `[3] …`, `3. …`: the first word, and it stands in brackets or before a sign.
+        let is_count = at == 0
+            && word.class == Class::Number
+            && text
+                .get(done..)
+                .is_some_and(|rest| rest.starts_with([']', ')', '.', ':']));
+        let is_float = word.class == Class::Number
+            && (bytes.starts_with("0.") || bytes.starts_with("1.0") || bytes.ends_with('%'))
+            && bytes.len() >= 3;
+        let hides = is_count || is_float || is_value && wants > 0;
+        stream.take(between, hash_of(bytes), hides);
+        if RANKS.iter().any(|rank| bytes.eq_ignore_ascii_case(rank)) {
+            wants = 3;
+        } else if !hides {
+            wants = wants.saturating_sub(1);
+        }
+    }
+    stream.between(text.get(done..).unwrap_or_default());
+    folded(stream.hash)
+}
+
+/// Words before a number that tells a document's place in a result, or when it was found.
+const RANKS: [&str; 18] = [
+    "score",
+    "rank",
+    "distance",
+    "relevance",
+    "similarity",
+    "id",
+    "index",
+    "position",
+    "retrieved",
+    "timestamp",
+    "cosine",
+    "confidence",
+    "weight",
+    "context",
+    "result",
+    "passage",
+    "_score",
+    "rerank_score",
+];
+
+/// What stands behind the tag that a text opens with.
+fn behind_tag(text: &str) -> &str {
+    let is_tag =
+        text.starts_with('<') && text.as_bytes().get(1).is_some_and(u8::is_ascii_alphabetic);
+    let end = if is_tag { text.find('>') } else { None };
+    end.and_then(|end| text.get(end + 1..)).unwrap_or(text)
+}
+
+/// The least hashes of a text's pairs of words, by eight functions: texts of which one was made from the other share
+/// most of them.
+pub(super) fn sketch(text: &str) -> [u8; 8] {
+    let text = behind_tag(text);
+    let mut least = [u64::MAX; 8];
+    let mut before = 0;
+    for word in words(text) {
+        let hash = hash_of(text.get(word.range).unwrap_or_default());
+        let mut pair = mixed(before, hash);
+        before = hash;
+        for least in &mut least {
+            *least = pair.min(*least);
+            pair = mixed(pair, 0x2545_f491_4f6c_dd1d);
+        }
+    }
+    least.map(|least| (least >> 28) as u8)
+}
+
+/// Whether of two sketches half or more agree.
+pub(super) fn are_alike(one: [u8; 8], other: [u8; 8]) -> bool {
+    one.iter()
+        .zip(&other)
+        .filter(|(one, other)| one == other)
+        .count()
+        >= 4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn differ(one: &str, other: &str) -> Option<Volatile> {
+        Marks::of(one).differ_by(&Marks::of(other))
+    }
+
+    #[test]
+    fn clocks_of_all_kinds_are_left_out() {
+        for (one, other) in [
+            (
+                "Current time: 2026-11-22 14:03:09",
+                "Current time: 2026-11-23 01:59:10",
+            ),
+            (
+                "Today's date: Tue Jun 16 2026",
+                "Today's date: Wed Jul 1 2026",
+            ),
+            (
+                "It is 3:04 PM on Friday, August 21, 2026.",
+                "It is 11:15 AM on Monday, May 4, 2026.",
+            ),
+            (
+                "now=2026-11-22T14:03:09.123456Z",
+                "now=2026-11-22T15:00:00.000001Z",
+            ),
+            ("2. Date: 8/22/2026", "2. Date: 12/1/2026"),
+            (r"Time: 14:03\nGo on.", r"Time: 09:00\nGo on."),
+        ] {
+            assert_eq!(differ(one, other), Some(Volatile::DateTime), "{one}");
+        }
+    }
+
+    #[test]
+    fn ids_numbers_and_names_are_told_apart() {
+        let uuid = |end: &str| format!("Session 123e4567-e89b-12d3-a456-42661417{end} is open.");
+        assert_eq!(differ(&uuid("4000"), &uuid("9999")), Some(Volatile::Id));
+        assert_eq!(
+            differ("See req_8f3Ab19c now", "See req_77aa0z11 now"),
+            Some(Volatile::Id)
+        );
+        assert_eq!(
+            differ("You have 5 tokens left.", "You have 61 tokens left."),
+            Some(Volatile::Number)
+        );
+        assert_eq!(
+            differ(
+                "You talk to Anna Berg at desk 12.",
+                "You talk to Tom Hale at desk 7."
+            ),
+            Some(Volatile::Value)
+        );
+        assert_eq!(
+            differ("User: anna", "User: bob smith"),
+            Some(Volatile::Value)
+        );
+    }
+
+    #[test]
+    fn what_tells_a_model_what_to_do_is_no_value() {
+        for (one, other) in [
+            ("Answer briefly.", "Answer in detail."),
+            ("Rule: always cite a source", "Rule: never cite a source"),
+            ("Be formal.", "Be casual and warm."),
+        ] {
+            assert_eq!(differ(one, other), None, "{one}");
+        }
+    }
+
+    #[test]
+    fn white_space_leaves_no_mark_and_texts_join() {
+        let (one, other) = (Marks::of(r"a  b\n\nc"), Marks::of("a b c"));
+        assert_eq!(one.solid, other.solid);
+        assert_eq!(
+            Marks::of("a b").solid.then(Marks::of(r"\nc").solid),
+            one.solid
+        );
+        assert_ne!(Marks::of("ab d").solid, one.solid);
+        assert!(Marks::of(r" \n").solid.is_empty());
+    }
+
+    #[test]
+    fn the_order_of_words_leaves_the_bag_as_it_is() {
+        let (one, other) = (r#"{\"a\": 1, \"b\": 2}"#, r#"{\"b\": 2, \"a\": 1}"#);
+        assert_eq!(Marks::of(one).bag, Marks::of(other).bag);
+        assert_ne!(Marks::of(one).solid, Marks::of(other).solid);
+    }
+
+    #[test]
+    fn a_shape_holds_no_word_of_the_text() {
+        assert_eq!(
+            shape("Current time: 2026-11-22 14:03 for you"),
+            "9999-99-99 99:99"
+        );
+        assert_eq!(shape("You talk to Anna today"), "Aaaa");
+        assert_eq!(shape("secret words"), "aaaaaa aaaaa");
+        assert!(shape(&"Secret words ".repeat(20)).len() <= MAX_SHAPE);
+    }
+
+    #[test]
+    fn what_a_retriever_writes_into_a_block_leaves_no_mark() {
+        for (one, other) in [
+            (
+                r#"<doc id=\"1\" score=\"0.91\">Rivers run.</doc>"#,
+                r#"<doc id=\"3\" score=\"0.4\">Rivers run.</doc>"#,
+            ),
+            ("[1] Rivers run.", "[4] Rivers run."),
+            (r"Rivers run.\nscore: 0.8121", r"Rivers run.\nscore: 0.11"),
+            (r"Rank: 1\nRivers run.", r"Rank: 9\nRivers run."),
+            (r"[CONTEXT 0]:\nRivers run.", r"[CONTEXT 2]:\nRivers run."),
+        ] {
+            assert_eq!(apart_from_rank(one), apart_from_rank(other), "{one}");
+        }
+        assert_ne!(
+            apart_from_rank("Route 12 is long."),
+            apart_from_rank("Route 13 is long.")
+        );
+        assert_ne!(
+            apart_from_rank("Rivers run."),
+            apart_from_rank("Rivers stand.")
+        );
+    }
+
+    #[test]
+    fn a_text_that_was_changed_a_little_is_alike_and_another_is_not() {
+        let text: String = (0..60).map(|word| format!("w{} ", word * 7 % 41)).collect();
+        let other: String = (0..60).map(|word| format!("v{} ", word * 5 % 37)).collect();
+        assert!(are_alike(
+            sketch(&text),
+            sketch(&text.replacen("w7 ", "x ", 1))
+        ));
+        assert!(!are_alike(sketch(&text), sketch(&other)));
+    }
+}

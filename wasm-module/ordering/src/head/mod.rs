@@ -1,0 +1,47 @@
+//! The head: what stands in a prompt before the documents, as data.
+//!
+//! ```text
+//!   tools            system text        history             documents      hint   question
+//!   [t1] [t2] [t3]   "You are …"        user, assistant …   [a] [b] [c]    …      "Why?"
+//!   └────────────────────── head ──────────────────────┘
+//! ```
+//!
+//! One byte that differs in the head costs the engine's KV state of everything behind it, documents included.
+//! [`segments`] says what a request is made of, in the order in which engines render it; [`diagnosis`] why one could not
+//! begin like an earlier one, and [`cause`] how that is called. `stabilise` decides what is
+//! done so that heads open alike: tools in one order and form, and words that change behind
+//! the documents, or as they first were. Without the feature `head`, which a module for pages leaves off, nothing is done.
+//! [`config`] is what the operator says of it, [`HeadReport`] what is told.
+
+pub mod cause;
+mod compare;
+#[cfg(feature = "head")]
+pub mod config;
+#[cfg(not(feature = "head"))]
+#[path = "without/config.rs"]
+pub mod config;
+pub(crate) mod decision;
+pub mod diagnosis;
+#[cfg(feature = "head")]
+mod learned;
+mod marks;
+pub(crate) mod outline;
+#[cfg(feature = "head")]
+pub mod patterns;
+mod report;
+pub mod segments;
+#[cfg(feature = "head")]
+pub(crate) mod stabilise;
+#[cfg(not(feature = "head"))]
+#[path = "without/stabilise.rs"]
+pub(crate) mod stabilise;
+#[cfg(feature = "head")]
+mod texts;
+#[cfg(feature = "head")]
+mod tools;
+
+pub use cause::{Cause, Volatile};
+pub use diagnosis::{Asked, Diagnosis, Index, Limits};
+pub use outline::Depth;
+pub use report::{Change, ChangeKind, HeadReport};
+pub use segments::{Segment, SegmentKind, Segments};

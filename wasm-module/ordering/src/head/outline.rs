@@ -1,0 +1,536 @@
+//! What a request is made of, in pieces that an index can keep: hashes, counts and marks, and no text.
+//!
+//! ```text
+//!   segments   Tool  Tool  System              Message  Document  Document  Question
+//!   pieces      1     1    a line, a sentence     1        1         1      1, or lines where documents stand
+//! ```
+//!
+//! A piece is the unit in which prompts are compared: what two prompts have in common is weighed in pieces. Its *hash*
+//! says what an engine would match; what it is the *same* as leaves out the order of keys in a tool and the score in a
+//! document.
+
+use super::marks::{self, Marks};
+use super::segments::{Segment, SegmentKind, Segments};
+use crate::body::scan::{self, Scan};
+use crate::body::{Found, Message, Parsed, Role, Source, inner_of, offset_in};
+use crate::document::estimate_tokens;
+use crate::simulation::Retrieved;
+use smallvec::SmallVec;
+use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// The least part of a prompt that is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Of what an engine would match.
+    pub(super) hash: u64,
+    /// Of what it is, however it is written.
+    pub(super) same: u64,
+    /// Of the tool's name, or of the document's label; 0: it has none.
+    pub(super) name: u64,
+    pub(super) bytes: u32,
+    /// Of a document's text apart from rank and score; 0 for anything else.
+    pub(super) apart: u32,
+    /// Of a document's text as it stands.
+    pub(super) exact: u32,
+    /// Of a document.
+    pub(super) sketch: [u8; 8],
+    pub(super) marks: Marks,
+}
+
+/// How much of a text is looked at, beside its hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// All of it: for whoever reads a log.
+    Full,
+    /// Beginnings and ends of long texts: for a gateway, where somebody waits.
+    Light,
+}
+
+impl Depth {
+    /// What is looked at of `text`: all, or its beginning and its end.
+    fn of(self, text: &str) -> [&str; 2] {
+        const FIRST: usize = 256;
+        const LAST: usize = 64;
+        if self == Self::Full || text.len() <= FIRST + LAST {
+            return [text, ""];
+        }
+        let first = boundary(text, FIRST);
+        let last = boundary(text, text.len() - LAST);
+        [
+            text.get(..first).unwrap_or_default(),
+            text.get(last..).unwrap_or_default(),
+        ]
+    }
+}
+
+/// The next character boundary.
+fn boundary(text: &str, mut at: usize) -> usize {
+    while at < text.len() && !text.is_char_boundary(at) {
+        at += 1;
+    }
+    at
+}
+
+/// The pieces of a tool.
+pub(super) fn tool(raw: &str) -> Piece {
+    let hash = shape_of(raw, Keys::InOrder);
+    Piece {
+        hash: seeded(hash, b"tool"),
+        same: seeded(shape_of(raw, Keys::Sorted), b"tools"),
+        name: tool_name(raw).map_or(0, |name| xxh3_64_with_seed(name.as_bytes(), 1) | 1),
+        bytes: length(raw),
+        apart: 0,
+        exact: 0,
+        sketch: [0; 8],
+        marks: Marks::of(raw),
+    }
+}
+
+/// What a tool is called, as written.
+pub(super) fn tool_name(raw: &str) -> Option<&str> {
+    let [name, function, kind] = scan::fields(raw, ["name", "function", "type"]).ok()?;
+    let inner = function.and_then(|function| scan::fields(function, ["name"]).ok()?[0]);
+    inner_of(name.or(inner).or(kind)?)
+}
+
+/// The piece that a document is.
+pub(super) fn document(
+    fingerprint: u64,
+    label: &str,
+    text: &str,
+    tokens: u32,
+    depth: Depth,
+) -> Piece {
+    let [first, last] = depth.of(text);
+    let mut apart = u64::from(marks::apart_from_rank(first));
+    if !last.is_empty() {
+        apart = xxh3_64_with_seed(last.as_bytes(), apart);
+    }
+    let apart = if text.is_empty() {
+        0
+    } else {
+        (apart as u32) | 1
+    };
+    let same = match depth {
+        Depth::Full if apart != 0 => seeded(u64::from(apart), b"document apart from its rank"),
+        _ => fingerprint,
+    };
+    Piece {
+        hash: seeded(fingerprint, b"document"),
+        same,
+        name: if label.is_empty() || is_count(label) {
+            0
+        } else {
+            xxh3_64_with_seed(label.as_bytes(), 2) | 1
+        },
+        bytes: tokens.saturating_mul(4),
+        apart,
+        exact: xxh3_64_with_seed(text.as_bytes(), 5) as u32,
+        sketch: marks::sketch(first),
+        marks: Marks::of(first),
+    }
+}
+
+/// Whether a label tells a place and nothing more.
+fn is_count(label: &str) -> bool {
+    label.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// A text of a message.
+pub(super) fn text(text: &str, role: Role, depth: Depth) -> Piece {
+    let hash = xxh3_64_with_seed(text.as_bytes(), role as u64 + 3);
+    let marks = match depth {
+        Depth::Full => Marks::of(text),
+        Depth::Light if text.len() <= LONGEST_MARKED => Marks::of(text),
+        Depth::Light => Marks::default(),
+    };
+    Piece {
+        hash,
+        same: hash,
+        name: 0,
+        bytes: length(text),
+        apart: 0,
+        exact: 0,
+        sketch: [0; 8],
+        marks,
+    }
+}
+
+/// Bytes of a text that a gateway makes marks of; a longer one has none, and differs or does not.
+const LONGEST_MARKED: usize = 512;
+
+/// A value that is no text: a tool's call, an image.
+pub(super) fn opaque(raw: &str, role: Role) -> Piece {
+    let hash = xxh3_64_with_seed(raw.as_bytes(), role as u64 + 13);
+    Piece {
+        hash,
+        same: hash,
+        name: 0,
+        bytes: length(raw),
+        apart: 0,
+        exact: 0,
+        sketch: [0; 8],
+        marks: Marks::default(),
+    }
+}
+
+fn length(text: &str) -> u32 {
+    u32::try_from(text.len()).unwrap_or(u32::MAX)
+}
+
+fn seeded(hash: u64, what: &[u8]) -> u64 {
+    xxh3_64_with_seed(what, hash)
+}
+
+/// The texts of a segment that is no tool and no document, as they stand between quotes, each with whether it is text
+/// (or a value of another kind). A message's other fields that a template renders come last, if the segment is a whole
+/// message.
+pub(super) fn texts<'a>(
+    body: &'a str,
+    message: &Message<'a>,
+    segment: &Segment,
+) -> SmallVec<[(&'a str, bool); 2]> {
+    let mut found = SmallVec::new();
+    let within = |part: &'a str| -> &'a str {
+        let start = offset_in(body, part);
+        let from = segment.range.start.clamp(start, start + part.len()) - start;
+        let to = segment.range.end.clamp(start, start + part.len()) - start;
+        part.get(from..to).unwrap_or_default()
+    };
+    let mut add = |part: &'a str, is_text: bool| {
+        let part = within(part);
+        if !part.is_empty() {
+            found.push((part, is_text));
+        }
+    };
+    let content = message.content;
+    match inner_of(content) {
+        Some(text) => add(text, true),
+        None => parts(content, &mut add),
+    }
+    let whole = offset_in(body, message.raw);
+    if segment.range == (whole..whole + message.raw.len()) && message.raw != content {
+        let names = [
+            "tool_calls",
+            "reasoning_content",
+            "function_call",
+            "thinking",
+        ];
+        for value in scan::fields(message.raw, names)
+            .unwrap_or_default()
+            .into_iter()
+            .flatten()
+        {
+            add(value, false);
+        }
+    }
+    found
+}
+
+/// The texts in a list of parts or blocks.
+fn parts<'a>(content: &'a str, add: &mut impl FnMut(&'a str, bool)) {
+    if !content.starts_with('[') {
+        return;
+    }
+    for element in Scan::new(content).elements().unwrap_or_default() {
+        let [text, nested] = scan::fields(element, ["text", "content"]).unwrap_or_default();
+        match (text.and_then(inner_of), nested) {
+            (Some(text), _) => add(text, true),
+            (None, Some(nested)) => match inner_of(nested) {
+                Some(text) => add(text, true),
+                // One level deep, as documents are looked for.
+                None => {
+                    for element in Scan::new(nested).elements().unwrap_or_default() {
+                        let [text] = scan::fields(element, ["text"]).unwrap_or_default();
+                        match text.and_then(inner_of) {
+                            Some(text) => add(text, true),
+                            None => add(element, false),
+                        }
+                    }
+                }
+            },
+            (None, None) => match inner_of(element) {
+                Some(text) => add(text, true),
+                None => add(element, false),
+            },
+        }
+    }
+}
+
+/// The pieces of a prompt as an engine's cache tells them apart, in their order.
+pub(crate) fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retrieved)> {
+    let body = parsed.text;
+    let mut pieces = Vec::with_capacity(segments.list.len() * 2);
+    let mut bytes = 0_u64;
+    for segment in &segments.list {
+        let raw = body.get(segment.range.clone()).unwrap_or_default();
+        let mut add = |kind: SegmentKind, hash: u64, length: usize| {
+            let end = bytes + length as u64;
+            pieces.push((kind, Retrieved::piece(hash, tokens_between(bytes, end))));
+            bytes = end;
+        };
+        match segment.kind {
+            SegmentKind::Tool => {
+                let hash = seeded(shape_of(raw, Keys::InOrder), b"tool");
+                add(segment.kind, hash, raw.len());
+            }
+            SegmentKind::Document => {
+                let hash = seeded(segment.hash, b"document");
+                add(segment.kind, hash, segment.tokens as usize * 4);
+            }
+            kind => {
+                let message = segment
+                    .message
+                    .and_then(|at| parsed.messages.get(at as usize));
+                let Some(message) = message else { continue };
+                let cut = cut_of(segment, false);
+                for (text, is_text) in texts(body, message, segment) {
+                    let seed = segment.role as u64 + if is_text { 3 } else { 13 };
+                    let cut = if is_text { cut } else { Cut::Whole };
+                    for unit in units(text, cut) {
+                        let unit = text.get(unit).unwrap_or_default();
+                        add(kind, xxh3_64_with_seed(unit.as_bytes(), seed), unit.len());
+                    }
+                }
+            }
+        }
+    }
+    pieces
+}
+
+/// Where a text is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cut {
+    /// Nowhere.
+    Whole,
+    /// Behind lines and sentences.
+    Sentences,
+    /// Behind labels too: what a template writes before a question is a piece of its own.
+    Labels,
+}
+
+/// The ranges of a text's units, side by side: each ends behind a line, with the white space that follows, or behind a
+/// sentence. At most [`MAX_UNITS`], the last one holding the rest.
+pub(super) fn units(text: &str, cut: Cut) -> SmallVec<[Range<usize>; 16]> {
+    let bytes = text.as_bytes();
+    let mut units = SmallVec::new();
+    let mut start = 0;
+    let mut at = 0;
+    while at < bytes.len() && cut != Cut::Whole && units.len() + 1 < MAX_UNITS {
+        let Some(&byte) = bytes.get(at) else { break };
+        let next = bytes.get(at + 1).copied();
+        let is_break = |at: usize| {
+            bytes.get(at) == Some(&b'\n')
+                || bytes.get(at) == Some(&b'\\') && bytes.get(at + 1) == Some(&b'n')
+        };
+        let ends = if is_break(at) {
+            true
+        } else if byte == b'\\' {
+            at += 2;
+            continue;
+        } else {
+            let is_sentence = matches!(byte, b'.' | b'!' | b'?') && at - start >= SHORTEST_SENTENCE;
+            let is_label = byte == b':' && cut == Cut::Labels;
+            (is_sentence || is_label) && next == Some(b' ')
+        };
+        if !ends {
+            at += 1;
+            continue;
+        }
+        if !is_break(at) {
+            at += 1;
+        }
+        // The white space behind it.
+        loop {
+            if is_break(at) {
+                at += if bytes.get(at) == Some(&b'\n') { 1 } else { 2 };
+            } else if bytes.get(at) == Some(&b' ') {
+                at += 1;
+            } else {
+                break;
+            }
+        }
+        units.push(start..at);
+        start = at;
+    }
+    if start < text.len() {
+        units.push(start..text.len());
+    }
+    units
+}
+
+/// Units of one text.
+const MAX_UNITS: usize = 256;
+
+/// Bytes before a full stop that ends a sentence: `e.g. this` is none.
+const SHORTEST_SENTENCE: usize = 12;
+
+/// The documents of a body in the order in which its segments count them.
+pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p Found<'a>> {
+    let mut found: Vec<&Found<'_>> = Vec::new();
+    if let Some(front) = &parsed.front {
+        found.extend(&front.found);
+    }
+    for (at, message) in parsed.messages.iter().enumerate() {
+        if let Some((target, group)) = &parsed.rendered
+            && *target == at
+        {
+            found.extend(&group.found);
+        }
+        found.extend(message.groups.iter().flat_map(|group| &group.found));
+    }
+    found
+}
+
+/// A document's text, where it stands in the body.
+pub(super) fn text_of<'f>(found: &'f Found<'_>) -> &'f str {
+    match &found.source {
+        Source::Whole(whole) => whole,
+        Source::Parts { text, .. } => text,
+    }
+}
+
+/// Tokens of a piece that ends so many bytes into its kind of text, and begins so many: rounding adds nothing up.
+pub(super) fn tokens_between(start: u64, end: u64) -> u32 {
+    let upto = |bytes: u64| estimate_tokens(usize::try_from(bytes).unwrap_or(usize::MAX));
+    upto(end).saturating_sub(upto(start))
+}
+
+/// Whether a segment's text is cut, and where.
+pub(super) fn cut_of(segment: &Segment, holds_documents: bool) -> Cut {
+    if segment.kind == SegmentKind::System || segment.role == Role::System {
+        Cut::Sentences
+    } else if holds_documents {
+        Cut::Labels
+    } else {
+        Cut::Whole
+    }
+}
+
+/// What of an object's keys counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keys {
+    InOrder,
+    /// Their order does not, nor that of the elements of sets.
+    Sorted,
+}
+
+/// A hash of a JSON value as an engine renders it, whatever white space it was written with.
+fn shape_of(raw: &str, keys: Keys) -> u64 {
+    value(raw, keys, false, 0)
+}
+
+/// Levels that are looked into; below, the bytes count.
+const MAX_DEPTH: u32 = 24;
+
+fn value(raw: &str, keys: Keys, is_set: bool, depth: u32) -> u64 {
+    let raw = raw.trim_ascii();
+    let leaf = || xxh3_64_with_seed(raw.as_bytes(), 7);
+    if depth >= MAX_DEPTH {
+        return leaf();
+    }
+    let add = |sum: u64, item: u64, in_order: bool| {
+        if in_order {
+            xxh3_64_with_seed(&item.to_le_bytes(), sum)
+        } else {
+            sum.wrapping_add(xxh3_64_with_seed(&item.to_le_bytes(), 11))
+        }
+    };
+    match raw.as_bytes().first() {
+        Some(b'{') => {
+            let mut sum = 1;
+            let read = Scan::new(raw).object(|scan, name| {
+                // The breakpoint of a cache is no content.
+                let held = scan.value()?;
+                if name == "cache_control" {
+                    return Ok(());
+                }
+                let names_sets = matches!(name, "required" | "dependentRequired");
+                let held = value(held, keys, names_sets || is_set, depth + 1);
+                let item = xxh3_64_with_seed(name.as_bytes(), held);
+                sum = add(sum, item, keys == Keys::InOrder);
+                Ok(())
+            });
+            read.map_or_else(|_| leaf(), |()| sum)
+        }
+        Some(b'[') => {
+            let mut sum = 2;
+            let in_order = keys == Keys::InOrder || !is_set;
+            for element in Scan::new(raw).elements().unwrap_or_default() {
+                sum = add(sum, value(element, keys, false, depth + 1), in_order);
+            }
+            sum
+        }
+        _ => leaf(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(text: &str, cut: Cut) -> Vec<&str> {
+        units(text, cut)
+            .into_iter()
+            .map(|unit| &text[unit])
+            .collect()
+    }
+
+    #[test]
+    fn units_lie_side_by_side_and_end_behind_lines_and_sentences() {
+        let text = r"You are a helpful one. Cite, e.g. pages.\n\n  Time: 14:03\nGo";
+        let units = cut(text, Cut::Sentences);
+        assert_eq!(
+            units,
+            [
+                "You are a helpful one. ",
+                r"Cite, e.g. pages.\n\n  ",
+                r"Time: 14:03\n",
+                "Go"
+            ]
+        );
+        assert_eq!(cut(text, Cut::Whole), [text]);
+        assert_eq!(
+            cut(r"Question: Why?\nAnswer:", Cut::Labels),
+            ["Question: ", r"Why?\n", "Answer:"]
+        );
+        assert!(cut("", Cut::Sentences).is_empty());
+        let many = "a\\n".repeat(1_000);
+        assert_eq!(cut(&many, Cut::Sentences).concat(), many);
+        assert_eq!(cut(&many, Cut::Sentences).len(), MAX_UNITS);
+    }
+
+    #[test]
+    fn a_tool_is_the_same_with_its_keys_and_its_required_ones_in_another_order() {
+        let one = tool(
+            r#"{"type":"function","function":{"name":"f","parameters":{"required":["a","b"],"enum":["x","y"]}}}"#,
+        );
+        let other = tool(
+            r#"{"function":{"parameters":{"enum":["x","y"],"required":["b","a"]},"name":"f"},"type":"function"}"#,
+        );
+        assert_eq!((one.same, one.name), (other.same, other.name));
+        assert_ne!(one.hash, other.hash);
+        let enums = tool(
+            r#"{"type":"function","function":{"name":"f","parameters":{"required":["a","b"],"enum":["y","x"]}}}"#,
+        );
+        assert_ne!(one.same, enums.same);
+        let spaced = tool(
+            r#"{"type": "function", "function": {"name": "f", "parameters":{"required":["a","b"],"enum":["x","y"]}}}"#,
+        );
+        assert_eq!(
+            one.hash, spaced.hash,
+            "white space between values is not rendered"
+        );
+    }
+
+    #[test]
+    fn a_deep_value_ends() {
+        let deep = "[".repeat(100_000) + &"]".repeat(100_000);
+        let deeper = format!(r#"{{"a":{deep}}}"#);
+        assert_ne!(
+            shape_of(&deep, Keys::Sorted),
+            shape_of(&deeper, Keys::Sorted)
+        );
+    }
+}

@@ -1,0 +1,320 @@
+//! What is known to change in a system text, by its looks.
+//!
+//! | class | what is done |
+//! | --- | --- |
+//! | `move` | the line or sentence moves behind the documents of the newest user message, before its question |
+//! | `freeze` | the words of the conversation's first request stay |
+//! | `drop` | it is left out |
+//! | `leave` | nothing |
+//!
+//! A pattern is a regular expression (the syntax of the crate `regex-lite`: linear time, no look-around) that is held
+//! against each line, without its break. Most lines are the same in every request, so what was found in one is remembered
+//! by its hash; and a pattern of ours is only tried where a word occurs that it needs.
+
+use regex_lite::Regex;
+use serde::Deserialize;
+use std::ops::Range;
+
+/// What is done with a volatile span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// It moves, with its words, behind the documents of the newest user message.
+    Move,
+    /// The conversation's first value stays.
+    Freeze,
+    /// It is left out.
+    Drop,
+    /// It stays as it is.
+    Leave,
+}
+
+/// A pattern, checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Pattern {
+    pub(crate) name: Box<str>,
+    pub(crate) class: Class,
+    regex: Regex,
+    /// One of these must occur in a line; empty: it is tried on every line.
+    words: &'static [&'static str],
+    /// What must stand in the text before the line.
+    inside: &'static str,
+    /// What engines that match bytes of the client's own need as it is.
+    pub(crate) is_billing: bool,
+}
+
+/// Where a pattern was found in a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Match {
+    pub(super) range: Range<usize>,
+    /// Its index.
+    pub(super) pattern: usize,
+}
+
+impl Pattern {
+    /// # Errors
+    /// What is wrong with the expression.
+    pub(crate) fn new(name: &str, class: Class, pattern: &str) -> Result<Self, String> {
+        let regex = Regex::new(pattern).map_err(|error| error.to_string())?;
+        Ok(Self {
+            name: name.into(),
+            class,
+            regex,
+            words: &[],
+            inside: "",
+            is_billing: false,
+        })
+    }
+
+    /// The patterns that are built in.
+    pub(crate) fn table() -> Vec<Self> {
+        let built = TABLE.iter().filter_map(|row| {
+            let mut pattern = Self::new(row.name, row.class, row.pattern).ok()?;
+            pattern.words = row.words;
+            pattern.inside = row.inside;
+            pattern.is_billing = row.name == BILLING;
+            Some(pattern)
+        });
+        built.collect()
+    }
+}
+
+/// What `patterns` find in a line, first to last, none in another; the first of the patterns wins.
+pub(super) fn matches(patterns: &[Pattern], before: &str, line: &str) -> Vec<Match> {
+    let mut found: Vec<Match> = Vec::new();
+    for (at, pattern) in patterns.iter().enumerate() {
+        if pattern.class == Class::Leave
+            || !(pattern.words.is_empty() || pattern.words.iter().any(|word| line.contains(word)))
+            || !before.contains(pattern.inside)
+        {
+            continue;
+        }
+        for hit in pattern.regex.find_iter(line).take(MAX_MATCHES) {
+            let range = hit.range();
+            let is_free =
+                |other: &Match| other.range.end <= range.start || range.end <= other.range.start;
+            if !range.is_empty() && found.iter().all(is_free) {
+                found.push(Match { range, pattern: at });
+            }
+        }
+    }
+    crate::sort::sort_by_key(&mut found, |found| found.range.start);
+    found
+}
+
+struct Row {
+    name: &'static str,
+    class: Class,
+    words: &'static [&'static str],
+    inside: &'static str,
+    pattern: &'static str,
+}
+
+const fn row(
+    name: &'static str,
+    class: Class,
+    words: &'static [&'static str],
+    pattern: &'static str,
+) -> Row {
+    Row {
+        name,
+        class,
+        words,
+        inside: "",
+        pattern,
+    }
+}
+
+const BILLING: &str = "billing-line";
+
+/// Literals of the sources named in the documentation's table of clients.
+const TABLE: &[Row] = &[
+    row(
+        BILLING,
+        Class::Drop,
+        &["x-anthropic-billing-header:"],
+        r"^x-anthropic-billing-header:(?:[ \t]*[A-Za-z_]+=[^;\s]*(?:;|$))+[ \t]*",
+    ),
+    row(
+        "wrapper-id",
+        Class::Drop,
+        &["EXTERNAL_UNTRUSTED_CONTENT id="],
+        "(?:id=\"[0-9a-f]+\")",
+    ),
+    Row {
+        name: "env-date",
+        class: Class::Freeze,
+        words: &["date: ", "Date: "],
+        inside: "<env>",
+        pattern: r"^\s*(?:\d+\. )?(?:Today's date|Date): [^\n]+$",
+    },
+    row(
+        "current-date-section",
+        Class::Freeze,
+        &["Today's date is"],
+        r"^Today's date is:? \d{4}-\d\d-\d\d\.?$",
+    ),
+    row(
+        "current-date-tag",
+        Class::Freeze,
+        &["<current_date>"],
+        r"<current_date>\d{4}-\d\d-\d\d</current_date>",
+    ),
+    row(
+        "conversation-started",
+        Class::Freeze,
+        &["Conversation started: "],
+        r"^Conversation started: [A-Z][a-z]+, [A-Z][a-z]+ \d{1,2}, \d{4}$",
+    ),
+    row(
+        "conversation-date",
+        Class::Freeze,
+        &["Conversation Date & Time: "],
+        r"^Conversation Date & Time: \d{4}-\d\d-\d\dT\S+$",
+    ),
+    row(
+        "iso-time",
+        Class::Move,
+        &["ISO 8601"],
+        r"Current time in ISO 8601 UTC format: \S+Z",
+    ),
+    row(
+        "current-time-line",
+        Class::Move,
+        &["urrent "],
+        r"^(?:[-*] +)?(?:\*\*)?[Cc]urrent (?:local )?(?:[Dd]ate and time|[Dd]ate|[Tt]ime|[Dd]atetime|[Dd]ate (?:&|and) [Tt]ime)(?:\*\*)?:(?:\*\*)? [^\n]+$",
+    ),
+    row(
+        "current-time-sentence",
+        Class::Move,
+        &["urrent date", "urrent time"],
+        r"(?:The )?[Cc]urrent (?:date and time|date|time) is [^\n]{4,60}?(?:\.\s|\.?$)",
+    ),
+    row(
+        "id-line",
+        Class::Move,
+        &["id", "ID", "Id"],
+        r"^(?:[-*] +)?(?:\*\*)?(?:[Ss]ession|[Rr]equest|[Tt]race|[Cc]orrelation|[Cc]onversation|[Tt]hread|[Rr]un|[Ss]pan)[ _-]?(?:[Ii][Dd])(?:\*\*)? ?[:=](?:\*\*)? ?\S+$",
+    ),
+    row(
+        "dynamic-id",
+        Class::Move,
+        &[
+            "req-", "req_", "sess-", "sess_", "session-", "session_", "trace-", "trace_", "span-",
+            "span_", "conv-", "conv_", "txn-", "txn_", "corr-", "corr_", "run-", "run_", "job-",
+            "job_",
+        ],
+        r"\b(?:req|sess|session|trace|span|conv|txn|corr|run|job)[-_][A-Za-z]*[0-9][A-Za-z0-9-]{3,}\b",
+    ),
+    row(
+        "git-status",
+        Class::Leave,
+        &["gitStatus: "],
+        r"^gitStatus: [^\n]+$",
+    ),
+    row(
+        "user-line",
+        Class::Leave,
+        &["ser"],
+        r"^(?:[-*] +)?(?:\*\*)?[Uu]ser(?:'s)?(?: (?:name|email|location|locale|timezone))?(?:\*\*)?:(?:\*\*)? [^\n]+$",
+    ),
+];
+
+/// Of one pattern in one line.
+const MAX_MATCHES: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str) -> Vec<(String, &str)> {
+        let table = Pattern::table();
+        let mut all = Vec::new();
+        let mut at = 0;
+        for line in text.split('\n') {
+            for found in matches(&table, &text[..at], line) {
+                all.push((table[found.pattern].name.to_string(), &line[found.range]));
+            }
+            at += line.len() + 1;
+        }
+        all
+    }
+
+    #[test]
+    fn every_pattern_of_the_table_is_an_expression_with_a_name_of_its_own() {
+        let table = Pattern::table();
+        assert_eq!(table.len(), TABLE.len());
+        let mut names: Vec<_> = table.iter().map(|pattern| pattern.name.clone()).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), TABLE.len());
+    }
+
+    #[test]
+    fn literals_quoted_from_clients_are_found() {
+        for (line, name) in [
+            (
+                "x-anthropic-billing-header: cc_version=2.1.37.abc; cc_entrypoint=cli; cch=a5145;",
+                "billing-line",
+            ),
+            ("Current time: 12:03:11", "current-time-line"),
+            (
+                "**Current date and time:** 2026-11-22 12:00",
+                "current-time-line",
+            ),
+            ("Current date: 2026-11-22", "current-time-line"),
+            (
+                "The current date and time is Nov 22, 2026 12:00.",
+                "current-time-sentence",
+            ),
+            ("Current time is 12:03:11.", "current-time-sentence"),
+            (
+                "Current time in ISO 8601 UTC format: 2026-11-22T10:00:00Z",
+                "iso-time",
+            ),
+            (
+                "<current_date>2026-11-22</current_date>",
+                "current-date-tag",
+            ),
+            (
+                "Conversation started: Friday, August 21, 2026",
+                "conversation-started",
+            ),
+            (
+                "Conversation Date & Time: 2026-11-22T10:00:00Z",
+                "conversation-date",
+            ),
+            ("Today's date is 2026-11-22.", "current-date-section"),
+            ("Session ID: 9f8e7d6c", "id-line"),
+            ("request_id=abc-123", "id-line"),
+            ("Ticket of sess_8f2a91b0", "dynamic-id"),
+        ] {
+            let found = found(line);
+            assert_eq!(found.len(), 1, "{line}: {found:?}");
+            assert_eq!(found[0].0, name, "{line}");
+        }
+        assert_eq!(
+            found("<env>\n  2. Date: 8/22/2026\n</env>")[0].0,
+            "env-date"
+        );
+    }
+
+    #[test]
+    fn instructions_and_plain_words_are_not() {
+        for line in [
+            "Date: 8/22/2026",
+            "Use session_storage and run_command.",
+            "The current user is always right.",
+            "Keep the current date in mind.",
+            "x-anthropic-billing-header is a header.",
+        ] {
+            assert_eq!(found(line), [], "{line}");
+        }
+    }
+
+    #[test]
+    fn a_billing_line_that_was_joined_to_what_follows_ends_where_its_fields_end() {
+        let line = "x-anthropic-billing-header: cch=a5145;You are Claude Code";
+        assert_eq!(found(line)[0].1, "x-anthropic-billing-header: cch=a5145;");
+    }
+}

@@ -1,0 +1,58 @@
+//! What was done with a head, or would be.
+
+use std::ops::Range;
+
+/// What was done with a request's head; where it is only reported, what would be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeadReport {
+    /// Whether it was done.
+    pub applied: bool,
+    /// Tools that stand elsewhere than the client put them.
+    pub tools_moved: u32,
+    /// Tools whose keys stand in another order.
+    pub tools_reformed: u32,
+    /// Spans that moved behind the documents.
+    pub moved: u32,
+    /// Those of them that no pattern knows.
+    pub learned: u32,
+    /// Spans that stand as in the conversation's first request.
+    pub frozen: u32,
+    /// Spans that were left out.
+    pub dropped: u32,
+    /// Volatile spans that stay as they are: they look like instructions, or there is no room or place for them.
+    pub left: u32,
+    /// Every span and every tool of these, as ranges of the client's body.
+    pub changes: Vec<Change>,
+}
+
+/// One thing that was done with a head.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// What was done.
+    pub kind: ChangeKind,
+    /// The pattern's name, `learned`, or empty for tools.
+    pub name: Box<str>,
+    /// The bytes of the client's body that it was done with: a whole tool, or what a span takes.
+    pub range: Range<usize>,
+}
+
+/// What was done with a range of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// The tool stands elsewhere among the tools, or its keys do.
+    Tool,
+    /// It moved behind the documents, with its words.
+    Moved,
+    /// The conversation's first value stands there.
+    Frozen,
+    /// It was left out.
+    Dropped,
+}
+
+impl HeadReport {
+    /// Whether there is anything to be told.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty() && self.left == 0
+    }
+}

@@ -1,0 +1,339 @@
+//! A request as the segments of its prompt, in the order in which engines render them.
+//!
+//! ```text
+//!   body       {"messages":[ system, user, assistant, user: "Read:\n<doc…>…</doc>\n<doc…>…</doc>\nWhy?" ], "tools":[…]}
+//!   segments   Tool…  System  Message  Message  Message  Document  Message  Document  Question
+//!                                               "Read:"            "\n"               "Why?"
+//! ```
+//!
+//! Segments are ranges of the body, so they hold no text. The segments of one message tile it: they lie side by side and
+//! leave out no byte. Only documents of a `documents` array stand elsewhere in the body than in the prompt. Nothing is
+//! read twice: the ranges are those that the parser has seen, and a whole message's hash is made of the one by which its
+//! chat is known.
+
+use crate::body::{Group, Message, Parsed, Place, Role, Source, offset_in, range_in};
+use crate::config::Config;
+use crate::document::estimate_tokens;
+use crate::hint::HintTemplate;
+use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// What a segment of a prompt is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SegmentKind {
+    /// An element of `tools`.
+    Tool,
+    /// A system message before every other message, or a part of one between documents.
+    System,
+    /// A message of the history; in the last user message, what stands before its last document.
+    Message,
+    /// A document.
+    Document,
+    /// The sentence that tells the retriever's ranking, where the body holds one already.
+    Hint,
+    /// What the last message asks, if a user wrote it.
+    Question,
+}
+
+impl SegmentKind {
+    /// One word for reports and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tool => "tools",
+            Self::System => "system",
+            Self::Message => "history",
+            Self::Document => "documents",
+            Self::Hint => "hint",
+            Self::Question => "question",
+        }
+    }
+
+    /// Every kind, in the order in which they usually follow each other.
+    pub const ALL: [Self; 6] = [
+        Self::Tool,
+        Self::System,
+        Self::Message,
+        Self::Document,
+        Self::Hint,
+        Self::Question,
+    ];
+}
+
+/// One segment of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// What it is.
+    pub kind: SegmentKind,
+    /// Who speaks in the message that it stands in; [`Role::Other`] for tools.
+    pub role: Role,
+    /// The index of the message that it stands in, a `system` field counted as the first one; `None`: before all.
+    pub message: Option<u32>,
+    /// The bytes of the body. A document that a retriever found stands in no body: its range is empty, where it would be
+    /// written.
+    pub range: Range<usize>,
+    /// The tool's or the document's place among its like in the request, from 0.
+    pub index: u32,
+    /// Hash of the bytes; a document's fingerprint. Equal bytes in two messages of one role have equal hashes if both are
+    /// whole messages or neither is.
+    pub hash: u64,
+    /// Estimated tokens.
+    pub tokens: u32,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Segments {
+    /// In the order of the prompt.
+    pub list: Vec<Segment>,
+}
+
+impl Segments {
+    /// The segments of a body. O(segments), beside the hashes of what stands between documents.
+    #[must_use]
+    pub fn of(parsed: &Parsed<'_>, config: &Config) -> Self {
+        let mut reading = Reading {
+            parsed,
+            hint: config.hint.as_ref(),
+            documents: 0,
+            list: Vec::with_capacity(parsed.tools.len() + parsed.messages.len() + 8),
+        };
+        reading.tools();
+        if let Some(front) = &parsed.front {
+            // Where the template renders them is unknown; before every message is the usual place.
+            let slots = slots_of(front);
+            for (slot, found) in slots.iter().zip(&front.found) {
+                reading.document(None, slot.clone(), found.fingerprint.0, found.tokens);
+            }
+        }
+        let opening = (parsed.messages.iter())
+            .take_while(|message| message.role == Role::System)
+            .count();
+        for (at, message) in parsed.messages.iter().enumerate() {
+            reading.message(at, at < opening, message);
+        }
+        Self { list: reading.list }
+    }
+
+    /// Estimated tokens of all segments.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        let tokens = self.list.iter().map(|segment| u64::from(segment.tokens));
+        tokens.sum()
+    }
+
+    /// The segments before the first document of the last message that holds any, or before the question.
+    #[must_use]
+    pub fn head(&self) -> &[Segment] {
+        let end = self.list.iter().position(|segment| {
+            matches!(
+                segment.kind,
+                SegmentKind::Document | SegmentKind::Hint | SegmentKind::Question
+            )
+        });
+        end.and_then(|end| self.list.get(..end))
+            .unwrap_or(&self.list)
+    }
+}
+
+impl<'a> Parsed<'a> {
+    /// The body's segments: see [`Segments`].
+    #[must_use]
+    pub fn segments(&self, config: &Config) -> Segments {
+        Segments::of(self, config)
+    }
+
+    /// Fields beside messages and tools that a chat template may render, by their names, as written: `tool_choice`,
+    /// `response_format`, `reasoning_effort`, `thinking`, `chat_template`, `chat_template_kwargs`.
+    pub fn parameters(&self) -> impl Iterator<Item = (&'static str, &'a str)> {
+        let fields = crate::body::PARAMETERS.into_iter().zip(self.parameters);
+        fields.filter_map(|(name, value)| Some((name, value?)))
+    }
+
+    /// The content of the message of that index, as written; `None` if there is no such message, or it has none.
+    #[must_use]
+    pub fn content(&self, message: u32) -> Option<&'a str> {
+        let message = self.messages.get(message as usize)?;
+        Some(message.content).filter(|content| !content.is_empty())
+    }
+
+    /// The body, as text.
+    #[must_use]
+    pub fn text(&self) -> &'a str {
+        self.text
+    }
+
+    /// The model's name, empty when the body has none.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+}
+
+struct Reading<'r, 'a> {
+    parsed: &'r Parsed<'a>,
+    hint: Option<&'r HintTemplate>,
+    documents: u32,
+    list: Vec<Segment>,
+}
+
+impl Reading<'_, '_> {
+    fn tools(&mut self) {
+        for (index, tool) in (0..).zip(&self.parsed.tools) {
+            self.list.push(Segment {
+                kind: SegmentKind::Tool,
+                role: Role::Other,
+                message: None,
+                range: range_in(self.parsed.text, tool),
+                index,
+                hash: xxh3_64_with_seed(tool.as_bytes(), 0),
+                tokens: estimate_tokens(tool.len()),
+            });
+        }
+    }
+
+    fn message(&mut self, at: usize, opens: bool, message: &Message<'_>) {
+        let text = self.parsed.text;
+        let written = match &self.parsed.rendered {
+            Some((target, group)) if *target == at => Some(group),
+            _ => None,
+        };
+        let is_last = at + 1 == self.parsed.messages.len();
+        let asks = is_last && message.role == Role::User;
+        let kind = if opens {
+            SegmentKind::System
+        } else {
+            SegmentKind::Message
+        };
+        let at = u32::try_from(at).unwrap_or(u32::MAX);
+        let whole = range_in(text, message.raw);
+        let has_documents = written.is_some() || !message.groups.is_empty();
+        if !has_documents {
+            let kind = if asks { SegmentKind::Question } else { kind };
+            self.list.push(Segment {
+                kind,
+                role: message.role,
+                message: Some(at),
+                index: 0,
+                hash: seeded(message.hash, message.role),
+                tokens: estimate_tokens(whole.len()),
+                range: whole,
+            });
+            return;
+        }
+        let mut done = whole.start;
+        if let Some(group) = written {
+            let start = group.place.start().clamp(done, whole.end);
+            self.words(kind, message, at, done..start);
+            done = start;
+            for found in &group.found {
+                let range = match &found.source {
+                    // One that was retrieved is no piece of the body.
+                    Source::Parts { text: words, .. } if is_within(text, words) => {
+                        range_in(text, words)
+                    }
+                    Source::Whole(whole) if is_within(text, whole) => range_in(text, whole),
+                    _ => start..start,
+                };
+                self.document(
+                    Some((at, message)),
+                    range,
+                    found.fingerprint.0,
+                    found.tokens,
+                );
+            }
+        }
+        for group in &message.groups {
+            for (slot, found) in slots_of(group).iter().zip(&group.found) {
+                self.words(kind, message, at, done..slot.start);
+                self.document(
+                    Some((at, message)),
+                    slot.clone(),
+                    found.fingerprint.0,
+                    found.tokens,
+                );
+                done = slot.end;
+            }
+        }
+        if let Some(template) = self.hint
+            && let Some(hint) = hint_behind(text, template, done..whole.end)
+        {
+            self.words(kind, message, at, done..hint.start);
+            done = hint.end;
+            self.words(SegmentKind::Hint, message, at, hint);
+        }
+        let kind = if asks { SegmentKind::Question } else { kind };
+        self.words(kind, message, at, done..whole.end);
+    }
+
+    /// Words of a message, if there are any in `range`.
+    fn words(&mut self, kind: SegmentKind, message: &Message<'_>, at: u32, range: Range<usize>) {
+        if range.is_empty() {
+            return;
+        }
+        let bytes = self.parsed.text.get(range.clone()).unwrap_or_default();
+        let hash = xxh3_64_with_seed(bytes.as_bytes(), 0);
+        self.list.push(Segment {
+            kind,
+            role: message.role,
+            message: Some(at),
+            index: 0,
+            hash: seeded(hash, message.role),
+            tokens: estimate_tokens(range.len()),
+            range,
+        });
+    }
+
+    fn document(
+        &mut self,
+        message: Option<(u32, &Message<'_>)>,
+        range: Range<usize>,
+        hash: u64,
+        tokens: u32,
+    ) {
+        self.list.push(Segment {
+            kind: SegmentKind::Document,
+            role: message.map_or(Role::Other, |(_, message)| message.role),
+            message: message.map(|(at, _)| at),
+            range,
+            index: self.documents,
+            hash,
+            tokens,
+        });
+        self.documents = self.documents.saturating_add(1);
+    }
+}
+
+fn slots_of<'g>(group: &'g Group<'_>) -> &'g [Range<usize>] {
+    match &group.place {
+        Place::Slots { slots, .. } => slots,
+        Place::Render { .. } => &[],
+    }
+}
+
+/// Where an order hint stands, if one does right behind the documents.
+fn hint_behind(text: &str, template: &HintTemplate, range: Range<usize>) -> Option<Range<usize>> {
+    let rest = text.get(range.clone())?;
+    let mut words = rest;
+    // What a hint is separated from the documents by: see `HintPlace`.
+    words = words.strip_prefix(HINT_BLOCK).unwrap_or(words);
+    while let Some(behind) = words.strip_prefix(r"\n") {
+        words = behind;
+    }
+    let length = template.length(words)?;
+    let start = range.start + (rest.len() - words.len());
+    Some(start..start + length)
+}
+
+/// What a hint is opened by behind documents that are blocks.
+const HINT_BLOCK: &str = r#",{"type":"text","text":""#;
+
+fn is_within(text: &str, part: &str) -> bool {
+    let start = part.as_ptr() as usize;
+    let body = text.as_ptr() as usize;
+    start >= body && start + part.len() <= body + text.len() && offset_in(text, part) <= text.len()
+}
+
+fn seeded(hash: u64, role: Role) -> u64 {
+    xxh3_64_with_seed(&[role as u8], hash)
+}

@@ -1,0 +1,403 @@
+//! Decides what is done with a head.
+//!
+//! ```text
+//!   tools   ─▶ order, form ────────────▶ edits
+//!   system  ─▶ patterns, learned slots ─▶ spans ─▶ move ▶ taken out here, written behind the newest documents
+//!                                                  freeze ▶ the conversation's first value is written in its place
+//!                                                  drop ▶ taken out
+//! ```
+//!
+//! The body is not written here: a [`Decision`] is ranges of it. The hashes by which chats and scopes are known are made of
+//! the head without its volatile spans ([`Parsed::rebase`]), so that what is behind them is known again.
+
+use super::config::{Head, HeadMode, Upstream};
+use super::decision::{Decision, Form, Frozen, Moved, merged};
+use super::learned::{Learned, Seen, looks_like_data};
+use super::patterns::{Class, Match, matches};
+use super::report::{Change, ChangeKind};
+use super::texts::{SystemText, element_in};
+use super::tools::{Lru, Tools, Wanted};
+use crate::body::{Parsed, Role, range_in};
+use crate::conversation::turn::kept_hash;
+use smallvec::SmallVec;
+use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// What is known of the heads of one tenant and model. Nothing until there was one; bounded.
+#[derive(Debug, Default)]
+pub(crate) struct Heads {
+    tools: Tools,
+    learned: Learned,
+    /// What patterns find in a line, by its hash.
+    lines: Lru<Box<[Match]>>,
+    /// Heads that nothing is to be done with, as long as no more is learned.
+    settled: Lru<(u64, u64)>,
+}
+
+impl Heads {
+    /// Decides what is done with the head of `parsed`. O(bytes that are new) for tools, lines and templates.
+    pub(crate) fn decide<'a>(&mut self, config: &Head, parsed: &Parsed<'a>) -> Decision<'a> {
+        let mut decision = Decision::default();
+        if config.mode == HeadMode::Off {
+            return decision;
+        }
+        let key = key_of(parsed);
+        let version = (self.learned.version, self.tools.version);
+        let is_settled =
+            key.is_some_and(|key| self.settled.get(key).is_some_and(|at| *at == version));
+        if is_settled {
+            return decision;
+        }
+        if !self.system(config, parsed, &mut decision) {
+            // What the upstream checks is not touched anywhere.
+            decision.report.left += 1;
+            return decision;
+        }
+        let wanted = Wanted {
+            order: config.order,
+            schemas: config.schemas,
+        };
+        if let Some(arranged) = self.tools.arrange(&parsed.tools, wanted) {
+            decision.report.tools_moved = arranged.moved;
+            decision.report.tools_reformed = arranged.reformed;
+            for (slot, (at, text)) in parsed.tools.iter().zip(arranged.tools) {
+                let range = range_in(parsed.text, slot);
+                if *text != **slot {
+                    let from = parsed.tools.get(at).copied().unwrap_or_default();
+                    decision.report.changes.push(Change {
+                        kind: ChangeKind::Tool,
+                        name: "".into(),
+                        range: range_in(parsed.text, from),
+                    });
+                    decision.tools.push((range, text));
+                }
+            }
+        }
+        if let Some(key) = key.filter(|_| decision.report.is_empty()) {
+            let version = (self.learned.version, self.tools.version);
+            self.settled.insert(key, version, MAX_SETTLED);
+        }
+        decision
+    }
+
+    /// The forms of tools that were first seen here since this was last asked.
+    pub(crate) fn take_told(&mut self) -> Vec<Form> {
+        self.tools.take_told()
+    }
+
+    /// Takes a form that another worker has seen.
+    pub(crate) fn learn(&mut self, form: &Form) {
+        self.tools.learn(form);
+    }
+
+    /// Decides on the system text; `false`: nothing of the body may be touched.
+    fn system<'a>(
+        &mut self,
+        config: &Head,
+        parsed: &Parsed<'a>,
+        decision: &mut Decision<'a>,
+    ) -> bool {
+        if config.patterns.is_empty() && !config.learn {
+            return true;
+        }
+        let texts = SystemText::all(parsed);
+        let found: Vec<Vec<Found>> = texts.iter().map(|text| self.found(config, text)).collect();
+        let mut all = found.iter().flatten();
+        if config.upstream == Upstream::Anthropic
+            && all.any(|found| {
+                config
+                    .patterns
+                    .get(found.pattern)
+                    .is_some_and(|pattern| pattern.is_billing)
+            })
+        {
+            return false;
+        }
+        let volatile = if config.learn {
+            self.volatile(config, &texts, &found)
+        } else {
+            Vec::new()
+        };
+        let target = target(parsed);
+        let mut room = config.max_moved_bytes;
+        let mut moved: Vec<(&'a str, u64)> = Vec::new();
+        let mut volatile = volatile.into_iter();
+        for (text, found) in texts.iter().zip(&found) {
+            let report = &mut decision.report;
+            let mut gone = vec![false; text.units.len()];
+            let mut cut: Vec<Range<usize>> = Vec::new();
+            let mut names: SmallVec<[(usize, &str); 4]> = SmallVec::new();
+            for found in found {
+                let Some(pattern) = config.patterns.get(found.pattern) else {
+                    continue;
+                };
+                match pattern.class {
+                    Class::Leave => {}
+                    Class::Drop => {
+                        report.dropped += 1;
+                        report.changes.push(Change {
+                            kind: ChangeKind::Dropped,
+                            name: pattern.name.clone(),
+                            range: text.in_body(&found.range),
+                        });
+                        cut.push(found.range.clone());
+                    }
+                    Class::Freeze | Class::Move if text.is_marked => report.left += 1,
+                    Class::Freeze => {
+                        let range = text.in_body(&found.range);
+                        report.frozen += 1;
+                        report.changes.push(Change {
+                            kind: ChangeKind::Frozen,
+                            name: pattern.name.clone(),
+                            range: range.clone(),
+                        });
+                        decision.frozen.push(Frozen {
+                            range,
+                            words: text.raw(&found.range),
+                        });
+                    }
+                    Class::Move => {
+                        for (at, unit) in text.units.iter().enumerate() {
+                            let overlaps = unit.range.start < found.range.end
+                                && found.range.start < unit.range.end;
+                            if overlaps && !names.iter().any(|(known, _)| *known == at) {
+                                names.push((at, &pattern.name));
+                            }
+                        }
+                    }
+                }
+            }
+            let learned = volatile.next().unwrap_or_default();
+            for (at, _) in learned
+                .iter()
+                .enumerate()
+                .filter(|(_, is_volatile)| **is_volatile)
+            {
+                if !names.iter().any(|(known, _)| *known == at) {
+                    names.push((at, LEARNED));
+                }
+            }
+            crate::sort::sort_by_key(&mut names, |(at, _)| *at);
+            // A slot moves as a whole or not at all: what is left of it would still break the prefix.
+            let is_data = |at: usize| {
+                let unit = text.units.get(at);
+                let words = unit.and_then(|unit| text.text.plain.get(unit.range.clone()));
+                words.is_some_and(looks_like_data)
+            };
+            let learned_is_data =
+                (names.iter().filter(|(_, name)| *name == LEARNED)).all(|(at, _)| is_data(*at));
+            for (at, name) in names {
+                let Some(unit) = text.units.get(at) else {
+                    continue;
+                };
+                let words = text.raw(&unit.range);
+                let is_learned = name == LEARNED;
+                let may = target.is_some()
+                    && !text.is_marked
+                    && is_data(at)
+                    && (learned_is_data || !is_learned)
+                    && words.len() < room;
+                if !may {
+                    report.left += 1;
+                    continue;
+                }
+                room -= words.len() + 1;
+                report.moved += 1;
+                report.learned += u32::from(is_learned);
+                report.changes.push(Change {
+                    kind: ChangeKind::Moved,
+                    name: name.into(),
+                    range: text.in_body(&unit.range),
+                });
+                if let Some(gone) = gone.get_mut(at) {
+                    *gone = true;
+                }
+                moved.push((words, unit.hash));
+            }
+            // A line of which all is dropped goes with its break.
+            for range in &mut cut {
+                let line = text
+                    .units
+                    .iter()
+                    .find(|unit| unit.line.start <= range.start && range.end <= unit.line.end);
+                if let Some(line) = line.map(|unit| unit.line.clone())
+                    && let Some(words) = text.text.plain.get(line.clone())
+                    && text.text.plain.get(range.clone()).map(str::trim) == Some(words.trim())
+                {
+                    *range = line;
+                }
+            }
+            cut.extend(text.without(&gone));
+            let cut = merged(cut);
+            let is_all = cut.first() == Some(&(0..text.text.plain.len()));
+            match text
+                .part
+                .filter(|_| is_all)
+                .and_then(|part| element_in(parsed.text, part))
+            {
+                Some(element) => decision.removed.push(element),
+                None => {
+                    let cut = cut.iter().map(|range| text.in_body(range));
+                    decision.removed.extend(cut);
+                }
+            }
+        }
+        decision.removed = merged(std::mem::take(&mut decision.removed));
+        let is_kept = !moved.is_empty() || !decision.frozen.is_empty();
+        decision.moved = target.filter(|_| is_kept).map(|message| {
+            let words: Vec<&str> = moved.iter().map(|(words, _)| *words).collect();
+            let words = words.join(r"\n");
+            let frozen: Vec<Box<str>> = (decision.frozen.iter())
+                .map(|span| span.words.into())
+                .collect();
+            let values = frozen
+                .iter()
+                .map(|words| xxh3_64_with_seed(words.as_bytes(), 8));
+            Moved {
+                message,
+                hash: kept_hash(&words, &frozen),
+                spans: moved.iter().map(|(_, hash)| *hash).chain(values).collect(),
+                words: words.into(),
+            }
+        });
+        true
+    }
+
+    /// What the patterns find in a text.
+    fn found(&mut self, config: &Head, text: &SystemText<'_>) -> Vec<Found> {
+        let mut all = Vec::new();
+        if config.patterns.is_empty() {
+            return all;
+        }
+        let plain = &*text.text.plain;
+        let before = if plain.contains(ENVIRONMENT) {
+            ENVIRONMENT
+        } else {
+            ""
+        };
+        let seed = 6 + before.len() as u64;
+        let mut last = None;
+        for unit in &text.units {
+            if last == Some(unit.line.start) {
+                continue;
+            }
+            last = Some(unit.line.start);
+            let mut units = text.units.iter();
+            if unit.is_barrier || units.any(|other| other.line == unit.line && other.is_barrier) {
+                continue;
+            }
+            let line = plain.get(unit.line.clone()).unwrap_or_default();
+            let line = line.strip_suffix('\n').unwrap_or(line);
+            let line = line.strip_suffix('\r').unwrap_or(line);
+            if line.len() > MAX_LINE_BYTES {
+                continue;
+            }
+            let key = xxh3_64_with_seed(line.as_bytes(), seed);
+            if self.lines.get(key).is_none() {
+                let found = matches(&config.patterns, before, line).into();
+                self.lines.insert(key, found, MAX_LINES);
+            }
+            let found = self
+                .lines
+                .get(key)
+                .map(|found| &**found)
+                .unwrap_or_default();
+            for found in found {
+                // A collision of hashes may name what is no range of this line.
+                let range = unit.line.start + found.range.start..unit.line.start + found.range.end;
+                if range.end <= unit.line.end && plain.get(range.clone()).is_some() {
+                    all.push(Found {
+                        range,
+                        pattern: found.pattern,
+                    });
+                }
+            }
+        }
+        all
+    }
+
+    /// For each text, which of its units stand in a volatile slot.
+    fn volatile(
+        &mut self,
+        config: &Head,
+        texts: &[SystemText<'_>],
+        found: &[Vec<Found>],
+    ) -> Vec<Vec<bool>> {
+        let mut seen: Vec<Seen> = Vec::new();
+        let mut places: Vec<(usize, usize)> = Vec::new();
+        for (nth, text) in texts.iter().enumerate() {
+            let hits = found.get(nth).map(Vec::as_slice).unwrap_or_default();
+            let acts = |hit: &&Found| {
+                let pattern = config.patterns.get(hit.pattern);
+                pattern.is_some_and(|pattern| pattern.class != Class::Leave)
+            };
+            for (at, unit) in text.units.iter().enumerate() {
+                let overlaps = |hit: &Found| {
+                    hit.range.start < unit.range.end && unit.range.start < hit.range.end
+                };
+                // What a pattern takes care of is no slot.
+                if !hits.iter().filter(acts).any(overlaps) {
+                    seen.push(Seen::of(unit));
+                    places.push((nth, at));
+                }
+            }
+        }
+        let mut volatile: Vec<Vec<bool>> = texts
+            .iter()
+            .map(|text| vec![false; text.units.len()])
+            .collect();
+        for ((nth, at), is_volatile) in places.into_iter().zip(self.learned.learn(&seen)) {
+            let marks = volatile.get_mut(nth).and_then(|marks| marks.get_mut(at));
+            if let Some(mark) = marks {
+                *mark = is_volatile
+                    && !texts
+                        .get(nth)
+                        .and_then(|text| text.units.get(at))
+                        .is_some_and(|unit| unit.is_barrier);
+            }
+        }
+        volatile
+    }
+}
+
+/// Where a pattern was found in a plain text.
+struct Found {
+    range: Range<usize>,
+    pattern: usize,
+}
+
+/// The message that what moves is written into: the last one of a user's that is not a tool's result.
+fn target(parsed: &Parsed<'_>) -> Option<u32> {
+    let target = parsed.messages.iter().rposition(|message| {
+        message.role == Role::User
+            && message.entry.is_some()
+            && !message.content.contains("\"tool_result\"")
+    });
+    target.and_then(|at| u32::try_from(at).ok())
+}
+
+/// What the decision depends on, but for what is learned; `None` where that is more than hashes that are there.
+fn key_of(parsed: &Parsed<'_>) -> Option<u64> {
+    let mut opening = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
+    opening.try_fold(parsed.start.before, |key, message| {
+        message
+            .groups
+            .is_empty()
+            .then(|| xxh3_64_with_seed(&message.hash.to_le_bytes(), key))
+    })
+}
+
+/// What a span is called that no pattern knows.
+const LEARNED: &str = "learned";
+
+/// Inside which Claude Code, opencode and Cline write the date.
+const ENVIRONMENT: &str = "<env>";
+
+/// Bytes of a line that patterns are held against.
+const MAX_LINE_BYTES: usize = 2_048;
+
+/// Lines remembered.
+const MAX_LINES: usize = 4_096;
+
+/// Heads remembered that nothing is to be done with.
+const MAX_SETTLED: usize = 256;

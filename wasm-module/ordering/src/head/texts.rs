@@ -1,0 +1,308 @@
+//! The system text as texts, lines and sentences.
+//!
+//! ```text
+//!   "You are Ada.\nBe brief. Today is Monday.\n"        a text, as it stands between quotes
+//!    └── unit ──┘  └ unit ─┘ └──── unit ────┘           a line, or the sentences of a line
+//! ```
+//!
+//! A unit can be taken out so that the rest reads as if it had never been there, whatever it said: a whole line goes with
+//! its line break, a sentence with the spaces before or behind it.
+
+use super::decision::merged;
+use crate::body::scan::fields;
+use crate::body::text::Text;
+use crate::body::{Message, Parsed, Place, Role, offset_in, range_in};
+use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// A text of the system messages that open a prompt.
+pub(super) struct SystemText<'a> {
+    /// Where it stands in the body, between its quotes.
+    pub(super) start: usize,
+    pub(super) source: &'a str,
+    /// The part of its message's content that it stands in, if that has parts.
+    pub(super) part: Option<&'a str>,
+    pub(super) text: Text<'a>,
+    /// Whether the client wants all up to here, or more, cached: nothing of it moves.
+    pub(super) is_marked: bool,
+    pub(super) units: Vec<Unit>,
+}
+
+/// A line, or a sentence of a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unit {
+    /// In the plain text, without the spaces around it.
+    pub(super) range: Range<usize>,
+    /// The line that it stands in, its break included.
+    pub(super) line: Range<usize>,
+    /// Hash of its words.
+    pub(super) hash: u64,
+    /// Whether documents stand in it: then it stays, and what they say is nothing.
+    pub(super) is_barrier: bool,
+}
+
+impl<'a> SystemText<'a> {
+    /// The texts of the system messages that open a prompt.
+    pub(super) fn all(parsed: &Parsed<'a>) -> Vec<Self> {
+        let opening = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
+        let mut texts = Vec::new();
+        for message in opening {
+            let documents = documents_of(message);
+            if let Some(source) = inner(message.content) {
+                texts.push(Self::new(parsed.text, source, None, &documents));
+                continue;
+            }
+            let mut scan = crate::body::scan::Scan::new(message.content);
+            for part in scan.elements().unwrap_or_default() {
+                let text = fields(part, ["text", "cache_control"]);
+                let [text, mark] = text.unwrap_or_default();
+                if let Some(source) = text.and_then(inner) {
+                    texts.push(Self::new(parsed.text, source, Some(part), &documents));
+                }
+                if mark.is_some() {
+                    texts.iter_mut().for_each(|text| text.is_marked = true);
+                }
+            }
+        }
+        texts
+    }
+
+    fn new(body: &str, source: &'a str, part: Option<&'a str>, documents: &[Range<usize>]) -> Self {
+        let text = Text::new(source);
+        let start = offset_in(body, source);
+        let units = units(&text, start, documents);
+        Self {
+            start,
+            source,
+            part,
+            text,
+            is_marked: false,
+            units,
+        }
+    }
+
+    /// A range of the plain text as a range of the body.
+    pub(super) fn in_body(&self, range: &Range<usize>) -> Range<usize> {
+        let source = self.text.source(range);
+        self.start + source.start..self.start + source.end
+    }
+
+    /// A range of the plain text as it is written in the body.
+    pub(super) fn raw(&self, range: &Range<usize>) -> &'a str {
+        self.source.get(self.text.source(range)).unwrap_or_default()
+    }
+
+    /// What is taken out of the plain text so that the units marked in `gone` are gone.
+    pub(super) fn without(&self, gone: &[bool]) -> Vec<Range<usize>> {
+        let mut out: Vec<Range<usize>> = Vec::new();
+        let is_gone = |at: usize| gone.get(at).copied().unwrap_or_default();
+        let mut at = 0;
+        while let Some(unit) = self.units.get(at) {
+            let line = &unit.line;
+            let count = (self.units.iter().skip(at))
+                .take_while(|unit| unit.line == *line)
+                .count();
+            let places = at..at + count;
+            if places.clone().all(is_gone) {
+                let plain = self.text.plain.as_bytes();
+                let is_open = line.end == plain.len() && plain.last() != Some(&b'\n');
+                let start = line.start - usize::from(is_open && line.start > 0);
+                out.push(start..line.end);
+            } else {
+                let mut first = places.start;
+                while first < places.end {
+                    if !is_gone(first) {
+                        first += 1;
+                        continue;
+                    }
+                    let last = (first..places.end).take_while(|at| is_gone(*at)).last();
+                    let last = last.unwrap_or(first);
+                    let before = first.checked_sub(1).filter(|_| first > places.start);
+                    let range = match before.and_then(|before| self.units.get(before)) {
+                        Some(before) => {
+                            before.range.end..self.units.get(last).map_or(0, |unit| unit.range.end)
+                        }
+                        None => {
+                            let start = self.units.get(first).map_or(0, |unit| unit.range.start);
+                            start
+                                ..self
+                                    .units
+                                    .get(last + 1)
+                                    .map_or(start, |unit| unit.range.start)
+                        }
+                    };
+                    out.push(range);
+                    first = last + 1;
+                }
+            }
+            at = places.end;
+        }
+        merged(out)
+    }
+}
+
+fn inner(raw: &str) -> Option<&str> {
+    raw.strip_prefix('"')?.strip_suffix('"')
+}
+
+/// Where the documents of a message stand in the body, what is between them included.
+fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
+    let groups = message.groups.iter();
+    let ranges = groups.filter_map(|group| match &group.place {
+        Place::Slots { slots, .. } => Some(slots.first()?.start..slots.last()?.end),
+        Place::Render { .. } => None,
+    });
+    ranges.collect()
+}
+
+fn units(text: &Text<'_>, start: usize, documents: &[Range<usize>]) -> Vec<Unit> {
+    let plain = &*text.plain;
+    let mut units = Vec::new();
+    let mut at = 0;
+    for line in plain.split_inclusive('\n') {
+        let whole = at..at + line.len();
+        at = whole.end;
+        for sentence in sentences(line) {
+            let range = whole.start + sentence.start..whole.start + sentence.end;
+            let is_barrier = !documents.is_empty() && {
+                let source = text.source(&range);
+                let source = start + source.start..start + source.end;
+                let overlaps =
+                    |hole: &Range<usize>| hole.start < source.end && source.start < hole.end;
+                documents.iter().any(overlaps)
+            };
+            let words = plain.get(range.clone()).unwrap_or_default();
+            units.push(Unit {
+                hash: match is_barrier {
+                    true => 0,
+                    false => xxh3_64_with_seed(words.as_bytes(), 5),
+                },
+                range,
+                line: whole.clone(),
+                is_barrier,
+            });
+            if units.len() >= MAX_UNITS {
+                return units;
+            }
+        }
+    }
+    units
+}
+
+/// The sentences of a line, without the spaces between them.
+fn sentences(line: &str) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    let end = line.trim_end().len();
+    let mut start = line.len() - line.trim_start().len();
+    if start >= end {
+        return found;
+    }
+    let bytes = line.as_bytes();
+    let byte = |at: usize| bytes.get(at).copied().unwrap_or_default();
+    let first = start;
+    for at in first..end {
+        let ends = matches!(byte(at), b'.' | b'!' | b'?') && byte(at + 1) == b' ' && at + 2 < end;
+        if !ends {
+            continue;
+        }
+        // Behind an initial or an abbreviation, `J. Smith`, `Dr. Who`, no sentence begins.
+        let word = (start..at).rev();
+        let word = word.take_while(|at| byte(*at).is_ascii_alphanumeric());
+        let next = byte(at + 2);
+        if word.count() > 2 && !next.is_ascii_lowercase() && next != b' ' {
+            found.push(start..at + 1);
+            start = at + 2;
+        }
+    }
+    found.push(start..end);
+    found
+}
+
+/// Where an element of an array stands in `body`, with the comma that would be left; `None`: it is the only one.
+pub(super) fn element_in(body: &str, element: &str) -> Option<Range<usize>> {
+    let range = range_in(body, element);
+    let behind = body.get(range.end..)?.trim_ascii_start();
+    if let Some(rest) = behind.strip_prefix(',') {
+        return Some(range.start..offset_in(body, rest.trim_ascii_start()));
+    }
+    let before = body.get(..range.start)?.trim_ascii_end();
+    let start = before.strip_suffix(',').map(str::len)?;
+    Some(start..range.end)
+}
+
+/// Units of one text that are looked at; what follows stays as it is.
+const MAX_UNITS: usize = 4_096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn texts(system: &str) -> Vec<Vec<String>> {
+        let body = format!(r#"{{"system":{system},"messages":[]}}"#);
+        let parsed = crate::parse(body.as_bytes(), &Config::default()).unwrap();
+        let texts = SystemText::all(&parsed);
+        let units = |text: &SystemText<'_>| {
+            let units = text.units.iter();
+            units
+                .map(|unit| text.text.plain[unit.range.clone()].to_owned())
+                .collect()
+        };
+        texts.iter().map(units).collect()
+    }
+
+    #[test]
+    fn units_are_lines_and_the_sentences_of_lines() {
+        assert_eq!(
+            texts(r#""You are Ada. Be brief!  \n\n - Ask Dr. Who, e.g. now. It is 3.5 km.\nEnd""#),
+            [[
+                "You are Ada.",
+                "Be brief!",
+                "- Ask Dr. Who, e.g. now.",
+                "It is 3.5 km.",
+                "End"
+            ]]
+        );
+        assert_eq!(
+            texts(r#"[{"type":"text","text":"a"},{"type":"text","text":""}]"#).len(),
+            2
+        );
+    }
+
+    #[test]
+    fn what_is_left_reads_as_if_a_unit_had_never_been_there() {
+        let left = |system: &str, gone: &[usize]| {
+            let body = format!(r#"{{"system":"{system}","messages":[]}}"#);
+            let parsed = crate::parse(body.as_bytes(), &Config::default()).unwrap();
+            let text = &SystemText::all(&parsed)[0];
+            let marks: Vec<bool> = (0..text.units.len()).map(|at| gone.contains(&at)).collect();
+            let mut plain = text.text.plain.to_string();
+            for range in text.without(&marks).into_iter().rev() {
+                plain.replace_range(range, "");
+            }
+            plain
+        };
+        let lines = r"One here.\nTwo here.\nThree";
+        assert_eq!(left(lines, &[1]), "One here.\nThree");
+        assert_eq!(left(lines, &[2]), "One here.\nTwo here.");
+        assert_eq!(left(lines, &[1, 2]), "One here.\n");
+        let line = r"One here. Two here. Three here.\nFour";
+        assert_eq!(left(line, &[0]), "Two here. Three here.\nFour");
+        assert_eq!(left(line, &[1]), "One here. Three here.\nFour");
+        assert_eq!(left(line, &[2]), "One here. Two here.\nFour");
+        assert_eq!(left(line, &[0, 1]), "Three here.\nFour");
+        assert_eq!(left(line, &[0, 1, 2]), "Four");
+        assert_eq!(left(line, &[]), "One here. Two here. Three here.\nFour");
+    }
+
+    #[test]
+    fn what_stands_before_a_marker_is_marked() {
+        let body = r#"{"system":[{"text":"a"},{"text":"b","cache_control":{}},{"text":"c"}],"messages":[]}"#;
+        let parsed = crate::parse(body.as_bytes(), &Config::default()).unwrap();
+        let marks: Vec<bool> = SystemText::all(&parsed)
+            .iter()
+            .map(|text| text.is_marked)
+            .collect();
+        assert_eq!(marks, [true, true, false]);
+    }
+}

@@ -1,0 +1,606 @@
+//! The tools of a request in an order and a form that do not depend on the client's mood.
+//!
+//! ```text
+//!   request 1   search {"name", "parameters"}   weather {…}      first seen: kept as the form
+//!   request 2   weather {…}   search {"parameters", "name"}      equal but for the order of keys
+//!   sent        search {"name", "parameters"}   weather {…}      by name, in the first form
+//! ```
+//!
+//! A **layout** is what the parser finds in a tool: its objects and set-like arrays, their members as ranges, and the order
+//! in which these stand. Sorted by their keys, tools of equal content have equal layouts, so a **form** is nothing but the
+//! order of the members of each list, and taking it moves ranges of the client's own bytes: nothing is printed, and no
+//! collision of hashes can put another tool's words into a request.
+//!
+//! What may be reordered: the keys of objects, and the arrays `required` and the members of `dependentRequired`. What may
+//! not: any other array (`enum`, `oneOf`, `anyOf`, `allOf`, `prefixItems`), and anything in `enum`, `const`, `default` and
+//! examples, which are values that the model may copy. A tool with a key that comes twice, or with an escape in a key, is
+//! left alone. Where a tool carries `cache_control`, all are: the client has said where its prefix ends.
+
+use super::decision::Form;
+use crate::body::scan::{Scan, fields};
+use crate::recency::Recency;
+use crate::sort::sort_by_key;
+use fxhash::FxHashMap;
+use smallvec::SmallVec;
+use std::borrow::Cow;
+use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// What is known of one tenant's and model's tools.
+#[derive(Debug, Default)]
+pub(crate) struct Tools {
+    /// The form in which a tool was first seen, by its canonical hash.
+    forms: Lru<Box<[u8]>>,
+    /// Tools by the hash of their bytes.
+    known: Lru<Known>,
+    /// Forms that were made since they were last told to other workers.
+    told: Vec<Form>,
+    /// Grows with every form.
+    pub(crate) version: u64,
+}
+
+/// A tool that was looked at.
+#[derive(Debug)]
+struct Known {
+    /// Where its name stands in it, between the quotes; empty if it has none.
+    name: Range<usize>,
+    /// `None`: it is left alone.
+    canonical: Option<u64>,
+    /// Hash of the order in which its members stand.
+    order: u64,
+    marked: bool,
+}
+
+/// What is sent instead of the tools.
+#[derive(Debug, Default)]
+pub(crate) struct Arranged<'a> {
+    /// In the order sent: the index of the tool among the client's, and its bytes.
+    pub(crate) tools: Vec<(usize, Cow<'a, str>)>,
+    /// Tools that stand elsewhere than the client put them.
+    pub(crate) moved: u32,
+    /// Tools whose keys stand in another order.
+    pub(crate) reformed: u32,
+}
+
+/// What is to be done with tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// Whether they are put in order.
+    pub(crate) order: bool,
+    /// Whether an equal schema takes the form in which it was first seen.
+    pub(crate) schemas: bool,
+}
+
+impl Tools {
+    /// How these tools are sent; `None`: as they came. O(bytes of the tools that are new) + O(tools log tools).
+    pub(crate) fn arrange<'a>(
+        &mut self,
+        tools: &[&'a str],
+        wanted: Wanted,
+    ) -> Option<Arranged<'a>> {
+        if tools.is_empty() || !(wanted.order || wanted.schemas) {
+            return None;
+        }
+        let mut names: Vec<(&str, usize)> = Vec::with_capacity(tools.len());
+        let mut arranged = Arranged::default();
+        let mut texts: Vec<Cow<'a, str>> = Vec::with_capacity(tools.len());
+        for (at, tool) in tools.iter().enumerate() {
+            let raw = xxh3_64_with_seed(tool.as_bytes(), 0);
+            if self.known.get(raw).is_none() {
+                let known = self.read(tool);
+                self.known.insert(raw, known, MAX_KNOWN);
+            }
+            let known = self.known.get(raw)?;
+            if known.marked {
+                return None;
+            }
+            names.push((tool.get(known.name.clone()).unwrap_or_default(), at));
+            let (canonical, order) = (known.canonical, known.order);
+            let form = canonical.filter(|_| wanted.schemas);
+            let form = form.and_then(|canonical| self.forms.get(canonical));
+            let other = form.filter(|form| xxh3_64_with_seed(form, 0) != order);
+            let text = other.and_then(|form| reformed(tool, form));
+            arranged.reformed += u32::from(text.is_some());
+            texts.push(text.map_or(Cow::Borrowed(*tool), Cow::Owned));
+        }
+        if wanted.order {
+            sort_by_key(&mut names, |(name, _)| *name);
+            let is_certain = names.iter().all(|(name, _)| !name.is_empty())
+                && names.windows(2).all(|pair| match pair {
+                    [(one, _), (next, _)] => one != next,
+                    _ => true,
+                });
+            if !is_certain {
+                // A name that comes twice, or none: which of them is meant may depend on their order.
+                sort_by_key(&mut names, |(_, at)| *at);
+            }
+        }
+        let moved = names.iter().enumerate();
+        let moved = moved.filter(|(place, (_, at))| place != at).count();
+        arranged.moved = u32::try_from(moved).unwrap_or(u32::MAX);
+        if arranged.moved == 0 && arranged.reformed == 0 {
+            return None;
+        }
+        let order = names.into_iter();
+        arranged.tools = order
+            .filter_map(|(_, at)| Some((at, texts.get_mut(at).map(std::mem::take)?)))
+            .collect();
+        Some(arranged)
+    }
+
+    /// The forms that were first seen here since this was last asked.
+    pub(crate) fn take_told(&mut self) -> Vec<Form> {
+        std::mem::take(&mut self.told)
+    }
+
+    /// Takes a form that another worker has seen. Of two forms of one tool all workers take the same one, whichever each
+    /// saw first: the one whose order is the smaller.
+    pub(crate) fn learn(&mut self, form: &Form) {
+        if form.order.len() > MAX_FORM_BYTES {
+            return;
+        }
+        let is_new = (self.forms.get(form.canonical)).is_none_or(|known| form.order < *known);
+        if is_new {
+            self.version += 1;
+            self.forms
+                .insert(form.canonical, form.order.clone(), MAX_FORMS);
+        }
+    }
+
+    fn read(&mut self, tool: &str) -> Known {
+        let marked = tool.contains("\"cache_control\"");
+        let name = name_of(tool).map(|name| crate::body::range_in(tool, name));
+        let name = name.unwrap_or_default();
+        let Some(layout) = Layout::of(tool) else {
+            return Known {
+                name,
+                canonical: None,
+                order: 0,
+                marked,
+            };
+        };
+        let order = layout.order();
+        let hash = xxh3_64_with_seed(&order, 0);
+        let canonical = layout.canonical;
+        if order.len() <= MAX_FORM_BYTES && self.forms.get(canonical).is_none() {
+            let order: Box<[u8]> = order.into();
+            self.told.truncate(MAX_TOLD);
+            self.told.push(Form {
+                canonical,
+                order: order.clone(),
+            });
+            self.version += 1;
+            self.forms.insert(canonical, order, MAX_FORMS);
+        }
+        Known {
+            name,
+            canonical: Some(canonical),
+            order: hash,
+            marked,
+        }
+    }
+}
+
+/// What a tool is called, as between quotes: `function.name` (OpenAI), `name` (Anthropic, Cohere, functions), else its
+/// `type`, which names those that a provider brings.
+pub(crate) fn name_of(tool: &str) -> Option<&str> {
+    let [function, name, kind] = fields(tool, ["function", "name", "type"]).ok()?;
+    let inner = function.and_then(|function| {
+        let [name] = fields(function, ["name"]).ok()?;
+        name
+    });
+    let name = inner.or(name).or(kind)?;
+    name.strip_prefix('"')?.strip_suffix('"')
+}
+
+/// A tool's text with the members of its lists in the order of `form`; `None` if it does not fit.
+fn reformed(tool: &str, form: &[u8]) -> Option<String> {
+    let layout = Layout::of(tool)?;
+    let mut orders: Vec<&[u8]> = vec![&[]; layout.lists.len()];
+    let mut rest = form;
+    for &list in &layout.canonical_lists() {
+        let count = layout.lists.get(list)?.sorted.len();
+        let (order, behind) = rest.split_at_checked(count)?;
+        let mut seen = vec![false; count];
+        for rank in order {
+            let first = seen.get_mut(usize::from(*rank))?;
+            if std::mem::replace(first, true) {
+                return None;
+            }
+        }
+        *orders.get_mut(list)? = order;
+        rest = behind;
+    }
+    if !rest.is_empty() {
+        return None;
+    }
+    let mut out = String::with_capacity(tool.len());
+    layout.write(
+        tool,
+        0..tool.len(),
+        0..layout.lists.len(),
+        &orders,
+        &mut out,
+    )?;
+    (out.len() == tool.len()).then_some(out)
+}
+
+/// What a tool is made of.
+struct Layout {
+    canonical: u64,
+    /// Its objects and set-like arrays, in the order in which they open.
+    lists: Vec<List>,
+}
+
+/// An object or a set-like array.
+struct List {
+    /// Each member, key and all, as it stands.
+    members: Vec<Member>,
+    /// The members' places, sorted by key.
+    sorted: SmallVec<[u8; 8]>,
+}
+
+struct Member {
+    range: Range<usize>,
+    /// The lists that open in it.
+    lists: Range<usize>,
+}
+
+impl Layout {
+    fn of(tool: &str) -> Option<Self> {
+        let mut reading = Reading {
+            text: tool,
+            scan: Scan::new(tool),
+            lists: Vec::new(),
+        };
+        if !tool.starts_with('{') {
+            return None;
+        }
+        let canonical = reading.value(Context::Schema, 0)?;
+        reading.scan.end().ok()?;
+        Some(Self {
+            canonical,
+            lists: reading.lists,
+        })
+    }
+
+    /// The lists of two members or more, each object's own before those in its members by their keys.
+    fn canonical_lists(&self) -> Vec<usize> {
+        let mut lists = Vec::with_capacity(self.lists.len());
+        let mut waiting = Vec::with_capacity(self.lists.len());
+        waiting.push(0..self.lists.len());
+        while let Some(range) = waiting.pop() {
+            let Some(list) = self.lists.get(range.start).filter(|_| !range.is_empty()) else {
+                continue;
+            };
+            if list.sorted.len() > 1 {
+                lists.push(range.start);
+            }
+            // Behind this list's own members other lists of the same value may open: elements of an array.
+            let own_end = list.members.last().map_or(range.start + 1, |member| {
+                member.lists.end.max(range.start + 1)
+            });
+            waiting.push(own_end..range.end);
+            for place in list.sorted.iter().rev() {
+                if let Some(member) = list.members.get(usize::from(*place)) {
+                    waiting.push(member.lists.clone());
+                }
+            }
+        }
+        lists
+    }
+
+    /// The order of the members of each list: for every member as it stands, its rank by key.
+    fn order(&self) -> Vec<u8> {
+        let mut order = Vec::new();
+        for at in self.canonical_lists() {
+            let Some(list) = self.lists.get(at) else {
+                continue;
+            };
+            let start = order.len();
+            order.resize(start + list.sorted.len(), 0);
+            for (rank, place) in (0_u8..=u8::MAX).zip(&list.sorted) {
+                if let Some(of) = order.get_mut(start + usize::from(*place)) {
+                    *of = rank;
+                }
+            }
+        }
+        order
+    }
+
+    /// Writes `range` of the tool, in which `lists` open, with their members in these orders.
+    fn write(
+        &self,
+        tool: &str,
+        range: Range<usize>,
+        lists: Range<usize>,
+        orders: &[&[u8]],
+        out: &mut String,
+    ) -> Option<()> {
+        let mut done = range.start;
+        let mut next = lists.start;
+        while next < lists.end {
+            let list = self.lists.get(next)?;
+            let order = orders.get(next)?;
+            for (place, slot) in list.members.iter().enumerate() {
+                out.push_str(tool.get(done..slot.range.start)?);
+                let from = match order.get(place) {
+                    Some(rank) => usize::from(*list.sorted.get(usize::from(*rank))?),
+                    None => place,
+                };
+                let member = list.members.get(from)?;
+                self.write(
+                    tool,
+                    member.range.clone(),
+                    member.lists.clone(),
+                    orders,
+                    out,
+                )?;
+                done = slot.range.end;
+            }
+            let own_end = list
+                .members
+                .last()
+                .map_or(next + 1, |member| member.lists.end);
+            next = own_end.max(next + 1);
+        }
+        out.push_str(tool.get(done..range.end)?);
+        Some(())
+    }
+}
+
+/// What an object's keys mean.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Context {
+    /// Keywords of JSON schema, or of a tool.
+    Schema,
+    /// Names, whose values are schemas.
+    Names,
+    /// Names, whose values are set-like arrays.
+    Sets,
+}
+
+/// How the value of a key is read.
+enum Reads {
+    As(Context),
+    /// A set-like array, if it is an array.
+    Set,
+    /// As it stands.
+    Raw,
+}
+
+impl Context {
+    fn reads(self, key: &str) -> Reads {
+        match self {
+            Self::Names => Reads::As(Self::Schema),
+            Self::Sets => Reads::Set,
+            Self::Schema => match key {
+                "properties"
+                | "patternProperties"
+                | "$defs"
+                | "definitions"
+                | "dependentSchemas"
+                | "parameter_definitions" => Reads::As(Self::Names),
+                "required" => Reads::Set,
+                "dependentRequired" => Reads::As(Self::Sets),
+                "enum" | "const" | "default" | "example" | "examples" | "input_examples" => {
+                    Reads::Raw
+                }
+                _ => Reads::As(Self::Schema),
+            },
+        }
+    }
+}
+
+struct Reading<'a> {
+    text: &'a str,
+    scan: Scan<'a>,
+    lists: Vec<List>,
+}
+
+impl Reading<'_> {
+    /// The canonical hash of the next value.
+    fn value(&mut self, context: Context, depth: usize) -> Option<u64> {
+        if depth > MAX_DEPTH {
+            return None;
+        }
+        let start = self.scan.next();
+        match self.text.as_bytes().get(start)? {
+            b'{' => self.object(context, depth),
+            b'[' => self.array(context, depth),
+            _ => self.raw(),
+        }
+    }
+
+    fn raw(&mut self) -> Option<u64> {
+        let raw = self.scan.value().ok()?;
+        Some(xxh3_64_with_seed(raw.as_bytes(), 1))
+    }
+
+    fn object(&mut self, context: Context, depth: usize) -> Option<u64> {
+        self.scan.expect(b'{').ok()?;
+        let at = self.open();
+        let mut members: Vec<Member> = Vec::new();
+        let mut keys: SmallVec<[(&str, u64); 8]> = SmallVec::new();
+        if !self.scan.eat(b'}') {
+            loop {
+                let start = self.scan.next();
+                let key = self.scan.name().ok()?;
+                if key.contains('\\') {
+                    return None;
+                }
+                let first = self.lists.len();
+                let hash = match context.reads(key) {
+                    Reads::As(context) => self.value(context, depth + 1)?,
+                    Reads::Set => self.set(depth + 1)?,
+                    Reads::Raw => self.raw()?,
+                };
+                members.push(Member {
+                    range: start..self.scan.at(),
+                    lists: first..self.lists.len(),
+                });
+                keys.push((key, hash));
+                if !self.scan.goes_on(b'}').ok()? {
+                    break;
+                }
+            }
+        }
+        self.close(at, 2, members, &keys)
+    }
+
+    /// An array whose elements keep their places.
+    fn array(&mut self, context: Context, depth: usize) -> Option<u64> {
+        self.scan.expect(b'[').ok()?;
+        let mut hash = 3;
+        if !self.scan.eat(b']') {
+            loop {
+                let element = self.value(context, depth + 1)?;
+                hash = xxh3_64_with_seed(&element.to_le_bytes(), hash);
+                if !self.scan.goes_on(b']').ok()? {
+                    break;
+                }
+            }
+        }
+        Some(hash)
+    }
+
+    /// An array whose order means nothing, if all of its elements are strings and none comes twice.
+    fn set(&mut self, depth: usize) -> Option<u64> {
+        let start = self.scan.next();
+        let mut ahead = Scan::new(self.text.get(start..)?);
+        let is_array = self.text.as_bytes().get(start) == Some(&b'[');
+        let elements = if is_array {
+            // The elements are few and short: a second look at them costs little.
+            ahead.elements().unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        let mut sorted = elements.clone();
+        sort_by_key(&mut sorted, |element| *element);
+        let are_names = elements.iter().all(|element| element.starts_with('"'));
+        let is_set = are_names
+            && !elements.is_empty()
+            && sorted.windows(2).all(|pair| pair.first() != pair.last());
+        if !is_set {
+            return self.value(Context::Schema, depth);
+        }
+        let at = self.open();
+        self.scan.value().ok()?;
+        let members = elements.iter().map(|element| {
+            let start = crate::body::offset_in(self.text, element);
+            Member {
+                range: start..start + element.len(),
+                lists: at + 1..at + 1,
+            }
+        });
+        let members = members.collect();
+        let keys: SmallVec<[(&str, u64); 8]> = elements.iter().map(|name| (*name, 0)).collect();
+        self.close(at, 4, members, &keys)
+    }
+
+    fn open(&mut self) -> usize {
+        self.lists.push(List {
+            members: Vec::new(),
+            sorted: SmallVec::new(),
+        });
+        self.lists.len() - 1
+    }
+
+    /// The canonical hash of a list of these members, whose keys are these.
+    fn close(
+        &mut self,
+        at: usize,
+        kind: u64,
+        members: Vec<Member>,
+        keys: &[(&str, u64)],
+    ) -> Option<u64> {
+        // A rank is a byte.
+        let count = u8::try_from(keys.len()).ok()?;
+        let mut sorted: SmallVec<[u8; 8]> = (0..count).collect();
+        let key = |place: &u8| keys.get(usize::from(*place)).map(|(key, _)| *key);
+        sort_by_key(&mut sorted, |place| key(place));
+        if sorted
+            .windows(2)
+            .any(|pair| pair.first().and_then(key) == pair.last().and_then(key))
+        {
+            return None;
+        }
+        let hash = sorted.iter().fold(kind, |hash, place| {
+            let (key, value) = keys.get(usize::from(*place)).copied().unwrap_or_default();
+            let hash = xxh3_64_with_seed(key.as_bytes(), hash);
+            xxh3_64_with_seed(&value.to_le_bytes(), hash)
+        });
+        let list = self.lists.get_mut(at)?;
+        list.members = members;
+        list.sorted = sorted;
+        Some(hash)
+    }
+}
+
+/// Values by hash, of which the least recently used go first.
+#[derive(Debug)]
+pub(crate) struct Lru<T> {
+    places: FxHashMap<u64, u32>,
+    entries: Vec<(u64, T)>,
+    recency: Recency,
+}
+
+impl<T> Default for Lru<T> {
+    fn default() -> Self {
+        Self {
+            places: FxHashMap::default(),
+            entries: Vec::new(),
+            recency: Recency::default(),
+        }
+    }
+}
+
+impl<T> Lru<T> {
+    /// The value of that hash, which is used by that.
+    pub(crate) fn get(&mut self, hash: u64) -> Option<&mut T> {
+        let place = *self.places.get(&hash)?;
+        self.recency.touch(place);
+        let (_, value) = self.entries.get_mut(place as usize)?;
+        Some(value)
+    }
+
+    /// Puts a value in the place of the one of that hash, or of the least recently used of `max`.
+    pub(crate) fn insert(&mut self, hash: u64, value: T, max: usize) {
+        if let Some(known) = self.get(hash) {
+            *known = value;
+            return;
+        }
+        let place = if self.entries.len() >= max {
+            let Some(oldest) = self.recency.oldest() else {
+                return;
+            };
+            self.recency.remove(oldest);
+            if let Some((old, slot)) = self.entries.get_mut(oldest as usize) {
+                self.places.remove(old);
+                (*old, *slot) = (hash, value);
+            }
+            oldest
+        } else {
+            // Bounds are far below 2^32.
+            self.entries.push((hash, value));
+            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
+        };
+        self.places.insert(hash, place);
+        self.recency.add(place);
+    }
+}
+
+/// Nesting of a tool that is looked into.
+const MAX_DEPTH: usize = 48;
+
+/// Tools of one tenant and model whose form is known; the least recently used go first.
+const MAX_FORMS: usize = 512;
+
+/// Bytes of a form, a byte a key.
+const MAX_FORM_BYTES: usize = 2_048;
+
+/// Tools of one tenant and model that were looked at.
+const MAX_KNOWN: usize = 2_048;
+
+/// Forms that wait to be told.
+const MAX_TOLD: usize = 63;

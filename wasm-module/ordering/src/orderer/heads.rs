@@ -1,0 +1,67 @@
+//! What is known of heads, by tenant and model: apart from what is kept of documents, for most chats that have a head bring
+//! none, and take no tree's place.
+
+use super::kept::key_of;
+use crate::config::Config;
+use crate::head::stabilise::Heads;
+use crate::tenant::Tenant;
+use fxhash::FxHashMap;
+
+/// At most `tree.max_trees` tenants and models.
+#[derive(Default)]
+pub(super) struct HeadKeep {
+    all: FxHashMap<String, Entry>,
+}
+
+struct Entry {
+    /// Whose they are.
+    tenant: Box<str>,
+    last_used: u64,
+    heads: Heads,
+}
+
+impl HeadKeep {
+    /// What is known of a tenant's and model's heads; if nothing is, something new, in place of what was used least recently
+    /// by the tenant that has most.
+    pub(super) fn of(
+        &mut self,
+        config: &Config,
+        now: u64,
+        tenant: Tenant<'_>,
+        model: &str,
+    ) -> &mut Heads {
+        let key = key_of(tenant, model);
+        if !self.all.contains_key(&key)
+            && self.all.len() >= config.max_trees as usize
+            && let Some(key) = self.given_up()
+        {
+            self.all.remove(&key);
+        }
+        let entry = self.all.entry(key).or_insert_with(|| Entry {
+            tenant: tenant.name.into(),
+            last_used: now,
+            heads: Heads::default(),
+        });
+        entry.last_used = now;
+        &mut entry.heads
+    }
+
+    /// The same, if there is anything.
+    pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut Heads> {
+        let entry = self.all.get_mut(&key_of(tenant, model))?;
+        Some(&mut entry.heads)
+    }
+
+    fn given_up(&self) -> Option<String> {
+        let mut counts: FxHashMap<&str, u32> = FxHashMap::default();
+        for entry in self.all.values() {
+            *counts.entry(&entry.tenant).or_default() += 1;
+        }
+        let most = counts.values().copied().max();
+        let candidates = self.all.iter();
+        candidates
+            .filter(|(_, entry)| counts.get(&*entry.tenant).copied() == most)
+            .min_by_key(|(_, entry)| entry.last_used)
+            .map(|(key, _)| key.clone())
+    }
+}

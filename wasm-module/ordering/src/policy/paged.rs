@@ -1,0 +1,73 @@
+//! A rule for an engine whose cache has large blocks (528 to 8,320 tokens for hybrid models): a match shorter than a block
+//! is none, so nothing is moved for it.
+
+use super::{Order, Policy, match_of};
+use crate::document::{Candidate, Fingerprint};
+use crate::tree::{Bounds, KnowledgeTree, Scope};
+
+/// Asks another rule, and once more without the tree where the match is shorter than a block.
+pub(super) struct Paged {
+    policy: Box<dyn Policy>,
+    block_tokens: u64,
+    /// Holds nothing.
+    empty: KnowledgeTree,
+}
+
+impl Paged {
+    /// `policy` under blocks of `block_tokens` tokens; itself, where any match counts.
+    pub(super) fn of(policy: Box<dyn Policy>, block_tokens: u32) -> Box<dyn Policy> {
+        if block_tokens <= 1 {
+            return policy;
+        }
+        let bounds = Bounds {
+            max_nodes: 1,
+            max_tokens: None,
+        };
+        Box::new(Self {
+            policy,
+            block_tokens: block_tokens.into(),
+            empty: KnowledgeTree::new(bounds),
+        })
+    }
+}
+
+impl Policy for Paged {
+    fn order(&mut self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, scope: Scope) -> Order {
+        let order = self.policy.order(candidates, tree, scope);
+        let found = match_of(candidates, &order, tree, scope);
+        if found.tokens == 0 || found.tokens >= self.block_tokens {
+            return order;
+        }
+        self.policy.order(candidates, &self.empty, scope)
+    }
+
+    fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
+        self.policy.remember(ranked, order);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::policy::tests::ordered;
+    use crate::policy::{PolicyKind, PolicyOptions};
+
+    #[test]
+    fn nothing_is_moved_for_a_match_that_is_shorter_than_a_block() {
+        for kind in [
+            PolicyKind::Greedy,
+            PolicyKind::Longest,
+            PolicyKind::Foresight,
+        ] {
+            let with = |block_tokens| {
+                let options = PolicyOptions {
+                    block_tokens,
+                    ..PolicyOptions::default()
+                };
+                let mut policy = kind.build(&options);
+                ordered(policy.as_mut(), &[&[3, 2]], &[1, 2, 3])
+            };
+            assert_eq!(with(1), [3, 2, 1], "{}", kind.name());
+            assert_eq!(with(100_000), [1, 2, 3], "{}", kind.name());
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! A line of a log that says more than a request: whose it was, where it went, what the engine said of it.
+//!
+//! ```text
+//!   {"messages": […], …}                                                              the body itself
+//!   {"request": {"messages": […], …}, "response": {"usage": {…}}, "tenant": "a", "engine": "10.0.0.1:8000"}
+//! ```
+//!
+//! `body` is another name for `request`; either holds the body as an object, or as a string, which access logs write.
+//! `usage` may stand beside the request, in OpenAI's or Anthropic's words; `upstream` is another name for `engine`, and
+//! `cached_tokens` and `prompt_tokens`, the fields of the gateway's access log, may stand by themselves. What else there
+//! is (times, headers) is passed over.
+
+use super::BadLine;
+use crate::body::scan::{self, Bad};
+use crate::body::string;
+use std::borrow::Cow;
+
+/// A request in a log, and what is known of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Logged<'a> {
+    /// The body, or a ranking.
+    pub body: Cow<'a, str>,
+    /// Whose it was; empty: nobody says.
+    pub tenant: Cow<'a, str>,
+    /// Where it went; empty: nobody says.
+    pub engine: Cow<'a, str>,
+    /// Tokens of the prompt, as the engine counts.
+    pub prompt_tokens: Option<u64>,
+    /// Those of them that the engine had cached.
+    pub cached_tokens: Option<u64>,
+}
+
+/// What a logged body is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoggedKind {
+    /// A chat's.
+    Chat,
+    /// A list of documents' ids.
+    Ranking,
+}
+
+impl<'a> Logged<'a> {
+    /// Reads a line.
+    ///
+    /// # Errors
+    /// [`BadLine::NotAnObject`], [`BadLine::Request`]. What the body is worth says
+    /// [`LogReader::requests`](super::LogReader::requests).
+    pub fn read(line: &'a [u8]) -> Result<Self, BadLine> {
+        let text = std::str::from_utf8(line).map_err(|error| BadLine::NotAnObject {
+            column: error.valid_up_to() + 1,
+        })?;
+        let names = [
+            "messages",
+            "docs",
+            "message",
+            "request",
+            "body",
+            "response",
+            "usage",
+            "tenant",
+            "engine",
+            "upstream",
+            "prompt_tokens",
+            "cached_tokens",
+        ];
+        let [
+            messages,
+            docs,
+            message,
+            request,
+            body,
+            response,
+            usage,
+            tenant,
+            engine,
+            upstream,
+            prompt,
+            cached,
+        ] = scan::fields(text, names).map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
+        let inner = request
+            .or(body)
+            .filter(|_| messages.is_none() && docs.is_none() && message.is_none());
+        let Some(inner) = inner else {
+            return Ok(Self::bare(text));
+        };
+        let body = match inner.as_bytes().first() {
+            Some(b'{') => Cow::Borrowed(inner),
+            Some(b'"') => string(inner).ok_or(BadLine::Request)?,
+            _ => return Err(BadLine::Request),
+        };
+        let words = |value: Option<&'a str>| value.and_then(string).unwrap_or_default();
+        let answer = response.filter(|response| response.starts_with('{'));
+        let told = answer.and_then(|answer| scan::fields(answer, ["usage"]).ok()?[0]);
+        let [used_prompt, used_cached] = usage.or(told).map_or([None; 2], counted);
+        Ok(Self {
+            body,
+            tenant: words(tenant),
+            engine: words(engine.or(upstream)),
+            prompt_tokens: used_prompt.or(prompt.and_then(number)),
+            cached_tokens: used_cached.or(cached.and_then(number)),
+        })
+    }
+
+    fn bare(text: &'a str) -> Self {
+        Self {
+            body: Cow::Borrowed(text),
+            tenant: Cow::default(),
+            engine: Cow::default(),
+            prompt_tokens: None,
+            cached_tokens: None,
+        }
+    }
+
+    /// What the body is.
+    ///
+    /// # Errors
+    /// [`BadLine::NotAnObject`], [`BadLine::Neither`].
+    pub fn kind(&self) -> Result<LoggedKind, BadLine> {
+        let names = ["messages", "message", "docs"];
+        let fields = scan::fields(&self.body, names);
+        let fields = fields.map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
+        match fields {
+            [None, None, Some(_)] => Ok(LoggedKind::Ranking),
+            [None, None, None] => Err(BadLine::Neither),
+            _ => Ok(LoggedKind::Chat),
+        }
+    }
+
+    /// Tokens of the prompt and those that were cached, if both are told.
+    #[must_use]
+    pub fn usage(&self) -> Option<(u64, u64)> {
+        self.prompt_tokens.zip(self.cached_tokens)
+    }
+}
+
+/// A number, written as one or as a string of digits.
+fn number(value: &str) -> Option<u64> {
+    value.trim_matches('"').parse().ok()
+}
+
+/// Tokens of the prompt, and those that were cached, in whatever dialect.
+fn counted(usage: &str) -> [Option<u64>; 2] {
+    let names = [
+        "prompt_tokens",
+        "prompt_tokens_details",
+        "input_tokens",
+        "input_tokens_details",
+        "cache_read_input_tokens",
+        "cache_creation_input_tokens",
+    ];
+    let Ok(fields) = scan::fields(usage, names) else {
+        return [None; 2];
+    };
+    let [prompt, details, input, input_details, read, created] = fields;
+    let within = |details: Option<&str>| {
+        let [cached] = scan::fields(details?, ["cached_tokens"]).ok()?;
+        number(cached?)
+    };
+    let cached = within(details).or_else(|| within(input_details));
+    let [read, created] = [read, created].map(|value| value.and_then(number));
+    match (prompt.and_then(number), input.and_then(number)) {
+        (Some(prompt), _) => [Some(prompt), cached.or(read)],
+        // Anthropic's counts leave out what was read from the cache and what was written to it.
+        (None, Some(input)) if read.is_some() || created.is_some() => {
+            let prompt = input + read.unwrap_or(0) + created.unwrap_or(0);
+            [Some(prompt), Some(read.unwrap_or(0))]
+        }
+        (None, input) => [input, cached],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Logged<'_> {
+        Logged::read(line.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_body_or_a_ranking_is_itself() {
+        for line in [
+            r#"{"messages":[],"usage":{"prompt_tokens":3}}"#,
+            r#"{"docs":["a"],"body":{}}"#,
+            r#"{"message":"Why?"}"#,
+            r#"{"other":1}"#,
+        ] {
+            assert_eq!(read(line), Logged::bare(line));
+        }
+    }
+
+    #[test]
+    fn a_request_may_be_an_object_or_a_string_beside_what_is_known_of_it() {
+        let line = r#"{"time":1,"request":{"messages":[]},"tenant":"a","upstream":"e:1","response":{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}}"#;
+        let logged = read(line);
+        assert_eq!(logged.body, r#"{"messages":[]}"#);
+        assert_eq!((&*logged.tenant, &*logged.engine), ("a", "e:1"));
+        assert_eq!(logged.usage(), Some((9, 4)));
+        let logged = read(r#"{"body":"{\"messages\":[]}","prompt_tokens":"12","cached_tokens":8}"#);
+        assert_eq!(
+            (&*logged.body, logged.usage()),
+            (r#"{"messages":[]}"#, Some((12, 8)))
+        );
+    }
+
+    #[test]
+    fn each_dialect_counts_in_its_own_words() {
+        let counted = |usage: &str| {
+            let line = format!(r#"{{"request":{{}},"usage":{usage}}}"#);
+            let logged = Logged::read(line.as_bytes()).unwrap();
+            (logged.prompt_tokens, logged.cached_tokens)
+        };
+        assert_eq!(counted(r#"{"prompt_tokens":9}"#), (Some(9), None));
+        assert_eq!(
+            counted(
+                r#"{"input_tokens":3,"cache_read_input_tokens":40,"cache_creation_input_tokens":2}"#
+            ),
+            (Some(45), Some(40))
+        );
+        assert_eq!(
+            counted(r#"{"input_tokens":30,"input_tokens_details":{"cached_tokens":16}}"#),
+            (Some(30), Some(16))
+        );
+        assert_eq!(counted(r#"{"prompt_tokens":-1}"#), (None, None));
+        assert_eq!(counted("7"), (None, None));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_without_the_lines_words() {
+        for line in [r#"{"request":7}"#, r#"{"body":["secret"]}"#] {
+            assert_eq!(Logged::read(line.as_bytes()), Err(BadLine::Request));
+        }
+        assert!(matches!(
+            Logged::read(b"secret"),
+            Err(BadLine::NotAnObject { column: 1 })
+        ));
+    }
+}
