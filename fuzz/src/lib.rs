@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | `bodies` | bodies for one orderer, of any configuration | JSON stays JSON; only documents move; bounds are kept; reading is linear, by count |
 //! | `texts` | what users write in chats that go on | earlier messages stay as they were sent; a message keeps its text; reading is linear, by count |
+//! | `heads` | system texts of one tenant | a report changes no byte; words move, and none is lost or repeated |
 //! | `chats` | a client's steps | what the slow model of the property tests says |
 //! | `json` | a value | the core's scanner takes what `serde_json` takes, and reading is linear, by count |
 //! | `configurations` | a configuration of the filter or of the core | one that is taken works |
@@ -25,6 +26,7 @@ mod configurations;
 mod deeds;
 mod feed;
 mod filter;
+mod heads;
 mod hostile;
 mod json;
 // Its tests, which the host compiles, need the host around them.
@@ -53,6 +55,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     target("bodies", bodies::run, bodies::seeds),
     target("texts", texts::run, texts::seeds),
+    target("heads", heads::run, heads::seeds),
     target("chats", chats::run, chats::seeds),
     target("json", json::run, json::seeds),
     target("configurations", configurations::run, configurations::seeds),
