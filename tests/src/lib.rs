@@ -22,7 +22,7 @@ mod wait;
 pub use bridge::Bridge;
 pub use gateway::{Fallback, Gateway, GatewayOptions, Paths, Shell};
 pub use host::Host;
-pub use starlette::{Routed, Starlette, over_http2};
+pub use starlette::{RawRequest, Routed, Starlette, over_http2};
 pub use traffic::under_traffic;
 pub use upstream::{Received, Reply, Upstream};
 pub use wait::until;
