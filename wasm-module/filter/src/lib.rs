@@ -46,6 +46,7 @@ mod exchange;
 mod feed;
 mod host;
 mod metrics;
+mod misses;
 mod outcome;
 mod plugin;
 #[cfg(target_arch = "wasm32")]

@@ -9,13 +9,14 @@
 //!
 //! No metric is a tenant's: who reads them sees all tenants as one, and a tenant does not read them.
 
-use foreword_ordering::head::HeadReport;
+use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{Arm, Skip};
 
 use crate::agreement::Learnt;
 use crate::counter::{Counter, record};
 use crate::exchange::Unlisted;
 use crate::host::{Host, MetricId};
+use crate::misses;
 use crate::outcome::{Outcome, head_counts, reason};
 use crate::usage::Counted;
 
@@ -48,6 +49,8 @@ pub(crate) struct Metrics {
     heads_reported: Counter,
     /// In the order of [`head_counts`].
     heads: [Counter; 7],
+    /// Requests and tokens lost, in the order of [`misses::COUNTED`].
+    misses: Vec<[Counter; 2]>,
     engine_prompt_tokens: Counter,
     engine_cached_tokens: Counter,
     corrections: Counter,
@@ -114,6 +117,17 @@ impl Metrics {
             heads_reported: Counter::define(host, "foreword_heads_reported_total"),
             heads: head_counts(&HeadReport::default())
                 .map(|(name, _)| Counter::define(host, &format!("foreword_{name}_total"))),
+            misses: misses::COUNTED
+                .into_iter()
+                .map(|(cause, segment)| {
+                    let cause = cause.name().replace('-', "_");
+                    let segment = misses::segment_name(segment);
+                    ["requests", "tokens"].map(|what| {
+                        let name = format!("foreword_miss_{what}_{segment}_{cause}_total");
+                        Counter::define(host, &name)
+                    })
+                })
+                .collect(),
             engine_prompt_tokens: Counter::define(host, "foreword_engine_prompt_tokens_total"),
             engine_cached_tokens: Counter::define(host, "foreword_engine_cached_tokens_total"),
             corrections: Counter::define(host, "foreword_corrections_total"),
@@ -200,6 +214,15 @@ impl Metrics {
         requests.add(host, 1);
         for (counter, (_, count)) in self.heads.iter().zip(head_counts(head)) {
             counter.add(host, count.into());
+        }
+    }
+
+    /// Counts why a request could not begin like an earlier one.
+    pub(crate) fn missed(&self, host: &impl Host, diagnosis: &Diagnosis) {
+        let counters = misses::counted(diagnosis).and_then(|at| self.misses.get(at));
+        if let Some([requests, tokens]) = counters {
+            requests.add(host, 1);
+            tokens.add(host, diagnosis.lost_tokens);
         }
     }
 

@@ -22,7 +22,9 @@ use causes::{Causes, Row, segment_name};
 use foreword_ordering::Config;
 use foreword_ordering::head::{Cause, Diagnosis, Index, Limits};
 use foreword_ordering::policy::PolicyKind;
-use foreword_ordering::simulation::{BadLine, Capacity, LogReader, Logged, LoggedKind};
+use foreword_ordering::simulation::{
+    BadLine, Capacity, LogReader, Logged, LoggedKind, PromptReuse,
+};
 use foreword_report::words::{grouped, percent, rounded};
 use remedy::{Part, Remedy};
 use serde_json::{Value, json};
@@ -301,9 +303,7 @@ fn gains(
     let computed = |kind, changes: &Value, is_ordered| -> Result<u64> {
         let raw = ordering.raw(changes)?;
         let outcome = whole::prompts(&input, kind, &raw, is_ordered)?;
-        Ok(outcome
-            .prompts
-            .map_or(0, |prompts| prompts.computed_tokens()))
+        Ok(outcome.prompts.map_or(0, PromptReuse::computed_tokens))
     };
     let plain = json!({"head": {"mode": "off"}, "conversation": {"pin": false}});
     let policy = ordering.policy()?;

@@ -51,6 +51,34 @@ pub(super) fn max_body_bytes(value: &Value) -> Result<u32, ConfigError> {
         })
 }
 
+/// Requests by which others are explained.
+pub(super) fn explained(value: &Value) -> Result<u32, ConfigError> {
+    let fields = value.as_object();
+    let fields = fields.filter(|fields| fields.keys().all(|key| key == "requests"));
+    let Some(fields) = fields else {
+        return Err(invalid(
+            "explain",
+            value,
+            "an object with the field requests",
+        ));
+    };
+    let Some(value) = fields.get("requests") else {
+        return Ok(super::DEFAULT_EXPLAINED);
+    };
+    let requests = value
+        .as_u64()
+        .and_then(|requests| u32::try_from(requests).ok());
+    requests
+        .filter(|requests| *requests <= MAX_EXPLAINED)
+        .ok_or_else(|| {
+            let limit = format!("a whole number from 0 to {MAX_EXPLAINED}");
+            invalid("explain.requests", value, limit)
+        })
+}
+
+/// Requests kept for explanations.
+const MAX_EXPLAINED: u32 = 1_024;
+
 /// One of two words.
 pub(super) fn one_of<T>(
     field: &'static str,

@@ -67,6 +67,9 @@ pub struct Config {
     pub log_fields: bool,
     /// At least one.
     pub(crate) engines: Vec<EngineConfig>,
+    /// Recent requests of a tenant by which it is explained why a prompt could not begin like an earlier one; 0: nothing
+    /// is explained.
+    pub(crate) explain: u32,
     /// What workers tell each other.
     pub(crate) agreement: AgreementConfig,
     /// Where documents come from for chats that bring none; `None`: from nowhere.
@@ -135,6 +138,12 @@ impl Config {
         let (salt, open_paths) = (raw.salt)
             .map_or_null(|| None, tenant::salt)?
             .map_or_else(Default::default, |(key, open)| (Some(key), open));
+        // The smallest block: what one engine can reuse is not given up for another.
+        let blocks = engines.iter().filter_map(|engine| engine.block_tokens);
+        let ordering = match blocks.min() {
+            Some(block_tokens) => ordering.with_block_tokens(block_tokens),
+            None => ordering,
+        };
         let audience = raw.audience(&engines);
         let config = Self {
             ordering,
@@ -184,6 +193,9 @@ impl Config {
                 .log_fields
                 .map_or_default(|| true, |value| field::switch("log_fields", value))?,
             engines,
+            explain: raw
+                .explain
+                .map_or_default(|| DEFAULT_EXPLAINED, field::explained)?,
             agreement,
             retrieval: retrieval.map(|(retrieval, _)| retrieval),
             audience,
@@ -319,6 +331,7 @@ struct RawConfig {
     path_header: Field,
     log_fields: Field,
     agreement: Field,
+    explain: Field,
     engines: Field,
     retrieval: Field,
 }
@@ -431,6 +444,8 @@ const DEFAULT_ROUTES: [&str; 2] = ["/v1/chat/completions", "/v1/messages"];
 const DEFAULT_REPORT_HEADER: &str = "x-foreword";
 const DEFAULT_PATH_HEADER: &str = "x-foreword-path";
 const DEFAULT_MAX_BODY_BYTES: u32 = 4 << 20;
+/// Recent requests of a tenant that a request is compared with.
+const DEFAULT_EXPLAINED: u32 = 64;
 
 #[cfg(test)]
 mod tests;

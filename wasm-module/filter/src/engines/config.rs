@@ -15,6 +15,8 @@ pub(crate) struct EngineConfig {
     /// Where Envoy is told to send requests; `None`: there is nothing to choose.
     pub(crate) address: Option<SocketAddr>,
     pub(crate) feed: Option<FeedConfig>,
+    /// Tokens in a block of its cache; `None`: nobody says.
+    pub(crate) block_tokens: Option<u32>,
 }
 
 /// Where an engine says what it holds.
@@ -43,6 +45,7 @@ pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, Config
             name: "engine".to_owned(),
             address: None,
             feed: None,
+            block_tokens: None,
         }]);
     };
     let list = value
@@ -79,7 +82,11 @@ pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, Config
 }
 
 fn engine(value: &Value) -> Result<EngineConfig, ConfigError> {
-    let fields = object("engines", value, &["name", "address", "feed"])?;
+    let fields = object(
+        "engines",
+        value,
+        &["name", "address", "feed", "block_tokens"],
+    )?;
     let name = text(fields.get("name")).filter(|name| is_name(name));
     let name = name.ok_or_else(|| {
         let limit =
@@ -108,10 +115,23 @@ fn engine(value: &Value) -> Result<EngineConfig, ConfigError> {
         None | Some(Value::Null) => None,
         Some(value) => Some(feed(value)?),
     };
+    let block_tokens = match fields.get("block_tokens") {
+        None | Some(Value::Null) => None,
+        Some(value) => Some(
+            (value.as_u64())
+                .and_then(|tokens| u32::try_from(tokens).ok())
+                .filter(|tokens| (1..=MAX_BLOCK_TOKENS).contains(tokens))
+                .ok_or_else(|| {
+                    let limit = format!("a whole number from 1 to {MAX_BLOCK_TOKENS}");
+                    invalid("engines.block_tokens", value, limit)
+                })?,
+        ),
+    };
     Ok(EngineConfig {
         name: name.to_owned(),
         address,
         feed,
+        block_tokens,
     })
 }
 
@@ -183,6 +203,7 @@ fn is_token(token: &str) -> bool {
 
 const MAX_NAME_BYTES: usize = 64;
 const MAX_CLUSTER_BYTES: usize = 256;
+const MAX_BLOCK_TOKENS: u32 = 65_536;
 const MAX_TOKEN_BYTES: usize = 4096;
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use foreword_ordering::head::HeadReport;
+use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{Deed, Retrieved, Rewrite};
 
 use crate::awaited::Awaited;
@@ -31,8 +31,9 @@ use crate::config::{Mode, RequestHeaders, TenantSource};
 use crate::dialect::Dialect;
 use crate::engines::DESTINATION_HEADER;
 use crate::host::{Answer, Host, HostError, LogLevel};
+use crate::misses;
 use crate::outcome::{self, Fault, Outcome, reason};
-use crate::plugin::{Known, Plugin, Route};
+use crate::plugin::{Known, Plugin, Rewritten, Route};
 use crate::retrieval::{Ended, OnNothing, Reason, Search, Step};
 use crate::salt::Identity;
 use crate::usage::Counted;
@@ -54,6 +55,8 @@ pub struct Exchange {
     ended: Option<Ended>,
     /// What was done with the head, or would be, if anything.
     head: Option<HeadReport>,
+    /// Why the request could not begin like an earlier one, if that is known.
+    miss: Option<Box<Diagnosis>>,
 }
 
 /// What the proxy does next with the request.
@@ -105,6 +108,13 @@ impl Held {
     }
 }
 
+/// What is told of a request beside its outcome.
+#[derive(Default)]
+struct Noted {
+    head: Option<HeadReport>,
+    miss: Option<Box<Diagnosis>>,
+}
+
 /// What goes on instead of a body.
 struct Sent {
     /// `None`: the body that came.
@@ -125,6 +135,7 @@ impl Exchange {
             search: None,
             ended: None,
             head: None,
+            miss: None,
         }
     }
 
@@ -264,6 +275,9 @@ impl Exchange {
     pub fn on_done(&mut self, host: &impl Host) {
         let awaited = self.awaited.take();
         let counted = awaited.and_then(|awaited| awaited.on_done(host, &self.plugin));
+        if let Some(miss) = &mut self.miss {
+            self.plugin.missed(host, miss, counted);
+        }
         // A search that nobody waits for any more, and its place among the warm-ups.
         self.search = None;
         let phase = std::mem::replace(&mut self.phase, Phase::Bystander);
@@ -283,6 +297,7 @@ impl Exchange {
     ) -> Vec<(&'static str, String)> {
         let mut fields = outcome.fields();
         fields.extend(self.head.iter().flat_map(outcome::head_fields));
+        fields.extend(self.miss.iter().flat_map(|miss| misses::fields(miss)));
         if let Some(ended) = self.ended {
             fields.push(("retrieval", ended.word.to_owned()));
             fields.push(("retrieval_ms", ended.milliseconds.to_string()));
@@ -506,9 +521,9 @@ impl Exchange {
     /// Rewrites the body that `came`, and lets the request go.
     fn go_on(&mut self, host: &impl Host, held: &Held, came: &[u8], known: Known<'_>) -> Flow {
         let mut awaited = None;
-        let mut head = None;
-        let sent = self.send(host, held, came, known, &mut awaited, &mut head);
-        (self.awaited, self.head) = (awaited, head);
+        let mut noted = Noted::default();
+        let sent = self.send(host, held, came, known, &mut awaited, &mut noted);
+        (self.awaited, self.head, self.miss) = (awaited, noted.head, noted.miss);
         match sent {
             Ok(outcome) => {
                 self.settle(host, outcome);
@@ -526,7 +541,7 @@ impl Exchange {
         came: &[u8],
         known: Known<'_>,
         awaited: &mut Option<Awaited>,
-        head: &mut Option<HeadReport>,
+        noted: &mut Noted,
     ) -> Result<Outcome, Fault> {
         let mut body = Cow::Borrowed(came);
         if let Some(cut) = held.cut.clone().filter(|cut| cut.end <= came.len()) {
@@ -538,10 +553,16 @@ impl Exchange {
             direct(host, &route)?;
             salted(&body, held, reason::BYPASS)?
         } else {
-            let (answer, route, about_head) = (self.plugin)
+            let Rewritten {
+                answer,
+                route,
+                head,
+                miss,
+            } = (self.plugin)
                 .rewrite(host, &held.identity, &body, known)
                 .ok_or(Fault::Busy)?;
-            *head = (!about_head.is_empty()).then_some(about_head);
+            noted.head = (!head.is_empty()).then_some(head);
+            noted.miss = miss.map(Box::new);
             let (deed, arm, answer) = match answer {
                 Ok(rewrite) => {
                     let arm = rewrite.arm;

@@ -7,9 +7,12 @@ use crate::agreement::Agreement;
 use crate::config::Config;
 use crate::host::{Host, LogLevel};
 use crate::metrics::Metrics;
+use crate::misses::Misses;
 
 pub(super) struct Knowledge {
     pub(super) orderer: Orderer,
+    /// Why requests could not begin like earlier ones.
+    pub(super) misses: Misses,
     /// `None`: nothing is told and nothing is learnt.
     pub(super) agreement: Option<Agreement>,
     /// By engine, a bit: whether its answers ever said how much was cached. Then one that says nothing says none.
@@ -23,6 +26,7 @@ impl Knowledge {
     pub(super) fn new(config: &Config) -> Self {
         Self {
             orderer: Orderer::new(config.ordering.clone()),
+            misses: misses_of(config),
             agreement: None,
             reporting: 0,
             turn: 0,
@@ -32,6 +36,7 @@ impl Knowledge {
     /// A panic left it half changed: it starts with what the next requests learn.
     pub(super) fn begin_anew(&mut self, config: &Config) {
         self.orderer = Orderer::new(config.ordering.clone());
+        self.misses = misses_of(config);
         if let Some(agreement) = &mut self.agreement {
             agreement.forget();
         }
@@ -69,4 +74,8 @@ impl Knowledge {
             }
         }
     }
+}
+
+fn misses_of(config: &Config) -> Misses {
+    Misses::new(config.explain, config.ordering.block_tokens())
 }

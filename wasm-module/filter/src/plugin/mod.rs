@@ -12,7 +12,7 @@ mod load;
 use std::sync::MutexGuard;
 
 use foreword_ordering::feed::TenantKey;
-use foreword_ordering::head::HeadReport;
+use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{
     Arm, Choice, Config as Ordering, Deed, EngineId, Parsed, Retrieved, Rewrite, Skip, Terms, Told,
     Trial, Usage, parse, parse_with,
@@ -48,6 +48,16 @@ pub(crate) struct Route {
     pub(crate) errand: Errand,
     /// For [`DESTINATION_HEADER`](crate::engines::DESTINATION_HEADER); `None`: there is nothing to choose.
     pub(crate) destinations: Option<String>,
+}
+
+/// What the core says of a body.
+pub(crate) struct Rewritten {
+    pub(crate) answer: Result<Rewrite, Skip>,
+    pub(crate) route: Route,
+    /// What was done with its head, or would be.
+    pub(crate) head: HeadReport,
+    /// Why it could not begin like an earlier one; `None`: nobody asked, or it cannot be read.
+    pub(crate) miss: Option<Diagnosis>,
 }
 
 /// What is known of a body beside its bytes.
@@ -148,7 +158,7 @@ impl Plugin {
         identity: &Identity,
         body: &'b [u8],
         known: Known<'b>,
-    ) -> Option<(Result<Rewrite, Skip>, Route, HeadReport)> {
+    ) -> Option<Rewritten> {
         let mut knowledge = self.knowledge()?;
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_REQUEST);
         let now_ms = self.now_ms(host);
@@ -166,10 +176,28 @@ impl Plugin {
             trial,
             choices: &choices,
         };
-        let orderer = &mut knowledge.orderer;
+        let Knowledge {
+            orderer, misses, ..
+        } = &mut *knowledge;
         let parsed = known.parsed(body, orderer.config());
-        let answer = parsed
-            .and_then(|mut parsed| orderer.rewrite_parsed(&terms, identity.tenant(), &mut parsed));
+        let mut miss = None;
+        let answer = parsed.and_then(|mut parsed| {
+            let answer = orderer.rewrite_parsed(&terms, identity.tenant(), &mut parsed);
+            let rewritten = answer.as_ref().ok();
+            let engine = match rewritten {
+                Some(rewrite) => rewrite.deed.engine(),
+                None => least_loaded(&choices),
+            };
+            let engine = self.config.engines.get(usize::from(engine.0));
+            let engine = engine.map_or("", |engine| engine.name.as_str());
+            let ordering = orderer.config();
+            miss = misses.explain(identity.tenant(), engine, &parsed, ordering, rewritten);
+            if let (Some(miss), Some(rewrite), true) = (&mut miss, rewritten, self.has_feeds()) {
+                let tokens = rewrite.report.matched_tokens;
+                miss.believed(tokens, ordering.block_tokens());
+            }
+            answer
+        });
         // Saturating: Envoy's clock is the wall clock, which may step back.
         let elapsed = host.now_ns().saturating_sub(start);
         self.metrics.time(host, elapsed);
@@ -186,7 +214,12 @@ impl Plugin {
             errand: self.engines.send(host, now_ms, engine, tokens),
             destinations: self.engines.destinations(engine, &choices),
         };
-        Some((answer, route, head))
+        Some(Rewritten {
+            answer,
+            route,
+            head,
+            miss,
+        })
     }
 
     /// A request that the core does not see goes to the engine that has least to do.
@@ -274,6 +307,18 @@ impl Plugin {
     fn knowledge(&self) -> Option<MutexGuard<'_, Knowledge>> {
         self.knowledge
             .lock(|knowledge| knowledge.begin_anew(&self.config))
+    }
+
+    /// Counts a request's miss, with what the engine said of its prompt.
+    pub(crate) fn missed(&self, host: &impl Host, miss: &mut Diagnosis, counted: Option<Counted>) {
+        if let Some(Counted {
+            prompt,
+            cached: Some(cached),
+        }) = counted
+        {
+            miss.told(prompt, cached, self.config.ordering.block_tokens());
+        }
+        self.metrics.missed(host, miss);
     }
 
     pub(crate) fn count(&self, host: &impl Host, outcome: &Outcome) {

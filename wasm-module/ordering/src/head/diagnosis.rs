@@ -18,6 +18,7 @@ use super::segments::{Segment, SegmentKind, Segments};
 use crate::body::{Parsed, Role, inner_of};
 use crate::config::Config;
 use crate::document::Fingerprint;
+use crate::orderer::Rewrite;
 use crate::simulation::Retrieved;
 use fxhash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -939,8 +940,64 @@ fn hash_of(text: &str) -> u64 {
     xxh3_64_with_seed(inner_of(text).unwrap_or(text).as_bytes(), 0)
 }
 
+impl Diagnosis {
+    /// Takes into account how many tokens of documents the engine is believed to hold: where its feed has taken back what
+    /// an earlier prompt began with, that was evicted.
+    pub fn believed(&mut self, document_tokens: u64, page_tokens: u32) {
+        let mut start = 0;
+        let mut expected = 0_u64;
+        for (kind, end) in &self.extents {
+            if *kind == SegmentKind::Document {
+                expected += (*end).min(self.reused_tokens).saturating_sub(start);
+            }
+            start = *end;
+        }
+        let slack = (expected / 4).max(u64::from(page_tokens)).max(16);
+        if document_tokens.saturating_add(slack) < expected {
+            let gone = expected - document_tokens;
+            self.reused_tokens = self.reused_tokens.saturating_sub(gone);
+            self.lost_tokens = self.lost_tokens.saturating_add(gone);
+            self.cause = Cause::Evicted;
+            self.volatile = None;
+            self.segment = Some(SegmentKind::Document);
+            (self.name, self.shape) = (String::new(), String::new());
+            (self.index, self.offset) = (0, 0);
+        }
+    }
+}
+
 /// The configuration is what bodies are read by; see [`Parsed::segments`].
 impl Index {
+    /// Explains and keeps a request that was read as `parsed` and `rewritten`, if it was: its prompt is what is sent.
+    pub fn explain_sent(
+        &mut self,
+        parsed: &Parsed<'_>,
+        config: &Config,
+        tenant: &str,
+        engine: &str,
+        rewritten: Option<&Rewrite>,
+    ) -> Diagnosis {
+        let written = rewritten.filter(|rewrite| rewrite.head.applied);
+        if let Some(body) = written.and_then(|rewrite| rewrite.body.as_deref())
+            && let Ok(diagnosis) = self.explain_body(body, config, tenant, engine)
+        {
+            return diagnosis;
+        }
+        let segments = parsed.segments(config);
+        let sent: Option<SmallVec<[Fingerprint; 16]>> = rewritten.map(|rewrite| {
+            let runs = rewrite.deed.runs.iter();
+            let documents = runs.flat_map(|run| &run.documents);
+            documents.map(|(fingerprint, _)| *fingerprint).collect()
+        });
+        self.explain(&Asked {
+            parsed,
+            segments: &segments,
+            tenant,
+            engine,
+            sent: sent.as_deref(),
+        })
+    }
+
     /// Reads, explains and keeps the body of a request that goes as it came.
     ///
     /// # Errors
