@@ -83,7 +83,7 @@ async fn collect(
     arriving: Option<&Arriving>,
     pace: Option<connections::Bounds>,
 ) -> Result<Bytes, Failure> {
-    let mut all = Vec::new();
+    let mut all: Vec<u8> = Vec::new();
     let mut pace = pin!(Pace::of(pace));
     loop {
         let piece = tokio::select! {
@@ -106,6 +106,10 @@ async fn collect(
             return Err(Failure::BodyTooLarge { size: None, limit });
         }
         pace.as_mut().arrived(piece.len());
+        if all.capacity() - all.len() < piece.len() {
+            // A vector left to itself doubles: bodies would hold twice what is counted.
+            all.reserve_exact(piece.len().max(all.len() / 4));
+        }
         all.extend_from_slice(&piece);
     }
 }
