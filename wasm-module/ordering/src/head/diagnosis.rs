@@ -7,13 +7,13 @@
 //! ```
 //!
 //! The index holds hashes, counts and marks, and no text. It is bounded in requests and in pieces; the oldest go first.
-//! A request's work is bounded too: of each piece the newest [`HOLDERS`] requests that held it are looked at, and of those
-//! the [`COMPARED`] that share most are compared piece by piece.
+//! A request's work is bounded too: of each piece some of the newest requests that held it are looked at, and of those
+//! a few that share most are compared piece by piece ([`Effort`]).
 
 use super::cause::{Cause, Volatile};
 use super::compare::{self, Difference, Flat, Sides};
 use super::marks;
-use super::outline::{self, Cut, Depth, Piece};
+use super::outline::{self, Cut, Depth, Known, Piece};
 use super::segments::{Segment, SegmentKind, Segments};
 use crate::body::{Parsed, Role, inner_of};
 use crate::config::Config;
@@ -92,7 +92,7 @@ pub struct Diagnosis {
     pub volatile: Option<Volatile>,
     /// The first segment that differs; `None` where it is none of the prompt.
     pub segment: Option<SegmentKind>,
-    /// The tool's or the parameter's name; the role of the message's author.
+    /// The tool's or the parameter's name; the role of the message's author. Like `shape` empty at [`Depth::Light`].
     pub name: String,
     /// The place of the tool, of the document or of the message among its like, from 0.
     pub index: u32,
@@ -220,14 +220,33 @@ struct Holders {
     pieces: u32,
 }
 
-/// Requests that are looked at for each piece.
-const HOLDERS: usize = 24;
+/// How many requests are looked at.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    /// For each piece, of those that held it.
+    holders: usize,
+    /// Piece by piece.
+    compared: usize,
+    /// From the beginning on.
+    beginnings: usize,
+}
 
-/// Requests that are compared piece by piece.
-const COMPARED: usize = 6;
-
-/// Requests whose beginnings are compared.
-const BEGINNINGS: usize = 48;
+impl Effort {
+    fn of(depth: Depth) -> Self {
+        match depth {
+            Depth::Full => Self {
+                holders: 24,
+                compared: 6,
+                beginnings: 48,
+            },
+            Depth::Light => Self {
+                holders: 12,
+                compared: 3,
+                beginnings: 12,
+            },
+        }
+    }
+}
 
 /// Slots whose values are remembered.
 const SLOTS: usize = 4_096;
@@ -353,9 +372,9 @@ impl Index {
         let mut segments = Vec::with_capacity(documents.len());
         for document in documents {
             let key = document.fingerprint.0;
-            let piece = || {
-                let piece =
-                    outline::document(key, &document.label, "", document.tokens, Depth::Full);
+            let piece = |known: &Known<'_>| {
+                let (label, tokens) = (&document.label, document.tokens);
+                let piece = outline::document(key, label, "", tokens, Depth::Full, known);
                 SmallVec::from_slice(&[piece])
             };
             segments.push(self.placed(SegmentKind::Document, Role::Other, None, key, piece));
@@ -394,7 +413,8 @@ impl Index {
             };
             // Cut otherwise, its pieces are others.
             let key = key ^ u64::from(whose && segment.kind != SegmentKind::Document);
-            let make = || pieces_of(asked, segment, &documents, whose, depth);
+            let make =
+                |known: &Known<'_>| pieces_of(asked, segment, &documents, whose, depth, known);
             placed.push(self.placed(segment.kind, segment.role, segment.message, key, make));
         }
         if let Some(sent) = asked.sent {
@@ -410,7 +430,7 @@ impl Index {
         role: Role,
         message: Option<u32>,
         key: u64,
-        make: impl FnOnce() -> SmallVec<[Piece; 4]>,
+        make: impl FnOnce(&Known<'_>) -> SmallVec<[Piece; 4]>,
     ) -> Placed {
         // A question is a message of the history in the next request.
         let class = match kind {
@@ -423,7 +443,11 @@ impl Index {
                 part.pieces.clone()
             }
             None => {
-                let pieces = make().into_iter().map(|piece| {
+                let made = make(&|hash| {
+                    let id = self.pieces.by_hash.get(&hash)?;
+                    self.pieces.get(*id).copied()
+                });
+                let pieces = made.into_iter().map(|piece| {
                     let (id, is_new) = self.pieces.hold(piece);
                     if is_new {
                         self.holders.entry(piece.same).or_default().pieces += 1;
@@ -464,7 +488,13 @@ impl Index {
             tokens: 0,
             segments: segments.into(),
         };
-        entry.tokens = self.flat(&entry).last().map_or(0, |last| last.end);
+        let pieces = entry
+            .segments
+            .iter()
+            .flat_map(|placed| placed.pieces.iter());
+        let pieces = pieces.filter_map(|id| self.pieces.get(*id));
+        let bytes: u64 = pieces.map(|piece| u64::from(piece.bytes)).sum();
+        entry.tokens = bytes.div_ceil(4);
         entry
     }
 
@@ -604,30 +634,54 @@ impl Index {
 
     /// Earlier requests by what they have in common with these pieces, roughly, the most first.
     fn candidates(&self, flat: &[Flat]) -> SmallVec<[(u64, u64); 64]> {
-        let mut scores: FxHashMap<u64, u64> = FxHashMap::default();
-        let oldest = self.entries.front().map_or(u64::MAX, |entry| entry.number);
+        let mut found: SmallVec<[(u64, u64); 64]> = SmallVec::new();
+        let Some(oldest) = self.entries.front().map(|entry| entry.number) else {
+            return found;
+        };
+        // By a request's place among those that are kept; a log's are too many for a list.
+        let mut few: SmallVec<[u64; 128]> = SmallVec::new();
+        let mut many: FxHashMap<u64, u64> = FxHashMap::default();
+        if self.entries.len() <= FEW {
+            few.resize(self.entries.len(), 0);
+        }
         for piece in flat {
             let Some(holders) = self.holders.get(&piece.piece.same) else {
                 continue;
             };
-            for &number in &holders.newest {
-                if number >= oldest {
-                    *scores.entry(number).or_default() += u64::from(piece.tokens);
+            for number in holders.newest.iter().filter(|number| **number >= oldest) {
+                let tokens = u64::from(piece.tokens);
+                let at = usize::try_from(number - oldest).unwrap_or(usize::MAX);
+                match few.get_mut(at) {
+                    Some(score) => *score += tokens,
+                    None => *many.entry(*number).or_default() += tokens,
                 }
             }
         }
-        let mut found: SmallVec<[(u64, u64); 64]> = scores.into_iter().collect();
-        found.sort_unstable_by_key(|&(number, score)| std::cmp::Reverse((score, number)));
+        let few = (oldest..).zip(few).filter(|(_, score)| *score > 0);
+        found.extend(few.chain(many));
+        let key = |&(number, score): &(u64, u64)| std::cmp::Reverse((score, number));
+        let wanted = Effort::of(self.limits.depth).beginnings;
+        if found.len() > wanted {
+            found.select_nth_unstable_by_key(wanted, key);
+            found.truncate(wanted);
+        }
+        found.sort_unstable_by_key(key);
         found
     }
 
     /// The earlier request that shares most: of equal ones that with the longest prefix, then the newest. One of the same
     /// model, salt and engine is preferred where it shares about as much.
     fn best(&self, entry: &Entry, flat: &[Flat], candidates: &[(u64, u64)]) -> Option<Best> {
-        let mut counts: FxHashMap<u64, u32> = FxHashMap::default();
+        let effort = Effort::of(self.limits.depth);
+        let mut new: SmallVec<[(u64, u32); 64]> = flat
+            .iter()
+            .map(|flat| (flat.piece.same, flat.tokens))
+            .collect();
+        new.sort_unstable();
+        let mut old: Vec<u64> = Vec::new();
         let mut best: [Option<Best>; 2] = [None, None];
         let mut reused = 0;
-        for (at, &(number, _)) in candidates.iter().take(BEGINNINGS).enumerate() {
+        for (at, &(number, _)) in candidates.iter().enumerate() {
             let Some(earlier) = self.kept(number) else {
                 continue;
             };
@@ -636,22 +690,18 @@ impl Index {
             if is_same && earlier.parameters == entry.parameters {
                 reused = reused.max(prefix);
             }
-            if at >= COMPARED {
+            if at >= effort.compared {
                 continue;
             }
-            counts.clear();
-            for placed in &earlier.segments {
-                for &id in placed.pieces.iter() {
-                    if let Some(piece) = self.pieces.get(id) {
-                        *counts.entry(piece.same).or_default() += 1;
-                    }
-                }
-            }
-            let shared = flat.iter().filter(|piece| {
-                let left = counts.get_mut(&piece.piece.same).filter(|left| **left > 0);
-                left.map(|left| *left -= 1).is_some()
-            });
-            let shared: u64 = shared.map(|piece| u64::from(piece.tokens)).sum();
+            let pieces = earlier
+                .segments
+                .iter()
+                .flat_map(|placed| placed.pieces.iter());
+            let pieces = pieces.filter_map(|&id| self.pieces.get(id));
+            old.clear();
+            old.extend(pieces.map(|piece| piece.same));
+            old.sort_unstable();
+            let shared = in_both(&new, &old);
             let found = Best {
                 number,
                 shared,
@@ -703,6 +753,7 @@ impl Index {
 
     /// Keeps a request; the oldest make room.
     fn keep(&mut self, entry: Entry) {
+        let most = Effort::of(self.limits.depth).holders;
         for placed in &entry.segments {
             for &id in placed.pieces.iter() {
                 let Some(piece) = self.pieces.get(id) else {
@@ -711,7 +762,7 @@ impl Index {
                 if let Some(holders) = self.holders.get_mut(&piece.same)
                     && holders.newest.back() != Some(&entry.number)
                 {
-                    if holders.newest.len() >= HOLDERS {
+                    if holders.newest.len() >= most {
                         holders.newest.pop_front();
                     }
                     holders.newest.push_back(entry.number);
@@ -776,6 +827,10 @@ impl Index {
             SegmentKind::Tool | SegmentKind::Document => segment.index,
             _ => segment.message.unwrap_or(0),
         };
+        if self.limits.depth == Depth::Light {
+            // Names and forms are told to nobody there.
+            return;
+        }
         match segment.kind {
             SegmentKind::Tool => {
                 diagnosis.name = outline::tool_name(raw).unwrap_or_default().to_owned();
@@ -822,6 +877,22 @@ struct Best {
     reused: u64,
 }
 
+/// Tokens of `new` that `old` holds too; both are sorted.
+fn in_both(new: &[(u64, u32)], old: &[u64]) -> u64 {
+    let mut old = old.iter().peekable();
+    let mut shared = 0;
+    for &(same, tokens) in new {
+        while old.next_if(|other| **other < same).is_some() {}
+        if old.next_if(|other| **other == same).is_some() {
+            shared += u64::from(tokens);
+        }
+    }
+    shared
+}
+
+/// Requests whose scores stand in a list.
+const FEW: usize = 1_024;
+
 /// Bytes of a value that a slot may hold.
 const LONGEST_SLOT: u32 = 160;
 
@@ -832,6 +903,7 @@ fn pieces_of(
     documents: &[&crate::body::Found<'_>],
     holds_documents: bool,
     depth: Depth,
+    known: &Known<'_>,
 ) -> SmallVec<[Piece; 4]> {
     let body = asked.parsed.text;
     let raw = body.get(segment.range.clone()).unwrap_or_default();
@@ -847,6 +919,7 @@ fn pieces_of(
                     text,
                     found.tokens,
                     depth,
+                    known,
                 ));
             }
         }
@@ -865,7 +938,7 @@ fn pieces_of(
                 }
                 for unit in outline::units(text, cut) {
                     let unit = text.get(unit).unwrap_or_default();
-                    pieces.push(outline::text(unit, segment.role, depth));
+                    pieces.push(outline::text(unit, segment.role, depth, known));
                 }
             }
         }

@@ -72,7 +72,10 @@ fn boundary(text: &str, mut at: usize) -> usize {
     at
 }
 
-/// The pieces of a tool.
+/// A piece that is known, by its hash: what was looked at once is not looked at again.
+pub(super) type Known<'k> = dyn Fn(u64) -> Option<Piece> + 'k;
+
+/// The piece that a tool is.
 pub(super) fn tool(raw: &str) -> Piece {
     let hash = shape_of(raw, Keys::InOrder);
     Piece {
@@ -101,7 +104,12 @@ pub(super) fn document(
     text: &str,
     tokens: u32,
     depth: Depth,
+    known: &Known<'_>,
 ) -> Piece {
+    let hash = seeded(fingerprint, b"document");
+    if let Some(piece) = known(hash) {
+        return piece;
+    }
     let [first, last] = depth.of(text);
     let mut apart = u64::from(marks::apart_from_rank(first));
     if !last.is_empty() {
@@ -117,7 +125,7 @@ pub(super) fn document(
         _ => fingerprint,
     };
     Piece {
-        hash: seeded(fingerprint, b"document"),
+        hash,
         same,
         name: if label.is_empty() || is_count(label) {
             0
@@ -138,8 +146,11 @@ fn is_count(label: &str) -> bool {
 }
 
 /// A text of a message.
-pub(super) fn text(text: &str, role: Role, depth: Depth) -> Piece {
+pub(super) fn text(text: &str, role: Role, depth: Depth, known: &Known<'_>) -> Piece {
     let hash = xxh3_64_with_seed(text.as_bytes(), role as u64 + 3);
+    if let Some(piece) = known(hash) {
+        return piece;
+    }
     let marks = match depth {
         Depth::Full => Marks::of(text),
         Depth::Light if text.len() <= LONGEST_MARKED => Marks::of(text),
