@@ -296,9 +296,12 @@ fn what_cannot_be_compiled_is_refused() {
         refusal(json!({"type": "object", "not": {}})),
         Some(SchemaError::Unsupported { .. })
     ));
+    assert!(matches!(
+        refusal(json!({"$ref": "#/$defs/missing"})),
+        Some(SchemaError::Malformed { place, .. }) if place == "#/$ref"
+    ));
     for schema in [
         json!({"type": "wurst"}),
-        json!({"$ref": "#/$defs/missing"}),
         json!({"type": "integer", "minimum": 3, "maximum": 2}),
         json!({"type": "string", "pattern": "(unclosed"}),
     ] {

@@ -94,7 +94,7 @@ impl Watchdog {
             return Err(format!("{MAX_RESTARTS} replacement devices failed too"));
         }
         let Some(factory) = &mut self.factory else {
-            return Err("there is no replacement device".to_owned());
+            return Err("there is no other device".to_owned());
         };
         let backend = catch_unwind(AssertUnwindSafe(factory))
             .unwrap_or_else(|_| Err("making a replacement device panicked".to_owned()))?;
