@@ -99,7 +99,10 @@ fn each_bridge_of_the_recipe_for_vllm_says_what_its_engine_holds() {
         ("port_value: 9100 ", port(engines[0].bridge.internal())),
         ("port_value: 9101 ", port(engines[1].bridge.internal())),
         // Our host tells clients' port nothing of how it is but that it answers.
-        ("path: /health ", "path: /v1/models ".to_owned()),
+        (
+            "http_health_check: { path: /health ",
+            "http_health_check: { path: /v1/models ".to_owned(),
+        ),
     ];
     let gateway = Gateway::recipe("gateway-config/vllm/envoy.yaml", &replacements).unwrap();
     // The filter has read both feeds.
