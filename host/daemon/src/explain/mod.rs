@@ -7,7 +7,7 @@
 //!                     the log again, for each part that mends ──▶ tokens that it saves ─┘
 //! ```
 //!
-//! What a cause is, is the core's ([`foreword_ordering::head`]); what mends it is [`remedy`]'s. Memory is bounded by the
+//! What a cause is, is the core's ([`foreword_ordering::head`]); what mends it is `remedy`'s. Memory is bounded by the
 //! window of requests; no text is kept.
 
 pub(crate) mod causes;

@@ -8,7 +8,7 @@
 //!
 //! Lines' meaning, orders and the engine's cache are those of [`foreword_ordering::simulation`]: what is decided here
 //! is decided alike at the gateway. Texts are read and forgotten line by line; only documents' ids, fingerprints and token counts stay,
-//! and nothing that is printed holds a document's text. Whole prompts take the log once more for each policy ([`whole`]). No model, engine or network is involved.
+//! and nothing that is printed holds a document's text. Whole prompts take the log once more for each policy (`whole`). No model, engine or network is involved.
 
 mod figures;
 mod plots;
