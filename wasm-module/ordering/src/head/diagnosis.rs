@@ -8,7 +8,7 @@
 //!
 //! The index holds hashes, counts and marks, and no text. It is bounded in requests and in pieces; the oldest go first.
 //! A request's work is bounded too: of each piece some of the newest requests that held it are looked at, and of those
-//! a few that share most are compared piece by piece ([`Effort`]).
+//! a few that share most are compared piece by piece (`Effort`).
 
 use super::cause::{Cause, Volatile};
 use super::compare::{self, Difference, Flat, Sides};

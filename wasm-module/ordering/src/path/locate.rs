@@ -52,7 +52,7 @@ impl Locator {
 
     /// The ends of the documents of `path` in `prompt`, which was rendered from `body`. Runs of which nothing was found
     /// are left out. O(bytes of body and prompt): a prompt that does not hold what the path names is given up after
-    /// [`MAX_PASSES`] passes over it.
+    /// `MAX_PASSES` passes over it.
     ///
     /// # Errors
     /// [`Skip`] when the body is not one that a gateway would have looked into.
