@@ -993,7 +993,7 @@ fn the_seeded_cause_is_named_in_nineteen_of_twenty_mixed_requests() {
 #[test]
 fn other_seeds_are_named_alike() {
     for seed in 2..4 {
-        assert_named(&explained(&all_but_pages(), seed, 40, Limits::LOG), 0.93);
+        assert_named(&explained(&all_but_pages(), seed, 120, Limits::LOG), 0.93);
     }
 }
 
