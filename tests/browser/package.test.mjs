@@ -74,7 +74,7 @@ test("its types say no more and no less than its results have", () => {
 test("a configuration with every field of the types is accepted, and no other field exists", () => {
   const config = {
     policy: "longest",
-    policy_options: { seed: 1, window: 16, max_displacement: 3, max_contexts: 16 },
+    policy_options: { seed: 1, window: 16, max_displacement: 3, max_contexts: 16, block_tokens: 16 },
     hint: { enabled: true, template: "{order}", label: "{label}", separator: " ", location: "{document}" },
     documents: {
       field: "render", tags: ["doc"], loose_tags: ["context"], max: 8,
@@ -89,7 +89,9 @@ test("a configuration with every field of the types is accepted, and no other fi
     const { message } = thrown(() => new Orderer(value));
     return [...message.matchAll(/`([a-z_]+)`/g)].map(([, name]) => name).slice(1).sort();
   };
-  assert.deepEqual(known({ nope: 1 }), Object.keys(config).sort());
+  // `head` is the gateway's alone, and says so.
+  assert.throws(() => new Orderer({ head: {} }), /`head` is not in this build/);
+  assert.deepEqual(known({ nope: 1 }), [...Object.keys(config), "head"].sort());
   for (const [name, fields] of Object.entries(config)) {
     if (typeof fields === "object") assert.deepEqual(known({ [name]: { nope: 1 } }), Object.keys(fields).sort());
   }

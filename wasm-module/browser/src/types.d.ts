@@ -5,7 +5,7 @@ export type Policy =
 /** What the gateway calls `ordering`; whatever is absent has its default. */
 export interface Config {
   policy?: Policy;
-  policy_options?: { seed?: number; window?: number; max_displacement?: number | null; max_contexts?: number };
+  policy_options?: { seed?: number; window?: number; max_displacement?: number | null; max_contexts?: number; block_tokens?: number };
   hint?: { enabled?: boolean; template?: string; label?: string; separator?: string; location?: string };
   documents?: {
     field?: "render" | "reorder" | "ignore"; tags?: string[]; loose_tags?: string[]; max?: number;
