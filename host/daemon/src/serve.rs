@@ -2,7 +2,7 @@
 
 use crate::api::grammars::Room;
 use crate::api::{self, App, Canary, Limits, router};
-use crate::connections::{self, Book, Bounds};
+use crate::connections::{self, Book, Bounds, Listening};
 use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
 use crate::kv::http::{Access, Readers, Source};
@@ -133,24 +133,17 @@ impl Server {
             limits: config.limits,
             preparing: Arc::new(Semaphore::new(cores)),
         });
-        let mut tasks = JoinSet::new();
-        let gate = &app.gate;
-        let routes = router(Arc::clone(&app));
-        tasks.spawn(connections::serve(
+        let public = Listening {
             listener,
-            routes,
-            connections,
-            Arc::clone(gate),
-        ));
-        if let Some((listener, _)) = internal {
-            let routes = api::internal(Arc::clone(&app));
-            tasks.spawn(connections::serve(
-                listener,
-                routes,
-                internal_connections,
-                Arc::clone(gate),
-            ));
-        }
+            router: router(Arc::clone(&app)),
+            book: connections,
+        };
+        let internal = internal.map(|(listener, _)| Listening {
+            listener,
+            router: api::internal(Arc::clone(&app)),
+            book: internal_connections,
+        });
+        let tasks = connections::serve_all([public].into_iter().chain(internal), &app.gate);
         Ok(Self {
             app,
             address,

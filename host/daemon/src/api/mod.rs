@@ -48,7 +48,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{any, get, post};
+use axum::routing::{get, post};
 use foreword_ordering::path::Locator;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,7 +100,7 @@ pub struct Limits {
 
 /// The routes for clients.
 pub fn router(app: Arc<App>) -> Router {
-    let mut router = Router::new()
+    let router = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completion))
         .route("/v1/embeddings", post(embeddings::embed))
@@ -111,12 +111,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*id}", get(models::show))
         .method_not_allowed_fallback(refusals::method_not_allowed)
         .route_layer(from_fn_with_state(app.keys.clone(), refusals::authorize));
-    for path in INTERNAL {
-        router = router.route(path, any(refusals::elsewhere));
-    }
-    router
-        .method_not_allowed_fallback(refusals::method_not_allowed)
-        .fallback(refusals::unknown_url)
+    refusals::of_clients(router)
         .layer(from_fn_with_state(Arc::clone(&app), observe))
         .with_state(app)
 }
@@ -136,7 +131,7 @@ pub fn internal(app: Arc<App>) -> Router {
 }
 
 /// What clients look for in vain, and are told so.
-pub(crate) const INTERNAL: [&str; 5] = [
+const INTERNAL: [&str; 5] = [
     "/healthz",
     "/readyz",
     "/metrics",

@@ -1,12 +1,14 @@
 //! Requests that no route of a server takes: without a key, with another method, for another URL. Their bodies are read and
 //! thrown away, so that the connection can go on.
 
-use super::body;
+use super::{INTERNAL, body};
 use crate::failure::{Failure, clip};
 use crate::keys::ApiKeys;
+use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
+use axum::routing::any;
 
 /// Lets only holders of a key pass, where there are keys.
 pub(crate) async fn authorize(
@@ -32,8 +34,19 @@ pub(crate) async fn method_not_allowed(request: Request) -> Failure {
     failure
 }
 
-/// A path of the internal listener.
-pub(crate) async fn elsewhere(request: Request) -> Failure {
+/// Adds what a clients' listener answers beyond its routes: the internal listener's paths are refused by its name, and so
+/// are methods and paths that nobody serves.
+pub(crate) fn of_clients<S: Clone + Send + Sync + 'static>(mut router: Router<S>) -> Router<S> {
+    for path in INTERNAL {
+        router = router.route(path, any(elsewhere));
+    }
+    router
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(unknown_url)
+}
+
+/// Refuses a path of the internal listener.
+async fn elsewhere(request: Request) -> Failure {
     let failure = Failure::Elsewhere {
         method: clip(request.method().as_str()),
         path: clip(request.uri().path()),

@@ -18,7 +18,7 @@
 use super::metrics::Metrics;
 use super::prompts::{Prompts, Reading};
 use super::residency::Residency;
-use crate::api::{Canary, EXHAUSTED_AFTER, INTERNAL, body, refusals};
+use crate::api::{Canary, EXHAUSTED_AFTER, body, refusals};
 use crate::connections::Book;
 use crate::failure::Failure;
 use crate::gate::{Gate, Pass, Phase};
@@ -31,7 +31,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post};
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -67,16 +67,11 @@ pub(super) struct App {
 
 /// The routes for copies of requests.
 pub(super) fn router(app: Arc<App>) -> Router {
-    let mut router = Router::new()
+    let router = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/{*rest}", post(other))
         .route_layer(from_fn_with_state(app.keys.clone(), refusals::authorize));
-    for path in INTERNAL {
-        router = router.route(path, any(refusals::elsewhere));
-    }
-    router
-        .method_not_allowed_fallback(refusals::method_not_allowed)
-        .fallback(refusals::unknown_url)
+    refusals::of_clients(router)
         .layer(from_fn_with_state(Arc::clone(&app), count))
         .with_state(app)
 }

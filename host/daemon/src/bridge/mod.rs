@@ -26,7 +26,7 @@ pub mod subscription;
 pub use blocks::{Blocks, Counts, Limits};
 
 use crate::api::Canary;
-use crate::connections::{self, Book, Bounds};
+use crate::connections::{self, Book, Bounds, Listening};
 use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
 use crate::kv::http::{Readers, Source};
@@ -144,24 +144,17 @@ impl Bridge {
             preparing: Arc::new(Semaphore::new(cores)),
         });
         app.gate.advance(Phase::Open);
-        let mut tasks = JoinSet::new();
-        let gate = &app.gate;
-        let routes = http::router(Arc::clone(&app));
-        tasks.spawn(connections::serve(
+        let public = Listening {
             listener,
-            routes,
-            copies,
-            Arc::clone(gate),
-        ));
-        if let Some((listener, _)) = internal {
-            let routes = http::internal(Arc::clone(&app));
-            tasks.spawn(connections::serve(
-                listener,
-                routes,
-                internal_connections,
-                Arc::clone(gate),
-            ));
-        }
+            router: http::router(Arc::clone(&app)),
+            book: copies,
+        };
+        let internal = internal.map(|(listener, _)| Listening {
+            listener,
+            router: http::internal(Arc::clone(&app)),
+            book: internal_connections,
+        });
+        let tasks = connections::serve_all([public].into_iter().chain(internal), &app.gate);
         let following = {
             let (app, feed) = (Arc::clone(&app), Arc::clone(residency.feed()));
             let subscription = Subscription::new(config.engine, residency, metrics);

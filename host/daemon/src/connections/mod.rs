@@ -42,6 +42,30 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+/// A listener, what it serves and the book of its connections.
+pub struct Listening {
+    /// Where connections are accepted.
+    pub listener: TcpListener,
+    /// What is served on them.
+    pub router: Router,
+    /// Their places.
+    pub book: Arc<Book>,
+}
+
+/// Serves each of these, in a task of its own: see [`serve`].
+pub fn serve_all(listening: impl IntoIterator<Item = Listening>, gate: &Arc<Gate>) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    for Listening {
+        listener,
+        router,
+        book,
+    } in listening
+    {
+        tasks.spawn(serve(listener, router, book, Arc::clone(gate)));
+    }
+    tasks
+}
+
 /// Serves `router` on `listener` until the gate is closed, and then until the last connection has ended. Whoever drops
 /// this ends them all.
 pub async fn serve(listener: TcpListener, router: Router, book: Arc<Book>, gate: Arc<Gate>) {
