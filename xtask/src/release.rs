@@ -28,7 +28,7 @@ use crate::{build, image, setup};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Where to put it.
+/// The arguments of `cargo xtask release`.
 #[derive(Args)]
 pub(crate) struct Options {
     /// Folder to write; a release that is there already is replaced

@@ -16,7 +16,7 @@ pub(crate) struct Misses {
     now: u64,
 }
 
-/// A tenant's recent requests.
+/// The recent requests of one tenant, as hashes.
 #[derive(Debug)]
 struct Seen {
     tenant: Box<str>,
@@ -139,7 +139,7 @@ pub(crate) fn segment_name(segment: Option<SegmentKind>) -> &'static str {
     segment.map_or("request", SegmentKind::name)
 }
 
-/// For the access log.
+/// Returns the access-log fields of a diagnosis, by name.
 pub(crate) fn fields(diagnosis: &Diagnosis) -> Vec<(&'static str, String)> {
     let mut fields = vec![("miss_cause", diagnosis.cause.name().to_owned())];
     if diagnosis.cause.is_none() {

@@ -14,7 +14,7 @@ use foreword_engine::text::Cancel;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Room for preparing grammars.
+/// Admission of requests whose grammar is being prepared, with places apart from all other requests.
 #[derive(Debug)]
 pub struct Room {
     places: Arc<Semaphore>,

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// What connections may do.
+/// The bounds of a listener's connections: how many, for how long and how slow.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// Connections at once, at least one.
@@ -22,7 +22,7 @@ pub struct Bounds {
     pub per_address: u32,
     /// Time for a request's head to arrive, from its first byte, or from the connection's beginning.
     pub head_time: Duration,
-    /// Time between two requests.
+    /// How long a connection may stay idle between two requests.
     pub idle_time: Duration,
     /// Bytes a second that a client must send of a body, or take of an answer that waits for it. 0: any.
     pub rate: u32,
@@ -59,15 +59,15 @@ impl Bounds {
 enum Stage {
     /// A head is awaited, or has begun to arrive.
     Head,
-    /// Between two requests.
+    /// The connection is between two requests.
     Idle,
-    /// A body is arriving.
+    /// A request's body is arriving on the connection.
     Arriving,
     /// A request is being answered.
     Busy,
 }
 
-/// A listener's connections.
+/// All connections of one listener, and what each is doing.
 #[derive(Debug)]
 pub struct Book {
     name: &'static str,
@@ -151,7 +151,7 @@ impl Book {
         self.name
     }
 
-    /// Connections now.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.lock().entries.len()
     }
@@ -235,13 +235,13 @@ impl Book {
         }
     }
 
-    /// Accepting has failed.
+    /// Records that accepting a connection has failed.
     pub(super) fn failed(&self) {
         self.lock().is_failing = true;
         self.counts.accept_failed(self.name);
     }
 
-    /// Accepting works again.
+    /// Records that accepting connections works again.
     pub(super) fn recovered(&self) {
         self.lock().is_failing = false;
     }
@@ -409,7 +409,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Bytes have come.
+    /// Records that bytes have arrived from the client.
     pub(super) fn read(&self) {
         if self.traffic.is_idle.load(Ordering::Relaxed)
             && self.traffic.is_idle.swap(false, Ordering::Relaxed)
@@ -444,7 +444,7 @@ impl Connection {
         Arriving(self.clone())
     }
 
-    /// What it may do.
+    /// Returns the bounds of this listener's connections.
     pub fn bounds(&self) -> &Bounds {
         &self.book.bounds
     }
@@ -461,7 +461,7 @@ impl Drop for Busy {
     }
 }
 
-/// A body is arriving.
+/// A request's body while it arrives; its bytes count against the shared budget until this is dropped.
 #[derive(Debug)]
 pub struct Arriving(Connection);
 
@@ -544,7 +544,7 @@ struct Closed {
 }
 
 impl Counts {
-    /// In this registry.
+    /// Returns counters that are registered in `registry`.
     pub fn registered(registry: &mut Registry) -> Self {
         let counts = Self::default();
         let help = "Connections by listener";

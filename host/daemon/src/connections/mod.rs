@@ -44,11 +44,11 @@ use tokio::time::Instant;
 
 /// A listener, what it serves and the book of its connections.
 pub struct Listening {
-    /// Where connections are accepted.
+    /// The socket on which connections are accepted.
     pub listener: TcpListener,
     /// What is served on them.
     pub router: Router,
-    /// Their places.
+    /// The book that gives these connections their places.
     pub book: Arc<Book>,
 }
 

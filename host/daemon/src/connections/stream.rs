@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// See the module.
+/// A TCP stream that reports its reads and writes to its connection's entry in the book.
 pub(super) struct Watched {
     stream: TcpStream,
     connection: Connection,

@@ -9,7 +9,7 @@ use std::fmt::Write;
 /// How often each cause was met, and what it cost.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Causes {
-    /// Requests.
+    /// Requests whose prefix broke for this cause.
     pub(crate) requests: u64,
     /// Estimated tokens of their prompts.
     pub(crate) prompt_tokens: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Causes {
 /// What is summed up: causes in a segment, volatile values by their kind.
 type Key = (Cause, &'static str, Option<Volatile>);
 
-/// What a cause cost.
+/// What a cause cost, in requests and tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub(crate) requests: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Row {
 }
 
 impl Causes {
-    /// Counts a request.
+    /// Adds a request's diagnosis.
     pub(crate) fn add(&mut self, diagnosis: &Diagnosis) {
         self.requests += 1;
         self.prompt_tokens += diagnosis.prompt_tokens;

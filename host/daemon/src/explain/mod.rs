@@ -38,7 +38,7 @@ use std::path::PathBuf;
 pub struct Options {
     /// Logs, one behind the other.
     pub files: Vec<PathBuf>,
-    /// The engine's cache.
+    /// The engine's cache that the replays simulate.
     pub capacity: Capacity,
     /// Recent requests that one is compared with.
     pub window: u32,
@@ -48,7 +48,7 @@ pub struct Options {
     pub gain: bool,
     /// Whether the first bad line ends it.
     pub strict: bool,
-    /// Where the report goes.
+    /// The file that the HTML report is written to.
     pub report: Option<PathBuf>,
     /// Whether standard output gets JSON instead of a table.
     pub json: bool,
@@ -58,9 +58,9 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 #[error("no line of {files} is a request ({lines} lines read, {bad} of them bad)")]
 pub struct NoRequests {
-    /// The files' names.
+    /// The names of the files that were read, for the report.
     pub files: String,
-    /// Lines read.
+    /// Lines that were read.
     pub lines: u64,
     /// Lines that could not be understood.
     pub bad: u64,
@@ -75,7 +75,7 @@ pub(crate) struct Explaining {
 }
 
 impl Explaining {
-    /// Nothing was read yet.
+    /// Starts an explanation that has read nothing.
     pub(crate) fn new(page_tokens: u32, document_tokens: u32) -> Self {
         Self::within(
             Limits::LOG.requests,
@@ -127,7 +127,7 @@ impl Explaining {
     }
 }
 
-/// Everything that is shown.
+/// Everything that the table, the JSON and the page show.
 struct Findings {
     log: String,
     skipped: u64,
@@ -141,9 +141,9 @@ struct Findings {
 /// What a part of the configuration brings.
 #[derive(Clone, Copy, Debug)]
 struct Gain {
-    /// Tokens computed without it.
+    /// Tokens that the engine computes without the remedy.
     without: u64,
-    /// Tokens computed with it.
+    /// Tokens that the engine computes with the remedy.
     with: u64,
 }
 
@@ -245,7 +245,7 @@ pub fn run(options: &Options) -> Result<()> {
 /// Tokens of a ranking's document that does not tell.
 const DOCUMENT_TOKENS: u32 = 256;
 
-/// One request's diagnosis.
+/// Returns one request's diagnosis as an entry of the JSON output.
 fn entry(
     options: &Options,
     place: Place,

@@ -4,7 +4,7 @@
 use foreword_ordering::head::{Cause, Volatile};
 use serde_json::{Value, json};
 
-/// What mends a cause.
+/// A change of configuration that mends a cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remedy {
     /// What to do, in a sentence.
@@ -20,7 +20,7 @@ pub(crate) enum Part {
     Tools,
     /// Known patterns of values that change.
     Patterns,
-    /// Values that change, learned.
+    /// Learning the values that change.
     Learned,
     /// Positional ids and scores of documents.
     Documents,
@@ -75,7 +75,7 @@ impl Part {
 }
 
 impl Remedy {
-    /// What mends `cause`.
+    /// Returns the change that mends `cause`.
     pub(crate) fn of(cause: Cause, volatile: Option<Volatile>) -> Self {
         let (words, part) = match cause {
             Cause::None | Cause::FirstSeen => ("Nothing is to be mended.", None),

@@ -11,7 +11,7 @@ use std::fmt::Write;
 
 const TITLE: &str = "Foreword explain: why prefixes are not reused";
 
-/// The page.
+/// Returns the findings as an HTML page.
 pub(super) fn page(findings: &Findings) -> Result<String> {
     let causes = &findings.causes;
     let rows: Vec<Row> = findings.rows.iter().map(|(row, _)| *row).collect();

@@ -22,7 +22,7 @@ use thiserror::Error;
 /// What the headers of a request ask for.
 pub(super) struct Asked<'h> {
     pub(super) method: &'h [u8],
-    /// Without its query.
+    /// The request's path, without its query.
     pub(super) path: &'h [u8],
     /// Bytes or trailers follow the headers.
     pub(super) has_body: bool,
@@ -50,7 +50,7 @@ pub(crate) enum Unlisted {
     /// Its path is on one, for other methods.
     #[error("the gateway serves this path with other methods: {allowed}")]
     Method {
-        /// For the header `allow`.
+        /// The methods that the response header `allow` names.
         allowed: &'static str,
     },
     /// It has a body where none is read.

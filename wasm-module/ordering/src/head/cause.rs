@@ -9,7 +9,7 @@ pub enum Cause {
     FirstSeen,
     /// The same tools in another order.
     ToolOrder,
-    /// Other tools.
+    /// Other tools are offered.
     ToolSet,
     /// A tool of the same name says something else.
     ToolSchema,
@@ -19,7 +19,7 @@ pub enum Cause {
     SystemText,
     /// A clock, an id, a number or a name that differs between requests which are otherwise alike.
     VolatileValue,
-    /// White space alone.
+    /// Nothing but white space differs.
     Whitespace,
     /// An earlier message was changed, or another one put before it.
     HistoryEdited,
@@ -29,7 +29,7 @@ pub enum Cause {
     ContextMoved,
     /// A system message inside the history, which a template puts before it.
     HoistedSystem,
-    /// Other documents.
+    /// Other documents were retrieved.
     DocumentSet,
     /// The same documents in another order.
     DocumentOrder,
@@ -123,7 +123,7 @@ pub enum Volatile {
     DateTime,
     /// A random or counted id: a UUID, hexadecimal digits, `session-…`.
     Id,
-    /// Another number.
+    /// A number that is neither a date, a time nor an id.
     Number,
     /// A name, a place or another short value.
     Value,

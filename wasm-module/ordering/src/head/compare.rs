@@ -39,7 +39,7 @@ pub(super) struct Sides<'s> {
     pub(super) old_pieces: &'s [Flat],
 }
 
-/// The first difference.
+/// The first difference between two requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Difference {
     pub(super) cause: Cause,
@@ -47,7 +47,7 @@ pub(super) struct Difference {
     pub(super) segment: Option<SegmentKind>,
     /// The piece of the new request.
     pub(super) at: Option<usize>,
-    /// A parameter's name.
+    /// The name of the parameter that differs.
     pub(super) name: Option<&'static str>,
 }
 

@@ -26,16 +26,16 @@ object!(impl<'de> RawHead { mode, tools, volatile, max_moved_bytes, upstream });
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeadMode {
-    /// Nothing is looked at.
+    /// The head is not looked at.
     Off,
     /// What would be done is decided, counted and told; the body goes as it came.
     #[default]
     Report,
-    /// It is done.
+    /// The body is changed.
     Apply,
 }
 
-/// What reads the prompt.
+/// The kind of upstream that reads the prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Upstream {
@@ -75,7 +75,7 @@ object!(impl<'de> RawVolatile { patterns, add, learn });
 pub enum RawPatterns {
     /// Whether the built-in table is used.
     Table(bool),
-    /// These instead.
+    /// These patterns replace the built-in ones.
     List(Vec<RawPattern>),
 }
 
@@ -91,7 +91,7 @@ impl<'de> Deserialize<'de> for RawPatterns {
     }
 }
 
-/// A pattern, as written.
+/// A pattern as the configuration writes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawPattern {
     /// What it is called in reports: 1 to 64 ASCII letters, digits or dashes.
@@ -199,7 +199,7 @@ impl Head {
         })
     }
 
-    /// The mode.
+    /// Returns the mode.
     #[must_use]
     pub fn mode(&self) -> HeadMode {
         self.mode
@@ -247,5 +247,5 @@ fn add(
     Ok(())
 }
 
-/// Patterns, built-in ones included.
+/// Most patterns, built-in ones included.
 const MAX_PATTERNS: usize = 64;

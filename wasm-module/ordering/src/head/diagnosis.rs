@@ -28,7 +28,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// How much an [`Index`] keeps, and how closely it looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Requests kept.
+    /// Most requests that are kept.
     pub requests: u32,
     /// Distinct pieces kept, some 150 bytes each.
     pub pieces: u32,
@@ -59,7 +59,7 @@ impl Limits {
 /// A request that is to be explained.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'r, 'a> {
-    /// Its body.
+    /// The request's body, parsed.
     pub parsed: &'r Parsed<'a>,
     /// The body's segments.
     pub segments: &'r Segments,
@@ -86,7 +86,7 @@ pub struct Diagnosis {
     pub reused_tokens: u64,
     /// Tokens computed although the earlier prompt held them.
     pub lost_tokens: u64,
-    /// Why.
+    /// Why the prefix broke.
     pub cause: Cause,
     /// What kind of value, for [`Cause::VolatileValue`].
     pub volatile: Option<Volatile>,
@@ -158,7 +158,7 @@ impl Diagnosis {
     }
 }
 
-/// Recent requests, as hashes.
+/// An index of recent requests, kept as hashes.
 #[derive(Debug)]
 pub struct Index {
     limits: Limits,
@@ -324,7 +324,7 @@ impl Index {
         }
     }
 
-    /// Requests kept.
+    /// Returns the number of requests that are kept.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -336,7 +336,7 @@ impl Index {
         self.entries.is_empty()
     }
 
-    /// Distinct pieces kept.
+    /// Returns the number of distinct pieces that are kept.
     #[must_use]
     pub fn pieces(&self) -> usize {
         self.pieces.len()

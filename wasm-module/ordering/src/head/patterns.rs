@@ -23,13 +23,13 @@ pub enum Class {
     Move,
     /// The conversation's first value stays.
     Freeze,
-    /// It is left out.
+    /// The span is left out of the prompt.
     Drop,
     /// It stays as it is.
     Leave,
 }
 
-/// A pattern, checked.
+/// A pattern that has been checked and compiled.
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern {
     pub(crate) name: Box<str>,

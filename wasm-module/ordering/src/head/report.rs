@@ -5,7 +5,7 @@ use std::ops::Range;
 /// What was done with a request's head; where it is only reported, what would be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeadReport {
-    /// Whether it was done.
+    /// Whether the body was changed; else the changes would have been made in mode `apply`.
     pub applied: bool,
     /// Tools that stand elsewhere than the client put them.
     pub tools_moved: u32,
@@ -28,7 +28,7 @@ pub struct HeadReport {
 /// One thing that was done with a head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// What was done.
+    /// The kind of change that was made, or would be.
     pub kind: ChangeKind,
     /// The pattern's name, `learned`, or empty for tools.
     pub name: Box<str>,
@@ -45,7 +45,7 @@ pub enum ChangeKind {
     Moved,
     /// The conversation's first value stands there.
     Frozen,
-    /// It was left out.
+    /// The span was left out of the prompt.
     Dropped,
 }
 

@@ -21,13 +21,13 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// What a segment of a prompt is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SegmentKind {
-    /// An element of `tools`.
+    /// One element of `tools`.
     Tool,
     /// A system message before every other message, or a part of one between documents.
     System,
     /// A message of the history; in the last user message, what stands before its last document.
     Message,
-    /// A document.
+    /// One document's block.
     Document,
     /// The sentence that tells the retriever's ranking, where the body holds one already.
     Hint,
@@ -63,7 +63,7 @@ impl SegmentKind {
 /// One segment of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// What it is.
+    /// The kind of text that the segment holds.
     pub kind: SegmentKind,
     /// Who speaks in the message that it stands in; [`Role::Other`] for tools.
     pub role: Role,
@@ -81,7 +81,7 @@ pub struct Segment {
     pub tokens: u32,
 }
 
-/// See the module's text.
+/// The segments of one request's prompt: see the [module](self).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segments {
     /// In the order of the prompt.
@@ -157,7 +157,7 @@ impl<'a> Parsed<'a> {
         Some(message.content).filter(|content| !content.is_empty())
     }
 
-    /// The body, as text.
+    /// Returns the body, as text.
     #[must_use]
     pub fn text(&self) -> &'a str {
         self.text

@@ -33,7 +33,7 @@ pub struct Logged<'a> {
 /// What a logged body is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoggedKind {
-    /// A chat's.
+    /// The line is a chat body, or holds one.
     Chat,
     /// A list of documents' ids.
     Ranking,
