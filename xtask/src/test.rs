@@ -43,7 +43,9 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let tests = ["test", "--locked", "--workspace"];
     plan.step(built.given_to(Step::cargo("tests", workspace.root(), &tests)))?;
     plan.step(built.given_to(gateway_as_dynamic_module(workspace)))?;
-    plan.task("npm package and page", || browser::check(workspace))?;
+    plan.task("npm package and page", || {
+        browser::check(workspace, Some(&built))
+    })?;
     plan.task("corpus is as ranked", || corpus::check(workspace))?;
 
     plan.step(deny(

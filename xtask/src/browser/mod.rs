@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::Args;
 
+use crate::build::Built as Programs;
 use crate::setup;
 use crate::workspace::Workspace;
 
@@ -41,7 +42,7 @@ pub(crate) struct Built {
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     if options.test {
-        return check(workspace);
+        return check(workspace, None);
     }
     setup::for_browser(workspace)?;
     let built = build(workspace)?;
@@ -57,10 +58,10 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds and tests the package and the page, for `cargo xtask test`.
-pub(crate) fn check(workspace: &Workspace) -> Result<()> {
+/// Builds and tests the package and the page. `programs` are the filter and the host; without them the tests build both.
+pub(crate) fn check(workspace: &Workspace, programs: Option<&Programs>) -> Result<()> {
     setup::for_browser_tests(workspace)?;
-    tests::run(workspace, &build(workspace)?)
+    tests::run(workspace, &build(workspace)?, programs)
 }
 
 fn build(workspace: &Workspace) -> Result<Built> {

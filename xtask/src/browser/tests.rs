@@ -6,15 +6,20 @@ use anyhow::{Context, Result};
 use foreword_tests::{Gateway, GatewayOptions, Host};
 
 use super::Built;
+use crate::build::Built as Programs;
 use crate::setup;
 use crate::step::Step;
 use crate::workspace::Workspace;
 
-/// Runs every test.
-pub(super) fn run(workspace: &Workspace, built: &Built) -> Result<()> {
+/// Runs every test, with these `programs` behind the page if they are built already.
+pub(super) fn run(workspace: &Workspace, built: &Built, programs: Option<&Programs>) -> Result<()> {
     let model = workspace.root().join("host/engine/fixtures/qwen2");
-    let host = Host::start(&model, &[])?;
+    let host = match programs {
+        Some(programs) => Host::start_binary(&programs.host, &model, &[])?,
+        None => Host::start(&model, &[])?,
+    };
     let gateway = Gateway::start(&GatewayOptions {
+        module: programs.map(|programs| programs.filter.clone()),
         pages: Some(PAGES.to_owned()),
         ..GatewayOptions::new(host.address())
     })?;
