@@ -13,8 +13,8 @@
 
 use foreword_benches::{embedded, xquad};
 use foreword_ordering::random::Random;
-use foreword_ordering::similarity::{RawSimilarity, SimilarityCache, SimilarityConfig};
 use foreword_retrieval::Embedder;
+use foreword_similarity::{RawSimilarity, SimilarityCache, SimilarityConfig};
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};

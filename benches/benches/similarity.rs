@@ -5,7 +5,7 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use foreword_ordering::random::Random;
-use foreword_ordering::similarity::{SimilarityCache, SimilarityConfig};
+use foreword_similarity::{SimilarityCache, SimilarityConfig};
 use std::hint::black_box;
 
 const DIMENSIONS: usize = 768;

@@ -1,8 +1,8 @@
 //! The class `SimilarityCache`, and the embedder that needs no model.
 
 use crate::values::{self, refused};
-use foreword_ordering::embedding::{HashingEmbedder, MAX_DIMENSIONS};
-use foreword_ordering::similarity::{RawSimilarity, SimilarityConfig};
+use foreword_similarity::embedding::{HashingEmbedder, MAX_DIMENSIONS};
+use foreword_similarity::{RawSimilarity, SimilarityConfig};
 use js_sys::{Array, Float32Array, JsString, RegExp};
 use serde::Serialize;
 use wasm_bindgen::{JsCast, prelude::*};
@@ -10,7 +10,7 @@ use wasm_bindgen::{JsCast, prelude::*};
 /// What a retriever found for one question, for questions that are nearly the same.
 #[wasm_bindgen]
 pub struct SimilarityCache {
-    core: foreword_ordering::similarity::SimilarityCache,
+    core: foreword_similarity::SimilarityCache,
 }
 
 #[wasm_bindgen]
@@ -34,7 +34,7 @@ impl SimilarityCache {
             )));
         }
         Ok(Self {
-            core: foreword_ordering::similarity::SimilarityCache::new(&config),
+            core: foreword_similarity::SimilarityCache::new(&config),
         })
     }
 

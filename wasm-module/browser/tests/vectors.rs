@@ -5,10 +5,10 @@
 //! line one request in few words ([`Request::body`] says what they stand for) and its outcome. `UPDATE_GOLDEN=1 cargo test -p foreword-browser --test
 //! vectors` writes it anew.
 
-use foreword_ordering::embedding::HashingEmbedder;
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::random::Random;
 use foreword_ordering::{Config, Orderer, Plain, Tenant};
+use foreword_similarity::embedding::HashingEmbedder;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

@@ -51,7 +51,6 @@ mod bytes;
 pub mod config;
 mod conversation;
 pub mod document;
-pub mod embedding;
 mod engines;
 mod experiment;
 pub mod feed;
@@ -66,12 +65,13 @@ pub mod path;
 mod plain;
 pub mod policy;
 pub mod random;
-mod recency;
+#[doc(hidden)]
+pub mod recency;
 mod request;
 pub mod schedule;
-pub mod similarity;
 pub mod simulation;
-mod sort;
+#[doc(hidden)]
+pub mod sort;
 mod tenant;
 mod told;
 pub mod tree;

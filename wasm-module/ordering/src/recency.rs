@@ -4,7 +4,7 @@
 
 /// Slots by last use. Every operation is O(1).
 #[derive(Debug, Default)]
-pub(crate) struct Recency {
+pub struct Recency {
     /// By slot; a slot that is not listed has none.
     links: Vec<Links>,
     newest: Option<u32>,
@@ -19,21 +19,20 @@ struct Links {
 
 impl Recency {
     /// Bytes that a slot takes, up to twice that while the list grows.
-    pub(crate) const SLOT_BYTES: usize = size_of::<Links>();
+    pub const SLOT_BYTES: usize = size_of::<Links>();
 
     /// The slot that was used least recently.
-    pub(crate) fn oldest(&self) -> Option<u32> {
+    pub fn oldest(&self) -> Option<u32> {
         self.oldest
     }
 
     /// The slot that was used last.
-    #[cfg(test)]
-    pub(crate) fn newest(&self) -> Option<u32> {
+    pub fn newest(&self) -> Option<u32> {
         self.newest
     }
 
     /// Lists `slot`, which is not listed, as the one used last.
-    pub(crate) fn add(&mut self, slot: u32) {
+    pub fn add(&mut self, slot: u32) {
         if self.links.len() <= slot as usize {
             self.links.resize(slot as usize + 1, Links::default());
         }
@@ -49,13 +48,13 @@ impl Recency {
     }
 
     /// `slot`, which is listed, was used.
-    pub(crate) fn touch(&mut self, slot: u32) {
+    pub fn touch(&mut self, slot: u32) {
         self.remove(slot);
         self.add(slot);
     }
 
     /// Takes `slot`, which is listed, off the list.
-    pub(crate) fn remove(&mut self, slot: u32) {
+    pub fn remove(&mut self, slot: u32) {
         let Some(links) = self.links_mut(slot) else {
             return;
         };
@@ -71,14 +70,14 @@ impl Recency {
     }
 
     /// The listed slots, least recently used first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+    pub fn iter(&self) -> impl Iterator<Item = u32> {
         std::iter::successors(self.oldest, |&slot| {
             self.links.get(slot as usize).and_then(|links| links.newer)
         })
     }
 
     /// The listed slots, most recently used first.
-    pub(crate) fn iter_newest(&self) -> impl Iterator<Item = u32> {
+    pub fn iter_newest(&self) -> impl Iterator<Item = u32> {
         std::iter::successors(self.newest, |&slot| {
             self.links.get(slot as usize).and_then(|links| links.older)
         })

@@ -5,7 +5,7 @@
 ///
 /// Shell's sort: items change places over ever smaller gaps, and a last pass over neighbours finds little to do. Short
 /// lists, and most of ours are, take that last pass and one or two before it. Keys are computed about n^1.3 times.
-pub(crate) fn sort_by_key<T, K: Ord>(items: &mut [T], key: impl Fn(&T) -> K) {
+pub fn sort_by_key<T, K: Ord>(items: &mut [T], key: impl Fn(&T) -> K) {
     let is_before = |items: &[T], a: usize, b: usize| match (items.get(a), items.get(b)) {
         (Some(a), Some(b)) => key(a) < key(b),
         _ => false,

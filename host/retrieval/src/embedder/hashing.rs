@@ -1,7 +1,7 @@
 //! The core's feature hashing as an embedder: no model, no download, the same bits everywhere.
 
 use super::{EmbedError, Embedder, Embedding};
-use foreword_ordering::embedding::{DimensionsError, HashingEmbedder};
+use foreword_similarity::embedding::{DimensionsError, HashingEmbedder};
 
 /// An embedder that uses the core's [`HashingEmbedder`].
 pub struct Hashing {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use foreword_ordering::similarity::{CacheName, Sample, SimilarityCaches, SimilarityConfig};
+use foreword_similarity::{CacheName, Sample, SimilarityCaches, SimilarityConfig};
 
 use super::answers::Found;
 use super::documents::Documents;

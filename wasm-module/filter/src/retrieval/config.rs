@@ -1,6 +1,6 @@
 //! The part `retrieval` of the plugin configuration.
 
-use foreword_ordering::similarity::SimilarityConfig;
+use foreword_similarity::SimilarityConfig;
 use serde_json::{Map, Value};
 
 use crate::config::{ConfigError, header_name, invalid, object, switch};

@@ -7,7 +7,7 @@
 //! ```
 
 use foreword_ordering::Parsed;
-use foreword_ordering::similarity::Sample;
+use foreword_similarity::Sample;
 use serde_json::{Map, Value};
 
 use super::answers::{embedding, found};

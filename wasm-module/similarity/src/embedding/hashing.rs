@@ -12,7 +12,7 @@
 //! It knows words, not meanings: texts are near when they share words or parts of them. The same vector, bit for bit,
 //! on every target: additions in a fixed order, square roots, and nothing transcendental.
 
-use crate::sort::sort_by_key;
+use foreword_ordering::sort::sort_by_key;
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

@@ -2,8 +2,8 @@
 
 use super::buckets::RawBuckets;
 use super::metric::Metric;
-use crate::config::ConfigError;
-use crate::object;
+use foreword_ordering::ConfigError;
+use foreword_ordering::object;
 use serde::Deserialize;
 
 /// Similarity caches, as written. Every field may be absent; an unknown one is an error.

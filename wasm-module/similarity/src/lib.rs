@@ -23,7 +23,18 @@
 //! | `caches` | the caches of all tenants and retriever versions |
 //! | `quality` | hit rate, false hits, recall |
 //!
-//! It knows no embedding model, no retriever and no text: vectors come in, document ids go out.
+//! Beside it stands [`embedding`], which needs no model. The cache knows no embedding model, no retriever and no text: vectors come in, document ids go out.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
+)]
 
 mod buckets;
 mod cache;
@@ -31,6 +42,7 @@ mod caches;
 mod config;
 mod crossings;
 mod distance;
+pub mod embedding;
 mod metric;
 mod quality;
 mod rotation;

@@ -19,8 +19,8 @@
 use super::crossings::crossings;
 use super::metric::Metric;
 use super::rotation::Rotation;
-use crate::object;
-use crate::random::Random;
+use foreword_ordering::object;
+use foreword_ordering::random::Random;
 use std::num::NonZeroU32;
 
 /// Buckets, as written: more tables and probes find more and take longer.

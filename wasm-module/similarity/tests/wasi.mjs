@@ -1,7 +1,7 @@
 // Runs a test that was built for wasm32-wasip1 in Node's V8:
 //
-//   CARGO_TARGET_WASM32_WASIP1_RUNNER="node --no-warnings $PWD/wasm-module/ordering/tests/wasi.mjs" \
-//     cargo test -p foreword-ordering --target wasm32-wasip1 --test similarity
+//   CARGO_TARGET_WASM32_WASIP1_RUNNER="node --no-warnings $PWD/wasm-module/similarity/tests/wasi.mjs" \
+//     cargo test -p foreword-similarity --target wasm32-wasip1 --test similarity
 import { readFile } from "node:fs/promises";
 import { argv, env } from "node:process";
 import { WASI } from "node:wasi";

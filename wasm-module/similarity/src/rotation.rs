@@ -4,7 +4,7 @@
 //! al., *Practical and Optimal LSH for Angular Distance*, NIPS 2015, section 3), and keep three bits a dimension where
 //! the matrix would keep a float for each pair. Only sums and one scaling by a power of two: the same bits everywhere.
 
-use crate::random::Random;
+use foreword_ordering::random::Random;
 
 /// Rounds of signs and transform.
 const ROUNDS: usize = 3;

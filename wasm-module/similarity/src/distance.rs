@@ -136,7 +136,7 @@ impl Looks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use foreword_ordering::random::Random;
 
     fn row(random: &mut Random, segments: usize) -> Vec<f32> {
         (0..segments * SEGMENT)

@@ -5,7 +5,7 @@
 //! farthest member is the nth nearest border come the set with the (n+1)th in its place, and the one with the (n+1)th
 //! beside it. So every set comes once.
 
-use crate::sort::sort_by_key;
+use foreword_ordering::sort::sort_by_key;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -50,7 +50,7 @@ fn members(borders: &[(f32, u64)], set: u32) -> impl Iterator<Item = (f32, u64)>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use foreword_ordering::random::Random;
 
     #[test]
     fn every_set_comes_once_and_the_likeliest_first() {

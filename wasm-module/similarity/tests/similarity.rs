@@ -2,7 +2,7 @@
 
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;
-use foreword_ordering::similarity::{
+use foreword_similarity::{
     CacheName, SimilarityCache, SimilarityCaches, SimilarityConfig, SimilarityError,
 };
 

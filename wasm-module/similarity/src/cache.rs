@@ -16,8 +16,8 @@ use super::distance::Machine;
 use super::metric::{Metric, SimilarityError};
 use super::quality::{Quality, Sample};
 use super::rows::Rows;
-use crate::random::Random;
-use crate::recency::Recency;
+use foreword_ordering::random::Random;
+use foreword_ordering::recency::Recency;
 use fxhash::FxHashSet;
 
 /// Answers questions with the documents of questions that were nearly the same.
