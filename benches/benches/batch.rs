@@ -13,10 +13,8 @@
 //! only; ContextPilot's excludes starting and importing.
 
 use foreword_ordering::policy::Order;
-use foreword_ordering::schedule::{Planned, batch};
-use foreword_ordering::simulation::{
-    Capacity, EngineCache, Request, Trace, document_tokens, workload,
-};
+use foreword_simulation::{Capacity, EngineCache, Request, Trace, document_tokens, workload};
+use foreword_simulation::{Planned, batch};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::error::Error;

@@ -15,7 +15,7 @@ use foreword_benches::{Tables, xquad};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::policy::context_index::ContextIndex;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
-use foreword_ordering::simulation::{Capacity, Replay, Trace, upper_bound, workload};
+use foreword_simulation::{Capacity, Replay, Trace, upper_bound, workload};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

@@ -19,7 +19,7 @@ use foreword_engine::engine::{
 };
 use foreword_engine::models::{Checkpoint, Element, ModelConfig};
 use foreword_ordering::random::Random;
-use foreword_ordering::simulation::{Trace, workload};
+use foreword_simulation::{Trace, workload};
 use std::time::{Duration, Instant};
 
 const WINDOW: Rule = Rule::CachedFirst {

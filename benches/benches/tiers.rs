@@ -18,7 +18,7 @@ use foreword_engine::cache::{
     CacheConfig, DocumentPath, DocumentSpan, EvictionPolicy, Pages, PrefixCache,
 };
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
-use foreword_ordering::simulation::{Capacity, Replay, Request, Trace, document_tokens, workload};
+use foreword_simulation::{Capacity, Replay, Request, Trace, document_tokens, workload};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;

@@ -4,7 +4,7 @@ pub mod embedded;
 pub mod simulated;
 pub mod xquad;
 
-use foreword_ordering::simulation::workload;
+use foreword_simulation::workload;
 
 /// The documents' numbers in a trace of [Zipf topics](workload::zipf_topics).
 #[must_use]

@@ -3,9 +3,9 @@
 
 use foreword_ordering::document::{Fingerprint, estimate_tokens};
 use foreword_ordering::random::Random;
-use foreword_ordering::simulation::{Request, Retrieved, Trace};
 use foreword_ordering::tree::Scope;
 use foreword_retrieval::Words;
+use foreword_simulation::{Request, Retrieved, Trace};
 use serde::Deserialize;
 
 /// Names XQuAD's English file, `xquad.en.json` of <https://github.com/google-deepmind/xquad>.

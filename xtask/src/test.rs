@@ -63,7 +63,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 }
 
 const CLIPPY_FILTER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-filter --target wasm32-wasip1 -- -D warnings";
-const CLIPPY_BROWSER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-browser --target wasm32-unknown-unknown -- -D warnings";
+const CLIPPY_BROWSER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-simulation -p foreword-browser --target wasm32-unknown-unknown -- -D warnings";
 
 fn rustdoc(workspace: &Workspace) -> Step {
     let arguments = ["doc", "--locked", "--workspace", "--no-deps"];

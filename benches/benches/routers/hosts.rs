@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use foreword_ordering::simulation::{Request, Retrieved, workload};
+use foreword_simulation::{Request, Retrieved, workload};
 use foreword_tests::artifacts::{host_binary, repository};
 use foreword_tests::http::{Client, exchange, post, post_with};
 use foreword_tests::{Fallback, Gateway, GatewayOptions, Host};

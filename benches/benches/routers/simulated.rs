@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 
 use foreword_ordering::document::Fingerprint;
-use foreword_ordering::simulation::{Capacity, EngineCache, Request, Retrieved, Trace, workload};
 use foreword_ordering::{Choice, Config, EngineId, Orderer, Tenant, Terms};
+use foreword_simulation::{Capacity, EngineCache, Request, Retrieved, Trace, workload};
 use serde_json::json;
 
 use crate::text_prefix::{self, TextPrefix};

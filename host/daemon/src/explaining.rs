@@ -2,7 +2,7 @@
 
 use clap::ValueHint;
 use foreword::explain::{self, NoRequests};
-use foreword_ordering::simulation::Capacity;
+use foreword_simulation::Capacity;
 use std::path::PathBuf;
 use std::process::ExitCode;
 

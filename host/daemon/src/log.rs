@@ -3,7 +3,7 @@
 
 use crate::progress;
 use anyhow::{Context, Result};
-use foreword_ordering::simulation::BadLine;
+use foreword_simulation::BadLine;
 use indicatif::ProgressBar;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};

@@ -4,14 +4,14 @@ use crate::trace::Trace;
 use crate::values::{self, refused};
 use foreword_ordering::object;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
-use foreword_ordering::simulation::Capacity;
+use foreword_simulation::Capacity;
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
 
 /// A policy in front of a simulated engine; holds how far it is in a trace.
 #[wasm_bindgen]
 pub struct Replay {
-    core: foreword_ordering::simulation::Replay,
+    core: foreword_simulation::Replay,
     policy: PolicyKind,
     /// Requests served.
     served: usize,
@@ -50,7 +50,7 @@ impl Replay {
             page_tokens: options.page_tokens,
         };
         Ok(Self {
-            core: foreword_ordering::simulation::Replay::new(policy, &policy_options, capacity),
+            core: foreword_simulation::Replay::new(policy, &policy_options, capacity),
             policy,
             served: 0,
         })

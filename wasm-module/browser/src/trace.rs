@@ -1,7 +1,7 @@
 //! The class `Trace`: a log of requests, read from pieces that are cut anywhere.
 
 use crate::values::{self, refused};
-use foreword_ordering::simulation::{BadLine, Bound, CompactTrace, LogReader};
+use foreword_simulation::{BadLine, Bound, CompactTrace, LogReader};
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
 

@@ -321,6 +321,15 @@ impl Config {
         RawConfig::from_json(text)?.try_into()
     }
 
+    /// The same, for whoever studies requests: it takes as many documents of one as can be ordered at once.
+    #[must_use]
+    pub fn with_most_documents(self) -> Self {
+        Self {
+            max_documents: crate::policy::MAX_CANDIDATES,
+            ..self
+        }
+    }
+
     /// The rule that orders documents; it has learnt nothing yet.
     #[must_use]
     pub fn policy(&self) -> Box<dyn Policy> {

@@ -57,7 +57,7 @@ pub mod feed;
 pub mod head;
 pub mod hexadecimal;
 pub mod hint;
-mod listing;
+pub mod listing;
 #[doc(hidden)]
 pub mod object;
 mod orderer;
@@ -68,8 +68,6 @@ pub mod random;
 #[doc(hidden)]
 pub mod recency;
 mod request;
-pub mod schedule;
-pub mod simulation;
 #[doc(hidden)]
 pub mod sort;
 mod tenant;
@@ -82,6 +80,8 @@ pub mod work;
 mod work;
 
 pub use body::{Parsed, Question, Retrieved, Role, Skip, parse, parse_with, question, salted};
+#[doc(hidden)]
+pub use body::{scan, string};
 pub use bytes::BadBytes;
 pub use config::{Config, ConfigError, DocumentsField, RawConfig};
 pub use engines::{Choice, EngineId, MAX_ENGINES};

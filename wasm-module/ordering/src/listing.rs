@@ -3,9 +3,42 @@
 use crate::arrangement::Listed;
 use crate::body::{self, Group, Skip};
 use crate::config::Config;
-use crate::simulation::{Request, Retrieved};
+use crate::document::Fingerprint;
 use crate::tree::Scope;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// A request of a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What stands before its documents.
+    pub scope: Scope,
+    /// Its distinct documents, in rank order.
+    pub documents: Vec<Retrieved>,
+}
+
+/// A document of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retrieved {
+    /// What it is called; the `sorted` policy looks at it.
+    pub label: String,
+    /// What it is.
+    pub fingerprint: Fingerprint,
+    /// Tokens of its block.
+    pub tokens: u32,
+}
+
+impl Retrieved {
+    /// Document `number` of a generated corpus.
+    #[must_use]
+    pub fn numbered(number: u64, tokens: u32) -> Self {
+        Self {
+            // Of one width, so that labels sort as numbers do.
+            label: format!("{number:06}"),
+            fingerprint: Fingerprint(number),
+            tokens,
+        }
+    }
+}
 
 /// The documents that an [`Orderer`](crate::Orderer) would find in `body`, without repeats: one simulated request
 /// for every group that it would order by itself, most bodies having one. Models share nothing: the model's name is

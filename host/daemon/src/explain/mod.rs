@@ -22,10 +22,8 @@ use causes::{Causes, Row, segment_name};
 use foreword_ordering::Config;
 use foreword_ordering::head::{Cause, Diagnosis, Index, Limits};
 use foreword_ordering::policy::PolicyKind;
-use foreword_ordering::simulation::{
-    BadLine, Capacity, LogReader, Logged, LoggedKind, PromptReuse,
-};
 use foreword_report::words::{grouped, percent, rounded};
+use foreword_simulation::{BadLine, Capacity, LogReader, Logged, LoggedKind, PromptReuse};
 use remedy::{Part, Remedy};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};

@@ -14,8 +14,8 @@ use anyhow::{Context, bail};
 use foreword_engine::TokenId;
 use foreword_engine::engine::{Event, Request, Stepper};
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
-use foreword_ordering::simulation::workload::{Bursty, bursty};
-use foreword_ordering::simulation::{Capacity, Replay, Retrieved};
+use foreword_simulation::workload::{Bursty, bursty};
+use foreword_simulation::{Capacity, Replay, Retrieved};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -84,7 +84,7 @@ pub(super) fn run(engine: &mut Stepper, workload: &Workload) -> anyhow::Result<V
 /// Seconds until each answer's first token.
 fn replay(
     engine: &mut Stepper,
-    trace: &[foreword_ordering::simulation::Request],
+    trace: &[foreword_simulation::Request],
     arm: Arm,
     group: usize,
     salt: &str,

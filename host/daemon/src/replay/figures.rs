@@ -3,8 +3,8 @@
 use super::simulate::Outcome;
 use crate::explain::causes::Causes;
 use foreword_ordering::policy::PolicyKind;
-use foreword_ordering::simulation::{Bound, Capacity};
 use foreword_report::words::{grouped, percent, rounded};
+use foreword_simulation::{Bound, Capacity};
 use serde_json::{Value, json};
 use std::fmt::Write;
 

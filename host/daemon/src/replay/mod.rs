@@ -6,7 +6,7 @@
 //!            └──bodies─▶ whole prompts, per policy, and causes ───┘
 //! ```
 //!
-//! Lines' meaning, orders and the engine's cache are those of [`foreword_ordering::simulation`]: what is decided here
+//! Lines' meaning, orders and the engine's cache are those of [`foreword_simulation`]: what is decided here
 //! is decided alike at the gateway. Texts are read and forgotten line by line; only documents' ids, fingerprints and token counts stay,
 //! and nothing that is printed holds a document's text. Whole prompts take the log once more for each policy (`whole`). No model, engine or network is involved.
 
@@ -22,7 +22,7 @@ use crate::progress;
 use anyhow::{Context, Result};
 use figures::Figures;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
-use foreword_ordering::simulation::{Bound, Capacity};
+use foreword_simulation::{Bound, Capacity};
 use std::io::Write;
 use std::num::NonZeroU32;
 use std::path::PathBuf;

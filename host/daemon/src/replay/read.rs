@@ -3,7 +3,7 @@
 use super::Options;
 use crate::log::{self, Counts, OnBad};
 use anyhow::Result;
-use foreword_ordering::simulation::{CompactTrace, LogReader, Logged};
+use foreword_simulation::{CompactTrace, LogReader, Logged};
 
 /// What the files hold.
 #[derive(Debug, Default)]

@@ -59,9 +59,8 @@ fn tiles(figures: &Figures) -> String {
             "<div class=\"tile\"><span>{what}</span><b class=\"best\">{value}</b><span class=\"was\">{was}</span></div>\n"
         )
     };
-    let left = |reuse: foreword_ordering::simulation::Reuse| {
-        grouped(reuse.document_tokens - reuse.reused_tokens)
-    };
+    let left =
+        |reuse: foreword_simulation::Reuse| grouped(reuse.document_tokens - reuse.reused_tokens);
     let was = |value: &dyn Fn() -> Option<String>| {
         value().map_or_else(String::new, |value| format!("{value} in retrieval order"))
     };

@@ -3,8 +3,7 @@
 use crate::progress;
 use anyhow::Result;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
-use foreword_ordering::schedule;
-use foreword_ordering::simulation::{
+use foreword_simulation::{
     Capacity, CompactTrace, EngineCache, PromptReuse, Replay, Reuse, document_tokens,
 };
 use std::time::{Duration, Instant};
@@ -60,7 +59,7 @@ pub(super) fn replay(
 }
 
 /// Replays `trace` in windows of `window` requests, each planned as a whole before its first request is served: the
-/// order of documents and the order of requests are both ours ([`schedule::batch`]). A window's time is shared evenly
+/// order of documents and the order of requests are both ours ([`foreword_simulation::batch()`]). A window's time is shared evenly
 /// by its requests.
 pub(super) fn replay_batches(
     trace: &CompactTrace,
@@ -77,7 +76,7 @@ pub(super) fn replay_batches(
         let done = requests.min(first + window.max(1));
         let parts: Vec<_> = (first..done).flat_map(|at| trace.request(at)).collect();
         let began = Instant::now();
-        let plan = schedule::batch(&parts);
+        let plan = foreword_simulation::batch(&parts);
         let taken = began.elapsed().as_nanos() / (done - first) as u128;
         nanoseconds.resize(done, u32::try_from(taken).unwrap_or(u32::MAX));
         reuse.document_tokens += document_tokens(&parts);
@@ -170,7 +169,7 @@ fn quantile(values: &mut [u32], share: f64) -> u32 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use foreword_ordering::simulation::{
+    use foreword_simulation::{
         self, Trace,
         workload::{Bursty, bursty},
     };

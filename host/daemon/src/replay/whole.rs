@@ -14,7 +14,7 @@ use crate::log::{self, OnBad};
 use anyhow::{Context, Result};
 use foreword_ordering::RawConfig;
 use foreword_ordering::policy::PolicyKind;
-use foreword_ordering::simulation::{
+use foreword_simulation::{
     BadLine, Capacity, LogReader, Logged, LoggedKind, PromptReplay, PromptReuse,
 };
 use serde_json::{Value, json};

@@ -7,14 +7,15 @@
 //! ```
 //!
 //! [`Queue`] orders the waiting requests for admission: first by fairness between tenants ([`shares`]), then, within a
-//! tenant, by the core's rule for queues ([`foreword_ordering::schedule`]), which simulations use too. [`plan()`] is a
+//! tenant, by the rule of the queue ([`Rule`]). [`plan()`] is a
 //! pure function from counts of tokens and pages to what a step computes. Neither knows tokens, prefixes, arithmetic or
 //! the time. The caller carries the plan out and asks again.
 
+mod order;
 mod plan;
 mod queue;
 pub mod shares;
 
-pub use foreword_ordering::schedule::Rule;
+pub use order::Rule;
 pub use plan::{Limits, Plan, Running, State, Waiting, plan};
 pub use queue::{Entry, Queue, Ticket};

@@ -18,9 +18,9 @@
 //! dozen steps ago.
 
 use super::Rule;
+use super::order::{self, Queued};
 use super::shares::{GENERATED_COST, Shares};
 use foreword_ordering::document::Fingerprint;
-use foreword_ordering::schedule::{self, Queued};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::ops::Bound;
@@ -378,7 +378,7 @@ fn ranked<T>(waiting: &VecDeque<Waiter<T>>, rule: Rule, most: usize) -> Vec<usiz
             overtaken: waiter.overtaken,
         })
         .collect();
-    schedule::first(&queue, rule, most)
+    order::first(&queue, rule, most)
 }
 
 impl<T> Waiter<T> {

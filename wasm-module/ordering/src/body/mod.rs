@@ -32,7 +32,7 @@ mod rebase;
 pub(crate) mod render;
 mod results;
 mod salt;
-pub(crate) mod scan;
+pub mod scan;
 mod search;
 mod tags;
 pub(crate) mod text;
@@ -64,7 +64,7 @@ pub(crate) fn unescaped(piece: &str) -> Cow<'_, str> {
 }
 
 /// The text of a JSON string, as written; `None` if it is another value, or an escape stands for no character.
-pub(crate) fn string(raw: &str) -> Option<Cow<'_, str>> {
+pub fn string(raw: &str) -> Option<Cow<'_, str>> {
     json::inner(raw).and_then(scan::decoded)
 }
 

@@ -16,17 +16,18 @@ use crate::work::looked;
 use std::borrow::Cow;
 
 /// How far a text has been read.
-pub(crate) struct Scan<'a> {
+pub struct Scan<'a> {
     text: &'a str,
     at: usize,
 }
 
 /// It is no JSON, or not of the shape wanted, at this byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bad(pub(crate) usize);
+pub struct Bad(pub usize);
 
 impl<'a> Scan<'a> {
-    pub(crate) fn new(text: &'a str) -> Self {
+    /// A scan that stands at the beginning of `text`.
+    pub fn new(text: &'a str) -> Self {
         Self { text, at: 0 }
     }
 
@@ -82,7 +83,7 @@ impl<'a> Scan<'a> {
     }
 
     /// The elements of a list, as written.
-    pub(crate) fn elements(&mut self) -> Result<Vec<&'a str>, Bad> {
+    pub fn elements(&mut self) -> Result<Vec<&'a str>, Bad> {
         let mut elements = Vec::new();
         self.list(|scan| {
             elements.push(scan.value()?);
@@ -319,7 +320,7 @@ impl<'a> Scan<'a> {
 }
 
 /// The [fields](Scan::fields) of the object that `text` is, if they say anything.
-pub(crate) fn fields<'a, const N: usize>(
+pub fn fields<'a, const N: usize>(
     text: &'a str,
     names: [&str; N],
 ) -> Result<[Option<&'a str>; N], Bad> {

@@ -2,8 +2,8 @@
 //! documents take about 60 MB, the documents themselves aside.
 
 use super::{Request, Retrieved};
-use crate::document::Fingerprint;
-use crate::tree::Scope;
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::tree::Scope;
 use fxhash::{FxHashMap, FxHashSet};
 
 /// Requests in the order of their arrival.
@@ -99,7 +99,7 @@ fn end(ends: &[usize], at: usize) -> usize {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::simulation::workload::{Bursty, bursty};
+    use crate::workload::{Bursty, bursty};
 
     pub(crate) fn generated(requests: usize) -> (CompactTrace, Vec<Request>) {
         let requests = bursty(7, requests, Bursty::default());

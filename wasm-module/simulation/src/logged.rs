@@ -11,8 +11,8 @@
 //! is (times, headers) is passed over.
 
 use super::BadLine;
-use crate::body::scan::{self, Bad};
 use crate::body::string;
+use foreword_ordering::scan::{self, Bad};
 use std::borrow::Cow;
 
 /// A request in a log, and what is known of it.

@@ -2,13 +2,13 @@
 //! line. Where lines come from (a file, a page) is the caller's matter.
 
 use super::{Request, Retrieved};
-use crate::body::scan::{self, Bad, Scan};
-use crate::body::{Skip, string};
-use crate::config::Config;
-use crate::document::Fingerprint;
-use crate::listing::documents_of;
-use crate::policy::MAX_CANDIDATES;
-use crate::tree::Scope;
+use foreword_ordering::Config;
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::listing::documents_of;
+use foreword_ordering::policy::MAX_CANDIDATES;
+use foreword_ordering::scan::{self, Bad, Scan};
+use foreword_ordering::tree::Scope;
+use foreword_ordering::{Skip, string};
 use fxhash::FxHashSet;
 use std::borrow::Cow;
 
@@ -82,10 +82,7 @@ impl LogReader {
     #[must_use]
     pub fn new(document_tokens: u32) -> Self {
         Self {
-            config: Config {
-                max_documents: MAX_CANDIDATES,
-                ..Config::default()
-            },
+            config: Config::default().with_most_documents(),
             document_tokens,
         }
     }

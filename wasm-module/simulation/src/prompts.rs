@@ -9,18 +9,18 @@
 //! paths are pieces (a tool, a line or sentence of the system text, a message, a document) instead of documents alone.
 
 use super::{Capacity, EngineCache, Replay, Request, Retrieved, Reuse};
+use crate::Logged;
 use crate::body::Skip;
 use crate::config::{Config, ConfigError, RawConfig};
-use crate::document::Fingerprint;
 use crate::engines::{Choice, EngineId, MAX_ENGINES};
 use crate::feed::TenantKey;
 use crate::head::outline;
 use crate::head::segments::SegmentKind;
 use crate::orderer::{Orderer, Terms, Trial};
-use crate::policy::{Order, PolicyKind};
-use crate::simulation::Logged;
 use crate::tenant::Tenant;
-use crate::tree::Scope;
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::policy::{Order, PolicyKind};
+use foreword_ordering::tree::Scope;
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

@@ -16,9 +16,9 @@
 mod cluster;
 
 use self::cluster::Cluster;
-use crate::document::Fingerprint;
-use crate::policy::Order;
-use crate::simulation::Request;
+use crate::Request;
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::policy::Order;
 use fxhash::FxHashMap;
 
 /// A request of a batch, in its place.
@@ -32,7 +32,7 @@ pub struct Planned {
 
 /// Plans a batch so that prompts share prefixes, weighed in tokens, and those that do stand together. Every request
 /// occurs once, and its order is a permutation of its documents (a request has at most `u16::MAX` of them, far more
-/// than [`crate::policy::MAX_CANDIDATES`]). Requests of different scopes share nothing. Where sharing leaves a
+/// than [`foreword_ordering::policy::MAX_CANDIDATES`]). Requests of different scopes share nothing. Where sharing leaves a
 /// choice, earlier requests go first and documents stand in rank order.
 ///
 /// Deterministic. Time grows with the pairs of requests that share documents (`agglomerate`); memory is linear in the batch's documents.
@@ -230,8 +230,8 @@ impl<'a> Emission<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simulation::{Capacity, EngineCache, Retrieved, document_tokens, workload};
-    use crate::tree::Scope;
+    use crate::{Capacity, EngineCache, Retrieved, document_tokens, workload};
+    use foreword_ordering::tree::Scope;
     use proptest::prelude::*;
     use std::collections::HashSet;
 

@@ -6,7 +6,7 @@
 //! document and the beginning of the next belongs to the path that goes on, so a match is cut to whole pages.
 
 use super::Retrieved;
-use crate::tree::{Bounds, KnowledgeTree, Scope};
+use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
 
 /// How much an engine holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

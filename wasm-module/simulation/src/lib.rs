@@ -6,7 +6,22 @@
 //!
 //! The policy decides as it would in front of a real engine; the engine is modelled, document by document: what
 //! counts is how many document tokens a prefix match would have saved. Generation, batching and time are not here.
+//!
+//! A batch, of which every request is known before the first is sent, is planned here too: [`batch()`] says in which order
+//! its requests go, and the documents inside each.
 
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
+)]
+
+mod batch;
 mod bound;
 mod cache;
 mod compact;
@@ -16,6 +31,7 @@ mod prompts;
 mod replay;
 pub mod workload;
 
+pub use batch::{Planned, batch};
 pub use bound::Bound;
 pub use cache::{Capacity, EngineCache};
 pub use compact::CompactTrace;
@@ -24,44 +40,10 @@ pub use logged::{Logged, LoggedKind};
 pub use prompts::{PromptReplay, PromptReuse};
 pub use replay::{Replay, Reuse, replay, upper_bound};
 
-use crate::document::Fingerprint;
-use crate::tree::Scope;
+pub use foreword_ordering::listing::{Request, Retrieved};
 
 /// Requests in the order of their arrival.
 pub type Trace = Vec<Request>;
-
-/// A request of a trace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// What stands before its documents.
-    pub scope: Scope,
-    /// Its distinct documents, in rank order.
-    pub documents: Vec<Retrieved>,
-}
-
-/// A document of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Retrieved {
-    /// What it is called; the `sorted` policy looks at it.
-    pub label: String,
-    /// What it is.
-    pub fingerprint: Fingerprint,
-    /// Tokens of its block.
-    pub tokens: u32,
-}
-
-impl Retrieved {
-    /// Document `number` of a generated corpus.
-    #[must_use]
-    pub fn numbered(number: u64, tokens: u32) -> Self {
-        Self {
-            // Of one width, so that labels sort as numbers do.
-            label: format!("{number:06}"),
-            fingerprint: Fingerprint(number),
-            tokens,
-        }
-    }
-}
 
 /// Tokens of a trace's documents.
 #[must_use]

@@ -1,9 +1,9 @@
 //! A trace under a policy: what share of the document tokens comes from the cache.
 
 use super::{Capacity, EngineCache, Request, Trace, document_tokens};
-use crate::document::{Candidate, Fingerprint};
-use crate::policy::{Order, Policy, PolicyKind, PolicyOptions, fingerprints};
-use crate::tree::KnowledgeTree;
+use foreword_ordering::document::{Candidate, Fingerprint};
+use foreword_ordering::policy::{Order, Policy, PolicyKind, PolicyOptions, fingerprints};
+use foreword_ordering::tree::KnowledgeTree;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 

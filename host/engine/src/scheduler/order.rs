@@ -1,24 +1,24 @@
 //! Rules for a queue in front of an engine: which of the waiting requests goes first, so that what is cached is used
 //! before it is evicted.
 
-use crate::document::Fingerprint;
+use foreword_ordering::document::Fingerprint;
 use fxhash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// A waiting request whose documents have been ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Queued<'a> {
+pub(super) struct Queued<'a> {
     /// The live path that its documents open with, from the root; empty: nothing of it is cached.
-    pub path: &'a [Fingerprint],
+    pub(super) path: &'a [Fingerprint],
     /// Tokens of its prompt that the engine holds.
-    pub cached_tokens: u64,
+    pub(super) cached_tokens: u64,
     /// Tokens of its prompt that the engine has to compute.
-    pub computed_tokens: u64,
+    pub(super) computed_tokens: u64,
     /// Later requests that went before it so far. Whoever serves a request adds one to each that came before it and
     /// still waits; so an earlier request never has fewer than a later one. Where that does not hold, a request
     /// counts as overtaken as often as any behind it.
-    pub overtaken: u32,
+    pub(super) overtaken: u32,
 }
 
 /// Who goes first.
@@ -49,14 +49,13 @@ impl Rule {
 
 /// The positions of `queue`, which stands in order of arrival, in the order in which to serve them: a permutation of
 /// `0..queue.len()`.
-#[must_use]
-pub fn order(queue: &[Queued<'_>], rule: Rule) -> Vec<usize> {
+#[cfg(test)]
+pub(super) fn order(queue: &[Queued<'_>], rule: Rule) -> Vec<usize> {
     first(queue, rule, queue.len())
 }
 
 /// The first `most` positions of [`order`]: whoever admits a few requests at a time needs no more. O(n + most log n).
-#[must_use]
-pub fn first(queue: &[Queued<'_>], rule: Rule, most: usize) -> Vec<usize> {
+pub(super) fn first(queue: &[Queued<'_>], rule: Rule, most: usize) -> Vec<usize> {
     let most = most.min(queue.len());
     match rule {
         Rule::Arrival => (0..most).collect(),
@@ -159,7 +158,7 @@ fn by_cached_share(queue: &[Queued<'_>], window: u32, most: usize) -> Vec<usize>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use foreword_ordering::random::Random;
     use proptest::prelude::*;
 
     fn queued(path: &[Fingerprint], cached_tokens: u64, computed_tokens: u64) -> Queued<'_> {

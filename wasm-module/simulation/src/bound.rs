@@ -3,9 +3,9 @@
 //! beyond a budget of comparisons it is estimated from a random sample of the requests.
 
 use super::CompactTrace;
-use crate::document::Fingerprint;
-use crate::random::Random;
-use crate::tree::Scope;
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::random::Random;
+use foreword_ordering::tree::Scope;
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

@@ -4,8 +4,8 @@
 //! what a ranking says of later requests; the geospatial trace comes with a telling ranking too.
 
 use super::{Request, Retrieved, Trace};
-use crate::random::Random;
-use crate::tree::Scope;
+use foreword_ordering::random::Random;
+use foreword_ordering::tree::Scope;
 
 /// Tokens of every generated document (RAGCache++ section 4.1).
 const TOKENS: u32 = 200;
