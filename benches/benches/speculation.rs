@@ -12,12 +12,6 @@
 //! *Not overlapped* is the time to the first token beyond that of the server whose search takes none.
 
 use anyhow::{Context, Result, ensure};
-use foreword::api::Limits;
-use foreword::device::{Device, DeviceConfig};
-use foreword::model::Model;
-use foreword::retrieval;
-use foreword::serve::{Config, Server};
-use foreword::tiers::Tiers;
 use foreword_benches::{embedded, xquad};
 use foreword_engine::backend::cpu::Precision;
 use foreword_engine::cache::EvictionPolicy;
@@ -28,6 +22,12 @@ use foreword_retrieval::store::Stage;
 use foreword_retrieval::{
     Ask, Collection, Document, Editor, Found, Query, Spec, Store, StoreError,
 };
+use foreword_server::api::Limits;
+use foreword_server::device::{Device, DeviceConfig};
+use foreword_server::model::Model;
+use foreword_server::retrieval;
+use foreword_server::serve::{Config, Server};
+use foreword_server::tiers::Tiers;
 use foreword_tests::artifacts::repository;
 use foreword_tests::http::{Client, post};
 use serde_json::{Value, json};
@@ -255,7 +255,7 @@ impl House {
         let server = Server::bind(Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             internal: None,
-            connections: foreword::connections::Bounds::default(),
+            connections: foreword_server::connections::Bounds::default(),
             feed_key: None,
             keys: None,
             otlp_endpoint: None,

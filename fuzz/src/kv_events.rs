@@ -5,7 +5,7 @@
     unreachable_pub,
     reason = "compiled here as it stands in the host, without its tests"
 )]
-#[path = "../../host/daemon/src/kv/vllm/read.rs"]
+#[path = "../../host/server/src/kv/vllm/read.rs"]
 mod read;
 
 use self::read::{BlockEvent, Key};

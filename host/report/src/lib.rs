@@ -10,6 +10,7 @@
 //! crate determines only how it looks.
 
 pub mod plot;
+pub mod progress;
 pub mod words;
 
 use anyhow::Result;

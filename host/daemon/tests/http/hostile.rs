@@ -6,7 +6,7 @@ use crate::streaming::streaming;
 use crate::support::client::{begin, connect, get, post, read_head};
 use crate::support::process::Process;
 use crate::support::{House, Options, until};
-use foreword::connections::Bounds;
+use foreword_server::connections::Bounds;
 use serde_json::json;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};

@@ -4,12 +4,12 @@
 use crate::chat::say;
 use crate::support::client::{JSON, Reply, Response, get, post_bytes, send};
 use crate::support::{House, MODEL, Options, internal, loading, until};
-use foreword::keys::ApiKeys;
-use foreword::kv::http::MAX_READERS;
 use foreword_engine::cache::CacheEvent;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::feed::{Batch, Change, Event, FeedKey, Follower, TenantKey};
 use foreword_ordering::{Config, Orderer, Tenant};
+use foreword_server::keys::ApiKeys;
+use foreword_server::kv::http::MAX_READERS;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::SocketAddr;

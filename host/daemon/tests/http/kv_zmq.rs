@@ -2,10 +2,10 @@
 //! are installed by `cargo xtask setup`; without them the tests say that they are skipped.
 
 use crate::support::{House, Options};
-use foreword::kv::publisher;
-use foreword::kv::vllm::Encoding;
 use foreword_engine::cache::{CacheEvent, PageHash, Tier};
 use foreword_ordering::feed::TenantKey;
+use foreword_server::kv::publisher;
+use foreword_server::kv::vllm::Encoding;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@ use crate::chat::say;
 use crate::streaming::{forever, streaming};
 use crate::support::client::{begin, get, post};
 use crate::support::{House, Options, internal, until};
-use foreword::gate::Phase;
+use foreword_server::gate::Phase;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,9 +2,9 @@
 
 use crate::support::client::{get, post};
 use crate::support::{House, Options, until};
-use foreword::retrieval::Config;
 use foreword_retrieval::store::Stage;
 use foreword_retrieval::{Ask, Document, Found, Store, StoreError};
+use foreword_server::retrieval::Config;
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, Sender, channel};

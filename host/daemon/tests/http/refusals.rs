@@ -4,7 +4,7 @@ use crate::chat::say;
 use crate::support::client::{JSON, get, post, post_bytes, send};
 use crate::support::parrot::MAX_POSITIONS;
 use crate::support::{House, MODEL, Options};
-use foreword::keys::ApiKeys;
+use foreword_server::keys::ApiKeys;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";

@@ -2,10 +2,10 @@
 
 use crate::support::client::{get, post};
 use crate::support::{House, MODEL, Options};
-use foreword::retrieval::{Config, EmbedderSource};
 use foreword_retrieval::index::{Kind, Metric};
 use foreword_retrieval::ingest::mirror;
 use foreword_retrieval::{Collection, Document, Shelf, Spec};
+use foreword_server::retrieval::{Config, EmbedderSource};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;

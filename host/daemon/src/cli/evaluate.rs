@@ -1,11 +1,12 @@
 //! The arguments of `foreword evaluate`.
 
-use crate::ordering;
+use super::ordering;
 use anyhow::bail;
-use foreword::evaluate::{Arm, Options};
+use foreword_tools::evaluate::{Arm, Options};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 pub(crate) const HELP: &str = "Data:
@@ -123,6 +124,19 @@ impl Arguments {
             backoff: Duration::from_millis(self.backoff_ms),
             json: self.json,
         })
+    }
+}
+
+pub(crate) fn run(arguments: Arguments) -> ExitCode {
+    match arguments
+        .options()
+        .and_then(|options| foreword_tools::evaluate::run(&options))
+    {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
 

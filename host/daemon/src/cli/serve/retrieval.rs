@@ -1,11 +1,11 @@
 //! The arguments that say where documents are searched.
 
 use anyhow::Context;
-use foreword::retrieval::{Config, EmbedderSource, prompt};
 use foreword_ordering::RawConfig;
 use foreword_retrieval::index::Metric;
 use foreword_retrieval::store::{Pgvector, Qdrant};
 use foreword_retrieval::{Shelf, Store};
+use foreword_server::retrieval::{Config, EmbedderSource, prompt};
 use std::path::PathBuf;
 use std::sync::Arc;
 

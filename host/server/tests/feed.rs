@@ -7,7 +7,6 @@
 //!                            └──────── lookup of every path ever sent ═══ must agree ─┘
 //! ```
 
-use foreword::kv::wire;
 use foreword_engine::TokenId;
 use foreword_engine::cache::{
     CacheConfig, DocumentPath, DocumentSpan, EvictionPolicy, Lease, Pages, PrefixCache,
@@ -17,6 +16,7 @@ use foreword_ordering::document::Fingerprint;
 use foreword_ordering::feed::{Change, Follower, TenantKey};
 use foreword_ordering::random::Random;
 use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
+use foreword_server::kv::wire;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! `foreword kv-bridge`: its arguments, and its life from start to signal.
 
-use crate::{LOG_HELP, LogFormat, Signals, address, announce, folder_name, listening, ordering};
+use super::{LOG_HELP, LogFormat, Signals, address, announce, folder_name, listener, ordering};
 use anyhow::Context;
-use foreword::bridge::{Bridge, Config, Limits, subscription};
-use foreword::keys::ApiKeys;
+use foreword_server::bridge::{Bridge, Config, Limits, subscription};
+use foreword_server::keys::ApiKeys;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8001", value_parser = address)]
     listen: SocketAddr,
     #[command(flatten)]
-    listening: listening::Arguments,
+    listener: listener::Arguments,
     /// File with accepted API keys, one per line, as the engine's clients send them; without it nobody is asked
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
@@ -93,10 +93,10 @@ fn config(arguments: Arguments) -> anyhow::Result<Config> {
     }
     Ok(Config {
         listen: arguments.listen,
-        internal: arguments.listening.internal(arguments.listen)?,
-        connections: arguments.listening.bounds(arguments.max_body_bytes),
-        feed_key: arguments.listening.feed_key()?,
-        body_time: arguments.listening.body_time(),
+        internal: arguments.listener.internal(arguments.listen)?,
+        connections: arguments.listener.bounds(arguments.max_body_bytes),
+        feed_key: arguments.listener.feed_key()?,
+        body_time: arguments.listener.body_time(),
         engine: subscription::Config {
             events: arguments.events,
             replay: arguments.replay,

@@ -8,8 +8,12 @@
 mod pipelining;
 mod workload;
 
-use crate::computing;
+use super::LogFormat;
+use super::start_log;
+use crate::cli::device;
 use anyhow::{Context, ensure};
+use clap::CommandFactory;
+use clap::error::ErrorKind;
 use foreword_engine::TokenId;
 use foreword_engine::backend::cuda::{self, Ceilings};
 use foreword_engine::backend::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store};
@@ -28,7 +32,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     #[command(flatten)]
-    computing: computing::Arguments,
+    device: device::Arguments,
     /// Tokens of the prompt whose prefill is measured
     #[arg(long, value_name = "TOKENS", default_value_t = 4_096, value_parser = clap::value_parser!(u32).range(64..))]
     prompt: u32,
@@ -59,12 +63,26 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// What is wrong with them together.
     pub(crate) fn conflict(&self) -> Option<String> {
-        self.computing.conflict()
+        self.device.conflict()
     }
 }
 
+/// Prints figures; what is told on the way goes to the log.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    if let Some(message) = arguments.conflict() {
+        crate::Arguments::command()
+            .error(ErrorKind::ValueValidation, message)
+            .exit();
+    }
+    let measured = start_log(LogFormat::Text).and_then(|()| measured(arguments));
+    measured.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
 /// Prints what was measured.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let config = ModelConfig::load(&arguments.model)?;
     let (context, prompt) = (arguments.context, arguments.prompt);
     ensure!(
@@ -73,8 +91,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         config.max_positions
     );
     let device = arguments
-        .computing
-        .config(context.next_multiple_of(arguments.computing.page_tokens));
+        .device
+        .config(context.next_multiple_of(arguments.device.page_tokens));
     let ceilings = match device.ordinal()? {
         None => None,
         Some(ordinal) => {

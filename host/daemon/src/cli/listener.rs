@@ -1,9 +1,9 @@
 //! The part of the arguments that says where a server listens, and what connections may do.
 
 use anyhow::{Context, bail};
-use foreword::connections::{Bounds, within_open_files};
-use foreword::serve::INTERNAL_CONNECTIONS;
 use foreword_ordering::feed::FeedKey;
+use foreword_server::connections::{Bounds, within_open_files};
+use foreword_server::serve::INTERNAL_CONNECTIONS;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -55,7 +55,7 @@ fn internal(text: &str) -> Result<Internal, String> {
     if text == "none" {
         return Ok(Internal::None);
     }
-    let address = crate::address(text).map_err(|words| format!("{words}; or none"))?;
+    let address = super::address(text).map_err(|words| format!("{words}; or none"))?;
     Ok(Internal::At(address))
 }
 

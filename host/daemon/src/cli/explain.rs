@@ -1,8 +1,8 @@
 //! `foreword explain`: its arguments.
 
 use clap::ValueHint;
-use foreword::explain::{self, NoRequests};
 use foreword_simulation::Capacity;
+use foreword_tools::explain::{self, NoRequests};
 use std::path::PathBuf;
 use std::process::ExitCode;
 

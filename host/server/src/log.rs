@@ -1,8 +1,8 @@
 //! Logs of requests, a line at a time: what `replay` and `explain` read. Bad lines are named by file, number and reason,
 //! and counted; no line is held longer than it is looked at.
 
-use crate::progress;
 use anyhow::{Context, Result};
+use foreword_report::progress;
 use foreword_simulation::BadLine;
 use indicatif::ProgressBar;
 use std::fs::File;

@@ -2,10 +2,10 @@
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
-use foreword::retrieval::EmbedderSource;
 use foreword_retrieval::index::{Kind, Metric};
 use foreword_retrieval::ingest::{Passages, Summary, documents, mirror};
 use foreword_retrieval::{Collection, Embedder, Spec};
+use foreword_server::retrieval::EmbedderSource;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -4,7 +4,10 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar for `length` steps of what `name` says; it vanishes when it is done.
-pub(crate) fn bar(name: &str, length: usize) -> Result<ProgressBar> {
+///
+/// # Errors
+/// Never: the template is fixed.
+pub fn bar(name: &str, length: usize) -> Result<ProgressBar> {
     let style = ProgressStyle::with_template("{prefix:>14} {wide_bar} {percent:>3} %  {msg}")?;
     Ok(ProgressBar::new(length as u64)
         .with_style(style)
@@ -12,4 +15,4 @@ pub(crate) fn bar(name: &str, length: usize) -> Result<ProgressBar> {
 }
 
 /// Steps between two looks at the clock by the bar.
-pub(crate) const STRIDE: usize = 256;
+pub const STRIDE: usize = 256;

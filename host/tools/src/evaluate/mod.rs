@@ -30,13 +30,13 @@ mod tls;
 
 pub use arm::Arm;
 
-use crate::progress;
 use anyhow::{Context, Result, anyhow, ensure};
 use ask::Questions;
 use client::{Client, chat_url};
 use data::Reading;
 use figures::Figures;
 use foreword_ordering::{Config, RawConfig};
+use foreword_report::progress;
 use fxhash::FxHashSet;
 use journal::Journal;
 use prompt::Prompts;

@@ -6,12 +6,12 @@
 //!   cuda:N  this CUDA device, or an error that says why not
 //! ```
 
-use crate::progress::bar;
 use anyhow::{Context, bail};
 use foreword_engine::backend::Backend;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::cuda::{self, CudaBackend, CudaConfig, PoolSize};
 use foreword_engine::models::{Checkpoint, Element, ModelConfig};
+use foreword_report::progress::bar;
 use std::path::Path;
 use std::str::FromStr;
 

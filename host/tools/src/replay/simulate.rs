@@ -1,8 +1,8 @@
 //! A trace under one policy, or planned in batches: tokens reused as requests go by, and how long decisions took.
 
-use crate::progress;
 use anyhow::Result;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
+use foreword_report::progress;
 use foreword_simulation::{
     Capacity, CompactTrace, EngineCache, PromptReuse, Replay, Reuse, document_tokens,
 };

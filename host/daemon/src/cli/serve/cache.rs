@@ -1,7 +1,7 @@
 //! The arguments that say what is kept beyond its use, and where.
 
-use foreword::tiers::{DiskFile, Tiers};
 use foreword_engine::cache::EvictionPolicy;
+use foreword_server::tiers::{DiskFile, Tiers};
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! The arguments that say what computes, and how much at once.
 
 use clap::ValueEnum;
-use foreword::device::{Device, DeviceConfig};
 use foreword_engine::backend::cpu::Precision;
+use foreword_server::device::{Device, DeviceConfig};
 
 #[derive(clap::Args)]
 #[group(id = "computing")]

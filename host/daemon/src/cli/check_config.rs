@@ -1,0 +1,29 @@
+//! `foreword check-config`: its arguments.
+
+use foreword_tools::check;
+use foreword_tools::check::Verdict;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+pub(crate) const HELP: &str = "Every error is told, with path, value and limit. A key in the environment is not looked for.
+
+Exit codes: 0 the filter takes every configuration, 1 it refuses one, 2 a file cannot be read or holds none.";
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The plugin's JSON, or what holds it: Envoy's configuration, Istio's or Envoy Gateway's resources, a ConfigMap
+    /// with one of them; `-`: standard input
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    match check::run(&arguments.files) {
+        Ok(Verdict::Accepted) => ExitCode::SUCCESS,
+        Ok(Verdict::Refused) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}

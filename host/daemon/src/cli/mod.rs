@@ -1,0 +1,146 @@
+//! The subcommands, a file for each, and what several of them share: logging, signals, the gateway's configuration.
+
+pub(crate) mod check_config;
+pub(crate) mod device;
+pub(crate) mod evaluate;
+pub(crate) mod explain;
+pub(crate) mod ingest;
+pub(crate) mod kv_bridge;
+pub(crate) mod listener;
+pub(crate) mod measure;
+pub(crate) mod replay;
+pub(crate) mod serve;
+
+use anyhow::Context;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, ValueEnum};
+use foreword_ordering::{Config as OrderingConfig, RawConfig};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::ExitCode;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+pub(crate) const LOG_HELP: &str = "Environment:
+  FOREWORD_LOG  Level of the log: warn, say, or foreword=debug [default: info]";
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Runs a mode that goes on until a signal ends it.
+pub(crate) fn until_signal(
+    log: LogFormat,
+    mode: impl Future<Output = anyhow::Result<ExitCode>>,
+) -> ExitCode {
+    if let Err(error) = start_log(log) {
+        crate::Arguments::command()
+            .error(ErrorKind::ValueValidation, format!("FOREWORD_LOG: {error}"))
+            .exit();
+    }
+    match block_on(mode) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn block_on(mode: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start threads")?;
+    let code = runtime.block_on(mode);
+    // A model that is still being loaded is not waited for.
+    runtime.shutdown_background();
+    code
+}
+
+/// How the gateway finds and orders documents, as written in `file`, and valid.
+fn ordering(file: Option<&Path>) -> anyhow::Result<RawConfig> {
+    let Some(file) = file else {
+        return Ok(RawConfig::default());
+    };
+    let context = || {
+        format!(
+            "cannot read the gateway's configuration in {}",
+            file.display()
+        )
+    };
+    let json = std::fs::read(file).with_context(context)?;
+    let raw = RawConfig::from_json(&json).with_context(context)?;
+    OrderingConfig::try_from(raw.clone()).with_context(context)?;
+    Ok(raw)
+}
+
+/// The folder's own name, also where it was given as `.` or `models/..`.
+fn folder_name(folder: &Path) -> String {
+    let absolute = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    absolute.file_name().map_or_else(
+        || "model".to_owned(),
+        |name| name.to_string_lossy().into_owned(),
+    )
+}
+
+/// What is said on standard output: whoever started us waits for it, and finds both lines at once. A closed output is no
+/// reason not to serve.
+fn announce(address: SocketAddr, internal: Option<SocketAddr>) {
+    let mut lines = format!("listening on http://{address}\n");
+    if let Some(internal) = internal {
+        lines.push_str(&format!(
+            "probes, metrics and KV feed on http://{internal}\n"
+        ));
+    }
+    let mut out = std::io::stdout();
+    let written = out.write_all(lines.as_bytes()).and_then(|()| out.flush());
+    if let Err(error) = written {
+        tracing::warn!(%error, "nobody reads standard output");
+    }
+}
+
+fn start_log(format: LogFormat) -> anyhow::Result<()> {
+    let wanted = std::env::var("FOREWORD_LOG").unwrap_or_else(|_| "info".to_owned());
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_new(wanted)?)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(false).init(),
+        LogFormat::Json => log.json().init(),
+    }
+    Ok(())
+}
+
+/// An address to listen on.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let words =
+        "it must be an IP address with a port: 127.0.0.1:8000, or 0.0.0.0:8000 for every interface";
+    text.parse().map_err(|_| words.to_owned())
+}
+
+/// The signals that stop a server.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// The next one's number.
+    async fn next(&mut self) -> u8 {
+        tokio::select! {
+            _ = self.terminate.recv() => 15,
+            _ = self.interrupt.recv() => 2,
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! `foreword replay`: its arguments.
+
+use super::ordering;
+use foreword_ordering::policy::PolicyKind;
+use foreword_simulation::Capacity;
+use foreword_tools::replay;
+use foreword_tools::replay::EmptyTrace;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+pub(crate) const HELP: &str = "Lines of a log, in JSON:
+  an OpenAI chat body with documents, in `documents` or in tags, as the gateway finds them; or
+  {\"query_id\": …, \"docs\": [ids, best first], \"tokens\": [of each document] or one number for each, or absent}; or
+  {\"request\": either of these, \"tenant\": …, \"engine\": …}: see `foreword explain --help`
+
+Exit codes: 0 done, 1 a file cannot be read or written, or a bad line with --strict, 2 bad arguments or an empty trace.
+An unbounded cache takes up to 300 bytes of memory for every document of every request.";
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Logs of requests, one JSON object per line; several make one trace, in the order given
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Document tokens that the engine's cache holds; 0: any number
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    cache_tokens: u64,
+    /// Tokens in a page of the cache: matches are cut to whole pages; 1: exact
+    #[arg(long, value_name = "TOKENS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    page_tokens: u32,
+    /// Policies to compare, with commas between: retrieval, random, sorted, recency, greedy, context-index, longest,
+    /// foresight [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = policy)]
+    policies: Vec<PolicyKind>,
+    /// Also plan every N requests together, as an offline batch: order of documents and of requests
+    #[arg(long, value_name = "N")]
+    batch: Option<NonZeroU32>,
+    /// Tokens of a document whose line does not tell
+    #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    document_tokens: u32,
+    /// The gateway's configuration of documents: its plugin configuration, or the `ordering` in it, in JSON. Bodies are
+    /// stabilised as its `head` and `conversation` say, `report` counting as `apply` [default: every part that is safe]
+    #[arg(long, value_name = "FILE")]
+    ordering: Option<PathBuf>,
+    /// Seed of the random policy and of samples
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Stop at the first bad line instead of skipping it
+    #[arg(long)]
+    strict: bool,
+    /// Where the report goes, one HTML file
+    #[arg(long, value_name = "FILE", default_value = "replay-report.html")]
+    report: PathBuf,
+    /// Write no report
+    #[arg(long, conflicts_with = "report")]
+    no_report: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// A trace without requests is a wrong argument more than a failure.
+pub(crate) fn run(arguments: Arguments) -> ExitCode {
+    let mut policies = arguments.policies;
+    if policies.is_empty() {
+        policies = PolicyKind::ALL.to_vec();
+    }
+    let options = replay::Options {
+        files: arguments.files,
+        capacity: Capacity {
+            tokens: (arguments.cache_tokens > 0).then_some(arguments.cache_tokens),
+            page_tokens: arguments.page_tokens,
+        },
+        policies,
+        batch: arguments.batch,
+        seed: arguments.seed,
+        document_tokens: arguments.document_tokens,
+        strict: arguments.strict,
+        ordering: arguments.ordering,
+        report: (!arguments.no_report).then_some(arguments.report),
+        json: arguments.json,
+    };
+    match replay::run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            if error.is::<EmptyTrace>() {
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+fn policy(name: &str) -> Result<PolicyKind, String> {
+    let names = PolicyKind::ALL.map(PolicyKind::name).join(", ");
+    PolicyKind::by_name(name).ok_or(format!("it must be one of {names}"))
+}
