@@ -2,8 +2,8 @@
 
 use super::PrefixCache;
 use super::lease::Lease;
-use super::queue::{Queue, Rank};
-use super::residence::{self, Node};
+use super::tiers::queue::{Queue, Rank};
+use super::tiers::residence::{self, Node};
 use super::tree::NodeId;
 use crate::backend::PageId;
 use std::collections::{HashMap, HashSet};

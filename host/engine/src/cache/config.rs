@@ -1,7 +1,7 @@
 //! Configuration of a prefix cache.
 
 use super::disk_tier::DiskTier;
-use super::policy::EvictionPolicy;
+use super::tiers::policy::EvictionPolicy;
 use std::fmt;
 use std::sync::Arc;
 

@@ -38,43 +38,36 @@ pub mod disk;
 mod disk_tier;
 mod documents;
 mod events;
-mod evict;
-mod fetch;
-mod flight;
 mod hash;
-mod history;
 mod lease;
 mod marks;
 mod open;
-mod policy;
-mod pool;
-mod queue;
-mod residence;
 mod sighting;
 #[cfg(test)]
 mod tests;
+mod tiers;
 mod tree;
 
 pub use config::{CacheConfig, Cost, Pages};
 pub use disk_tier::{DiskCounts, DiskTier};
 pub use documents::{Document, DocumentPath, DocumentSpan};
 pub use events::{CacheEvent, Tier};
-pub use fetch::Fetch;
-pub use flight::Transfer;
 pub use hash::PageHash;
 pub use lease::{Lease, Match, Opening, SlotCopy};
-pub use policy::EvictionPolicy;
 pub use sighting::Sighting;
+pub use tiers::fetch::Fetch;
+pub use tiers::flight::Transfer;
+pub use tiers::policy::EvictionPolicy;
 
 use crate::TokenId;
 use events::EventLog;
-use fetch::Fetching;
-use flight::InFlight;
-use history::History;
-use pool::{HostPool, Pool};
-use queue::Queue;
-use residence::{Node, Residence};
 use std::sync::Arc;
+use tiers::fetch::Fetching;
+use tiers::flight::InFlight;
+use tiers::history::History;
+use tiers::pool::{HostPool, Pool};
+use tiers::queue::Queue;
+use tiers::residence::{Node, Residence};
 use tree::{Insertion, NodeId, Tree};
 
 /// The prefixes that a backend's page pools hold, in all tiers.
@@ -138,20 +131,12 @@ pub struct CacheStats {
     pub disk: DiskCounts,
 }
 
-/// Departed pages whose usage is remembered, for each page of the pools. Each takes about 80 bytes, against tens of
-/// kilobytes for a small model's page and megabytes for a large one's.
-const REMEMBERED: usize = 16;
-
 impl PrefixCache {
     /// Returns an empty cache for pools of these sizes.
     pub fn new(pages: Pages, config: &CacheConfig) -> Self {
         let page_tokens = pages.tokens.max(1);
         let share = config.replicated_share.clamp(0.0, 1.0);
-        let remembered = if config.policy == EvictionPolicy::Pgdsf {
-            (pages.device as usize + pages.host as usize) * REMEMBERED
-        } else {
-            0
-        };
+        let remembered = (config.policy).remembered(pages.device as usize + pages.host as usize);
         Self {
             page_tokens,
             pool: Pool::new(pages.device),

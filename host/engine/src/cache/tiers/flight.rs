@@ -4,10 +4,10 @@
 //! loads that it was given later. It then runs the step with those loads and reports success ([`PrefixCache::landed`])
 //! or failure ([`PrefixCache::failed`]).
 
-use super::PrefixCache;
-use super::hash::PageHash;
-use super::tree::NodeId;
 use crate::backend::{HostPageId, Store};
+use crate::cache::PrefixCache;
+use crate::cache::hash::PageHash;
+use crate::cache::tree::NodeId;
 use fxhash::FxHashSet;
 
 /// A data movement to or from a host page. Transfers are carried out in the order in which they were requested.
@@ -15,7 +15,7 @@ use fxhash::FxHashSet;
 pub enum Transfer {
     /// Copy a device page to host memory before the device page is used for something else.
     Store(Store),
-    /// Hand a host page to [`DiskTier::write`](super::DiskTier::write) before the host page is used for something else.
+    /// Hand a host page to [`DiskTier::write`](crate::cache::DiskTier::write) before the host page is used for something else.
     Save {
         /// The host page to read.
         page: HostPageId,
@@ -35,11 +35,11 @@ pub enum Transfer {
 
 /// Everything that a failed step or transfer would make invalid.
 #[derive(Default)]
-pub(super) struct InFlight {
+pub(in crate::cache) struct InFlight {
     /// Nodes whose host page is to be read, each with whether the load fills the node's page on the device.
-    pub(super) loads: Vec<(NodeId, bool)>,
+    pub(in crate::cache) loads: Vec<(NodeId, bool)>,
     /// Host pages that are to be written.
-    pub(super) written: Vec<HostPageId>,
+    pub(in crate::cache) written: Vec<HostPageId>,
 }
 
 impl PrefixCache {
@@ -105,7 +105,7 @@ impl PrefixCache {
     }
 
     /// Forgets a node that no tier holds any more, and everything that follows it, which only host memory holds.
-    pub(super) fn cut_off_if_gone(&mut self, id: NodeId) {
+    pub(in crate::cache) fn cut_off_if_gone(&mut self, id: NodeId) {
         let at = &self.tree[id].at;
         if at.device.is_some() || at.host.is_some() {
             return;

@@ -4,12 +4,12 @@
 //! within a time window", and eviction does not reset it (§5.1). Here the window is a number of departures: the pages
 //! that left last.
 
-use super::hash::PageHash;
 use super::policy::Usage;
+use crate::cache::hash::PageHash;
 use fxhash::FxHashMap;
 use std::collections::VecDeque;
 
-pub(super) struct History {
+pub(in crate::cache) struct History {
     /// Usage by page, with the number of the page's departure.
     usages: FxHashMap<PageHash, (u64, Usage)>,
     /// Departed pages, oldest departure first; an entry is void if its page has returned and left again since.
@@ -21,7 +21,7 @@ pub(super) struct History {
 
 impl History {
     /// Returns a history that remembers the last `capacity` pages that left.
-    pub(super) fn new(capacity: usize) -> Self {
+    pub(in crate::cache) fn new(capacity: usize) -> Self {
         Self {
             usages: FxHashMap::default(),
             departures: VecDeque::new(),
@@ -31,7 +31,7 @@ impl History {
     }
 
     /// Remembers the usage of a page that leaves.
-    pub(super) fn keep(&mut self, page: PageHash, usage: Usage) {
+    pub(in crate::cache) fn keep(&mut self, page: PageHash, usage: Usage) {
         if self.capacity == 0 {
             return;
         }
@@ -53,12 +53,12 @@ impl History {
     }
 
     /// Returns and forgets the earlier usage of a page that returns; the default for an unknown page.
-    pub(super) fn take(&mut self, page: PageHash) -> Usage {
+    pub(in crate::cache) fn take(&mut self, page: PageHash) -> Usage {
         let before = self.usages.remove(&page);
         before.map_or_else(Usage::default, |(_, usage)| usage)
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(in crate::cache) fn clear(&mut self) {
         self.first += self.departures.len() as u64;
         self.usages.clear();
         self.departures.clear();

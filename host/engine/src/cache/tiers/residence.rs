@@ -10,45 +10,45 @@
 //! ```
 //!
 //! Only the four moves below (enter and leave, for device and host) change where a page is. Each of them updates the
-//! parent's counts, the eviction queues, the stamps that a [`Sighting`](super::Sighting) compares, and the events.
+//! parent's counts, the eviction queues, the stamps that a [`Sighting`](crate::cache::Sighting) compares, and the events.
 
-use super::PrefixCache;
-use super::events::{CacheEvent, Tier};
-use super::marks::Marks;
 use super::policy::Usage;
 use super::queue::{Queue, Rank};
-use super::tree::{self, NodeId};
 use crate::backend::{HostPageId, PageId};
+use crate::cache::PrefixCache;
+use crate::cache::events::{CacheEvent, Tier};
+use crate::cache::marks::Marks;
+use crate::cache::tree::{self, NodeId};
 
 /// A node of the tree, with the tiers that hold its page.
-pub(super) type Node = tree::Node<Residence>;
+pub(in crate::cache) type Node = tree::Node<Residence>;
 
 /// Which tiers hold a node's page, and how the page is used.
 #[derive(Default)]
-pub(super) struct Residence {
-    pub(super) device: Option<Copy<PageId>>,
-    pub(super) host: Option<Copy<HostPageId>>,
+pub(in crate::cache) struct Residence {
+    pub(in crate::cache) device: Option<Copy<PageId>>,
+    pub(in crate::cache) host: Option<Copy<HostPageId>>,
     /// Numbers of children whose pages are on the device and in host memory.
-    pub(super) device_children: u32,
-    pub(super) host_children: u32,
+    pub(in crate::cache) device_children: u32,
+    pub(in crate::cache) host_children: u32,
     /// Whether the device's page is to be filled by a load that has not been carried out.
-    pub(super) loading: bool,
+    pub(in crate::cache) loading: bool,
     /// Number of loads from the host's page that have not been carried out.
-    pub(super) pins: u32,
+    pub(in crate::cache) pins: u32,
     /// Whether the host's page was made for fault tolerance alone. It counts as a replica while the device has the page
     /// too.
-    pub(super) replica: bool,
-    pub(super) usage: Usage,
-    pub(super) marks: Marks,
+    pub(in crate::cache) replica: bool,
+    pub(in crate::cache) usage: Usage,
+    pub(in crate::cache) marks: Marks,
 }
 
 /// A page in one tier.
-pub(super) struct Copy<Page> {
-    pub(super) page: Page,
+pub(in crate::cache) struct Copy<Page> {
+    pub(in crate::cache) page: Page,
     /// The page's rank as of its last use.
-    pub(super) rank: Rank,
+    pub(in crate::cache) rank: Rank,
     /// Whether the page is in its tier's queue, that is, evictable.
-    pub(super) filed: bool,
+    pub(in crate::cache) filed: bool,
 }
 
 impl<Page> Copy<Page> {
@@ -66,18 +66,18 @@ impl<Page> Copy<Page> {
 }
 
 impl Node {
-    pub(super) fn device_page(&self) -> Option<PageId> {
+    pub(in crate::cache) fn device_page(&self) -> Option<PageId> {
         self.at.device.as_ref().map(|copy| copy.page)
     }
 
-    pub(super) fn host_page(&self) -> Option<HostPageId> {
+    pub(in crate::cache) fn host_page(&self) -> Option<HostPageId> {
         self.at.host.as_ref().map(|copy| copy.page)
     }
 }
 
 impl PrefixCache {
     /// Records that `page`, held or idle, holds the node's KV state or is about to.
-    pub(super) fn enter_device(&mut self, id: NodeId, page: PageId) {
+    pub(in crate::cache) fn enter_device(&mut self, id: NodeId, page: PageId) {
         let rank = self.device.rank(id, &self.tree[id].at.usage);
         self.tree[id].at.device = Some(Copy {
             page,
@@ -93,7 +93,7 @@ impl PrefixCache {
     }
 
     /// Detaches the node's device page, if it has one, and returns it. The caller returns it to the pool.
-    pub(super) fn leave_device(&mut self, id: NodeId) -> Option<PageId> {
+    pub(in crate::cache) fn leave_device(&mut self, id: NodeId) -> Option<PageId> {
         let at = &mut self.tree[id].at;
         let copy = at.device.take()?;
         // The host's copy is now an ordinary page, not a replica.
@@ -120,7 +120,7 @@ impl PrefixCache {
     }
 
     /// Records that the host page `page` holds the node's KV state or is about to.
-    pub(super) fn enter_host(&mut self, id: NodeId, page: HostPageId, replica: bool) {
+    pub(in crate::cache) fn enter_host(&mut self, id: NodeId, page: HostPageId, replica: bool) {
         let queue = if replica { &self.replicas } else { &self.host };
         let rank = queue.rank(id, &self.tree[id].at.usage);
         let at = &mut self.tree[id].at;
@@ -141,7 +141,7 @@ impl PrefixCache {
     }
 
     /// Detaches the node's host page, if it has one, and frees it.
-    pub(super) fn leave_host(&mut self, id: NodeId) {
+    pub(in crate::cache) fn leave_host(&mut self, id: NodeId) {
         let at = &mut self.tree[id].at;
         let Some(copy) = at.host.take() else { return };
         let replica = std::mem::take(&mut at.replica);
@@ -164,7 +164,7 @@ impl PrefixCache {
     }
 
     /// Forgets a node that neither tier holds.
-    pub(super) fn forget_if_gone(&mut self, id: NodeId) {
+    pub(in crate::cache) fn forget_if_gone(&mut self, id: NodeId) {
         let at = &self.tree[id].at;
         if at.device.is_some() || at.host.is_some() {
             return;
@@ -179,12 +179,12 @@ impl PrefixCache {
     }
 
     /// Updates the node's place in the eviction queues, under its present rank.
-    pub(super) fn refile(&mut self, id: NodeId) {
+    pub(in crate::cache) fn refile(&mut self, id: NodeId) {
         self.file(id, |_, _, rank| rank);
     }
 
     /// Ranks a node anew as used now. The pages of a sequence are touched last page first.
-    pub(super) fn touch(&mut self, id: NodeId) {
+    pub(in crate::cache) fn touch(&mut self, id: NodeId) {
         self.now += 1;
         self.tree[id].at.usage.last = self.now;
         self.file(id, |queue, usage, _| queue.rank(id, usage));
@@ -211,7 +211,7 @@ impl PrefixCache {
     }
 
     /// Returns which tiers may evict the node: only leaves, and nothing that is held or on its way.
-    pub(super) fn evictable(&self, id: NodeId) -> Evictable {
+    pub(in crate::cache) fn evictable(&self, id: NodeId) -> Evictable {
         let at = &self.tree[id].at;
         Evictable {
             device: at.device_children == 0
@@ -254,7 +254,7 @@ impl PrefixCache {
 
 /// Which tiers may evict a node, as [`PrefixCache::evictable`] finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Evictable {
-    pub(super) device: bool,
-    pub(super) host: bool,
+pub(in crate::cache) struct Evictable {
+    pub(in crate::cache) device: bool,
+    pub(in crate::cache) host: bool,
 }

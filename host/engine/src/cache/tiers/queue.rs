@@ -8,20 +8,20 @@
 //! Every operation costs `O(log pages)`.
 
 use super::policy::{EvictionPolicy, Usage};
-use super::tree::NodeId;
+use crate::cache::tree::NodeId;
 use std::collections::BTreeSet;
 
 /// A page's value to its tier; the page with the lowest rank is evicted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
+pub(in crate::cache) struct Rank {
     /// The bits of a non-negative floating-point number, which sort as the number does.
     priority: u64,
     /// Time of the page's last use.
     last: u64,
-    pub(super) node: NodeId,
+    pub(in crate::cache) node: NodeId,
 }
 
-pub(super) struct Queue {
+pub(in crate::cache) struct Queue {
     policy: EvictionPolicy,
     /// The highest priority of any evicted page (RAGCache, equation 3).
     clock: f64,
@@ -29,7 +29,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(policy: EvictionPolicy) -> Self {
+    pub(in crate::cache) fn new(policy: EvictionPolicy) -> Self {
         Self {
             policy,
             clock: 0.0,
@@ -38,7 +38,7 @@ impl Queue {
     }
 
     /// Returns the rank of a page with this usage now.
-    pub(super) fn rank(&self, node: NodeId, usage: &Usage) -> Rank {
+    pub(in crate::cache) fn rank(&self, node: NodeId, usage: &Usage) -> Rank {
         let priority = self.policy.priority(self.clock, usage);
         Rank {
             // Adding zero turns a negative zero, whose sign bit would sort highest, into a positive one.
@@ -49,29 +49,29 @@ impl Queue {
     }
 
     /// Makes a page evictable.
-    pub(super) fn file(&mut self, rank: Rank) {
+    pub(in crate::cache) fn file(&mut self, rank: Rank) {
         self.ranks.insert(rank);
     }
 
     /// Removes a page that is no longer evictable or has left the tier.
-    pub(super) fn unfile(&mut self, rank: Rank) {
+    pub(in crate::cache) fn unfile(&mut self, rank: Rank) {
         self.ranks.remove(&rank);
     }
 
     /// Returns the page that would be evicted next.
-    pub(super) fn first(&self) -> Option<NodeId> {
+    pub(in crate::cache) fn first(&self) -> Option<NodeId> {
         self.ranks.first().map(|rank| rank.node)
     }
 
     /// Returns the page to evict now and advances the clock to its priority.
-    pub(super) fn victim(&mut self) -> Option<NodeId> {
+    pub(in crate::cache) fn victim(&mut self) -> Option<NodeId> {
         let rank = self.ranks.first()?;
         self.clock = self.clock.max(f64::from_bits(rank.priority));
         Some(rank.node)
     }
 
     /// Iterates over the evictable pages, in order of eviction.
-    pub(super) fn ranks(&self) -> impl Iterator<Item = Rank> {
+    pub(in crate::cache) fn ranks(&self) -> impl Iterator<Item = Rank> {
         self.ranks.iter().copied()
     }
 }

@@ -7,19 +7,19 @@
 //! A page that arrives is attached to the page before it, which is in the tree or has just arrived. If that page has
 //! been evicted in the meantime, the arriving page is dropped: the fetch then cost one read and gained nothing.
 
-use super::PrefixCache;
 use super::flight::Transfer;
-use super::hash::PageHash;
-use super::lease::all_but_last;
-use super::tree::{Insertion, Walk};
 use crate::TokenId;
 use crate::backend::Store;
+use crate::cache::PrefixCache;
+use crate::cache::hash::PageHash;
+use crate::cache::lease::all_but_last;
+use crate::cache::tree::{Insertion, Walk};
 use fxhash::FxHashMap;
 use std::sync::Arc;
 
 /// Pages that have been requested from disk and have not arrived.
 #[derive(Default)]
-pub(super) struct Fetching {
+pub(in crate::cache) struct Fetching {
     pages: FxHashMap<PageHash, Wanted>,
 }
 
@@ -121,7 +121,12 @@ impl PrefixCache {
     }
 
     /// Returns the hashes of the consecutive pages on disk that follow a walk.
-    pub(super) fn on_disk(&self, salt: &str, tokens: &[TokenId], walk: &Walk) -> Vec<PageHash> {
+    pub(in crate::cache) fn on_disk(
+        &self,
+        salt: &str,
+        tokens: &[TokenId],
+        walk: &Walk,
+    ) -> Vec<PageHash> {
         let Some(disk) = &self.disk else {
             return Vec::new();
         };

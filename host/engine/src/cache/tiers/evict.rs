@@ -9,17 +9,17 @@
 //! down, within a share of the host's pages. When the device loses its memory, the rest of the tree depends on them
 //! (RAGCache §6).
 
-use super::PrefixCache;
 use super::flight::Transfer;
-use super::tree::NodeId;
 use crate::backend::{HostPageId, PageId, Store};
+use crate::cache::PrefixCache;
+use crate::cache::tree::NodeId;
 
 /// Uses after which a page is worth a replica.
 const USED_OFTEN: u32 = 2;
 
 impl PrefixCache {
     /// Takes a page of the device, held once, evicting another if none is free. `None` if none is free or evictable.
-    pub(super) fn take(&mut self) -> Option<PageId> {
+    pub(in crate::cache) fn take(&mut self) -> Option<PageId> {
         if self.pool.free().is_empty() {
             let victim = self.device.victim()?;
             self.evict_from_device(victim);
@@ -28,7 +28,7 @@ impl PrefixCache {
     }
 
     /// Takes `count` pages of the device, or none.
-    pub(super) fn take_all(&mut self, count: u32) -> Option<Vec<PageId>> {
+    pub(in crate::cache) fn take_all(&mut self, count: u32) -> Option<Vec<PageId>> {
         let mut taken = Vec::with_capacity(count as usize);
         while taken.len() < count as usize {
             let Some(page) = self.take() else {
@@ -41,7 +41,7 @@ impl PrefixCache {
     }
 
     /// Returns a held page that belongs to no node to the pool.
-    pub(super) fn give_back(&mut self, page: PageId) {
+    pub(in crate::cache) fn give_back(&mut self, page: PageId) {
         if self.pool.release(page) {
             self.pool.give_back(page);
         }
@@ -74,7 +74,7 @@ impl PrefixCache {
     }
 
     /// Takes a page of host memory, evicting another if none is free. `None` if none is free or evictable.
-    pub(super) fn take_host(&mut self) -> Option<HostPageId> {
+    pub(in crate::cache) fn take_host(&mut self) -> Option<HostPageId> {
         if self.host_pool.free().is_empty() {
             let victim = self.host.victim()?;
             self.counts.host_evicted += 1;
@@ -90,7 +90,7 @@ impl PrefixCache {
     }
 
     /// Schedules a write of the node's page to disk if it is about to be forgotten.
-    pub(super) fn save(&mut self, id: NodeId) {
+    pub(in crate::cache) fn save(&mut self, id: NodeId) {
         let node = &self.tree[id];
         if let (Some(page), Some(hash), None, Some(_)) =
             (node.host_page(), node.hash, node.device_page(), &self.disk)
@@ -101,7 +101,7 @@ impl PrefixCache {
     }
 
     /// Keeps a replica of the node's page in host memory if the page is among the most used.
-    pub(super) fn replicate(&mut self, id: NodeId) {
+    pub(in crate::cache) fn replicate(&mut self, id: NodeId) {
         let node = &self.tree[id];
         let rooted = node
             .parent

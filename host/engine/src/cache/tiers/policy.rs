@@ -41,13 +41,17 @@ pub enum EvictionPolicy {
 /// a higher one those that are popular now; `benches/README.md` lists the values that were tried.
 const FIRST_USE: f64 = 0.3;
 
+/// Departed pages whose usage is remembered, for each page of the pools. Each takes about 80 bytes, against tens of
+/// kilobytes for a small model's page and megabytes for a large one's.
+const REMEMBERED: usize = 16;
+
 /// How a page has been used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Usage {
+pub(in crate::cache) struct Usage {
     /// Time of the last use, as the cache counts uses.
-    pub(super) last: u64,
+    pub(in crate::cache) last: u64,
     /// Number of requests that needed the page.
-    pub(super) frequency: u32,
+    pub(in crate::cache) frequency: u32,
     /// Number of requests that had to compute the page; `seconds_per_token` is their mean cost per token.
     computed: u32,
     seconds_per_token: f64,
@@ -55,13 +59,13 @@ pub(super) struct Usage {
 
 impl Usage {
     /// Records that a request needed the page and found it.
-    pub(super) fn hit(&mut self) {
+    pub(in crate::cache) fn hit(&mut self) {
         self.frequency = self.frequency.saturating_add(1);
     }
 
     /// Records that a request needed the page and computed it, at `seconds_per_token` for all the tokens that it
     /// computes (equation 4).
-    pub(super) fn miss(&mut self, seconds_per_token: f64) {
+    pub(in crate::cache) fn miss(&mut self, seconds_per_token: f64) {
         self.hit();
         self.computed = self.computed.saturating_add(1);
         self.seconds_per_token +=
@@ -83,8 +87,16 @@ impl EvictionPolicy {
         }
     }
 
+    /// Evicted pages whose use the policy remembers, where there is room for `pages` of them.
+    pub(in crate::cache) fn remembered(self, pages: usize) -> usize {
+        match self {
+            Self::Lru | Self::Lfu | Self::Gdsf => 0,
+            Self::Pgdsf => pages * REMEMBERED,
+        }
+    }
+
     /// Returns a page's priority by the table in the [module documentation](self); never negative.
-    pub(super) fn priority(self, clock: f64, usage: &Usage) -> f64 {
+    pub(in crate::cache) fn priority(self, clock: f64, usage: &Usage) -> f64 {
         let frequency = f64::from(usage.frequency);
         match self {
             Self::Lru => usage.last as f64,

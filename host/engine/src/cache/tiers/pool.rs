@@ -13,7 +13,7 @@
 
 use crate::backend::{HostPageId, PageId};
 
-pub(super) struct Pool {
+pub(in crate::cache) struct Pool {
     /// Free pages, taken from the end. Disjoint from held and idle pages.
     free: Vec<PageId>,
     /// Number of sequences that hold each page.
@@ -23,7 +23,7 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(pages: u32) -> Self {
+    pub(in crate::cache) fn new(pages: u32) -> Self {
         Self {
             free: (0..pages).rev().map(PageId).collect(),
             holders: vec![0; pages as usize],
@@ -32,14 +32,14 @@ impl Pool {
     }
 
     /// Takes a free page, held once; `None` when there is none.
-    pub(super) fn take(&mut self) -> Option<PageId> {
+    pub(in crate::cache) fn take(&mut self) -> Option<PageId> {
         let page = self.free.pop()?;
         self.hold(page);
         Some(page)
     }
 
     /// Adds a holder to `page`.
-    pub(super) fn hold(&mut self, page: PageId) {
+    pub(in crate::cache) fn hold(&mut self, page: PageId) {
         let holders = &mut self.holders[page.0 as usize];
         if *holders == 0 {
             self.in_use += 1;
@@ -48,7 +48,7 @@ impl Pool {
     }
 
     /// Removes a holder from `page`. Returns whether it has none left.
-    pub(super) fn release(&mut self, page: PageId) -> bool {
+    pub(in crate::cache) fn release(&mut self, page: PageId) -> bool {
         let holders = &mut self.holders[page.0 as usize];
         debug_assert!(
             *holders > 0,
@@ -63,7 +63,7 @@ impl Pool {
     }
 
     /// Makes an idle page free.
-    pub(super) fn give_back(&mut self, page: PageId) {
+    pub(in crate::cache) fn give_back(&mut self, page: PageId) {
         debug_assert_eq!(
             self.holders[page.0 as usize], 0,
             "page {} is held and cannot be free",
@@ -73,28 +73,28 @@ impl Pool {
     }
 
     /// Makes all pages free, whether or not they are held.
-    pub(super) fn reset(&mut self) {
+    pub(in crate::cache) fn reset(&mut self) {
         *self = Self::new(self.pages());
     }
 
-    pub(super) fn holders(&self, page: PageId) -> u32 {
+    pub(in crate::cache) fn holders(&self, page: PageId) -> u32 {
         self.holders[page.0 as usize]
     }
 
-    pub(super) fn pages(&self) -> u32 {
+    pub(in crate::cache) fn pages(&self) -> u32 {
         self.holders.len() as u32
     }
 
-    pub(super) fn in_use(&self) -> u32 {
+    pub(in crate::cache) fn in_use(&self) -> u32 {
         self.in_use
     }
 
-    pub(super) fn free(&self) -> &[PageId] {
+    pub(in crate::cache) fn free(&self) -> &[PageId] {
         &self.free
     }
 
     /// Asserts that the counts agree with the lists.
-    pub(super) fn check(&self) {
+    pub(in crate::cache) fn check(&self) {
         let held = self.holders.iter().filter(|&&holders| holders > 0).count();
         assert_eq!(held as u32, self.in_use, "pages in use are miscounted");
         let mut free = vec![false; self.holders.len()];
@@ -110,32 +110,32 @@ impl Pool {
 }
 
 /// The free pages of the host's pool. Host pages have no holders: a page belongs to its node until it is given back.
-pub(super) struct HostPool {
+pub(in crate::cache) struct HostPool {
     free: Vec<HostPageId>,
     pages: u32,
 }
 
 impl HostPool {
-    pub(super) fn new(pages: u32) -> Self {
+    pub(in crate::cache) fn new(pages: u32) -> Self {
         Self {
             free: (0..pages).rev().map(HostPageId).collect(),
             pages,
         }
     }
 
-    pub(super) fn take(&mut self) -> Option<HostPageId> {
+    pub(in crate::cache) fn take(&mut self) -> Option<HostPageId> {
         self.free.pop()
     }
 
-    pub(super) fn give_back(&mut self, page: HostPageId) {
+    pub(in crate::cache) fn give_back(&mut self, page: HostPageId) {
         self.free.push(page);
     }
 
-    pub(super) fn pages(&self) -> u32 {
+    pub(in crate::cache) fn pages(&self) -> u32 {
         self.pages
     }
 
-    pub(super) fn free(&self) -> &[HostPageId] {
+    pub(in crate::cache) fn free(&self) -> &[HostPageId] {
         &self.free
     }
 }
