@@ -15,8 +15,8 @@
 
 mod abi;
 mod clock;
-#[cfg(test)]
-mod fake;
 mod hooks;
 mod shared;
 mod stream;
+#[cfg(test)]
+mod tests;

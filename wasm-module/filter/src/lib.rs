@@ -53,11 +53,11 @@ mod plugin;
 mod proxy;
 mod retrieval;
 mod salt;
-#[cfg(test)]
-mod scripted;
 mod shared;
 #[cfg(any(target_arch = "wasm32", test))]
 mod tally;
+#[cfg(test)]
+mod tests;
 mod usage;
 
 pub use config::{

@@ -297,7 +297,7 @@ mod tests {
 
     use super::*;
     use crate::outcome::REPORT;
-    use crate::scripted::ScriptedHost;
+    use crate::tests::scripted::ScriptedHost;
 
     #[test]
     fn an_ordered_request_adds_its_counts_and_never_a_zero() {

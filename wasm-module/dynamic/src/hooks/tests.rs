@@ -9,7 +9,7 @@ use foreword_filter::Flow;
 use super::config::*;
 use super::request::*;
 use crate::abi::{self, EnvoyBuffer};
-use crate::fake;
+use crate::tests::fake;
 
 fn load(text: &str) -> Config {
     let text = EnvoyBuffer {

@@ -143,7 +143,7 @@ mod tests {
     use foreword_ordering::{Config, Orderer, Tenant};
 
     use super::*;
-    use crate::scripted::ScriptedHost;
+    use crate::tests::scripted::ScriptedHost;
 
     /// What a request with that one document did.
     fn deed(document: u64) -> Told {

@@ -183,7 +183,7 @@ const ATTEMPTS: u32 = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scripted::ScriptedHost;
+    use crate::tests::scripted::ScriptedHost;
     use serde_json::json;
 
     fn three(host: &ScriptedHost) -> Engines {

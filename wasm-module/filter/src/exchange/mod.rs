@@ -768,8 +768,4 @@ fn is_json(content_type: &[u8]) -> bool {
 const MAX_TENANT_BYTES: usize = 256;
 
 #[cfg(test)]
-mod answers;
-#[cfg(test)]
-mod retrieval;
-#[cfg(test)]
 mod tests;

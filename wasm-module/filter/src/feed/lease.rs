@@ -101,7 +101,7 @@ const CONTENDED: u32 = 202;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scripted::ScriptedHost;
+    use crate::tests::scripted::ScriptedHost;
 
     #[test]
     fn one_holds_it_until_it_is_not_renewed() {

@@ -258,7 +258,7 @@ mod tests {
 
     use super::lease::TERM_MS;
     use super::*;
-    use crate::scripted::ScriptedHost;
+    use crate::tests::scripted::ScriptedHost;
 
     fn feed(host: &ScriptedHost) -> Feed {
         let config = FeedConfig {

@@ -4,7 +4,7 @@ use foreword_ordering::Report;
 use foreword_ordering::random::Random;
 
 use super::*;
-use crate::scripted::ScriptedHost;
+use crate::tests::scripted::ScriptedHost;
 
 /// A chat request with documents.
 fn body(documents: &[u64]) -> String {

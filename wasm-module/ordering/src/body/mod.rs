@@ -22,8 +22,6 @@ mod content;
 pub(crate) mod edit;
 pub(crate) mod escape;
 mod found;
-#[cfg(test)]
-mod hostile;
 mod json;
 mod lists;
 mod parse;
@@ -35,6 +33,8 @@ mod salt;
 pub mod scan;
 mod search;
 mod tags;
+#[cfg(test)]
+mod tests;
 pub(crate) mod text;
 
 use crate::work::looked;

@@ -1,9 +1,9 @@
 //! What reading a body costs, for bodies that are made to cost: counted, whatever they are.
 
-#[path = "../../tests/hostile/mod.rs"]
+#[path = "../../../tests/hostile/mod.rs"]
 mod shapes;
 
-use super::{parse, question, salted};
+use super::super::{parse, question, salted};
 use crate::config::Config;
 use crate::document::Fingerprint;
 use crate::path::{Locator, Run, SentPath};

@@ -1,8 +1,8 @@
 //! Exchanges whose engine is chosen, and whose answer says something, against the scripted host.
 
-use super::tests::{PATH, body, plugin};
-use super::*;
-use crate::scripted::ScriptedHost;
+use super::super::*;
+use super::{PATH, body, plugin};
+use crate::tests::scripted::ScriptedHost;
 
 /// A plugin before two engines that hold what they were sent.
 fn two_engines(host: &ScriptedHost) -> Arc<Plugin> {

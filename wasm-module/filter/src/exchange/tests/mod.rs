@@ -1,7 +1,10 @@
 //! One exchange at a time, against the scripted host.
 
+mod answers;
+mod retrieval;
+
 use super::*;
-use crate::scripted::ScriptedHost;
+use crate::tests::scripted::ScriptedHost;
 use foreword_ordering::path::SentPath;
 
 pub(super) const PATH: &str = "/v1/chat/completions";

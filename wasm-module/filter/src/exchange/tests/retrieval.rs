@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::tests::{PATH, plugin};
-use super::*;
-use crate::scripted::ScriptedHost;
+use super::super::*;
+use super::{PATH, plugin};
+use crate::tests::scripted::ScriptedHost;
 
 fn retrieving(host: &ScriptedHost, more: &Value) -> Arc<Plugin> {
     let mut all =

@@ -1,0 +1,3 @@
+//! What the tests of several modules stand on.
+
+pub(crate) mod hostile;
