@@ -1,7 +1,7 @@
 //! Whole bodies, in and out, byte for byte: what models are told is read in a diff before it changes.
 //!
-//! `tests/golden/NAME.N.in.json` is the Nth request of one client, `NAME.N.out.json` what is sent for it,
-//! `NAME.config.json` the configuration (absent: the defaults). `UPDATE_GOLDEN=1 cargo test -p foreword-ordering --test
+//! `tests/golden/NAME/N.in.json` is the Nth request of one client, `NAME/N.out.json` what is sent for it,
+//! `NAME/config.json` the configuration (absent: the defaults). `UPDATE_GOLDEN=1 cargo test -p foreword-ordering --test
 //! golden` writes the outputs anew.
 
 use foreword_ordering::{Config, Orderer, Tenant};
@@ -16,13 +16,13 @@ fn bodies_become_what_the_golden_files_say() {
     let cases = cases(&folder);
     assert!(cases.len() >= 6, "{} holds the cases", folder.display());
     for (name, requests) in cases {
-        let config = folder.join(format!("{name}.config.json"));
+        let config = folder.join(&name).join("config.json");
         let config = std::fs::read(config).unwrap_or_default();
         let mut orderer = Orderer::new(Config::from_json(&config).unwrap());
         for (number, request) in (1..).zip(requests) {
             assert_eq!(
                 request,
-                folder.join(format!("{name}.{number}.in.json")),
+                folder.join(&name).join(format!("{number}.in.json")),
                 "requests are numbered from 1, without gaps"
             );
             let body = std::fs::read(&request).unwrap();
@@ -31,7 +31,7 @@ fn bodies_become_what_the_golden_files_say() {
                 .unwrap()
                 .body
                 .unwrap_or(body);
-            let path = folder.join(format!("{name}.{number}.out.json"));
+            let path = folder.join(&name).join(format!("{number}.out.json"));
             if update {
                 std::fs::write(&path, &sent).unwrap();
             }
@@ -48,13 +48,13 @@ fn bodies_become_what_the_golden_files_say() {
 /// The requests of every case, in their order.
 fn cases(folder: &Path) -> BTreeMap<String, Vec<PathBuf>> {
     let mut cases: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let file = path.file_name().unwrap().to_str().unwrap();
-        if let Some(name) = file.strip_suffix(".in.json") {
-            let (name, _) = name.rsplit_once('.').unwrap();
-            cases.entry(name.to_owned()).or_default().push(path);
-        }
+    for case in std::fs::read_dir(folder).unwrap() {
+        let case = case.unwrap().path();
+        let name = case.file_name().unwrap().to_str().unwrap().to_owned();
+        let files = std::fs::read_dir(case).unwrap();
+        let files = files.map(|file| file.unwrap().path());
+        let requests = files.filter(|file| file.to_string_lossy().ends_with(".in.json"));
+        cases.insert(name, requests.collect());
     }
     for requests in cases.values_mut() {
         requests.sort();
