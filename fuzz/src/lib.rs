@@ -9,7 +9,7 @@
 //! | `json` | a value | the core's scanner takes what `serde_json` takes, and reading is linear, by count |
 //! | `configurations` | a configuration of the filter or of the core | one that is taken works |
 //! | `told` | an entry of the ring | what is read is written alike; bounds are kept |
-//! | `deeds` | a client's steps, and damage to what one worker tells another | the other's bodies stay whole |
+//! | `records` | a client's steps, and damage to what one worker tells another | the other's bodies stay whole |
 //! | `feed` | an engine's batches of events | bounds are kept |
 //! | `answers` | an engine's answer | its usage does not depend on where it is cut |
 //! | `filter` | a configuration, and what client, engine, retriever and other workers send | salts hold; lengths agree |
@@ -23,12 +23,12 @@ mod answers;
 mod bodies;
 mod chats;
 mod configurations;
-mod deeds;
 mod feed;
 mod filter;
 mod heads;
 mod hostile;
 mod json;
+mod records;
 // Its tests, which the host compiles, need the host around them.
 #[cfg(not(test))]
 mod kv_events;
@@ -60,7 +60,7 @@ pub const TARGETS: &[Target] = &[
     target("json", json::run, json::seeds),
     target("configurations", configurations::run, configurations::seeds),
     target("told", told::run, told::seeds),
-    target("deeds", deeds::run, deeds::seeds),
+    target("records", records::run, records::seeds),
     target("feed", feed::run, feed::seeds),
     target("answers", answers::run, answers::seeds),
     target("filter", filter::run, filter::seeds),

@@ -28,27 +28,27 @@ pub(crate) fn run(entry: &[u8]) {
     }
     assert!(orderer.nodes() <= MAX_NODES);
     settings::is_within(orderer.remembered());
-    if let Told::Deed(deed) = &told {
-        orderer.learn(&Told::Residency(deed.undone()));
+    if let Told::OrderingRecord(record) = &told {
+        orderer.learn(&Told::Residency(record.undone()));
         let all = Usage {
             prompt_tokens: 1,
             cached_tokens: u64::MAX,
         };
         assert!(
-            deed.judged(all).is_none() || deed.uncached() == 0,
+            record.judged(all).is_none() || record.uncached() == 0,
             "an engine that held more than there is to hold is not corrected"
         );
         let nothing = Usage {
             prompt_tokens: u64::MAX,
             cached_tokens: 0,
         };
-        if let Some(correction) = deed.judged(nothing) {
+        if let Some(correction) = record.judged(nothing) {
             orderer.learn(&Told::Correction(correction));
         }
         // Whoever it was goes on.
         let body = br#"{"messages":[{"role":"user","content":"<doc>a</doc><doc>b</doc>"}]}"#;
         let rewrite = orderer
-            .rewrite(deed.tenant(), body)
+            .rewrite(record.tenant(), body)
             .expect("it has documents");
         assert_eq!(rewrite.report.documents, 2);
     }
@@ -62,12 +62,12 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
             let Ok(rewrite) = orderer.rewrite(Tenant::default(), &body) else {
                 continue;
             };
-            entries.push(rewrite.deed.encode());
+            entries.push(rewrite.record.encode());
             let usage = Usage {
                 prompt_tokens: 1_000,
                 cached_tokens: 0,
             };
-            let correction = rewrite.deed.judged(usage);
+            let correction = rewrite.record.judged(usage);
             entries.extend(correction.map(|correction| Told::Correction(correction).encode()));
         }
     }

@@ -178,7 +178,7 @@ fn decide(orderer: &mut Orderer, choices: &[Choice], request: &Request) -> (usiz
     let known: HashMap<Fingerprint, &Retrieved> = found.zip(&request.documents).collect();
     let sent = rewrite.path.runs[0].documents.iter();
     let sent = sent.map(|document| known[document].clone()).collect();
-    (usize::from(rewrite.deed.engine().0), sent)
+    (usize::from(rewrite.record.engine().0), sent)
 }
 
 /// A document of as many estimated tokens as it counts in the engine's model.

@@ -1,7 +1,7 @@
 //! A request that went on, until its answer has been seen: which engine was to compute what, and what the engine says it
 //! did.
 
-use foreword_ordering::{Arm, Deed, EngineId};
+use foreword_ordering::{Arm, EngineId, OrderingRecord};
 
 use crate::engines::{Dealt, Errand};
 use crate::host::{Host, HostError, LogLevel};
@@ -12,7 +12,7 @@ use crate::usage::{Counted, Glimpse};
 #[derive(Debug)]
 pub(crate) struct Awaited {
     /// What the core expects; `None`: it did not decide on the request.
-    deed: Option<Deed>,
+    record: Option<OrderingRecord>,
     /// In an experiment.
     arm: Option<Arm>,
     /// `None`: it is settled, or there is nothing to choose.
@@ -24,9 +24,9 @@ pub(crate) struct Awaited {
 }
 
 impl Awaited {
-    pub(crate) fn new(deed: Option<Deed>, arm: Option<Arm>, errand: Errand) -> Self {
+    pub(crate) fn new(record: Option<OrderingRecord>, arm: Option<Arm>, errand: Errand) -> Self {
         Self {
-            deed,
+            record,
             arm,
             errand: Some(errand),
             glimpse: None,
@@ -45,15 +45,15 @@ impl Awaited {
                 Some(other) => {
                     plugin.settle(host, errand, Dealt::Failed);
                     plugin.answered_by(host, other);
-                    if let Some(deed) = &mut self.deed {
-                        plugin.undo(host, deed);
-                        plugin.went_to(host, deed, other);
+                    if let Some(record) = &mut self.record {
+                        plugin.undo(host, record);
+                        plugin.went_to(host, record, other);
                     }
                 }
                 None if failed => {
                     plugin.settle(host, errand, Dealt::Failed);
-                    if let Some(deed) = &self.deed {
-                        plugin.undo(host, deed);
+                    if let Some(record) = &self.record {
+                        plugin.undo(host, record);
                     }
                 }
                 None => plugin.settle(host, errand, Dealt::Answered),
@@ -87,7 +87,7 @@ impl Awaited {
     pub(crate) fn on_end(&mut self, host: &impl Host, plugin: &Plugin) {
         if let Some(counted) = self.glimpse.take().and_then(|glimpse| glimpse.counted()) {
             self.counted = Some(counted);
-            plugin.counted(host, self.deed.as_ref(), self.arm, counted);
+            plugin.counted(host, self.record.as_ref(), self.arm, counted);
         }
     }
 

@@ -91,4 +91,4 @@ pub use orderer::{Orderer, Remembered, Rewrite, Terms, Trial};
 pub use plain::{Ordered, Plain};
 pub use request::Report;
 pub use tenant::Tenant;
-pub use told::{Correction, Deed, Residency, Told, Usage};
+pub use told::{Correction, OrderingRecord, Residency, Told, Usage};

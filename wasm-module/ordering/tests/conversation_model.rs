@@ -65,7 +65,7 @@ proptest! {
             let expected = alone.rewrite(Tenant::named("t"), body.as_bytes());
             let got = workers[worker].rewrite(Tenant::named("t"), body.as_bytes());
             if let Ok(sent) = &got {
-                let told = Told::Deed(sent.deed.clone());
+                let told = Told::OrderingRecord(sent.record.clone());
                 let told = Told::decode(&told.encode()).unwrap();
                 for (_, other) in workers.iter_mut().enumerate().filter(|(other, _)| *other != worker) {
                     other.learn(&told);

@@ -2,7 +2,8 @@
 
 use foreword_ordering::feed::{Event, TenantKey};
 use foreword_ordering::{
-    Choice, Config, Deed, EngineId, Orderer, Residency, Rewrite, Tenant, Terms, Told, Usage,
+    Choice, Config, EngineId, Orderer, OrderingRecord, Residency, Rewrite, Tenant, Terms, Told,
+    Usage,
 };
 use serde_json::{Value, json};
 
@@ -52,7 +53,7 @@ fn send(orderer: &mut Orderer, outstanding: &[u64], body: &Value) -> Rewrite {
 /// The engine that the request goes to, and what that engine is believed to hold of it.
 fn sent(orderer: &mut Orderer, outstanding: &[u64], body: &Value) -> (u16, u32) {
     let sent = send(orderer, outstanding, body);
-    (sent.deed.engine().0, sent.report.matched)
+    (sent.record.engine().0, sent.report.matched)
 }
 
 #[test]
@@ -107,11 +108,11 @@ fn a_request_is_ordered_for_the_engine_that_it_goes_to() {
 #[test]
 fn a_chat_stays_with_its_engine_while_that_is_among_the_choices() {
     let mut orderer = orderer();
-    let mut deeds = Vec::new();
+    let mut records = Vec::new();
     let mut send = |outstanding: &[u64], chat: &Value| {
         let sent = send(&mut orderer, outstanding, chat);
-        deeds.push(sent.deed.clone());
-        (sent.deed.engine().0, sent.report)
+        records.push(sent.record.clone());
+        (sent.record.engine().0, sent.report)
     };
     let mut chat = body(&["a"]);
     assert_eq!(send(&[9, 0], &chat).0, 1);
@@ -131,8 +132,8 @@ fn a_chat_stays_with_its_engine_while_that_is_among_the_choices() {
     assert_eq!((engine, report.matched), (0, 3));
     // Another orderer learns where the chat is at home.
     let mut other = self::orderer();
-    for deed in deeds {
-        other.learn(&Told::Deed(deed));
+    for record in records {
+        other.learn(&Told::OrderingRecord(record));
     }
     grow(&mut chat, &["e"]);
     assert_eq!(sent(&mut other, &[100_000, 0], &chat), (0, 4));
@@ -156,7 +157,7 @@ fn what_was_weighed_for_other_engines_leaves_nothing_behind() {
         let text = body(&["0-0", "0-1", "0-2"]).to_string();
         let rewrite = rewrite_among(&mut orderer, choices, &text);
         assert_eq!(
-            (rewrite.deed.engine(), rewrite.report.matched),
+            (rewrite.record.engine(), rewrite.report.matched),
             (EngineId(0), 3)
         );
     }
@@ -171,8 +172,8 @@ fn residency(engine: u16, events: Vec<Event>) -> Told {
 }
 
 /// What the feed of an engine would say after it got that request.
-fn stored(deed: &Rewrite, tenant: TenantKey) -> Event {
-    let run = &deed.path.runs[0];
+fn stored(record: &Rewrite, tenant: TenantKey) -> Event {
+    let run = &record.path.runs[0];
     Event::Stored {
         tenant,
         scope: run.scope,
@@ -252,25 +253,26 @@ fn a_feed_without_keys_tells_no_named_tenant_what_another_sent() {
 #[test]
 fn an_answer_that_counts_less_than_was_believed_corrects_every_orderer() {
     let [mut one, mut two] = [orderer(), orderer()];
-    let asked = |orderer: &mut Orderer, other: &mut Orderer, ids: &[&str]| -> (u32, Deed) {
-        let sent = send(orderer, &[0], &body(ids));
-        other.learn(&Told::Deed(sent.deed.clone()));
-        (sent.report.matched, sent.deed)
-    };
+    let asked =
+        |orderer: &mut Orderer, other: &mut Orderer, ids: &[&str]| -> (u32, OrderingRecord) {
+            let sent = send(orderer, &[0], &body(ids));
+            other.learn(&Told::OrderingRecord(sent.record.clone()));
+            (sent.report.matched, sent.record)
+        };
     let ids = ["a", "b", "c", "d", "e", "f"];
     asked(&mut one, &mut two, &ids);
     asked(&mut one, &mut two, &["a", "b", "c", "x", "y", "z"]);
-    let (matched, deed) = asked(&mut two, &mut one, &ids);
+    let (matched, record) = asked(&mut two, &mut one, &ids);
     assert_eq!(matched, 6);
-    assert!(deed.uncached() < 100, "{}", deed.uncached());
+    assert!(record.uncached() < 100, "{}", record.uncached());
     // It had all of it, but for a page.
     let usage = |cached_tokens| Usage {
         prompt_tokens: 1_400,
         cached_tokens,
     };
-    assert_eq!(deed.judged(usage(1_280)), None);
+    assert_eq!(record.judged(usage(1_280)), None);
     // It had nothing. What was sent now is held, what else hung there is not.
-    let correction = Told::Correction(deed.judged(usage(0)).unwrap());
+    let correction = Told::Correction(record.judged(usage(0)).unwrap());
     let told = Told::decode(&correction.encode()).unwrap();
     for orderer in [&mut one, &mut two] {
         orderer.learn(&told);

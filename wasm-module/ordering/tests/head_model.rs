@@ -252,7 +252,7 @@ fn run(steps: &[Step], workers: usize) {
         }
         chat.sent = messages.clone();
         if let Some(rewrite) = rewrite {
-            let told = Told::decode(&rewrite.deed.encode()).unwrap();
+            let told = Told::decode(&rewrite.record.encode()).unwrap();
             for (other, orderer) in orderers.iter_mut().enumerate() {
                 if other != worker {
                     orderer.learn(&told);

@@ -98,7 +98,7 @@ fn longer(question: &str) -> String {
 fn a_chat_that_goes_on_with_another_worker_keeps_them_as_far_as_they_are_told() {
     let worker = || orderer(r#"{"conversation": {"pin": true}}"#);
     let tell = |other: &mut Orderer, sent: &Rewrite| {
-        let bytes = Told::Deed(sent.deed.clone()).encode();
+        let bytes = Told::OrderingRecord(sent.record.clone()).encode();
         other.learn(&Told::decode(&bytes).unwrap());
     };
     let [mut one, mut two] = [worker(), worker()];
@@ -119,7 +119,7 @@ fn a_chat_that_goes_on_with_another_worker_keeps_them_as_far_as_they_are_told() 
     let many: Vec<String> = (0..90).map(|id| id.to_string()).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let first = send(&mut one, CHAT, &many).unwrap();
-    assert!(Told::Deed(first.deed.clone()).encode().len() < 4_096);
+    assert!(Told::OrderingRecord(first.record.clone()).encode().len() < 4_096);
     tell(&mut two, &first);
     let second = send(&mut two, &longer("And?"), &["b"]).unwrap();
     assert_eq!((second.report.pinned, second.report.replayed), (0, 0));

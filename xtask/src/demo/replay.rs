@@ -248,7 +248,7 @@ impl Core {
             prompt_tokens: answer.prompt_tokens,
             cached_tokens: answer.cached_tokens,
         };
-        if let Some(correction) = rewrite.deed.judged(usage) {
+        if let Some(correction) = rewrite.record.judged(usage) {
             self.orderer.learn(&Told::Correction(correction));
         }
         Ok(rewrite.body.unwrap_or(body))

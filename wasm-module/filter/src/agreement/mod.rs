@@ -146,13 +146,13 @@ mod tests {
     use crate::tests::scripted::ScriptedHost;
 
     /// What a request with that one document did.
-    fn deed(document: u64) -> Told {
+    fn record(document: u64) -> Told {
         let body = format!(
             r#"{{"messages": [{{"role": "user", "content": "<doc id=\"d\">{document}</doc> Why?"}}]}}"#
         );
         let mut orderer = Orderer::new(Config::default());
         let rewrite = orderer.rewrite(Tenant::default(), body.as_bytes());
-        Told::Deed(rewrite.unwrap().deed)
+        Told::OrderingRecord(rewrite.unwrap().record)
     }
 
     /// A worker, with what it has learnt.
@@ -175,7 +175,7 @@ mod tests {
         }
 
         fn tell(&mut self, document: u64) {
-            let told = self.agreement.tell(&self.host, &deed(document).encode());
+            let told = self.agreement.tell(&self.host, &record(document).encode());
             assert_eq!(told, Ok(true));
         }
 
@@ -206,11 +206,11 @@ mod tests {
         one.tell(3);
         assert_eq!(one.catch_up(), learnt(1, 0));
         assert_eq!(two.catch_up(), learnt(2, 0));
-        assert_eq!(two.known, [deed(1), deed(3)]);
+        assert_eq!(two.known, [record(1), record(3)]);
         assert_eq!(one.catch_up(), learnt(0, 0));
         let mut new = Worker::beside(&one.host, 8);
         assert_eq!(new.catch_up(), learnt(3, 0));
-        assert_eq!(new.known, [deed(1), deed(2), deed(3)]);
+        assert_eq!(new.known, [record(1), record(2), record(3)]);
     }
 
     #[test]
@@ -225,7 +225,7 @@ mod tests {
             let got = two.agreement.catch_up(&two.host, 2, learn).unwrap();
             assert_eq!(got, learnt(expected, 0));
         }
-        assert_eq!(two.known, (0..5).map(deed).collect::<Vec<_>>());
+        assert_eq!(two.known, (0..5).map(record).collect::<Vec<_>>());
     }
 
     #[test]
@@ -240,10 +240,10 @@ mod tests {
         two.tell(1);
         let mut three = Worker::beside(&one.host, 256);
         assert_eq!(three.catch_up(), learnt(0, 0));
-        let entry = deed(0).encode();
+        let entry = record(0).encode();
         one.agreement.ring.write(&one.host, late, &entry).unwrap();
         assert_eq!(three.catch_up(), learnt(2, 0));
-        assert_eq!(three.known, [deed(0), deed(1)]);
+        assert_eq!(three.known, [record(0), record(1)]);
 
         // This one is never written.
         one.agreement.ring.reserve(&one.host, None).unwrap();
@@ -264,7 +264,7 @@ mod tests {
             one.tell(document);
         }
         assert_eq!(two.catch_up(), learnt(4, 2));
-        assert_eq!(two.known, [0, 3, 4, 5, 6].map(deed));
+        assert_eq!(two.known, [0, 3, 4, 5, 6].map(record));
         // Told by itself, and overwritten since.
         two.tell(7);
         for document in 8..=12 {
@@ -284,7 +284,7 @@ mod tests {
             .unwrap();
         two.tell(1);
         two.tell(2);
-        let entry = deed(0).encode();
+        let entry = record(0).encode();
         one.agreement.ring.write(&one.host, late, &entry).unwrap();
         let mut three = Worker::beside(&one.host, 2);
         // Positions 1 and 2 are left; the slot of 2 says 0.
@@ -293,7 +293,7 @@ mod tests {
             two.tell(document);
         }
         three.catch_up();
-        assert_eq!(three.known.last(), Some(&deed(69)));
+        assert_eq!(three.known.last(), Some(&record(69)));
     }
 
     #[test]
@@ -310,7 +310,7 @@ mod tests {
         damage(1, &[1_u64.to_le_bytes().as_slice(), b"noise"].concat());
         damage(2, &u64::MAX.to_le_bytes());
         assert_eq!(two.catch_up(), learnt(1, 3));
-        assert_eq!(two.known, [deed(3)]);
+        assert_eq!(two.known, [record(3)]);
     }
 
     #[test]
@@ -319,12 +319,12 @@ mod tests {
         for head in [&b""[..], b"123456789"] {
             let key = "foreword/1/r/8/head";
             one.host.shared().get_mut(key).unwrap().0 = head.to_vec();
-            assert!(one.agreement.tell(&one.host, &deed(1).encode()).is_err());
+            assert!(one.agreement.tell(&one.host, &record(1).encode()).is_err());
             let caught = one.agreement.catch_up(&one.host, 1, |_| {});
             assert!(caught.is_err());
         }
         one.host.shared().clear();
-        assert!(one.agreement.tell(&one.host, &deed(1).encode()).is_err());
+        assert!(one.agreement.tell(&one.host, &record(1).encode()).is_err());
     }
 
     #[test]
@@ -338,7 +338,7 @@ mod tests {
         let rewrite = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
         let told = one
             .agreement
-            .tell(&one.host, &rewrite.unwrap().deed.encode());
+            .tell(&one.host, &rewrite.unwrap().record.encode());
         assert_eq!(told, Ok(false));
         assert_eq!(one.agreement.ring.head(&one.host).unwrap().next, 0);
     }
@@ -363,21 +363,21 @@ mod tests {
                         open[at] = position.unwrap();
                     }
                     (0 | 1, Some(position)) => {
-                        let deed = deed(step);
-                        let entry = deed.encode();
+                        let record = record(step);
+                        let entry = record.encode();
                         worker
                             .agreement
                             .ring
                             .write(&worker.host, position, &entry)
                             .unwrap();
                         worker.agreement.own.push_back(position);
-                        all.insert(position, (at, deed));
+                        all.insert(position, (at, record));
                         open[at] = None;
                     }
                     (1, None) => {
                         let position = worker.agreement.ring.head(&worker.host).unwrap().next;
                         worker.tell(step);
-                        all.insert(position, (at, deed(step)));
+                        all.insert(position, (at, record(step)));
                     }
                     _ => {
                         worker.catch_up();
@@ -386,21 +386,21 @@ mod tests {
             }
             for (at, position) in open.into_iter().enumerate() {
                 if let Some(position) = position {
-                    let (worker, deed) = (&workers[at], deed(1_000));
-                    let entry = deed.encode();
+                    let (worker, record) = (&workers[at], record(1_000));
+                    let entry = record.encode();
                     worker
                         .agreement
                         .ring
                         .write(&worker.host, position, &entry)
                         .unwrap();
-                    all.insert(position, (at, deed));
+                    all.insert(position, (at, record));
                     workers[at].agreement.own.push_back(position);
                 }
             }
             for (at, worker) in workers.iter_mut().enumerate() {
                 worker.catch_up();
                 let told = || all.values().filter(|(teller, _)| *teller != at);
-                let mut others = told().map(|(_, deed)| deed);
+                let mut others = told().map(|(_, record)| record);
                 for known in &worker.known {
                     assert!(
                         others.any(|told| told == known),

@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use foreword_ordering::head::{Diagnosis, HeadReport};
-use foreword_ordering::{Deed, Retrieved, Rewrite};
+use foreword_ordering::{OrderingRecord, Retrieved, Rewrite};
 
 use crate::awaited::Awaited;
 use crate::config::{Mode, RequestHeaders, TenantSource};
@@ -563,15 +563,15 @@ impl Exchange {
                 .ok_or(Fault::Busy)?;
             noted.head = (!head.is_empty()).then_some(head);
             noted.miss = miss.map(Box::new);
-            let (deed, arm, answer) = match answer {
+            let (record, arm, answer) = match answer {
                 Ok(rewrite) => {
                     let arm = rewrite.arm;
-                    let (deed, sent) = self.sent(rewrite);
-                    (Some(deed), arm, Ok(sent))
+                    let (record, sent) = self.sent(rewrite);
+                    (Some(record), arm, Ok(sent))
                 }
                 Err(skip) => (None, None, Err(skip)),
             };
-            *awaited = Some(Awaited::new(deed, arm, route.errand));
+            *awaited = Some(Awaited::new(record, arm, route.errand));
             direct(host, &route)?;
             match answer {
                 Ok(sent) => sent,
@@ -604,7 +604,7 @@ impl Exchange {
     }
 
     /// What the core decided: what the answer will be held against, and what goes on.
-    fn sent(&self, rewrite: Rewrite) -> (Deed, Sent) {
+    fn sent(&self, rewrite: Rewrite) -> (OrderingRecord, Sent) {
         let config = self.plugin.config();
         let told = config.path_header.enabled && config.request_headers == RequestHeaders::Hold;
         let Rewrite { report, arm, .. } = rewrite;
@@ -617,7 +617,7 @@ impl Exchange {
                 None => Outcome::Unchanged { report, arm },
             },
         };
-        (rewrite.deed, sent)
+        (rewrite.record, sent)
     }
 
     /// Lets the request go as it came, or refuses it.

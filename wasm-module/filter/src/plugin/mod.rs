@@ -14,8 +14,8 @@ use std::sync::MutexGuard;
 use foreword_ordering::feed::TenantKey;
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{
-    Arm, Choice, Config as Ordering, Deed, EngineId, Parsed, Retrieved, Rewrite, Skip, Terms, Told,
-    Trial, Usage, parse, parse_with,
+    Arm, Choice, Config as Ordering, EngineId, OrderingRecord, Parsed, Retrieved, Rewrite, Skip,
+    Terms, Told, Trial, Usage, parse, parse_with,
 };
 
 use self::knowledge::Knowledge;
@@ -185,7 +185,7 @@ impl Plugin {
             let answer = orderer.rewrite_parsed(&terms, identity.tenant(), &mut parsed);
             let rewritten = answer.as_ref().ok();
             let engine = match rewritten {
-                Some(rewrite) => rewrite.deed.engine(),
+                Some(rewrite) => rewrite.record.engine(),
                 None => least_loaded(&choices),
             };
             let engine = self.config.engines.get(usize::from(engine.0));
@@ -205,8 +205,8 @@ impl Plugin {
         self.metrics.head(host, &head);
         let (engine, tokens) = match &answer {
             Ok(rewrite) => {
-                knowledge.tell(host, &self.metrics, &rewrite.deed.encode());
-                (rewrite.deed.engine(), rewrite.deed.uncached())
+                knowledge.tell(host, &self.metrics, &rewrite.record.encode());
+                (rewrite.record.engine(), rewrite.record.uncached())
             }
             Err(_) => (least_loaded(&choices), estimated_tokens(body.len())),
         };
@@ -254,8 +254,8 @@ impl Plugin {
     }
 
     /// The engine that was chosen did not take the request.
-    pub(crate) fn undo(&self, host: &impl Host, deed: &Deed) {
-        let undone = deed.undone();
+    pub(crate) fn undo(&self, host: &impl Host, record: &OrderingRecord) {
+        let undone = record.undone();
         if !undone.events.is_empty()
             && let Some(mut knowledge) = self.knowledge()
         {
@@ -264,26 +264,26 @@ impl Plugin {
     }
 
     /// Another engine got the request than was chosen: it holds the documents now.
-    pub(crate) fn went_to(&self, host: &impl Host, deed: &mut Deed, engine: EngineId) {
-        deed.redirect(engine);
+    pub(crate) fn went_to(&self, host: &impl Host, record: &mut OrderingRecord, engine: EngineId) {
+        record.redirect(engine);
         if let Some(mut knowledge) = self.knowledge() {
-            knowledge.take(host, &self.metrics, Told::Deed(deed.clone()));
+            knowledge.take(host, &self.metrics, Told::OrderingRecord(record.clone()));
         }
     }
 
-    /// An engine has counted a prompt, that of `deed` if the core decided on it.
+    /// An engine has counted a prompt, that of `record` if the core decided on it.
     pub(crate) fn counted(
         &self,
         host: &impl Host,
-        deed: Option<&Deed>,
+        record: Option<&OrderingRecord>,
         arm: Option<Arm>,
         counted: Counted,
     ) {
         self.metrics.counted(host, arm, counted);
-        let (Some(deed), Some(mut knowledge)) = (deed, self.knowledge()) else {
+        let (Some(record), Some(mut knowledge)) = (record, self.knowledge()) else {
             return;
         };
-        let bit = 1_u64.checked_shl(deed.engine().0.into()).unwrap_or(0);
+        let bit = 1_u64.checked_shl(record.engine().0.into()).unwrap_or(0);
         if counted.cached.is_some() {
             knowledge.reporting |= bit;
         } else if knowledge.reporting & bit == 0 {
@@ -293,7 +293,7 @@ impl Plugin {
             prompt_tokens: counted.prompt,
             cached_tokens: counted.cached.unwrap_or(0),
         };
-        if let Some(correction) = deed.judged(usage) {
+        if let Some(correction) = record.judged(usage) {
             self.metrics.corrected(host);
             knowledge.take(host, &self.metrics, Told::Correction(correction));
         }

@@ -1058,7 +1058,7 @@ impl Index {
         }
         let segments = parsed.segments(config);
         let sent: Option<SmallVec<[Fingerprint; 16]>> = rewritten.map(|rewrite| {
-            let runs = rewrite.deed.runs.iter();
+            let runs = rewrite.record.runs.iter();
             let documents = runs.flat_map(|run| &run.documents);
             documents.map(|(fingerprint, _)| *fingerprint).collect()
         });

@@ -6,7 +6,7 @@ use crate::engines::EngineId;
 use crate::feed::{Change, Event, TenantKey};
 use crate::head::config::HeadMode;
 use crate::tenant::Tenant;
-use crate::told::{Continued, Deed, Told};
+use crate::told::{Continued, OrderingRecord, Told};
 use crate::tree::ResidencyEvent;
 
 impl Orderer {
@@ -16,7 +16,7 @@ impl Orderer {
     /// What is known of a chat stays as it is, and of what continues a turn that is not known nothing is taken.
     pub fn learn(&mut self, told: &Told) {
         match told {
-            Told::Deed(deed) => self.learn_deed(deed),
+            Told::OrderingRecord(record) => self.learn_record(record),
             Told::Residency(residency) => {
                 for event in &residency.events {
                     self.learn_event(residency.engine, &residency.model, event);
@@ -33,20 +33,20 @@ impl Orderer {
         }
     }
 
-    fn learn_deed(&mut self, deed: &Deed) {
+    fn learn_record(&mut self, record: &OrderingRecord) {
         self.now += 1;
-        if !deed.forms.is_empty() && self.config.head.mode() == HeadMode::Apply {
-            let heads = (self.heads).of(&self.config, self.now, deed.tenant(), &deed.model);
-            for form in &deed.forms {
+        if !record.forms.is_empty() && self.config.head.mode() == HeadMode::Apply {
+            let heads = (self.heads).of(&self.config, self.now, record.tenant(), &record.model);
+            for form in &record.forms {
                 heads.learn(form);
             }
         }
-        let kept = (self.keep).of(&self.config, self.now, deed.tenant(), &deed.model);
-        kept.take(deed.engine, &deed.runs);
-        if let Some(Continued { after, added }) = &deed.chat
+        let kept = (self.keep).of(&self.config, self.now, record.tenant(), &record.model);
+        kept.take(record.engine, &record.runs);
+        if let Some(Continued { after, added }) = &record.chat
             && let Some(path) = after.map_or(Some(Path::new()), |place| kept.memory.path_to(place))
         {
-            kept.memory.record(&path, added.clone(), deed.engine);
+            kept.memory.record(&path, added.clone(), record.engine);
         }
     }
 

@@ -1,7 +1,7 @@
 //! What is kept for every tenant and model, and the one call that uses it: a request, from body to body.
 //!
 //! ```text
-//!   body ─▶ parse ─▶ kept: trees · policy · memory of chats ─▶ rewriting ─▶ body, report, deed
+//!   body ─▶ parse ─▶ kept: trees · policy · memory of chats ─▶ rewriting ─▶ body, report, record
 //!                      ▲                                                               │
 //!                      └──────────────── learning ◀─── other orderers, engines ◀───────┘
 //! ```
@@ -132,7 +132,7 @@ impl Orderer {
         rewrite.head = report;
         if applies {
             let heads = self.heads.get_mut(tenant, &parsed.model);
-            rewrite.deed.forms = heads.map(Heads::take_told).unwrap_or_default();
+            rewrite.record.forms = heads.map(Heads::take_told).unwrap_or_default();
         }
         Ok(rewrite)
     }

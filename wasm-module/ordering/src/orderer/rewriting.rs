@@ -24,7 +24,7 @@ use crate::path::SentPath;
 use crate::policy::Policy;
 use crate::request::{self, HeadWords, Manner, Report};
 use crate::tenant::Tenant;
-use crate::told::{Continued, Deed, SentRun};
+use crate::told::{Continued, OrderingRecord, SentRun};
 use crate::trees::Trees;
 use smallvec::SmallVec;
 
@@ -127,7 +127,7 @@ impl<'r> Rewriting<'r> {
             },
             arm: self.arm,
             as_sent: tried.map(|_| report),
-            deed: Deed {
+            record: OrderingRecord {
                 tenant: self.tenant.name.into(),
                 key: self.tenant.key,
                 model: self.parsed.model.as_ref().into(),

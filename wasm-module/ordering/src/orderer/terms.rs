@@ -6,7 +6,7 @@ use crate::feed::TenantKey;
 use crate::head::HeadReport;
 use crate::path::SentPath;
 use crate::request::Report;
-use crate::told::Deed;
+use crate::told::OrderingRecord;
 
 /// How one request is to be sent, beside what the configuration says of all.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,7 +54,7 @@ pub struct Rewrite {
     /// What was done with the head, or would be.
     pub head: HeadReport,
     /// All that other orderers of the same requests need to know of this one.
-    pub deed: Deed,
+    pub record: OrderingRecord,
 }
 
 /// What is remembered of chats.

@@ -16,7 +16,7 @@ pub struct Usage {
     pub cached_tokens: u64,
 }
 
-/// An engine held less of a request's documents than was believed. [`Deed::judged`](super::Deed::judged) makes it.
+/// An engine held less of a request's documents than was believed. [`OrderingRecord::judged`](super::OrderingRecord::judged) makes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Correction {
     pub(crate) tenant: Box<str>,

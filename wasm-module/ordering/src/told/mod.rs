@@ -1,21 +1,21 @@
 //! What orderers tell each other, so that each knows what all know.
 //!
 //! ```text
-//!   worker A   rewrite(body) ──▶ new body, Deed ──▶ bytes ─┐
+//!   worker A   rewrite(body) ──▶ new body, Record ──▶ bytes ─┐
 //!   worker B                              learn(Told) ◀────┘     B orders the next request as if it had sent this one
 //! ```
 //!
-//! - [`Deed`]: what a request did. Its own orderer takes it in the same way as all others.
+//! - [`OrderingRecord`]: what a request did. Its own orderer takes it in the same way as all others.
 //! - [`Residency`]: what an engine's feed says.
 //! - [`Correction`]: what an engine's answer says, where it held less than was believed.
 
 mod correction;
-mod deed;
+mod record;
 mod residency;
 
 pub use correction::{Correction, Usage};
-pub use deed::Deed;
-pub(crate) use deed::{Continued, SentRun};
+pub use record::OrderingRecord;
+pub(crate) use record::{Continued, SentRun};
 pub use residency::Residency;
 
 use crate::bytes::{BadBytes, Reader, Writer};
@@ -24,7 +24,7 @@ use crate::bytes::{BadBytes, Reader, Writer};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
     /// What a request did.
-    Deed(Deed),
+    OrderingRecord(OrderingRecord),
     /// What an engine's feed says.
     Residency(Residency),
     /// What an engine's answer says.
@@ -36,7 +36,7 @@ impl Told {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Deed(deed) => deed.encode(),
+            Self::OrderingRecord(record) => record.encode(),
             Self::Residency(residency) => encoded(RESIDENCY, |to| residency.write(to)),
             Self::Correction(correction) => encoded(CORRECTION, |to| correction.write(to)),
         }
@@ -52,7 +52,7 @@ impl Told {
             return Err(from.bad("version 3"));
         }
         let told = match from.byte()? {
-            DEED => Self::Deed(Deed::read(&mut from)?),
+            RECORD => Self::OrderingRecord(OrderingRecord::read(&mut from)?),
             RESIDENCY => Self::Residency(Residency::read(&mut from)?),
             CORRECTION => Self::Correction(Correction::read(&mut from)?),
             _ => return Err(from.bad("a kind")),
@@ -62,11 +62,11 @@ impl Told {
     }
 }
 
-impl Deed {
+impl OrderingRecord {
     /// What [`Told::encode`] makes of it.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        encoded(DEED, |to| self.write(to))
+        encoded(RECORD, |to| self.write(to))
     }
 }
 
@@ -79,14 +79,14 @@ fn encoded(kind: u8, write: impl FnOnce(&mut Writer)) -> Vec<u8> {
 }
 
 const VERSION: u8 = 3;
-const DEED: u8 = 1;
+const RECORD: u8 = 1;
 const RESIDENCY: u8 = 2;
 const CORRECTION: u8 = 3;
 
 #[cfg(test)]
 mod tests {
     use super::correction::Corrected;
-    use super::deed::{Continued, SentRun};
+    use super::record::{Continued, SentRun};
     use super::*;
     use crate::arrangement::{Arrangement, Slot};
     use crate::body::{Chain, Wrap};
@@ -202,14 +202,14 @@ mod tests {
         })
     }
 
-    fn deed() -> impl Strategy<Value = Deed> {
+    fn record() -> impl Strategy<Value = OrderingRecord> {
         let names = ("[a-zé]{0,200}", "[a-z]{0,4}", "[a-z]{0,9}");
         (
             names,
             prop::collection::vec(run(), 0..4),
             prop::option::of(chat()),
         )
-            .prop_map(|((tenant, salt, model), runs, chat)| Deed {
+            .prop_map(|((tenant, salt, model), runs, chat)| OrderingRecord {
                 tenant: tenant.into(),
                 key: TenantKey::of(&salt),
                 model: model.into(),
@@ -274,24 +274,24 @@ mod tests {
                 cached_tokens,
             },
         );
-        let correction = (deed(), prop::collection::vec(runs, 0..3));
-        let correction = correction.prop_map(|(deed, runs)| Correction {
-            tenant: deed.tenant,
-            key: deed.key,
-            model: deed.model,
-            engine: deed.engine,
+        let correction = (record(), prop::collection::vec(runs, 0..3));
+        let correction = correction.prop_map(|(record, runs)| Correction {
+            tenant: record.tenant,
+            key: record.key,
+            model: record.model,
+            engine: record.engine,
             runs,
         });
         prop_oneof![
-            deed().prop_map(Told::Deed),
+            record().prop_map(Told::OrderingRecord),
             residency.prop_map(Told::Residency),
             correction.prop_map(Told::Correction),
         ]
     }
 
-    /// A deed of one run: documents of 100 estimated tokens behind 100 tokens, in a prompt of 1,000.
-    fn sent(documents: u64, matched: u32) -> Deed {
-        Deed {
+    /// A record of one run: documents of 100 estimated tokens behind 100 tokens, in a prompt of 1,000.
+    fn sent(documents: u64, matched: u32) -> OrderingRecord {
+        OrderingRecord {
             tenant: "t".into(),
             key: TenantKey::default(),
             model: "m".into(),
@@ -314,19 +314,19 @@ mod tests {
     #[test]
     fn the_bytes_are_fixed() {
         // Modules of different builds meet in one ring while a gateway is updated.
-        let mut bytes = vec![VERSION, DEED, 1, b't'];
+        let mut bytes = vec![VERSION, RECORD, 1, b't'];
         bytes.extend([0; 16]);
         bytes.extend([1, b'm', 1, 0xe8, 7, 1]);
         bytes.extend([2, 1, 0, 0, 0, 0, 0, 0, 100, 0x80, 1, 2]);
         bytes.extend([0, 0, 0, 0, 0, 0, 0, 0, 100]);
         bytes.extend([1, 0, 0, 0, 0, 0, 0, 0, 100]);
         bytes.extend([1, 1, 0, 0, 0]);
-        assert_eq!(Told::Deed(sent(2, 128)).encode(), bytes);
+        assert_eq!(Told::OrderingRecord(sent(2, 128)).encode(), bytes);
     }
 
     #[test]
     fn what_cannot_be_read_says_what_was_expected_and_where() {
-        let start = [&[VERSION, DEED, 0][..], &[0; 19]].concat();
+        let start = [&[VERSION, RECORD, 0][..], &[0; 19]].concat();
         let huge = [&start[..], &[0xff; 9], &[1]].concat();
         let run = [&start[..], &[1], &[0; 10]].concat();
         let none = [&run[..], &[0]].concat();
@@ -335,9 +335,9 @@ mod tests {
             (&[][..], "more bytes at byte 0"),
             (&[9], "version 3 at byte 1"),
             (&[VERSION, 9], "a kind at byte 2"),
-            (&[VERSION, DEED, 2, 0xff, 0xff], "UTF-8 at byte 3"),
+            (&[VERSION, RECORD, 2, 0xff, 0xff], "UTF-8 at byte 3"),
             (
-                &[VERSION, DEED, 3, b'a'],
+                &[VERSION, RECORD, 3, b'a'],
                 "as many bytes as the length says at byte 3",
             ),
             (&huge, "as many bytes as the length says at byte 32"),
@@ -396,11 +396,11 @@ mod tests {
                 after: None,
                 added: vec![added],
             };
-            let deed = Deed {
+            let record = OrderingRecord {
                 chat: Some(chat),
                 ..sent(1, 0)
             };
-            assert_eq!(Told::decode(&deed.encode()).is_ok(), is_good, "{text}");
+            assert_eq!(Told::decode(&record.encode()).is_ok(), is_good, "{text}");
         }
     }
 
@@ -424,30 +424,30 @@ mod tests {
             prompt_tokens: 2_000,
             cached_tokens,
         };
-        let cached = |deed: &Deed, cached| {
-            let correction = deed.judged(usage(cached))?;
+        let cached = |record: &OrderingRecord, cached| {
+            let correction = record.judged(usage(cached))?;
             Some(correction.runs[0].cached_tokens)
         };
         // Its tokens are half as long as estimated: 1,200 of them are the 100 before and five documents.
-        let deed = sent(8, 500);
+        let record = sent(8, 500);
         for held in [1_200, 2_000, 1_000, 900] {
-            assert_eq!(deed.judged(usage(held)), None, "{held}");
+            assert_eq!(record.judged(usage(held)), None, "{held}");
         }
         // It held one document, or nothing: known by estimates, with what they may err by.
-        assert_eq!(cached(&deed, 400), Some(265));
-        assert_eq!(cached(&deed, 0), Some(65));
+        assert_eq!(cached(&record, 400), Some(265));
+        assert_eq!(cached(&record, 0), Some(65));
         assert_eq!(sent(8, 0).judged(usage(0)), None);
         let nothing = Usage {
             prompt_tokens: 0,
             cached_tokens: 0,
         };
-        assert_eq!(deed.judged(nothing), None);
+        assert_eq!(record.judged(nothing), None);
         // A count that no prompt has.
         let absurd = Usage {
             prompt_tokens: 1,
             cached_tokens: u64::MAX,
         };
-        assert_eq!(deed.judged(absurd), None);
+        assert_eq!(record.judged(absurd), None);
     }
 
     proptest! {
@@ -468,7 +468,7 @@ mod tests {
         #[test]
         fn noise_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = Told::decode(&bytes);
-            for kind in [DEED, RESIDENCY, CORRECTION] {
+            for kind in [RECORD, RESIDENCY, CORRECTION] {
                 let _ = Told::decode(&[&[VERSION, kind], &bytes[..]].concat());
             }
         }

@@ -27,7 +27,7 @@ pub(crate) fn run(input: &[u8]) {
         if let Some(sent) = &rewrite.body {
             is_the_chat(sent, body);
         }
-        let mut entry = rewrite.deed.encode();
+        let mut entry = rewrite.record.encode();
         for [which, low, high, value] in damages {
             let place = usize::from(u16::from_le_bytes([*low, *high])) % entry.len();
             if usize::from(*which) % STEPS == step {

@@ -1,12 +1,12 @@
 //! What one request did to what is known: the paths that it sent and the turns that its chat grew by.
 //!
-//! A deed holds hashes, counts and places, and the tenant's and the model's names. Of documents, questions and answers it
+//! A record holds hashes, counts and places, and the tenant's and the model's names. Of documents, questions and answers it
 //! holds no word, but for documents that the chat keeps though its client does not send them again: whoever goes on with
 //! the chat has them from here or not at all. It is as large as the request has documents: about eleven bytes each, and
 //! the texts of those.
 //!
 //! ```text
-//!   deed     text tenant, key, text model, engine, tokens, list of runs, option of chat, list of forms
+//!   record     text tenant, key, text model, engine, tokens, list of runs, option of chat, list of forms
 //!   run      scope, tokens before and matched, list of (fingerprint, tokens), option of as many ranks
 //!   chat     option of (chain, lineage), list of (message, chain, list of arrangements, option of written, option of kept)
 //!   kept     text moved, list of spans' hashes, list of frozen texts     form   canonical hash, list of ranks
@@ -34,7 +34,7 @@ use std::ops::Range;
 /// See the module's text. [`Orderer::rewrite`](crate::Orderer::rewrite) makes it,
 /// [`Orderer::learn`](crate::Orderer::learn) takes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deed {
+pub struct OrderingRecord {
     pub(crate) tenant: Box<str>,
     pub(crate) key: TenantKey,
     pub(crate) model: Box<str>,
@@ -71,7 +71,7 @@ pub(crate) struct Continued {
     pub(crate) added: Vec<Added>,
 }
 
-impl Deed {
+impl OrderingRecord {
     /// Whose request it was.
     #[must_use]
     pub fn tenant(&self) -> Tenant<'_> {
@@ -445,7 +445,7 @@ impl Reader<'_> {
     }
 }
 
-/// Of the pinned turns of one deed: some five documents of 300 words, or a score of passages.
+/// Of the pinned turns of one record: some five documents of 300 words, or a score of passages.
 const PINNED_BYTES: u64 = 12 << 10;
 
 /// Tokens by which an engine may hold less than it was believed to: a page, where pages are largest.
