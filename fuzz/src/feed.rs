@@ -2,7 +2,7 @@
 
 use crate::settings::Settings;
 use foreword_ordering::feed::{Batch, Change, Event, FeedKey, Follower, ReadError};
-use foreword_ordering::{EngineId, Orderer, Residency, Tenant, Told};
+use foreword_ordering::{EngineId, Orderer, PeerUpdate, Residency, Tenant};
 
 const BOUNDED: Settings = Settings::new(0x0077);
 
@@ -31,17 +31,17 @@ pub(crate) fn run(input: &[u8]) {
         if before.is_empty() && !batch.reset {
             assert_eq!(changes, [Change::Forget], "it begins with all that is held");
         }
-        let told = Told::Residency(Residency {
+        let told = PeerUpdate::Residency(Residency {
             engine: EngineId(2),
             model: batch.model.as_str().into(),
             events: batch.events.clone(),
         });
-        assert_eq!(Told::decode(&told.encode()).as_ref(), Ok(&told));
+        assert_eq!(PeerUpdate::decode(&told.encode()).as_ref(), Ok(&told));
         orderer.learn(&told);
         // Of a tree for the client's documents, one for a model without a tenant: three engines each.
         assert!(orderer.nodes() <= 6 * 3 * 4, "{} nodes", orderer.nodes());
         if let Some(Event::Cleared) = batch.events.last() {
-            orderer.learn(&Told::Residency(Residency {
+            orderer.learn(&PeerUpdate::Residency(Residency {
                 engine: EngineId(0),
                 model: "m".into(),
                 events: vec![Event::Cleared],

@@ -8,7 +8,7 @@
 //! | `chats` | a client's steps | what the slow model of the property tests says |
 //! | `json` | a value | the core's scanner takes what `serde_json` takes, and reading is linear, by count |
 //! | `configurations` | a configuration of the filter or of the core | one that is taken works |
-//! | `told` | an entry of the ring | what is read is written alike; bounds are kept |
+//! | `updates` | an entry of the ring | what is read is written alike; bounds are kept |
 //! | `records` | a client's steps, and damage to what one worker tells another | the other's bodies stay whole |
 //! | `feed` | an engine's batches of events | bounds are kept |
 //! | `answers` | an engine's answer | its usage does not depend on where it is cut |
@@ -36,7 +36,7 @@ mod mutate;
 mod seeds;
 mod settings;
 mod texts;
-mod told;
+mod updates;
 
 pub use mutate::mutated;
 
@@ -59,7 +59,7 @@ pub const TARGETS: &[Target] = &[
     target("chats", chats::run, chats::seeds),
     target("json", json::run, json::seeds),
     target("configurations", configurations::run, configurations::seeds),
-    target("told", told::run, told::seeds),
+    target("updates", updates::run, updates::seeds),
     target("records", records::run, records::seeds),
     target("feed", feed::run, feed::seeds),
     target("answers", answers::run, answers::seeds),

@@ -5,7 +5,7 @@
 //! ```
 
 use crate::chats;
-use foreword_ordering::{Config, Orderer, Skip, Tenant, Told};
+use foreword_ordering::{Config, Orderer, PeerUpdate, Skip, Tenant};
 use serde_json::{Value, json};
 
 const STEPS: usize = 12;
@@ -34,7 +34,7 @@ pub(crate) fn run(input: &[u8]) {
                 entry[place] = *value;
             }
         }
-        if let Ok(told) = Told::decode(&entry) {
+        if let Ok(told) = PeerUpdate::decode(&entry) {
             workers[1 - at].learn(&told);
         }
     }

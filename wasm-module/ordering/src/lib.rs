@@ -62,6 +62,7 @@ pub mod listing;
 pub mod object;
 mod orderer;
 pub mod path;
+mod peer_update;
 mod plain;
 pub mod policy;
 pub mod random;
@@ -71,7 +72,6 @@ mod request;
 #[doc(hidden)]
 pub mod sort;
 mod tenant;
-mod told;
 pub mod tree;
 mod trees;
 #[cfg(any(test, feature = "count-work"))]
@@ -88,7 +88,7 @@ pub use engines::{Choice, EngineId, MAX_ENGINES};
 pub use experiment::{Arm, Experiment};
 pub use listing::documents_of;
 pub use orderer::{Orderer, Remembered, Rewrite, Terms, Trial};
+pub use peer_update::{Correction, OrderingRecord, PeerUpdate, Residency, Usage};
 pub use plain::{Ordered, Plain};
 pub use request::Report;
 pub use tenant::Tenant;
-pub use told::{Correction, OrderingRecord, Residency, Told, Usage};

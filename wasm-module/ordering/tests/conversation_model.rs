@@ -3,7 +3,7 @@
 
 mod model;
 
-use foreword_ordering::{Config, Orderer, Tenant, Told};
+use foreword_ordering::{Config, Orderer, PeerUpdate, Tenant};
 use proptest::prelude::*;
 
 proptest! {
@@ -65,8 +65,8 @@ proptest! {
             let expected = alone.rewrite(Tenant::named("t"), body.as_bytes());
             let got = workers[worker].rewrite(Tenant::named("t"), body.as_bytes());
             if let Ok(sent) = &got {
-                let told = Told::OrderingRecord(sent.record.clone());
-                let told = Told::decode(&told.encode()).unwrap();
+                let told = PeerUpdate::OrderingRecord(sent.record.clone());
+                let told = PeerUpdate::decode(&told.encode()).unwrap();
                 for (_, other) in workers.iter_mut().enumerate().filter(|(other, _)| *other != worker) {
                     other.learn(&told);
                 }

@@ -2,8 +2,8 @@
 
 use foreword_ordering::feed::{Event, TenantKey};
 use foreword_ordering::{
-    Choice, Config, EngineId, Orderer, OrderingRecord, Residency, Rewrite, Tenant, Terms, Told,
-    Usage,
+    Choice, Config, EngineId, Orderer, OrderingRecord, PeerUpdate, Residency, Rewrite, Tenant,
+    Terms, Usage,
 };
 use serde_json::{Value, json};
 
@@ -133,7 +133,7 @@ fn a_chat_stays_with_its_engine_while_that_is_among_the_choices() {
     // Another orderer learns where the chat is at home.
     let mut other = self::orderer();
     for record in records {
-        other.learn(&Told::OrderingRecord(record));
+        other.learn(&PeerUpdate::OrderingRecord(record));
     }
     grow(&mut chat, &["e"]);
     assert_eq!(sent(&mut other, &[100_000, 0], &chat), (0, 4));
@@ -163,8 +163,8 @@ fn what_was_weighed_for_other_engines_leaves_nothing_behind() {
     }
 }
 
-fn residency(engine: u16, events: Vec<Event>) -> Told {
-    Told::Residency(Residency {
+fn residency(engine: u16, events: Vec<Event>) -> PeerUpdate {
+    PeerUpdate::Residency(Residency {
         engine: EngineId(engine),
         model: "m".into(),
         events,
@@ -203,7 +203,7 @@ fn the_feed_of_an_engine_changes_what_that_engine_is_believed_to_hold() {
     assert_eq!(ask(&mut orderer, &["a", "b", "c"]), 1);
     // Another engine's, another model's and another tenant's news are others'.
     let mut other_model = residency(0, vec![Event::Cleared]);
-    if let Told::Residency(residency) = &mut other_model {
+    if let PeerUpdate::Residency(residency) = &mut other_model {
         residency.model = "n".into();
     }
     orderer.learn(&other_model);
@@ -256,7 +256,7 @@ fn an_answer_that_counts_less_than_was_believed_corrects_every_orderer() {
     let asked =
         |orderer: &mut Orderer, other: &mut Orderer, ids: &[&str]| -> (u32, OrderingRecord) {
             let sent = send(orderer, &[0], &body(ids));
-            other.learn(&Told::OrderingRecord(sent.record.clone()));
+            other.learn(&PeerUpdate::OrderingRecord(sent.record.clone()));
             (sent.report.matched, sent.record)
         };
     let ids = ["a", "b", "c", "d", "e", "f"];
@@ -272,8 +272,8 @@ fn an_answer_that_counts_less_than_was_believed_corrects_every_orderer() {
     };
     assert_eq!(record.judged(usage(1_280)), None);
     // It had nothing. What was sent now is held, what else hung there is not.
-    let correction = Told::Correction(record.judged(usage(0)).unwrap());
-    let told = Told::decode(&correction.encode()).unwrap();
+    let correction = PeerUpdate::Correction(record.judged(usage(0)).unwrap());
+    let told = PeerUpdate::decode(&correction.encode()).unwrap();
     for orderer in [&mut one, &mut two] {
         orderer.learn(&told);
         assert_eq!(

@@ -3,7 +3,7 @@
 //! worker it comes to.
 
 use foreword_ordering::head::ChangeKind;
-use foreword_ordering::{Config, Orderer, Rewrite, Skip, Tenant, Told};
+use foreword_ordering::{Config, Orderer, PeerUpdate, Rewrite, Skip, Tenant};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -252,7 +252,7 @@ fn run(steps: &[Step], workers: usize) {
         }
         chat.sent = messages.clone();
         if let Some(rewrite) = rewrite {
-            let told = Told::decode(&rewrite.record.encode()).unwrap();
+            let told = PeerUpdate::decode(&rewrite.record.encode()).unwrap();
             for (other, orderer) in orderers.iter_mut().enumerate() {
                 if other != worker {
                     orderer.learn(&told);

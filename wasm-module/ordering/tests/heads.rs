@@ -1,6 +1,6 @@
 //! Heads that change from request to request open alike: what `ordering.head` does, by example.
 
-use foreword_ordering::{Config, Orderer, Rewrite, Skip, Tenant, Terms, Told, Trial};
+use foreword_ordering::{Config, Orderer, PeerUpdate, Rewrite, Skip, Tenant, Terms, Trial};
 use serde_json::{Value, json};
 
 fn orderer(head: Value) -> Orderer {
@@ -290,7 +290,7 @@ fn a_worker_learns_forms_and_words_from_the_ring() {
     let (mut one, mut other) = (apply(), apply());
     let ask = format!("{DOCUMENTS}\nWhy?");
     let first = rewrite(&mut one, &body(&here, "1:00", &[("user", &ask)])).unwrap();
-    let told = Told::decode(&first.record.encode()).unwrap();
+    let told = PeerUpdate::decode(&first.record.encode()).unwrap();
     other.learn(&told);
     let turns = [("user", &*ask), ("assistant", "So."), ("user", "And?")];
     let next = sent(&mut other, &body(&there, "1:01", &turns));

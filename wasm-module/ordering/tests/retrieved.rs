@@ -1,7 +1,7 @@
 //! Documents that a retriever found: written where the engine's cache makes most of them, and kept there.
 
 use foreword_ordering::{
-    Config, Orderer, Retrieved, Rewrite, Skip, Tenant, Terms, Told, parse_with,
+    Config, Orderer, PeerUpdate, Retrieved, Rewrite, Skip, Tenant, Terms, parse_with,
 };
 use serde_json::{Value, json};
 
@@ -98,8 +98,8 @@ fn longer(question: &str) -> String {
 fn a_chat_that_goes_on_with_another_worker_keeps_them_as_far_as_they_are_told() {
     let worker = || orderer(r#"{"conversation": {"pin": true}}"#);
     let tell = |other: &mut Orderer, sent: &Rewrite| {
-        let bytes = Told::OrderingRecord(sent.record.clone()).encode();
-        other.learn(&Told::decode(&bytes).unwrap());
+        let bytes = PeerUpdate::OrderingRecord(sent.record.clone()).encode();
+        other.learn(&PeerUpdate::decode(&bytes).unwrap());
     };
     let [mut one, mut two] = [worker(), worker()];
     let first = send(&mut one, CHAT, &["b", "a"]).unwrap();
@@ -119,7 +119,12 @@ fn a_chat_that_goes_on_with_another_worker_keeps_them_as_far_as_they_are_told() 
     let many: Vec<String> = (0..90).map(|id| id.to_string()).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let first = send(&mut one, CHAT, &many).unwrap();
-    assert!(Told::OrderingRecord(first.record.clone()).encode().len() < 4_096);
+    assert!(
+        PeerUpdate::OrderingRecord(first.record.clone())
+            .encode()
+            .len()
+            < 4_096
+    );
     tell(&mut two, &first);
     let second = send(&mut two, &longer("And?"), &["b"]).unwrap();
     assert_eq!((second.report.pinned, second.report.replayed), (0, 0));

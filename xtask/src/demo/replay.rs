@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use foreword_ordering::{Config, Orderer, Report, Tenant, Told, Usage};
+use foreword_ordering::{Config, Orderer, PeerUpdate, Report, Tenant, Usage};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -249,7 +249,7 @@ impl Core {
             cached_tokens: answer.cached_tokens,
         };
         if let Some(correction) = rewrite.record.judged(usage) {
-            self.orderer.learn(&Told::Correction(correction));
+            self.orderer.learn(&PeerUpdate::Correction(correction));
         }
         Ok(rewrite.body.unwrap_or(body))
     }

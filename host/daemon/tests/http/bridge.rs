@@ -5,7 +5,7 @@ use crate::support::engine::{Engine, Event, Form, Hashes, REPEATED, Wire};
 use crate::support::process::{CHECKPOINT, Process};
 use crate::support::{House, Options, parrot};
 use foreword_engine::text::{ChatTemplate, Tokenizer};
-use foreword_ordering::feed::{Batch, Event as Told, TenantKey};
+use foreword_ordering::feed::{Batch, Event as PeerUpdate, TenantKey};
 use foreword_ordering::{Config, Orderer, Tenant};
 use foreword_server::kv::publisher;
 use foreword_server::kv::vllm::Encoding;
@@ -147,7 +147,7 @@ async fn held(address: SocketAddr) -> BTreeSet<(TenantKey, u64, Vec<u64>)> {
     let batch = batch(&get(address, SNAPSHOT).await);
     let mut held = BTreeSet::new();
     for event in batch.events {
-        let Told::Stored {
+        let PeerUpdate::Stored {
             tenant,
             scope,
             path,
@@ -252,7 +252,7 @@ async fn the_feed_tells_which_documents_the_engines_blocks_hold_in_whatever_form
 
         let told = batch(&get(bridge.internal, SNAPSHOT).await);
         assert_eq!((told.reset, &*told.model), (true, "m"), "{wire:?}");
-        let Told::Stored { path, .. } = &told.events[0] else {
+        let PeerUpdate::Stored { path, .. } = &told.events[0] else {
             panic!("{told:?}")
         };
         let fingerprints: Vec<String> = path
@@ -266,7 +266,7 @@ async fn the_feed_tells_which_documents_the_engines_blocks_hold_in_whatever_form
         engine.publish(&[Event::Removed(vec![102])]).await;
         let news = batch(&get(bridge.internal, &query).await);
         assert!(
-            matches!(news.events[0], Told::Removed { .. }),
+            matches!(news.events[0], PeerUpdate::Removed { .. }),
             "{wire:?}: {news:?}"
         );
         until_held(bridge.internal, request.held(2)).await;

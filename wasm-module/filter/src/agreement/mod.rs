@@ -22,7 +22,7 @@ mod ring;
 
 use std::collections::VecDeque;
 
-use foreword_ordering::Told;
+use foreword_ordering::PeerUpdate;
 
 pub(crate) use self::config::AgreementConfig;
 use self::ring::{Head, Ring, Slot};
@@ -67,7 +67,7 @@ impl Agreement {
         self.own.clear();
     }
 
-    /// Tells the others what was [encoded](Told::encode); whether it could be told.
+    /// Tells the others what was [encoded](PeerUpdate::encode); whether it could be told.
     pub(crate) fn tell(&mut self, host: &impl Host, entry: &[u8]) -> Result<bool, HostError> {
         if entry.len() > MAX_ENTRY_BYTES {
             return Ok(false);
@@ -84,7 +84,7 @@ impl Agreement {
         &mut self,
         host: &impl Host,
         limit: u64,
-        mut learn: impl FnMut(&Told),
+        mut learn: impl FnMut(&PeerUpdate),
     ) -> Result<Learnt, HostError> {
         let mut learnt = Learnt::default();
         let seen = self.ring.head(host)?;
@@ -110,9 +110,9 @@ impl Agreement {
                 _ if is_own => {}
                 Slot::Unwritten if head.saturating_sub(self.next) <= PATIENCE => break,
                 Slot::Unwritten | Slot::Lost => learnt.lost = learnt.lost.saturating_add(1),
-                Slot::Holds(entry) => match Told::decode(&entry) {
-                    Ok(told) => {
-                        learn(&told);
+                Slot::Holds(entry) => match PeerUpdate::decode(&entry) {
+                    Ok(update) => {
+                        learn(&update);
                         learnt.entries = learnt.entries.saturating_add(1);
                     }
                     Err(_) => learnt.lost = learnt.lost.saturating_add(1),
@@ -146,20 +146,20 @@ mod tests {
     use crate::tests::scripted::ScriptedHost;
 
     /// What a request with that one document did.
-    fn record(document: u64) -> Told {
+    fn record(document: u64) -> PeerUpdate {
         let body = format!(
             r#"{{"messages": [{{"role": "user", "content": "<doc id=\"d\">{document}</doc> Why?"}}]}}"#
         );
         let mut orderer = Orderer::new(Config::default());
         let rewrite = orderer.rewrite(Tenant::default(), body.as_bytes());
-        Told::OrderingRecord(rewrite.unwrap().record)
+        PeerUpdate::OrderingRecord(rewrite.unwrap().record)
     }
 
     /// A worker, with what it has learnt.
     struct Worker {
         host: ScriptedHost,
         agreement: Agreement,
-        known: Vec<Told>,
+        known: Vec<PeerUpdate>,
         lost: u64,
     }
 
@@ -175,13 +175,13 @@ mod tests {
         }
 
         fn tell(&mut self, document: u64) {
-            let told = self.agreement.tell(&self.host, &record(document).encode());
-            assert_eq!(told, Ok(true));
+            let update = self.agreement.tell(&self.host, &record(document).encode());
+            assert_eq!(update, Ok(true));
         }
 
         fn catch_up(&mut self) -> Learnt {
             let known = &mut self.known;
-            let learn = |told: &Told| known.push(told.clone());
+            let learn = |update: &PeerUpdate| known.push(update.clone());
             let learnt = self.agreement.catch_up(&self.host, u64::MAX, learn);
             let learnt = learnt.unwrap();
             self.lost += learnt.lost;
@@ -221,7 +221,7 @@ mod tests {
         }
         for expected in [2, 2, 1, 0] {
             let known = &mut two.known;
-            let learn = |told: &Told| known.push(told.clone());
+            let learn = |update: &PeerUpdate| known.push(update.clone());
             let got = two.agreement.catch_up(&two.host, 2, learn).unwrap();
             assert_eq!(got, learnt(expected, 0));
         }
@@ -336,10 +336,10 @@ mod tests {
         let config = Config::from_json(br#"{"documents": {"max": 4096}}"#).unwrap();
         let mut orderer = Orderer::new(config);
         let rewrite = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
-        let told = one
+        let update = one
             .agreement
             .tell(&one.host, &rewrite.unwrap().record.encode());
-        assert_eq!(told, Ok(false));
+        assert_eq!(update, Ok(false));
         assert_eq!(one.agreement.ring.head(&one.host).unwrap().next, 0);
     }
 
@@ -353,7 +353,7 @@ mod tests {
             let mut workers: [Worker; 3] = workers(ENTRIES);
             // Positions that were taken and not yet written, by worker.
             let mut open: [Option<u64>; 3] = [None; 3];
-            let mut all: BTreeMap<u64, (usize, Told)> = BTreeMap::new();
+            let mut all: BTreeMap<u64, (usize, PeerUpdate)> = BTreeMap::new();
             for step in 0..300 {
                 let at = usize::try_from(random.below(3)).unwrap();
                 let worker = &mut workers[at];
@@ -399,11 +399,11 @@ mod tests {
             }
             for (at, worker) in workers.iter_mut().enumerate() {
                 worker.catch_up();
-                let told = || all.values().filter(|(teller, _)| *teller != at);
-                let mut others = told().map(|(_, record)| record);
+                let update = || all.values().filter(|(teller, _)| *teller != at);
+                let mut others = update().map(|(_, record)| record);
                 for known in &worker.known {
                     assert!(
-                        others.any(|told| told == known),
+                        others.any(|update| update == known),
                         "seed {seed}: out of order, or twice"
                     );
                 }
@@ -411,7 +411,7 @@ mod tests {
                 let unread = head - worker.agreement.next;
                 let known = worker.known.len() as u64;
                 assert!(
-                    told().count() as u64 <= known + worker.lost + unread,
+                    update().count() as u64 <= known + worker.lost + unread,
                     "seed {seed}"
                 );
             }

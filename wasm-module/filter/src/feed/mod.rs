@@ -502,8 +502,8 @@ mod tests {
         let all: Vec<Event> = (0..600).map(|at| stored(at % 20)).collect();
         let messages = in_messages(EngineId(0), "m", all.clone().into_iter());
         let sizes = messages.iter().map(|message| {
-            let told = foreword_ordering::Told::Residency(message.clone());
-            told.encode().len()
+            let update = foreword_ordering::PeerUpdate::Residency(message.clone());
+            update.encode().len()
         });
         assert!(
             sizes.clone().all(|size| size < 16 << 10),

@@ -1,7 +1,7 @@
 //! What a plugin's requests know together: the orderer, and its part in what workers tell each other
 //! ([`crate::agreement`]).
 
-use foreword_ordering::{Orderer, Told};
+use foreword_ordering::{Orderer, PeerUpdate};
 
 use crate::agreement::Agreement;
 use crate::config::Config;
@@ -48,24 +48,24 @@ impl Knowledge {
             orderer, agreement, ..
         } = self;
         let Some(agreement) = agreement else { return };
-        match agreement.catch_up(host, limit, |told| orderer.learn(told)) {
+        match agreement.catch_up(host, limit, |update| orderer.learn(update)) {
             Ok(learnt) => metrics.learnt(host, learnt),
             Err(error) => host.log(LogLevel::Warn, &error.to_string()),
         }
     }
 
     /// Learns and tells.
-    pub(super) fn take(&mut self, host: &impl Host, metrics: &Metrics, told: Told) {
-        self.orderer.learn(&told);
-        self.tell(host, metrics, &told.encode());
+    pub(super) fn take(&mut self, host: &impl Host, metrics: &Metrics, update: PeerUpdate) {
+        self.orderer.learn(&update);
+        self.tell(host, metrics, &update.encode());
     }
 
-    /// Tells what was [encoded](Told::encode).
-    pub(super) fn tell(&mut self, host: &impl Host, metrics: &Metrics, told: &[u8]) {
+    /// Tells what was [encoded](PeerUpdate::encode).
+    pub(super) fn tell(&mut self, host: &impl Host, metrics: &Metrics, update: &[u8]) {
         let Some(agreement) = &mut self.agreement else {
             return;
         };
-        match agreement.tell(host, told) {
+        match agreement.tell(host, update) {
             Ok(true) => {}
             Ok(false) => metrics.untold(host),
             Err(error) => {

@@ -14,8 +14,8 @@ use std::sync::MutexGuard;
 use foreword_ordering::feed::TenantKey;
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{
-    Arm, Choice, Config as Ordering, EngineId, OrderingRecord, Parsed, Retrieved, Rewrite, Skip,
-    Terms, Told, Trial, Usage, parse, parse_with,
+    Arm, Choice, Config as Ordering, EngineId, OrderingRecord, Parsed, PeerUpdate, Retrieved,
+    Rewrite, Skip, Terms, Trial, Usage, parse, parse_with,
 };
 
 use self::knowledge::Knowledge;
@@ -122,7 +122,7 @@ impl Plugin {
         // What was told before is older.
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
         for residency in said.messages {
-            knowledge.take(host, &self.metrics, Told::Residency(residency));
+            knowledge.take(host, &self.metrics, PeerUpdate::Residency(residency));
         }
         // Whoever sees the count sees what is known.
         self.metrics.fed(host, said.events);
@@ -259,7 +259,7 @@ impl Plugin {
         if !undone.events.is_empty()
             && let Some(mut knowledge) = self.knowledge()
         {
-            knowledge.take(host, &self.metrics, Told::Residency(undone));
+            knowledge.take(host, &self.metrics, PeerUpdate::Residency(undone));
         }
     }
 
@@ -267,7 +267,11 @@ impl Plugin {
     pub(crate) fn went_to(&self, host: &impl Host, record: &mut OrderingRecord, engine: EngineId) {
         record.redirect(engine);
         if let Some(mut knowledge) = self.knowledge() {
-            knowledge.take(host, &self.metrics, Told::OrderingRecord(record.clone()));
+            knowledge.take(
+                host,
+                &self.metrics,
+                PeerUpdate::OrderingRecord(record.clone()),
+            );
         }
     }
 
@@ -295,7 +299,7 @@ impl Plugin {
         };
         if let Some(correction) = record.judged(usage) {
             self.metrics.corrected(host);
-            knowledge.take(host, &self.metrics, Told::Correction(correction));
+            knowledge.take(host, &self.metrics, PeerUpdate::Correction(correction));
         }
     }
 
@@ -316,7 +320,7 @@ impl Plugin {
             cached: Some(cached),
         }) = counted
         {
-            miss.told(prompt, cached, self.config.ordering.block_tokens());
+            miss.update(prompt, cached, self.config.ordering.block_tokens());
         }
         self.metrics.missed(host, miss);
     }

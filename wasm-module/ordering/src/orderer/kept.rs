@@ -4,9 +4,9 @@ use crate::config::Config;
 use crate::conversation::memory::Memory;
 use crate::engines::EngineId;
 use crate::feed::TenantKey;
+use crate::peer_update::SentRun;
 use crate::policy::Policy;
 use crate::tenant::Tenant;
-use crate::told::SentRun;
 use crate::trees::Trees;
 use fxhash::FxHashMap;
 

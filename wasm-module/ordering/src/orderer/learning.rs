@@ -5,8 +5,8 @@ use crate::conversation::memory::Path;
 use crate::engines::EngineId;
 use crate::feed::{Change, Event, TenantKey};
 use crate::head::config::HeadMode;
+use crate::peer_update::{Continued, OrderingRecord, PeerUpdate};
 use crate::tenant::Tenant;
-use crate::told::{Continued, OrderingRecord, Told};
 use crate::tree::ResidencyEvent;
 
 impl Orderer {
@@ -14,15 +14,15 @@ impl Orderer {
     /// itself.
     ///
     /// What is known of a chat stays as it is, and of what continues a turn that is not known nothing is taken.
-    pub fn learn(&mut self, told: &Told) {
-        match told {
-            Told::OrderingRecord(record) => self.learn_record(record),
-            Told::Residency(residency) => {
+    pub fn learn(&mut self, update: &PeerUpdate) {
+        match update {
+            PeerUpdate::OrderingRecord(record) => self.learn_record(record),
+            PeerUpdate::Residency(residency) => {
                 for event in &residency.events {
                     self.learn_event(residency.engine, &residency.model, event);
                 }
             }
-            Told::Correction(correction) => {
+            PeerUpdate::Correction(correction) => {
                 let kept = self.keep.get_mut(correction.tenant(), &correction.model);
                 if let Some(kept) = kept {
                     for run in &correction.runs {

@@ -21,10 +21,10 @@ use crate::experiment::Arm;
 use crate::head::HeadReport;
 use crate::head::decision::Decision;
 use crate::path::SentPath;
+use crate::peer_update::{Continued, OrderingRecord, SentRun};
 use crate::policy::Policy;
 use crate::request::{self, HeadWords, Manner, Report};
 use crate::tenant::Tenant;
-use crate::told::{Continued, OrderingRecord, SentRun};
 use crate::trees::Trees;
 use smallvec::SmallVec;
 
@@ -239,7 +239,7 @@ impl<'r> Rewriting<'r> {
         if self.is_as_ranked() {
             added.clear();
         }
-        let chat = Continued::told(memory.place(path), &added);
+        let chat = Continued::update(memory.place(path), &added);
         // A chat without documents is remembered where chats that open alike may have some pinned in them: the one must
         // not be taken for the other.
         let keeps = |added: &Added| added.turn.kept.is_some();

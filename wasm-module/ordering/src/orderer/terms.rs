@@ -5,8 +5,8 @@ use crate::experiment::{Arm, Experiment};
 use crate::feed::TenantKey;
 use crate::head::HeadReport;
 use crate::path::SentPath;
+use crate::peer_update::OrderingRecord;
 use crate::request::Report;
-use crate::told::OrderingRecord;
 
 /// How one request is to be sent, beside what the configuration says of all.
 #[derive(Clone, Copy, Debug, Default)]

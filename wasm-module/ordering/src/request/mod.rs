@@ -22,8 +22,8 @@ use crate::conversation::shown::Shown;
 use crate::conversation::turn::{Kept, Pin, Pinned, Turn, Written, kept_hash};
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::head::decision::{Frozen, Moved};
+use crate::peer_update::SentRun;
 use crate::policy::{Order, Policy, PolicyKind, match_of};
-use crate::told::SentRun;
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 

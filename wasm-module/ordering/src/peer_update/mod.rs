@@ -22,7 +22,7 @@ use crate::bytes::{BadBytes, Reader, Writer};
 
 /// See the module's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum PeerUpdate {
     /// What a request did.
     OrderingRecord(OrderingRecord),
     /// What an engine's feed says.
@@ -31,8 +31,8 @@ pub enum Told {
     Correction(Correction),
 }
 
-impl Told {
-    /// In bytes. [`Told::decode`] leads back.
+impl PeerUpdate {
+    /// In bytes. [`PeerUpdate::decode`] leads back.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -51,19 +51,19 @@ impl Told {
         if from.byte()? != VERSION {
             return Err(from.bad("version 3"));
         }
-        let told = match from.byte()? {
+        let update = match from.byte()? {
             RECORD => Self::OrderingRecord(OrderingRecord::read(&mut from)?),
             RESIDENCY => Self::Residency(Residency::read(&mut from)?),
             CORRECTION => Self::Correction(Correction::read(&mut from)?),
             _ => return Err(from.bad("a kind")),
         };
         from.end()?;
-        Ok(told)
+        Ok(update)
     }
 }
 
 impl OrderingRecord {
-    /// What [`Told::encode`] makes of it.
+    /// What [`PeerUpdate::encode`] makes of it.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         encoded(RECORD, |to| self.write(to))
@@ -250,7 +250,7 @@ mod tests {
         })
     }
 
-    fn told() -> impl Strategy<Value = Told> {
+    fn update() -> impl Strategy<Value = PeerUpdate> {
         let residency = (
             any::<u16>(),
             "[a-z]{0,9}",
@@ -283,9 +283,9 @@ mod tests {
             runs,
         });
         prop_oneof![
-            record().prop_map(Told::OrderingRecord),
-            residency.prop_map(Told::Residency),
-            correction.prop_map(Told::Correction),
+            record().prop_map(PeerUpdate::OrderingRecord),
+            residency.prop_map(PeerUpdate::Residency),
+            correction.prop_map(PeerUpdate::Correction),
         ]
     }
 
@@ -321,7 +321,7 @@ mod tests {
         bytes.extend([0, 0, 0, 0, 0, 0, 0, 0, 100]);
         bytes.extend([1, 0, 0, 0, 0, 0, 0, 0, 100]);
         bytes.extend([1, 1, 0, 0, 0]);
-        assert_eq!(Told::OrderingRecord(sent(2, 128)).encode(), bytes);
+        assert_eq!(PeerUpdate::OrderingRecord(sent(2, 128)).encode(), bytes);
     }
 
     #[test]
@@ -344,7 +344,7 @@ mod tests {
             (&none, "a document at byte 34"),
             (&twice, "a rank of its own at byte 55"),
         ] {
-            let found = Told::decode(bytes).unwrap_err().to_string();
+            let found = PeerUpdate::decode(bytes).unwrap_err().to_string();
             assert_eq!(found, format!("expected {error}"));
         }
     }
@@ -400,7 +400,11 @@ mod tests {
                 chat: Some(chat),
                 ..sent(1, 0)
             };
-            assert_eq!(Told::decode(&record.encode()).is_ok(), is_good, "{text}");
+            assert_eq!(
+                PeerUpdate::decode(&record.encode()).is_ok(),
+                is_good,
+                "{text}"
+            );
         }
     }
 
@@ -452,24 +456,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_lead_back_to_what_was_told(told in told()) {
-            prop_assert_eq!(Told::decode(&told.encode()), Ok(told));
+        fn bytes_lead_back_to_what_was_told(update in update()) {
+            prop_assert_eq!(PeerUpdate::decode(&update.encode()), Ok(update));
         }
 
         #[test]
-        fn no_bytes_panic_and_half_is_nothing(told in told(), at in any::<usize>(), byte in any::<u8>()) {
-            let mut bytes = told.encode();
+        fn no_bytes_panic_and_half_is_nothing(update in update(), at in any::<usize>(), byte in any::<u8>()) {
+            let mut bytes = update.encode();
             let at = at % bytes.len();
-            prop_assert!(Told::decode(&bytes[..at]).is_err());
+            prop_assert!(PeerUpdate::decode(&bytes[..at]).is_err());
             bytes[at] = byte;
-            let _ = Told::decode(&bytes);
+            let _ = PeerUpdate::decode(&bytes);
         }
 
         #[test]
         fn noise_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Told::decode(&bytes);
+            let _ = PeerUpdate::decode(&bytes);
             for kind in [RECORD, RESIDENCY, CORRECTION] {
-                let _ = Told::decode(&[&[VERSION, kind], &bytes[..]].concat());
+                let _ = PeerUpdate::decode(&[&[VERSION, kind], &bytes[..]].concat());
             }
         }
     }

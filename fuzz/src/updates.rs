@@ -5,7 +5,7 @@ use crate::settings::{self, Settings};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::feed::{Event, TenantKey};
 use foreword_ordering::tree::Scope;
-use foreword_ordering::{EngineId, MAX_ENGINES, Orderer, Residency, Tenant, Told, Usage};
+use foreword_ordering::{EngineId, MAX_ENGINES, Orderer, PeerUpdate, Residency, Tenant, Usage};
 
 /// Small bounds, so that what grows beyond them shows.
 const BOUNDED: Settings = Settings::new(0x0077);
@@ -13,11 +13,11 @@ const BOUNDED: Settings = Settings::new(0x0077);
 const MAX_NODES: usize = 6 * 4 * MAX_ENGINES as usize;
 
 pub(crate) fn run(entry: &[u8]) {
-    let Ok(told) = Told::decode(entry) else {
+    let Ok(told) = PeerUpdate::decode(entry) else {
         return;
     };
     let again = told.encode();
-    assert_eq!(Told::decode(&again).as_ref(), Ok(&told));
+    assert_eq!(PeerUpdate::decode(&again).as_ref(), Ok(&told));
     assert!(
         again.len() <= entry.len(),
         "numbers are written in the fewest bytes"
@@ -28,8 +28,8 @@ pub(crate) fn run(entry: &[u8]) {
     }
     assert!(orderer.nodes() <= MAX_NODES);
     settings::is_within(orderer.remembered());
-    if let Told::OrderingRecord(record) = &told {
-        orderer.learn(&Told::Residency(record.undone()));
+    if let PeerUpdate::OrderingRecord(record) = &told {
+        orderer.learn(&PeerUpdate::Residency(record.undone()));
         let all = Usage {
             prompt_tokens: 1,
             cached_tokens: u64::MAX,
@@ -43,7 +43,7 @@ pub(crate) fn run(entry: &[u8]) {
             cached_tokens: 0,
         };
         if let Some(correction) = record.judged(nothing) {
-            orderer.learn(&Told::Correction(correction));
+            orderer.learn(&PeerUpdate::Correction(correction));
         }
         // Whoever it was goes on.
         let body = br#"{"messages":[{"role":"user","content":"<doc>a</doc><doc>b</doc>"}]}"#;
@@ -68,7 +68,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
                 cached_tokens: 0,
             };
             let correction = rewrite.record.judged(usage);
-            entries.extend(correction.map(|correction| Told::Correction(correction).encode()));
+            entries
+                .extend(correction.map(|correction| PeerUpdate::Correction(correction).encode()));
         }
     }
     let (tenant, scope) = (TenantKey::of("salt"), Scope(7));
@@ -91,6 +92,6 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
             },
         ],
     };
-    entries.push(Told::Residency(residency).encode());
+    entries.push(PeerUpdate::Residency(residency).encode());
     entries
 }

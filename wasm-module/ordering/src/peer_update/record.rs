@@ -257,7 +257,7 @@ impl SentRun {
 impl Continued {
     /// What is told of a chat: all of it, up to a pinned text that is longer than what there is room for. Who took the
     /// rest without the text would send the chat without it.
-    pub(crate) fn told(after: Option<Place>, added: &[Added]) -> Option<Self> {
+    pub(crate) fn update(after: Option<Place>, added: &[Added]) -> Option<Self> {
         let mut room = PINNED_BYTES;
         let has_room = |added: &&Added| {
             let holds_texts = added.turn.pin().is_some() || added.turn.kept.is_some();
