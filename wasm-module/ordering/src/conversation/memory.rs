@@ -43,7 +43,7 @@ pub(crate) type Path = SmallVec<[(u32, TurnId); 8]>;
 
 /// A message to be remembered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Added {
+pub(crate) struct AddedMessage {
     /// Its index in the request.
     pub(crate) message: u32,
     pub(crate) chain: Chain,
@@ -224,7 +224,7 @@ impl Memory {
     /// Remembers that a request was sent: `path`, as it was found for it, was used, and `added` (in the order of the
     /// messages) continues it. What is known already stays as it is. Then forgets down to the bounds. O(path + added +
     /// forgotten).
-    pub(crate) fn record(&mut self, path: &Path, added: Vec<Added>, engine: EngineId) {
+    pub(crate) fn record(&mut self, path: &Path, added: Vec<AddedMessage>, engine: EngineId) {
         let mut parent = path.last().map(|(_, id)| *id);
         for added in added {
             let is_known = |id: &&TurnId| {
@@ -329,7 +329,7 @@ impl Memory {
         })
     }
 
-    fn add(&mut self, parent: Option<TurnId>, added: Added, engine: EngineId) -> TurnId {
+    fn add(&mut self, parent: Option<TurnId>, added: AddedMessage, engine: EngineId) -> TurnId {
         let pinned = added.turn.pin().map_or(0, |pin| u64::from(pin.tokens));
         let parent_node = parent.and_then(|parent| self.node(parent));
         let (before, lineage) =
@@ -476,8 +476,8 @@ mod tests {
         Fingerprint::of(&[text.as_bytes()])
     }
 
-    fn added(message: u32, chain: u128, turn: Turn) -> Added {
-        Added {
+    fn added(message: u32, chain: u128, turn: Turn) -> AddedMessage {
+        AddedMessage {
             message,
             chain: Chain(chain),
             turn,

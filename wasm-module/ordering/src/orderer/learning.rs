@@ -5,7 +5,7 @@ use crate::conversation::memory::Path;
 use crate::engines::EngineId;
 use crate::feed::{Change, Event, TenantKey};
 use crate::head::config::HeadMode;
-use crate::peer_update::{Continued, OrderingRecord, PeerUpdate};
+use crate::peer_update::{ChatContinuation, OrderingRecord, PeerUpdate};
 use crate::tenant::Tenant;
 use crate::tree::ResidencyEvent;
 
@@ -43,7 +43,7 @@ impl Orderer {
         }
         let kept = (self.keep).of(&self.config, self.now, record.tenant(), &record.model);
         kept.take(record.engine, &record.runs);
-        if let Some(Continued { after, added }) = &record.chat
+        if let Some(ChatContinuation { after, added }) = &record.chat
             && let Some(path) = after.map_or(Some(Path::new()), |place| kept.memory.path_to(place))
         {
             kept.memory.record(&path, added.clone(), record.engine);

@@ -14,14 +14,14 @@ use crate::arrangement::Listed;
 use crate::body::edit::{self, Edit};
 use crate::body::{Parsed, Skip};
 use crate::config::Config;
-use crate::conversation::memory::{Added, Memory, Moving, Path};
+use crate::conversation::memory::{AddedMessage, Memory, Moving, Path};
 use crate::document::estimate_tokens;
 use crate::engines::{self, Choice, EngineId};
 use crate::experiment::Arm;
 use crate::head::HeadReport;
 use crate::head::decision::Decision;
 use crate::path::SentPath;
-use crate::peer_update::{Continued, OrderingRecord, SentRun};
+use crate::peer_update::{ChatContinuation, OrderingRecord, SentRun};
 use crate::policy::Policy;
 use crate::request::{self, HeadWords, Manner, Report};
 use crate::tenant::Tenant;
@@ -233,16 +233,16 @@ impl<'r> Rewriting<'r> {
         &self,
         memory: &mut Memory,
         path: &Path,
-        mut added: Vec<Added>,
+        mut added: Vec<AddedMessage>,
         engine: EngineId,
-    ) -> Option<Continued> {
+    ) -> Option<ChatContinuation> {
         if self.is_as_ranked() {
             added.clear();
         }
-        let chat = Continued::update(memory.place(path), &added);
+        let chat = ChatContinuation::within_limit(memory.place(path), &added);
         // A chat without documents is remembered where chats that open alike may have some pinned in them: the one must
         // not be taken for the other.
-        let keeps = |added: &Added| added.turn.kept.is_some();
+        let keeps = |added: &AddedMessage| added.turn.kept.is_some();
         let is_head_kept = added.iter().any(keeps) || !path.is_empty() && self.head.is_some();
         if !self.parsed.has_documents() && !self.config.pins() && !is_head_kept {
             added.clear();

@@ -15,7 +15,7 @@ mod residency;
 
 pub use correction::{Correction, Usage};
 pub use record::OrderingRecord;
-pub(crate) use record::{Continued, SentRun};
+pub(crate) use record::{ChatContinuation, SentRun};
 pub use residency::Residency;
 
 use crate::bytes::{BadBytes, Reader, Writer};
@@ -86,11 +86,11 @@ const CORRECTION: u8 = 3;
 #[cfg(test)]
 mod tests {
     use super::correction::Corrected;
-    use super::record::{Continued, SentRun};
+    use super::record::{ChatContinuation, SentRun};
     use super::*;
     use crate::arrangement::{Arrangement, Slot};
     use crate::body::{Chain, Wrap};
-    use crate::conversation::memory::{Added, Place};
+    use crate::conversation::memory::{AddedMessage, Place};
     use crate::conversation::turn::{Kept, Pin, Pinned, Turn, Written};
     use crate::document::Fingerprint;
     use crate::engines::EngineId;
@@ -162,7 +162,7 @@ mod tests {
         })
     }
 
-    fn chat() -> impl Strategy<Value = Continued> {
+    fn chat() -> impl Strategy<Value = ChatContinuation> {
         let written = (any::<u64>(), arrangement(), prop::option::of(pin()));
         let written = written.prop_map(|(list, arrangement, pin)| Written {
             list: Fingerprint(list),
@@ -175,7 +175,7 @@ mod tests {
             prop::option::of(written),
         );
         let after = prop::option::of((any::<u128>(), any::<u64>()));
-        (after, prop::collection::vec(added, 0..4)).prop_map(|(after, added)| Continued {
+        (after, prop::collection::vec(added, 0..4)).prop_map(|(after, added)| ChatContinuation {
             after: after.map(|(chain, lineage)| Place {
                 chain: Chain(chain),
                 lineage,
@@ -183,7 +183,7 @@ mod tests {
             added: (0..)
                 .step_by(300)
                 .zip(added)
-                .map(|(message, (chain, groups, written))| Added {
+                .map(|(message, (chain, groups, written))| AddedMessage {
                     message,
                     chain: Chain(chain),
                     turn: Turn {
@@ -383,7 +383,7 @@ mod tests {
                 },
                 pin: Some(pin),
             };
-            let added = Added {
+            let added = AddedMessage {
                 message: 0,
                 chain: Chain(1),
                 turn: Turn {
@@ -392,7 +392,7 @@ mod tests {
                     kept: None,
                 },
             };
-            let chat = Continued {
+            let chat = ChatContinuation {
                 after: None,
                 added: vec![added],
             };

@@ -20,7 +20,7 @@ use crate::arrangement::{Arrangement, Slot};
 use crate::body::render::fits;
 use crate::body::{Chain, Wrap};
 use crate::bytes::{BadBytes, Reader, Writer};
-use crate::conversation::memory::{Added, Place};
+use crate::conversation::memory::{AddedMessage, Place};
 use crate::conversation::turn::{Kept, Pin, Pinned, Turn, Written};
 use crate::document::Fingerprint;
 use crate::engines::EngineId;
@@ -43,7 +43,7 @@ pub struct OrderingRecord {
     pub(crate) tokens: u32,
     pub(crate) runs: Vec<SentRun>,
     /// `None`: nothing is told of the chat.
-    pub(crate) chat: Option<Continued>,
+    pub(crate) chat: Option<ChatContinuation>,
     /// The key orders of tools that were first seen with it.
     pub(crate) forms: Vec<Form>,
 }
@@ -65,10 +65,10 @@ pub(crate) struct SentRun {
 
 /// How a chat went on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Continued {
+pub(crate) struct ChatContinuation {
     /// The last message that was known before; `None`: none was.
     pub(crate) after: Option<Place>,
-    pub(crate) added: Vec<Added>,
+    pub(crate) added: Vec<AddedMessage>,
 }
 
 impl OrderingRecord {
@@ -254,19 +254,19 @@ impl SentRun {
     }
 }
 
-impl Continued {
+impl ChatContinuation {
     /// What is told of a chat: all of it, up to a pinned text that is longer than what there is room for. Who took the
     /// rest without the text would send the chat without it.
-    pub(crate) fn update(after: Option<Place>, added: &[Added]) -> Option<Self> {
+    pub(crate) fn within_limit(after: Option<Place>, added: &[AddedMessage]) -> Option<Self> {
         let mut room = PINNED_BYTES;
-        let has_room = |added: &&Added| {
+        let has_room = |added: &&AddedMessage| {
             let holds_texts = added.turn.pin().is_some() || added.turn.kept.is_some();
             let pinned = holds_texts.then(|| added.turn.bytes());
             let left = room.checked_sub(pinned.unwrap_or(0));
             room = left.unwrap_or(0);
             left.is_some()
         };
-        let added: Vec<Added> = added.iter().take_while(has_room).cloned().collect();
+        let added: Vec<AddedMessage> = added.iter().take_while(has_room).cloned().collect();
         (!added.is_empty()).then_some(Self { after, added })
     }
 }
@@ -332,7 +332,7 @@ impl Reader<'_> {
         })
     }
 
-    fn chat(&mut self) -> Result<Continued, BadBytes> {
+    fn chat(&mut self) -> Result<ChatContinuation, BadBytes> {
         let after = self.option(|from| {
             Ok(Place {
                 chain: from.chain()?,
@@ -351,7 +351,7 @@ impl Reader<'_> {
                 })
             })?;
             let kept = from.option(|from| Ok(Box::new(from.kept()?)))?;
-            Ok(Added {
+            Ok(AddedMessage {
                 message,
                 chain,
                 turn: Turn {
@@ -363,7 +363,7 @@ impl Reader<'_> {
         })?;
         // Turns are chained in the order of their messages.
         if added.is_sorted_by(|one, next| one.message < next.message) {
-            Ok(Continued { after, added })
+            Ok(ChatContinuation { after, added })
         } else {
             Err(self.bad("messages in their order"))
         }

@@ -17,7 +17,7 @@ use crate::body::{
     render::{self, Rendering, Sent},
 };
 use crate::config::Config;
-use crate::conversation::memory::{Added, Memory, Path};
+use crate::conversation::memory::{AddedMessage, Memory, Path};
 use crate::conversation::shown::Shown;
 use crate::conversation::turn::{Kept, Pin, Pinned, Turn, Written, kept_hash};
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
@@ -47,7 +47,7 @@ pub(crate) struct Outcome<'a> {
     /// The documents sent, as the tree knows them.
     pub(crate) runs: Vec<SentRun>,
     /// The messages behind the known ones; without pinning, only those that documents stand in, and the last one.
-    pub(crate) added: Vec<Added>,
+    pub(crate) added: Vec<AddedMessage>,
 }
 
 /// What of the head is written into messages.
@@ -114,7 +114,7 @@ pub(crate) fn send<'a>(
         let made = request.message(message, written, turn, moved);
         // With pinning every message counts: what is not recorded cannot be told from what was pinned.
         if is_new && (at as usize == last || config.pins() || made != Turn::default()) {
-            added.push(Added {
+            added.push(AddedMessage {
                 message: at,
                 chain: message.chain,
                 turn: made,
