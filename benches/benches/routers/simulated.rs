@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use foreword_ordering::document::Fingerprint;
-use foreword_ordering::{Choice, Config, EngineId, Orderer, Tenant, Terms};
+use foreword_ordering::{Choice, Config, EngineId, Orderer, RewriteOptions, Tenant};
 use foreword_simulation::{Capacity, EngineCache, Request, Retrieved, Trace, workload};
 use serde_json::json;
 
@@ -166,12 +166,12 @@ fn decide(orderer: &mut Orderer, choices: &[Choice], request: &Request) -> (usiz
     let documents = request.documents.iter().map(text);
     let content = documents.collect::<String>();
     let body = json!({"model": "m", "messages": [{"role": "user", "content": content}]});
-    let terms = Terms {
+    let options = RewriteOptions {
         choices,
-        ..Terms::default()
+        ..RewriteOptions::default()
     };
     let body = body.to_string();
-    let rewrite = orderer.rewrite_on(&terms, Tenant::default(), body.as_bytes());
+    let rewrite = orderer.rewrite_on(&options, Tenant::default(), body.as_bytes());
     let rewrite = rewrite.unwrap();
     let listed = foreword_ordering::documents_of(body.as_bytes(), &Config::default()).unwrap();
     let found = listed[0].documents.iter().map(|found| found.fingerprint);

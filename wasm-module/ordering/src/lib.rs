@@ -87,7 +87,7 @@ pub use config::{Config, ConfigError, DocumentsField, RawConfig};
 pub use engines::{Choice, EngineId, MAX_ENGINES};
 pub use experiment::{Arm, Experiment};
 pub use listing::documents_of;
-pub use orderer::{Orderer, Remembered, Rewrite, Terms, Trial};
+pub use orderer::{Orderer, Remembered, Rewrite, RewriteOptions, Trial};
 pub use peer_update::{Correction, OrderingRecord, PeerUpdate, Residency, Usage};
 pub use plain::{Ordered, Plain};
 pub use request::Report;

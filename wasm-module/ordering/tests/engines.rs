@@ -2,8 +2,8 @@
 
 use foreword_ordering::feed::{Event, TenantKey};
 use foreword_ordering::{
-    Choice, Config, EngineId, Orderer, OrderingRecord, PeerUpdate, Residency, Rewrite, Tenant,
-    Terms, Usage,
+    Choice, Config, EngineId, Orderer, OrderingRecord, PeerUpdate, Residency, Rewrite,
+    RewriteOptions, Tenant, Usage,
 };
 use serde_json::{Value, json};
 
@@ -37,11 +37,11 @@ fn choices(outstanding: &[u64]) -> Vec<Choice> {
 }
 
 fn rewrite_among(orderer: &mut Orderer, choices: &[Choice], body: &str) -> Rewrite {
-    let terms = Terms {
+    let options = RewriteOptions {
         choices,
-        ..Terms::default()
+        ..RewriteOptions::default()
     };
-    let sent = orderer.rewrite_on(&terms, Tenant::default(), body.as_bytes());
+    let sent = orderer.rewrite_on(&options, Tenant::default(), body.as_bytes());
     sent.unwrap()
 }
 

@@ -1,6 +1,8 @@
 //! Heads that change from request to request open alike: what `ordering.head` does, by example.
 
-use foreword_ordering::{Config, Orderer, PeerUpdate, Rewrite, Skip, Tenant, Terms, Trial};
+use foreword_ordering::{
+    Config, Orderer, PeerUpdate, Rewrite, RewriteOptions, Skip, Tenant, Trial,
+};
 use serde_json::{Value, json};
 
 fn orderer(head: Value) -> Orderer {
@@ -255,12 +257,12 @@ fn a_report_changes_nothing_and_counts_what_would_be_done() {
     assert!(off.last_head().is_empty());
     // A dry run, and an experiment's other arm, leave the body alone whatever the mode.
     let mut applying = apply();
-    let terms = Terms {
+    let options = RewriteOptions {
         trial: Trial::DryRun,
-        ..Terms::default()
+        ..RewriteOptions::default()
     };
     let dry = applying
-        .rewrite_on(&terms, Tenant::default(), body.as_bytes())
+        .rewrite_on(&options, Tenant::default(), body.as_bytes())
         .unwrap();
     assert!(dry.body.is_none() && dry.head.moved == 1 && !dry.head.applied);
 }

@@ -1,7 +1,7 @@
 //! What a document says stays in it: ids and titles that would be more than names reach neither the words around the
 //! documents nor a hint.
 
-use foreword_ordering::{Config, Orderer, Report, Retrieved, Tenant, Terms, parse_with};
+use foreword_ordering::{Config, Orderer, Report, Retrieved, RewriteOptions, Tenant, parse_with};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -82,7 +82,7 @@ fn what_a_retriever_calls_documents_stays_in_them_too() {
     let config = orderer.config().clone();
     let mut parsed = parse_with(body, &retrieved, &config).unwrap();
     let rewrite = orderer
-        .rewrite_parsed(&Terms::default(), Tenant::default(), &mut parsed)
+        .rewrite_parsed(&RewriteOptions::default(), Tenant::default(), &mut parsed)
         .unwrap();
     let sent: Value = serde_json::from_slice(&rewrite.body.unwrap()).unwrap();
     assert!(rewrite.report.numbered);

@@ -1,7 +1,7 @@
 //! Documents that a retriever found: written where the engine's cache makes most of them, and kept there.
 
 use foreword_ordering::{
-    Config, Orderer, PeerUpdate, Retrieved, Rewrite, Skip, Tenant, Terms, parse_with,
+    Config, Orderer, PeerUpdate, Retrieved, Rewrite, RewriteOptions, Skip, Tenant, parse_with,
 };
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ fn send(orderer: &mut Orderer, body: &str, ids: &[&str]) -> Result<Rewrite, Skip
         around: [r"Sources:\n", r"End.\n"],
     };
     let mut parsed = parse_with(body.as_bytes(), &retrieved, orderer.config())?;
-    orderer.rewrite_parsed(&Terms::default(), Tenant::default(), &mut parsed)
+    orderer.rewrite_parsed(&RewriteOptions::default(), Tenant::default(), &mut parsed)
 }
 
 /// Longer than a hint that stands for it.

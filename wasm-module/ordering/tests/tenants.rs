@@ -2,7 +2,7 @@
 
 use foreword_ordering::feed::TenantKey;
 use foreword_ordering::random::Random;
-use foreword_ordering::{Config, Orderer, Rewrite, Skip, Tenant, Terms, salted};
+use foreword_ordering::{Config, Orderer, Rewrite, RewriteOptions, Skip, Tenant, salted};
 use serde_json::{Value, json};
 
 fn orderer(config: &Value) -> Orderer {
@@ -71,11 +71,13 @@ fn one_name_under_two_salts_is_two_tenants() {
             name: "t",
             key: TenantKey::of(salt),
         };
-        let terms = Terms {
+        let options = RewriteOptions {
             salt: Some(salt),
-            ..Terms::default()
+            ..RewriteOptions::default()
         };
-        let rewrite = orderer.rewrite_on(&terms, tenant, body.as_bytes()).unwrap();
+        let rewrite = orderer
+            .rewrite_on(&options, tenant, body.as_bytes())
+            .unwrap();
         rewrite.report.matched
     };
     assert_eq!((matched("one"), matched("two"), matched("one")), (0, 0, 2));
@@ -90,11 +92,11 @@ fn without_a_gateways_salt_the_clients_own_keeps_its_trees_apart() {
         if !salt.is_null() {
             body["cache_salt"] = salt;
         }
-        let terms = Terms {
+        let options = RewriteOptions {
             key_of: Some(TenantKey::of),
-            ..Terms::default()
+            ..RewriteOptions::default()
         };
-        let rewrite = orderer.rewrite_on(&terms, Tenant::default(), body.to_string().as_bytes());
+        let rewrite = orderer.rewrite_on(&options, Tenant::default(), body.to_string().as_bytes());
         rewrite.unwrap().report.matched
     };
     assert_eq!(matched(json!("one")), 0);
@@ -113,13 +115,13 @@ fn a_salt_goes_into_the_body_with_the_order_and_into_one_that_stays() {
              \"<doc>{first}</doc><doc>{second}</doc>\"}}]}}"
         )
     };
-    let terms = Terms {
+    let options = RewriteOptions {
         salt: Some("ours"),
-        ..Terms::default()
+        ..RewriteOptions::default()
     };
     for (came, ordered) in [(request("a", "b"), false), (request("b", "a"), true)] {
         let rewrite = orderer
-            .rewrite_on(&terms, Tenant::default(), came.as_bytes())
+            .rewrite_on(&options, Tenant::default(), came.as_bytes())
             .unwrap();
         assert_eq!(rewrite.ordered, ordered);
         let sent = String::from_utf8(rewrite.body.unwrap()).unwrap();

@@ -1,6 +1,6 @@
 //! Dry runs and experiments: what goes on in the client's order, and what is learnt of it.
 
-use foreword_ordering::{Arm, Config, Experiment, Orderer, Rewrite, Tenant, Terms, Trial};
+use foreword_ordering::{Arm, Config, Experiment, Orderer, Rewrite, RewriteOptions, Tenant, Trial};
 use serde_json::{Value, json};
 
 fn orderer(config: Value) -> Orderer {
@@ -26,12 +26,12 @@ fn with_array(ids: &[&str]) -> String {
 }
 
 fn on(orderer: &mut Orderer, trial: Trial<'_>, body: &str) -> Rewrite {
-    let terms = Terms {
+    let options = RewriteOptions {
         trial,
-        ..Terms::default()
+        ..RewriteOptions::default()
     };
     orderer
-        .rewrite_on(&terms, Tenant::default(), body.as_bytes())
+        .rewrite_on(&options, Tenant::default(), body.as_bytes())
         .unwrap()
 }
 

@@ -16,7 +16,7 @@ use crate::engines::{Choice, EngineId, MAX_ENGINES};
 use crate::feed::TenantKey;
 use crate::head::outline;
 use crate::head::segments::SegmentKind;
-use crate::orderer::{Orderer, Terms, Trial};
+use crate::orderer::{Orderer, RewriteOptions, Trial};
 use crate::tenant::Tenant;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::policy::{Order, PolicyKind};
@@ -115,7 +115,7 @@ impl PromptReplay {
             outstanding: 0,
         }];
         let is_numbered = engine.0 < MAX_ENGINES;
-        let terms = Terms {
+        let terms = RewriteOptions {
             key_of: Some(TenantKey::of),
             trial: if self.as_came {
                 Trial::DryRun
@@ -123,7 +123,7 @@ impl PromptReplay {
                 Trial::None
             },
             choices: if is_numbered { &choices } else { &[] },
-            ..Terms::default()
+            ..RewriteOptions::default()
         };
         let tenant = Tenant::named(&logged.tenant);
         match (self.orderer).rewrite_on(&terms, tenant, logged.body.as_bytes()) {

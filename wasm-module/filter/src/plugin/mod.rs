@@ -15,7 +15,7 @@ use foreword_ordering::feed::TenantKey;
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{
     Arm, Choice, Config as Ordering, EngineId, OrderingRecord, Parsed, PeerUpdate, Retrieved,
-    Rewrite, Skip, Terms, Trial, Usage, parse, parse_with,
+    Rewrite, RewriteOptions, Skip, Trial, Usage, parse, parse_with,
 };
 
 use self::knowledge::Knowledge;
@@ -170,7 +170,7 @@ impl Plugin {
             (Mode::Order, Some(experiment)) => Trial::Experiment(experiment),
             (Mode::Order, None) => Trial::None,
         };
-        let terms = Terms {
+        let options = RewriteOptions {
             salt: identity.salt(),
             key_of: Some(TenantKey::of),
             trial,
@@ -182,7 +182,7 @@ impl Plugin {
         let parsed = known.parsed(body, orderer.config());
         let mut miss = None;
         let answer = parsed.and_then(|mut parsed| {
-            let answer = orderer.rewrite_parsed(&terms, identity.tenant(), &mut parsed);
+            let answer = orderer.rewrite_parsed(&options, identity.tenant(), &mut parsed);
             let rewritten = answer.as_ref().ok();
             let engine = match rewritten {
                 Some(rewrite) => rewrite.record.engine(),

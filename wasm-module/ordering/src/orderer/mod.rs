@@ -9,10 +9,10 @@
 mod heads;
 mod kept;
 mod learning;
+mod options;
 mod rewriting;
-mod terms;
 
-pub use self::terms::{Remembered, Rewrite, Terms, Trial};
+pub use self::options::{Remembered, Rewrite, RewriteOptions, Trial};
 
 use self::heads::HeadKeep;
 use self::kept::Keep;
@@ -69,22 +69,22 @@ impl Orderer {
     /// [`Skip`] says why the body is to be sent as it came. Nothing was remembered then, but for
     /// [`Skip::NoDocuments`]: that a chat went on without documents.
     pub fn rewrite(&mut self, tenant: Tenant<'_>, body: &[u8]) -> Result<Rewrite, Skip> {
-        self.rewrite_on(&Terms::default(), tenant, body)
+        self.rewrite_on(&RewriteOptions::default(), tenant, body)
     }
 
-    /// The same on terms of its own. With a salt, [`Tenant::key`] is that salt's; without one, and without a key, it is
-    /// the key of the salt that the client sent, if the terms say how to make it.
+    /// The same on options of its own. With a salt, [`Tenant::key`] is that salt's; without one, and without a key, it is
+    /// the key of the salt that the client sent, if the options say how to make it.
     ///
     /// # Errors
     /// As [`Orderer::rewrite`]. Nothing is salted then: [`salted`](crate::salted) does that.
     pub fn rewrite_on(
         &mut self,
-        terms: &Terms<'_>,
+        options: &RewriteOptions<'_>,
         tenant: Tenant<'_>,
         body: &[u8],
     ) -> Result<Rewrite, Skip> {
         let mut parsed = body::parse(body, &self.config)?;
-        self.rewrite_parsed(terms, tenant, &mut parsed)
+        self.rewrite_parsed(options, tenant, &mut parsed)
     }
 
     /// The same of a body that was read already, as this orderer's configuration says.
@@ -93,12 +93,12 @@ impl Orderer {
     /// [`Skip::NoDocuments`].
     pub fn rewrite_parsed(
         &mut self,
-        terms: &Terms<'_>,
+        options: &RewriteOptions<'_>,
         mut tenant: Tenant<'_>,
         parsed: &mut Parsed<'_>,
     ) -> Result<Rewrite, Skip> {
         self.head = HeadReport::default();
-        if let (None, Some(key_of)) = (terms.salt, terms.key_of)
+        if let (None, Some(key_of)) = (options.salt, options.key_of)
             && tenant.key == TenantKey::default()
         {
             tenant.key = parsed.salt.key(key_of);
@@ -106,13 +106,13 @@ impl Orderer {
         self.now += 1;
         let mut decision = self.decide(tenant, parsed);
         // In a dry run the body goes as it came, and that is what is learnt.
-        let is_dry = matches!(terms.trial, Trial::DryRun);
+        let is_dry = matches!(options.trial, Trial::DryRun);
         let mut applies = self.config.head.mode() == HeadMode::Apply && !is_dry;
         let mut report = std::mem::take(&mut decision.report);
         if applies {
             parsed.rebase(decision.tools_field(parsed).as_deref(), &decision.unknown());
         }
-        let arm = Rewriting::arm(terms, tenant, parsed);
+        let arm = Rewriting::arm(options, tenant, parsed);
         if applies && arm == Some(Arm::Control) {
             // The client's order is that of its tools too.
             parsed.rebase(None, &[]);
@@ -127,7 +127,7 @@ impl Orderer {
         }
         let kept = (self.keep).of(&self.config, self.now, tenant, &parsed.model);
         let head = applies.then_some(&decision);
-        let rewriting = Rewriting::new(&self.config, terms, tenant, parsed, head, arm);
+        let rewriting = Rewriting::new(&self.config, options, tenant, parsed, head, arm);
         let mut rewrite = rewriting.run(kept)?;
         rewrite.head = report;
         if applies {

@@ -9,7 +9,7 @@
 //! ```
 
 use super::kept::Kept;
-use super::terms::{Rewrite, Terms, Trial};
+use super::options::{Rewrite, RewriteOptions, Trial};
 use crate::arrangement::Listed;
 use crate::body::edit::{self, Edit};
 use crate::body::{Parsed, Skip};
@@ -31,7 +31,7 @@ use smallvec::SmallVec;
 /// See the module's text.
 pub(super) struct Rewriting<'r> {
     config: &'r Config,
-    terms: &'r Terms<'r>,
+    options: &'r RewriteOptions<'r>,
     tenant: Tenant<'r>,
     parsed: &'r Parsed<'r>,
     /// What is done with the head; `None`: nothing.
@@ -45,7 +45,7 @@ type Tried = Option<(Report, Vec<SentRun>)>;
 impl<'r> Rewriting<'r> {
     pub(super) fn new(
         config: &'r Config,
-        terms: &'r Terms<'r>,
+        options: &'r RewriteOptions<'r>,
         tenant: Tenant<'r>,
         parsed: &'r Parsed<'r>,
         head: Option<&'r Decision<'r>>,
@@ -53,7 +53,7 @@ impl<'r> Rewriting<'r> {
     ) -> Self {
         Self {
             config,
-            terms,
+            options,
             tenant,
             parsed,
             head,
@@ -62,8 +62,12 @@ impl<'r> Rewriting<'r> {
     }
 
     /// The chat's arm in an experiment.
-    pub(super) fn arm(terms: &Terms<'_>, tenant: Tenant<'_>, parsed: &Parsed<'_>) -> Option<Arm> {
-        match terms.trial {
+    pub(super) fn arm(
+        options: &RewriteOptions<'_>,
+        tenant: Tenant<'_>,
+        parsed: &Parsed<'_>,
+    ) -> Option<Arm> {
+        match options.trial {
             Trial::Experiment(experiment) => Some(experiment.arm(tenant.name, parsed.start())),
             Trial::None | Trial::DryRun => None,
         }
@@ -83,7 +87,7 @@ impl<'r> Rewriting<'r> {
         let mut send =
             |engine, manner| self.send(trees, policy.as_mut(), memory, &path, engine, manner);
         let (engine, sent) = self.choose(&choices, &mut send).ok_or(Skip::NoDocuments)?;
-        let is_dry = matches!(self.terms.trial, Trial::DryRun);
+        let is_dry = matches!(self.options.trial, Trial::DryRun);
         let tried: Tried = is_dry.then(|| {
             let tried = send(engine, Manner::Tried);
             (tried.report, tried.runs)
@@ -172,7 +176,7 @@ impl<'r> Rewriting<'r> {
         // The same question asked again is no chat that goes on.
         let last = self.parsed.messages.len().saturating_sub(1);
         let last = u32::try_from(last).unwrap_or(u32::MAX);
-        engines::choices(self.terms.choices, memory.engine(path, last))
+        engines::choices(self.options.choices, memory.engine(path, last))
     }
 
     /// How the request would be sent to an engine.
@@ -222,7 +226,7 @@ impl<'r> Rewriting<'r> {
     fn write<'e>(&'e self, mut edits: Vec<Edit<'e>>) -> Option<Vec<u8>> {
         let text = self.parsed.text;
         if self.parsed.has_documents() || !edits.is_empty() {
-            let salt = self.terms.salt;
+            let salt = self.options.salt;
             edits.extend(salt.map(|salt| self.parsed.salt.write(text, salt)));
         }
         (!edits.is_empty()).then(|| edit::apply(text, edits))
@@ -253,6 +257,6 @@ impl<'r> Rewriting<'r> {
 
     /// Whether the documents go on in the client's order.
     fn is_as_ranked(&self) -> bool {
-        matches!(self.terms.trial, Trial::DryRun) || self.arm == Some(Arm::Control)
+        matches!(self.options.trial, Trial::DryRun) || self.arm == Some(Arm::Control)
     }
 }

@@ -1,4 +1,4 @@
-//! The terms on which a request is rewritten, and what its sender is told of it.
+//! The options on which a request is rewritten, and what its sender is told of it.
 
 use crate::engines::Choice;
 use crate::experiment::{Arm, Experiment};
@@ -10,7 +10,7 @@ use crate::request::Report;
 
 /// How one request is to be sent, beside what the configuration says of all.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Terms<'a> {
+pub struct RewriteOptions<'a> {
     /// Written as the body's `cache_salt`, whatever the client sent; `None`: what it sent stays.
     pub salt: Option<&'a str>,
     /// Makes a tenant's key of the salt that the client sent: [`TenantKey::of`]. `None`: the client's salt tells nobody
