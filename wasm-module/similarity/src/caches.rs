@@ -23,7 +23,7 @@ pub struct CacheName<'n> {
 pub struct SimilarityCaches {
     config: SimilarityConfig,
     /// By tenant, then retriever version.
-    caches: FxHashMap<(Box<str>, Box<str>), Kept>,
+    caches: FxHashMap<(Box<str>, Box<str>), NamedCache>,
     /// Calls so far.
     now: u64,
     /// Counts of the caches that are gone.
@@ -31,7 +31,7 @@ pub struct SimilarityCaches {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct NamedCache {
     cache: SimilarityCache,
     last_used: u64,
 }
@@ -148,7 +148,7 @@ impl SimilarityCaches {
         {
             self.gone.add(&kept.cache.quality());
         }
-        let kept = self.caches.entry(key).or_insert_with(|| Kept {
+        let kept = self.caches.entry(key).or_insert_with(|| NamedCache {
             cache: SimilarityCache::new(&self.config),
             last_used: 0,
         });

@@ -89,7 +89,7 @@ impl Publisher {
 
     /// Publishes what happens in the feed's cache, in tasks of `tasks` that end when the gate is closed.
     pub fn start(self, feed: Arc<Feed>, gate: &Arc<Gate>, tasks: &mut JoinSet<()>) {
-        let kept = Arc::new(Kept::default());
+        let kept = Arc::new(ReplayBuffer::default());
         if let Some(socket) = self.replay {
             let (gate, kept) = (Arc::clone(gate), Arc::clone(&kept));
             tasks.spawn(async move {
@@ -133,7 +133,7 @@ struct Stream {
     topic: Bytes,
     encoding: Encoding,
     socket: PubSocket,
-    kept: Arc<Kept>,
+    kept: Arc<ReplayBuffer>,
     /// Up to where the feed was published.
     position: Option<Position>,
     /// Of the next batch.
@@ -184,7 +184,7 @@ impl Stream {
 
 /// The last batches.
 #[derive(Default)]
-struct Kept(Mutex<Batches>);
+struct ReplayBuffer(Mutex<Batches>);
 
 #[derive(Default)]
 struct Batches {
@@ -192,7 +192,7 @@ struct Batches {
     bytes: usize,
 }
 
-impl Kept {
+impl ReplayBuffer {
     fn add(&self, number: u64, batch: Bytes) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.bytes += batch.len();
@@ -213,7 +213,7 @@ impl Kept {
 }
 
 /// Answers requests for batches that were missed.
-async fn repeat(mut socket: RouterSocket, kept: &Kept) {
+async fn repeat(mut socket: RouterSocket, kept: &ReplayBuffer) {
     loop {
         let request = match socket.recv().await {
             Ok(request) => request,
@@ -233,7 +233,11 @@ async fn repeat(mut socket: RouterSocket, kept: &Kept) {
     }
 }
 
-async fn answer(socket: &mut RouterSocket, request: ZmqMessage, kept: &Kept) -> anyhow::Result<()> {
+async fn answer(
+    socket: &mut RouterSocket,
+    request: ZmqMessage,
+    kept: &ReplayBuffer,
+) -> anyhow::Result<()> {
     let frames = request.into_vec();
     let [client, empty, number] = &frames[..] else {
         anyhow::bail!("a request must have 3 frames, got {}", frames.len());

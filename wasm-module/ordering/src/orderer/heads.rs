@@ -1,7 +1,7 @@
 //! What is known of heads, by tenant and model: apart from what is kept of documents, for most chats that have a head bring
 //! none, and take no tree's place.
 
-use super::kept::key_of;
+use super::tenants::key_of;
 use crate::config::Config;
 use crate::head::stabilise::Heads;
 use crate::tenant::Tenant;
@@ -33,7 +33,7 @@ impl HeadKeep {
         let key = key_of(tenant, model);
         if !self.all.contains_key(&key)
             && self.all.len() >= config.max_trees as usize
-            && let Some(key) = self.given_up()
+            && let Some(key) = self.eviction_candidate()
         {
             self.all.remove(&key);
         }
@@ -52,7 +52,7 @@ impl HeadKeep {
         Some(&mut entry.heads)
     }
 
-    fn given_up(&self) -> Option<String> {
+    fn eviction_candidate(&self) -> Option<String> {
         let mut counts: FxHashMap<&str, u32> = FxHashMap::default();
         for entry in self.all.values() {
             *counts.entry(&entry.tenant).or_default() += 1;

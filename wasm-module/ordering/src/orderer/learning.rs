@@ -23,10 +23,10 @@ impl Orderer {
                 }
             }
             PeerUpdate::Correction(correction) => {
-                let kept = self.keep.get_mut(correction.tenant(), &correction.model);
-                if let Some(kept) = kept {
+                let state = self.tenants.get_mut(correction.tenant(), &correction.model);
+                if let Some(state) = state {
                     for run in &correction.runs {
-                        kept.trees.of(correction.engine).apply(run.event());
+                        state.trees.of(correction.engine).apply(run.event());
                     }
                 }
             }
@@ -41,12 +41,12 @@ impl Orderer {
                 heads.learn(form);
             }
         }
-        let kept = (self.keep).of(&self.config, self.now, record.tenant(), &record.model);
-        kept.take(record.engine, &record.runs);
+        let state = (self.tenants).of(&self.config, self.now, record.tenant(), &record.model);
+        state.take(record.engine, &record.runs);
         if let Some(ChatContinuation { after, added }) = &record.chat
-            && let Some(path) = after.map_or(Some(Path::new()), |place| kept.memory.path_to(place))
+            && let Some(path) = after.map_or(Some(Path::new()), |place| state.memory.path_to(place))
         {
-            kept.memory.record(&path, added.clone(), record.engine);
+            state.memory.record(&path, added.clone(), record.engine);
         }
     }
 
@@ -61,14 +61,14 @@ impl Orderer {
         };
         let is_stored = matches!(change, ResidencyEvent::Stored { .. });
         if is_stored && event.tenant() == Some(TenantKey::default()) {
-            (self.keep).of(&self.config, self.now, Tenant::default(), model);
+            (self.tenants).of(&self.config, self.now, Tenant::default(), model);
         }
-        for kept in self.keep.iter_mut() {
-            let concerns = (*kept.model == *model || kept.model.is_empty())
-                && event.tenant().is_none_or(|key| key == kept.key);
-            let is_known = kept.tenant.is_empty() || kept.key != TenantKey::default();
+        for state in self.tenants.iter_mut() {
+            let concerns = (*state.model == *model || state.model.is_empty())
+                && event.tenant().is_none_or(|key| key == state.key);
+            let is_known = state.tenant.is_empty() || state.key != TenantKey::default();
             if concerns && (is_known || !is_stored) {
-                kept.trees.of(engine).apply(change);
+                state.trees.of(engine).apply(change);
             }
         }
     }

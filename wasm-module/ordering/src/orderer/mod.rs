@@ -7,16 +7,16 @@
 //! ```
 
 mod heads;
-mod kept;
 mod learning;
 mod options;
 mod rewriting;
+mod tenants;
 
 pub use self::options::{Remembered, Rewrite, RewriteOptions, Trial};
 
 use self::heads::HeadKeep;
-use self::kept::Keep;
 use self::rewriting::Rewriting;
+use self::tenants::TenantStore;
 use crate::body::{self, Parsed, Role, Skip};
 use crate::config::Config;
 use crate::conversation::memory::Memory;
@@ -38,7 +38,7 @@ use crate::tree::ViewedNode;
 /// configuration: at most `tree.max_trees` times `conversation.max_bytes`, and `tree.max_nodes` for each engine.
 pub struct Orderer {
     config: Config,
-    keep: Keep,
+    tenants: TenantStore,
     /// What is known of heads.
     heads: HeadKeep,
     /// See [`Orderer::last_head`].
@@ -53,7 +53,7 @@ impl Orderer {
     pub fn new(config: Config) -> Self {
         Self {
             config,
-            keep: Keep::default(),
+            tenants: TenantStore::default(),
             heads: HeadKeep::default(),
             head: HeadReport::default(),
             now: 0,
@@ -121,14 +121,14 @@ impl Orderer {
         report.applied = applies && !report.changes.is_empty();
         self.head.clone_from(&report);
         let writes = applies && decision.writes();
-        if !parsed.has_documents() && !writes && self.keep.get(tenant, &parsed.model).is_none() {
+        if !parsed.has_documents() && !writes && self.tenants.get(tenant, &parsed.model).is_none() {
             // A tenant that never sends documents takes no other one's place.
             return Err(Skip::NoDocuments);
         }
-        let kept = (self.keep).of(&self.config, self.now, tenant, &parsed.model);
+        let state = (self.tenants).of(&self.config, self.now, tenant, &parsed.model);
         let head = applies.then_some(&decision);
         let rewriting = Rewriting::new(&self.config, options, tenant, parsed, head, arm);
-        let mut rewrite = rewriting.run(kept)?;
+        let mut rewrite = rewriting.run(state)?;
         rewrite.head = report;
         if applies {
             let heads = self.heads.get_mut(tenant, &parsed.model);
@@ -168,11 +168,11 @@ impl Orderer {
     ) -> Result<Ordered, Skip> {
         plain::check(&self.config, model, documents)?;
         self.now += 1;
-        let kept = (self.keep).of(&self.config, self.now, tenant, model);
+        let state = (self.tenants).of(&self.config, self.now, tenant, model);
         Ok(plain::order(
             &self.config,
-            kept.trees.of(EngineId::default()),
-            kept.policy.as_mut(),
+            state.trees.of(EngineId::default()),
+            state.policy.as_mut(),
             before,
             documents,
         ))
@@ -181,8 +181,8 @@ impl Orderer {
     /// The `limit` most recently used nodes of a tenant's tree for a model and the first engine: see [`view`](crate::tree::KnowledgeTree::view).
     #[must_use]
     pub fn view(&self, tenant: Tenant<'_>, model: &str, limit: usize) -> Vec<ViewedNode> {
-        let kept = self.keep.get(tenant, model);
-        kept.map_or_else(Vec::new, |kept| kept.trees.first().view(limit))
+        let state = self.tenants.get(tenant, model);
+        state.map_or_else(Vec::new, |state| state.trees.first().view(limit))
     }
 
     /// How it was told to order.
@@ -193,26 +193,26 @@ impl Orderer {
 
     /// Forgets everything, as after the engine was restarted.
     pub fn clear(&mut self) {
-        self.keep = Keep::default();
+        self.tenants = TenantStore::default();
         self.heads = HeadKeep::default();
     }
 
     /// Trees kept.
     #[must_use]
     pub fn trees(&self) -> usize {
-        self.keep.len()
+        self.tenants.len()
     }
 
     /// Nodes in all trees.
     #[must_use]
     pub fn nodes(&self) -> usize {
-        self.keep.iter().map(|kept| kept.trees.nodes()).sum()
+        self.tenants.iter().map(|state| state.trees.nodes()).sum()
     }
 
     /// What is remembered of all chats.
     #[must_use]
     pub fn remembered(&self) -> Remembered {
-        let memories = || self.keep.iter().map(|kept| &kept.memory);
+        let memories = || self.tenants.iter().map(|state| &state.memory);
         Remembered {
             messages: memories().map(|memory| memory.len() as u64).sum(),
             bytes: memories().map(Memory::bytes).sum(),

@@ -8,8 +8,8 @@
 //!     └─ which messages of the chat are known, and where it was before
 //! ```
 
-use super::kept::Kept;
 use super::options::{Rewrite, RewriteOptions, Trial};
+use super::tenants::TenantState;
 use crate::arrangement::Listed;
 use crate::body::edit::{self, Edit};
 use crate::body::{Parsed, Skip};
@@ -75,15 +75,15 @@ impl<'r> Rewriting<'r> {
 
     /// # Errors
     /// [`Skip::NoDocuments`]: there is nothing to write.
-    pub(super) fn run(&self, kept: &mut Kept) -> Result<Rewrite, Skip> {
-        let path = self.recall(&kept.memory);
-        let choices = self.choices(&kept.memory, &path);
-        let Kept {
+    pub(super) fn run(&self, state: &mut TenantState) -> Result<Rewrite, Skip> {
+        let path = self.recall(&state.memory);
+        let choices = self.choices(&state.memory, &path);
+        let TenantState {
             trees,
             policy,
             memory,
             ..
-        } = &mut *kept;
+        } = &mut *state;
         let mut send =
             |engine, manner| self.send(trees, policy.as_mut(), memory, &path, engine, manner);
         let (engine, sent) = self.choose(&choices, &mut send).ok_or(Skip::NoDocuments)?;
@@ -108,16 +108,16 @@ impl<'r> Rewriting<'r> {
         let ordered = !edits.is_empty();
         let body = self.write(edits);
 
-        let chat = self.remember(&mut kept.memory, &path, added, engine);
+        let chat = self.remember(&mut state.memory, &path, added, engine);
         // What was only weighed is in no path.
         for other in choices.iter().filter(|other| other.engine != engine) {
             let documents = runs.iter().flat_map(|run| &run.documents);
-            kept.trees.of(other.engine).discard(documents);
+            state.trees.of(other.engine).discard(documents);
         }
-        kept.take(engine, &runs);
+        state.take(engine, &runs);
         if let Some((_, runs)) = &tried {
             let documents = runs.iter().flat_map(|run| &run.documents);
-            kept.trees.of(engine).discard(documents);
+            state.trees.of(engine).discard(documents);
         }
         if !self.parsed.has_documents() && !ordered {
             return Err(Skip::NoDocuments);
@@ -246,7 +246,7 @@ impl<'r> Rewriting<'r> {
         let chat = ChatContinuation::within_limit(memory.place(path), &added);
         // A chat without documents is remembered where chats that open alike may have some pinned in them: the one must
         // not be taken for the other.
-        let keeps = |added: &AddedMessage| added.turn.kept.is_some();
+        let keeps = |added: &AddedMessage| added.turn.state.is_some();
         let is_head_kept = added.iter().any(keeps) || !path.is_empty() && self.head.is_some();
         if !self.parsed.has_documents() && !self.config.pins() && !is_head_kept {
             added.clear();

@@ -12,13 +12,13 @@ use fxhash::FxHashMap;
 
 /// All that is kept; at most `tree.max_trees` tenants and models.
 #[derive(Default)]
-pub(super) struct Keep {
+pub(super) struct TenantStore {
     /// By tenant and model (see [`key_of`]).
-    all: FxHashMap<String, Kept>,
+    all: FxHashMap<String, TenantState>,
 }
 
 /// What is kept of one tenant and model.
-pub(super) struct Kept {
+pub(super) struct TenantState {
     /// The tenant's name; empty where tenants are not told apart.
     pub(super) tenant: Box<str>,
     pub(super) key: TenantKey,
@@ -29,7 +29,7 @@ pub(super) struct Kept {
     last_used: u64,
 }
 
-impl Keep {
+impl TenantStore {
     /// What is kept of that tenant and model; if nothing is, something new, in place of another when there are too many.
     /// It is used at `now`.
     pub(super) fn of(
@@ -38,15 +38,15 @@ impl Keep {
         now: u64,
         tenant: Tenant<'_>,
         model: &str,
-    ) -> &mut Kept {
+    ) -> &mut TenantState {
         let key = key_of(tenant, model);
         if !self.all.contains_key(&key)
             && self.all.len() >= config.max_trees as usize
-            && let Some(key) = self.given_up(tenant.name)
+            && let Some(key) = self.eviction_candidate(tenant.name)
         {
             self.all.remove(&key);
         }
-        let kept = self.all.entry(key).or_insert_with(|| Kept {
+        let state = self.all.entry(key).or_insert_with(|| TenantState {
             tenant: tenant.name.into(),
             key: tenant.key,
             model: model.into(),
@@ -55,25 +55,25 @@ impl Keep {
             memory: Memory::new(config.memory),
             last_used: now,
         });
-        kept.last_used = now;
-        kept
+        state.last_used = now;
+        state
     }
 
     /// The same, if there is anything; it is not used by that.
-    pub(super) fn get(&self, tenant: Tenant<'_>, model: &str) -> Option<&Kept> {
+    pub(super) fn get(&self, tenant: Tenant<'_>, model: &str) -> Option<&TenantState> {
         self.all.get(&key_of(tenant, model))
     }
 
-    /// As [`Keep::get`].
-    pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut Kept> {
+    /// As [`TenantStore::get`].
+    pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut TenantState> {
         self.all.get_mut(&key_of(tenant, model))
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Kept> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &TenantState> {
         self.all.values()
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Kept> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut TenantState> {
         self.all.values_mut()
     }
 
@@ -84,28 +84,28 @@ impl Keep {
     /// The key of what makes room for something new of `tenant`: the least recently used tree of the tenant that has
     /// most, and of its own where no other has more than it would have then. So with n tenants in use each keeps its
     /// share, an n-th of `tree.max_trees`, however many models another names. O(trees), once for each new tree.
-    fn given_up(&self, tenant: &str) -> Option<String> {
+    fn eviction_candidate(&self, tenant: &str) -> Option<String> {
         let mut counts: FxHashMap<&str, u32> = FxHashMap::default();
-        for kept in self.all.values() {
-            *counts.entry(&kept.tenant).or_default() += 1;
+        for state in self.all.values() {
+            *counts.entry(&state.tenant).or_default() += 1;
         }
         let own = counts.get(tenant).copied().unwrap_or_default();
         let most = counts.values().copied().max().unwrap_or_default();
-        let gives = |kept: &Kept| {
+        let gives = |state: &TenantState| {
             if own > 0 && most <= own + 1 {
-                *kept.tenant == *tenant
+                *state.tenant == *tenant
             } else {
-                counts.get(&*kept.tenant) == Some(&most)
+                counts.get(&*state.tenant) == Some(&most)
             }
         };
-        let candidates = self.all.iter().filter(|(_, kept)| gives(kept));
+        let candidates = self.all.iter().filter(|(_, state)| gives(state));
         candidates
-            .min_by_key(|(_, kept)| kept.last_used)
+            .min_by_key(|(_, state)| state.last_used)
             .map(|(key, _)| key.clone())
     }
 }
 
-impl Kept {
+impl TenantState {
     /// These documents were sent: the engine is expected to hold them, and the policy learns their order.
     pub(super) fn take(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
