@@ -23,7 +23,7 @@ use crate::head::decision::Decision;
 use crate::path::SentPath;
 use crate::peer_update::{ChatContinuation, OrderingRecord, SentRun};
 use crate::policy::Policy;
-use crate::request::{self, HeadWords, Manner, Report};
+use crate::request::{self, HeadWords, OrderingMode, Report};
 use crate::tenant::Tenant;
 use crate::trees::Trees;
 use smallvec::SmallVec;
@@ -40,7 +40,7 @@ pub(super) struct Rewriting<'r> {
 }
 
 /// What a dry run would have done.
-type Tried = Option<(Report, Vec<SentRun>)>;
+type DryRunResult = Option<(Report, Vec<SentRun>)>;
 
 impl<'r> Rewriting<'r> {
     pub(super) fn new(
@@ -85,14 +85,14 @@ impl<'r> Rewriting<'r> {
             ..
         } = &mut *state;
         let mut send =
-            |engine, manner| self.send(trees, policy.as_mut(), memory, &path, engine, manner);
+            |engine, mode| self.send(trees, policy.as_mut(), memory, &path, engine, mode);
         let (engine, sent) = self.choose(&choices, &mut send).ok_or(Skip::NoDocuments)?;
         let is_dry = matches!(self.options.trial, Trial::DryRun);
-        let tried: Tried = is_dry.then(|| {
-            let tried = send(engine, Manner::Tried);
+        let tried: DryRunResult = is_dry.then(|| {
+            let tried = send(engine, OrderingMode::Trial);
             (tried.report, tried.runs)
         });
-        let request::Outcome {
+        let request::ArrangedRequest {
             edits,
             report,
             runs,
@@ -148,7 +148,7 @@ impl<'r> Rewriting<'r> {
 
     /// The messages of the chat that are known.
     fn recall(&self, memory: &Memory) -> Path {
-        if self.is_as_ranked() {
+        if self.keeps_client_order() {
             // What earlier turns were sent as is not what the client's order is.
             return Path::default();
         }
@@ -187,31 +187,31 @@ impl<'r> Rewriting<'r> {
         memory: &'a Memory,
         path: &Path,
         engine: EngineId,
-        manner: Manner,
-    ) -> request::Outcome<'a> {
+        mode: OrderingMode,
+    ) -> request::ArrangedRequest<'a> {
         let tree = trees.of(engine);
         let head = self.head.map_or_else(HeadWords::default, |head| HeadWords {
             frozen: &head.frozen,
             moved: head.moved.as_ref(),
         });
         let (config, parsed) = (self.config, self.parsed);
-        request::send(config, parsed, head, tree, policy, memory, path, manner)
+        request::arrange(config, parsed, head, tree, policy, memory, path, mode)
     }
 
     /// The engine that the request costs least, the first of equals, and how it is sent there.
     fn choose<'a>(
         &self,
         choices: &[Choice],
-        mut send: impl FnMut(EngineId, Manner) -> request::Outcome<'a>,
-    ) -> Option<(EngineId, request::Outcome<'a>)> {
-        let manner = if self.is_as_ranked() {
-            Manner::AsRanked
+        mut send: impl FnMut(EngineId, OrderingMode) -> request::ArrangedRequest<'a>,
+    ) -> Option<(EngineId, request::ArrangedRequest<'a>)> {
+        let mode = if self.keeps_client_order() {
+            OrderingMode::ClientOrder
         } else {
-            Manner::Ordered
+            OrderingMode::Ordered
         };
-        let mut best: Option<(u64, EngineId, request::Outcome<'_>)> = None;
+        let mut best: Option<(u64, EngineId, request::ArrangedRequest<'_>)> = None;
         for choice in choices {
-            let sent = send(choice.engine, manner);
+            let sent = send(choice.engine, mode);
             let cost = (sent.report.document_tokens)
                 .saturating_sub(sent.report.matched_tokens)
                 .saturating_add(choice.outstanding);
@@ -240,7 +240,7 @@ impl<'r> Rewriting<'r> {
         mut added: Vec<AddedMessage>,
         engine: EngineId,
     ) -> Option<ChatContinuation> {
-        if self.is_as_ranked() {
+        if self.keeps_client_order() {
             added.clear();
         }
         let chat = ChatContinuation::within_limit(memory.place(path), &added);
@@ -256,7 +256,7 @@ impl<'r> Rewriting<'r> {
     }
 
     /// Whether the documents go on in the client's order.
-    fn is_as_ranked(&self) -> bool {
+    fn keeps_client_order(&self) -> bool {
         matches!(self.options.trial, Trial::DryRun) || self.arm == Some(Arm::Control)
     }
 }

@@ -1,7 +1,7 @@
 //! How the documents of one group are to be sent, when nothing is remembered of them: which are only referred to, in
 //! which order the others stand, whether an order hint is due.
 
-use super::{Manner, Request};
+use super::{OrderingMode, Request};
 use crate::arrangement::{Arrangement, Listed, Slot, keeps_repeats, narrowed};
 use crate::body::Group;
 use crate::body::render::block;
@@ -12,7 +12,7 @@ use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
 /// How a group's documents are sent.
-pub(super) struct Decided {
+pub(super) struct Decision {
     pub(super) arrangement: Arrangement,
     /// The policy's order, if there was one to ask for, or the client's where that is kept: a policy that learns from
     /// requests learns from both.
@@ -24,7 +24,12 @@ pub(super) struct Decided {
 impl<'a> Request<'_, 'a> {
     /// As it was decided before. Where another document has come by a reference's name, for an array was written into an
     /// earlier message since, the document itself is sent in its place.
-    pub(super) fn again(&self, known: &Arrangement, group: &Group<'a>, listed: &Listed) -> Decided {
+    pub(super) fn again(
+        &self,
+        known: &Arrangement,
+        group: &Group<'a>,
+        listed: &Listed,
+    ) -> Decision {
         let mut arrangement = known.clone();
         let slots = arrangement.slots.iter_mut();
         for slot in slots.filter(|slot| slot.is_reference()) {
@@ -37,7 +42,7 @@ impl<'a> Request<'_, 'a> {
             }
         }
         let hint = (known.hinted).then(|| self.order_hint(group, listed, &arrangement));
-        Decided {
+        Decision {
             arrangement,
             order: None,
             hint: hint.flatten(),
@@ -63,10 +68,10 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Decides how the documents of a group are sent.
-    pub(super) fn arrange(&mut self, group: &Group<'a>, listed: &Listed, turn: u32) -> Decided {
-        let references = match self.manner {
-            Manner::AsRanked => SmallVec::from_elem(false, listed.distinct.len()),
-            Manner::Ordered | Manner::Tried => self.references(group, listed, turn),
+    pub(super) fn decide(&mut self, group: &Group<'a>, listed: &Listed, turn: u32) -> Decision {
+        let references = match self.mode {
+            OrderingMode::ClientOrder => SmallVec::from_elem(false, listed.distinct.len()),
+            OrderingMode::Ordered | OrderingMode::Trial => self.references(group, listed, turn),
         };
         let mut arrangement = Arrangement {
             slots: (listed.distinct.iter().zip(&references))
@@ -98,9 +103,9 @@ impl<'a> Request<'_, 'a> {
                 })
             })
             .collect();
-        if candidates.is_empty() || self.manner == Manner::AsRanked {
+        if candidates.is_empty() || self.mode == OrderingMode::ClientOrder {
             let ranks = (0..).take(candidates.len());
-            return Decided {
+            return Decision {
                 arrangement,
                 order: (!candidates.is_empty()).then(|| ranks.collect()),
                 hint: None,
@@ -128,7 +133,7 @@ impl<'a> Request<'_, 'a> {
         let hint = is_moved.then(|| self.order_hint(group, listed, &arrangement));
         let hint = hint.flatten();
         arrangement.hinted = hint.is_some();
-        Decided {
+        Decision {
             arrangement,
             order: Some(order),
             hint,

@@ -9,7 +9,7 @@ mod report;
 
 pub use self::report::Report;
 
-use self::decide::Decided;
+use self::decide::Decision;
 use crate::arrangement::{Arrangement, Listed, keeps_repeats, narrowed};
 use crate::body::{
     Entry, Found, Group, Message, Parsed, Place, Wrap,
@@ -29,18 +29,18 @@ use smallvec::SmallVec;
 
 /// In whose order documents are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum OrderingMode {
     /// The policy's.
     Ordered,
     /// The client's: nothing is moved, left out, referred to or hinted at, and nothing of earlier turns is used. Only an
     /// array is still written into its message.
-    AsRanked,
+    ClientOrder,
     /// The policy's, but only to say what it would be.
-    Tried,
+    Trial,
 }
 
 /// What became of a request.
-pub(crate) struct Outcome<'a> {
+pub(crate) struct ArrangedRequest<'a> {
     /// What is sent instead of parts of the body; empty: nothing.
     pub(crate) edits: Vec<Edit<'a>>,
     pub(crate) report: Report,
@@ -64,7 +64,7 @@ pub(crate) struct HeadWords<'a> {
     clippy::too_many_arguments,
     reason = "one call, from the one place that has all of them"
 )]
-pub(crate) fn send<'a>(
+pub(crate) fn arrange<'a>(
     config: &'a Config,
     parsed: &Parsed<'a>,
     head: HeadWords<'a>,
@@ -72,14 +72,14 @@ pub(crate) fn send<'a>(
     policy: &mut dyn Policy,
     memory: &'a Memory,
     path: &Path,
-    manner: Manner,
-) -> Outcome<'a> {
+    mode: OrderingMode,
+) -> ArrangedRequest<'a> {
     let mut request = Request {
         config,
         text: parsed.text,
         head,
         frozen: Box::default(),
-        manner,
+        mode,
         tree,
         policy,
         last_turn: parsed.messages.last().map_or(0, |message| message.turn),
@@ -87,9 +87,9 @@ pub(crate) fn send<'a>(
         shown: Shown::default(),
         sent: 0,
         edits: Vec::new(),
-        report: Report::new(match manner {
-            Manner::AsRanked => PolicyKind::Retrieval.name(),
-            Manner::Ordered | Manner::Tried => config.policy.name(),
+        report: Report::new(match mode {
+            OrderingMode::ClientOrder => PolicyKind::Retrieval.name(),
+            OrderingMode::Ordered | OrderingMode::Trial => config.policy.name(),
         }),
         runs: Vec::new(),
     };
@@ -121,7 +121,7 @@ pub(crate) fn send<'a>(
             });
         }
     }
-    Outcome {
+    ArrangedRequest {
         edits: request.edits,
         report: request.report,
         runs: request.runs,
@@ -136,7 +136,7 @@ struct Request<'r, 'a> {
     head: HeadWords<'a>,
     /// The values that the head's frozen spans have.
     frozen: Box<[Box<str>]>,
-    manner: Manner,
+    mode: OrderingMode,
     tree: &'r mut KnowledgeTree,
     policy: &'r mut dyn Policy,
     /// The chat's last turn: what stands in it is referred to by nothing.
@@ -301,13 +301,13 @@ impl<'a> Request<'_, 'a> {
     ) -> (Arrangement, Listed, Option<Rendering>) {
         let listed = Listed::of(group);
         let known = known.filter(|known| self.is_possible(known, group, &listed, turn));
-        let Decided {
+        let Decision {
             arrangement,
             order,
             hint,
         } = match known {
             Some(known) => self.again(known, group, &listed),
-            None => self.arrange(group, &listed, turn),
+            None => self.decide(group, &listed, turn),
         };
 
         let end = self.end_of_path(group, &listed);
@@ -447,7 +447,7 @@ impl<'a> Request<'_, 'a> {
 
     /// Whether the group goes on byte for byte, repeats included.
     fn keeps_places(&self, group: &Group<'_>) -> bool {
-        self.manner == Manner::AsRanked && !group.is_rendered()
+        self.mode == OrderingMode::ClientOrder && !group.is_rendered()
     }
 
     /// The index of the first document that the tree cannot place: behind a repeat that is sent, everything stands
