@@ -3,7 +3,7 @@
 //! An arrangement names documents by their index in the client's list, so it is small enough to be remembered for
 //! every message of every chat, and means the same bytes whenever the client sends the same list.
 
-use crate::body::{Group, Place};
+use crate::body::{Group, GroupLayout};
 use crate::document::Fingerprint;
 use crate::sort::sort_by_key;
 use crate::tree::Scope;
@@ -175,7 +175,7 @@ pub(crate) fn narrowed(scope: Scope, digest: u64) -> Scope {
 pub(crate) fn keeps_repeats(group: &Group<'_>) -> bool {
     matches!(
         group.place,
-        Place::Slots {
+        GroupLayout::Slots {
             all_filled: true,
             ..
         }

@@ -51,7 +51,7 @@ pub(super) struct Buckets {
     /// By table and bucket: the first slot.
     heads: Vec<Link>,
     /// By slot and table.
-    places: Vec<Place>,
+    places: Vec<BucketEntry>,
     /// By slot: the last query that saw it.
     seen: Vec<u32>,
     queries: u32,
@@ -80,7 +80,7 @@ struct Function {
 
 /// A slot's place in one table: its bucket, and its neighbours there.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct BucketEntry {
     bucket: u32,
     before: Link,
     behind: Link,
@@ -143,7 +143,7 @@ impl Buckets {
         let tables = self.shape.tables as usize;
         let first = slot as usize * tables;
         if self.places.len() < first + tables {
-            self.places.resize(first + tables, Place::default());
+            self.places.resize(first + tables, BucketEntry::default());
             self.seen.resize(slot as usize + 1, 0);
         }
         for table in 0..tables {
@@ -153,7 +153,7 @@ impl Buckets {
                 neighbour.before = Link::to(slot);
             }
             if let Some(place) = self.places.get_mut(first + table) {
-                *place = Place {
+                *place = BucketEntry {
                     bucket,
                     before: Link(None),
                     behind,
@@ -168,7 +168,7 @@ impl Buckets {
             let Some(place) = self.place(Link::to(slot), table) else {
                 return;
             };
-            let Place {
+            let BucketEntry {
                 bucket,
                 before,
                 behind,
@@ -232,7 +232,7 @@ impl Buckets {
     pub(super) fn max_bytes(shape: RawBuckets, dimensions: u32, capacity: u32) -> u64 {
         let tables = u64::from(shape.tables);
         let heads = (tables << bits(capacity)) * size_of::<Link>() as u64;
-        let slot = tables * size_of::<Place>() as u64 + size_of::<u32>() as u64;
+        let slot = tables * size_of::<BucketEntry>() as u64 + size_of::<u32>() as u64;
         let probes = tables * u64::from(shape.probes) * size_of::<u32>() as u64;
         let functions = (count(shape) * size_of::<Function>()) as u64;
         // Lists that grow by doubling hold up to twice what is in them.
@@ -274,7 +274,7 @@ impl Buckets {
     }
 
     /// The place of a slot, if there is one.
-    fn place(&mut self, slot: Link, table: usize) -> Option<&mut Place> {
+    fn place(&mut self, slot: Link, table: usize) -> Option<&mut BucketEntry> {
         let tables = self.shape.tables as usize;
         self.places.get_mut(slot.slot()? as usize * tables + table)
     }

@@ -8,7 +8,7 @@
 use super::Skip;
 use super::chat::{Chat, Entry, RawTurn, Wrap};
 use super::escape::{attribute, enclosed};
-use super::found::{Finder, Found, Group, HintPlace, Place, Source};
+use super::found::{Finder, FoundDocument, Group, GroupLayout, HintSpot, Source};
 use super::json::{elements, fields, inner, range_in};
 use super::scan;
 use super::text::Text;
@@ -103,7 +103,7 @@ impl<'a> Finder<'a, '_> {
         }
         if stays {
             let found = elements.iter().zip(&documents);
-            let found = found.map(|(element, parts)| Found::whole(element, parts.id));
+            let found = found.map(|(element, parts)| FoundDocument::whole(element, parts.id));
             let found = found.collect();
             let slots = elements
                 .iter()
@@ -112,13 +112,13 @@ impl<'a> Finder<'a, '_> {
             // Where the template renders the documents is unknown; before everything is the usual place.
             let scope = Scope(messages.first().map_or(0, |message| message.before));
             let hint = target.and_then(|(_, _, entry)| {
-                (entry.wrap == Wrap::None).then_some(HintPlace {
+                (entry.wrap == Wrap::None).then_some(HintSpot {
                     at: entry.at,
                     before: "",
                     after: r"\n\n",
                 })
             });
-            let place = Place::Slots {
+            let place = GroupLayout::Slots {
                 slots,
                 all_filled: true,
             };
@@ -218,7 +218,7 @@ fn rendered<'a>(
             enclosed(parts.text),
         ];
         hashed(id.len() + title.len() + text.len());
-        Found {
+        FoundDocument {
             fingerprint: Fingerprint::of(&[id.as_bytes(), title.as_bytes(), text.as_bytes()]),
             label,
             tokens: estimate_tokens(id.len() + title.len() + text.len()),
@@ -228,12 +228,12 @@ fn rendered<'a>(
     let group = Group {
         scope: message.rendered_scope(),
         found: found.collect(),
-        place: Place::Render {
+        place: GroupLayout::Render {
             array,
             entry,
             around,
         },
-        hint: Some(HintPlace {
+        hint: Some(HintSpot {
             at: entry.at,
             before: "",
             after: r"\n",

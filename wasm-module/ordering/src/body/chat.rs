@@ -11,7 +11,7 @@
 use super::content::{Piece, pieces};
 use super::json::{offset_in, range_in, scanned, text};
 use super::lists::Author;
-use super::salt::SaltPlace;
+use super::salt::SaltField;
 use super::scan::{Bad, Scan, fields, say};
 use super::search::{pass_space, trimmed_ascii};
 use super::{MAX_MESSAGES, MAX_MODEL_BYTES, Skip};
@@ -34,7 +34,7 @@ pub(crate) struct Chain(pub(crate) u128);
 pub(super) struct Chat<'a> {
     /// The model's name, empty when the body has none.
     pub(super) model: Cow<'a, str>,
-    pub(super) salt: SaltPlace<'a>,
+    pub(super) salt: SaltField<'a>,
     pub(super) messages: Vec<RawTurn<'a>>,
     /// A list, if it is anything.
     pub(super) documents: Option<&'a str>,
@@ -295,7 +295,7 @@ impl<'a> Chat<'a> {
         } else {
             tools
         };
-        let mut place = Place {
+        let mut place = MessageReader {
             chain: asking.into_iter().fold(Chain(0), |chain, value| {
                 chain.then("", xxh3_128(value.unwrap_or_default().as_bytes()))
             }),
@@ -336,7 +336,7 @@ impl<'a> Chat<'a> {
         }
         Ok(Self {
             model,
-            salt: SaltPlace::new(body, top, salt),
+            salt: SaltField::new(body, top, salt),
             messages,
             documents,
             retrieval,
@@ -349,13 +349,13 @@ impl<'a> Chat<'a> {
 }
 
 /// Where reading the messages has come to.
-struct Place {
+struct MessageReader {
     chain: Chain,
     before: u64,
     turn: u32,
 }
 
-impl Place {
+impl MessageReader {
     /// The message `raw`.
     fn turn<'a>(
         &mut self,

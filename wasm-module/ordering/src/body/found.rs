@@ -38,13 +38,13 @@ pub(crate) struct Group<'a> {
     /// What precedes them in the prompt, as the client wrote it.
     pub(crate) scope: Scope,
     /// In the client's order; at least one.
-    pub(crate) found: Vec<Found<'a>>,
-    pub(crate) place: Place<'a>,
+    pub(crate) found: Vec<FoundDocument<'a>>,
+    pub(crate) place: GroupLayout<'a>,
     /// Where an order hint goes, and what separates it from its neighbours.
-    pub(crate) hint: Option<HintPlace>,
+    pub(crate) hint: Option<HintSpot>,
 }
 
-impl Place<'_> {
+impl GroupLayout<'_> {
     /// The byte of the body at which the documents begin.
     pub(crate) fn start(&self) -> usize {
         match self {
@@ -56,7 +56,7 @@ impl Place<'_> {
 
 /// One document. Its strings are copies of the body's bytes, escapes included.
 #[derive(Debug)]
-pub(crate) struct Found<'a> {
+pub(crate) struct FoundDocument<'a> {
     pub(crate) fingerprint: Fingerprint,
     /// What a hint calls it; empty when it has no id.
     pub(crate) label: &'a str,
@@ -79,7 +79,7 @@ pub(crate) enum Source<'a> {
 
 /// Where a group's documents go.
 #[derive(Debug)]
-pub(crate) enum Place<'a> {
+pub(crate) enum GroupLayout<'a> {
     /// Each into one of these ranges of the body; what is between them stays. When documents are dropped, the last
     /// slots are left empty, unless `all_filled`.
     Slots {
@@ -98,13 +98,13 @@ pub(crate) enum Place<'a> {
 
 /// See [`Group::hint`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HintPlace {
+pub(crate) struct HintSpot {
     pub(crate) at: usize,
     pub(crate) before: &'static str,
     pub(crate) after: &'static str,
 }
 
-impl<'a> Found<'a> {
+impl<'a> FoundDocument<'a> {
     /// A document that moves as it stands in the body.
     pub(super) fn whole(whole: &'a str, label: &'a str) -> Self {
         hashed(whole.len());
@@ -128,7 +128,7 @@ impl<'a> Found<'a> {
 impl Group<'_> {
     /// Whether its documents are written into a message.
     pub(crate) fn is_rendered(&self) -> bool {
-        matches!(self.place, Place::Render { .. })
+        matches!(self.place, GroupLayout::Render { .. })
     }
 }
 

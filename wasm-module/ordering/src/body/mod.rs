@@ -44,7 +44,7 @@ pub use array::Retrieved;
 pub(crate) use array::element_text;
 pub use chat::Role;
 pub(crate) use chat::{Chain, Entry, PARAMETERS, Wrap};
-pub(crate) use found::{Found, Group, Message, Place, Source};
+pub(crate) use found::{FoundDocument, Group, GroupLayout, Message, Source};
 pub(crate) use json::{inner as inner_of, offset_in, range_in};
 pub use parse::{Parsed, parse, parse_with};
 pub use question::{Question, question};

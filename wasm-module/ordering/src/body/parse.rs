@@ -7,11 +7,11 @@ use super::Skip;
 use super::array::Retrieved;
 use super::chat::{Chain, Chat, PARAMETERS, RawTurn, Start};
 use super::content::{Block, Piece};
-use super::found::{Finder, Found, Group, HintPlace, Message, Place};
+use super::found::{Finder, FoundDocument, Group, GroupLayout, HintSpot, Message};
 use super::json::{offset_in, range_in};
 use super::lists::{Author, Lines};
 use super::results::results;
-use super::salt::SaltPlace;
+use super::salt::SaltField;
 use super::search::{find_any, find_bracket, has};
 use super::tags::{self, Span};
 use super::text::Text;
@@ -28,7 +28,7 @@ pub struct Parsed<'a> {
     pub(crate) text: &'a str,
     /// The model's name, empty when the body has none.
     pub(crate) model: Cow<'a, str>,
-    pub(crate) salt: SaltPlace<'a>,
+    pub(crate) salt: SaltField<'a>,
     /// Documents that the engine's template renders, before every message.
     pub(crate) front: Option<Group<'a>>,
     pub(crate) messages: Vec<Message<'a>>,
@@ -174,7 +174,7 @@ impl<'a> Finder<'a, '_> {
             Format::Listed => Some(last.whole.end),
             Format::Elements => None,
         };
-        let hint = hint_at.map(|at| HintPlace {
+        let hint = hint_at.map(|at| HintSpot {
             at: offset + text.source(&(at..at)).end,
             before: r"\n",
             after: "",
@@ -185,13 +185,13 @@ impl<'a> Finder<'a, '_> {
             let range = text.source(&span.whole);
             let whole = source.get(range.clone()).unwrap_or_default();
             let id = span.id.as_ref().and_then(|id| source.get(text.source(id)));
-            found.push(Found::whole(whole, id.unwrap_or_default()));
+            found.push(FoundDocument::whole(whole, id.unwrap_or_default()));
             slots.push(offset + range.start..offset + range.end);
         }
         Ok(Some(Group {
             scope,
             found,
-            place: Place::Slots {
+            place: GroupLayout::Slots {
                 slots,
                 all_filled: format != Format::Tagged,
             },
@@ -249,16 +249,16 @@ impl<'a> Finder<'a, '_> {
         self.add(blocks.len())?;
         let found = blocks
             .iter()
-            .map(|block| Found::whole(block.raw, block.label));
+            .map(|block| FoundDocument::whole(block.raw, block.label));
         let slots = blocks.iter().map(|block| range_in(self.body, block.raw));
         Ok(Some(Group {
             scope: before.scope(offset_in(self.body, first.raw)),
             found: found.collect(),
-            place: Place::Slots {
+            place: GroupLayout::Slots {
                 slots: slots.collect(),
                 all_filled: true,
             },
-            hint: Some(HintPlace {
+            hint: Some(HintSpot {
                 at: range_in(self.body, last.raw).end,
                 before: r#",{"type":"text","text":""#,
                 after: r#""}"#,

@@ -5,7 +5,7 @@
 
 use super::chat::{around, folded, rendered_scope};
 use super::json::{offset_in, range_in};
-use super::{Parsed, Place};
+use super::{GroupLayout, Parsed};
 use crate::tree::Scope;
 use std::ops::Range;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
@@ -40,7 +40,7 @@ impl Parsed<'_> {
                 Scope(xxh3_64_with_seed(text.as_bytes(), before))
             };
             for group in &mut message.groups {
-                if let Place::Slots { slots, .. } = &group.place {
+                if let GroupLayout::Slots { slots, .. } = &group.place {
                     group.scope = scope(slots.first().map_or(whole.start, |slot| slot.start));
                 }
             }

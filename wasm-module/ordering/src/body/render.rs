@@ -2,7 +2,7 @@
 
 use super::chat::Wrap;
 use super::edit::Edit;
-use super::found::{Found, HintPlace, Place, Source};
+use super::found::{FoundDocument, GroupLayout, HintSpot, Source};
 use super::scan::is_value;
 use super::search::find_words;
 use std::borrow::Cow;
@@ -11,7 +11,7 @@ use std::ops::Range;
 /// What is sent in a document's place.
 #[derive(Debug)]
 pub(crate) enum Sent<'g, 'a> {
-    Document(&'g Found<'a>),
+    Document(&'g FoundDocument<'a>),
     /// These words, which say where the document stands.
     Reference(String),
 }
@@ -27,14 +27,14 @@ pub(crate) struct Rendering {
 
 /// The edits that put `sent` and a hint where a group's documents stood; what was rendered, if they were rendered.
 pub(crate) fn edits<'a>(
-    place: &Place<'a>,
-    hint_place: Option<HintPlace>,
+    place: &GroupLayout<'a>,
+    hint_place: Option<HintSpot>,
     sent: Vec<Sent<'_, 'a>>,
     hint: Option<String>,
 ) -> (Vec<Edit<'a>>, Option<Rendering>) {
     let hint = hint.zip(hint_place);
     match place {
-        Place::Slots { slots, .. } => {
+        GroupLayout::Slots { slots, .. } => {
             let mut sent = sent.into_iter();
             let mut edits: Vec<Edit<'a>> = slots
                 .iter()
@@ -53,7 +53,7 @@ pub(crate) fn edits<'a>(
             }));
             (edits, None)
         }
-        Place::Render {
+        GroupLayout::Render {
             array,
             entry,
             around,
@@ -70,7 +70,7 @@ fn render(
     wrap: Wrap,
     [before, behind]: [&str; 2],
     sent: &[Sent<'_, '_>],
-    hint: Option<(String, HintPlace)>,
+    hint: Option<(String, HintSpot)>,
 ) -> Rendering {
     let mut text = String::new();
     let mut documents = Vec::with_capacity(sent.len());
@@ -118,7 +118,7 @@ fn wrapping(wrap: Wrap) -> [&'static str; 2] {
 }
 
 /// A document's block: a pure function of the document, or prefixes would never match.
-pub(crate) fn block<'a>(document: &Found<'a>) -> Cow<'a, str> {
+pub(crate) fn block<'a>(document: &FoundDocument<'a>) -> Cow<'a, str> {
     match &document.source {
         Source::Whole(whole) => Cow::Borrowed(whole),
         parts @ Source::Parts { .. } => {

@@ -12,7 +12,7 @@ use crate::feed::TenantKey;
 
 /// Where a body's salt stands, or is to stand.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SaltPlace<'a> {
+pub(crate) struct SaltField<'a> {
     /// The client's, as written.
     given: Option<&'a str>,
     /// Behind the body's opening brace.
@@ -30,11 +30,11 @@ pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
     let top = trimmed_ascii(body);
     // `null` is something: a salt written beside it would not be the last one.
     let [given] = scanned(body, top, |scan| scan.fields(["cache_salt"]))?;
-    let place = SaltPlace::new(body, top, given);
+    let place = SaltField::new(body, top, given);
     Ok(edit::apply(body, vec![place.write(body, salt)]))
 }
 
-impl<'a> SaltPlace<'a> {
+impl<'a> SaltField<'a> {
     /// In the object `top` of `body`.
     pub(super) fn new(body: &'a str, top: &'a str, given: Option<&'a str>) -> Self {
         let first = pass_space(top, 1);

@@ -52,7 +52,7 @@ pub(crate) struct AddedMessage {
 
 /// A turn as another memory of the same tenant and model knows it too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct TurnKey {
     pub(crate) chain: Chain,
     /// See [`Node::lineage`].
     pub(crate) lineage: u64,
@@ -204,16 +204,16 @@ impl Memory {
     }
 
     /// Where a path ends, for other memories.
-    pub(crate) fn place(&self, path: &Path) -> Option<Place> {
+    pub(crate) fn place(&self, path: &Path) -> Option<TurnKey> {
         let node = path.last().and_then(|(_, id)| self.node(*id))?;
-        Some(Place {
+        Some(TurnKey {
             chain: node.chain,
             lineage: node.lineage,
         })
     }
 
     /// The path that ends at a place of another memory, if it is known here; only its last turn.
-    pub(crate) fn path_to(&self, place: Place) -> Option<Path> {
+    pub(crate) fn path_to(&self, place: TurnKey) -> Option<Path> {
         let turns = self.by_chain.get(&place.chain)?;
         turns.iter().find_map(|&id| {
             let node = self.node(id)?;

@@ -900,7 +900,7 @@ const LONGEST_SLOT: u32 = 160;
 fn pieces_of(
     asked: &Asked<'_, '_>,
     segment: &Segment,
-    documents: &[&crate::body::Found<'_>],
+    documents: &[&crate::body::FoundDocument<'_>],
     holds_documents: bool,
     depth: Depth,
     known: &Known<'_>,

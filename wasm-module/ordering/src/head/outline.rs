@@ -12,7 +12,7 @@
 use super::marks::{self, Marks};
 use super::segments::{Segment, SegmentKind, Segments};
 use crate::body::scan::{self, Scan};
-use crate::body::{Found, Message, Parsed, Role, Source, inner_of, offset_in};
+use crate::body::{FoundDocument, Message, Parsed, Role, Source, inner_of, offset_in};
 use crate::document::estimate_tokens;
 use crate::simulation::Retrieved;
 use smallvec::SmallVec;
@@ -378,8 +378,8 @@ const MAX_UNITS: usize = 256;
 const SHORTEST_SENTENCE: usize = 12;
 
 /// The documents of a body in the order in which its segments count them.
-pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p Found<'a>> {
-    let mut found: Vec<&Found<'_>> = Vec::new();
+pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p FoundDocument<'a>> {
+    let mut found: Vec<&FoundDocument<'_>> = Vec::new();
     if let Some(front) = &parsed.front {
         found.extend(&front.found);
     }
@@ -395,7 +395,7 @@ pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p Found<'a>> {
 }
 
 /// A document's text, where it stands in the body.
-pub(super) fn text_of<'f>(found: &'f Found<'_>) -> &'f str {
+pub(super) fn text_of<'f>(found: &'f FoundDocument<'_>) -> &'f str {
     match &found.source {
         Source::Whole(whole) => whole,
         Source::Parts { text, .. } => text,

@@ -11,7 +11,7 @@
 //! read twice: the ranges are those that the parser has seen, and a whole message's hash is made of the one by which its
 //! chat is known.
 
-use crate::body::{Group, Message, Parsed, Place, Role, Source, offset_in, range_in};
+use crate::body::{Group, GroupLayout, Message, Parsed, Role, Source, offset_in, range_in};
 use crate::config::Config;
 use crate::document::estimate_tokens;
 use crate::hint::HintTemplate;
@@ -306,8 +306,8 @@ impl Reading<'_, '_> {
 
 fn slots_of<'g>(group: &'g Group<'_>) -> &'g [Range<usize>] {
     match &group.place {
-        Place::Slots { slots, .. } => slots,
-        Place::Render { .. } => &[],
+        GroupLayout::Slots { slots, .. } => slots,
+        GroupLayout::Render { .. } => &[],
     }
 }
 
@@ -315,7 +315,7 @@ fn slots_of<'g>(group: &'g Group<'_>) -> &'g [Range<usize>] {
 fn hint_behind(text: &str, template: &HintTemplate, range: Range<usize>) -> Option<Range<usize>> {
     let rest = text.get(range.clone())?;
     let mut words = rest;
-    // What a hint is separated from the documents by: see `HintPlace`.
+    // What a hint is separated from the documents by: see `HintSpot`.
     words = words.strip_prefix(HINT_BLOCK).unwrap_or(words);
     while let Some(behind) = words.strip_prefix(r"\n") {
         words = behind;

@@ -101,7 +101,8 @@ impl Heads {
             return true;
         }
         let texts = SystemText::all(parsed);
-        let found: Vec<Vec<Found>> = texts.iter().map(|text| self.found(config, text)).collect();
+        let found: Vec<Vec<FoundDocument>> =
+            texts.iter().map(|text| self.found(config, text)).collect();
         let mut all = found.iter().flatten();
         if config.upstream == Upstream::Anthropic
             && all.any(|found| {
@@ -264,7 +265,7 @@ impl Heads {
     }
 
     /// What the patterns find in a text.
-    fn found(&mut self, config: &Head, text: &SystemText<'_>) -> Vec<Found> {
+    fn found(&mut self, config: &Head, text: &SystemText<'_>) -> Vec<FoundDocument> {
         let mut all = Vec::new();
         if config.patterns.is_empty() {
             return all;
@@ -306,7 +307,7 @@ impl Heads {
                 // A collision of hashes may name what is no range of this line.
                 let range = unit.line.start + found.range.start..unit.line.start + found.range.end;
                 if range.end <= unit.line.end && plain.get(range.clone()).is_some() {
-                    all.push(Found {
+                    all.push(FoundDocument {
                         range,
                         pattern: found.pattern,
                     });
@@ -321,18 +322,18 @@ impl Heads {
         &mut self,
         config: &Head,
         texts: &[SystemText<'_>],
-        found: &[Vec<Found>],
+        found: &[Vec<FoundDocument>],
     ) -> Vec<Vec<bool>> {
         let mut seen: Vec<Seen> = Vec::new();
         let mut places: Vec<(usize, usize)> = Vec::new();
         for (nth, text) in texts.iter().enumerate() {
             let hits = found.get(nth).map(Vec::as_slice).unwrap_or_default();
-            let acts = |hit: &&Found| {
+            let acts = |hit: &&FoundDocument| {
                 let pattern = config.patterns.get(hit.pattern);
                 pattern.is_some_and(|pattern| pattern.class != Class::Leave)
             };
             for (at, unit) in text.units.iter().enumerate() {
-                let overlaps = |hit: &Found| {
+                let overlaps = |hit: &FoundDocument| {
                     hit.range.start < unit.range.end && unit.range.start < hit.range.end
                 };
                 // What a pattern takes care of is no slot.
@@ -361,7 +362,7 @@ impl Heads {
 }
 
 /// Where a pattern was found in a plain text.
-struct Found {
+struct FoundDocument {
     range: Range<usize>,
     pattern: usize,
 }

@@ -11,7 +11,7 @@
 use super::decision::merged;
 use crate::body::scan::fields;
 use crate::body::text::Text;
-use crate::body::{Message, Parsed, Place, Role, offset_in, range_in};
+use crate::body::{GroupLayout, Message, Parsed, Role, offset_in, range_in};
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -149,8 +149,8 @@ fn inner(raw: &str) -> Option<&str> {
 fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
     let groups = message.groups.iter();
     let ranges = groups.filter_map(|group| match &group.place {
-        Place::Slots { slots, .. } => Some(slots.first()?.start..slots.last()?.end),
-        Place::Render { .. } => None,
+        GroupLayout::Slots { slots, .. } => Some(slots.first()?.start..slots.last()?.end),
+        GroupLayout::Render { .. } => None,
     });
     ranges.collect()
 }

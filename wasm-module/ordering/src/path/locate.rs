@@ -11,7 +11,7 @@
 //! costs marks and nothing else.
 
 use super::{Run, SentPath};
-use crate::body::{self, Found, Skip, Source};
+use crate::body::{self, FoundDocument, Skip, Source};
 use crate::config::{Config, DocumentsField};
 use crate::document::Fingerprint;
 use crate::policy::MAX_CANDIDATES;
@@ -59,10 +59,10 @@ impl Locator {
     pub fn locate(&self, path: &SentPath, body: &[u8], prompt: &str) -> Result<Vec<Located>, Skip> {
         let parsed = body::parse(body, &self.0)?;
         let front = (parsed.front.iter()).flat_map(|group| &group.found);
-        let front = front.map(|found| (Place::Front, found));
+        let front = front.map(|found| (PromptPart::Front, found));
         let messages = parsed.messages.iter().flat_map(|message| &message.groups);
         let messages = messages.flat_map(|group| &group.found);
-        let messages = messages.map(|found| (Place::Message, found));
+        let messages = messages.map(|found| (PromptPart::Message, found));
         let mut search = Search::new(front.chain(messages).collect(), prompt);
         let runs = path.runs.iter().map(|run| search.run(run));
         Ok(runs.filter(|run| !run.documents.is_empty()).collect())
@@ -74,7 +74,7 @@ impl Locator {
 const MAX_PASSES: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum PromptPart {
     /// Where the template puts the `documents` array.
     Front,
     Message,
@@ -82,7 +82,7 @@ enum Place {
 
 struct Search<'a, 'p> {
     /// In the order of the prompt, the front's before all others.
-    blocks: Vec<(Place, &'p Found<'a>)>,
+    blocks: Vec<(PromptPart, &'p FoundDocument<'a>)>,
     /// The indices of the blocks that go by a fingerprint, in their order.
     known: FxHashMap<Fingerprint, SmallVec<[usize; 1]>>,
     prompt: &'p str,
@@ -95,7 +95,7 @@ struct Search<'a, 'p> {
 }
 
 impl<'a, 'p> Search<'a, 'p> {
-    fn new(blocks: Vec<(Place, &'p Found<'a>)>, prompt: &'p str) -> Self {
+    fn new(blocks: Vec<(PromptPart, &'p FoundDocument<'a>)>, prompt: &'p str) -> Self {
         let mut known: FxHashMap<Fingerprint, SmallVec<[usize; 1]>> = FxHashMap::default();
         for (index, (_, found)) in blocks.iter().enumerate() {
             for fingerprint in fingerprints(found) {
@@ -128,15 +128,15 @@ impl<'a, 'p> Search<'a, 'p> {
                 break;
             };
             let at = match place {
-                Place::Front => front_at,
-                Place::Message => self.message_at,
+                PromptPart::Front => front_at,
+                PromptPart::Message => self.message_at,
             };
             let Some(block) = plain(found).and_then(|block| self.find(&block, at)) else {
                 break;
             };
             match place {
-                Place::Front => front_at = block.end,
-                Place::Message => self.message_at = block.end,
+                PromptPart::Front => front_at = block.end,
+                PromptPart::Message => self.message_at = block.end,
             }
             self.next = index + 1;
             if located.documents.is_empty() {
@@ -148,7 +148,10 @@ impl<'a, 'p> Search<'a, 'p> {
     }
 
     /// The first block of that fingerprint that was not taken yet.
-    fn block(&self, fingerprint: Fingerprint) -> Option<(usize, Place, &'p Found<'a>)> {
+    fn block(
+        &self,
+        fingerprint: Fingerprint,
+    ) -> Option<(usize, PromptPart, &'p FoundDocument<'a>)> {
         let indices = self.known.get(&fingerprint)?;
         let first = indices.partition_point(|index| *index < self.next);
         let index = *indices.get(first)?;
@@ -172,7 +175,7 @@ impl<'a, 'p> Search<'a, 'p> {
 }
 
 /// What the gateway calls this document by: what it is, or what it was before it was rendered from a `documents` array.
-fn fingerprints(found: &Found<'_>) -> impl Iterator<Item = Fingerprint> {
+fn fingerprints(found: &FoundDocument<'_>) -> impl Iterator<Item = Fingerprint> {
     let parts = match found.source {
         Source::Whole(whole) => body::render::parts_of_block(whole),
         Source::Parts { .. } => [None, None],
@@ -185,7 +188,7 @@ fn fingerprints(found: &Found<'_>) -> impl Iterator<Item = Fingerprint> {
 }
 
 /// What the template prints of a document.
-fn plain<'a>(found: &Found<'a>) -> Option<Cow<'a, str>> {
+fn plain<'a>(found: &FoundDocument<'a>) -> Option<Cow<'a, str>> {
     match found.source {
         Source::Whole(whole) if whole.starts_with(['{', '"']) => body::element_text(whole),
         Source::Whole(whole) => Some(body::unescaped(whole)),

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
     use crate::arrangement::{Arrangement, Slot};
     use crate::body::{Chain, Wrap};
-    use crate::conversation::memory::{AddedMessage, Place};
+    use crate::conversation::memory::{AddedMessage, TurnKey};
     use crate::conversation::turn::{Kept, Pin, Pinned, Turn, Written};
     use crate::document::Fingerprint;
     use crate::engines::EngineId;
@@ -176,7 +176,7 @@ mod tests {
         );
         let after = prop::option::of((any::<u128>(), any::<u64>()));
         (after, prop::collection::vec(added, 0..4)).prop_map(|(after, added)| ChatContinuation {
-            after: after.map(|(chain, lineage)| Place {
+            after: after.map(|(chain, lineage)| TurnKey {
                 chain: Chain(chain),
                 lineage,
             }),

@@ -20,7 +20,7 @@ use crate::arrangement::{Arrangement, Slot};
 use crate::body::render::fits;
 use crate::body::{Chain, Wrap};
 use crate::bytes::{BadBytes, Reader, Writer};
-use crate::conversation::memory::{AddedMessage, Place};
+use crate::conversation::memory::{AddedMessage, TurnKey};
 use crate::conversation::turn::{Kept, Pin, Pinned, Turn, Written};
 use crate::document::Fingerprint;
 use crate::engines::EngineId;
@@ -67,7 +67,7 @@ pub(crate) struct SentRun {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChatContinuation {
     /// The last message that was known before; `None`: none was.
-    pub(crate) after: Option<Place>,
+    pub(crate) after: Option<TurnKey>,
     pub(crate) added: Vec<AddedMessage>,
 }
 
@@ -257,7 +257,7 @@ impl SentRun {
 impl ChatContinuation {
     /// What is told of a chat: all of it, up to a pinned text that is longer than what there is room for. Who took the
     /// rest without the text would send the chat without it.
-    pub(crate) fn within_limit(after: Option<Place>, added: &[AddedMessage]) -> Option<Self> {
+    pub(crate) fn within_limit(after: Option<TurnKey>, added: &[AddedMessage]) -> Option<Self> {
         let mut room = PINNED_BYTES;
         let has_room = |added: &&AddedMessage| {
             let holds_texts = added.turn.pin().is_some() || added.turn.kept.is_some();
@@ -334,7 +334,7 @@ impl Reader<'_> {
 
     fn chat(&mut self) -> Result<ChatContinuation, BadBytes> {
         let after = self.option(|from| {
-            Ok(Place {
+            Ok(TurnKey {
                 chain: from.chain()?,
                 lineage: from.hash()?,
             })

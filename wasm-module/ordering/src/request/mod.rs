@@ -12,7 +12,7 @@ pub use self::report::Report;
 use self::decide::Decision;
 use crate::arrangement::{Arrangement, Listed, keeps_repeats, narrowed};
 use crate::body::{
-    Entry, Found, Group, Message, Parsed, Place, Wrap,
+    Entry, FoundDocument, Group, GroupLayout, Message, Parsed, Wrap,
     edit::Edit,
     render::{self, Rendering, Sent},
 };
@@ -392,7 +392,8 @@ impl<'a> Request<'_, 'a> {
         listed: &Listed,
     ) -> Vec<Sent<'g, 'a>> {
         let found = |index: u16| group.found.get(usize::from(index));
-        let words = |found: &Found<'_>| self.config.deduplicate.as_ref()?.render(found.label);
+        let words =
+            |found: &FoundDocument<'_>| self.config.deduplicate.as_ref()?.render(found.label);
         let slots = arrangement.slots.iter().filter_map(|slot| {
             let found = found(slot.index())?;
             let words = slot.is_reference().then(|| words(found)).flatten();
@@ -491,7 +492,7 @@ fn pin_of(
             let fingerprint = listed.fingerprint_at(slot.index());
             Pinned::new(fingerprint, found.tokens, block, label)
         });
-    let Place::Render { entry, .. } = group.place else {
+    let GroupLayout::Render { entry, .. } = group.place else {
         return None;
     };
     Some(Pin {

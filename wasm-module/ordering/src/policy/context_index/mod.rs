@@ -74,7 +74,7 @@ const ALPHA: f64 = 0.005;
 type Share = (NodeId, (u32, u32));
 
 /// Where a request belongs.
-struct Place {
+struct Insertion {
     /// The deepest node that holds nothing but documents of the request.
     node: NodeId,
     /// A child of it that shares more, and holds more too.
@@ -165,9 +165,9 @@ impl ContextIndex {
 
     /// Greedy search: descends to the child at the least distance; among equals to one that holds nothing but
     /// documents of the request, then to the older one.
-    fn find(&self, request: &[Fingerprint]) -> Place {
+    fn find(&self, request: &[Fingerprint]) -> Insertion {
         let rank_of: FxHashMap<Fingerprint, u16> = request.iter().copied().zip(0..).collect();
-        let mut place = Place {
+        let mut place = Insertion {
             node: ROOT,
             split: None,
             path: Order::new(),
