@@ -81,8 +81,13 @@ impl Engines {
         self.list.len() > 1
     }
 
-    /// The engines that a request may go to. `turn` says which of equals comes first.
-    pub(crate) fn choices(&self, host: &impl Host, now_ms: u64, turn: u64) -> Vec<Choice> {
+    /// The engines that a request may go to. `request_number` says which of equals comes first.
+    pub(crate) fn choices(
+        &self,
+        host: &impl Host,
+        now_ms: u64,
+        request_number: u64,
+    ) -> Vec<Choice> {
         let mut all = Vec::with_capacity(self.list.len());
         let mut well = Vec::with_capacity(self.list.len());
         for (engine, key) in (0..).map(EngineId).zip(&self.keys) {
@@ -99,7 +104,7 @@ impl Engines {
         }
         let mut choices = if well.is_empty() { all } else { well };
         let count = u64::try_from(choices.len()).unwrap_or(1);
-        let first = turn.checked_rem(count).unwrap_or(0);
+        let first = request_number.checked_rem(count).unwrap_or(0);
         choices.rotate_left(usize::try_from(first).unwrap_or(0));
         choices
     }

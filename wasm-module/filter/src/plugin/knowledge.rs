@@ -18,7 +18,7 @@ pub(super) struct Knowledge {
     /// By engine, a bit: whether its answers ever said how much was cached. Then one that says nothing says none.
     pub(super) reporting: u64,
     /// Requests so far.
-    pub(super) turn: u64,
+    pub(super) request_number: u64,
 }
 
 impl Knowledge {
@@ -29,7 +29,7 @@ impl Knowledge {
             misses: misses_of(config),
             agreement: None,
             reporting: 0,
-            turn: 0,
+            request_number: 0,
         }
     }
 

@@ -162,8 +162,8 @@ impl Plugin {
         let mut knowledge = self.knowledge()?;
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_REQUEST);
         let now_ms = self.now_ms(host);
-        knowledge.turn = knowledge.turn.wrapping_add(1);
-        let choices = self.engines.choices(host, now_ms, knowledge.turn);
+        knowledge.request_number = knowledge.request_number.wrapping_add(1);
+        let choices = self.engines.choices(host, now_ms, knowledge.request_number);
         let start = host.now_ns();
         let trial = match (self.config.mode, &self.config.experiment) {
             (Mode::DryRun, _) => Trial::DryRun,

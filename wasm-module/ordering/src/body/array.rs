@@ -6,7 +6,7 @@
 //! stands nowhere in it: its documents are always written.
 
 use super::Skip;
-use super::chat::{Chat, Entry, RawTurn, Wrap};
+use super::chat::{Chat, Entry, ParsedMessage, Wrap};
 use super::escape::{attribute, enclosed};
 use super::found::{Finder, FoundDocument, Group, GroupLayout, HintSpot, Source};
 use super::json::{elements, fields, inner, range_in};
@@ -142,7 +142,7 @@ impl<'a> Finder<'a, '_> {
     pub(super) fn retrieved(
         &mut self,
         retrieved: &Retrieved<'a>,
-        messages: &[RawTurn<'a>],
+        messages: &[ParsedMessage<'a>],
     ) -> Result<Option<(usize, Group<'a>)>, Skip> {
         let elements = elements(self.body, retrieved.documents)?;
         self.add(elements.len())?;
@@ -195,7 +195,9 @@ impl<'a> Finder<'a, '_> {
 }
 
 /// The message that documents can be written into: the last one of a user's with text.
-fn target<'m, 'a>(messages: &'m [RawTurn<'a>]) -> Option<(usize, &'m RawTurn<'a>, Entry)> {
+fn target<'m, 'a>(
+    messages: &'m [ParsedMessage<'a>],
+) -> Option<(usize, &'m ParsedMessage<'a>, Entry)> {
     let mut messages = messages.iter().enumerate().rev();
     messages.find_map(|(at, message)| Some((at, message, message.entry?)))
 }
@@ -203,7 +205,7 @@ fn target<'m, 'a>(messages: &'m [RawTurn<'a>]) -> Option<(usize, &'m RawTurn<'a>
 /// These documents, to be written into that message, and which one it is.
 fn rendered<'a>(
     documents: Vec<Parts<'a>>,
-    (index, message, entry): (usize, &RawTurn<'a>, Entry),
+    (index, message, entry): (usize, &ParsedMessage<'a>, Entry),
     array: Option<Range<usize>>,
     around: [&'a str; 2],
 ) -> (usize, Group<'a>) {

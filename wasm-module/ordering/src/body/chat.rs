@@ -35,7 +35,7 @@ pub(super) struct Chat<'a> {
     /// The model's name, empty when the body has none.
     pub(super) model: Cow<'a, str>,
     pub(super) salt: SaltField<'a>,
-    pub(super) messages: Vec<RawTurn<'a>>,
+    pub(super) messages: Vec<ParsedMessage<'a>>,
     /// A list, if it is anything.
     pub(super) documents: Option<&'a str>,
     /// See [`Parsed::retrieval`](super::Parsed::retrieval).
@@ -50,7 +50,7 @@ pub(super) struct Chat<'a> {
 }
 
 /// A message.
-pub(super) struct RawTurn<'a> {
+pub(super) struct ParsedMessage<'a> {
     pub(super) role: Role,
     /// As the chain has it.
     pub(super) role_name: Cow<'a, str>,
@@ -319,7 +319,7 @@ impl<'a> Chat<'a> {
         };
         let mut messages = Vec::with_capacity(earlier.len() + 2);
         if let Some(system) = system {
-            messages.push(place.turn(body, system, "system".into(), Some(system))?);
+            messages.push(place.message(body, system, "system".into(), Some(system))?);
         }
         for message in earlier {
             let role = text(body, message.role)?;
@@ -329,10 +329,10 @@ impl<'a> Chat<'a> {
                 _ => role,
             };
             let content = message.content.or(message.message);
-            messages.push(place.turn(body, message.raw, role, content)?);
+            messages.push(place.message(body, message.raw, role, content)?);
         }
         if let Some(last) = last {
-            messages.push(place.turn(body, last, "user".into(), Some(last))?);
+            messages.push(place.message(body, last, "user".into(), Some(last))?);
         }
         Ok(Self {
             model,
@@ -357,13 +357,13 @@ struct MessageReader {
 
 impl MessageReader {
     /// The message `raw`.
-    fn turn<'a>(
+    fn message<'a>(
         &mut self,
         body: &'a str,
         raw: &'a str,
         role_name: Cow<'a, str>,
         content: Option<&'a str>,
-    ) -> Result<RawTurn<'a>, Skip> {
+    ) -> Result<ParsedMessage<'a>, Skip> {
         let role = role_name.as_ref();
         let content = content.unwrap_or_default();
         let start = offset_in(body, content) + 1;
@@ -385,7 +385,7 @@ impl MessageReader {
         let (head, tail) = around(raw, content);
         self.chain = self.chain.then(role, hash);
         let parts = [head.as_bytes(), &hash.to_le_bytes(), tail.as_bytes()];
-        let turn = RawTurn {
+        let turn = ParsedMessage {
             role: Role::of(role),
             content_hash: hash,
             content,
@@ -422,7 +422,7 @@ pub(super) fn around<'a>(raw: &'a str, content: &str) -> (&'a str, &'a str) {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start<'a> {
     pub(crate) chain: Chain,
-    /// See [`RawTurn::before`].
+    /// See [`ParsedMessage::before`].
     pub(crate) before: u64,
     /// The field that the tools stand in, as written.
     pub(crate) field: Option<&'a str>,
@@ -448,7 +448,7 @@ pub(super) fn folded(parts: &[&[u8]], seed: u64) -> u64 {
         .fold(seed, |seed, part| xxh3_64_with_seed(part, seed))
 }
 
-impl RawTurn<'_> {
+impl ParsedMessage<'_> {
     /// What precedes documents that are written into it.
     pub(super) fn rendered_scope(&self) -> Scope {
         rendered_scope(self.before)

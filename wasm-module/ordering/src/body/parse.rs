@@ -5,7 +5,7 @@
 
 use super::Skip;
 use super::array::Retrieved;
-use super::chat::{Chain, Chat, PARAMETERS, RawTurn, Start};
+use super::chat::{Chain, Chat, PARAMETERS, ParsedMessage, Start};
 use super::content::{Block, Piece};
 use super::found::{Finder, FoundDocument, Group, GroupLayout, HintSpot, Message};
 use super::json::{offset_in, range_in};
@@ -276,7 +276,7 @@ struct Before<'a> {
 }
 
 impl<'a> Before<'a> {
-    fn new(body: &'a str, message: &RawTurn<'a>) -> Self {
+    fn new(body: &'a str, message: &ParsedMessage<'a>) -> Self {
         Self {
             body,
             at: offset_in(body, message.raw),

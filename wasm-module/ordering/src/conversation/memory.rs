@@ -15,7 +15,7 @@
 //! Turns stand in an arena and in one list ordered by last use. Using a turn touches it and then its ancestors, so the
 //! list's oldest turn has no children, and forgetting it is O(1).
 
-use super::turn::{Kept, Turn};
+use super::sent::{Kept, SentMessage};
 use crate::arrangement::Arrangement;
 use crate::body::Chain;
 use crate::document::Fingerprint;
@@ -36,10 +36,10 @@ pub(crate) struct Bounds {
 
 /// A turn in a memory. Valid until the next [`Memory::record`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct TurnId(u32);
+pub(crate) struct MessageId(u32);
 
 /// Known messages of a request by their index, first to last.
-pub(crate) type Path = SmallVec<[(u32, TurnId); 8]>;
+pub(crate) type Path = SmallVec<[(u32, MessageId); 8]>;
 
 /// A message to be remembered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,12 +47,12 @@ pub(crate) struct AddedMessage {
     /// Its index in the request.
     pub(crate) message: u32,
     pub(crate) chain: Chain,
-    pub(crate) turn: Turn,
+    pub(crate) sent: SentMessage,
 }
 
 /// A turn as another memory of the same tenant and model knows it too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TurnKey {
+pub(crate) struct MessageKey {
     pub(crate) chain: Chain,
     /// See [`Node::lineage`].
     pub(crate) lineage: u64,
@@ -61,7 +61,7 @@ pub(crate) struct TurnKey {
 /// What a request would have written into its newest user message, beside documents.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moving<'s> {
-    /// See [`Turn::kept_hash`]; 0: nothing.
+    /// See [`SentMessage::kept_hash`]; 0: nothing.
     pub(crate) hash: u64,
     /// A hash of each span.
     pub(crate) spans: &'s [u64],
@@ -72,9 +72,9 @@ pub(crate) struct Moving<'s> {
 pub(crate) struct Memory {
     bounds: Bounds,
     nodes: Vec<Node>,
-    free: Vec<TurnId>,
+    free: Vec<MessageId>,
     /// In the order in which they were recorded.
-    by_chain: FxHashMap<Chain, SmallVec<[TurnId; 2]>>,
+    by_chain: FxHashMap<Chain, SmallVec<[MessageId; 2]>>,
     /// Sum of the turns' bytes.
     bytes: u64,
     recency: Recency,
@@ -84,7 +84,7 @@ pub(crate) struct Memory {
 struct Node {
     chain: Chain,
     /// The known message before it.
-    parent: Option<TurnId>,
+    parent: Option<MessageId>,
     /// Its index in its chat.
     message: u32,
     /// Estimated tokens pinned in it and before it.
@@ -93,7 +93,7 @@ struct Node {
     lineage: u64,
     /// Where the request went that the turn was added with, or last used with.
     engine: EngineId,
-    turn: Turn,
+    sent: SentMessage,
 }
 
 impl Memory {
@@ -119,8 +119,8 @@ impl Memory {
         self.bytes
     }
 
-    pub(crate) fn turn(&self, id: TurnId) -> Option<&Turn> {
-        Some(&self.node(id)?.turn)
+    pub(crate) fn sent(&self, id: MessageId) -> Option<&SentMessage> {
+        Some(&self.node(id)?.sent)
     }
 
     /// Estimated tokens of the documents pinned along `path`.
@@ -148,13 +148,13 @@ impl Memory {
         moving: Moving<'_>,
     ) -> Path {
         let last = chains.len().saturating_sub(1);
-        let mut unsettled: SmallVec<[SmallVec<[TurnId; 2]>; 2]> = SmallVec::new();
+        let mut unsettled: SmallVec<[SmallVec<[MessageId; 2]>; 2]> = SmallVec::new();
         let mut known = None;
         for (message, chain) in chains.enumerate().rev() {
             let Some(turns) = self.by_chain.get(&chain) else {
                 continue;
             };
-            let fitting: SmallVec<[TurnId; 2]> = turns
+            let fitting: SmallVec<[MessageId; 2]> = turns
                 .iter()
                 .copied()
                 .filter(|&id| self.fits(id, message, message == last, written))
@@ -182,8 +182,8 @@ impl Memory {
         for fitting in unsettled.into_iter().rev() {
             let plain = fitting.into_iter().find(|&id| {
                 self.node(id).is_some_and(|node| {
-                    node.turn.pin().is_none()
-                        && node.turn.kept.is_none()
+                    node.sent.pin().is_none()
+                        && node.sent.kept.is_none()
                         && self.reads_like(node.parent, known)
                 })
             });
@@ -204,16 +204,16 @@ impl Memory {
     }
 
     /// Where a path ends, for other memories.
-    pub(crate) fn place(&self, path: &Path) -> Option<TurnKey> {
+    pub(crate) fn place(&self, path: &Path) -> Option<MessageKey> {
         let node = path.last().and_then(|(_, id)| self.node(*id))?;
-        Some(TurnKey {
+        Some(MessageKey {
             chain: node.chain,
             lineage: node.lineage,
         })
     }
 
     /// The path that ends at a place of another memory, if it is known here; only its last turn.
-    pub(crate) fn path_to(&self, place: TurnKey) -> Option<Path> {
+    pub(crate) fn path_to(&self, place: MessageKey) -> Option<Path> {
         let turns = self.by_chain.get(&place.chain)?;
         turns.iter().find_map(|&id| {
             let node = self.node(id)?;
@@ -227,23 +227,23 @@ impl Memory {
     pub(crate) fn record(&mut self, path: &Path, added: Vec<AddedMessage>, engine: EngineId) {
         let mut parent = path.last().map(|(_, id)| *id);
         for added in added {
-            let is_known = |id: &&TurnId| {
+            let is_known = |id: &&MessageId| {
                 self.node(**id).is_some_and(|node| {
                     node.parent == parent
-                        && node.turn.list() == added.turn.list()
-                        && node.turn.kept_hash() == added.turn.kept_hash()
+                        && node.sent.list() == added.sent.list()
+                        && node.sent.kept_hash() == added.sent.kept_hash()
                 })
             };
             let turns = self.by_chain.get(&added.chain).map(SmallVec::as_slice);
             if let Some(&known) = turns.and_then(|turns| turns.iter().find(is_known)) {
                 parent = Some(known);
-            } else if turns.map_or(0, <[TurnId]>::len) < MAX_VERSIONS {
+            } else if turns.map_or(0, <[MessageId]>::len) < MAX_VERSIONS {
                 parent = Some(self.add(parent, added, engine));
             } else {
                 break;
             }
         }
-        let used: SmallVec<[TurnId; 16]> = self.ancestors(parent).map(|(id, _)| id).collect();
+        let used: SmallVec<[MessageId; 16]> = self.ancestors(parent).map(|(id, _)| id).collect();
         for id in used {
             self.recency.touch(id.0);
         }
@@ -254,14 +254,14 @@ impl Memory {
             let Some(oldest) = self.recency.oldest() else {
                 break;
             };
-            self.forget(TurnId(oldest));
+            self.forget(MessageId(oldest));
         }
     }
 
     /// Whether a request may continue the turn, as far as written documents tell.
     fn fits(
         &self,
-        id: TurnId,
+        id: MessageId,
         message: usize,
         is_last: bool,
         written: Option<(u32, Fingerprint)>,
@@ -270,28 +270,28 @@ impl Memory {
             Some((target, list)) if message >= target as usize => self
                 .ancestors(Some(id))
                 .find(|(_, node)| node.message <= target)
-                .is_some_and(|(_, node)| node.message == target && node.turn.list() == Some(list)),
+                .is_some_and(|(_, node)| node.message == target && node.sent.list() == Some(list)),
             None if is_last => self
                 .node(id)
-                .is_some_and(|node| node.turn.written.is_none()),
+                .is_some_and(|node| node.sent.written.is_none()),
             _ => true,
         }
     }
 
     /// Whether a request that ends with the turn's message would be sent with what is written there.
-    fn is_sent_with(&self, id: TurnId, moving: Moving<'_>) -> bool {
+    fn is_sent_with(&self, id: MessageId, moving: Moving<'_>) -> bool {
         let node = self.node(id);
-        node.is_none_or(|node| node.turn.kept_hash() == moving.hash)
+        node.is_none_or(|node| node.sent.kept_hash() == moving.hash)
     }
 
     /// Of several turns the one whose chat has most of the spans that the head holds now, if no other has as many.
-    fn alike(&self, turns: &[TurnId], moving: Moving<'_>) -> Option<TurnId> {
+    fn alike(&self, turns: &[MessageId], moving: Moving<'_>) -> Option<MessageId> {
         if moving.spans.is_empty() {
             return None;
         }
-        let shared = |id: TurnId| {
+        let shared = |id: MessageId| {
             let kept = self.ancestors(Some(id));
-            let kept = kept.filter_map(|(_, node)| node.turn.kept.as_ref());
+            let kept = kept.filter_map(|(_, node)| node.sent.kept.as_ref());
             let spans = kept.flat_map(|kept| kept.spans.iter());
             spans.filter(|span| moving.spans.contains(span)).count()
         };
@@ -302,19 +302,19 @@ impl Memory {
     }
 
     /// Whether a chat that comes to either turn reads alike so far.
-    fn reads_like(&self, one: Option<TurnId>, other: Option<TurnId>) -> bool {
+    fn reads_like(&self, one: Option<MessageId>, other: Option<MessageId>) -> bool {
         self.history(one).eq(self.history(other))
     }
 
     /// What was done with the messages up to the turn, upwards, as far as it shows when they are history.
     fn history(
         &self,
-        turn: Option<TurnId>,
+        turn: Option<MessageId>,
     ) -> impl Iterator<Item = (u32, Option<&str>, &[Arrangement], Option<&Kept>)> {
         let done = self.ancestors(turn).map(|(_, node)| {
-            let pinned = node.turn.pin().map(|pin| &*pin.text);
-            let kept = node.turn.kept.as_deref();
-            (node.message, pinned, &*node.turn.groups, kept)
+            let pinned = node.sent.pin().map(|pin| &*pin.text);
+            let kept = node.sent.kept.as_deref();
+            (node.message, pinned, &*node.sent.groups, kept)
         });
         done.filter(|(_, pinned, groups, kept)| {
             pinned.is_some() || !groups.is_empty() || kept.is_some()
@@ -322,19 +322,24 @@ impl Memory {
     }
 
     /// The turn and its ancestors, upwards.
-    fn ancestors(&self, turn: Option<TurnId>) -> impl Iterator<Item = (TurnId, &Node)> {
-        let with_node = |id: TurnId| Some((id, self.node(id)?));
+    fn ancestors(&self, turn: Option<MessageId>) -> impl Iterator<Item = (MessageId, &Node)> {
+        let with_node = |id: MessageId| Some((id, self.node(id)?));
         std::iter::successors(turn.and_then(with_node), move |(_, node)| {
             node.parent.and_then(with_node)
         })
     }
 
-    fn add(&mut self, parent: Option<TurnId>, added: AddedMessage, engine: EngineId) -> TurnId {
-        let pinned = added.turn.pin().map_or(0, |pin| u64::from(pin.tokens));
+    fn add(
+        &mut self,
+        parent: Option<MessageId>,
+        added: AddedMessage,
+        engine: EngineId,
+    ) -> MessageId {
+        let pinned = added.sent.pin().map_or(0, |pin| u64::from(pin.tokens));
         let parent_node = parent.and_then(|parent| self.node(parent));
         let (before, lineage) =
             parent_node.map_or((0, 0), |parent| (parent.pinned_tokens, parent.lineage));
-        let list = added.turn.list().map_or(0, |list| list.0) ^ added.turn.kept_hash();
+        let list = added.sent.list().map_or(0, |list| list.0) ^ added.sent.kept_hash();
         let lineage = [lineage, list].map(u64::to_le_bytes).concat();
         let lineage = [&added.chain.0.to_le_bytes()[..], &lineage].concat();
         let node = Node {
@@ -344,7 +349,7 @@ impl Memory {
             pinned_tokens: before.saturating_add(pinned),
             lineage: xxh3_64_with_seed(&lineage, 0),
             engine,
-            turn: added.turn,
+            sent: added.sent,
         };
         self.bytes += node.bytes();
         let id = if let Some(id) = self.free.pop() {
@@ -354,7 +359,7 @@ impl Memory {
             id
         } else {
             // Turns are bounded by a u32; a request adds fewer messages than the rest of its range.
-            let id = TurnId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
+            let id = MessageId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
             self.nodes.push(node);
             id
         };
@@ -364,13 +369,13 @@ impl Memory {
     }
 
     /// Forgets a turn that has no children.
-    fn forget(&mut self, id: TurnId) {
+    fn forget(&mut self, id: MessageId) {
         self.recency.remove(id.0);
         let Some(node) = self.node_mut(id) else {
             return;
         };
         let (chain, bytes) = (node.chain, node.bytes());
-        node.turn = Turn::default();
+        node.sent = SentMessage::default();
         self.bytes = self.bytes.saturating_sub(bytes);
         if let Some(turns) = self.by_chain.get_mut(&chain) {
             turns.retain(|turn| *turn != id);
@@ -381,11 +386,11 @@ impl Memory {
         self.free.push(id);
     }
 
-    fn node(&self, id: TurnId) -> Option<&Node> {
+    fn node(&self, id: MessageId) -> Option<&Node> {
         self.nodes.get(id.index())
     }
 
-    fn node_mut(&mut self, id: TurnId) -> Option<&mut Node> {
+    fn node_mut(&mut self, id: MessageId) -> Option<&mut Node> {
         self.nodes.get_mut(id.index())
     }
 }
@@ -393,11 +398,11 @@ impl Memory {
 impl Node {
     /// What it costs to remember it.
     fn bytes(&self) -> u64 {
-        TURN_BYTES + self.turn.bytes()
+        MESSAGE_BYTES + self.sent.bytes()
     }
 }
 
-impl TurnId {
+impl MessageId {
     fn index(self) -> usize {
         self.0 as usize
     }
@@ -407,23 +412,23 @@ impl TurnId {
 const MAX_VERSIONS: usize = 16;
 
 /// About a turn's place in the arena and in the index; the same on every platform.
-const TURN_BYTES: u64 = 256;
+const MESSAGE_BYTES: u64 = 256;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::arrangement::Slot;
     use crate::body::Wrap;
-    use crate::conversation::turn::{Pin, Written};
+    use crate::conversation::sent::{Pin, Written};
     use proptest::prelude::*;
 
     impl Memory {
         /// The invariants that are too costly to check in use.
         fn check(&self) {
-            let listed: Vec<_> = self.recency.iter().map(TurnId).collect();
-            assert_eq!(listed.last().copied(), self.recency.newest().map(TurnId));
+            let listed: Vec<_> = self.recency.iter().map(MessageId).collect();
+            assert_eq!(listed.last().copied(), self.recency.newest().map(MessageId));
             assert_eq!(listed.len(), self.len(), "every turn is in the list");
-            let age = |id: TurnId| listed.iter().position(|listed| *listed == id);
+            let age = |id: MessageId| listed.iter().position(|listed| *listed == id);
             let mut bytes = 0;
             for &id in &listed {
                 let node = self.node(id).unwrap();
@@ -450,8 +455,8 @@ mod tests {
     }
 
     /// A turn into which `text` was written.
-    fn written(text: &str) -> Turn {
-        Turn {
+    fn written(text: &str) -> SentMessage {
+        SentMessage {
             groups: Box::new([]),
             kept: None,
             written: Some(Written {
@@ -476,11 +481,11 @@ mod tests {
         Fingerprint::of(&[text.as_bytes()])
     }
 
-    fn added(message: u32, chain: u128, turn: Turn) -> AddedMessage {
+    fn added(message: u32, chain: u128, sent: SentMessage) -> AddedMessage {
         AddedMessage {
             message,
             chain: Chain(chain),
-            turn,
+            sent,
         }
     }
 
@@ -492,7 +497,7 @@ mod tests {
     fn texts(memory: &Memory, path: &Path) -> Vec<(u32, String)> {
         path.iter()
             .map(|(message, id)| {
-                let pin = memory.turn(*id).unwrap().pin();
+                let pin = memory.sent(*id).unwrap().pin();
                 (
                     *message,
                     pin.map_or(String::new(), |pin| pin.text.to_string()),
@@ -513,7 +518,7 @@ mod tests {
         assert_eq!(texts(&memory, &path), [(0, "a".into())]);
         memory.record(
             &path,
-            vec![added(2, 3, Turn::default())],
+            vec![added(2, 3, SentMessage::default())],
             EngineId::default(),
         );
         let path = memory.find(
@@ -579,7 +584,7 @@ mod tests {
         // How such a chat went on is remembered: nothing was written into its first message.
         memory.record(
             &Path::new(),
-            vec![added(2, 3, Turn::default())],
+            vec![added(2, 3, SentMessage::default())],
             EngineId::default(),
         );
         let path = memory.find(chains(&[1, 2, 3, 4, 5]), None, Moving::default());
@@ -587,7 +592,7 @@ mod tests {
         // And one that began without documents is the plain one.
         memory.record(
             &Path::new(),
-            vec![added(0, 1, Turn::default())],
+            vec![added(0, 1, SentMessage::default())],
             EngineId::default(),
         );
         let path = memory.find(chains(&[1, 2, 9]), None, Moving::default());
@@ -667,7 +672,7 @@ mod tests {
                     })
                     .collect();
                 let last = chains_of.len() as u32 - 1;
-                let turn = text.map_or(Turn::default(), |text| written(&text.to_string()));
+                let turn = text.map_or(SentMessage::default(), |text| written(&text.to_string()));
                 let list = turn.list();
                 let path = memory.find(chains(&chains_of), list.map(|list| (last, list)), Moving::default());
                 for (message, id) in &path {

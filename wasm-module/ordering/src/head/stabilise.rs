@@ -18,7 +18,7 @@ use super::report::{Change, ChangeKind};
 use super::texts::{SystemText, element_in};
 use super::tools::{Lru, Tools, Wanted};
 use crate::body::{Parsed, Role, range_in};
-use crate::conversation::turn::kept_hash;
+use crate::conversation::sent::kept_hash;
 use smallvec::SmallVec;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;

@@ -90,8 +90,8 @@ mod tests {
     use super::*;
     use crate::arrangement::{Arrangement, Slot};
     use crate::body::{Chain, Wrap};
-    use crate::conversation::memory::{AddedMessage, TurnKey};
-    use crate::conversation::turn::{Kept, Pin, Pinned, Turn, Written};
+    use crate::conversation::memory::{AddedMessage, MessageKey};
+    use crate::conversation::sent::{Kept, Pin, Pinned, SentMessage, Written};
     use crate::document::Fingerprint;
     use crate::engines::EngineId;
     use crate::feed::{Event, TenantKey};
@@ -176,7 +176,7 @@ mod tests {
         );
         let after = prop::option::of((any::<u128>(), any::<u64>()));
         (after, prop::collection::vec(added, 0..4)).prop_map(|(after, added)| ChatContinuation {
-            after: after.map(|(chain, lineage)| TurnKey {
+            after: after.map(|(chain, lineage)| MessageKey {
                 chain: Chain(chain),
                 lineage,
             }),
@@ -186,7 +186,7 @@ mod tests {
                 .map(|(message, (chain, groups, written))| AddedMessage {
                     message,
                     chain: Chain(chain),
-                    turn: Turn {
+                    sent: SentMessage {
                         groups: groups.into(),
                         written,
                         kept: (message % 600 == 0).then(|| {
@@ -386,7 +386,7 @@ mod tests {
             let added = AddedMessage {
                 message: 0,
                 chain: Chain(1),
-                turn: Turn {
+                sent: SentMessage {
                     groups: Box::default(),
                     written: Some(written),
                     kept: None,

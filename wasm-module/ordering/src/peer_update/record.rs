@@ -20,8 +20,8 @@ use crate::arrangement::{Arrangement, Slot};
 use crate::body::render::fits;
 use crate::body::{Chain, Wrap};
 use crate::bytes::{BadBytes, Reader, Writer};
-use crate::conversation::memory::{AddedMessage, TurnKey};
-use crate::conversation::turn::{Kept, Pin, Pinned, Turn, Written};
+use crate::conversation::memory::{AddedMessage, MessageKey};
+use crate::conversation::sent::{Kept, Pin, Pinned, SentMessage, Written};
 use crate::document::Fingerprint;
 use crate::engines::EngineId;
 use crate::feed::{Event, TenantKey};
@@ -67,7 +67,7 @@ pub(crate) struct SentRun {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChatContinuation {
     /// The last message that was known before; `None`: none was.
-    pub(crate) after: Option<TurnKey>,
+    pub(crate) after: Option<MessageKey>,
     pub(crate) added: Vec<AddedMessage>,
 }
 
@@ -191,13 +191,13 @@ impl OrderingRecord {
             to.list(&chat.added, |to, added| {
                 to.number(u64::from(added.message));
                 to.bytes(&added.chain.0.to_le_bytes());
-                to.list(&added.turn.groups, Writer::arrangement);
-                to.option(added.turn.written.as_ref(), |to, written| {
+                to.list(&added.sent.groups, Writer::arrangement);
+                to.option(added.sent.written.as_ref(), |to, written| {
                     to.bytes(&written.list.0.to_le_bytes());
                     to.arrangement(&written.arrangement);
                     to.option(written.pin.as_ref(), Writer::pin);
                 });
-                to.option(added.turn.kept.as_ref(), |to, kept| {
+                to.option(added.sent.kept.as_ref(), |to, kept| {
                     to.text(&kept.moved);
                     to.list(&kept.spans, |to, span| to.bytes(&span.to_le_bytes()));
                     to.list(&kept.frozen, |to, words| to.text(words));
@@ -257,11 +257,11 @@ impl SentRun {
 impl ChatContinuation {
     /// What is told of a chat: all of it, up to a pinned text that is longer than what there is room for. Who took the
     /// rest without the text would send the chat without it.
-    pub(crate) fn within_limit(after: Option<TurnKey>, added: &[AddedMessage]) -> Option<Self> {
+    pub(crate) fn within_limit(after: Option<MessageKey>, added: &[AddedMessage]) -> Option<Self> {
         let mut room = PINNED_BYTES;
         let has_room = |added: &&AddedMessage| {
-            let holds_texts = added.turn.pin().is_some() || added.turn.kept.is_some();
-            let pinned = holds_texts.then(|| added.turn.bytes());
+            let holds_texts = added.sent.pin().is_some() || added.sent.kept.is_some();
+            let pinned = holds_texts.then(|| added.sent.bytes());
             let left = room.checked_sub(pinned.unwrap_or(0));
             room = left.unwrap_or(0);
             left.is_some()
@@ -334,7 +334,7 @@ impl Reader<'_> {
 
     fn chat(&mut self) -> Result<ChatContinuation, BadBytes> {
         let after = self.option(|from| {
-            Ok(TurnKey {
+            Ok(MessageKey {
                 chain: from.chain()?,
                 lineage: from.hash()?,
             })
@@ -354,7 +354,7 @@ impl Reader<'_> {
             Ok(AddedMessage {
                 message,
                 chain,
-                turn: Turn {
+                sent: SentMessage {
                     groups,
                     written,
                     kept,

@@ -18,8 +18,8 @@ use crate::body::{
 };
 use crate::config::Config;
 use crate::conversation::memory::{AddedMessage, Memory, Path};
+use crate::conversation::sent::{Kept, Pin, Pinned, SentMessage, Written, kept_hash};
 use crate::conversation::shown::Shown;
-use crate::conversation::turn::{Kept, Pin, Pinned, Turn, Written, kept_hash};
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::head::decision::{Frozen, Moved};
 use crate::peer_update::SentRun;
@@ -103,7 +103,7 @@ pub(crate) fn arrange<'a>(
     for (message, at) in parsed.messages.iter().zip(0_u32..) {
         let turn = known
             .next_if(|(known, _)| *known == at)
-            .and_then(|(_, id)| memory.turn(*id));
+            .and_then(|(_, id)| memory.sent(*id));
         let written = match &parsed.rendered {
             Some((target, group)) if *target == at as usize => Some(group),
             _ => None,
@@ -113,11 +113,11 @@ pub(crate) fn arrange<'a>(
         let moved = head.moved.filter(|moved| is_new && moved.message == at);
         let made = request.message(message, written, turn, moved);
         // With pinning every message counts: what is not recorded cannot be told from what was pinned.
-        if is_new && (at as usize == last || config.pins() || made != Turn::default()) {
+        if is_new && (at as usize == last || config.pins() || made != SentMessage::default()) {
             added.push(AddedMessage {
                 message: at,
                 chain: message.chain,
-                turn: made,
+                sent: made,
             });
         }
     }
@@ -158,10 +158,10 @@ impl<'a> Request<'_, 'a> {
         &mut self,
         message: &Message<'a>,
         written: Option<&Group<'a>>,
-        known: Option<&'a Turn>,
+        known: Option<&'a SentMessage>,
         moving: Option<&'a Moved>,
-    ) -> Turn {
-        let mut turn = Turn::default();
+    ) -> SentMessage {
+        let mut turn = SentMessage::default();
         let mut again = false;
         let kept = known.and_then(|turn| turn.kept.as_deref());
         let moved: Option<&'a str> = match (known, moving) {
@@ -228,7 +228,7 @@ impl<'a> Request<'_, 'a> {
         }
         let mut kept = path
             .iter()
-            .filter_map(|(_, id)| memory.turn(*id)?.kept.as_deref());
+            .filter_map(|(_, id)| memory.sent(*id)?.kept.as_deref());
         // Where another number of spans stands now, which is which is not known.
         let first = kept.find(|kept| kept.frozen.len() == spans.len());
         let edits = spans

@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// What was done with a message; nothing, by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Turn {
+pub(crate) struct SentMessage {
     /// Of the documents in its own texts, a group each.
     pub(crate) groups: Box<[Arrangement]>,
     /// Documents of a `documents` array, if such were written into it.
@@ -64,7 +64,7 @@ pub(crate) struct Pinned {
     pub(crate) label: Range<u32>,
 }
 
-impl Turn {
+impl SentMessage {
     /// The documents that are written into the message in every later request.
     pub(crate) fn pin(&self) -> Option<&Pin> {
         self.written.as_ref()?.pin.as_ref()
