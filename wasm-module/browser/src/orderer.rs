@@ -3,7 +3,7 @@
 use crate::values::{self, refused, refused_argument};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::tree::{ViewedEdge, ViewedNode};
-use foreword_ordering::{Config, Plain, RawConfig, Tenant, documents_of};
+use foreword_ordering::{Config, RawConfig, StandaloneDocument, Tenant, documents_of};
 use foreword_ordering::{hexadecimal, object};
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
@@ -82,7 +82,7 @@ impl Orderer {
         let documents: Vec<Document> = values::objects("documents", documents, &fields)?;
         let options: Options = values::options("options", options)?;
         let list = documents.iter().map(Document::plain);
-        let list: Vec<Plain<'_>> = list.collect::<Result<_, _>>()?;
+        let list: Vec<StandaloneDocument<'_>> = list.collect::<Result<_, _>>()?;
         let ordered = self.core.order(
             Tenant::named(&options.tenant),
             &options.model,
@@ -234,9 +234,9 @@ struct Document {
 object!(impl<'de> Document { id, title, text });
 
 impl Document {
-    fn plain(&self) -> Result<Plain<'_>, JsValue> {
+    fn plain(&self) -> Result<StandaloneDocument<'_>, JsValue> {
         let text = self.text.as_deref();
-        Ok(Plain {
+        Ok(StandaloneDocument {
             id: self.id.as_deref().unwrap_or_default(),
             title: self.title.as_deref().unwrap_or_default(),
             text: text.ok_or_else(|| refused_argument("documents", "missing field `text`"))?,

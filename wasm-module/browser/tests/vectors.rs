@@ -7,7 +7,7 @@
 
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::random::Random;
-use foreword_ordering::{Config, Orderer, Plain, Tenant};
+use foreword_ordering::{Config, Orderer, StandaloneDocument, Tenant};
 use foreword_similarity::embedding::HashingEmbedder;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -105,7 +105,7 @@ impl Request {
         if self.form == Form::Plain {
             let documents = self.documents();
             let texts: Vec<_> = documents.map(|number| (id(number), text(number))).collect();
-            let list = texts.iter().map(|(id, text)| Plain {
+            let list = texts.iter().map(|(id, text)| StandaloneDocument {
                 id,
                 title: "",
                 text,

@@ -63,7 +63,6 @@ pub mod object;
 mod orderer;
 pub mod path;
 mod peer_update;
-mod plain;
 pub mod policy;
 pub mod random;
 #[doc(hidden)]
@@ -71,6 +70,7 @@ pub mod recency;
 mod request;
 #[doc(hidden)]
 pub mod sort;
+mod standalone;
 mod tenant;
 pub mod tree;
 mod trees;
@@ -89,6 +89,6 @@ pub use experiment::{Arm, Experiment};
 pub use listing::documents_of;
 pub use orderer::{Orderer, Remembered, Rewrite, RewriteOptions, Trial};
 pub use peer_update::{Correction, OrderingRecord, PeerUpdate, Residency, Usage};
-pub use plain::{Ordered, Plain};
 pub use request::Report;
+pub use standalone::{StandaloneDocument, StandaloneOrder};
 pub use tenant::Tenant;

@@ -27,7 +27,7 @@ use crate::head::HeadReport;
 use crate::head::config::HeadMode;
 use crate::head::decision::Decision;
 use crate::head::stabilise::Heads;
-use crate::plain::{self, Ordered, Plain};
+use crate::standalone::{self, StandaloneDocument, StandaloneOrder};
 use crate::tenant::Tenant;
 use crate::tree::ViewedNode;
 
@@ -164,12 +164,12 @@ impl Orderer {
         tenant: Tenant<'_>,
         model: &str,
         before: &str,
-        documents: &[Plain<'_>],
-    ) -> Result<Ordered, Skip> {
-        plain::check(&self.config, model, documents)?;
+        documents: &[StandaloneDocument<'_>],
+    ) -> Result<StandaloneOrder, Skip> {
+        standalone::check(&self.config, model, documents)?;
         self.now += 1;
         let state = (self.tenants).of(&self.config, self.now, tenant, model);
-        Ok(plain::order(
+        Ok(standalone::order(
             &self.config,
             state.trees.of(EngineId::default()),
             state.policy.as_mut(),

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A document in the caller's hands; what it has not is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plain<'a> {
+pub struct StandaloneDocument<'a> {
     /// What a hint calls it.
     pub id: &'a str,
     /// What it is headed with.
@@ -22,7 +22,7 @@ pub struct Plain<'a> {
 
 /// In which order to send documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ordered {
+pub struct StandaloneOrder {
     /// Positions in the caller's list; those of repeats are absent.
     pub order: Vec<u16>,
     /// How many, from the first on, stand in the prompt as the engine is believed to hold them.
@@ -42,7 +42,11 @@ pub struct Ordered {
 }
 
 /// Whether the documents can be ordered at all.
-pub(crate) fn check(config: &Config, model: &str, documents: &[Plain<'_>]) -> Result<(), Skip> {
+pub(crate) fn check(
+    config: &Config,
+    model: &str,
+    documents: &[StandaloneDocument<'_>],
+) -> Result<(), Skip> {
     if documents.is_empty() {
         return Err(Skip::NoDocuments);
     }
@@ -67,14 +71,14 @@ pub(crate) fn order(
     tree: &mut KnowledgeTree,
     policy: &mut dyn Policy,
     before: &str,
-    documents: &[Plain<'_>],
-) -> Ordered {
+    documents: &[StandaloneDocument<'_>],
+) -> StandaloneOrder {
     let scope = Scope(xxh3_64_with_seed(before.as_bytes(), 0));
     let mut seen = FxHashSet::default();
     let mut ranks: Vec<u16> = Vec::with_capacity(documents.len());
     let mut candidates: Vec<Candidate<'_>> = Vec::with_capacity(documents.len());
     for (document, rank) in documents.iter().zip(0_u16..) {
-        let Plain { id, title, text } = *document;
+        let StandaloneDocument { id, title, text } = *document;
         let parts = [id, title, text].map(str::as_bytes);
         let fingerprint = Fingerprint::of(&parts);
         if seen.insert(fingerprint) {
@@ -102,7 +106,7 @@ pub(crate) fn order(
         0 => None,
         _ => hint(config, &candidates, &order),
     };
-    Ordered {
+    StandaloneOrder {
         matched: matched.documents,
         matched_tokens: matched.tokens,
         document_tokens: placed().map(|found| u64::from(found.tokens)).sum(),
@@ -147,15 +151,15 @@ mod tests {
     use crate::orderer::Orderer;
     use crate::tenant::Tenant;
 
-    fn plain(id: &'static str) -> Plain<'static> {
-        Plain {
+    fn plain(id: &'static str) -> StandaloneDocument<'static> {
+        StandaloneDocument {
             id,
             title: "",
             text: "some words of it",
         }
     }
 
-    fn ordered(orderer: &mut Orderer, ids: &[&'static str]) -> Ordered {
+    fn ordered(orderer: &mut Orderer, ids: &[&'static str]) -> StandaloneOrder {
         let documents: Vec<_> = ids.iter().map(|id| plain(id)).collect();
         orderer
             .order(Tenant::named("t"), "m", "Be brief.", &documents)
@@ -182,7 +186,7 @@ mod tests {
     fn what_cannot_be_ordered_is_refused_with_value_and_limit() {
         let config = Config::from_json(br#"{"documents": {"max": 2}}"#).unwrap();
         let mut orderer = Orderer::new(config);
-        let mut told = |model: &str, documents: &[Plain<'_>]| {
+        let mut told = |model: &str, documents: &[StandaloneDocument<'_>]| {
             let refused = orderer
                 .order(Tenant::named("t"), model, "", documents)
                 .unwrap_err();
@@ -204,7 +208,7 @@ mod tests {
     fn a_hint_needs_a_name_for_every_document() {
         let mut orderer = Orderer::new(Config::default());
         ordered(&mut orderer, &["a"]);
-        let unnamed = Plain {
+        let unnamed = StandaloneDocument {
             id: "",
             title: "",
             text: "no name",
