@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use foreword_ordering::document::Fingerprint;
-use foreword_ordering::{Choice, Config, EngineId, Orderer, RewriteOptions, Tenant};
+use foreword_ordering::{Config, EngineCandidate, EngineId, Orderer, RewriteOptions, Tenant};
 use foreword_simulation::{Capacity, EngineCache, Request, Retrieved, Trace, workload};
 use serde_json::json;
 
@@ -116,9 +116,9 @@ fn run(trace: &Trace, router: Router, ordered: bool) -> Figures {
             }
             Router::Foreword => None,
         };
-        let choices: Vec<Choice> = in_turn(at)
+        let choices: Vec<EngineCandidate> = in_turn(at)
             .filter(|engine| chosen.is_none_or(|chosen| chosen == *engine))
-            .map(|engine| Choice {
+            .map(|engine| EngineCandidate {
                 engine: EngineId(engine as u16),
                 outstanding: ((engines[engine].free_at - now).max(0.0) * RATE) as u64,
             })
@@ -162,7 +162,11 @@ fn orderer(capacity: Capacity) -> Orderer {
 }
 
 /// What the core makes of the request: the engine, and the documents in the order sent.
-fn decide(orderer: &mut Orderer, choices: &[Choice], request: &Request) -> (usize, Vec<Retrieved>) {
+fn decide(
+    orderer: &mut Orderer,
+    choices: &[EngineCandidate],
+    request: &Request,
+) -> (usize, Vec<Retrieved>) {
     let documents = request.documents.iter().map(text);
     let content = documents.collect::<String>();
     let body = json!({"model": "m", "messages": [{"role": "user", "content": content}]});

@@ -23,7 +23,7 @@ pub struct EngineId(pub u16);
 /// An engine that a request may go to. Of several the one is chosen where the fewest tokens must be computed until the
 /// request has been: its own that are not held there, and the outstanding ones. Chats stay where they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Choice {
+pub struct EngineCandidate {
     /// Which.
     pub engine: EngineId,
     /// Estimated tokens that it has to compute for requests that it has not answered yet.
@@ -34,11 +34,14 @@ pub struct Choice {
 pub const MAX_ENGINES: u16 = 64;
 
 /// The choices that count: the one that a chat is at home with, if it is among them.
-pub(crate) fn choices(choices: &[Choice], home: Option<EngineId>) -> SmallVec<[Choice; 4]> {
+pub(crate) fn choices(
+    choices: &[EngineCandidate],
+    home: Option<EngineId>,
+) -> SmallVec<[EngineCandidate; 4]> {
     let known = choices
         .iter()
         .filter(|choice| choice.engine.0 < MAX_ENGINES);
-    let mut known: SmallVec<[Choice; 4]> = known.copied().collect();
+    let mut known: SmallVec<[EngineCandidate; 4]> = known.copied().collect();
     if let Some(home) = known
         .iter()
         .copied()
@@ -48,7 +51,7 @@ pub(crate) fn choices(choices: &[Choice], home: Option<EngineId>) -> SmallVec<[C
         known.push(home);
     }
     if known.is_empty() {
-        known.push(Choice::default());
+        known.push(EngineCandidate::default());
     }
     known
 }

@@ -84,7 +84,7 @@ pub use body::{Parsed, Question, Retrieved, Role, Skip, parse, parse_with, quest
 pub use body::{scan, string};
 pub use bytes::BadBytes;
 pub use config::{Config, ConfigError, DocumentsField, RawConfig};
-pub use engines::{Choice, EngineId, MAX_ENGINES};
+pub use engines::{EngineCandidate, EngineId, MAX_ENGINES};
 pub use experiment::{Arm, Experiment};
 pub use listing::documents_of;
 pub use orderer::{Orderer, Remembered, Rewrite, RewriteOptions, Trial};

@@ -2,7 +2,7 @@
 
 use foreword_ordering::feed::{Event, TenantKey};
 use foreword_ordering::{
-    Choice, Config, EngineId, Orderer, OrderingRecord, PeerUpdate, Residency, Rewrite,
+    Config, EngineCandidate, EngineId, Orderer, OrderingRecord, PeerUpdate, Residency, Rewrite,
     RewriteOptions, Tenant, Usage,
 };
 use serde_json::{Value, json};
@@ -25,18 +25,18 @@ fn orderer() -> Orderer {
     Orderer::new(Config::default())
 }
 
-fn choices(outstanding: &[u64]) -> Vec<Choice> {
+fn choices(outstanding: &[u64]) -> Vec<EngineCandidate> {
     (0..)
         .map(EngineId)
         .zip(outstanding)
-        .map(|(engine, &outstanding)| Choice {
+        .map(|(engine, &outstanding)| EngineCandidate {
             engine,
             outstanding,
         })
         .collect()
 }
 
-fn rewrite_among(orderer: &mut Orderer, choices: &[Choice], body: &str) -> Rewrite {
+fn rewrite_among(orderer: &mut Orderer, choices: &[EngineCandidate], body: &str) -> Rewrite {
     let options = RewriteOptions {
         choices,
         ..RewriteOptions::default()
@@ -149,7 +149,7 @@ fn what_was_weighed_for_other_engines_leaves_nothing_behind() {
     }
     // One scope with 150 documents at the first engine.
     assert_eq!(orderer.nodes(), 151);
-    let choice = [Choice {
+    let choice = [EngineCandidate {
         engine: EngineId(u16::MAX),
         outstanding: 0,
     }];

@@ -15,7 +15,7 @@
 mod config;
 mod state;
 
-use foreword_ordering::{Choice, EngineId};
+use foreword_ordering::{EngineCandidate, EngineId};
 
 pub(crate) use self::config::{EngineConfig, FeedConfig, engines};
 use self::state::State;
@@ -87,13 +87,13 @@ impl Engines {
         host: &impl Host,
         now_ms: u64,
         request_number: u64,
-    ) -> Vec<Choice> {
+    ) -> Vec<EngineCandidate> {
         let mut all = Vec::with_capacity(self.list.len());
         let mut well = Vec::with_capacity(self.list.len());
         for (engine, key) in (0..).map(EngineId).zip(&self.keys) {
             let state = State::read(host, key).map(|(state, _)| state);
             let state = state.unwrap_or_default();
-            let choice = Choice {
+            let choice = EngineCandidate {
                 engine,
                 outstanding: state.outstanding(now_ms),
             };
@@ -139,11 +139,15 @@ impl Engines {
 
     /// The value of [`DESTINATION_HEADER`]: the chosen engine, then the other choices by what they have to do, then the
     /// ones that are out, [`MAX_DESTINATIONS`] in all. `None` where there is nothing to choose.
-    pub(crate) fn destinations(&self, chosen: EngineId, choices: &[Choice]) -> Option<String> {
+    pub(crate) fn destinations(
+        &self,
+        chosen: EngineId,
+        choices: &[EngineCandidate],
+    ) -> Option<String> {
         if !self.are_several() {
             return None;
         }
-        let mut others: Vec<Choice> = choices.to_vec();
+        let mut others: Vec<EngineCandidate> = choices.to_vec();
         others.sort_by_key(|choice| choice.outstanding);
         let out = (0..).map(EngineId).take(self.list.len());
         let mut order = vec![chosen];
@@ -200,7 +204,7 @@ mod tests {
         Engines::open(host, &engines(Some(&list)).unwrap(), "r").unwrap()
     }
 
-    fn ids(choices: &[Choice]) -> Vec<u16> {
+    fn ids(choices: &[EngineCandidate]) -> Vec<u16> {
         choices.iter().map(|choice| choice.engine.0).collect()
     }
 

@@ -14,8 +14,8 @@ use std::sync::MutexGuard;
 use foreword_ordering::feed::TenantKey;
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{
-    Arm, Choice, Config as Ordering, EngineId, OrderingRecord, Parsed, PeerUpdate, Retrieved,
-    Rewrite, RewriteOptions, Skip, Trial, Usage, parse, parse_with,
+    Arm, Config as Ordering, EngineCandidate, EngineId, OrderingRecord, Parsed, PeerUpdate,
+    Retrieved, Rewrite, RewriteOptions, Skip, Trial, Usage, parse, parse_with,
 };
 
 use self::knowledge::Knowledge;
@@ -330,7 +330,7 @@ impl Plugin {
     }
 }
 
-fn least_loaded(choices: &[Choice]) -> EngineId {
+fn least_loaded(choices: &[EngineCandidate]) -> EngineId {
     let least = choices.iter().min_by_key(|choice| choice.outstanding);
     least.map_or(EngineId::default(), |choice| choice.engine)
 }

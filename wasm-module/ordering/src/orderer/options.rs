@@ -1,6 +1,6 @@
 //! The options on which a request is rewritten, and what its sender is told of it.
 
-use crate::engines::Choice;
+use crate::engines::EngineCandidate;
 use crate::experiment::{Arm, Experiment};
 use crate::feed::TenantKey;
 use crate::head::HeadReport;
@@ -18,9 +18,9 @@ pub struct RewriteOptions<'a> {
     pub key_of: Option<fn(&str) -> TenantKey>,
     /// Whether the order is put to the test.
     pub trial: Trial<'a>,
-    /// The engines that it may go to: see [`Choice`]. Those above [`MAX_ENGINES`](crate::MAX_ENGINES) do not
+    /// The engines that it may go to: see [`EngineCandidate`]. Those above [`MAX_ENGINES`](crate::MAX_ENGINES) do not
     /// count; without any it goes to the first engine.
-    pub choices: &'a [Choice],
+    pub choices: &'a [EngineCandidate],
 }
 
 /// Whether the order is put to the test.

@@ -16,7 +16,7 @@ use crate::body::{Parsed, Skip};
 use crate::config::Config;
 use crate::conversation::memory::{AddedMessage, Memory, Moving, Path};
 use crate::document::estimate_tokens;
-use crate::engines::{self, Choice, EngineId};
+use crate::engines::{self, EngineCandidate, EngineId};
 use crate::experiment::Arm;
 use crate::head::HeadReport;
 use crate::head::decision::Decision;
@@ -172,7 +172,7 @@ impl<'r> Rewriting<'r> {
     }
 
     /// The engines that the request may go to; one that goes on with a chat goes where it was.
-    fn choices(&self, memory: &Memory, path: &Path) -> SmallVec<[Choice; 4]> {
+    fn choices(&self, memory: &Memory, path: &Path) -> SmallVec<[EngineCandidate; 4]> {
         // The same question asked again is no chat that goes on.
         let last = self.parsed.messages.len().saturating_sub(1);
         let last = u32::try_from(last).unwrap_or(u32::MAX);
@@ -201,7 +201,7 @@ impl<'r> Rewriting<'r> {
     /// The engine that the request costs least, the first of equals, and how it is sent there.
     fn choose<'a>(
         &self,
-        choices: &[Choice],
+        choices: &[EngineCandidate],
         mut send: impl FnMut(EngineId, OrderingMode) -> request::ArrangedRequest<'a>,
     ) -> Option<(EngineId, request::ArrangedRequest<'a>)> {
         let mode = if self.keeps_client_order() {
