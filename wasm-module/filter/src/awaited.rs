@@ -3,7 +3,7 @@
 
 use foreword_ordering::{Arm, EngineId, OrderingRecord};
 
-use crate::engines::{Dealt, Errand};
+use crate::engines::{Dispatch, DispatchResult};
 use crate::host::{Host, HostError, LogLevel};
 use crate::plugin::Plugin;
 use crate::usage::{Counted, Glimpse};
@@ -16,7 +16,7 @@ pub(crate) struct Awaited {
     /// In an experiment.
     arm: Option<Arm>,
     /// `None`: it is settled, or there is nothing to choose.
-    errand: Option<Errand>,
+    dispatch: Option<Dispatch>,
     /// `None`: the answer is none, or has been read.
     glimpse: Option<Glimpse>,
     /// What it said of the prompt.
@@ -24,11 +24,15 @@ pub(crate) struct Awaited {
 }
 
 impl Awaited {
-    pub(crate) fn new(record: Option<OrderingRecord>, arm: Option<Arm>, errand: Errand) -> Self {
+    pub(crate) fn new(
+        record: Option<OrderingRecord>,
+        arm: Option<Arm>,
+        dispatch: Dispatch,
+    ) -> Self {
         Self {
             record,
             arm,
-            errand: Some(errand),
+            dispatch: Some(dispatch),
             glimpse: None,
             counted: None,
         }
@@ -38,12 +42,12 @@ impl Awaited {
     pub(crate) fn on_headers(&mut self, host: &impl Host, plugin: &Plugin) {
         let status = logged(host, host.response_header(":status")).flatten();
         let status = status.as_deref();
-        if let Some(errand) = self.errand.take() {
+        if let Some(dispatch) = self.dispatch.take() {
             let failed = matches!(status, Some(b"502" | b"503" | b"504"));
-            match served_by(host, plugin).filter(|other| *other != errand.engine && !failed) {
+            match served_by(host, plugin).filter(|other| *other != dispatch.engine && !failed) {
                 // Envoy tried the chosen one, and then another.
                 Some(other) => {
-                    plugin.settle(host, errand, Dealt::Failed);
+                    plugin.settle(host, dispatch, DispatchResult::Failed);
                     plugin.answered_by(host, other);
                     if let Some(record) = &mut self.record {
                         plugin.undo(host, record);
@@ -51,12 +55,12 @@ impl Awaited {
                     }
                 }
                 None if failed => {
-                    plugin.settle(host, errand, Dealt::Failed);
+                    plugin.settle(host, dispatch, DispatchResult::Failed);
                     if let Some(record) = &self.record {
                         plugin.undo(host, record);
                     }
                 }
-                None => plugin.settle(host, errand, Dealt::Answered),
+                None => plugin.settle(host, dispatch, DispatchResult::Answered),
             }
         }
         self.glimpse = (status == Some(b"200")).then(Glimpse::default);
@@ -93,8 +97,8 @@ impl Awaited {
 
     /// Request and answer are over, whatever became of them. What the engine said of the prompt.
     pub(crate) fn on_done(self, host: &impl Host, plugin: &Plugin) -> Option<Counted> {
-        if let Some(errand) = self.errand {
-            plugin.settle(host, errand, Dealt::Abandoned);
+        if let Some(dispatch) = self.dispatch {
+            plugin.settle(host, dispatch, DispatchResult::Abandoned);
         }
         self.counted
     }

@@ -13,12 +13,12 @@
 //! Envoy's retry goes to them.
 
 mod config;
-mod state;
+mod health;
 
 use foreword_ordering::{EngineCandidate, EngineId};
 
 pub(crate) use self::config::{EngineConfig, FeedConfig, engines};
-use self::state::State;
+use self::health::EngineHealth;
 use crate::host::{Host, HostError};
 
 /// See the module's text.
@@ -31,7 +31,7 @@ pub(crate) struct Engines {
 
 /// A request on its way to an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Errand {
+pub(crate) struct Dispatch {
     pub(crate) engine: EngineId,
     /// Tokens that the engine has to compute for it.
     tokens: u64,
@@ -39,7 +39,7 @@ pub(crate) struct Errand {
 
 /// How an engine dealt with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Dealt {
+pub(crate) enum DispatchResult {
     /// It began to answer.
     Answered,
     /// It could not be reached, broke off or said that it cannot.
@@ -58,9 +58,9 @@ impl Engines {
         let mut engines = Self::without_choice(list);
         if list.len() > 1 {
             for engine in list {
-                let key = format!("foreword/engine/{}/{ring}/{}", state::LAYOUT, engine.name);
+                let key = format!("foreword/engine/{}/{ring}/{}", health::LAYOUT, engine.name);
                 if host.shared_data(&key)?.is_none() {
-                    host.set_shared_data(&key, &State::default().bytes(), None)?;
+                    host.set_shared_data(&key, &EngineHealth::default().bytes(), None)?;
                 }
                 engines.keys.push(key);
             }
@@ -91,7 +91,7 @@ impl Engines {
         let mut all = Vec::with_capacity(self.list.len());
         let mut well = Vec::with_capacity(self.list.len());
         for (engine, key) in (0..).map(EngineId).zip(&self.keys) {
-            let state = State::read(host, key).map(|(state, _)| state);
+            let state = EngineHealth::read(host, key).map(|(state, _)| state);
             let state = state.unwrap_or_default();
             let choice = EngineCandidate {
                 engine,
@@ -116,15 +116,21 @@ impl Engines {
         now_ms: u64,
         engine: EngineId,
         tokens: u64,
-    ) -> Errand {
+    ) -> Dispatch {
         self.change(host, engine, |state| state.send(now_ms, tokens));
-        Errand { engine, tokens }
+        Dispatch { engine, tokens }
     }
 
-    /// An errand is over, once for each [`Engines::send`].
-    pub(crate) fn settle(&self, host: &impl Host, now_ms: u64, errand: Errand, dealt: Dealt) {
-        self.change(host, errand.engine, |state| {
-            state.settle(now_ms, errand.tokens, dealt);
+    /// A dispatch is over, once for each [`Engines::send`].
+    pub(crate) fn settle(
+        &self,
+        host: &impl Host,
+        now_ms: u64,
+        dispatch: Dispatch,
+        result: DispatchResult,
+    ) {
+        self.change(host, dispatch.engine, |state| {
+            state.settle(now_ms, dispatch.tokens, result);
         });
     }
 
@@ -165,12 +171,12 @@ impl Engines {
 
     /// A change that loses against others is given up after some attempts: loads are estimates, and what is stale is
     /// forgotten.
-    fn change(&self, host: &impl Host, engine: EngineId, change: impl Fn(&mut State)) {
+    fn change(&self, host: &impl Host, engine: EngineId, change: impl Fn(&mut EngineHealth)) {
         let Some(key) = self.keys.get(usize::from(engine.0)) else {
             return;
         };
         for _ in 0..ATTEMPTS {
-            let Ok((mut state, number)) = State::read(host, key) else {
+            let Ok((mut state, number)) = EngineHealth::read(host, key) else {
                 return;
             };
             change(&mut state);
@@ -217,11 +223,11 @@ mod tests {
     fn what_engines_have_to_do_is_known_to_all_workers() {
         let host = ScriptedHost::default();
         let (one, two) = (three(&host), three(&host));
-        let errand = one.send(&host, 1_000, EngineId(1), 300);
+        let dispatch = one.send(&host, 1_000, EngineId(1), 300);
         two.send(&host, 1_000, EngineId(1), 50);
         two.send(&host, 1_000, EngineId(2), 7);
         assert_eq!(loads(&one, &host, 1_000), [0, 350, 7]);
-        one.settle(&host, 1_100, errand, Dealt::Answered);
+        one.settle(&host, 1_100, dispatch, DispatchResult::Answered);
         assert_eq!(loads(&two, &host, 1_100), [0, 50, 7]);
     }
 
@@ -244,8 +250,8 @@ mod tests {
         let mut now = 1_000;
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            let errand = engines.send(&host, now, EngineId(0), 100);
-            engines.settle(&host, now, errand, Dealt::Failed);
+            let dispatch = engines.send(&host, now, EngineId(0), 100);
+            engines.settle(&host, now, dispatch, DispatchResult::Failed);
             assert_eq!(ids(&engines.choices(&host, now, 0)), [1, 2]);
             let failed = now;
             while ids(&engines.choices(&host, now, 0)) == [1, 2] {
@@ -253,15 +259,15 @@ mod tests {
             }
             pauses.push(now - failed);
             // One tries it, and meanwhile nobody else does.
-            let errand = engines.send(&host, now, EngineId(0), 100);
+            let dispatch = engines.send(&host, now, EngineId(0), 100);
             assert_eq!(ids(&engines.choices(&host, now, 0)), [1, 2]);
-            engines.settle(&host, now, errand, Dealt::Abandoned);
+            engines.settle(&host, now, dispatch, DispatchResult::Abandoned);
         }
         assert_eq!(pauses[..4], [1_000, 2_000, 4_000, 8_000]);
         assert_eq!(pauses[6..], [30_000, 30_000]);
         now += 60_000;
-        let errand = engines.send(&host, now, EngineId(0), 100);
-        engines.settle(&host, now, errand, Dealt::Answered);
+        let dispatch = engines.send(&host, now, EngineId(0), 100);
+        engines.settle(&host, now, dispatch, DispatchResult::Answered);
         assert_eq!(ids(&engines.choices(&host, now, 0)), [0, 1, 2]);
     }
 
@@ -270,8 +276,8 @@ mod tests {
         let host = ScriptedHost::default();
         let engines = three(&host);
         for engine in [0, 1, 2].map(EngineId) {
-            let errand = engines.send(&host, 1_000, engine, 1);
-            engines.settle(&host, 1_000, errand, Dealt::Failed);
+            let dispatch = engines.send(&host, 1_000, engine, 1);
+            engines.settle(&host, 1_000, dispatch, DispatchResult::Failed);
         }
         assert_eq!(ids(&engines.choices(&host, 1_000, 0)), [0, 1, 2]);
     }
@@ -292,7 +298,7 @@ mod tests {
         let engines = three(&host);
         engines.send(&host, 0, EngineId(0), 100);
         let failed = engines.send(&host, 0, EngineId(1), 1);
-        engines.settle(&host, 0, failed, Dealt::Failed);
+        engines.settle(&host, 0, failed, DispatchResult::Failed);
         let choices = engines.choices(&host, 0, 0);
         assert_eq!(
             engines.destinations(EngineId(0), &choices).unwrap(),
@@ -309,8 +315,8 @@ mod tests {
         let host = ScriptedHost::default();
         let engines = three(&host);
         host.refuse("shared_data");
-        let errand = engines.send(&host, 0, EngineId(0), 100);
-        engines.settle(&host, 0, errand, Dealt::Failed);
+        let dispatch = engines.send(&host, 0, EngineId(0), 100);
+        engines.settle(&host, 0, dispatch, DispatchResult::Failed);
         assert_eq!(ids(&engines.choices(&host, 0, 1)), [1, 2, 0]);
     }
 }

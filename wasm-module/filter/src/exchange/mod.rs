@@ -549,7 +549,7 @@ impl Exchange {
         }
         let sent = if held.bypassed {
             let route = self.plugin.route(host, body.len());
-            *awaited = Some(Awaited::new(None, None, route.errand));
+            *awaited = Some(Awaited::new(None, None, route.dispatch));
             direct(host, &route)?;
             salted(&body, held, reason::BYPASS)?
         } else {
@@ -571,7 +571,7 @@ impl Exchange {
                 }
                 Err(skip) => (None, None, Err(skip)),
             };
-            *awaited = Some(Awaited::new(record, arm, route.errand));
+            *awaited = Some(Awaited::new(record, arm, route.dispatch));
             direct(host, &route)?;
             match answer {
                 Ok(sent) => sent,

@@ -20,7 +20,7 @@ use foreword_ordering::{
 
 use self::knowledge::Knowledge;
 use crate::config::{Config, Mode};
-use crate::engines::{Dealt, Engines, Errand};
+use crate::engines::{Dispatch, DispatchResult, Engines};
 use crate::feed::{Feed, MAX_BATCH_BYTES};
 use crate::host::{Answer, Host, LogLevel};
 use crate::metrics::Metrics;
@@ -45,7 +45,7 @@ pub struct Plugin {
 
 /// Where a request goes.
 pub(crate) struct Route {
-    pub(crate) errand: Errand,
+    pub(crate) dispatch: Dispatch,
     /// For [`DESTINATION_HEADER`](crate::engines::DESTINATION_HEADER); `None`: there is nothing to choose.
     pub(crate) destinations: Option<String>,
 }
@@ -211,7 +211,7 @@ impl Plugin {
             Err(_) => (least_loaded(&choices), estimated_tokens(body.len())),
         };
         let route = Route {
-            errand: self.engines.send(host, now_ms, engine, tokens),
+            dispatch: self.engines.send(host, now_ms, engine, tokens),
             destinations: self.engines.destinations(engine, &choices),
         };
         Some(Rewritten {
@@ -229,19 +229,20 @@ impl Plugin {
         let engine = least_loaded(&choices);
         let tokens = estimated_tokens(bytes);
         Route {
-            errand: self.engines.send(host, now_ms, engine, tokens),
+            dispatch: self.engines.send(host, now_ms, engine, tokens),
             destinations: self.engines.destinations(engine, &choices),
         }
     }
 
-    pub(crate) fn settle(&self, host: &impl Host, errand: Errand, dealt: Dealt) {
-        self.engines.settle(host, self.now_ms(host), errand, dealt);
+    pub(crate) fn settle(&self, host: &impl Host, dispatch: Dispatch, result: DispatchResult) {
+        self.engines
+            .settle(host, self.now_ms(host), dispatch, result);
     }
 
     /// An engine answered that was not sent to by us.
     pub(crate) fn answered_by(&self, host: &impl Host, engine: EngineId) {
-        let errand = self.engines.send(host, self.now_ms(host), engine, 0);
-        self.settle(host, errand, Dealt::Answered);
+        let dispatch = self.engines.send(host, self.now_ms(host), engine, 0);
+        self.settle(host, dispatch, DispatchResult::Answered);
     }
 
     /// By which engines are judged. Where there is nothing to choose nobody looks at it, and nobody need ask for it.

@@ -1,11 +1,11 @@
 //! What all workers know of how an engine does: one value in shared data.
 
-use super::Dealt;
+use super::DispatchResult;
 use crate::host::{Host, HostError};
 
 /// See the module's text.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct EngineHealth {
     /// Tokens to compute for requests that it has not begun to answer.
     outstanding: u64,
     /// When that was changed.
@@ -16,7 +16,7 @@ pub(super) struct State {
     out_until_ms: u64,
 }
 
-impl State {
+impl EngineHealth {
     pub(super) fn read(host: &impl Host, key: &str) -> Result<(Self, u32), HostError> {
         let not_ours = HostError {
             call: "shared_data",
@@ -74,13 +74,13 @@ impl State {
         }
     }
 
-    pub(super) fn settle(&mut self, now_ms: u64, tokens: u64, dealt: Dealt) {
+    pub(super) fn settle(&mut self, now_ms: u64, tokens: u64, result: DispatchResult) {
         self.outstanding = self.outstanding(now_ms).saturating_sub(tokens);
         self.changed_ms = now_ms;
-        match dealt {
-            Dealt::Answered => self.failures = 0,
-            Dealt::Abandoned => {}
-            Dealt::Failed => {
+        match result {
+            DispatchResult::Answered => self.failures = 0,
+            DispatchResult::Abandoned => {}
+            DispatchResult::Failed => {
                 self.out_until_ms = now_ms.saturating_add(self.pause());
                 self.failures = self.failures.saturating_add(1);
             }
