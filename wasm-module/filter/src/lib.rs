@@ -37,7 +37,6 @@
 )]
 
 mod agreement;
-mod awaited;
 mod config;
 mod counter;
 mod dialect;
@@ -48,6 +47,7 @@ mod host;
 mod metrics;
 mod misses;
 mod outcome;
+mod pending;
 mod plugin;
 #[cfg(target_arch = "wasm32")]
 mod proxy;

@@ -26,13 +26,13 @@ use std::sync::Arc;
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{OrderingRecord, Retrieved, Rewrite};
 
-use crate::awaited::Awaited;
 use crate::config::{Mode, RequestHeaders, TenantSource};
 use crate::dialect::Dialect;
 use crate::engines::DESTINATION_HEADER;
 use crate::host::{Answer, Host, HostError, LogLevel};
 use crate::misses;
 use crate::outcome::{self, Fault, Outcome, reason};
+use crate::pending::PendingResponse;
 use crate::plugin::{Known, Plugin, Rewritten, Route};
 use crate::retrieval::{Ended, OnNothing, Reason, Search, Step};
 use crate::salt::Identity;
@@ -48,7 +48,7 @@ pub struct Exchange {
     /// The client's, if the request is ours.
     dialect: Dialect,
     /// Once the request has gone on, if it is ours.
-    awaited: Option<Awaited>,
+    pending: Option<PendingResponse>,
     /// For documents, if any were to be looked for.
     search: Option<Box<Search>>,
     /// How that ended.
@@ -131,7 +131,7 @@ impl Exchange {
             plugin,
             phase: Phase::Bystander,
             dialect: Dialect::default(),
-            awaited: None,
+            pending: None,
             search: None,
             ended: None,
             head: None,
@@ -205,8 +205,8 @@ impl Exchange {
 
     /// The response's headers have arrived, from the upstream or from the proxy itself.
     pub fn on_response_headers(&mut self, host: &impl Host) {
-        if let Some(awaited) = &mut self.awaited {
-            awaited.on_headers(host, &self.plugin);
+        if let Some(pending) = &mut self.pending {
+            pending.on_headers(host, &self.plugin);
         }
         if let (Some(name), Phase::Settled(outcome)) =
             (&self.plugin.config().report_header, &self.phase)
@@ -259,22 +259,22 @@ impl Exchange {
 
     /// A chunk of the response's body goes by, `size` bytes. Nothing is held back or changed.
     pub fn on_response_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) {
-        if let Some(awaited) = &mut self.awaited {
-            awaited.on_body(host, &self.plugin, size, end_of_stream);
+        if let Some(pending) = &mut self.pending {
+            pending.on_body(host, &self.plugin, size, end_of_stream);
         }
     }
 
     /// The response ends with trailers.
     pub fn on_response_trailers(&mut self, host: &impl Host) {
-        if let Some(awaited) = &mut self.awaited {
-            awaited.on_end(host, &self.plugin);
+        if let Some(pending) = &mut self.pending {
+            pending.on_end(host, &self.plugin);
         }
     }
 
     /// Request and response are over, whatever became of them.
     pub fn on_done(&mut self, host: &impl Host) {
-        let awaited = self.awaited.take();
-        let counted = awaited.and_then(|awaited| awaited.on_done(host, &self.plugin));
+        let pending = self.pending.take();
+        let counted = pending.and_then(|pending| pending.on_done(host, &self.plugin));
         if let Some(miss) = &mut self.miss {
             self.plugin.missed(host, miss, counted);
         }
@@ -520,10 +520,10 @@ impl Exchange {
 
     /// Rewrites the body that `came`, and lets the request go.
     fn go_on(&mut self, host: &impl Host, held: &Held, came: &[u8], known: Known<'_>) -> Flow {
-        let mut awaited = None;
+        let mut pending = None;
         let mut noted = Noted::default();
-        let sent = self.send(host, held, came, known, &mut awaited, &mut noted);
-        (self.awaited, self.head, self.miss) = (awaited, noted.head, noted.miss);
+        let sent = self.send(host, held, came, known, &mut pending, &mut noted);
+        (self.pending, self.head, self.miss) = (pending, noted.head, noted.miss);
         match sent {
             Ok(outcome) => {
                 self.settle(host, outcome);
@@ -533,14 +533,14 @@ impl Exchange {
         }
     }
 
-    /// What is to be seen of the answer is `awaited`, from the moment on at which an engine is chosen.
+    /// What is to be seen of the answer is `pending`, from the moment on at which an engine is chosen.
     fn send(
         &self,
         host: &impl Host,
         held: &Held,
         came: &[u8],
         known: Known<'_>,
-        awaited: &mut Option<Awaited>,
+        pending: &mut Option<PendingResponse>,
         noted: &mut Noted,
     ) -> Result<Outcome, Fault> {
         let mut body = Cow::Borrowed(came);
@@ -549,7 +549,7 @@ impl Exchange {
         }
         let sent = if held.bypassed {
             let route = self.plugin.route(host, body.len());
-            *awaited = Some(Awaited::new(None, None, route.dispatch));
+            *pending = Some(PendingResponse::new(None, None, route.dispatch));
             direct(host, &route)?;
             salted(&body, held, reason::BYPASS)?
         } else {
@@ -571,7 +571,7 @@ impl Exchange {
                 }
                 Err(skip) => (None, None, Err(skip)),
             };
-            *awaited = Some(Awaited::new(record, arm, route.dispatch));
+            *pending = Some(PendingResponse::new(record, arm, route.dispatch));
             direct(host, &route)?;
             match answer {
                 Ok(sent) => sent,

@@ -10,7 +10,7 @@ use crate::usage::{Counted, Glimpse};
 
 /// See the module's text.
 #[derive(Debug)]
-pub(crate) struct Awaited {
+pub(crate) struct PendingResponse {
     /// What the core expects; `None`: it did not decide on the request.
     record: Option<OrderingRecord>,
     /// In an experiment.
@@ -23,7 +23,7 @@ pub(crate) struct Awaited {
     counted: Option<Counted>,
 }
 
-impl Awaited {
+impl PendingResponse {
     pub(crate) fn new(
         record: Option<OrderingRecord>,
         arm: Option<Arm>,
