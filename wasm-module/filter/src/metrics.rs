@@ -18,7 +18,7 @@ use crate::exchange::Unlisted;
 use crate::host::{Host, MetricId};
 use crate::misses;
 use crate::outcome::{Outcome, head_counts, reason};
-use crate::usage::Counted;
+use crate::usage::PromptUsage;
 
 /// The metrics of one plugin.
 #[derive(Debug)]
@@ -239,7 +239,7 @@ impl Metrics {
     }
 
     /// Counts a prompt by what the engine says of it.
-    pub(crate) fn counted(&self, host: &impl Host, arm: Option<Arm>, counted: Counted) {
+    pub(crate) fn counted(&self, host: &impl Host, arm: Option<Arm>, counted: PromptUsage) {
         self.engine_prompt_tokens.add(host, counted.prompt);
         if let (Some(counters), Some(cached)) = (self.arm(arm), counted.cached) {
             counters.engine_prompt_tokens.add(host, counted.prompt);

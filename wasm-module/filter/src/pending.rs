@@ -6,7 +6,7 @@ use foreword_ordering::{Arm, EngineId, OrderingRecord};
 use crate::engines::{Dispatch, DispatchResult};
 use crate::host::{Host, HostError, LogLevel};
 use crate::plugin::Plugin;
-use crate::usage::{Counted, Glimpse};
+use crate::usage::{PromptUsage, UsageReader};
 
 /// See the module's text.
 #[derive(Debug)]
@@ -18,9 +18,9 @@ pub(crate) struct PendingResponse {
     /// `None`: it is settled, or there is nothing to choose.
     dispatch: Option<Dispatch>,
     /// `None`: the answer is none, or has been read.
-    glimpse: Option<Glimpse>,
+    usage_reader: Option<UsageReader>,
     /// What it said of the prompt.
-    counted: Option<Counted>,
+    counted: Option<PromptUsage>,
 }
 
 impl PendingResponse {
@@ -33,7 +33,7 @@ impl PendingResponse {
             record,
             arm,
             dispatch: Some(dispatch),
-            glimpse: None,
+            usage_reader: None,
             counted: None,
         }
     }
@@ -63,7 +63,7 @@ impl PendingResponse {
                 None => plugin.settle(host, dispatch, DispatchResult::Answered),
             }
         }
-        self.glimpse = (status == Some(b"200")).then(Glimpse::default);
+        self.usage_reader = (status == Some(b"200")).then(UsageReader::default);
     }
 
     /// A chunk of the answer goes by, `size` bytes.
@@ -74,12 +74,12 @@ impl PendingResponse {
         size: usize,
         is_last: bool,
     ) {
-        if let Some(glimpse) = &mut self.glimpse
+        if let Some(usage_reader) = &mut self.usage_reader
             && size > 0
         {
-            let taken = glimpse.take(size, |from, bytes| host.response_body(from, bytes));
+            let taken = usage_reader.take(size, |from, bytes| host.response_body(from, bytes));
             if logged(host, taken).is_none() {
-                self.glimpse = None;
+                self.usage_reader = None;
             }
         }
         if is_last {
@@ -89,14 +89,18 @@ impl PendingResponse {
 
     /// The answer has ended.
     pub(crate) fn on_end(&mut self, host: &impl Host, plugin: &Plugin) {
-        if let Some(counted) = self.glimpse.take().and_then(|glimpse| glimpse.counted()) {
+        if let Some(counted) = self
+            .usage_reader
+            .take()
+            .and_then(|usage_reader| usage_reader.counted())
+        {
             self.counted = Some(counted);
             plugin.counted(host, self.record.as_ref(), self.arm, counted);
         }
     }
 
     /// Request and answer are over, whatever became of them. What the engine said of the prompt.
-    pub(crate) fn on_done(self, host: &impl Host, plugin: &Plugin) -> Option<Counted> {
+    pub(crate) fn on_done(self, host: &impl Host, plugin: &Plugin) -> Option<PromptUsage> {
         if let Some(dispatch) = self.dispatch {
             plugin.settle(host, dispatch, DispatchResult::Abandoned);
         }

@@ -14,21 +14,21 @@ use serde::Deserialize;
 
 /// The first and last bytes of an answer.
 #[derive(Debug, Default)]
-pub(crate) struct Glimpse {
+pub(crate) struct UsageReader {
     first: Vec<u8>,
     last: Vec<u8>,
 }
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Counted {
+pub(crate) struct PromptUsage {
     /// Tokens of the prompt.
     pub(crate) prompt: u64,
     /// Of these, tokens that the engine held; `None`: it does not say.
     pub(crate) cached: Option<u64>,
 }
 
-impl Glimpse {
+impl UsageReader {
     /// Takes what matters of a chunk of `size` bytes; `read` gives bytes of it by where they begin and how many.
     pub(crate) fn take<E>(
         &mut self,
@@ -52,12 +52,12 @@ impl Glimpse {
     }
 
     /// The last count of the prompt that the answer holds.
-    pub(crate) fn counted(&self) -> Option<Counted> {
+    pub(crate) fn counted(&self) -> Option<PromptUsage> {
         last_count(&self.last).or_else(|| last_count(&self.first))
     }
 }
 
-fn last_count(bytes: &[u8]) -> Option<Counted> {
+fn last_count(bytes: &[u8]) -> Option<PromptUsage> {
     let starts = bytes.windows(KEY.len()).enumerate();
     let starts = starts.filter(|(_, window)| *window == KEY);
     let starts: Vec<usize> = starts.map(|(at, _)| at).collect();
@@ -65,7 +65,7 @@ fn last_count(bytes: &[u8]) -> Option<Counted> {
 }
 
 /// The count in the object behind the key at `at`.
-fn count_at(bytes: &[u8], at: usize) -> Option<Counted> {
+fn count_at(bytes: &[u8], at: usize) -> Option<PromptUsage> {
     let escaped = at
         .checked_sub(1)
         .is_some_and(|before| bytes.get(before) == Some(&b'\\'));
@@ -95,18 +95,18 @@ struct Details {
 }
 
 impl Usage {
-    fn counted(self) -> Option<Counted> {
+    fn counted(self) -> Option<PromptUsage> {
         if let Some(prompt) = self.prompt_tokens {
             let details = self.prompt_tokens_details;
             let cached = details.and_then(|details| details.cached_tokens);
-            return Some(Counted { prompt, cached });
+            return Some(PromptUsage { prompt, cached });
         }
         let read = self.cache_read_input_tokens;
         let prompt = self
             .input_tokens?
             .saturating_add(read.unwrap_or(0))
             .saturating_add(self.cache_creation_input_tokens.unwrap_or(0));
-        Some(Counted {
+        Some(PromptUsage {
             prompt,
             cached: read,
         })
@@ -125,20 +125,22 @@ mod tests {
     use super::*;
 
     /// What is found when the text comes in chunks of that size.
-    fn found(text: &str, chunk: usize) -> Option<Counted> {
-        let mut glimpse = Glimpse::default();
+    fn found(text: &str, chunk: usize) -> Option<PromptUsage> {
+        let mut usage_reader = UsageReader::default();
         for chunk in text.as_bytes().chunks(chunk) {
             let read = |from: usize, size: usize| -> Result<_, ()> {
                 Ok(chunk[from..from + size].to_vec())
             };
-            glimpse.take(chunk.len(), read).unwrap();
-            assert!(glimpse.first.len() <= FIRST_BYTES && glimpse.last.len() <= LAST_BYTES);
+            usage_reader.take(chunk.len(), read).unwrap();
+            assert!(
+                usage_reader.first.len() <= FIRST_BYTES && usage_reader.last.len() <= LAST_BYTES
+            );
         }
-        glimpse.counted()
+        usage_reader.counted()
     }
 
     fn check(text: &str, expected: Option<(u64, Option<u64>)>) {
-        let expected = expected.map(|(prompt, cached)| Counted { prompt, cached });
+        let expected = expected.map(|(prompt, cached)| PromptUsage { prompt, cached });
         for chunk in [1, 7, 300, 5_000, 100_000] {
             assert_eq!(
                 found(text, chunk),

@@ -36,7 +36,7 @@ use crate::pending::PendingResponse;
 use crate::plugin::{Known, Plugin, Rewritten, Route};
 use crate::retrieval::{Ended, OnNothing, Reason, Search, Step};
 use crate::salt::Identity;
-use crate::usage::Counted;
+use crate::usage::PromptUsage;
 use listed::{Asked, Listed};
 
 pub(crate) use listed::Unlisted;
@@ -293,7 +293,7 @@ impl Exchange {
     fn log_fields(
         &self,
         outcome: &Outcome,
-        counted: Option<Counted>,
+        counted: Option<PromptUsage>,
     ) -> Vec<(&'static str, String)> {
         let mut fields = outcome.fields();
         fields.extend(self.head.iter().flat_map(outcome::head_fields));
@@ -302,7 +302,7 @@ impl Exchange {
             fields.push(("retrieval", ended.word.to_owned()));
             fields.push(("retrieval_ms", ended.milliseconds.to_string()));
         }
-        if let Some(Counted { prompt, cached }) = counted {
+        if let Some(PromptUsage { prompt, cached }) = counted {
             fields.push(("prompt_tokens", prompt.to_string()));
             fields.extend(cached.map(|cached| ("cached_tokens", cached.to_string())));
         }

@@ -28,7 +28,7 @@ use crate::outcome::Outcome;
 use crate::retrieval::Retrieval;
 use crate::salt::{Identity, Salts};
 use crate::shared::Shared;
-use crate::usage::Counted;
+use crate::usage::PromptUsage;
 
 /// One loaded configuration.
 pub struct Plugin {
@@ -282,7 +282,7 @@ impl Plugin {
         host: &impl Host,
         record: Option<&OrderingRecord>,
         arm: Option<Arm>,
-        counted: Counted,
+        counted: PromptUsage,
     ) {
         self.metrics.counted(host, arm, counted);
         let (Some(record), Some(mut knowledge)) = (record, self.knowledge()) else {
@@ -315,8 +315,13 @@ impl Plugin {
     }
 
     /// Counts a request's miss, with what the engine said of its prompt.
-    pub(crate) fn missed(&self, host: &impl Host, miss: &mut Diagnosis, counted: Option<Counted>) {
-        if let Some(Counted {
+    pub(crate) fn missed(
+        &self,
+        host: &impl Host,
+        miss: &mut Diagnosis,
+        counted: Option<PromptUsage>,
+    ) {
+        if let Some(PromptUsage {
             prompt,
             cached: Some(cached),
         }) = counted
