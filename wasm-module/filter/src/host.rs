@@ -5,9 +5,9 @@
 
 use thiserror::Error;
 
-/// What a [`Host::call`] or a [`Host::ask`] came to.
+/// What a [`Host::call_for_plugin`] or a [`Host::call_for_request`] came to.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Answer<'a> {
+pub(crate) struct CallResponse<'a> {
     /// `None`: there was no answer.
     pub(crate) status: Option<u16>,
     /// All of it; `None`: it is longer than may be.
@@ -76,7 +76,7 @@ pub trait Host {
 
     /// Sends a request without a body to a cluster of the proxy's, and returns its number; the answer comes to
     /// [`Plugin::on_answer`](crate::Plugin::on_answer), within `limit_ms`.
-    fn call(
+    fn call_for_plugin(
         &self,
         cluster: &str,
         headers: &[(&str, &str)],
@@ -86,7 +86,7 @@ pub trait Host {
     /// Sends a request with a body to a cluster of the proxy's, for the request whose callback is running, and returns its
     /// number; the answer comes to [`Exchange::on_answer`](crate::Exchange::on_answer), within `limit_ms`, unless the request
     /// is over before. Numbers of one request's calls differ.
-    fn ask(
+    fn call_for_request(
         &self,
         cluster: &str,
         headers: &[(&str, &str)],

@@ -276,7 +276,7 @@ impl Host for Proxy {
         hostcalls::get_property(path.to_vec()).map_err(refused("property"))
     }
 
-    fn call(
+    fn call_for_plugin(
         &self,
         cluster: &str,
         headers: &[(&str, &str)],
@@ -287,7 +287,7 @@ impl Host for Proxy {
             .map_err(refused("call"))
     }
 
-    fn ask(
+    fn call_for_request(
         &self,
         cluster: &str,
         headers: &[(&str, &str)],

@@ -141,7 +141,7 @@ impl Host for Envoy<'_> {
         self.attribute(path)
     }
 
-    fn call(
+    fn call_for_plugin(
         &self,
         cluster: &str,
         headers: &[(&str, &str)],
@@ -150,7 +150,7 @@ impl Host for Envoy<'_> {
         self.call_for_config(cluster, headers, limit_ms)
     }
 
-    fn ask(
+    fn call_for_request(
         &self,
         cluster: &str,
         headers: &[(&str, &str)],

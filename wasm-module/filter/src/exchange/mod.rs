@@ -29,7 +29,7 @@ use foreword_ordering::{OrderingRecord, Retrieved, Rewrite};
 use crate::config::{Mode, RequestHeaders, TenantSource};
 use crate::dialect::Dialect;
 use crate::engines::DESTINATION_HEADER;
-use crate::host::{Answer, Host, HostError, LogLevel};
+use crate::host::{CallResponse, Host, HostError, LogLevel};
 use crate::misses;
 use crate::outcome::{self, Fault, Outcome, reason};
 use crate::pending::PendingResponse;
@@ -216,13 +216,13 @@ impl Exchange {
         }
     }
 
-    /// Bytes of an answer to a [`Host::ask`] that are looked at.
+    /// Bytes of an answer to a [`Host::call_for_request`] that are looked at.
     pub fn max_answer_bytes(&self) -> usize {
         let retrieval = self.plugin.retrieval();
         retrieval.map_or(0, |retrieval| retrieval.config().retriever.max_answer_bytes)
     }
 
-    /// The answer to a [`Host::ask`] has come: its status, unless there was no answer, and its body, unless that is longer
+    /// The answer to a [`Host::call_for_request`] has come: its status, unless there was no answer, and its body, unless that is longer
     /// than [`Exchange::max_answer_bytes`]. A request that waited for it goes on.
     pub fn on_answer(
         &mut self,
@@ -234,7 +234,7 @@ impl Exchange {
         let (Some(search), Some(retrieval)) = (&mut self.search, self.plugin.retrieval()) else {
             return;
         };
-        let answer = Answer { status, body };
+        let answer = CallResponse { status, body };
         let step = search.on_answer(host, retrieval, call, answer);
         let Some(Step::Over(found)) = step else {
             return;

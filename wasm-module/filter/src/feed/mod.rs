@@ -22,7 +22,7 @@ use foreword_ordering::{EngineId, Residency};
 
 use self::lease::Lease;
 use crate::engines::FeedConfig;
-use crate::host::{Answer, Host, HostError, LogLevel};
+use crate::host::{CallResponse, Host, HostError, LogLevel};
 
 /// One worker's part in following one engine.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ impl Feed {
         if let Some(authorization) = &authorization {
             headers.push(("authorization", authorization));
         }
-        match host.call(&self.config.cluster, &headers, CALL_LIMIT_MS) {
+        match host.call_for_plugin(&self.config.cluster, &headers, CALL_LIMIT_MS) {
             Ok(call) => self.waiting = Some((call, now_ms)),
             // A cluster that is not there, as far as Envoy says.
             Err(error) => self.failed(host, now_ms, &error.to_string()),
@@ -116,7 +116,7 @@ impl Feed {
         host: &impl Host,
         now_ms: u64,
         call: u32,
-        answer: Answer<'_>,
+        answer: CallResponse<'_>,
     ) -> Option<Said> {
         self.waiting.take_if(|(waiting, _)| *waiting == call)?;
         let batch = match read(answer, self.key.as_ref()) {
@@ -165,7 +165,7 @@ struct Problem {
     is_about_the_key: bool,
 }
 
-fn read(answer: Answer<'_>, key: Option<&FeedKey>) -> Result<Batch, Problem> {
+fn read(answer: CallResponse<'_>, key: Option<&FeedKey>) -> Result<Batch, Problem> {
     let problem = |words| Problem {
         words,
         is_about_the_key: false,
@@ -323,8 +323,8 @@ mod tests {
             .collect()
     }
 
-    fn answer(body: &[u8]) -> Answer<'_> {
-        Answer {
+    fn answer(body: &[u8]) -> CallResponse<'_> {
+        CallResponse {
             status: Some(200),
             body: Some(body),
         }
@@ -406,7 +406,7 @@ mod tests {
             }
             pauses.push(now - 100 - since);
             now += 10;
-            let said = feed.on_answer(&host, now, call, Answer { status, body });
+            let said = feed.on_answer(&host, now, call, CallResponse { status, body });
             assert_eq!(events(said), []);
         }
         assert_eq!(pauses, [0, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000]);

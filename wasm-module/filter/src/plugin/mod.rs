@@ -22,7 +22,7 @@ use self::knowledge::Knowledge;
 use crate::config::{Config, Mode};
 use crate::engines::{Dispatch, DispatchResult, Engines};
 use crate::feed::{Feed, MAX_BATCH_BYTES};
-use crate::host::{Answer, Host, LogLevel};
+use crate::host::{CallResponse, Host, LogLevel};
 use crate::metrics::Metrics;
 use crate::outcome::Outcome;
 use crate::retrieval::Retrieval;
@@ -102,13 +102,13 @@ impl Plugin {
         }
     }
 
-    /// Bytes of an answer to a [`Host::call`] that are looked at.
+    /// Bytes of an answer to a [`Host::call_for_plugin`] that are looked at.
     pub const MAX_ANSWER_BYTES: usize = MAX_BATCH_BYTES;
 
     /// The answer to a call has come: its status, unless there was no answer, and its body, unless that is longer than
     /// [`Plugin::MAX_ANSWER_BYTES`].
     pub fn on_answer(&self, host: &impl Host, call: u32, status: Option<u16>, body: Option<&[u8]>) {
-        let (now_ms, answer) = (host.now_ms(), Answer { status, body });
+        let (now_ms, answer) = (host.now_ms(), CallResponse { status, body });
         let said = self.feeds().and_then(|mut feeds| {
             let mut feeds = feeds.iter_mut();
             feeds.find_map(|feed| feed.on_answer(host, now_ms, call, answer))

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use super::reason::Reason;
 use super::vector;
-use crate::host::Answer;
+use crate::host::CallResponse;
 
 /// What a retriever found, best first.
 #[derive(Debug, Clone, Default)]
@@ -28,7 +28,7 @@ pub(super) struct Document {
 }
 
 /// The body of a good answer.
-fn good(answer: Answer<'_>) -> Result<&[u8], Reason> {
+fn good(answer: CallResponse<'_>) -> Result<&[u8], Reason> {
     match (answer.status, answer.body) {
         // Envoy's own words for "it took too long" and "nobody is there".
         (Some(504), _) => Err(Reason::Timeout),
@@ -40,7 +40,7 @@ fn good(answer: Answer<'_>) -> Result<&[u8], Reason> {
 }
 
 /// The vector of one text: OpenAI's `POST /v1/embeddings`.
-pub(super) fn embedding(answer: Answer<'_>) -> Result<Vec<f32>, Reason> {
+pub(super) fn embedding(answer: CallResponse<'_>) -> Result<Vec<f32>, Reason> {
     #[derive(Deserialize)]
     struct Embeddings {
         data: Vec<Embedding>,
@@ -56,7 +56,7 @@ pub(super) fn embedding(answer: Answer<'_>) -> Result<Vec<f32>, Reason> {
 }
 
 /// At most `limit` documents: our host's `POST /v1/retrieve`, or whatever answers alike.
-pub(super) fn found(answer: Answer<'_>, limit: usize) -> Result<Found, Reason> {
+pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<Found, Reason> {
     #[derive(Deserialize)]
     struct Answered<'a> {
         #[serde(borrow)]
@@ -109,8 +109,8 @@ pub(super) fn found(answer: Answer<'_>, limit: usize) -> Result<Found, Reason> {
 mod tests {
     use super::*;
 
-    fn answer(body: &str) -> Answer<'_> {
-        Answer {
+    fn answer(body: &str) -> CallResponse<'_> {
+        CallResponse {
             status: Some(200),
             body: Some(body.as_bytes()),
         }
@@ -153,7 +153,7 @@ mod tests {
                 "{body}"
             );
         }
-        let binary = Answer {
+        let binary = CallResponse {
             status: Some(200),
             body: Some(b"{\"data\": [], \"version\": \"\xff\"}"),
         };
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn every_way_to_fail_has_its_reason() {
-        let failed = |status, body| embedding(Answer { status, body }).err();
+        let failed = |status, body| embedding(CallResponse { status, body }).err();
         let good = Some(b"{\"data\": [{\"embedding\": [1]}]}".as_slice());
         assert_eq!(failed(Some(200), good), None);
         assert_eq!(failed(None, None), Some(Reason::Unreachable));

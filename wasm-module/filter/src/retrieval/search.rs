@@ -16,7 +16,7 @@ use super::config::Peer;
 use super::reason::Reason;
 use super::wanted::Wanted;
 use super::{Retrieval, Slot};
-use crate::host::{Answer, Host, HostError, LogLevel};
+use crate::host::{CallResponse, Host, HostError, LogLevel};
 
 /// See the module's text.
 pub(crate) struct Search {
@@ -112,7 +112,7 @@ impl Search {
         host: &impl Host,
         retrieval: &Retrieval,
         call: u64,
-        answer: Answer<'_>,
+        answer: CallResponse<'_>,
     ) -> Option<Step> {
         match self.stage {
             Stage::Embedding(waiting) if waiting == call => {
@@ -154,7 +154,7 @@ impl Search {
         body.extend(model.map(|model| ("model".to_owned(), model.as_str().into())));
         let body = Value::Object(body);
         retrieval.metrics.embeddings.add(host, 1);
-        match ask(host, embedder, body.to_string().as_bytes()) {
+        match call(host, embedder, body.to_string().as_bytes()) {
             Ok(call) => {
                 self.stage = Stage::Embedding(call);
                 Step::Wait
@@ -181,7 +181,7 @@ impl Search {
                 retrieval.metrics.hits.add(host, 1);
                 if let Some(sample) = sample {
                     let body = self.wanted.ask(self.vector.as_deref());
-                    if let Ok(call) = ask(host, &retrieval.config().retriever, &body) {
+                    if let Ok(call) = call(host, &retrieval.config().retriever, &body) {
                         self.beside.push((call, Beside::Check(sample)));
                     }
                 }
@@ -193,7 +193,7 @@ impl Search {
 
     fn retrieve(&mut self, host: &impl Host, retrieval: &Retrieval) -> Step {
         let body = self.wanted.ask(self.vector.as_deref());
-        match ask(host, &retrieval.config().retriever, &body) {
+        match call(host, &retrieval.config().retriever, &body) {
             Ok(call) => {
                 self.stage = Stage::Retrieving(call);
                 self.warm_up(host, retrieval);
@@ -214,13 +214,18 @@ impl Search {
             return;
         };
         retrieval.metrics.warm_ups.add(host, 1);
-        match ask(host, &warm_up.engine, opening.as_bytes()) {
+        match call(host, &warm_up.engine, opening.as_bytes()) {
             Ok(call) => self.beside.push((call, Beside::WarmUp { _slot: slot })),
             Err(_) => retrieval.metrics.failed_warm_ups.add(host, 1),
         }
     }
 
-    fn retrieved(&mut self, host: &impl Host, retrieval: &Retrieval, answer: Answer<'_>) -> Step {
+    fn retrieved(
+        &mut self,
+        host: &impl Host,
+        retrieval: &Retrieval,
+        answer: CallResponse<'_>,
+    ) -> Step {
         let found = match found(answer, self.wanted.limit) {
             Ok(found) => found,
             Err(reason) => return self.fail(host, retrieval, reason),
@@ -247,7 +252,7 @@ impl Search {
         host: &impl Host,
         retrieval: &Retrieval,
         call: u64,
-        answer: Answer<'_>,
+        answer: CallResponse<'_>,
     ) {
         let Some(at) = self.beside.iter().position(|(known, _)| *known == call) else {
             return;
@@ -307,7 +312,7 @@ fn with_cache<T>(retrieval: &Retrieval, work: impl FnOnce(&mut Cache) -> T) -> O
     Some(work(&mut cache))
 }
 
-fn ask(host: &impl Host, peer: &Peer, body: &[u8]) -> Result<u64, HostError> {
+fn call(host: &impl Host, peer: &Peer, body: &[u8]) -> Result<u64, HostError> {
     let authorization = peer.token.as_ref().map(|token| format!("Bearer {token}"));
     let mut headers = vec![
         (":method", "POST"),
@@ -319,7 +324,7 @@ fn ask(host: &impl Host, peer: &Peer, body: &[u8]) -> Result<u64, HostError> {
     if let Some(authorization) = &authorization {
         headers.push(("authorization", authorization));
     }
-    let asked = host.ask(&peer.cluster, &headers, body, peer.timeout_ms);
+    let asked = host.call_for_request(&peer.cluster, &headers, body, peer.timeout_ms);
     // A cluster that is not there, as far as Envoy says.
     asked.inspect_err(|error| host.log(LogLevel::Warn, &error.to_string()))
 }

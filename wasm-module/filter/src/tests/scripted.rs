@@ -26,7 +26,7 @@ struct State {
     response_body: Vec<u8>,
     properties: BTreeMap<String, Vec<u8>>,
     calls: Vec<(String, Vec<(String, String)>)>,
-    /// Bodies of [`Host::ask`], by its numbers, with the path.
+    /// Bodies of [`Host::call_for_request`], by its numbers, with the path.
     asked: Vec<(String, Vec<u8>)>,
     resumed: bool,
     interference: Option<String>,
@@ -348,7 +348,7 @@ impl Host for ScriptedHost {
         Ok(self.0.borrow().metadata.get(&path).cloned())
     }
 
-    fn call(
+    fn call_for_plugin(
         &self,
         cluster: &str,
         headers: &[(&str, &str)],
@@ -362,7 +362,7 @@ impl Host for ScriptedHost {
         Ok(u32::try_from(calls.len() - 1).unwrap())
     }
 
-    fn ask(
+    fn call_for_request(
         &self,
         _cluster: &str,
         headers: &[(&str, &str)],
