@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// One worker's.
 #[derive(Debug, Default)]
-pub(crate) struct Proxy(RefCell<State>);
+pub(crate) struct Proxy(RefCell<ProxyState>);
 
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct ProxyState {
     pub(crate) request_headers: BTreeMap<String, Vec<u8>>,
     pub(crate) response_headers: BTreeMap<String, Vec<u8>>,
     /// The request's, buffered.
@@ -51,11 +51,11 @@ pub(crate) const CALLS: [&str; 16] = [
 ];
 
 impl Proxy {
-    pub(crate) fn state(&self) -> std::cell::RefMut<'_, State> {
+    pub(crate) fn state(&self) -> std::cell::RefMut<'_, ProxyState> {
         self.0.borrow_mut()
     }
 
-    fn allowed(&self, call: &'static str) -> Result<std::cell::RefMut<'_, State>, HostError> {
+    fn allowed(&self, call: &'static str) -> Result<std::cell::RefMut<'_, ProxyState>, HostError> {
         let state = self.state();
         if state.refused.contains(call) {
             Err(HostError { call, status: 10 })

@@ -12,7 +12,7 @@ use crate::host::CallResponse;
 
 /// What a retriever found, best first.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Found {
+pub(super) struct RetrieverAnswer {
     pub(super) documents: Vec<Document>,
     /// Whatever changes its answers changes this.
     pub(super) version: String,
@@ -56,7 +56,7 @@ pub(super) fn embedding(answer: CallResponse<'_>) -> Result<Vec<f32>, Reason> {
 }
 
 /// At most `limit` documents: our host's `POST /v1/retrieve`, or whatever answers alike.
-pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<Found, Reason> {
+pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<RetrieverAnswer, Reason> {
     #[derive(Deserialize)]
     struct Answered<'a> {
         #[serde(borrow)]
@@ -99,7 +99,7 @@ pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<Found, Rea
             element: element.into(),
         });
     }
-    Ok(Found {
+    Ok(RetrieverAnswer {
         documents,
         version: read.version.unwrap_or_default(),
     })

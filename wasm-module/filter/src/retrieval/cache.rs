@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use foreword_similarity::{CacheName, Sample, SimilarityCaches, SimilarityConfig};
 
-use super::answers::Found;
+use super::answers::RetrieverAnswer;
 use super::documents::Documents;
 use super::reason::Reason;
 
@@ -64,7 +64,7 @@ impl Cache {
         &mut self,
         tenant: &str,
         vector: &[f32],
-        found: &Found,
+        found: &RetrieverAnswer,
         now_ms: u64,
     ) -> bool {
         self.follow(&found.version);
@@ -94,7 +94,12 @@ impl Cache {
     }
 
     /// Counts a sampled hit against what a search found. Whether the hit was wrong.
-    pub(super) fn report(&mut self, tenant: &str, sample: &Sample, found: &Found) -> bool {
+    pub(super) fn report(
+        &mut self,
+        tenant: &str,
+        sample: &Sample,
+        found: &RetrieverAnswer,
+    ) -> bool {
         self.follow(&found.version);
         let wrong = |cache: &Self| cache.caches.quality().false_hits;
         let before = wrong(self);
@@ -125,12 +130,12 @@ mod tests {
     use super::super::answers::Document;
     use super::*;
 
-    fn found(version: &str, ids: &[&str]) -> Found {
+    fn found(version: &str, ids: &[&str]) -> RetrieverAnswer {
         let documents = ids.iter().map(|id| Document {
             id: (*id).to_owned(),
             element: format!("{{\"text\":\"of {id}\"}}").into(),
         });
-        Found {
+        RetrieverAnswer {
             documents: documents.collect(),
             version: version.to_owned(),
         }

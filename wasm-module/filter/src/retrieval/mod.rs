@@ -34,10 +34,10 @@ mod cache;
 mod config;
 mod documents;
 mod metrics;
+mod query;
 mod reason;
 mod search;
 mod vector;
-mod wanted;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -13,15 +13,15 @@ use serde_json::{Map, Value};
 use super::answers::{embedding, found};
 use super::cache::{Cache, Hit};
 use super::config::Peer;
+use super::query::RetrievalQuery;
 use super::reason::Reason;
-use super::wanted::Wanted;
 use super::{Retrieval, Slot};
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 
 /// See the module's text.
 pub(crate) struct Search {
     tenant: String,
-    wanted: Wanted,
+    wanted: RetrievalQuery,
     stage: Stage,
     vector: Option<Vec<f32>>,
     /// Calls that the chat does not wait for.
@@ -78,7 +78,7 @@ impl Search {
         (tenant, salt): (&str, Option<&str>),
     ) -> Result<Option<(Self, Step)>, Reason> {
         let config = retrieval.config();
-        let wanted = Wanted::read(config, parsed, header, tenant, salt);
+        let wanted = RetrievalQuery::read(config, parsed, header, tenant, salt);
         let wanted = wanted.inspect_err(|reason| {
             retrieval.metrics.searches.add(host, 1);
             retrieval.metrics.failed(host, *reason);
@@ -180,7 +180,7 @@ impl Search {
             Ok(Some(Hit { elements, sample })) => {
                 retrieval.metrics.hits.add(host, 1);
                 if let Some(sample) = sample {
-                    let body = self.wanted.ask(self.vector.as_deref());
+                    let body = self.wanted.body(self.vector.as_deref());
                     if let Ok(call) = call(host, &retrieval.config().retriever, &body) {
                         self.beside.push((call, Beside::Check(sample)));
                     }
@@ -192,7 +192,7 @@ impl Search {
     }
 
     fn retrieve(&mut self, host: &impl Host, retrieval: &Retrieval) -> Step {
-        let body = self.wanted.ask(self.vector.as_deref());
+        let body = self.wanted.body(self.vector.as_deref());
         match call(host, &retrieval.config().retriever, &body) {
             Ok(call) => {
                 self.stage = Stage::Retrieving(call);

@@ -7,13 +7,13 @@ use std::rc::Rc;
 use crate::host::{Host, HostError, LogLevel, MetricId};
 
 #[derive(Default)]
-pub(crate) struct ScriptedHost(RefCell<State>, SharedData);
+pub(crate) struct ScriptedHost(RefCell<ScriptedState>, SharedData);
 
 /// Values with their compare-and-swap numbers, by key; several hosts may share them, as workers do.
 type SharedData = Rc<RefCell<BTreeMap<String, (Vec<u8>, u32)>>>;
 
 #[derive(Default)]
-struct State {
+struct ScriptedState {
     request_headers: BTreeMap<String, String>,
     response_headers: BTreeMap<String, String>,
     metadata: BTreeMap<Vec<String>, Vec<u8>>,

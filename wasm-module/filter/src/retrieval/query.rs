@@ -12,7 +12,7 @@ use super::vector;
 
 /// A search that is to be made.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct RetrievalQuery {
     /// What is searched for.
     pub(super) question: String,
     /// The client's.
@@ -37,7 +37,7 @@ struct Field {
     special: Map<String, Value>,
 }
 
-impl Wanted {
+impl RetrievalQuery {
     /// `None`: the client wants no documents, brings its own, or asks nothing that could be searched for. `header` is the
     /// embedding in it.
     pub(super) fn read(
@@ -93,7 +93,7 @@ impl Wanted {
     }
 
     /// The retriever's request.
-    pub(super) fn ask(&self, vector: Option<&[f32]>) -> Vec<u8> {
+    pub(super) fn body(&self, vector: Option<&[f32]>) -> Vec<u8> {
         let mut fields = self.fields.clone();
         fields.insert("query".to_owned(), self.question.as_str().into());
         if let Some(vector) = vector {
@@ -155,19 +155,23 @@ mod tests {
     use super::*;
     use foreword_ordering::{Config, parse};
 
-    fn read(config: Value, body: &Value, header: Option<&[u8]>) -> Result<Option<Wanted>, Reason> {
+    fn read(
+        config: Value,
+        body: &Value,
+        header: Option<&[u8]>,
+    ) -> Result<Option<RetrievalQuery>, Reason> {
         let config = RetrievalConfig::from_json(&config).unwrap();
         let body = body.to_string();
         let parsed = parse(body.as_bytes(), &Config::default()).unwrap();
-        Wanted::read(&config, &parsed, header, "red", None)
+        RetrievalQuery::read(&config, &parsed, header, "red", None)
     }
 
     fn chat(retrieval: Value) -> Value {
         json!({"messages": [{"role": "user", "content": "Why?"}], "retrieval": retrieval})
     }
 
-    fn asked(wanted: &Wanted) -> Value {
-        serde_json::from_slice(&wanted.ask(wanted.vector.as_deref())).unwrap()
+    fn asked(wanted: &RetrievalQuery) -> Value {
+        serde_json::from_slice(&wanted.body(wanted.vector.as_deref())).unwrap()
     }
 
     #[test]
