@@ -65,5 +65,5 @@ pub use config::{
 };
 pub use exchange::{Exchange, Flow};
 pub use host::{Host, HostError, LogLevel, MetricId};
-pub use outcome::Outcome;
+pub use outcome::RequestOutcome;
 pub use plugin::Plugin;

@@ -17,7 +17,7 @@ use crate::counter::{Counter, record};
 use crate::exchange::Unlisted;
 use crate::host::{Host, MetricId};
 use crate::misses;
-use crate::outcome::{Outcome, head_counts, reason};
+use crate::outcome::{RequestOutcome, head_counts, reason};
 use crate::usage::PromptUsage;
 
 /// The metrics of one plugin.
@@ -152,25 +152,25 @@ impl Metrics {
     }
 
     /// Counts a request once, by what became of it.
-    pub(crate) fn count(&self, host: &impl Host, outcome: &Outcome) {
+    pub(crate) fn count(&self, host: &impl Host, outcome: &RequestOutcome) {
         self.requests.add(host, 1);
         let (report, arm) = match outcome {
-            Outcome::Ordered { report, arm } => {
+            RequestOutcome::Ordered { report, arm } => {
                 self.ordered.add(host, 1);
                 (report, *arm)
             }
-            Outcome::Unchanged { report, arm } => {
+            RequestOutcome::Unchanged { report, arm } => {
                 self.unchanged.add(host, 1);
                 (report, *arm)
             }
-            Outcome::DryRun { report, as_sent } => {
+            RequestOutcome::DryRun { report, as_sent } => {
                 self.dry_run.add(host, 1);
                 let matched = as_sent.matched_tokens;
                 self.client_matched_tokens.add(host, matched);
                 (report, None)
             }
-            Outcome::Passed(reason) => return self.passed(reason).add(host, 1),
-            Outcome::Refused(reason) => {
+            RequestOutcome::Passed(reason) => return self.passed(reason).add(host, 1),
+            RequestOutcome::Refused(reason) => {
                 if Unlisted::REASONS.contains(reason) {
                     self.unlisted_requests.add(host, 1);
                 }
@@ -303,7 +303,7 @@ mod tests {
     fn an_ordered_request_adds_its_counts_and_never_a_zero() {
         let host = ScriptedHost::default();
         let metrics = Metrics::define(&host);
-        let outcome = Outcome::Ordered {
+        let outcome = RequestOutcome::Ordered {
             report: REPORT,
             arm: None,
         };
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(host.samples("foreword_documents_per_request"), [5]);
         assert_eq!(host.samples("foreword_matched_percent"), [77]);
         assert_eq!(host.counter("foreword_arm_ordered_requests_total"), 0);
-        let numbered = Outcome::Ordered {
+        let numbered = RequestOutcome::Ordered {
             report: Report {
                 numbered: true,
                 ..REPORT
@@ -335,7 +335,7 @@ mod tests {
         let host = ScriptedHost::default();
         let metrics = Metrics::define(&host);
         for arm in [Arm::Control, Arm::Ordered, Arm::Control] {
-            let outcome = Outcome::Unchanged {
+            let outcome = RequestOutcome::Unchanged {
                 report: REPORT,
                 arm: Some(arm),
             };
@@ -343,7 +343,7 @@ mod tests {
         }
         metrics.count(
             &host,
-            &Outcome::DryRun {
+            &RequestOutcome::DryRun {
                 report: REPORT,
                 as_sent: Report {
                     matched_tokens: 60,
@@ -369,10 +369,10 @@ mod tests {
     fn a_reason_becomes_a_counter_of_its_own() {
         let host = ScriptedHost::default();
         let metrics = Metrics::define(&host);
-        metrics.count(&host, &Outcome::Passed("too-large"));
-        metrics.count(&host, &Outcome::Passed("too-large"));
-        metrics.count(&host, &Outcome::Passed("no-documents"));
-        metrics.count(&host, &Outcome::Passed("no-tenant"));
+        metrics.count(&host, &RequestOutcome::Passed("too-large"));
+        metrics.count(&host, &RequestOutcome::Passed("too-large"));
+        metrics.count(&host, &RequestOutcome::Passed("no-documents"));
+        metrics.count(&host, &RequestOutcome::Passed("no-tenant"));
         assert_eq!(host.counter("foreword_passed_too_large_total"), 2);
         assert_eq!(host.counter("foreword_passed_no_documents_total"), 1);
         assert_eq!(host.counter("foreword_passed_no_tenant_total"), 1);
@@ -383,9 +383,9 @@ mod tests {
     fn an_unlisted_request_is_counted_as_such_and_as_refused() {
         let host = ScriptedHost::default();
         let metrics = Metrics::define(&host);
-        metrics.count(&host, &Outcome::Refused("unlisted-path"));
-        metrics.count(&host, &Outcome::Refused("upgrade"));
-        metrics.count(&host, &Outcome::Refused("too-large"));
+        metrics.count(&host, &RequestOutcome::Refused("unlisted-path"));
+        metrics.count(&host, &RequestOutcome::Refused("upgrade"));
+        metrics.count(&host, &RequestOutcome::Refused("too-large"));
         assert_eq!(host.counter("foreword_unlisted_requests_total"), 2);
         assert_eq!(host.counter("foreword_refused_total"), 3);
         assert_eq!(host.counter("foreword_requests_total"), 3);
@@ -396,7 +396,7 @@ mod tests {
         let host = ScriptedHost::default();
         host.refuse_metrics();
         let metrics = Metrics::define(&host);
-        metrics.count(&host, &Outcome::Passed("too-large"));
+        metrics.count(&host, &RequestOutcome::Passed("too-large"));
         metrics.time(&host, 5_000);
         assert_eq!(host.counter("foreword_requests_total"), 0);
     }

@@ -15,7 +15,7 @@ use crate::retrieval::Reason;
 
 /// What became of a request. Where salts are on, "as it came" leaves out the salt, which is always the gateway's.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// Sent on with a new body.
     Ordered {
         /// What was done.
@@ -43,7 +43,7 @@ pub enum Outcome {
     Refused(&'static str),
 }
 
-impl Outcome {
+impl RequestOutcome {
     /// One word for the header and the log.
     fn word(&self) -> &'static str {
         match self {
@@ -85,7 +85,7 @@ impl Outcome {
 }
 
 /// The header's value.
-impl fmt::Display for Outcome {
+impl fmt::Display for RequestOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = self.word();
         let (report, arm, as_sent) = match self {
@@ -325,13 +325,13 @@ pub(crate) const REPORT: Report = Report {
 mod tests {
     use super::*;
 
-    const ORDERED: Outcome = Outcome::Ordered {
+    const ORDERED: RequestOutcome = RequestOutcome::Ordered {
         report: REPORT,
         arm: None,
     };
 
-    fn dry_run() -> Outcome {
-        Outcome::DryRun {
+    fn dry_run() -> RequestOutcome {
+        RequestOutcome::DryRun {
             report: REPORT,
             as_sent: Report {
                 matched: 1,
@@ -351,7 +351,7 @@ mod tests {
             dry_run().to_string(),
             "dry-run; policy=longest; documents=5; matched=3; moved=4; dropped=0; hint=1; client_matched=1"
         );
-        let numbered = Outcome::Ordered {
+        let numbered = RequestOutcome::Ordered {
             report: Report {
                 numbered: true,
                 ..REPORT
@@ -359,24 +359,24 @@ mod tests {
             arm: None,
         };
         assert!(numbered.to_string().ends_with("; hint=1; labels=numbered"));
-        let control = Outcome::Unchanged {
+        let control = RequestOutcome::Unchanged {
             report: REPORT,
             arm: Some(Arm::Control),
         };
         assert!(control.to_string().ends_with("; hint=1; arm=control"));
         assert_eq!(
-            Outcome::Passed("too-large").to_string(),
+            RequestOutcome::Passed("too-large").to_string(),
             "passed; reason=too-large"
         );
         assert_eq!(
-            Outcome::Refused("too-large").to_string(),
+            RequestOutcome::Refused("too-large").to_string(),
             "refused; reason=too-large"
         );
     }
 
     #[test]
     fn a_field_of_the_log_is_named_once_and_the_first_is_always_there() {
-        for outcome in [ORDERED, dry_run(), Outcome::Passed("bypass")] {
+        for outcome in [ORDERED, dry_run(), RequestOutcome::Passed("bypass")] {
             let fields = outcome.fields();
             assert_eq!(fields[0], ("outcome", outcome.word().to_owned()));
             let mut names: Vec<_> = fields.iter().map(|(name, _)| *name).collect();

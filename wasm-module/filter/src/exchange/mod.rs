@@ -31,7 +31,7 @@ use crate::dialect::Dialect;
 use crate::engines::DESTINATION_HEADER;
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 use crate::misses;
-use crate::outcome::{self, Fault, Outcome, reason};
+use crate::outcome::{self, Fault, RequestOutcome, reason};
 use crate::pending::PendingResponse;
 use crate::plugin::{Known, Plugin, Rewritten, Route};
 use crate::retrieval::{Ended, OnNothing, Reason, Search, Step};
@@ -73,7 +73,7 @@ enum Phase {
     Holding(Held),
     /// The body is complete, and waits for documents.
     Searching(Held),
-    Settled(Outcome),
+    Settled(RequestOutcome),
 }
 
 /// What is kept of the headers while the body arrives.
@@ -121,7 +121,7 @@ struct Sent {
     body: Option<Vec<u8>>,
     /// For the engine.
     path: Option<String>,
-    outcome: Outcome,
+    outcome: RequestOutcome,
 }
 
 impl Exchange {
@@ -159,7 +159,7 @@ impl Exchange {
         let held = match bypassed {
             Ok(_) if end_of_stream => Err(Fault::EmptyBody),
             Ok(true) if !self.plugin.is_salted() => {
-                self.settle(host, Outcome::Passed(reason::BYPASS));
+                self.settle(host, RequestOutcome::Passed(reason::BYPASS));
                 return Flow::Continue;
             }
             Ok(bypassed) => self.read_headers(host, bypassed),
@@ -292,7 +292,7 @@ impl Exchange {
     /// For the access log, which proxies write when all is over: nobody waits any more.
     fn log_fields(
         &self,
-        outcome: &Outcome,
+        outcome: &RequestOutcome,
         counted: Option<PromptUsage>,
     ) -> Vec<(&'static str, String)> {
         let mut fields = outcome.fields();
@@ -542,7 +542,7 @@ impl Exchange {
         known: Known<'_>,
         pending: &mut Option<PendingResponse>,
         noted: &mut Noted,
-    ) -> Result<Outcome, Fault> {
+    ) -> Result<RequestOutcome, Fault> {
         let mut body = Cow::Borrowed(came);
         if let Some(cut) = held.cut.clone().filter(|cut| cut.end <= came.len()) {
             body.to_mut().drain(cut);
@@ -612,9 +612,9 @@ impl Exchange {
             body: rewrite.body,
             path: told.then(|| rewrite.path.to_header()).flatten(),
             outcome: match rewrite.as_sent {
-                Some(as_sent) => Outcome::DryRun { report, as_sent },
-                None if rewrite.ordered => Outcome::Ordered { report, arm },
-                None => Outcome::Unchanged { report, arm },
+                Some(as_sent) => RequestOutcome::DryRun { report, as_sent },
+                None if rewrite.ordered => RequestOutcome::Ordered { report, arm },
+                None => RequestOutcome::Unchanged { report, arm },
             },
         };
         (rewrite.record, sent)
@@ -628,7 +628,7 @@ impl Exchange {
         match self.refusal_status(&fault) {
             Some(status) => self.refuse(host, status, &fault),
             None => {
-                self.settle(host, Outcome::Passed(fault.reason()));
+                self.settle(host, RequestOutcome::Passed(fault.reason()));
                 Flow::Continue
             }
         }
@@ -639,7 +639,7 @@ impl Exchange {
     }
 
     fn refuse(&mut self, host: &impl Host, status: u16, fault: &Fault) -> Flow {
-        let mut outcome = Outcome::Refused(fault.reason());
+        let mut outcome = RequestOutcome::Refused(fault.reason());
         let report = self.report(&outcome);
         let mut headers = vec![("content-type", "application/json")];
         // Not every proxy shows a filter the headers of its own answer.
@@ -654,20 +654,20 @@ impl Exchange {
             host.log(LogLevel::Warn, &error.to_string());
             // With salts it may not go on all the same: it waits for the proxy's own time-out.
             if !self.plugin.is_salted() {
-                outcome = Outcome::Passed(reason::HOST_ERROR);
+                outcome = RequestOutcome::Passed(reason::HOST_ERROR);
             }
         }
         self.settle(host, outcome);
         self.settled_flow()
     }
 
-    fn settle(&mut self, host: &impl Host, outcome: Outcome) {
+    fn settle(&mut self, host: &impl Host, outcome: RequestOutcome) {
         self.plugin.count(host, &outcome);
         self.phase = Phase::Settled(outcome);
     }
 
     /// For the response header.
-    fn report(&self, outcome: &Outcome) -> String {
+    fn report(&self, outcome: &RequestOutcome) -> String {
         let mut report = outcome.to_string();
         for (name, value) in self.head.iter().flat_map(outcome::head_fields) {
             report.push_str(&format!("; {name}={value}"));
@@ -680,7 +680,7 @@ impl Exchange {
 
     fn settled_flow(&self) -> Flow {
         match self.phase {
-            Phase::Searching(_) | Phase::Settled(Outcome::Refused(_)) => Flow::Hold,
+            Phase::Searching(_) | Phase::Settled(RequestOutcome::Refused(_)) => Flow::Hold,
             _ => Flow::Continue,
         }
     }
@@ -711,7 +711,7 @@ fn salted(body: &[u8], held: &Held, reason: &'static str) -> Result<Sent, Fault>
     Ok(Sent {
         body: body.transpose().map_err(Fault::Skip)?,
         path: None,
-        outcome: Outcome::Passed(reason),
+        outcome: RequestOutcome::Passed(reason),
     })
 }
 

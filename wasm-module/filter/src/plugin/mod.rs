@@ -24,7 +24,7 @@ use crate::engines::{Dispatch, DispatchResult, Engines};
 use crate::feed::{Feed, MAX_BATCH_BYTES};
 use crate::host::{CallResponse, Host, LogLevel};
 use crate::metrics::Metrics;
-use crate::outcome::Outcome;
+use crate::outcome::RequestOutcome;
 use crate::retrieval::Retrieval;
 use crate::salt::{Identity, Salts};
 use crate::shared::Shared;
@@ -331,7 +331,7 @@ impl Plugin {
         self.metrics.missed(host, miss);
     }
 
-    pub(crate) fn count(&self, host: &impl Host, outcome: &Outcome) {
+    pub(crate) fn count(&self, host: &impl Host, outcome: &RequestOutcome) {
         self.metrics.count(host, outcome);
     }
 }
