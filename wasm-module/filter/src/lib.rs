@@ -44,6 +44,8 @@ mod engines;
 mod exchange;
 mod feed;
 mod host;
+#[cfg(any(target_arch = "wasm32", test))]
+mod metric_buffer;
 mod metrics;
 mod misses;
 mod outcome;
@@ -54,8 +56,6 @@ mod proxy;
 mod retrieval;
 mod salt;
 mod shared;
-#[cfg(any(target_arch = "wasm32", test))]
-mod tally;
 #[cfg(test)]
 mod tests;
 mod usage;

@@ -12,7 +12,7 @@
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{Arm, Skip};
 
-use crate::agreement::Learnt;
+use crate::agreement::LearnResult;
 use crate::counter::{Counter, record};
 use crate::exchange::Unlisted;
 use crate::host::{Host, MetricId};
@@ -23,7 +23,7 @@ use crate::usage::PromptUsage;
 /// The metrics of one plugin.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    /// Defined before all others: see `tally`.
+    /// Defined before all others: see `metric_buffer`.
     requests: Counter,
     ordered: Counter,
     unchanged: Counter,
@@ -269,7 +269,7 @@ impl Metrics {
     }
 
     /// Counts what was learnt of other workers.
-    pub(crate) fn learnt(&self, host: &impl Host, learnt: Learnt) {
+    pub(crate) fn learnt(&self, host: &impl Host, learnt: LearnResult) {
         self.learnt_entries.add(host, learnt.entries);
         self.lost_entries.add(host, learnt.lost);
     }

@@ -22,7 +22,7 @@
 //!
 //! The SDK exports every callback whether used or not, so that the response's cost nothing more for being used.
 //!
-//! Counts are kept until the next tick ([`Tally`]): a call costs about a microsecond.
+//! Counts are kept until the next tick ([`MetricBuffer`]): a call costs about a microsecond.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -36,8 +36,8 @@ use proxy_wasm::types::{
 
 use crate::exchange::{Exchange, Flow};
 use crate::host::{Host, HostError, LogLevel, MetricId};
+use crate::metric_buffer::MetricBuffer;
 use crate::plugin::Plugin;
-use crate::tally::Tally;
 
 proxy_wasm::main! {{
     proxy_wasm::set_root_context(|_| Box::new(Root(None)));
@@ -323,12 +323,12 @@ impl Host for Proxy {
     }
 
     fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError> {
-        TALLY.with_borrow_mut(|tally| tally.add(counter, amount));
+        TALLY.with_borrow_mut(|metric_buffer| metric_buffer.add(counter, amount));
         Ok(())
     }
 
     fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError> {
-        if TALLY.with_borrow_mut(|tally| tally.record(histogram, value)) {
+        if TALLY.with_borrow_mut(|metric_buffer| metric_buffer.record(histogram, value)) {
             return Ok(());
         }
         hostcalls::record_metric(histogram.0, value).map_err(refused("record"))
@@ -356,13 +356,13 @@ impl Host for Proxy {
 thread_local! {
     /// Of all plugins of this VM, which has one thread. Nothing is called while it is borrowed but the proxy, which calls
     /// nothing back for counts.
-    static TALLY: RefCell<Tally> = const { RefCell::new(Tally::new()) };
+    static TALLY: RefCell<MetricBuffer> = const { RefCell::new(MetricBuffer::new()) };
 }
 
 /// What cannot be told is lost: counting must not cost a request.
 fn tell_counts() {
-    TALLY.with_borrow_mut(|tally| {
-        tally.tell(
+    TALLY.with_borrow_mut(|metric_buffer| {
+        metric_buffer.tell(
             |histogram, value| {
                 let _ = hostcalls::record_metric(histogram.0, value);
             },

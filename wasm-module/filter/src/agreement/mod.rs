@@ -42,7 +42,7 @@ pub(crate) struct Agreement {
 
 /// What became of the entries that were new.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Learnt {
+pub(crate) struct LearnResult {
     /// Taken into account.
     pub(crate) entries: u64,
     /// Overwritten, never written or not understood.
@@ -85,8 +85,8 @@ impl Agreement {
         host: &impl Host,
         limit: u64,
         mut learn: impl FnMut(&PeerUpdate),
-    ) -> Result<Learnt, HostError> {
-        let mut learnt = Learnt::default();
+    ) -> Result<LearnResult, HostError> {
+        let mut learnt = LearnResult::default();
         let seen = self.ring.head(host)?;
         self.head = Some(seen);
         let head = seen.next;
@@ -179,7 +179,7 @@ mod tests {
             assert_eq!(update, Ok(true));
         }
 
-        fn catch_up(&mut self) -> Learnt {
+        fn catch_up(&mut self) -> LearnResult {
             let known = &mut self.known;
             let learn = |update: &PeerUpdate| known.push(update.clone());
             let learnt = self.agreement.catch_up(&self.host, u64::MAX, learn);
@@ -194,8 +194,8 @@ mod tests {
         std::array::from_fn(|_| Worker::beside(&host, entries))
     }
 
-    fn learnt(entries: u64, lost: u64) -> Learnt {
-        Learnt { entries, lost }
+    fn learnt(entries: u64, lost: u64) -> LearnResult {
+        LearnResult { entries, lost }
     }
 
     #[test]

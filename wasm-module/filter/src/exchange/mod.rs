@@ -33,8 +33,8 @@ use crate::host::{CallResponse, Host, HostError, LogLevel};
 use crate::misses;
 use crate::outcome::{self, Fault, RequestOutcome, reason};
 use crate::pending::PendingResponse;
-use crate::plugin::{Known, Plugin, Rewritten, Route};
-use crate::retrieval::{Ended, OnNothing, Reason, Search, Step};
+use crate::plugin::{Plugin, RequestDocuments, Rewritten, Route};
+use crate::retrieval::{OnNothing, Reason, Search, SearchReport, SearchStep};
 use crate::salt::Identity;
 use crate::usage::PromptUsage;
 use listed::{Asked, Listed};
@@ -52,7 +52,7 @@ pub struct Exchange {
     /// For documents, if any were to be looked for.
     search: Option<Box<Search>>,
     /// How that ended.
-    ended: Option<Ended>,
+    ended: Option<SearchReport>,
     /// What was done with the head, or would be, if anything.
     head: Option<HeadReport>,
     /// Why the request could not begin like an earlier one, if that is known.
@@ -70,14 +70,14 @@ pub enum Flow {
 
 enum Phase {
     Bystander,
-    Holding(Held),
+    Holding(BufferedRequest),
     /// The body is complete, and waits for documents.
-    Searching(Held),
+    Searching(BufferedRequest),
     Settled(RequestOutcome),
 }
 
 /// What is kept of the headers while the body arrives.
-struct Held {
+struct BufferedRequest {
     identity: Identity,
     /// The documents stay as they came; the body is read for its salt alone.
     bypassed: bool,
@@ -92,13 +92,13 @@ struct Held {
 }
 
 /// Whether documents are to be found for a body.
-enum Need<'b> {
+enum RetrievalNeed<'b> {
     /// They are not, and this is known of it.
-    None(Known<'b>),
-    Search(Step),
+    None(RequestDocuments<'b>),
+    Search(SearchStep),
 }
 
-impl Held {
+impl BufferedRequest {
     /// The body, which is complete.
     fn body(&self, host: &impl Host) -> Result<Vec<u8>, Fault> {
         match self.received {
@@ -116,7 +116,7 @@ struct Noted {
 }
 
 /// What goes on instead of a body.
-struct Sent {
+struct ForwardedRequest {
     /// `None`: the body that came.
     body: Option<Vec<u8>>,
     /// For the engine.
@@ -236,7 +236,7 @@ impl Exchange {
         };
         let answer = CallResponse { status, body };
         let step = search.on_answer(host, retrieval, call, answer);
-        let Some(Step::Over(found)) = step else {
+        let Some(SearchStep::Over(found)) = step else {
             return;
         };
         let held = match std::mem::replace(&mut self.phase, Phase::Bystander) {
@@ -369,7 +369,7 @@ impl Exchange {
         Ok(is_asked)
     }
 
-    fn read_headers(&self, host: &impl Host, bypassed: bool) -> Result<Held, Fault> {
+    fn read_headers(&self, host: &impl Host, bypassed: bool) -> Result<BufferedRequest, Fault> {
         if !host
             .request_header("content-type")?
             .is_none_or(|value| is_json(&value))
@@ -403,7 +403,7 @@ impl Exchange {
             host.remove_request_header("content-length")?;
             sized = false;
         }
-        Ok(Held {
+        Ok(BufferedRequest {
             identity,
             bypassed,
             sized,
@@ -454,25 +454,32 @@ impl Exchange {
             Err(fault) => return self.decline(host, fault),
         };
         match self.search(host, &mut held, &came) {
-            Need::None(known) => self.go_on(host, &held, &came, known),
-            Need::Search(Step::Wait) => {
+            RetrievalNeed::None(known) => self.go_on(host, &held, &came, known),
+            RetrievalNeed::Search(SearchStep::Wait) => {
                 self.phase = Phase::Searching(held);
                 Flow::Hold
             }
-            Need::Search(Step::Over(found)) => self.answered(host, &held, &came, found),
+            RetrievalNeed::Search(SearchStep::Over(found)) => {
+                self.answered(host, &held, &came, found)
+            }
         }
     }
 
     /// Begins to look for documents, where there is need.
-    fn search<'b>(&mut self, host: &impl Host, held: &mut Held, came: &'b [u8]) -> Need<'b> {
+    fn search<'b>(
+        &mut self,
+        host: &impl Host,
+        held: &mut BufferedRequest,
+        came: &'b [u8],
+    ) -> RetrievalNeed<'b> {
         let config = self.plugin.config();
         let is_ordered = !held.bypassed && config.mode == Mode::Order;
         let Some(retrieval) = self.plugin.retrieval().filter(|_| is_ordered) else {
-            return Need::None(Known::Nothing);
+            return RetrievalNeed::None(RequestDocuments::Nothing);
         };
         let Ok(parsed) = foreword_ordering::parse(came, &config.ordering) else {
             // The core will say what is wrong.
-            return Need::None(Known::Nothing);
+            return RetrievalNeed::None(RequestDocuments::Nothing);
         };
         held.cut = parsed.place_of_retrieval();
         let (identity, header) = (&held.identity, held.embedding.as_deref());
@@ -480,12 +487,12 @@ impl Exchange {
         match Search::begin(host, retrieval, &parsed, header, whose) {
             Ok(Some((search, step))) => {
                 self.search = Some(Box::new(search));
-                Need::Search(step)
+                RetrievalNeed::Search(step)
             }
-            Err(reason) => Need::Search(Step::Over(Err(reason))),
+            Err(reason) => RetrievalNeed::Search(SearchStep::Over(Err(reason))),
             // Its bytes will be others.
-            Ok(None) if held.cut.is_some() => Need::None(Known::Nothing),
-            Ok(None) => Need::None(Known::Parsed(Box::new(parsed))),
+            Ok(None) if held.cut.is_some() => RetrievalNeed::None(RequestDocuments::Nothing),
+            Ok(None) => RetrievalNeed::None(RequestDocuments::Parsed(Box::new(parsed))),
         }
     }
 
@@ -493,7 +500,7 @@ impl Exchange {
     fn answered(
         &mut self,
         host: &impl Host,
-        held: &Held,
+        held: &BufferedRequest,
         came: &[u8],
         found: Result<Option<String>, Reason>,
     ) -> Flow {
@@ -502,24 +509,30 @@ impl Exchange {
         self.ended = match (&self.search, &found) {
             (Some(search), _) => search.ended(),
             // It did not even begin.
-            (None, Err(reason)) => Some(Ended::at_once(*reason)),
+            (None, Err(reason)) => Some(SearchReport::at_once(*reason)),
             (None, Ok(_)) => None,
         };
         match found {
             Ok(Some(documents)) => {
                 let plugin = Arc::clone(&self.plugin);
                 let retrieved = retrieved(&plugin, &documents);
-                self.go_on(host, held, came, Known::Retrieved(retrieved))
+                self.go_on(host, held, came, RequestDocuments::Retrieved(retrieved))
             }
             Err(reason) if on_failure != Some(OnNothing::Continue) => {
                 self.decline(host, Fault::Retrieval(reason))
             }
-            Ok(None) | Err(_) => self.go_on(host, held, came, Known::Nothing),
+            Ok(None) | Err(_) => self.go_on(host, held, came, RequestDocuments::Nothing),
         }
     }
 
     /// Rewrites the body that `came`, and lets the request go.
-    fn go_on(&mut self, host: &impl Host, held: &Held, came: &[u8], known: Known<'_>) -> Flow {
+    fn go_on(
+        &mut self,
+        host: &impl Host,
+        held: &BufferedRequest,
+        came: &[u8],
+        known: RequestDocuments<'_>,
+    ) -> Flow {
         let mut pending = None;
         let mut noted = Noted::default();
         let sent = self.send(host, held, came, known, &mut pending, &mut noted);
@@ -537,9 +550,9 @@ impl Exchange {
     fn send(
         &self,
         host: &impl Host,
-        held: &Held,
+        held: &BufferedRequest,
         came: &[u8],
-        known: Known<'_>,
+        known: RequestDocuments<'_>,
         pending: &mut Option<PendingResponse>,
         noted: &mut Noted,
     ) -> Result<RequestOutcome, Fault> {
@@ -604,11 +617,11 @@ impl Exchange {
     }
 
     /// What the core decided: what the answer will be held against, and what goes on.
-    fn sent(&self, rewrite: Rewrite) -> (OrderingRecord, Sent) {
+    fn sent(&self, rewrite: Rewrite) -> (OrderingRecord, ForwardedRequest) {
         let config = self.plugin.config();
         let told = config.path_header.enabled && config.request_headers == RequestHeaders::Hold;
         let Rewrite { report, arm, .. } = rewrite;
-        let sent = Sent {
+        let sent = ForwardedRequest {
             body: rewrite.body,
             path: told.then(|| rewrite.path.to_header()).flatten(),
             outcome: match rewrite.as_sent {
@@ -705,10 +718,14 @@ fn direct(host: &impl Host, route: &Route) -> Result<(), HostError> {
 }
 
 /// A body whose documents stay as they came: only its salt is written, where there is one.
-fn salted(body: &[u8], held: &Held, reason: &'static str) -> Result<Sent, Fault> {
+fn salted(
+    body: &[u8],
+    held: &BufferedRequest,
+    reason: &'static str,
+) -> Result<ForwardedRequest, Fault> {
     let salt = held.identity.salt();
     let body = salt.map(|salt| foreword_ordering::salted(body, salt));
-    Ok(Sent {
+    Ok(ForwardedRequest {
         body: body.transpose().map_err(Fault::Skip)?,
         path: None,
         outcome: RequestOutcome::Passed(reason),
@@ -740,7 +757,12 @@ fn is_route(path: &[u8], route: &[u8]) -> bool {
 }
 
 /// Puts `new` in the place of the body and lets `content-length` follow; on an error the old body stands.
-fn replace(host: &impl Host, held: &Held, old: &[u8], new: &[u8]) -> Result<(), HostError> {
+fn replace(
+    host: &impl Host,
+    held: &BufferedRequest,
+    old: &[u8],
+    new: &[u8],
+) -> Result<(), HostError> {
     host.replace_request_body(held.received, new)?;
     // A change of headers makes Envoy choose its route anew, so none without need.
     if held.sized

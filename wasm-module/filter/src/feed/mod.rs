@@ -43,7 +43,7 @@ pub(crate) struct Feed {
 
 /// What an engine said.
 #[derive(Debug, Default)]
-pub(crate) struct Said {
+pub(crate) struct FeedUpdate {
     /// In messages that fit into the ring.
     pub(crate) messages: Vec<Residency>,
     /// Events by the feed's own count, which may tell several as one; all that is held counts as one.
@@ -117,15 +117,15 @@ impl Feed {
         now_ms: u64,
         call: u32,
         answer: CallResponse<'_>,
-    ) -> Option<Said> {
+    ) -> Option<FeedUpdate> {
         self.waiting.take_if(|(waiting, _)| *waiting == call)?;
         let batch = match read(answer, self.key.as_ref()) {
             Ok(batch) => batch,
             Err(problem) => {
                 self.failed(host, now_ms, &problem.words);
-                return Some(Said {
+                return Some(FeedUpdate {
                     is_keyed_otherwise: problem.is_about_the_key,
-                    ..Said::default()
+                    ..FeedUpdate::default()
                 });
             }
         };
@@ -136,7 +136,7 @@ impl Feed {
         self.failures = 0;
         self.next_ms = now_ms;
         let events = self.follower.follow(&batch).map(owned);
-        Some(Said {
+        Some(FeedUpdate {
             messages: in_messages(self.engine, &batch.model, events),
             events: if batch.reset {
                 1
@@ -330,7 +330,7 @@ mod tests {
         }
     }
 
-    fn events(said: Option<Said>) -> Vec<Event> {
+    fn events(said: Option<FeedUpdate>) -> Vec<Event> {
         let said = said.unwrap().messages.into_iter();
         said.flat_map(|residency| {
             assert_eq!((residency.engine, &*residency.model), (EngineId(3), "m"));

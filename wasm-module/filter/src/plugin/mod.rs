@@ -61,7 +61,7 @@ pub(crate) struct Rewritten {
 }
 
 /// What is known of a body beside its bytes.
-pub(crate) enum Known<'b> {
+pub(crate) enum RequestDocuments<'b> {
     Nothing,
     /// It was read: it brings documents.
     Parsed(Box<Parsed<'b>>),
@@ -69,7 +69,7 @@ pub(crate) enum Known<'b> {
     Retrieved(Retrieved<'b>),
 }
 
-impl<'b> Known<'b> {
+impl<'b> RequestDocuments<'b> {
     fn parsed(self, body: &'b [u8], ordering: &Ordering) -> Result<Parsed<'b>, Skip> {
         match self {
             Self::Nothing => parse(body, ordering),
@@ -157,7 +157,7 @@ impl Plugin {
         host: &impl Host,
         identity: &Identity,
         body: &'b [u8],
-        known: Known<'b>,
+        known: RequestDocuments<'b>,
     ) -> Option<Rewritten> {
         let mut knowledge = self.knowledge()?;
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_REQUEST);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub(super) struct Documents {
     max_bytes: usize,
     bytes: usize,
-    held: HashMap<Key, Held>,
+    held: HashMap<Key, StoredDocument>,
     by_use: BTreeMap<u64, Key>,
     /// Uses so far.
     used: u64,
@@ -19,7 +19,7 @@ pub(super) struct Documents {
 type Key = Arc<(Box<str>, Box<str>)>;
 
 #[derive(Debug)]
-struct Held {
+struct StoredDocument {
     element: Arc<str>,
     used: u64,
 }
@@ -53,7 +53,7 @@ impl Documents {
         self.bytes = self.bytes.saturating_add(size);
         self.by_use.insert(self.used, Arc::clone(&key));
         let used = self.used;
-        self.held.insert(key, Held { element, used });
+        self.held.insert(key, StoredDocument { element, used });
     }
 
     /// All of these; `None` if one is gone.

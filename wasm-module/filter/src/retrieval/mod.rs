@@ -44,7 +44,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 pub(crate) use self::config::{OnNothing, RetrievalConfig};
 pub(crate) use self::reason::Reason;
-pub(crate) use self::search::{Ended, Search, Step};
+pub(crate) use self::search::{Search, SearchReport, SearchStep};
 
 use self::cache::Cache;
 use self::metrics::Metrics;

@@ -25,9 +25,9 @@ pub(crate) struct Search {
     stage: Stage,
     vector: Option<Vec<f32>>,
     /// Calls that the chat does not wait for.
-    beside: Vec<(u64, Beside)>,
+    background: Vec<(u64, BackgroundCall)>,
     started_ns: u64,
-    ended: Option<Ended>,
+    ended: Option<SearchReport>,
 }
 
 enum Stage {
@@ -36,14 +36,14 @@ enum Stage {
     Over,
 }
 
-enum Beside {
+enum BackgroundCall {
     WarmUp { _slot: Slot },
     Check(Sample),
 }
 
 /// What the chat does next.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum SearchStep {
     /// It waits for an answer.
     Wait,
     /// It goes on with these documents, a JSON array; `None`: there are none.
@@ -52,13 +52,13 @@ pub(crate) enum Step {
 
 /// How it ended, for the report.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ended {
+pub(crate) struct SearchReport {
     /// `hit`, `miss`, `empty` or a reason.
     pub(crate) word: &'static str,
     pub(crate) milliseconds: u64,
 }
 
-impl Ended {
+impl SearchReport {
     pub(crate) fn at_once(reason: Reason) -> Self {
         Self {
             word: reason.word(),
@@ -76,7 +76,7 @@ impl Search {
         parsed: &Parsed<'_>,
         header: Option<&[u8]>,
         (tenant, salt): (&str, Option<&str>),
-    ) -> Result<Option<(Self, Step)>, Reason> {
+    ) -> Result<Option<(Self, SearchStep)>, Reason> {
         let config = retrieval.config();
         let wanted = RetrievalQuery::read(config, parsed, header, tenant, salt);
         let wanted = wanted.inspect_err(|reason| {
@@ -94,7 +94,7 @@ impl Search {
             vector: wanted.vector.take(),
             wanted,
             stage: Stage::Over,
-            beside: Vec::new(),
+            background: Vec::new(),
             started_ns: host.now_ns(),
             ended: None,
         };
@@ -113,7 +113,7 @@ impl Search {
         retrieval: &Retrieval,
         call: u64,
         answer: CallResponse<'_>,
-    ) -> Option<Step> {
+    ) -> Option<SearchStep> {
         match self.stage {
             Stage::Embedding(waiting) if waiting == call => {
                 self.stage = Stage::Over;
@@ -137,7 +137,7 @@ impl Search {
     }
 
     /// How it ended, if it did.
-    pub(crate) fn ended(&self) -> Option<Ended> {
+    pub(crate) fn ended(&self) -> Option<SearchReport> {
         self.ended
     }
 
@@ -146,7 +146,7 @@ impl Search {
         retrieval.cache.is_some() && self.wanted.is_common
     }
 
-    fn embed(&mut self, host: &impl Host, retrieval: &Retrieval, embedder: &Peer) -> Step {
+    fn embed(&mut self, host: &impl Host, retrieval: &Retrieval, embedder: &Peer) -> SearchStep {
         let model = retrieval.config().embedding.model.as_ref();
         let mut body = Map::new();
         body.insert("input".to_owned(), self.wanted.question.as_str().into());
@@ -157,14 +157,14 @@ impl Search {
         match call(host, embedder, body.to_string().as_bytes()) {
             Ok(call) => {
                 self.stage = Stage::Embedding(call);
-                Step::Wait
+                SearchStep::Wait
             }
             Err(_) => self.fail(host, retrieval, Reason::Unreachable),
         }
     }
 
     /// The vector is known.
-    fn look_up(&mut self, host: &impl Host, retrieval: &Retrieval) -> Step {
+    fn look_up(&mut self, host: &impl Host, retrieval: &Retrieval) -> SearchStep {
         let (Some(vector), true) = (&self.vector, self.may_hit(retrieval)) else {
             return self.retrieve(host, retrieval);
         };
@@ -182,7 +182,7 @@ impl Search {
                 if let Some(sample) = sample {
                     let body = self.wanted.body(self.vector.as_deref());
                     if let Ok(call) = call(host, &retrieval.config().retriever, &body) {
-                        self.beside.push((call, Beside::Check(sample)));
+                        self.background.push((call, BackgroundCall::Check(sample)));
                     }
                 }
                 let documents = elements.iter().map(|element| &**element);
@@ -191,13 +191,13 @@ impl Search {
         }
     }
 
-    fn retrieve(&mut self, host: &impl Host, retrieval: &Retrieval) -> Step {
+    fn retrieve(&mut self, host: &impl Host, retrieval: &Retrieval) -> SearchStep {
         let body = self.wanted.body(self.vector.as_deref());
         match call(host, &retrieval.config().retriever, &body) {
             Ok(call) => {
                 self.stage = Stage::Retrieving(call);
                 self.warm_up(host, retrieval);
-                Step::Wait
+                SearchStep::Wait
             }
             Err(_) => self.fail(host, retrieval, Reason::Unreachable),
         }
@@ -215,7 +215,9 @@ impl Search {
         };
         retrieval.metrics.warm_ups.add(host, 1);
         match call(host, &warm_up.engine, opening.as_bytes()) {
-            Ok(call) => self.beside.push((call, Beside::WarmUp { _slot: slot })),
+            Ok(call) => self
+                .background
+                .push((call, BackgroundCall::WarmUp { _slot: slot })),
             Err(_) => retrieval.metrics.failed_warm_ups.add(host, 1),
         }
     }
@@ -225,7 +227,7 @@ impl Search {
         host: &impl Host,
         retrieval: &Retrieval,
         answer: CallResponse<'_>,
-    ) -> Step {
+    ) -> SearchStep {
         let found = match found(answer, self.wanted.limit) {
             Ok(found) => found,
             Err(reason) => return self.fail(host, retrieval, reason),
@@ -254,15 +256,15 @@ impl Search {
         call: u64,
         answer: CallResponse<'_>,
     ) {
-        let Some(at) = self.beside.iter().position(|(known, _)| *known == call) else {
+        let Some(at) = self.background.iter().position(|(known, _)| *known == call) else {
             return;
         };
-        match self.beside.swap_remove(at) {
-            (_, Beside::WarmUp { .. }) => {
+        match self.background.swap_remove(at) {
+            (_, BackgroundCall::WarmUp { .. }) => {
                 let failed = answer.status != Some(200);
                 retrieval.metrics.failed_warm_ups.add(host, failed.into());
             }
-            (_, Beside::Check(sample)) => {
+            (_, BackgroundCall::Check(sample)) => {
                 let Ok(found) = found(answer, self.wanted.limit) else {
                     return;
                 };
@@ -282,23 +284,23 @@ impl Search {
         retrieval: &Retrieval,
         word: &'static str,
         documents: impl Iterator<Item = &'d str>,
-    ) -> Step {
+    ) -> SearchStep {
         self.end(host, retrieval, word);
         let documents: Vec<&str> = documents.collect();
         let array = (!documents.is_empty()).then(|| format!("[{}]", documents.join(",")));
-        Step::Over(Ok(array))
+        SearchStep::Over(Ok(array))
     }
 
-    fn fail(&mut self, host: &impl Host, retrieval: &Retrieval, reason: Reason) -> Step {
+    fn fail(&mut self, host: &impl Host, retrieval: &Retrieval, reason: Reason) -> SearchStep {
         retrieval.metrics.failed(host, reason);
         self.end(host, retrieval, reason.word());
-        Step::Over(Err(reason))
+        SearchStep::Over(Err(reason))
     }
 
     fn end(&mut self, host: &impl Host, retrieval: &Retrieval, word: &'static str) {
         let elapsed = host.now_ns().saturating_sub(self.started_ns);
         retrieval.metrics.held(host, elapsed);
-        self.ended = Some(Ended {
+        self.ended = Some(SearchReport {
             word,
             milliseconds: elapsed / 1_000_000,
         });

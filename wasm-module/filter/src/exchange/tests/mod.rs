@@ -838,7 +838,7 @@ fn an_arm_is_told_in_header_counters_and_log() {
     assert_eq!(host.log_field("documents").as_deref(), Some("2"));
 }
 
-/// Each call into the proxy costs a VM about a microsecond. Counts are not among them: see [`crate::tally`].
+/// Each call into the proxy costs a VM about a microsecond. Counts are not among them: see [`crate::metric_buffer`].
 #[test]
 fn a_client_waits_for_so_many_calls_into_the_proxy() {
     let host = ScriptedHost::default();

@@ -10,13 +10,13 @@ use crate::host::MetricId;
 
 /// See the module's text.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct MetricBuffer {
     /// Not zero, by counter, ascending.
     counts: Vec<(MetricId, u64)>,
     samples: Vec<(MetricId, u64)>,
 }
 
-impl Tally {
+impl MetricBuffer {
     pub(crate) const fn new() -> Self {
         Self {
             counts: Vec::new(),
@@ -68,9 +68,9 @@ mod tests {
     use super::*;
 
     /// All that is told: samples and counts.
-    fn told(tally: &mut Tally) -> [Vec<(u32, u64)>; 2] {
+    fn told(metric_buffer: &mut MetricBuffer) -> [Vec<(u32, u64)>; 2] {
         let (mut samples, mut counts) = (Vec::new(), Vec::new());
-        tally.tell(
+        metric_buffer.tell(
             |MetricId(id), value| samples.push((id, value)),
             |MetricId(id), amount| counts.push((id, amount)),
         );
@@ -79,25 +79,25 @@ mod tests {
 
     #[test]
     fn counts_are_added_up_and_told_once_the_first_defined_last() {
-        let mut tally = Tally::new();
+        let mut metric_buffer = MetricBuffer::new();
         for (id, amount) in [(4, 1), (12, 7), (0, 1), (4, 2), (0, u64::MAX)] {
-            tally.add(MetricId(id), amount);
+            metric_buffer.add(MetricId(id), amount);
         }
-        let [_, counts] = told(&mut tally);
+        let [_, counts] = told(&mut metric_buffer);
         assert_eq!(counts, [(12, 7), (4, 3), (0, u64::MAX)]);
-        assert_eq!(told(&mut tally), [vec![], vec![]]);
+        assert_eq!(told(&mut metric_buffer), [vec![], vec![]]);
     }
 
     #[test]
     fn samples_are_told_one_by_one_and_bounded() {
-        let mut tally = Tally::new();
+        let mut metric_buffer = MetricBuffer::new();
         for value in 0..MAX_SAMPLES as u64 {
-            assert!(tally.record(MetricId(3), value));
+            assert!(metric_buffer.record(MetricId(3), value));
         }
-        assert!(!tally.record(MetricId(3), 9));
-        let [samples, _] = told(&mut tally);
+        assert!(!metric_buffer.record(MetricId(3), 9));
+        let [samples, _] = told(&mut metric_buffer);
         assert_eq!(samples.len(), MAX_SAMPLES);
         assert_eq!(samples[1], (3, 1));
-        assert!(tally.record(MetricId(3), 9));
+        assert!(metric_buffer.record(MetricId(3), 9));
     }
 }
