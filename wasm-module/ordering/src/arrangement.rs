@@ -27,7 +27,7 @@ pub(crate) struct Slot(u16);
 
 /// A group's documents, repeats told from originals.
 #[derive(Debug)]
-pub(crate) struct Listed {
+pub(crate) struct DistinctDocuments {
     /// Every document once, in the client's order: its index in the group, and a fingerprint that no other one has.
     pub(crate) distinct: SmallVec<[(u16, Fingerprint); 16]>,
     /// Indices of documents that equal one before them byte for byte.
@@ -57,7 +57,7 @@ impl Slot {
     const REFERENCE: u16 = 1 << 15;
 }
 
-impl Listed {
+impl DistinctDocuments {
     pub(crate) fn of(group: &Group<'_>) -> Self {
         let mut listed = Self {
             distinct: SmallVec::new(),
@@ -111,7 +111,7 @@ impl Listed {
 
 impl Arrangement {
     /// Whether the arrangement sends exactly the documents of the list: each once, in full or as a reference.
-    pub(crate) fn is_of(&self, listed: &Listed) -> bool {
+    pub(crate) fn is_of(&self, listed: &DistinctDocuments) -> bool {
         let mut indices: SmallVec<[u16; 16]> = self.slots.iter().map(|slot| slot.index()).collect();
         sort_by_key(&mut indices, |index| *index);
         indices
@@ -120,14 +120,14 @@ impl Arrangement {
     }
 
     /// Slots that do not hold the document of their rank.
-    pub(crate) fn moved(&self, listed: &Listed) -> usize {
+    pub(crate) fn moved(&self, listed: &DistinctDocuments) -> usize {
         (self.slots.iter().zip(&listed.distinct))
             .filter(|(slot, (index, _))| slot.index() != *index)
             .count()
     }
 
     /// A hash of what is sent instead of the client's documents; of what the client wrote around them it says nothing.
-    pub(crate) fn digest(&self, listed: &Listed) -> u64 {
+    pub(crate) fn digest(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 320]> = SmallVec::new();
         for slot in &self.slots {
             bytes.extend_from_slice(&listed.fingerprint_at(slot.index()).0.to_le_bytes());
@@ -141,7 +141,7 @@ impl Arrangement {
     }
 
     /// A hash of the references and their places; 0 if there are none.
-    pub(crate) fn references(&self, listed: &Listed) -> u64 {
+    pub(crate) fn references(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 160]> = SmallVec::new();
         for (slot, place) in self.slots.iter().zip(0_u16..) {
             if slot.is_reference() {

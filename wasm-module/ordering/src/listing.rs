@@ -1,6 +1,6 @@
 //! A body's documents, listed for whoever studies requests instead of rewriting them.
 
-use crate::arrangement::Listed;
+use crate::arrangement::DistinctDocuments;
 use crate::body::{self, Group, Skip};
 use crate::config::Config;
 use crate::document::Fingerprint;
@@ -59,7 +59,7 @@ pub fn documents_of(body: &[u8], config: &Config) -> Result<Vec<Request>, Skip> 
 
 /// One group's documents, without repeats.
 fn listed(group: &Group<'_>, model: &str) -> Request {
-    let documents = Listed::of(group).distinct.into_iter();
+    let documents = DistinctDocuments::of(group).distinct.into_iter();
     let documents = documents.filter_map(|(index, fingerprint)| {
         let found = group.found.get(usize::from(index))?;
         Some(Retrieved {

@@ -143,7 +143,7 @@ enum Format {
     /// By tags: a place may be empty, or hold other words.
     Tagged,
     /// By what stands between them: every place must be filled.
-    Listed,
+    DistinctDocuments,
     /// As Listed, in JSON, where no hint has a place.
     Elements,
 }
@@ -171,7 +171,7 @@ impl<'a> Finder<'a, '_> {
         let scope = before.scope(offset + text.source(&first.whole).start);
         let hint_at = match format {
             Format::Tagged => Some(tags::wrapper_end(&text.plain, last.whole.end)),
-            Format::Listed => Some(last.whole.end),
+            Format::DistinctDocuments => Some(last.whole.end),
             Format::Elements => None,
         };
         let hint = hint_at.map(|at| HintSpot {
@@ -226,7 +226,7 @@ impl<'a> Finder<'a, '_> {
             .or_else(|| {
                 let lines = self.has_lists().then(|| Lines::read(plain, author))?;
                 let listed = |is_on: bool, find: &dyn Fn(&Lines) -> Vec<Span>| {
-                    found(is_on.then(|| find(&lines))?, Format::Listed)
+                    found(is_on.then(|| find(&lines))?, Format::DistinctDocuments)
                 };
                 listed(formats.numbered, &|lines| lines.numbered(plain))
                     .or_else(|| listed(formats.rules, &|lines| lines.ruled(plain)))

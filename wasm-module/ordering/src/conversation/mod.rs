@@ -19,5 +19,5 @@
 //! Nothing here decides an order, reads a body or knows a tenant.
 
 pub(crate) mod memory;
+pub(crate) mod prompt_documents;
 pub(crate) mod sent;
-pub(crate) mod shown;

@@ -10,7 +10,7 @@
 
 use super::options::{Rewrite, RewriteOptions, Trial};
 use super::tenants::TenantState;
-use crate::arrangement::Listed;
+use crate::arrangement::DistinctDocuments;
 use crate::body::edit::{self, Edit};
 use crate::body::{Parsed, Skip};
 use crate::config::Config;
@@ -155,7 +155,7 @@ impl<'r> Rewriting<'r> {
         let written = self.parsed.rendered.as_ref().and_then(|(message, group)| {
             Some((
                 u32::try_from(*message).ok()?,
-                Listed::of(group).fingerprint(),
+                DistinctDocuments::of(group).fingerprint(),
             ))
         });
         let chains = self.parsed.messages.iter().map(|message| message.chain);

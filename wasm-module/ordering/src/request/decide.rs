@@ -2,7 +2,7 @@
 //! which order the others stand, whether an order hint is due.
 
 use super::{OrderingMode, Request};
-use crate::arrangement::{Arrangement, Listed, Slot, keeps_repeats, narrowed};
+use crate::arrangement::{Arrangement, DistinctDocuments, Slot, keeps_repeats, narrowed};
 use crate::body::Group;
 use crate::body::render::block;
 use crate::document::Candidate;
@@ -28,7 +28,7 @@ impl<'a> Request<'_, 'a> {
         &self,
         known: &Arrangement,
         group: &Group<'a>,
-        listed: &Listed,
+        listed: &DistinctDocuments,
     ) -> Decision {
         let mut arrangement = known.clone();
         let slots = arrangement.slots.iter_mut();
@@ -55,7 +55,7 @@ impl<'a> Request<'_, 'a> {
         &self,
         known: &Arrangement,
         group: &Group<'a>,
-        listed: &Listed,
+        listed: &DistinctDocuments,
         turn: u32,
     ) -> bool {
         let mut references = known.slots.iter().filter(|slot| slot.is_reference());
@@ -68,7 +68,12 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Decides how the documents of a group are sent.
-    pub(super) fn decide(&mut self, group: &Group<'a>, listed: &Listed, turn: u32) -> Decision {
+    pub(super) fn decide(
+        &mut self,
+        group: &Group<'a>,
+        listed: &DistinctDocuments,
+        turn: u32,
+    ) -> Decision {
         let references = match self.mode {
             OrderingMode::ClientOrder => SmallVec::from_elem(false, listed.distinct.len()),
             OrderingMode::Ordered | OrderingMode::Trial => self.references(group, listed, turn),
@@ -141,7 +146,12 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// For every distinct document, whether its location is sent instead of it.
-    fn references(&self, group: &Group<'a>, listed: &Listed, turn: u32) -> SmallVec<[bool; 16]> {
+    fn references(
+        &self,
+        group: &Group<'a>,
+        listed: &DistinctDocuments,
+        turn: u32,
+    ) -> SmallVec<[bool; 16]> {
         let mut references = SmallVec::from_elem(false, listed.distinct.len());
         let Some(template) = &self.config.deduplicate else {
             return references;
@@ -184,7 +194,7 @@ impl<'a> Request<'_, 'a> {
     fn order_hint(
         &self,
         group: &Group<'a>,
-        listed: &Listed,
+        listed: &DistinctDocuments,
         arrangement: &Arrangement,
     ) -> Option<OrderHint> {
         let template = self.config.hint.as_ref().filter(|_| group.hint.is_some())?;

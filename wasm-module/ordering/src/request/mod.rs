@@ -10,7 +10,7 @@ mod report;
 pub use self::report::Report;
 
 use self::decide::Decision;
-use crate::arrangement::{Arrangement, Listed, keeps_repeats, narrowed};
+use crate::arrangement::{Arrangement, DistinctDocuments, keeps_repeats, narrowed};
 use crate::body::{
     Entry, FoundDocument, Group, GroupLayout, Message, Parsed, Wrap,
     edit::Edit,
@@ -18,8 +18,8 @@ use crate::body::{
 };
 use crate::config::Config;
 use crate::conversation::memory::{AddedMessage, Memory, Path};
+use crate::conversation::prompt_documents::PromptDocuments;
 use crate::conversation::sent::{Kept, Pin, Pinned, SentMessage, Written, kept_hash};
-use crate::conversation::shown::Shown;
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::head::decision::{Frozen, Moved};
 use crate::peer_update::SentRun;
@@ -84,7 +84,7 @@ pub(crate) fn arrange<'a>(
         policy,
         last_turn: parsed.messages.last().map_or(0, |message| message.turn),
         pinned_tokens: memory.pinned_tokens(path),
-        shown: Shown::default(),
+        shown: PromptDocuments::default(),
         sent: 0,
         edits: Vec::new(),
         report: Report::new(match mode {
@@ -143,7 +143,7 @@ struct Request<'r, 'a> {
     last_turn: u32,
     /// Estimated tokens pinned in the known messages.
     pinned_tokens: u64,
-    shown: Shown<'a>,
+    shown: PromptDocuments<'a>,
     /// Hash of what was sent so far instead of the client's documents; 0: there were none.
     sent: u64,
     edits: Vec<Edit<'a>>,
@@ -298,8 +298,8 @@ impl<'a> Request<'_, 'a> {
         known: Option<&Arrangement>,
         turn: u32,
         words: Option<&str>,
-    ) -> (Arrangement, Listed, Option<Rendering>) {
-        let listed = Listed::of(group);
+    ) -> (Arrangement, DistinctDocuments, Option<Rendering>) {
+        let listed = DistinctDocuments::of(group);
         let known = known.filter(|known| self.is_possible(known, group, &listed, turn));
         let Decision {
             arrangement,
@@ -389,7 +389,7 @@ impl<'a> Request<'_, 'a> {
         &mut self,
         group: &'g Group<'a>,
         arrangement: &Arrangement,
-        listed: &Listed,
+        listed: &DistinctDocuments,
     ) -> Vec<Sent<'g, 'a>> {
         let found = |index: u16| group.found.get(usize::from(index));
         let words =
@@ -453,7 +453,7 @@ impl<'a> Request<'_, 'a> {
 
     /// The index of the first document that the tree cannot place: behind a repeat that is sent, everything stands
     /// elsewhere than the path would have it.
-    fn end_of_path(&self, group: &Group<'_>, listed: &Listed) -> u16 {
+    fn end_of_path(&self, group: &Group<'_>, listed: &DistinctDocuments) -> u16 {
         let repeat = listed.repeats.first().filter(|_| self.keeps_places(group));
         repeat.copied().unwrap_or(u16::MAX)
     }
@@ -478,7 +478,7 @@ fn before_text(wrap: Wrap, words: &str) -> String {
 /// What was rendered, to be kept; `None` if it is too large for that.
 fn pin_of(
     group: &Group<'_>,
-    listed: &Listed,
+    listed: &DistinctDocuments,
     arrangement: &Arrangement,
     rendering: Rendering,
 ) -> Option<Pin> {

@@ -8,14 +8,14 @@ use fxhash::FxHashMap;
 
 /// See the module's text. Lives as long as one request.
 #[derive(Debug, Default)]
-pub(crate) struct Shown<'a> {
+pub(crate) struct PromptDocuments<'a> {
     /// The turn in which a document first stands, and its block.
     blocks: FxHashMap<Fingerprint, (u32, &'a str)>,
     /// What documents are called; `None`: several are called that.
     labels: FxHashMap<&'a str, Option<Fingerprint>>,
 }
 
-impl<'a> Shown<'a> {
+impl<'a> PromptDocuments<'a> {
     /// A document is sent in `turn`; its block, if it may be referred to later.
     pub(crate) fn add(
         &mut self,
@@ -37,7 +37,7 @@ impl<'a> Shown<'a> {
             .or_insert(Some(fingerprint));
     }
 
-    /// Whether a turn before `turn` may hold the document; [`Shown::holds`] makes sure.
+    /// Whether a turn before `turn` may hold the document; [`PromptDocuments::holds`] makes sure.
     pub(crate) fn may_hold(&self, turn: u32, fingerprint: Fingerprint) -> bool {
         self.blocks
             .get(&fingerprint)
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_document_stands_in_an_earlier_turn_with_its_very_bytes() {
-        let mut shown = Shown::default();
+        let mut shown = PromptDocuments::default();
         shown.add(1, A, "a", Some("text"));
         assert!(shown.holds(2, A, "text") && shown.may_hold(2, A));
         assert!(!shown.holds(1, A, "text") && !shown.may_hold(1, A));
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn the_first_place_counts() {
-        let mut shown = Shown::default();
+        let mut shown = PromptDocuments::default();
         shown.add(0, A, "a", Some("text"));
         shown.add(1, A, "a", Some("text"));
         assert!(shown.holds(1, A, "text"));
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_label_of_two_documents_names_neither() {
-        let mut shown = Shown::default();
+        let mut shown = PromptDocuments::default();
         shown.add(0, A, "1", Some("x"));
         assert!(shown.names("1", A) && !shown.names("1", B) && !shown.names("2", A));
         shown.add(0, A, "1", Some("x"));
