@@ -7,7 +7,7 @@
 //! continue on another device. Events and counters accumulate in the core until they are fetched.
 
 use self::tiers::{Fetching, pools};
-use super::room::Place;
+use super::admission::WaitingSlot;
 use super::work::{Answers, Work};
 use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, SpeculationId, Stats};
 use crate::TokenId;
@@ -69,7 +69,7 @@ pub(super) struct Sequence {
     /// Number of device failures while the sequence was being computed.
     pub(super) faults: u32,
     /// The sequence's place in the waiting room, until it runs.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<WaitingSlot>,
     /// The result of its last cache lookup.
     pub(super) sighting: Option<Sighting>,
 }

@@ -17,11 +17,11 @@
 //!   engine continues. When the device does not return at all, a watchdog takes the core from the waiting thread and
 //!   continues on another device ([`Engine::guarded`]).
 
+mod admission;
 mod core;
 mod failure;
 pub mod feed;
 pub mod profile;
-mod room;
 mod stepper;
 #[cfg(test)]
 mod tests;
@@ -35,9 +35,9 @@ pub use self::watchdog::BackendFactory;
 pub use self::worker::Health;
 pub use crate::scheduler::Rule;
 
+use self::admission::Admission;
 use self::core::{Core, Sequence};
 use self::feed::Feed;
-use self::room::Room;
 use self::worker::{Clock, Shared};
 use crate::TokenId;
 use crate::backend::Backend;
@@ -421,16 +421,16 @@ impl Drop for Handle {
 }
 
 impl Request {
-    /// Accepts the request, which arrives at `now`, and takes a place in `room` for it.
+    /// Accepts the request, which arrives at `now`, and takes a place in `admission` for it.
     fn admit(
         self,
-        room: &Arc<Room>,
+        admission: &Arc<Admission>,
         bounds: Bounds,
         bell: &Arc<AtomicU64>,
         now: Instant,
     ) -> Result<(Sequence, Generation), SubmitError> {
         let (mut sequence, generation) = self.accept(bounds, bell)?;
-        sequence.place = Some(room.enter(&sequence.tenant, sequence.kind, now)?);
+        sequence.place = Some(admission.enter(&sequence.tenant, sequence.kind, now)?);
         Ok((sequence, generation))
     }
 

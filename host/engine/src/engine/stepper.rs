@@ -1,7 +1,7 @@
 //! The engine without its thread: the caller decides when each step happens, and at what time.
 
+use super::admission::Admission;
 use super::core::Core;
-use super::room::Room;
 use super::work::Answers;
 use super::{Bounds, EngineConfig, Generation, Request, Stats, SubmitError};
 use crate::backend::Backend;
@@ -15,7 +15,7 @@ pub struct Stepper {
     core: Core,
     backend: Box<dyn Backend>,
     answers: Answers,
-    room: Arc<Room>,
+    admission: Arc<Admission>,
     bell: Arc<AtomicU64>,
     bounds: Bounds,
 }
@@ -29,7 +29,7 @@ impl Stepper {
             bounds: Bounds::of(&*backend),
             backend,
             answers: Answers::default(),
-            room: Room::new(config),
+            admission: Admission::new(config),
             bell,
         }
     }
@@ -39,7 +39,8 @@ impl Stepper {
     /// # Errors
     /// Refuses what [`Engine::submit`](super::Engine::submit) refuses.
     pub fn submit(&mut self, request: Request, now: Instant) -> Result<Generation, SubmitError> {
-        let (sequence, generation) = request.admit(&self.room, self.bounds, &self.bell, now)?;
+        let (sequence, generation) =
+            request.admit(&self.admission, self.bounds, &self.bell, now)?;
         self.core.enqueue([sequence]);
         Ok(generation)
     }
@@ -63,7 +64,7 @@ impl Stepper {
     /// Returns the gauges and counters now.
     pub fn stats(&self) -> Stats {
         Stats {
-            speculations_refused: self.room.refused_guesses(),
+            speculations_refused: self.admission.refused_guesses(),
             ..self.core.stats()
         }
     }

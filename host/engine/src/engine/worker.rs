@@ -11,9 +11,9 @@
 //! up by the [watchdog](super::watchdog): it ends, and the results of its device are discarded. A thread whose device
 //! is lost for good gives up the core to the watchdog itself, and ends.
 
+use super::admission::Admission;
 use super::core::{Core, Sequence};
 use super::feed::Feed;
-use super::room::Room;
 use super::work::Answers;
 use super::{Bounds, EngineConfig, Failure, Generation, Request, Stats, SubmitError};
 use crate::backend::{Backend, BackendError};
@@ -48,7 +48,7 @@ pub(super) struct Shared {
     wake: Condvar,
     /// Signalled when the engine ends, and when a device is given up.
     ended: Condvar,
-    room: Arc<Room>,
+    admission: Arc<Admission>,
     bell: Arc<AtomicU64>,
     bounds: Bounds,
     clock: Clock,
@@ -110,7 +110,7 @@ impl Shared {
             inbox: Mutex::new(inbox),
             wake: Condvar::new(),
             ended: Condvar::new(),
-            room: Room::new(config),
+            admission: Admission::new(config),
             bell: Arc::default(),
             bounds: Bounds::of(backend),
             clock,
@@ -123,7 +123,8 @@ impl Shared {
         if self.lock().stopping {
             return Err(SubmitError::Stopped);
         }
-        let (sequence, generation) = request.admit(&self.room, self.bounds, &self.bell, now)?;
+        let (sequence, generation) =
+            request.admit(&self.admission, self.bounds, &self.bell, now)?;
         let mut inbox = self.lock();
         if inbox.stopping {
             return Err(SubmitError::Stopped);
@@ -133,16 +134,16 @@ impl Shared {
         Ok(generation)
     }
 
-    /// Returns whether speculative work would be accepted now, as [`Room::takes_guesses`] does.
+    /// Returns whether speculative work would be accepted now, as [`Admission::takes_guesses`] does.
     pub(super) fn takes_guesses(&self) -> bool {
-        self.room.takes_guesses()
+        self.admission.takes_guesses()
     }
 
     pub(super) fn stats(&self) -> Stats {
         let inbox = self.lock();
         Stats {
             waiting: inbox.stats.waiting + inbox.submitted.len() as u32,
-            speculations_refused: self.room.refused_guesses(),
+            speculations_refused: self.admission.refused_guesses(),
             ..inbox.stats
         }
     }

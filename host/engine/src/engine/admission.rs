@@ -1,7 +1,7 @@
 //! Admission to the waiting room: how many requests may wait, in all and of one tenant, and when there will be room
 //! again.
 //!
-//! This module knows names and times, but no requests. A request holds a [`Place`] from its submission until it first
+//! This module knows names and times, but no requests. A request holds a [`WaitingSlot`] from its submission until it first
 //! runs or ends. A preempted request has been admitted already and needs none.
 
 use super::{EngineConfig, Kind, SubmitError};
@@ -9,15 +9,15 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub(super) struct Room {
-    inside: Mutex<Inside>,
+pub(super) struct Admission {
+    counts: Mutex<WaitingCounts>,
     max_waiting: u32,
     max_waiting_per_tenant: u32,
     max_prefill_batch: u32,
 }
 
 #[derive(Default)]
-struct Inside {
+struct WaitingCounts {
     waiting: u32,
     /// Number of waiting requests by tenant; none is 0.
     tenants: HashMap<Arc<str>, u32>,
@@ -28,8 +28,8 @@ struct Inside {
 }
 
 /// A place in the waiting room, given back when dropped.
-pub(super) struct Place {
-    room: Arc<Room>,
+pub(super) struct WaitingSlot {
+    admission: Arc<Admission>,
     tenant: Arc<str>,
 }
 
@@ -42,21 +42,21 @@ const UNKNOWN_WAIT: Duration = Duration::from_secs(1);
 /// Longest wait that is reported; later than that, conditions have changed.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-impl Room {
+impl Admission {
     pub(super) fn new(config: &EngineConfig) -> Arc<Self> {
         Arc::new(Self {
-            inside: Mutex::default(),
+            counts: Mutex::default(),
             max_waiting: config.max_waiting.max(1),
             max_waiting_per_tenant: config.max_waiting_per_tenant.max(1),
             max_prefill_batch: config.max_prefill_batch,
         })
     }
 
-    /// Returns whether speculative work would be accepted now. A refusal counts as one of [`Room::enter`] does.
+    /// Returns whether speculative work would be accepted now. A refusal counts as one of [`Admission::enter`] does.
     pub(super) fn takes_guesses(&self) -> bool {
-        let mut inside = self.lock();
-        let takes = inside.waiting < self.max_prefill_batch;
-        inside.refused_guesses += u64::from(!takes);
+        let mut counts = self.lock();
+        let takes = counts.waiting < self.max_prefill_batch;
+        counts.refused_guesses += u64::from(!takes);
         takes
     }
 
@@ -70,31 +70,31 @@ impl Room {
         tenant: &Arc<str>,
         kind: Kind,
         now: Instant,
-    ) -> Result<Place, SubmitError> {
-        let mut inside = self.lock();
-        if kind == Kind::Prefill && inside.waiting >= self.max_prefill_batch {
-            inside.refused_guesses += 1;
+    ) -> Result<WaitingSlot, SubmitError> {
+        let mut counts = self.lock();
+        if kind == Kind::Prefill && counts.waiting >= self.max_prefill_batch {
+            counts.refused_guesses += 1;
             return Err(SubmitError::Busy {
                 limit: self.max_prefill_batch,
             });
         }
-        if inside.waiting >= self.max_waiting {
+        if counts.waiting >= self.max_waiting {
             return Err(SubmitError::QueueFull {
                 limit: self.max_waiting,
-                retry_after: inside.wait(self.max_waiting, now),
+                retry_after: counts.wait(self.max_waiting, now),
             });
         }
-        let own = inside.tenants.get(tenant).copied().unwrap_or(0);
+        let own = counts.tenants.get(tenant).copied().unwrap_or(0);
         if own >= self.max_waiting_per_tenant {
             return Err(SubmitError::TenantQueueFull {
                 limit: self.max_waiting_per_tenant,
-                retry_after: inside.wait(self.max_waiting_per_tenant, now),
+                retry_after: counts.wait(self.max_waiting_per_tenant, now),
             });
         }
-        inside.waiting += 1;
-        inside.tenants.insert(tenant.clone(), own + 1);
-        Ok(Place {
-            room: self.clone(),
+        counts.waiting += 1;
+        counts.tenants.insert(tenant.clone(), own + 1);
+        Ok(WaitingSlot {
+            admission: self.clone(),
             tenant: tenant.clone(),
         })
     }
@@ -105,12 +105,12 @@ impl Room {
     }
 
     /// A panic cannot leave an invalid state: the state is valid after each line that changes it.
-    fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, WaitingCounts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Inside {
+impl WaitingCounts {
     /// Returns how long it takes, at the recent pace, until half of a full queue has left. If every client were told to
     /// return when the first place is free, all would return for that one place.
     fn wait(&self, full: u32, now: Instant) -> Duration {
@@ -122,25 +122,25 @@ impl Inside {
     }
 }
 
-impl Place {
+impl WaitingSlot {
     /// Records that the request has begun to run at `now`, and gives the place back.
     pub(super) fn leave(self, now: Instant) {
-        let mut inside = self.room.lock();
-        if inside.left.len() == PACE {
-            inside.left.pop_front();
+        let mut counts = self.admission.lock();
+        if counts.left.len() == PACE {
+            counts.left.pop_front();
         }
-        inside.left.push_back(now);
+        counts.left.push_back(now);
     }
 }
 
-impl Drop for Place {
+impl Drop for WaitingSlot {
     fn drop(&mut self) {
-        let mut inside = self.room.lock();
-        inside.waiting -= 1;
-        if let Some(own) = inside.tenants.get_mut(&self.tenant) {
+        let mut counts = self.admission.lock();
+        counts.waiting -= 1;
+        if let Some(own) = counts.tenants.get_mut(&self.tenant) {
             *own -= 1;
             if *own == 0 {
-                inside.tenants.remove(&self.tenant);
+                counts.tenants.remove(&self.tenant);
             }
         }
     }
@@ -150,8 +150,8 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    fn room() -> Arc<Room> {
-        Room::new(&EngineConfig {
+    fn admission() -> Arc<Admission> {
+        Admission::new(&EngineConfig {
             max_waiting: 4,
             max_waiting_per_tenant: 2,
             max_prefill_batch: 1,
@@ -161,8 +161,8 @@ mod tests {
 
     #[test]
     fn the_room_is_bounded_and_so_is_each_tenants_part_of_it() {
-        let (room, now) = (room(), Instant::now());
-        let enter = |tenant: &str| room.enter(&tenant.into(), Kind::Answer, now);
+        let (admission, now) = (admission(), Instant::now());
+        let enter = |tenant: &str| admission.enter(&tenant.into(), Kind::Answer, now);
         let first = enter("a").ok();
         let _second = enter("a").ok();
         assert!(matches!(
@@ -177,32 +177,32 @@ mod tests {
         drop(first);
         assert!(enter("a").is_ok());
         assert!(enter("c").is_ok(), "the last one was dropped at once");
-        assert_eq!(room.lock().tenants.len(), 2);
+        assert_eq!(admission.lock().tenants.len(), 2);
     }
 
     #[test]
     fn speculative_work_enters_an_empty_room_only() {
-        let (room, now) = (room(), Instant::now());
-        let guess = room.enter(&"a".into(), Kind::Prefill, now).ok();
+        let (admission, now) = (admission(), Instant::now());
+        let guess = admission.enter(&"a".into(), Kind::Prefill, now).ok();
         assert!(matches!(
-            room.enter(&"a".into(), Kind::Prefill, now),
+            admission.enter(&"a".into(), Kind::Prefill, now),
             Err(SubmitError::Busy { limit: 1 })
         ));
-        assert_eq!(room.refused_guesses(), 1);
-        assert!(room.enter(&"a".into(), Kind::Answer, now).is_ok());
+        assert_eq!(admission.refused_guesses(), 1);
+        assert!(admission.enter(&"a".into(), Kind::Answer, now).is_ok());
         drop(guess);
-        assert!(room.enter(&"a".into(), Kind::Prefill, now).is_ok());
+        assert!(admission.enter(&"a".into(), Kind::Prefill, now).is_ok());
     }
 
     #[test]
     fn whoever_is_refused_hears_how_long_half_the_queue_takes() {
-        let (room, start) = (room(), Instant::now());
+        let (admission, start) = (admission(), Instant::now());
         let wait = |now: Instant| {
-            let places: Vec<Place> = ["a", "a", "b", "b"]
+            let places: Vec<WaitingSlot> = ["a", "a", "b", "b"]
                 .iter()
-                .filter_map(|&tenant| room.enter(&tenant.into(), Kind::Answer, now).ok())
+                .filter_map(|&tenant| admission.enter(&tenant.into(), Kind::Answer, now).ok())
                 .collect();
-            let error = room.enter(&"c".into(), Kind::Answer, now).err();
+            let error = admission.enter(&"c".into(), Kind::Answer, now).err();
             drop(places);
             match error {
                 Some(SubmitError::QueueFull { retry_after, .. }) => retry_after,
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(wait(start), UNKNOWN_WAIT);
         for second in 0..10 {
             let now = start + Duration::from_secs(3 * second);
-            let place = room.enter(&"a".into(), Kind::Answer, now).ok();
+            let place = admission.enter(&"a".into(), Kind::Answer, now).ok();
             place.unwrap().leave(now);
         }
         // Ten leave in thirty seconds, so two places take six.
