@@ -220,7 +220,7 @@ impl PrefixCache {
             let parent = lease.nodes.last().copied();
             let node = match self.tree.insert(&lease.salt, parent, tokens) {
                 Insertion::Inserted { node, superseded } => {
-                    self.bury(superseded);
+                    self.drop_superseded(superseded);
                     self.recall(node);
                     self.enter_device(node, own);
                     node
@@ -252,7 +252,7 @@ impl PrefixCache {
             let parent = lease.nodes.last().copied();
             match self.tree.insert(&lease.salt, parent, tail) {
                 Insertion::Inserted { node, superseded } => {
-                    self.bury(superseded);
+                    self.drop_superseded(superseded);
                     let own = lease.pages.swap_remove(shared);
                     self.enter_device(node, own);
                     self.computed(node, &lease);
@@ -362,7 +362,7 @@ impl PrefixCache {
     }
 
     /// Releases what a partial page that has left the tree held.
-    fn bury(&mut self, superseded: Option<Box<Node>>) {
+    fn drop_superseded(&mut self, superseded: Option<Box<Node>>) {
         let Some(node) = superseded else { return };
         let Some(copy) = node.at.device else { return };
         if copy.filed {

@@ -216,7 +216,7 @@ impl Core {
         let checked = outcome.and_then(|answers| work.checked(answers, self.bounds.vocabulary));
         let Answers { logits, drawn } = match checked {
             Ok(answers) => answers,
-            Err(error) => return self.suffer(&error),
+            Err(error) => return self.handle_failure(&error),
         };
         self.cache.landed();
         let mut rows = logits.chunks_exact_mut(self.bounds.vocabulary.max(1) as usize);

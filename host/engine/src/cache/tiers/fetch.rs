@@ -109,7 +109,7 @@ impl PrefixCache {
         let Some(page) = page else { return };
         match self.tree.insert(&salt, parent, &tokens) {
             Insertion::Inserted { node, superseded } => {
-                self.bury(superseded);
+                self.drop_superseded(superseded);
                 self.recall(node);
                 self.transfers.push(Transfer::Fill { page, bytes });
                 self.enter_host(node, page, false);

@@ -18,7 +18,7 @@ use crate::engine::{Bounds, Event, Failure};
 
 impl Core {
     /// Handles an error of the device, which did not compute the prepared work.
-    pub(super) fn suffer(&mut self, error: &BackendError) {
+    pub(super) fn handle_failure(&mut self, error: &BackendError) {
         let failure = Failure::Device(error.to_string());
         match error {
             BackendError::Malformed(_) => {
