@@ -14,7 +14,9 @@ use crate::TokenId;
 use crate::backend::{Backend, BackendError, Output, Segment};
 use crate::cache::{CacheConfig, CacheEvent, DocumentPath, Lease, PrefixCache, Sighting};
 use crate::sampling::{Choice, Sampler, SamplingError};
-use crate::scheduler::{Entry, Limits, Plan, Queue, Rule, Running, State, Ticket, Waiting, plan};
+use crate::scheduler::{
+    Entry, Limits, Plan, Queue, Rule, Running, SchedulerState, Ticket, Waiting, plan,
+};
 use foreword_ordering::document::Fingerprint;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -245,7 +247,7 @@ impl Core {
     }
 
     /// Returns the state to plan with, and the tickets of the waiting requests in it.
-    fn state(&mut self) -> (State, Vec<Ticket>) {
+    fn state(&mut self) -> (SchedulerState, Vec<Ticket>) {
         let running = self.running.iter().map(|active| Running {
             tokens: active.sequence.length(),
             computed: active.computed,
@@ -280,7 +282,7 @@ impl Core {
         };
         let head = self.waiting.head(most, look, more);
         let (tickets, waiting) = head.into_iter().unzip();
-        let state = State {
+        let state = SchedulerState {
             limits: self.limits,
             available_pages,
             running,

@@ -17,5 +17,5 @@ mod queue;
 pub mod shares;
 
 pub use order::Rule;
-pub use plan::{Limits, Plan, Running, State, Waiting, plan};
+pub use plan::{Limits, Plan, Running, SchedulerState, Waiting, plan};
 pub use queue::{Entry, Queue, Ticket};

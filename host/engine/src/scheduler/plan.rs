@@ -20,7 +20,7 @@
 
 /// Everything that [`plan()`] decides from.
 #[derive(Clone, Debug, Default)]
-pub struct State {
+pub struct SchedulerState {
     /// Bounds of a step.
     pub limits: Limits,
     /// Pages that no running sequence holds: free ones, and idle cached ones.
@@ -81,7 +81,7 @@ pub enum Plan {
 }
 
 /// Decides what the engine does next. Deterministic; costs `O(running + waiting)`.
-pub fn plan(state: &State) -> Plan {
+pub fn plan(state: &SchedulerState) -> Plan {
     let Limits {
         max_step_tokens,
         max_running,
@@ -333,7 +333,7 @@ mod tests {
             ),
         ];
         for (name, available_pages, running, waiting, expected) in table {
-            let state = State {
+            let state = SchedulerState {
                 limits: LIMITS,
                 available_pages: *available_pages,
                 running: running.to_vec(),
@@ -349,7 +349,7 @@ mod tests {
             max_step_tokens: 2,
             ..LIMITS
         };
-        let state = State {
+        let state = SchedulerState {
             limits,
             available_pages: 9,
             running: vec![running(6, 5); 3],
@@ -366,7 +366,7 @@ mod tests {
             shared_pages,
             idle_pages,
         };
-        let state = |available_pages, waiting| State {
+        let state = |available_pages, waiting| SchedulerState {
             limits: LIMITS,
             available_pages,
             running: vec![running(6, 5)],

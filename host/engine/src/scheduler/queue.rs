@@ -68,10 +68,10 @@ struct Waiter<T> {
 
 /// Names a request in the queue until the queue changes. Take the tickets of one [`Queue::head`] in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ticket(Place);
+pub struct Ticket(QueuePosition);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum QueuePosition {
     /// The first of the requests that were put back, once those before it have been taken.
     Returned,
     Arrived {
@@ -162,7 +162,7 @@ impl<T> Queue<T> {
         for item in self.returned.iter().take(most) {
             let (_, detail) = look(item);
             let more = more(&detail);
-            tickets.push((Ticket(Place::Returned), detail));
+            tickets.push((Ticket(QueuePosition::Returned), detail));
             if !more {
                 return tickets;
             }
@@ -193,7 +193,7 @@ impl<T> Queue<T> {
             };
             let more = more(&detail);
             let tenant = lane.tenant.clone();
-            tickets.push((Ticket(Place::Arrived { tenant, arrival }), detail));
+            tickets.push((Ticket(QueuePosition::Arrived { tenant, arrival }), detail));
             if !more {
                 break;
             }
@@ -205,8 +205,8 @@ impl<T> Queue<T> {
     /// Returns the request with this ticket, or `None` if it has left the queue.
     pub fn get(&self, Ticket(place): &Ticket) -> Option<&T> {
         match place {
-            Place::Returned => self.returned.front(),
-            Place::Arrived { tenant, arrival } => {
+            QueuePosition::Returned => self.returned.front(),
+            QueuePosition::Arrived { tenant, arrival } => {
                 let lane = self.lanes.get(tenant)?;
                 let at = position(lane, *arrival)?;
                 lane.get(at).map(|waiter| &*waiter.item)
@@ -218,8 +218,8 @@ impl<T> Queue<T> {
     /// tenant.
     pub fn take(&mut self, Ticket(place): &Ticket) -> Option<T> {
         match place {
-            Place::Returned => self.returned.pop_front(),
-            Place::Arrived { tenant, arrival } => {
+            QueuePosition::Returned => self.returned.pop_front(),
+            QueuePosition::Arrived { tenant, arrival } => {
                 let lane = self.lanes.get_mut(tenant)?;
                 let at = position(lane, *arrival)?;
                 for earlier in lane.range_mut(..at) {

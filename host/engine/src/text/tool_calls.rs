@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 /// end of the answer. Text that looks like a call but is none (no JSON, no name) passes unchanged.
 pub struct ToolCalls {
     held: String,
-    place: Place,
+    place: ParserState,
     /// Whether a call was found, after which white space alone has no meaning.
     found: bool,
     /// Whether text other than white space was shown since the last call or the beginning.
@@ -36,7 +36,7 @@ pub struct ToolCall {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum ParserState {
     Outside,
     /// Within a call: `held` begins after [`OPEN`], and closing tags before offset `seen` are part of a string.
     Inside {
@@ -53,15 +53,15 @@ const CLOSE: &str = "</tool_call>";
 impl ToolCalls {
     /// Returns a watcher for an answer that may contain tool calls.
     pub fn within_text() -> Self {
-        Self::new(Place::Outside)
+        Self::new(ParserState::Outside)
     }
 
     /// Returns a watcher for an answer that is one call and nothing else, without tags.
     pub fn bare() -> Self {
-        Self::new(Place::Bare)
+        Self::new(ParserState::Bare)
     }
 
-    fn new(place: Place) -> Self {
+    fn new(place: ParserState) -> Self {
         Self {
             held: String::new(),
             place,
@@ -76,8 +76,8 @@ impl ToolCalls {
         let mut parts = Vec::new();
         loop {
             match self.place {
-                Place::Bare => return parts,
-                Place::Outside => {
+                ParserState::Bare => return parts,
+                ParserState::Outside => {
                     let Some(start) = self.held.find(OPEN) else {
                         let settled = self.held.len() - overlap(&self.held, OPEN);
                         self.show(settled, &mut parts);
@@ -87,14 +87,14 @@ impl ToolCalls {
                     // White space that was not shown until here only preceded the call.
                     let begin = self.held.find(OPEN).unwrap_or(0) + OPEN.len();
                     self.held.drain(..begin);
-                    self.place = Place::Inside { seen: 0 };
+                    self.place = ParserState::Inside { seen: 0 };
                 }
-                Place::Inside { seen } => {
+                ParserState::Inside { seen } => {
                     let Some(end) = self.held[seen..].find(CLOSE).map(|end| seen + end) else {
                         // The closing tag may have begun.
                         let seen = self.held.len().saturating_sub(CLOSE.len() - 1).max(seen);
                         let seen = (0..=seen).rev().find(|at| self.held.is_char_boundary(*at));
-                        self.place = Place::Inside {
+                        self.place = ParserState::Inside {
                             seen: seen.unwrap_or(0),
                         };
                         return parts;
@@ -102,21 +102,21 @@ impl ToolCalls {
                     match parse(&self.held[..end]) {
                         Ok(call) => {
                             self.held.drain(..end + CLOSE.len());
-                            self.place = Place::Outside;
+                            self.place = ParserState::Outside;
                             self.found = true;
                             self.shown = false;
                             parts.push(Part::Call(call));
                         }
                         // The tag is within a string, so the call continues.
                         Err(Flaw::Unfinished) => {
-                            self.place = Place::Inside {
+                            self.place = ParserState::Inside {
                                 seen: end + CLOSE.len(),
                             };
                         }
                         Err(Flaw::NoCall) => {
                             let rest = self.held.split_off(end + CLOSE.len());
                             let text = OPEN.to_owned() + &std::mem::replace(&mut self.held, rest);
-                            self.place = Place::Outside;
+                            self.place = ParserState::Outside;
                             self.shown = true;
                             parts.push(Part::Text(text));
                         }
@@ -129,14 +129,14 @@ impl ToolCalls {
     /// Returns the parts that were held back, at the end of the answer.
     pub fn finish(&mut self) -> Vec<Part> {
         let held = std::mem::take(&mut self.held);
-        let place = std::mem::replace(&mut self.place, Place::Outside);
+        let place = std::mem::replace(&mut self.place, ParserState::Outside);
         let part = match place {
-            Place::Outside => Part::Text(held),
-            Place::Inside { .. } => match parse(&held) {
+            ParserState::Outside => Part::Text(held),
+            ParserState::Inside { .. } => match parse(&held) {
                 Ok(call) => Part::Call(call),
                 Err(_) => Part::Text(OPEN.to_owned() + &held),
             },
-            Place::Bare => match parse(&held) {
+            ParserState::Bare => match parse(&held) {
                 Ok(call) => Part::Call(call),
                 Err(_) => Part::Text(held),
             },

@@ -19,7 +19,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// State that the thread shares with the handle.
 pub(super) struct Shared {
-    state: Mutex<State>,
+    state: Mutex<WorkerState>,
     /// Signalled when the thread may have something to do.
     work: Condvar,
     /// Signalled when the thread has nothing left to do.
@@ -28,7 +28,7 @@ pub(super) struct Shared {
     wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-pub(super) struct State {
+pub(super) struct WorkerState {
     pub(super) index: Index,
     pub(super) stats: DiskStats,
     reads: VecDeque<PageHash>,
@@ -72,7 +72,7 @@ const MAX_WAITING_BYTES: usize = 64 << 20;
 
 impl Shared {
     pub(super) fn new(index: Index, stats: DiskStats, page_bytes: usize) -> Self {
-        let state = State {
+        let state = WorkerState {
             index,
             stats,
             reads: VecDeque::new(),
@@ -95,7 +95,7 @@ impl Shared {
     }
 
     /// Locks the state. The lock is never held across a call that waits for the disk.
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, WorkerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -185,7 +185,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl WorkerState {
     fn has_work(&self) -> bool {
         !self.changes.is_empty() || (self.may_read() && !self.reads.is_empty())
     }

@@ -23,7 +23,7 @@ use tokio::sync::watch;
 /// The events of one cache, kept for any number of readers.
 #[derive(Debug)]
 pub struct Feed {
-    state: Mutex<State>,
+    state: Mutex<FeedState>,
     progress: watch::Sender<Progress>,
 }
 
@@ -77,7 +77,7 @@ pub struct HeldPages {
 }
 
 #[derive(Debug)]
-struct State {
+struct FeedState {
     epoch: u64,
     documents: Ring,
     pages: Ring,
@@ -105,7 +105,7 @@ impl Default for Feed {
 impl Feed {
     /// Returns a feed of a cache that holds nothing.
     pub fn new() -> Self {
-        let state = State::new();
+        let state = FeedState::new();
         Self {
             progress: watch::Sender::new(state.progress()),
             state: Mutex::new(state),
@@ -164,12 +164,12 @@ impl Feed {
 
     /// The lock is never poisoned in an invalid state: only the few lines here run under it, and the state is valid
     /// after each.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FeedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl FeedState {
     /// Returns the state for a cache that holds nothing, in a new epoch.
     fn new() -> Self {
         Self {
