@@ -286,7 +286,7 @@ fn times() {
     ];
     for number in number..number + TIMED as u64 {
         let prompt = prompt(number).tokens;
-        let sighting = cache.sight(&salt, &prompt);
+        let sighting = cache.remember_lookup(&salt, &prompt);
         let mut times = Vec::new();
         let mut start = Instant::now();
         let mut lap = || {

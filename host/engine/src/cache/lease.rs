@@ -1,6 +1,6 @@
 //! Leases: what a sequence gets from the cache.
 
-use super::marks::Route;
+use super::boundaries::Route;
 use super::tree::NodeId;
 use crate::TokenId;
 use crate::backend::{Load, PageId};

@@ -32,6 +32,7 @@
 //!
 //! Memory is bounded by the pools: every node has a page, and a salt is stored only while it has pages.
 
+mod boundaries;
 mod check;
 mod config;
 pub mod disk;
@@ -40,9 +41,8 @@ mod documents;
 mod events;
 mod hash;
 mod lease;
-mod marks;
+mod lookup;
 mod open;
-mod sighting;
 #[cfg(test)]
 mod tests;
 mod tiers;
@@ -54,20 +54,20 @@ pub use documents::{Document, DocumentPath, DocumentSpan};
 pub use events::{CacheEvent, Tier};
 pub use hash::PageHash;
 pub use lease::{Lease, Match, Opening, SlotCopy};
-pub use sighting::Sighting;
+pub use lookup::CachedLookup;
 pub use tiers::fetch::Fetch;
-pub use tiers::flight::Transfer;
 pub use tiers::policy::EvictionPolicy;
+pub use tiers::transfers::Transfer;
 
 use crate::TokenId;
 use events::EventLog;
 use std::sync::Arc;
 use tiers::fetch::Fetching;
-use tiers::flight::InFlight;
 use tiers::history::History;
 use tiers::pool::{HostPool, Pool};
 use tiers::queue::Queue;
 use tiers::residence::{Node, Residence};
+use tiers::transfers::InFlight;
 use tree::{Insertion, NodeId, Tree};
 
 /// The prefixes that a backend's page pools hold, in all tiers.

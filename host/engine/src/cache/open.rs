@@ -1,7 +1,7 @@
 //! Looking up a prefix and opening a lease on it.
 
+use super::boundaries::Route;
 use super::lease::{Lease, Match, Opening, SlotCopy, all_but_last};
-use super::marks::Route;
 use super::tree::{NodeId, Walk};
 use super::{DocumentPath, PrefixCache};
 use crate::TokenId;

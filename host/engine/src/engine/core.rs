@@ -12,7 +12,7 @@ use super::work::{Answers, Work};
 use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, SpeculationId, Stats};
 use crate::TokenId;
 use crate::backend::{Backend, BackendError, Output, Segment};
-use crate::cache::{CacheConfig, CacheEvent, DocumentPath, Lease, PrefixCache, Sighting};
+use crate::cache::{CacheConfig, CacheEvent, CachedLookup, DocumentPath, Lease, PrefixCache};
 use crate::sampling::{Choice, Sampler, SamplingError};
 use crate::scheduler::{
     Entry, Limits, Plan, Queue, Rule, Running, SchedulerState, Ticket, Waiting, plan,
@@ -73,7 +73,7 @@ pub(super) struct Sequence {
     /// The sequence's place in the waiting room, until it runs.
     pub(super) place: Option<WaitingSlot>,
     /// The result of its last cache lookup.
-    pub(super) sighting: Option<Sighting>,
+    pub(super) lookup: Option<CachedLookup>,
 }
 
 struct Active {
@@ -299,12 +299,12 @@ impl Core {
         let cache = &self.cache;
         let mut looks = LOOKS;
         self.waiting.sweep(SWEPT, |sequence| {
-            let seen = sequence.sighting.as_ref();
+            let seen = sequence.lookup.as_ref();
             if looks > 0 && seen.is_none_or(|seen| !cache.is_current(seen)) {
                 looks -= 1;
-                sequence.sighting = Some(cache.sight(&sequence.salt, &sequence.tokens));
+                sequence.lookup = Some(cache.remember_lookup(&sequence.salt, &sequence.tokens));
             }
-            sequence.sighting.as_ref().map(|seen| seen.tokens)
+            sequence.lookup.as_ref().map(|seen| seen.tokens)
         });
     }
 

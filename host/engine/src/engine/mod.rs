@@ -499,7 +499,7 @@ impl Request {
             started: false,
             faults: 0,
             place: None,
-            sighting: None,
+            lookup: None,
         };
         Ok((
             sequence,

@@ -143,9 +143,9 @@ impl Device {
     fn open_only(&mut self, salt: &str, tokens: &[TokenId]) -> Option<Sequence> {
         let salt: Arc<str> = salt.into();
         let found = self.cache.lookup(&salt, tokens);
-        let sighting = self.cache.sight(&salt, tokens);
+        let lookup = self.cache.remember_lookup(&salt, tokens);
         assert_eq!(
-            (sighting.tokens, sighting.host_tokens),
+            (lookup.tokens, lookup.host_tokens),
             (found.tokens, found.host_tokens)
         );
         let available = self.cache.available();

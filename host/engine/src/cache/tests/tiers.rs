@@ -293,7 +293,7 @@ fn random_leases_over_three_small_tiers_never_see_a_wrong_slot() {
         let (device, host) = (6 + random.below(10), random.below(12));
         let mut device = Device::with_tiers(device, host, config, disk);
         let mut open: Vec<Sequence> = Vec::new();
-        let mut sighted: Vec<(Sighting, Vec<TokenId>)> = Vec::new();
+        let mut sighted: Vec<(CachedLookup, Vec<TokenId>)> = Vec::new();
         for _ in 0..300 {
             match random.below(12) {
                 0..=3 => {
@@ -331,7 +331,7 @@ fn random_leases_over_three_small_tiers_never_see_a_wrong_slot() {
                 10 => {
                     let salt: Arc<str> = "0".into();
                     let tokens = random.long_tokens();
-                    sighted.push((device.cache.sight(&salt, &tokens), tokens));
+                    sighted.push((device.cache.remember_lookup(&salt, &tokens), tokens));
                 }
                 11 if random.below(10) == 0 => match random.below(4) {
                     0 => _ = device.cache.clear(),
@@ -359,11 +359,11 @@ fn random_leases_over_three_small_tiers_never_see_a_wrong_slot() {
                 .cache
                 .check(open.iter().map(|sequence| &sequence.lease));
             open.iter().for_each(|sequence| device.verify(sequence));
-            for (sighting, tokens) in &sighted {
-                if device.cache.is_current(sighting) {
-                    let again = device.cache.sight(&"0".into(), tokens);
+            for (lookup, tokens) in &sighted {
+                if device.cache.is_current(lookup) {
+                    let again = device.cache.remember_lookup(&"0".into(), tokens);
                     assert_eq!(
-                        (sighting.tokens, sighting.host_tokens),
+                        (lookup.tokens, lookup.host_tokens),
                         (again.tokens, again.host_tokens),
                         "a sighting is out of date and does not say so"
                     );

@@ -9,7 +9,7 @@
 //! down, within a share of the host's pages. When the device loses its memory, the rest of the tree depends on them
 //! (RAGCache §6).
 
-use super::flight::Transfer;
+use super::transfers::Transfer;
 use crate::backend::{HostPageId, PageId, Store};
 use crate::cache::PrefixCache;
 use crate::cache::tree::NodeId;

@@ -7,7 +7,7 @@
 //! A page that arrives is attached to the page before it, which is in the tree or has just arrived. If that page has
 //! been evicted in the meantime, the arriving page is dropped: the fetch then cost one read and gained nothing.
 
-use super::flight::Transfer;
+use super::transfers::Transfer;
 use crate::TokenId;
 use crate::backend::Store;
 use crate::cache::PrefixCache;

@@ -7,13 +7,13 @@
 //! | `queue`, `policy`, `history` | which page of a tier is evicted next, and how often a page was used before it was evicted |
 //! | `evict` | what happens when a tier is full |
 //! | `fetch` | what is read ahead from the disk |
-//! | `flight` | which copies between tiers are under way |
+//! | `transfers` | which copies between tiers are under way |
 
 pub(super) mod evict;
 pub(super) mod fetch;
-pub(super) mod flight;
 pub(super) mod history;
 pub(super) mod policy;
 pub(super) mod pool;
 pub(super) mod queue;
 pub(super) mod residence;
+pub(super) mod transfers;

@@ -10,14 +10,14 @@
 //! ```
 //!
 //! Only the four moves below (enter and leave, for device and host) change where a page is. Each of them updates the
-//! parent's counts, the eviction queues, the stamps that a [`Sighting`](crate::cache::Sighting) compares, and the events.
+//! parent's counts, the eviction queues, the stamps that a [`CachedLookup`](crate::cache::CachedLookup) compares, and the events.
 
 use super::policy::Usage;
 use super::queue::{Queue, Rank};
 use crate::backend::{HostPageId, PageId};
 use crate::cache::PrefixCache;
+use crate::cache::boundaries::DocumentBoundaries;
 use crate::cache::events::{CacheEvent, Tier};
-use crate::cache::marks::Marks;
 use crate::cache::tree::{self, NodeId};
 
 /// A node of the tree, with the tiers that hold its page.
@@ -39,7 +39,7 @@ pub(in crate::cache) struct Residence {
     /// too.
     pub(in crate::cache) replica: bool,
     pub(in crate::cache) usage: Usage,
-    pub(in crate::cache) marks: Marks,
+    pub(in crate::cache) marks: DocumentBoundaries,
 }
 
 /// A page in one tier.

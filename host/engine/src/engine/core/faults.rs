@@ -66,7 +66,7 @@ impl Core {
         self.cache.start_over(pools(backend), &self.cache_config);
         // Remembered lookups refer to the old cache.
         for sequence in self.waiting.iter_mut() {
-            sequence.sighting = None;
+            sequence.lookup = None;
         }
         self.lose_leases(failure);
         Ok(())

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// A lookup's result, and the state of the tree that it holds for.
 #[derive(Clone, Debug)]
-pub struct Sighting {
+pub struct CachedLookup {
     /// Tokens that need not be computed, at most all but the last.
     pub tokens: u32,
     /// The part of `tokens` that must be loaded from host memory.
@@ -27,10 +27,10 @@ pub struct Sighting {
 impl PrefixCache {
     /// Looks up the cached prefix of `tokens` as [`PrefixCache::lookup`] does, but without what cannot be remembered:
     /// who holds the pages, and what is on disk.
-    pub fn sight(&self, salt: &Arc<str>, tokens: &[TokenId]) -> Sighting {
+    pub fn remember_lookup(&self, salt: &Arc<str>, tokens: &[TokenId]) -> CachedLookup {
         let walk = self.tree.walk(salt, all_but_last(tokens));
         let near = self.on_device(&walk);
-        Sighting {
+        CachedLookup {
             tokens: self.tokens_of(&walk),
             host_tokens: self.host_tokens_of(&walk, near),
             salt: salt.clone(),
@@ -40,10 +40,10 @@ impl PrefixCache {
     }
 
     /// Returns whether another lookup would find the same. Costs `O(1)`.
-    pub fn is_current(&self, sighting: &Sighting) -> bool {
-        let Sighting {
+    pub fn is_current(&self, lookup: &CachedLookup) -> bool {
+        let CachedLookup {
             salt, ends, seen, ..
-        } = sighting;
+        } = lookup;
         *seen == self.tree.changes()
             || ends
                 .iter()

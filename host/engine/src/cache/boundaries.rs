@@ -27,7 +27,7 @@ pub(super) struct Route {
 }
 
 /// Records that the last document of `path[..documents]` ends on a page.
-struct Mark {
+struct DocumentBoundary {
     scope: u64,
     path: Arc<[Document]>,
     documents: usize,
@@ -35,10 +35,10 @@ struct Mark {
 
 /// A page's marks. There is more than one where documents are short, or where several paths end on the page.
 #[derive(Default)]
-pub(super) struct Marks(SmallVec<[Mark; 1]>);
+pub(super) struct DocumentBoundaries(SmallVec<[DocumentBoundary; 1]>);
 
 /// Most marks kept on one page; further ones are dropped.
-const MAX_MARKS: usize = 8;
+const MAX_BOUNDARIES: usize = 8;
 
 impl Route {
     pub(super) fn new(documents: &DocumentPath, page_tokens: u32) -> Self {
@@ -60,7 +60,7 @@ impl Route {
         {
             self.passed += 1;
             if let Some(last) = (end / self.page_tokens).checked_sub(1) {
-                let mark = Mark {
+                let mark = DocumentBoundary {
                     scope: self.scope,
                     path: self.path.clone(),
                     documents: self.passed,
@@ -83,14 +83,14 @@ impl Route {
 }
 
 /// A document whose pages have been passed, and which is to be marked.
-pub(super) struct PassedDocument(Mark);
+pub(super) struct PassedDocument(DocumentBoundary);
 
-impl Marks {
+impl DocumentBoundaries {
     /// Adds a document's mark and reports the document as stored, unless the mark is already there or the page has
-    /// [`MAX_MARKS`].
+    /// [`MAX_BOUNDARIES`].
     pub(super) fn add(&mut self, document: PassedDocument, salt: &Arc<str>, log: &mut EventLog) {
         let PassedDocument(mark) = document;
-        if self.0.len() == MAX_MARKS || self.0.iter().any(|other| other.is(&mark)) {
+        if self.0.len() == MAX_BOUNDARIES || self.0.iter().any(|other| other.is(&mark)) {
             return;
         }
         log.push(CacheEvent::DocumentsStored {
@@ -118,7 +118,7 @@ impl Marks {
     }
 }
 
-impl Mark {
+impl DocumentBoundary {
     fn is(&self, other: &Self) -> bool {
         self.scope == other.scope && self.path[..self.documents] == other.path[..other.documents]
     }
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_document_is_told_once_and_its_going_too() {
-        let (mut marks, mut log) = (Marks::default(), EventLog::default());
+        let (mut marks, mut log) = (DocumentBoundaries::default(), EventLog::default());
         for _ in 0..2 {
             let mut route = route(0, &[2, 6]);
             while let Some((page, document)) = route.pass(3) {
