@@ -49,14 +49,14 @@ fn request(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
 
 /// The events of a generation.
 #[derive(Debug, PartialEq, Eq)]
-struct Outcome {
+struct RunOutcome {
     cached_tokens: Option<u32>,
     tokens: Vec<TokenId>,
     end: Result<FinishReason, String>,
 }
 
-fn listen(mut generation: Generation) -> Outcome {
-    let mut outcome = Outcome {
+fn listen(mut generation: Generation) -> RunOutcome {
+    let mut outcome = RunOutcome {
         cached_tokens: None,
         tokens: Vec::new(),
         end: Err("no end".to_owned()),
@@ -72,7 +72,7 @@ fn listen(mut generation: Generation) -> Outcome {
     outcome
 }
 
-fn run(engine: &Engine, request: Request) -> Outcome {
+fn run(engine: &Engine, request: Request) -> RunOutcome {
     listen(engine.submit(request).unwrap())
 }
 
@@ -102,7 +102,7 @@ fn a_warm_answer_is_the_cold_one() {
         let end = Ok(FinishReason::Length);
         assert_eq!(
             outcome,
-            Outcome {
+            RunOutcome {
                 cached_tokens: Some(cached_tokens),
                 tokens: tokens.clone(),
                 end

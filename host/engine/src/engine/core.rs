@@ -13,7 +13,7 @@ use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, Speculatio
 use crate::TokenId;
 use crate::backend::{Backend, BackendError, Output, Segment};
 use crate::cache::{CacheConfig, CacheEvent, CachedLookup, DocumentPath, Lease, PrefixCache};
-use crate::sampling::{Choice, Sampler, SamplingError};
+use crate::sampling::{NextToken, Sampler, SamplingError};
 use crate::scheduler::{
     Entry, Limits, Plan, Queue, Rule, Running, SchedulerState, Ticket, Waiting, plan,
 };
@@ -485,7 +485,7 @@ impl Core {
     }
 
     /// Continues a sequence whose next token was chosen, or ends it.
-    fn go_on(&mut self, mut active: Active, choice: Result<Choice, SamplingError>) {
+    fn go_on(&mut self, mut active: Active, choice: Result<NextToken, SamplingError>) {
         let sequence = &mut active.sequence;
         match choice {
             Err(error @ SamplingError::Constraint { .. }) => {
@@ -499,8 +499,8 @@ impl Core {
                 let failure = Failure::Sampling(error.to_string());
                 self.end(&active.sequence, Event::Failed(failure));
             }
-            Ok(Choice::Stop) => self.finish(active, FinishReason::Stop),
-            Ok(Choice::Token { id, logprobs, last }) => {
+            Ok(NextToken::Stop) => self.finish(active, FinishReason::Stop),
+            Ok(NextToken::Token { id, logprobs, last }) => {
                 sequence.tokens.push(id);
                 self.totals.generated_tokens += 1;
                 self.waiting.charge_token(&sequence.tenant);

@@ -81,9 +81,9 @@ pub fn load_or_measure(
     options: &ProfileOptions,
 ) -> Result<(CostProfile, ProfileOrigin), ProfileError> {
     let discarded = match path.map(|path| load(path, key)).transpose()? {
-        Some(Found::Profile(profile)) => return Ok((profile, ProfileOrigin::Loaded)),
-        Some(Found::Unusable(reason)) => Some(reason),
-        Some(Found::Nothing) | None => None,
+        Some(StoredProfile::Profile(profile)) => return Ok((profile, ProfileOrigin::Loaded)),
+        Some(StoredProfile::Unusable(reason)) => Some(reason),
+        Some(StoredProfile::Nothing) | None => None,
     };
     let start = Instant::now();
     let profile = measure(backend, options, &mut || start.elapsed())?;
@@ -230,16 +230,16 @@ struct Stored {
 
 const FORMAT: u32 = 1;
 
-enum Found {
+enum StoredProfile {
     Nothing,
     Unusable(String),
     Profile(CostProfile),
 }
 
-fn load(path: &Path, key: &ProfileKey) -> Result<Found, ProfileError> {
+fn load(path: &Path, key: &ProfileKey) -> Result<StoredProfile, ProfileError> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(StoredProfile::Nothing),
         Err(source) => {
             let path = path.to_owned();
             return Err(ProfileError::Io { path, source });
@@ -247,9 +247,9 @@ fn load(path: &Path, key: &ProfileKey) -> Result<Found, ProfileError> {
     };
     let stored: Stored = match serde_json::from_str(&text) {
         Ok(stored) => stored,
-        Err(error) => return Ok(Found::Unusable(error.to_string())),
+        Err(error) => return Ok(StoredProfile::Unusable(error.to_string())),
     };
-    let unusable = |reason: String| Ok(Found::Unusable(reason));
+    let unusable = |reason: String| Ok(StoredProfile::Unusable(reason));
     if stored.format != FORMAT {
         return unusable(format!(
             "its format is {}, this program's {FORMAT}",
@@ -263,7 +263,7 @@ fn load(path: &Path, key: &ProfileKey) -> Result<Found, ProfileError> {
         let (found, wanted) = (stored.machine, &key.machine);
         return unusable(format!("it was measured on {found:?}, not {wanted:?}"));
     }
-    Ok(Found::Profile(stored.profile))
+    Ok(StoredProfile::Profile(stored.profile))
 }
 
 /// Writes the file under another name and renames it once it is complete.

@@ -18,7 +18,7 @@ mod sampler;
 
 pub use constraint::Constraint;
 pub use logprobs::Logprobs;
-pub use sampler::{Choice, Sampler};
+pub use sampler::{NextToken, Sampler};
 
 use crate::TokenId;
 use foreword_ordering::random::Random;

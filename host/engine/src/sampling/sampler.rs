@@ -18,7 +18,7 @@ pub struct Sampler {
 
 /// The outcome of one choice.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Choice {
+pub enum NextToken {
     /// A token of the answer.
     Token {
         /// The chosen token.
@@ -58,12 +58,12 @@ impl Sampler {
     }
 
     /// Accepts the token that was chosen elsewhere with [`Sampler::draw`]'s parameters.
-    pub fn accept(&mut self, id: TokenId) -> Choice {
+    pub fn accept(&mut self, id: TokenId) -> NextToken {
         if self.stop_tokens.contains(&id) {
-            return Choice::Stop;
+            return NextToken::Stop;
         }
         self.history.push(id);
-        Choice::Token {
+        NextToken::Token {
             id,
             logprobs: None,
             last: false,
@@ -75,7 +75,7 @@ impl Sampler {
     ///
     /// # Errors
     /// Returns a [`SamplingError`] when the sequence cannot continue.
-    pub fn next(&mut self, logits: &mut [f32], position: u32) -> Result<Choice, SamplingError> {
+    pub fn next(&mut self, logits: &mut [f32], position: u32) -> Result<NextToken, SamplingError> {
         let changes = self.history.is_active() || self.constraint.is_some();
         // Log-probabilities are the model's own, so they need the row before changes.
         let original = (changes && self.top_logprobs.is_some()).then(|| logits.to_vec());
@@ -87,7 +87,7 @@ impl Sampler {
         }
         let id = self.sampling.choose(logits, position)?;
         if self.stop_tokens.contains(&id) {
-            return Ok(Choice::Stop);
+            return Ok(NextToken::Stop);
         }
         let logprobs = self.top_logprobs.map(|count| {
             let row = original.as_deref().unwrap_or(logits);
@@ -98,7 +98,7 @@ impl Sampler {
             Some(constraint) => constraint.push(id)?,
             None => false,
         };
-        Ok(Choice::Token { id, logprobs, last })
+        Ok(NextToken::Token { id, logprobs, last })
     }
 }
 
@@ -106,10 +106,10 @@ impl Sampler {
 mod tests {
     use super::*;
 
-    fn token(choice: Choice) -> (TokenId, Option<Box<Logprobs>>) {
+    fn token(choice: NextToken) -> (TokenId, Option<Box<Logprobs>>) {
         match choice {
-            Choice::Token { id, logprobs, .. } => (id, logprobs),
-            Choice::Stop => panic!("a token was expected"),
+            NextToken::Token { id, logprobs, .. } => (id, logprobs),
+            NextToken::Stop => panic!("a token was expected"),
         }
     }
 
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn a_stop_token_ends_the_answer() {
         let mut sampler = Sampler::new(Sampling::greedy(), &[], &[1, 2], None, Some(1));
-        assert_eq!(sampler.next(&mut [0.0, 0.5, 1.0], 0), Ok(Choice::Stop));
+        assert_eq!(sampler.next(&mut [0.0, 0.5, 1.0], 0), Ok(NextToken::Stop));
         assert_eq!(token(sampler.next(&mut [3.0, 0.5, 1.0], 0).unwrap()).0, 0);
     }
 

@@ -20,7 +20,7 @@ use super::heads::{Heads, MAX_HEAD, Rotary};
 use super::kernels::{
     BLOCK, Kernels, LANES, Loop, PANEL, Product, STRIDE, Start, TILE_BLOCK, TILE_ROWS, lanes,
 };
-use super::left::write_row;
+use super::left_operand::write_row;
 use super::pages::LayerPool;
 use crate::backend::PageId;
 

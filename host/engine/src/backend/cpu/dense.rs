@@ -5,7 +5,7 @@
 //! of a row depends on that row alone, as everywhere in the backend.
 
 use super::kernels::Kernels;
-use super::left::Tiles;
+use super::left_operand::Tiles;
 use super::matrix::{Panels, Sums};
 use crate::backend::cpu::Precision;
 use crate::models::{CheckpointError, Tensors};

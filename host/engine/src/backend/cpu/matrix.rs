@@ -13,7 +13,7 @@
 
 use super::aligned::Aligned;
 use super::kernels::{BLOCK, Kernels, PANEL, Product, Scalar, Start, TILE_BLOCK, TILE_ROWS, pairs};
-use super::left::{Form, Tiles};
+use super::left_operand::{Form, Tiles};
 use crate::models::{Element, Tensor};
 use half::{bf16, f16};
 use pairs::{Machine, Pair, PairProduct};

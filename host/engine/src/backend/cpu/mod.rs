@@ -23,7 +23,7 @@ mod dense;
 mod heads;
 mod host;
 mod kernels;
-mod left;
+mod left_operand;
 mod matrix;
 mod model;
 mod pages;

@@ -16,7 +16,7 @@ use super::batch::{Batch, Cut, ITEM_ROWS, Selection};
 use super::heads::{Heads, MAX_HEAD, Rotary};
 use super::host::HostPool;
 use super::kernels::{Kernels, Loop, TILE_ROWS};
-use super::left::Tiles;
+use super::left_operand::Tiles;
 use super::matrix::{Panels, Sums};
 use super::pages::{LayerPool, Layout};
 use super::rows::{Gate, Norm};

@@ -2,7 +2,7 @@
 
 use super::heads::inverse_rms;
 use super::kernels::{BLOCK, Loop, PANEL, lanes};
-use super::left::Tile;
+use super::left_operand::Tile;
 use super::matrix::Sums;
 
 /// Adds a product to a row of the residual stream, norms the row and writes it as a left operand.

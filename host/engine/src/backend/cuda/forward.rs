@@ -12,7 +12,9 @@
 //! unrecorded, so that everything that libraries prepare lazily is ready before the recording.
 
 use super::device::{Array, Bf16, Device, Fault, Output, Part, Product};
-use super::kernels::{self, Choice, Context, HeadWeights, MATVEC_ROWS, Partials, Places};
+use super::kernels::{
+    self, Context, HeadWeights, MATVEC_ROWS, Partials, Places, SamplingParameters,
+};
 use super::plan::{Bucket, Capacity, Cut, Plan};
 use super::pools::Pools;
 use super::weights::{Layer, Model};
@@ -34,7 +36,7 @@ pub(super) struct Scratch {
     /// Logits `[logit_rows, vocabulary]`.
     logits: Array<f32>,
     logit_rows: usize,
-    choices: Array<Choice>,
+    choices: Array<SamplingParameters>,
     /// Sampled tokens `[logit_rows][kind, token]`.
     chosen: Array<u32>,
     partial_sums: Array<f32>,
@@ -379,9 +381,9 @@ impl Scratch {
         // Padding is not among the wanted rows.
         let wanted = plan.decoding.unwrap_or(plan.wanted.len());
         // Rows without a draw are sampled greedily too, and the result is ignored.
-        let mut choices = vec![Choice::of(&Sampling::greedy().draw(0)); wanted];
+        let mut choices = vec![SamplingParameters::of(&Sampling::greedy().draw(0)); wanted];
         for (row, draw) in &plan.draws {
-            choices[*row as usize] = Choice::of(draw);
+            choices[*row as usize] = SamplingParameters::of(draw);
         }
         let mut chosen = vec![0; 2 * wanted];
         let mut rows = std::mem::take(&mut self.staging);

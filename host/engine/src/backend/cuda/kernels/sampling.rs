@@ -11,7 +11,7 @@ arguments! {
 /// The parameters with which a token is sampled.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(in crate::backend::cuda) struct Choice {
+pub(in crate::backend::cuda) struct SamplingParameters {
     /// Random point in `[0, 1)`.
     pub(in crate::backend::cuda) point: f64,
     /// Temperature; 0 for greedy sampling.
@@ -22,9 +22,9 @@ pub(in crate::backend::cuda) struct Choice {
     pub(in crate::backend::cuda) min_p: f32,
 }
 
-impl Plain for Choice {}
+impl Plain for SamplingParameters {}
 
-impl Choice {
+impl SamplingParameters {
     pub(in crate::backend::cuda) fn of(draw: &Draw) -> Self {
         Self {
             point: draw.point,
@@ -41,7 +41,7 @@ impl Choice {
 pub(in crate::backend::cuda) fn sample_rows(
     device: &mut dyn Device,
     logits: Part<'_, f32>,
-    choices: Part<'_, Choice>,
+    choices: Part<'_, SamplingParameters>,
     chosen: PartMut<'_, u32>,
     vocabulary: usize,
 ) -> Result<(), Fault> {

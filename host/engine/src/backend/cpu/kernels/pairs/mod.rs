@@ -130,7 +130,7 @@ pub(in super::super) enum Machine {
 }
 
 /// The result of detecting a machine.
-pub(in super::super) struct Found {
+pub(in super::super) struct DetectedMachine {
     pub(in super::super) machine: Option<Machine>,
     /// Why AMX is not used although the CPU has it.
     pub(in super::super) warning: Option<String>,
@@ -138,18 +138,18 @@ pub(in super::super) struct Found {
 
 impl Machine {
     /// Detects the fastest machine of this CPU.
-    pub(in super::super) fn detect() -> Found {
+    pub(in super::super) fn detect() -> DetectedMachine {
         let plain = || avx512::Avx512Bf16::detect().map(Machine::Avx512);
         match amx::Amx::detect() {
-            Ok(Some(amx)) => Found {
+            Ok(Some(amx)) => DetectedMachine {
                 machine: Some(Machine::Amx(amx)),
                 warning: None,
             },
-            Ok(None) => Found {
+            Ok(None) => DetectedMachine {
                 machine: plain(),
                 warning: None,
             },
-            Err(reason) => Found {
+            Err(reason) => DetectedMachine {
                 machine: plain(),
                 warning: Some(format!("AMX is not used: {reason}")),
             },

@@ -1,7 +1,7 @@
 //! Tests of sampling tokens from rows of logits.
 
 use super::{Random, devices, put, read, room};
-use crate::backend::cuda::kernels::{self, Choice};
+use crate::backend::cuda::kernels::{self, SamplingParameters};
 use crate::sampling::{Sampling, SamplingError};
 
 #[test]
@@ -48,9 +48,9 @@ fn tokens_are_chosen_as_the_host_chooses_them() {
                             .unwrap()
                     })
                     .collect();
-                let choices: Vec<Choice> = samplings
+                let choices: Vec<SamplingParameters> = samplings
                     .iter()
-                    .map(|sampling| Choice::of(&sampling.draw(position)))
+                    .map(|sampling| SamplingParameters::of(&sampling.draw(position)))
                     .collect();
                 let device_choices = put(device, &choices);
                 let mut chosen = room::<u32>(device, 2 * ways.len());
@@ -79,7 +79,7 @@ fn tokens_are_chosen_as_the_host_chooses_them() {
         let (nan, none) = (f32::NAN, f32::NEG_INFINITY);
         let logits = [[1.0, nan, f32::INFINITY], [none, none, none]].concat();
         let device_logits = put(device, &logits);
-        let choice = Choice::of(&Sampling::greedy().draw(0));
+        let choice = SamplingParameters::of(&Sampling::greedy().draw(0));
         let choices = put(device, &[choice; 2]);
         let mut chosen = room::<u32>(device, 4);
         kernels::sample_rows(
