@@ -124,7 +124,7 @@ impl Core {
             if sequence.speculation.is_some() {
                 self.stop_fetching();
             }
-            if let Some(sequence) = self.meet(sequence) {
+            if let Some(sequence) = self.join_speculation(sequence) {
                 self.arrive(sequence);
             }
         }
@@ -422,7 +422,7 @@ impl Core {
         }
         self.waiting
             .charge_prompt(&sequence.tenant, sequence.length() - cached);
-        self.tell(
+        self.send_event(
             sequence,
             Event::Started {
                 cached_tokens: cached,
@@ -532,10 +532,10 @@ impl Core {
 
     fn end(&mut self, sequence: &Sequence, event: Event) {
         self.totals.finished += 1;
-        self.tell(sequence, event);
+        self.send_event(sequence, event);
     }
 
-    fn tell(&mut self, sequence: &Sequence, event: Event) {
+    fn send_event(&mut self, sequence: &Sequence, event: Event) {
         self.outbox.push((sequence.events.clone(), event));
     }
 

@@ -17,7 +17,7 @@ use crate::engine::{Event, Failure};
 
 impl Core {
     /// Matches a new request with an earlier one of its id. Returns `None` if it has taken the earlier one's place.
-    pub(super) fn meet(&mut self, mut sequence: Sequence) -> Option<Sequence> {
+    pub(super) fn join_speculation(&mut self, mut sequence: Sequence) -> Option<Sequence> {
         let Some(id) = sequence.speculation else {
             return Some(sequence);
         };

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// The paths of documents that a cache holds. No larger than what is held: each leaf has a mark on a page.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldDocuments {
     roots: BTreeMap<(Arc<str>, u64), Children>,
 }
 
@@ -23,7 +23,7 @@ struct Node {
     children: Children,
 }
 
-impl Held {
+impl HeldDocuments {
     /// Adds a mark to the last document of this path. Returns whether that document was not held before.
     pub(super) fn store(&mut self, salt: &Arc<str>, scope: u64, path: &[Document]) -> bool {
         if path.is_empty() {
@@ -116,17 +116,17 @@ mod tests {
         documents.iter().map(|&document| (document, 10)).collect()
     }
 
-    fn store(held: &mut Held, documents: &[u64]) -> bool {
+    fn store(held: &mut HeldDocuments, documents: &[u64]) -> bool {
         held.store(&"a".into(), 1, &path(documents))
     }
 
-    fn remove(held: &mut Held, documents: &[u64]) -> Option<usize> {
+    fn remove(held: &mut HeldDocuments, documents: &[u64]) -> Option<usize> {
         held.remove(&"a".into(), 1, &path(documents))
     }
 
     #[test]
     fn a_document_without_a_mark_is_held_as_long_as_one_behind_it_is() {
-        let mut held = Held::default();
+        let mut held = HeldDocuments::default();
         assert!(store(&mut held, &[1, 2, 3]));
         assert!(store(&mut held, &[1, 2, 4]));
         assert_eq!(remove(&mut held, &[1, 2, 3]), Some(2));
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_document_with_two_marks_is_held_until_both_are_gone() {
-        let mut held = Held::default();
+        let mut held = HeldDocuments::default();
         assert!(store(&mut held, &[1]));
         assert!(!store(&mut held, &[1]));
         assert!(store(&mut held, &[1, 2]));
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn what_has_no_mark_loses_none() {
-        let mut held = Held::default();
+        let mut held = HeldDocuments::default();
         store(&mut held, &[1, 2]);
         for unknown in [&[][..], &[1], &[2], &[1, 2, 3]] {
             assert_eq!(remove(&mut held, unknown), None, "{unknown:?}");

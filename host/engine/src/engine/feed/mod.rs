@@ -14,7 +14,7 @@
 mod held;
 
 use crate::cache::{CacheEvent, Tier};
-use held::Held;
+use held::HeldDocuments;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -81,7 +81,7 @@ struct FeedState {
     epoch: u64,
     documents: Ring,
     pages: Ring,
-    held: Held,
+    held: HeldDocuments,
     held_pages: HeldPages,
 }
 
@@ -176,7 +176,7 @@ impl FeedState {
             epoch: random(),
             documents: Ring::default(),
             pages: Ring::default(),
-            held: Held::default(),
+            held: HeldDocuments::default(),
             held_pages: HeldPages::default(),
         }
     }
@@ -210,7 +210,7 @@ impl FeedState {
                 }
             }
             CacheEvent::Cleared => {
-                self.held = Held::default();
+                self.held = HeldDocuments::default();
                 self.held_pages = HeldPages {
                     disk: self.held_pages.disk,
                     ..HeldPages::default()
