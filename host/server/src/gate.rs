@@ -36,13 +36,13 @@ pub enum Phase {
 /// See the module.
 #[derive(Debug)]
 pub struct Gate {
-    state: watch::Sender<State>,
+    state: watch::Sender<GateState>,
     /// Requests that may be inside at once.
     limit: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct State {
+struct GateState {
     phase: Phase,
     inside: u32,
     /// Requests whose bodies arrive.
@@ -55,7 +55,7 @@ impl Gate {
     /// A gate in phase `Loading` that will let in `limit` requests at once.
     pub fn new(limit: u32) -> Arc<Self> {
         Arc::new(Self {
-            state: watch::Sender::new(State {
+            state: watch::Sender::new(GateState {
                 phase: Phase::Loading,
                 inside: 0,
                 arriving: 0,
@@ -155,7 +155,7 @@ impl Gate {
 #[derive(Debug)]
 pub struct Arrival {
     gate: Arc<Gate>,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<GateState>,
 }
 
 impl Arrival {
@@ -203,7 +203,7 @@ impl Drop for Arrival {
 #[derive(Debug)]
 pub struct Pass {
     gate: Arc<Gate>,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<GateState>,
 }
 
 impl Pass {

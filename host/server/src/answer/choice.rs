@@ -44,7 +44,7 @@ pub struct Scored {
 }
 
 /// A choice in the making.
-pub(super) struct Choice<'m> {
+pub(super) struct ChoiceStream<'m> {
     tokenizer: &'m Tokenizer,
     /// `None` before it is submitted and after its end.
     generation: Option<Generation>,
@@ -60,7 +60,7 @@ pub(super) struct Choice<'m> {
     settled_bytes: usize,
 }
 
-impl<'m> Choice<'m> {
+impl<'m> ChoiceStream<'m> {
     pub(super) fn new(
         tokenizer: &'m Tokenizer,
         generation: Option<Generation>,

@@ -20,7 +20,7 @@ pub use record::{Record, Usage};
 use crate::failure::Failure;
 use crate::gate::Pass;
 use crate::model::{Calls, Model};
-use choice::Choice;
+use choice::ChoiceStream;
 use foreword_engine::engine::{Event, Generation, Request};
 use foreword_engine::text::{Decoder, ToolCalls};
 use std::future::poll_fn;
@@ -31,7 +31,7 @@ use tokio::time::Instant;
 /// An answer in the making. Holds its request's places inside until it is dropped.
 pub struct Answer<'m> {
     model: &'m Model,
-    choices: Vec<Choice<'m>>,
+    choices: Vec<ChoiceStream<'m>>,
     /// The other choices' requests, until the first has computed the prompt.
     waiting: Vec<Request>,
     /// Where the last piece came from: the next is looked for behind it, so that none waits for another's flood.
@@ -98,7 +98,7 @@ impl<'m> Answer<'m> {
         record: Record,
     ) -> Self {
         let choice = |generation| {
-            Choice::new(
+            ChoiceStream::new(
                 model.tokenizer(),
                 generation,
                 reading.decoder(model),
@@ -125,7 +125,7 @@ impl<'m> Answer<'m> {
     /// # Errors
     /// When the engine failed, the time is over, or the server cuts its requests off.
     pub async fn next(&mut self) -> Result<Option<Piece>, Failure> {
-        while !self.choices.iter().all(Choice::has_ended) {
+        while !self.choices.iter().all(ChoiceStream::has_ended) {
             let (index, event) = tokio::select! {
                 biased;
                 event = next_event(&mut self.choices, self.last) => event,
@@ -199,7 +199,7 @@ impl<'m> Answer<'m> {
 }
 
 /// The next event of any choice that runs, the one behind `last` first.
-async fn next_event(choices: &mut [Choice<'_>], last: usize) -> (usize, Option<Event>) {
+async fn next_event(choices: &mut [ChoiceStream<'_>], last: usize) -> (usize, Option<Event>) {
     poll_fn(|context| {
         let count = choices.len();
         for index in (last + 1..=last + count).map(|index| index % count) {

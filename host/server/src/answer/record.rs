@@ -2,7 +2,7 @@
 
 use super::End;
 use crate::failure::Failure;
-use crate::metrics::{Metrics, Outcome};
+use crate::metrics::{GenerationOutcome, Metrics};
 use crate::spans::RequestSpan;
 use opentelemetry::KeyValue;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub struct Record {
     ended: usize,
     /// Whether one of them was cut at its longest.
     cut: bool,
-    outcome: Outcome,
+    outcome: GenerationOutcome,
 }
 
 impl Record {
@@ -60,7 +60,7 @@ impl Record {
             last_tokens: vec![None; choices],
             ended: 0,
             cut: false,
-            outcome: Outcome::Cancelled,
+            outcome: GenerationOutcome::Cancelled,
         }
     }
 
@@ -110,18 +110,18 @@ impl Record {
         self.cut |= end == End::Length;
         if self.ended == self.last_tokens.len() {
             self.outcome = if self.cut {
-                Outcome::Length
+                GenerationOutcome::Length
             } else {
-                Outcome::Stop
+                GenerationOutcome::Stop
             };
         }
     }
 
     pub(super) fn fail(&mut self, failure: Failure) -> Failure {
         self.outcome = match failure {
-            Failure::Timeout { .. } => Outcome::TimedOut,
-            Failure::Stopping => Outcome::Cut,
-            _ => Outcome::Failed,
+            Failure::Timeout { .. } => GenerationOutcome::TimedOut,
+            Failure::Stopping => GenerationOutcome::Cut,
+            _ => GenerationOutcome::Failed,
         };
         failure
     }
@@ -138,7 +138,7 @@ impl Record {
         ]);
         if matches!(
             self.outcome,
-            Outcome::Failed | Outcome::TimedOut | Outcome::Cut
+            GenerationOutcome::Failed | GenerationOutcome::TimedOut | GenerationOutcome::Cut
         ) {
             span.fail();
         }

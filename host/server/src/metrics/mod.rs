@@ -78,7 +78,7 @@ pub struct Metrics {
 
 /// How a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum GenerationOutcome {
     /// With a stop token or a stop string.
     Stop,
     /// At its longest.
@@ -93,7 +93,7 @@ pub enum Outcome {
     Cancelled,
 }
 
-impl Outcome {
+impl GenerationOutcome {
     /// As it stands in metrics and log.
     pub fn name(self) -> &'static str {
         match self {
@@ -184,7 +184,7 @@ impl Metrics {
     }
 
     /// Counts a generation.
-    pub fn ended(&self, outcome: Outcome) {
+    pub fn ended(&self, outcome: GenerationOutcome) {
         self.generations.count(outcome.name());
     }
 

@@ -19,11 +19,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct Orders {
     /// Names the policy.
     ordering: Config,
-    state: Mutex<State>,
+    state: Mutex<OrdersState>,
 }
 
 #[derive(Default)]
-struct State {
+struct OrdersState {
     since: Option<Position>,
     follower: Follower,
     tenants: HashMap<TenantKey, Tenant>,
@@ -144,12 +144,12 @@ impl Orders {
     }
 
     /// What is in there is valid after every change.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OrdersState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl OrdersState {
     /// Catches up with the engine.
     fn follow(&mut self, feed: &Feed, ordering: &Config) {
         if self.asked > MAX_ASKED {
