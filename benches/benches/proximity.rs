@@ -45,7 +45,7 @@ struct Query {
 
 /// What a cache of one tolerance and capacity came to.
 #[derive(Default)]
-struct Outcome {
+struct ProximityOutcome {
     queries: u32,
     hits: u32,
     /// Queries whose documents contain the paragraph that answers them.
@@ -65,7 +65,7 @@ fn main() {
     };
     let embedder = embedded::embedder();
     let queries = queries(&corpus, &*embedder);
-    let mut base = Outcome::default();
+    let mut base = ProximityOutcome::default();
     for query in &queries {
         base.queries += 1;
         base.latency += query.search;
@@ -91,7 +91,7 @@ fn main() {
         print!("| {tolerance} |");
         let mut row = Vec::new();
         for capacity in CAPACITIES {
-            let mut outcome = Outcome::default();
+            let mut outcome = ProximityOutcome::default();
             for seed in 1..=ORDERS {
                 outcome.run(&queries, tolerance, capacity, seed);
             }
@@ -236,7 +236,7 @@ fn report(embedder: &str, grid: &[Vec<Cell>]) -> String {
     page
 }
 
-impl Outcome {
+impl ProximityOutcome {
     /// Asks all `queries` in the order of `seed`, beginning with an empty cache.
     fn run(&mut self, queries: &[Query], tolerance: f32, capacity: u32, seed: u64) {
         let config = RawSimilarity {

@@ -108,12 +108,17 @@ fn chosen(program: &Path, asked: &[String]) -> Result<Vec<String>> {
 }
 
 /// The outcome of one target.
-struct Outcome {
+struct TargetOutcome {
     is_good: bool,
     line: String,
 }
 
-fn fuzz(workspace: &Workspace, program: &Path, target: &str, seconds: u32) -> Result<Outcome> {
+fn fuzz(
+    workspace: &Workspace,
+    program: &Path,
+    target: &str,
+    seconds: u32,
+) -> Result<TargetOutcome> {
     let folder = workspace.target().join("fuzz");
     let corpus = folder.join("corpus").join(target);
     let found = workspace.root().join("fuzz/found").join(target);
@@ -138,7 +143,7 @@ fn fuzz(workspace: &Workspace, program: &Path, target: &str, seconds: u32) -> Re
         .status()
         .with_context(|| format!("{} cannot be started", program.display()))?;
     let said = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
-    Ok(Outcome {
+    Ok(TargetOutcome {
         is_good: status.success(),
         line: summary(&said),
     })

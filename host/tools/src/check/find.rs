@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 /// A plugin configuration.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct FoundConfig {
     /// The path to it; empty: the document is it.
     pub(super) place: String,
     /// JSON, as the filter gets it.
@@ -27,12 +27,12 @@ pub(super) struct Found {
 ///
 /// # Errors
 /// It is not YAML, or there is none.
-pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<Found>> {
+pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<FoundConfig>> {
     // A plugin's configuration goes to the filter as it is written: JSON alone tells a field that is there twice.
     if serde_json::from_str::<Value>(text).is_ok_and(|value| !is_resource(&value))
         || text.trim().is_empty()
     {
-        return Ok(vec![Found {
+        return Ok(vec![FoundConfig {
             place: String::new(),
             configuration: text.to_owned(),
         }]);
@@ -50,7 +50,7 @@ pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<Found>> {
         if is_resource(document) {
             search(&place, document, &mut found);
         } else if document.is_object() {
-            found.push(Found {
+            found.push(FoundConfig {
                 place,
                 configuration: document.to_string(),
             });
@@ -77,7 +77,7 @@ fn is_resource(document: &Value) -> bool {
     .any(|key| document.get(key).is_some())
 }
 
-fn search(place: &str, value: &Value, found: &mut Vec<Found>) {
+fn search(place: &str, value: &Value, found: &mut Vec<FoundConfig>) {
     match value {
         Value::Array(items) => {
             for (at, item) in items.iter().enumerate() {
@@ -86,7 +86,7 @@ fn search(place: &str, value: &Value, found: &mut Vec<Found>) {
         }
         Value::Object(fields) => {
             if let Some((key, configuration)) = held(fields) {
-                found.push(Found {
+                found.push(FoundConfig {
                     place: below(place, key),
                     configuration: text_of(configuration),
                 });

@@ -47,7 +47,7 @@ pub(super) struct Questions<'a> {
 
 /// What came of a run.
 #[derive(Debug, Default)]
-pub(super) struct Outcome {
+pub(super) struct RunOutcome {
     /// All answers, older ones too.
     pub(super) records: Vec<Record>,
     /// Ids of the cases that the endpoint does not serve under some arm.
@@ -72,7 +72,7 @@ impl Questions<'_> {
         journal: &mut Journal,
         records: Vec<Record>,
         bar: &ProgressBar,
-    ) -> Result<Outcome> {
+    ) -> Result<RunOutcome> {
         let mut run = Run::new(self, journal, bar);
         run.recall(records)?;
         let run = Mutex::new(run);
@@ -186,7 +186,7 @@ struct Run<'a> {
     answers: FxHashMap<Job, Vec<String>>,
     journal: &'a mut Journal,
     bar: &'a ProgressBar,
-    outcome: Outcome,
+    outcome: RunOutcome,
     /// Requests in a row that were not served, and that failed.
     refused: u32,
     failed: u32,
@@ -214,7 +214,7 @@ impl<'a> Run<'a> {
             answers: FxHashMap::default(),
             journal,
             bar,
-            outcome: Outcome::default(),
+            outcome: RunOutcome::default(),
             refused: 0,
             failed: 0,
             is_warned: false,

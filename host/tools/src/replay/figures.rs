@@ -1,6 +1,6 @@
 //! What a replay found, and its forms as JSON and as a table.
 
-use super::simulate::Outcome;
+use super::simulate::PolicyOutcome;
 use crate::explain::causes::Causes;
 use foreword_ordering::policy::PolicyKind;
 use foreword_report::words::{grouped, percent, rounded};
@@ -21,23 +21,23 @@ pub(super) struct Figures {
     pub(super) capacity: Capacity,
     pub(super) bound: Bound,
     /// At least one.
-    pub(super) outcomes: Vec<Outcome>,
+    pub(super) outcomes: Vec<PolicyOutcome>,
     /// The same of stabilised prompts.
-    pub(super) stabilised: Vec<Outcome>,
+    pub(super) stabilised: Vec<PolicyOutcome>,
     /// Why prefixes broke.
     pub(super) causes: Causes,
 }
 
 impl Figures {
     /// The outcome without Foreword, if it was asked for.
-    pub(super) fn baseline(&self) -> Option<&Outcome> {
+    pub(super) fn baseline(&self) -> Option<&PolicyOutcome> {
         let name = PolicyKind::Retrieval.name();
         self.outcomes.iter().find(|outcome| outcome.name == name)
     }
 
     /// The outcome that reused most; the first of equal ones.
-    pub(super) fn best(&self) -> Option<&Outcome> {
-        let reused = |outcome: &&Outcome| outcome.reuse.reused_tokens;
+    pub(super) fn best(&self) -> Option<&PolicyOutcome> {
+        let reused = |outcome: &&PolicyOutcome| outcome.reuse.reused_tokens;
         self.outcomes.iter().rev().max_by_key(reused)
     }
 
@@ -139,8 +139,8 @@ impl Figures {
 }
 
 /// Outcomes as JSON.
-fn entries(outcomes: &[Outcome]) -> Vec<Value> {
-    let entry = |outcome: &Outcome| {
+fn entries(outcomes: &[PolicyOutcome]) -> Vec<Value> {
+    let entry = |outcome: &PolicyOutcome| {
         let mut entry = json!({
             "name": outcome.name,
             "reuse": rounded(outcome.reuse.share(), 1e6),
@@ -161,7 +161,7 @@ fn entries(outcomes: &[Outcome]) -> Vec<Value> {
 
 /// An outcome's numbers as tables show them: reused, tokens reused, tokens computed, the mean time of a decision, the 99th
 /// percentile.
-pub(super) fn cells(outcome: &Outcome) -> [String; 5] {
+pub(super) fn cells(outcome: &PolicyOutcome) -> [String; 5] {
     let reuse = outcome.reuse;
     [
         percent(reuse.share()),

@@ -1,7 +1,7 @@
 //! The report's plots as SVG text.
 
 use super::figures::Figures;
-use super::simulate::Outcome;
+use super::simulate::PolicyOutcome;
 use anyhow::Result;
 use foreword_report::plot::{BASELINE, BEST, INK, OTHERS, Points, Width, drawn, lines};
 use foreword_report::words::percent;
@@ -65,7 +65,7 @@ pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
 
 /// The share reused so far as requests go by, in percent, for every policy.
 pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
-    let line = |outcome: &Outcome| -> Points {
+    let line = |outcome: &PolicyOutcome| -> Points {
         let points = outcome.curve.iter();
         points
             .map(|&(requests, reuse)| (requests as f64, 100.0 * reuse.share()))
@@ -77,9 +77,9 @@ pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
 
 /// Document tokens left to compute, summed up, in thousands: without Foreword and at best.
 pub(super) fn computed(figures: &Figures, width: Width) -> Result<String> {
-    let mut shown: Vec<Outcome> = figures.best().into_iter().cloned().collect();
+    let mut shown: Vec<PolicyOutcome> = figures.best().into_iter().cloned().collect();
     shown.extend(figures.baseline().cloned());
-    let line = |outcome: &Outcome| -> Points {
+    let line = |outcome: &PolicyOutcome| -> Points {
         let start = std::iter::once((0.0, 0.0));
         let points = outcome.curve.iter().map(|&(requests, reuse)| {
             let left = reuse.document_tokens - reuse.reused_tokens;
@@ -90,8 +90,8 @@ pub(super) fn computed(figures: &Figures, width: Width) -> Result<String> {
     over_requests(figures, &shown, width, "thousand tokens", line)
 }
 
-fn colour(figures: &Figures, outcome: &Outcome) -> RGBColor {
-    let is = |other: Option<&Outcome>| other.is_some_and(|other| other.name == outcome.name);
+fn colour(figures: &Figures, outcome: &PolicyOutcome) -> RGBColor {
+    let is = |other: Option<&PolicyOutcome>| other.is_some_and(|other| other.name == outcome.name);
     if is(figures.best()) {
         BEST
     } else if is(figures.baseline()) {
@@ -104,10 +104,10 @@ fn colour(figures: &Figures, outcome: &Outcome) -> RGBColor {
 /// A line for each outcome, as requests go by.
 fn over_requests(
     figures: &Figures,
-    outcomes: &[Outcome],
+    outcomes: &[PolicyOutcome],
     width: Width,
     y_words: &str,
-    line: impl Fn(&Outcome) -> Points,
+    line: impl Fn(&PolicyOutcome) -> Points,
 ) -> Result<String> {
     let drawn = outcomes
         .iter()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// What a policy came to.
 #[derive(Clone, Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct PolicyOutcome {
     pub(super) name: &'static str,
     pub(super) reuse: Reuse,
     /// Requests so far, and the reuse up to there: at most [`POINTS`] points at even distances, the last one at the
@@ -32,7 +32,7 @@ pub(super) fn replay(
     kind: PolicyKind,
     options: &PolicyOptions,
     capacity: Capacity,
-) -> Result<Outcome> {
+) -> Result<PolicyOutcome> {
     let requests = trace.requests();
     let bar = progress::bar(kind.name(), requests)?;
     let mut replay = Replay::new(kind, options, capacity);
@@ -65,7 +65,7 @@ pub(super) fn replay_batches(
     trace: &CompactTrace,
     window: usize,
     capacity: Capacity,
-) -> Result<Outcome> {
+) -> Result<PolicyOutcome> {
     let requests = trace.requests();
     let bar = progress::bar(BATCH, requests)?;
     let mut cache = EngineCache::new(capacity);
@@ -97,9 +97,14 @@ pub(super) fn replay_batches(
 /// What stands for a policy's name in tables and plots.
 pub(super) const BATCH: &str = "batch";
 
-fn outcome(name: &'static str, reuse: Reuse, curve: Curve, mut nanoseconds: Vec<u32>) -> Outcome {
+fn outcome(
+    name: &'static str,
+    reuse: Reuse,
+    curve: Curve,
+    mut nanoseconds: Vec<u32>,
+) -> PolicyOutcome {
     let sum: u64 = nanoseconds.iter().copied().map(u64::from).sum();
-    Outcome {
+    PolicyOutcome {
         name,
         reuse,
         curve: curve.points,
@@ -123,15 +128,15 @@ impl Pace {
 }
 
 /// What whole prompts came to. The times are those of bodies rewritten.
-pub(super) fn whole(name: &'static str, prompts: PromptReuse, pace: Pace) -> Outcome {
+pub(super) fn whole(name: &'static str, prompts: PromptReuse, pace: Pace) -> PolicyOutcome {
     let curve = Curve::new(0);
-    Outcome {
+    PolicyOutcome {
         prompts: Some(prompts),
         ..outcome(name, prompts.documents, curve, pace.nanoseconds)
     }
 }
 
-/// See [`Outcome::curve`].
+/// See [`PolicyOutcome::curve`].
 struct Curve {
     requests: usize,
     next_point: usize,

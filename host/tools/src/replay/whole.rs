@@ -8,7 +8,7 @@
 //! The log is read anew for each policy, so that one orderer and one cache are held at a time for each thread.
 
 use super::Options;
-use super::simulate::{self, Outcome, Pace};
+use super::simulate::{self, Pace, PolicyOutcome};
 use crate::explain::causes::Causes;
 use anyhow::{Context, Result};
 use foreword_ordering::RawConfig;
@@ -28,7 +28,7 @@ pub(super) struct Whole {
     /// By policy, as they came.
     pub(super) came: Vec<PromptReuse>,
     /// By policy, stabilised.
-    pub(super) stabilised: Vec<Outcome>,
+    pub(super) stabilised: Vec<PolicyOutcome>,
     /// Why prefixes broke, as they came.
     pub(super) causes: Causes,
 }
@@ -50,7 +50,8 @@ pub(super) fn replay(options: &Options) -> Result<Whole> {
         document_tokens: options.document_tokens,
     };
     let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<Option<Result<Outcome>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
+    let done: Mutex<Vec<Option<Result<PolicyOutcome>>>> =
+        Mutex::new(jobs.iter().map(|_| None).collect());
     let work = || {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
@@ -74,7 +75,7 @@ pub(super) fn replay(options: &Options) -> Result<Whole> {
         causes
     })?;
     let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut outcomes: Vec<Outcome> = Vec::new();
+    let mut outcomes: Vec<PolicyOutcome> = Vec::new();
     for outcome in done {
         outcomes.push(outcome.context("a thread ended before its work")??);
     }
@@ -107,7 +108,7 @@ pub(crate) fn prompts(
     kind: PolicyKind,
     raw: &RawConfig,
     is_stabilised: bool,
-) -> Result<Outcome> {
+) -> Result<PolicyOutcome> {
     let reader = LogReader::new(input.document_tokens);
     let mut replay = PromptReplay::new(raw.clone(), kind, input.capacity)?;
     if is_stabilised {
