@@ -20,7 +20,7 @@ use foreword_ordering::random::Random;
 use foreword_retrieval::index::{Hit, Kind, Metric, Slot};
 use foreword_retrieval::store::Stage;
 use foreword_retrieval::{
-    Ask, Collection, Document, Editor, Found, Query, Spec, Store, StoreError,
+    Ask, Collection, Document, Editor, Query, ScoredDocument, Spec, Store, StoreError,
 };
 use foreword_server::api::Limits;
 use foreword_server::device::{Device, DeviceConfig};
@@ -364,14 +364,14 @@ impl Slow {
             .store(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    fn found(&self, hits: &[Hit]) -> Result<Vec<Found>, StoreError> {
+    fn found(&self, hits: &[Hit]) -> Result<Vec<ScoredDocument>, StoreError> {
         let found = self.collection.found(hits);
         found.map_err(|error| StoreError::Unavailable(error.to_string()))
     }
 }
 
 impl Store for Slow {
-    fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<Found>, StoreError> {
+    fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<ScoredDocument>, StoreError> {
         let query = Query {
             vector: &ask.vector,
             words: ask.words.as_deref(),

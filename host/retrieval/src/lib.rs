@@ -22,7 +22,7 @@ pub mod ingest;
 pub mod store;
 mod words;
 
-pub use collection::{Collection, Editor, Found, Query, QueryError, Spec};
+pub use collection::{Collection, Editor, Query, QueryError, ScoredDocument, Spec};
 pub use document::Document;
 pub use embedder::{EmbedError, Embedder, Embedding};
 pub use store::{Ask, Shelf, Store, StoreError};

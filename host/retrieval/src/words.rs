@@ -6,7 +6,7 @@
 //! never returned.
 
 use crate::file::{Array, FileError, Part, Parts};
-use crate::index::{Hit, Keep, Slot, Top};
+use crate::index::{Hit, Slot, SlotFilter, Top};
 use fxhash::FxHashMap;
 use std::collections::BTreeMap;
 
@@ -103,7 +103,7 @@ impl Words {
 
     /// Returns the best `k` slots that `keep` accepts, for any of the words of `text`; a word that occurs in it twice
     /// counts twice. Costs `O(postings of its words)`.
-    pub(crate) fn search(&self, text: &str, k: usize, keep: &Keep<'_>) -> Vec<Hit> {
+    pub(crate) fn search(&self, text: &str, k: usize, keep: &SlotFilter<'_>) -> Vec<Hit> {
         let count = self.lengths.len() as f32;
         let mean = (self.total as f32 / count).max(1.0);
         let mut asked: Vec<String> = words(text).collect();

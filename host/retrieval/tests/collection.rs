@@ -6,7 +6,7 @@ use foreword_retrieval::embedder::{Embedder, Hashing};
 use foreword_retrieval::file::FileError;
 use foreword_retrieval::index::{Kind, Metric};
 use foreword_retrieval::ingest::{IngestError, Summary, mirror};
-use foreword_retrieval::{Collection, Document, Editor, Found, Query, Spec};
+use foreword_retrieval::{Collection, Document, Editor, Query, ScoredDocument, Spec};
 use serde_json::{Map, json};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -43,7 +43,7 @@ fn find(
     k: usize,
     filters: &Map<String, serde_json::Value>,
     words: bool,
-) -> Vec<Found> {
+) -> Vec<ScoredDocument> {
     let vector = &embedder.embed(&[question]).unwrap()[0].vector;
     let query = Query {
         vector,

@@ -6,7 +6,7 @@
 
 use foreword_retrieval::index::Metric;
 use foreword_retrieval::store::Pgvector;
-use foreword_retrieval::{Ask, Found, Store, StoreError};
+use foreword_retrieval::{Ask, ScoredDocument, Store, StoreError};
 use serde_json::{Value, json};
 use std::net::TcpListener;
 use std::ops::ControlFlow;
@@ -148,7 +148,11 @@ fn as_nobody(program: &Path) -> Command {
     command
 }
 
-fn search(store: &Pgvector, vector: &[f32], filters: Value) -> Result<Vec<Found>, StoreError> {
+fn search(
+    store: &Pgvector,
+    vector: &[f32],
+    filters: Value,
+) -> Result<Vec<ScoredDocument>, StoreError> {
     let ask = Ask {
         vector: vector.to_vec(),
         k: 2,
@@ -158,7 +162,7 @@ fn search(store: &Pgvector, vector: &[f32], filters: Value) -> Result<Vec<Found>
     store.search(&ask, &mut |_| ControlFlow::Continue(()))
 }
 
-fn ids(found: &[Found]) -> Vec<&str> {
+fn ids(found: &[ScoredDocument]) -> Vec<&str> {
     found.iter().map(|found| &*found.document.id).collect()
 }
 

@@ -3,7 +3,7 @@
 use crate::support::client::{get, post};
 use crate::support::{House, Options, until};
 use foreword_retrieval::store::Stage;
-use foreword_retrieval::{Ask, Document, Found, Store, StoreError};
+use foreword_retrieval::{Ask, Document, ScoredDocument, Store, StoreError};
 use foreword_server::retrieval::Config;
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
@@ -21,8 +21,8 @@ enum Step {
     Fail,
 }
 
-fn found(ids: &[&str]) -> Vec<Found> {
-    let found = |id: &&str| Found {
+fn found(ids: &[&str]) -> Vec<ScoredDocument> {
+    let found = |id: &&str| ScoredDocument {
         document: Arc::new(Document {
             id: (*id).to_owned(),
             text: format!("{id} is a document. ").repeat(8),
@@ -34,7 +34,7 @@ fn found(ids: &[&str]) -> Vec<Found> {
 }
 
 impl Store for Scripted {
-    fn search(&self, _: &Ask, stage: &mut Stage<'_>) -> Result<Vec<Found>, StoreError> {
+    fn search(&self, _: &Ask, stage: &mut Stage<'_>) -> Result<Vec<ScoredDocument>, StoreError> {
         let steps = self.steps.lock().unwrap();
         while let Ok(step) = steps.recv() {
             match step {

@@ -43,7 +43,7 @@ pub struct Spec {
 
 /// A document that a search found, with its score.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
+pub struct ScoredDocument {
     /// The document that was found.
     pub document: Arc<Document>,
     /// Score of the document; larger is better. By vectors alone it is the [`Metric`]'s value, with words the sum of

@@ -4,9 +4,9 @@
 //! et al., SIGIR 2009). A document's score is the sum of 1 / (60 + its rank) over the rankings that contain it. Words
 //! are looked up first, in one go, and joined with the best vectors after every stage.
 
-use super::{Collection, Found};
+use super::{Collection, ScoredDocument};
 use crate::file::FileError;
-use crate::index::{Hit, Keep, Refused, Slot, Top};
+use crate::index::{Hit, Refused, Slot, SlotFilter, Top};
 use fxhash::FxHashMap;
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
@@ -55,7 +55,7 @@ impl Collection {
     ) -> Result<Vec<Hit>, Refused> {
         let vector = self.vectors.prepare(query.vector)?;
         let keep = |slot: Slot| !self.is_deleted(slot) && self.passes(slot, query.filters);
-        let keep: &Keep<'_> = &keep;
+        let keep: &SlotFilter<'_> = &keep;
         let worded = query.words.map(|words| {
             let depth = (DEPTH * query.k).max(LEAST_DEPTH);
             (depth, self.words.search(words, depth, keep))
@@ -78,7 +78,7 @@ impl Collection {
     ///
     /// # Errors
     /// Returns a [`QueryError`] when the vector is refused or a document cannot be read.
-    pub fn find(&self, query: &Query<'_>) -> Result<Vec<Found>, QueryError> {
+    pub fn find(&self, query: &Query<'_>) -> Result<Vec<ScoredDocument>, QueryError> {
         let hits = self.search(query, |_| ControlFlow::Continue(()))?;
         Ok(self.found(&hits)?)
     }
@@ -87,9 +87,9 @@ impl Collection {
     ///
     /// # Errors
     /// Returns [`FileError::Damaged`] when a record cannot be read.
-    pub fn found(&self, hits: &[Hit]) -> Result<Vec<Found>, FileError> {
+    pub fn found(&self, hits: &[Hit]) -> Result<Vec<ScoredDocument>, FileError> {
         let found = |hit: &Hit| {
-            Ok(Found {
+            Ok(ScoredDocument {
                 document: Arc::new(self.document(hit.slot)?),
                 score: hit.score,
             })

@@ -6,9 +6,9 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// A slice of a mapped file, or a vector in memory.
-pub struct Array<T: Pod>(Place<T>);
+pub struct Array<T: Pod>(Storage<T>);
 
-enum Place<T: Pod> {
+enum Storage<T: Pod> {
     /// A byte range that is aligned and holds whole numbers, as [`Array::mapped`] has checked.
     Mapped(Arc<Mmap>, Range<usize>),
     Owned(Vec<T>),
@@ -18,7 +18,7 @@ impl<T: Pod> Array<T> {
     /// Returns an array in memory.
     #[must_use]
     pub fn owned(values: Vec<T>) -> Self {
-        Self(Place::Owned(values))
+        Self(Storage::Owned(values))
     }
 
     /// Returns the numbers in `bytes` of a mapped file, or `None` where the range is outside the file, not aligned or
@@ -26,17 +26,17 @@ impl<T: Pod> Array<T> {
     #[must_use]
     pub fn mapped(map: Arc<Mmap>, bytes: Range<usize>) -> Option<Self> {
         bytemuck::try_cast_slice::<u8, T>(map.get(bytes.clone())?).ok()?;
-        Some(Self(Place::Mapped(map, bytes)))
+        Some(Self(Storage::Mapped(map, bytes)))
     }
 
     /// Returns the numbers for changing; they are read into memory before the first change.
     pub fn to_mut(&mut self) -> &mut Vec<T> {
-        if let Place::Mapped(..) = self.0 {
-            self.0 = Place::Owned(self.to_vec());
+        if let Storage::Mapped(..) = self.0 {
+            self.0 = Storage::Owned(self.to_vec());
         }
         match &mut self.0 {
-            Place::Owned(values) => values,
-            Place::Mapped(..) => unreachable!("made to be owned above"),
+            Storage::Owned(values) => values,
+            Storage::Mapped(..) => unreachable!("made to be owned above"),
         }
     }
 }
@@ -47,8 +47,8 @@ impl<T: Pod> Deref for Array<T> {
     #[inline]
     fn deref(&self) -> &[T] {
         match &self.0 {
-            Place::Mapped(map, bytes) => bytemuck::cast_slice(&map[bytes.clone()]),
-            Place::Owned(values) => values,
+            Storage::Mapped(map, bytes) => bytemuck::cast_slice(&map[bytes.clone()]),
+            Storage::Owned(values) => values,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The flat index: every vector is compared.
 
-use super::{Hit, Index, Keep, Kind, Search, Slot, Top, Vectors};
+use super::{Hit, Index, Kind, Search, Slot, SlotFilter, Top, Vectors};
 use crate::file::Part;
 
 /// An index that compares all vectors, a thirty-second of them in each stage.
@@ -12,7 +12,7 @@ const STAGES: usize = 32;
 struct Scan<'a> {
     vectors: &'a Vectors,
     query: &'a [f32],
-    keep: &'a Keep<'a>,
+    keep: &'a SlotFilter<'a>,
     top: Top,
     next: usize,
 }
@@ -27,7 +27,7 @@ impl Index for Flat {
         vectors: &'a Vectors,
         query: &'a [f32],
         k: usize,
-        keep: &'a Keep<'a>,
+        keep: &'a SlotFilter<'a>,
     ) -> Box<dyn Search + 'a> {
         Box::new(Scan {
             vectors,

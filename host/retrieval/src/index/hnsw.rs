@@ -12,7 +12,7 @@
 //! graph as stepping stones and are not returned. A search with a filter that accepts only few vectors walks on until
 //! it has found enough or has seen everything it can reach.
 
-use super::{Hit, Index, Keep, Kind, Search, Slot, Top, Vectors};
+use super::{Hit, Index, Kind, Search, Slot, SlotFilter, Top, Vectors};
 use crate::file::{Array, Part};
 use foreword_ordering::random::Random;
 use fxhash::FxHashMap;
@@ -249,7 +249,7 @@ impl Index for Hnsw {
         vectors: &'a Vectors,
         query: &'a [f32],
         k: usize,
-        keep: &'a Keep<'a>,
+        keep: &'a SlotFilter<'a>,
     ) -> Box<dyn Search + 'a> {
         let breadth = usize::from(self.options.breadth).max(k);
         Box::new(Walk::new(self, vectors, query, keep, (k, breadth), 0))
@@ -331,7 +331,7 @@ struct Walk<'a> {
     graph: &'a Hnsw,
     vectors: &'a Vectors,
     query: &'a [f32],
-    keep: &'a Keep<'a>,
+    keep: &'a SlotFilter<'a>,
     level: usize,
     k: usize,
     /// The best nodes so far that the filter accepts.
@@ -348,7 +348,7 @@ impl<'a> Walk<'a> {
         graph: &'a Hnsw,
         vectors: &'a Vectors,
         query: &'a [f32],
-        keep: &'a Keep<'a>,
+        keep: &'a SlotFilter<'a>,
         (k, breadth): (usize, usize),
         level: usize,
     ) -> Self {

@@ -13,7 +13,7 @@
 //! vectors each would cost a search a wait for memory. Vectors added since the file was written are read from those
 //! places.
 
-use super::{Hit, Index, Keep, Kind, Metric, Search, Slot, Top, Vectors};
+use super::{Hit, Index, Kind, Metric, Search, Slot, SlotFilter, Top, Vectors};
 use crate::file::{Array, Part};
 use foreword_ordering::random::Random;
 use rayon::prelude::*;
@@ -148,7 +148,7 @@ impl Index for Ivf {
         vectors: &'a Vectors,
         query: &'a [f32],
         k: usize,
-        keep: &'a Keep<'a>,
+        keep: &'a SlotFilter<'a>,
     ) -> Box<dyn Search + 'a> {
         Box::new(Visit {
             ivf: self,
@@ -200,7 +200,7 @@ struct Visit<'a> {
     ivf: &'a Ivf,
     vectors: &'a Vectors,
     query: &'a [f32],
-    keep: &'a Keep<'a>,
+    keep: &'a SlotFilter<'a>,
     top: Top,
     k: usize,
     /// The clusters with their scores. Those to visit come first, nearest first; filled by the first stage.

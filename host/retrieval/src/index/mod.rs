@@ -72,7 +72,7 @@ impl Kind {
 
 /// Decides which slots a search may return, for instance only those that are not deleted. Called only for slots that
 /// would be among the best.
-pub type Keep<'a> = dyn Fn(Slot) -> bool + Sync + 'a;
+pub type SlotFilter<'a> = dyn Fn(Slot) -> bool + Sync + 'a;
 
 /// An index over vectors, which finds those nearest to a query.
 pub trait Index: Send + Sync {
@@ -86,7 +86,7 @@ pub trait Index: Send + Sync {
         vectors: &'a Vectors,
         query: &'a [f32],
         k: usize,
-        keep: &'a Keep<'a>,
+        keep: &'a SlotFilter<'a>,
     ) -> Box<dyn Search + 'a>;
 
     /// Adds `slot`, which is in `vectors` and was not added before. Slots must be added in ascending order.
@@ -165,7 +165,7 @@ pub(crate) mod tests {
     }
 
     /// The slow, obvious way.
-    fn exact(vectors: &Vectors, query: &[f32], k: usize, keep: &Keep<'_>) -> Vec<Slot> {
+    fn exact(vectors: &Vectors, query: &[f32], k: usize, keep: &SlotFilter<'_>) -> Vec<Slot> {
         let slots = (0..vectors.len() as u32).map(Slot);
         let mut all: Vec<Hit> = slots
             .filter(|slot| keep(*slot))

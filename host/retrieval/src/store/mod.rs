@@ -16,7 +16,7 @@ pub use pgvector::Pgvector;
 pub use qdrant::Qdrant;
 pub use shelf::Shelf;
 
-use crate::collection::Found;
+use crate::collection::ScoredDocument;
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
 
@@ -45,7 +45,7 @@ pub enum StoreError {
 }
 
 /// Receives the best documents so far, and decides whether the search continues.
-pub type Stage<'s> = dyn FnMut(&[Found]) -> ControlFlow<()> + 's;
+pub type Stage<'s> = dyn FnMut(&[ScoredDocument]) -> ControlFlow<()> + 's;
 
 /// A place where documents are searched. Its calls block.
 pub trait Store: Send + Sync {
@@ -54,7 +54,7 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// Returns a [`StoreError`] when the store is unavailable or refuses the request.
-    fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<Found>, StoreError>;
+    fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<ScoredDocument>, StoreError>;
 
     /// Returns a version that changes whenever the same question may find other documents, for callers that cache
     /// results.

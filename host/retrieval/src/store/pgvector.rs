@@ -11,7 +11,7 @@
 
 use super::{Ask, Stage, Store, StoreError};
 use crate::Document;
-use crate::collection::Found;
+use crate::collection::ScoredDocument;
 use crate::index::Metric;
 use postgres::types::ToSql;
 use postgres::{Client, Config, NoTls, Row};
@@ -78,7 +78,7 @@ impl Pgvector {
 }
 
 impl Store for Pgvector {
-    fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<Found>, StoreError> {
+    fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<ScoredDocument>, StoreError> {
         let operator = match self.metric {
             Metric::Cosine => "<=>",
             Metric::InnerProduct => "<#>",
@@ -119,7 +119,7 @@ impl Store for Pgvector {
                 .collect();
             client.query(&statement, &parameters)
         })?;
-        let found: Vec<Found> = rows.iter().map(|row| self.found(row)).collect();
+        let found: Vec<ScoredDocument> = rows.iter().map(|row| self.found(row)).collect();
         // The search is complete, so there is nothing left to stop.
         let _ = stage(&found);
         Ok(found)
@@ -141,7 +141,7 @@ impl Store for Pgvector {
 }
 
 impl Pgvector {
-    fn found(&self, row: &Row) -> Found {
+    fn found(&self, row: &Row) -> ScoredDocument {
         let distance: f64 = row.get(4);
         let score = match self.metric {
             Metric::Cosine => 1.0 - distance,
@@ -150,7 +150,7 @@ impl Pgvector {
             Metric::L2 => -distance * distance,
         };
         let metadata: String = row.get(3);
-        Found {
+        ScoredDocument {
             score: score as f32,
             document: Arc::new(Document {
                 id: row.get(0),

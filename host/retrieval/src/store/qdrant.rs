@@ -5,7 +5,7 @@
 
 use super::{Ask, Stage, Store, StoreError};
 use crate::Document;
-use crate::collection::Found;
+use crate::collection::ScoredDocument;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -120,7 +120,7 @@ impl Qdrant {
 }
 
 impl Store for Qdrant {
-    fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<Found>, StoreError> {
+    fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<ScoredDocument>, StoreError> {
         let mut body = json!({"query": ask.vector, "limit": ask.k, "with_payload": true});
         if !ask.filters.is_empty() {
             let conditions = ask.filters.iter().map(|(key, wanted)| match wanted {
@@ -130,7 +130,7 @@ impl Store for Qdrant {
             body["filter"] = json!({"must": conditions.collect::<Vec<_>>()});
         }
         let Points { points } = self.call("/points/query", Some(&body))?;
-        let found: Vec<Found> = points.into_iter().map(Point::found).collect();
+        let found: Vec<ScoredDocument> = points.into_iter().map(Point::found).collect();
         // The search is complete, so there is nothing left to stop.
         let _ = stage(&found);
         Ok(found)
@@ -151,7 +151,7 @@ impl Store for Qdrant {
 }
 
 impl Point {
-    fn found(self) -> Found {
+    fn found(self) -> ScoredDocument {
         let mut payload = self.payload.unwrap_or_default();
         let mut take = |name: &str| match payload.remove(name) {
             Some(Value::String(text)) => Some(text),
@@ -162,7 +162,7 @@ impl Point {
             Value::String(id) => id.clone(),
             id => id.to_string(),
         };
-        Found {
+        ScoredDocument {
             score: self.score,
             document: Arc::new(Document {
                 id: take("id").unwrap_or_else(own),
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    fn search(address: SocketAddr) -> Result<Vec<Found>, StoreError> {
+    fn search(address: SocketAddr) -> Result<Vec<ScoredDocument>, StoreError> {
         let url = format!("http://{address}/collections/c/");
         let qdrant = Qdrant::new(&url, Some("secret".to_owned())).unwrap();
         qdrant.search(&ask(), &mut |_| ControlFlow::Continue(()))

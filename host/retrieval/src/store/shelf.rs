@@ -3,7 +3,7 @@
 //! When the new file is missing or damaged, the store continues to serve the previous one, which stays mapped.
 
 use super::{Ask, Stage, Store, StoreError};
-use crate::collection::{Collection, Found, Query};
+use crate::collection::{Collection, Query, ScoredDocument};
 use crate::index::{Hit, Slot};
 use fxhash::FxHashMap;
 use std::fs::Metadata;
@@ -88,7 +88,7 @@ impl Shelf {
 }
 
 impl Store for Shelf {
-    fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<Found>, StoreError> {
+    fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<ScoredDocument>, StoreError> {
         let collection = self.collection()?;
         let query = Query {
             vector: &ask.vector,
@@ -96,8 +96,8 @@ impl Store for Shelf {
             k: ask.k,
             filters: &ask.filters,
         };
-        let mut known: FxHashMap<Slot, Found> = FxHashMap::default();
-        let mut documents = |hits: &[Hit]| -> Result<Vec<Found>, StoreError> {
+        let mut known: FxHashMap<Slot, ScoredDocument> = FxHashMap::default();
+        let mut documents = |hits: &[Hit]| -> Result<Vec<ScoredDocument>, StoreError> {
             let of_hit = |hit: &Hit| {
                 let found = match known.get(&hit.slot) {
                     Some(found) => found.clone(),
@@ -111,7 +111,7 @@ impl Store for Shelf {
                         known.entry(hit.slot).or_insert(found).clone()
                     }
                 };
-                Ok(Found {
+                Ok(ScoredDocument {
                     score: hit.score,
                     ..found
                 })

@@ -17,7 +17,7 @@ use crate::retrieval::orders::{Known, Ordered};
 use axum::Json;
 use axum::extract::{Request, State};
 use foreword_ordering::document::{Fingerprint, estimate_tokens};
-use foreword_retrieval::Found;
+use foreword_retrieval::ScoredDocument;
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ fn answer(app: &App, body: &[u8]) -> Result<Value, Failure> {
         },
     };
     let placed = ordered.order.iter().filter_map(|&rank| {
-        let Found { document, score } = found.get(usize::from(rank))?;
+        let ScoredDocument { document, score } = found.get(usize::from(rank))?;
         Some(json!({
             "id": document.id,
             "title": document.title,
@@ -82,7 +82,7 @@ fn answer(app: &App, body: &[u8]) -> Result<Value, Failure> {
 
 /// A document as the gateway knows it when it stands in a `documents` array: by the JSON that this answer has, for the
 /// gateway copies it and resolves no escapes.
-fn known(found: &Found) -> Known<'_> {
+fn known(found: &ScoredDocument) -> Known<'_> {
     let document = &found.document;
     let parts = [&document.id, &document.title, &document.text].map(|part| escaped(part));
     let parts = parts.each_ref().map(String::as_bytes);

@@ -25,7 +25,7 @@ use crate::request::Asked;
 use foreword_ordering::{Config as OrderingConfig, RawConfig};
 use foreword_retrieval::embedder::{EmbedError, Embedding, Hashing, MiniLm};
 use foreword_retrieval::store::Stage;
-use foreword_retrieval::{Embedder, Found, Store, StoreError};
+use foreword_retrieval::{Embedder, ScoredDocument, Store, StoreError};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -159,7 +159,11 @@ impl Retriever {
     /// # Errors
     /// [`Failure::Retriever`] when embedder or store are not there, [`Failure::Invalid`] when they do not take what is
     /// asked.
-    pub fn search(&self, asked: Asked, stage: &mut Stage<'_>) -> Result<Vec<Found>, Failure> {
+    pub fn search(
+        &self,
+        asked: Asked,
+        stage: &mut Stage<'_>,
+    ) -> Result<Vec<ScoredDocument>, Failure> {
         let store = self.store()?;
         let Asked { query, mut ask } = asked;
         if let Some(query) = query.filter(|_| ask.vector.is_empty()) {

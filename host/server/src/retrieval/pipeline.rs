@@ -29,7 +29,7 @@ use foreword_engine::engine::{Generation, Kind, Request, SpeculationId};
 use foreword_ordering::Skip;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::path::Locator;
-use foreword_retrieval::Found;
+use foreword_retrieval::ScoredDocument;
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -136,7 +136,7 @@ impl Pipeline {
     async fn guess(
         self: &Arc<Self>,
         chat: &Arc<Unanswered>,
-        found: Vec<Found>,
+        found: Vec<ScoredDocument>,
         before: Option<Guess>,
     ) -> Option<Guess> {
         let mut ids: Vec<String> = found
@@ -192,7 +192,7 @@ impl Pipeline {
     fn write(
         &self,
         chat: &Unanswered,
-        found: &[Found],
+        found: &[ScoredDocument],
         before: Option<&[Fingerprint]>,
     ) -> Result<(Written, Vec<Fingerprint>), Failure> {
         if found.is_empty() {

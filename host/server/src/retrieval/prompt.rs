@@ -11,7 +11,7 @@ use foreword_ordering::feed::TenantKey;
 use foreword_ordering::path::SentPath;
 use foreword_ordering::tree::Scope;
 use foreword_ordering::{Config, ConfigError, DocumentsField, Orderer, RawConfig, Skip, Tenant};
-use foreword_retrieval::Found;
+use foreword_retrieval::ScoredDocument;
 use serde_json::{Map, Value, json};
 
 /// A chat's body with its documents.
@@ -49,7 +49,7 @@ pub fn config(gateway: &RawConfig) -> Result<Config, ConfigError> {
 pub fn write(
     config: &Config,
     body: &Map<String, Value>,
-    found: &[Found],
+    found: &[ScoredDocument],
     order: impl FnOnce(Scope, &[Known<'_>]) -> Vec<u16>,
 ) -> Result<Written, Skip> {
     let with = |order: &[u16]| {
@@ -119,8 +119,8 @@ mod tests {
     use foreword_retrieval::Document;
     use std::sync::Arc;
 
-    fn found(ids: &[&str]) -> Vec<Found> {
-        let found = |id: &&str| Found {
+    fn found(ids: &[&str]) -> Vec<ScoredDocument> {
+        let found = |id: &&str| ScoredDocument {
             document: Arc::new(Document {
                 id: (*id).to_owned(),
                 text: format!("text of {id}"),
