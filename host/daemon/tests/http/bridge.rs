@@ -3,7 +3,7 @@
 use crate::support::client::{JSON, Response, get, send};
 use crate::support::engine::{Engine, Event, Form, Hashes, REPEATED, Wire};
 use crate::support::process::{CHECKPOINT, Process};
-use crate::support::{House, Options, parrot};
+use crate::support::{Options, TestServer, parrot};
 use foreword_engine::text::{ChatTemplate, Tokenizer};
 use foreword_ordering::feed::{Batch, Event as PeerUpdate, TenantKey};
 use foreword_ordering::{Config, Orderer, Tenant};
@@ -603,7 +603,7 @@ async fn what_vllms_own_libraries_publish_is_followed() {
 #[tokio::test]
 async fn the_bridge_behind_our_own_engine_tells_what_the_engine_tells() {
     let local = SocketAddr::from(([127, 0, 0, 1], 0));
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         kv_events: Some(publisher::Config {
             listen: local,
             replay: Some(local),

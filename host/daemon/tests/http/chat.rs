@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`, answered whole.
 
 use crate::support::client::{JSON, post, send};
-use crate::support::{House, MODEL};
+use crate::support::{MODEL, TestServer};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/chat/completions";
@@ -12,7 +12,7 @@ pub(crate) fn say(text: &str) -> Value {
 
 #[tokio::test]
 async fn an_answer_has_openais_shape() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let body = say("Guten Tag").to_string();
     let headers = [JSON[0], ("x-request-id", "abc-1")];
     let response = send(house.address(), "POST", PATH, &headers, body.as_bytes())
@@ -52,7 +52,7 @@ async fn an_answer_has_openais_shape() {
 
 #[tokio::test]
 async fn the_second_identical_request_is_served_from_the_cache() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let body = say(&"word ".repeat(40));
     let first = post(house.address(), PATH, &body).await.json();
     let second = post(house.address(), PATH, &body).await.json();
@@ -67,7 +67,7 @@ async fn the_second_identical_request_is_served_from_the_cache() {
 
 #[tokio::test]
 async fn salts_keep_tenants_apart() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let salted = |salt: &str| {
         let mut body = say(&"word ".repeat(40));
         body["cache_salt"] = salt.into();
@@ -85,7 +85,7 @@ async fn salts_keep_tenants_apart() {
 
 #[tokio::test]
 async fn characters_split_over_tokens_arrive_whole() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let text = "Grüße 東京 🦜👩\u{200d}👩\u{200d}👧";
     let answer = post(house.address(), PATH, &say(text)).await.json();
     assert_eq!(answer["choices"][0]["message"]["content"], text);
@@ -93,7 +93,7 @@ async fn characters_split_over_tokens_arrive_whole() {
 
 #[tokio::test]
 async fn an_answer_ends_at_max_tokens() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     for field in ["max_tokens", "max_completion_tokens"] {
         let mut body = say("forever and ever");
         body[field] = 7.into();
@@ -109,7 +109,7 @@ async fn an_answer_ends_at_max_tokens() {
 
 #[tokio::test]
 async fn an_answer_ends_before_a_stop_string() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     for stop in [json!("DEF"), json!(["nowhere", "DEF", "F"])] {
         let mut body = say("abc DE DEF ghi");
         body["stop"] = stop.clone();
@@ -125,7 +125,7 @@ async fn an_answer_ends_before_a_stop_string() {
 
 #[tokio::test]
 async fn ignore_eos_goes_on_to_max_tokens() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = say("ab");
     body["ignore_eos"] = true.into();
     body["max_tokens"] = 5.into();
@@ -136,7 +136,7 @@ async fn ignore_eos_goes_on_to_max_tokens() {
 
 #[tokio::test]
 async fn documents_and_tools_reach_the_template() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = say("ok");
     let plain = post(house.address(), PATH, &body).await.json()["usage"]["prompt_tokens"]
         .as_u64()
@@ -156,7 +156,7 @@ async fn documents_and_tools_reach_the_template() {
 
 #[tokio::test]
 async fn what_has_no_meaning_here_is_ignored_and_null_is_absent() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = say("ok");
     for (field, value) in [
         ("user", json!("u1")),
@@ -182,7 +182,7 @@ async fn what_has_no_meaning_here_is_ignored_and_null_is_absent() {
 
 #[tokio::test]
 async fn the_model_may_be_left_out() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = say("ok");
     body.as_object_mut().unwrap().remove("model");
     assert_eq!(post(house.address(), PATH, &body).await.status, 200);
@@ -190,7 +190,7 @@ async fn the_model_may_be_left_out() {
 
 #[tokio::test]
 async fn many_at_once_each_get_their_own_answer() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let address = house.address();
     let ask = |n: usize| async move {
         let text = format!("{n}:{}", "x".repeat(n));

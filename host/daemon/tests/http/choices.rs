@@ -3,14 +3,14 @@
 use crate::chat::say;
 use crate::streaming::{forever, streaming};
 use crate::support::client::{begin, post};
-use crate::support::{House, Options, until};
+use crate::support::{Options, TestServer, until};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn choices_share_the_prompt_and_its_computation() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let text = "word ".repeat(40);
     let mut body = say(&text);
     body["n"] = 3.into();
@@ -44,7 +44,7 @@ async fn choices_share_the_prompt_and_its_computation() {
 
 #[tokio::test]
 async fn choices_of_a_stream_come_interleaved_under_their_index() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = streaming("abcd");
     body["n"] = 2.into();
     body["stream_options"] = json!({"include_usage": true});
@@ -73,7 +73,7 @@ async fn choices_of_a_stream_come_interleaved_under_their_index() {
 
 #[tokio::test]
 async fn a_stop_string_ends_one_choice_and_not_the_others() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = say("one STOP two");
     body["n"] = 2.into();
     body["stop"] = "STOP".into();
@@ -86,7 +86,7 @@ async fn a_stop_string_ends_one_choice_and_not_the_others() {
 
 #[tokio::test]
 async fn every_choice_takes_a_place() {
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         max_waiting: 1,
         max_running: 2,
         ..Options::default()
@@ -115,7 +115,7 @@ async fn every_choice_takes_a_place() {
 
 #[tokio::test]
 async fn a_client_that_leaves_cancels_all_choices() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     house.steps.hold(3);
     let mut body = forever();
     body["n"] = 4.into();

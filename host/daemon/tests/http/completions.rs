@@ -2,7 +2,7 @@
 
 use crate::support::client::{begin, post};
 use crate::support::parrot::VOCABULARY;
-use crate::support::{House, MODEL};
+use crate::support::{MODEL, TestServer};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/completions";
@@ -13,7 +13,7 @@ fn body(prompt: impl Into<Value>) -> Value {
 
 #[tokio::test]
 async fn text_is_continued() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut answer = post(house.address(), PATH, &body("say(abc)")).await.json();
     assert!(
         answer["id"]
@@ -40,7 +40,7 @@ async fn text_is_continued() {
 
 #[tokio::test]
 async fn tokens_are_taken_as_they_are() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let tokens: Vec<u32> = "say(abc)".bytes().map(u32::from).collect();
     for prompt in [json!(tokens), json!([tokens])] {
         let answer = post(house.address(), PATH, &body(prompt)).await.json();
@@ -50,7 +50,7 @@ async fn tokens_are_taken_as_they_are() {
 
 #[tokio::test]
 async fn sixteen_tokens_are_the_default() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let answer = post(house.address(), PATH, &body("forever")).await.json();
     assert_eq!(answer["choices"][0]["text"], "a".repeat(16));
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
@@ -58,7 +58,7 @@ async fn sixteen_tokens_are_the_default() {
 
 #[tokio::test]
 async fn a_stream_has_text_choices_and_no_opening() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = body("say(ab)");
     body["stream"] = true.into();
     let events = begin(house.address(), PATH, &body).await.events().await;
@@ -80,7 +80,7 @@ async fn a_stream_has_text_choices_and_no_opening() {
 
 #[tokio::test]
 async fn what_is_no_prompt_is_named() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     for (prompt, message) in [
         (
             json!(""),

@@ -1,7 +1,7 @@
 //! The Grafana dashboard asks for nothing that `/metrics` does not tell.
 
 use crate::chat::say;
-use crate::support::House;
+use crate::support::TestServer;
 use crate::support::client::{get, post};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ fn names(query: &str) -> BTreeSet<&str> {
 
 #[tokio::test]
 async fn every_metric_that_the_dashboard_asks_for_is_told() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     post(house.address(), "/v1/chat/completions", &say("abc")).await;
     house.idle().await;
     let metrics = get(house.internal(), "/metrics").await;

@@ -1,7 +1,7 @@
 //! `response_format`: answers that must be JSON, whatever the model would say.
 
 use crate::chat::say;
-use crate::support::House;
+use crate::support::TestServer;
 use crate::support::client::{begin, post};
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ fn content(answer: &Value) -> &str {
 
 #[tokio::test]
 async fn json_that_the_model_means_to_say_passes_unchanged() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let text = r#"{"a": [1, 2.5, {"b": "é 🦜"}]}"#;
     let mut body = say(text);
     body["response_format"] = json!({"type": "json_object"});
@@ -36,7 +36,7 @@ async fn json_that_the_model_means_to_say_passes_unchanged() {
 
 #[tokio::test]
 async fn a_model_that_means_otherwise_is_held_to_the_schema() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let schema = json!({
         "type": "object",
         "properties": {"size": {"enum": ["small", "large"]}, "count": {"type": "integer", "minimum": 0, "maximum": 9}},
@@ -74,7 +74,7 @@ async fn a_model_that_means_otherwise_is_held_to_the_schema() {
 
 #[tokio::test]
 async fn an_answer_may_not_end_before_it_is_complete() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     // The parrot says the beginning of an object and would end there.
     let schema = json!({"type": "object", "properties": {"a": {"const": "b"}}, "required": ["a"]});
     let answer = post(house.address(), PATH, &with_schema("{\"a", schema))
@@ -86,7 +86,7 @@ async fn an_answer_may_not_end_before_it_is_complete() {
 
 #[tokio::test]
 async fn a_schema_that_is_not_supported_is_named() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let field = "response_format.json_schema.schema";
     let schema = json!({"type": "object", "properties": {"a": {"not": {"type": "string"}}}});
     let response = post(house.address(), PATH, &with_schema("x", schema)).await;

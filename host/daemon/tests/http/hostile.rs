@@ -5,7 +5,7 @@ use crate::chat::say;
 use crate::streaming::streaming;
 use crate::support::client::{begin, connect, get, post, read_head};
 use crate::support::process::Process;
-use crate::support::{House, Options, until};
+use crate::support::{Options, TestServer, until};
 use foreword_server::connections::Bounds;
 use serde_json::json;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn bounded(connections: Bounds) -> Options {
     }
 }
 
-async fn half_head(house: &House) -> TcpStream {
+async fn half_head(house: &TestServer) -> TcpStream {
     let mut connection = connect(house.address()).await;
     let sent = format!("POST {PATH} HTTP/1.1\r\nhost: test\r\nx-half: ");
     connection.write_all(sent.as_bytes()).await.unwrap();
@@ -32,7 +32,7 @@ async fn half_head(house: &House) -> TcpStream {
 }
 
 /// A body of which so many bytes are announced, and so many sent.
-async fn half_body(house: &House, announced: usize, sent: usize) -> TcpStream {
+async fn half_body(house: &TestServer, announced: usize, sent: usize) -> TcpStream {
     let mut connection = connect(house.address()).await;
     let head = format!(
         "POST {PATH} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {announced}\r\n\r\n"
@@ -53,12 +53,12 @@ async fn closed(mut connection: TcpStream) -> Vec<u8> {
     said
 }
 
-fn count(house: &House, cause: &'static str) -> u64 {
+fn count(house: &TestServer, cause: &'static str) -> u64 {
     let counts = &house.app().metrics.connections;
     counts.closed_for("public", cause)
 }
 
-async fn is_answered(house: &House) {
+async fn is_answered(house: &TestServer) {
     let answer = post(house.address(), PATH, &say("still here")).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(get(house.internal(), "/readyz").await.status, 200);
@@ -66,7 +66,7 @@ async fn is_answered(house: &House) {
 
 #[tokio::test]
 async fn half_sent_heads_cost_each_other_their_connections_and_nobody_else_his() {
-    let house = House::with(bounded(Bounds {
+    let house = TestServer::with(bounded(Bounds {
         connections: 64,
         ..Bounds::default()
     }))
@@ -94,7 +94,7 @@ async fn half_sent_heads_cost_each_other_their_connections_and_nobody_else_his()
 
 #[tokio::test]
 async fn announced_bodies_take_no_place_of_a_request() {
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         max_waiting: 1,
         max_running: 1,
         connections: Bounds {
@@ -121,7 +121,7 @@ async fn announced_bodies_take_no_place_of_a_request() {
 
 #[tokio::test]
 async fn a_head_that_does_not_end_and_a_connection_that_nobody_uses_are_closed() {
-    let house = House::with(bounded(Bounds {
+    let house = TestServer::with(bounded(Bounds {
         head_time: Duration::from_millis(200),
         idle_time: Duration::from_millis(400),
         ..Bounds::default()
@@ -146,7 +146,7 @@ async fn a_head_that_does_not_end_and_a_connection_that_nobody_uses_are_closed()
 #[tokio::test]
 async fn half_sent_bodies_share_a_memory() {
     let limit = 4 << 20;
-    let house = House::with(bounded(Bounds {
+    let house = TestServer::with(bounded(Bounds {
         body_bytes: limit,
         ..Bounds::default()
     }))
@@ -171,7 +171,7 @@ async fn half_sent_bodies_share_a_memory() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_its_answers_is_closed() {
-    let house = House::with(bounded(Bounds {
+    let house = TestServer::with(bounded(Bounds {
         rate: 1 << 20,
         window: Duration::from_millis(300),
         ..Bounds::default()
@@ -189,7 +189,7 @@ async fn a_client_that_does_not_read_its_answers_is_closed() {
 
 #[tokio::test]
 async fn places_that_nobody_gives_back_make_a_server_unready() {
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         max_waiting: 1,
         max_running: 1,
         ..Options::default()

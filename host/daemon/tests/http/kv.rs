@@ -3,7 +3,7 @@
 
 use crate::chat::say;
 use crate::support::client::{JSON, Reply, Response, get, post_bytes, send};
-use crate::support::{House, MODEL, Options, internal, loading, until};
+use crate::support::{MODEL, Options, TestServer, internal, loading, until};
 use foreword_engine::cache::CacheEvent;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::feed::{Batch, Change, Event, FeedKey, Follower, TenantKey};
@@ -33,7 +33,7 @@ fn removed(salt: &str, path: &[u64]) -> CacheEvent {
     }
 }
 
-fn happen(house: &House, events: Vec<CacheEvent>) {
+fn happen(house: &TestServer, events: Vec<CacheEvent>) {
     let model = house.app().model.get().expect("the model is there");
     model.engine().feed().publish(events);
 }
@@ -43,7 +43,7 @@ fn batch(response: &Response) -> Batch {
     serde_json::from_slice(&response.body).expect("a batch")
 }
 
-async fn read(house: &House, query: &str) -> Batch {
+async fn read(house: &TestServer, query: &str) -> Batch {
     batch(&get(house.internal(), &format!("{EVENTS}?{query}")).await)
 }
 
@@ -58,7 +58,7 @@ fn paths(batch: &Batch) -> Vec<Vec<u64>> {
 
 #[tokio::test]
 async fn a_reader_gets_all_that_is_held_and_then_what_happens() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     happen(
         &house,
         vec![
@@ -111,7 +111,7 @@ async fn a_reader_gets_all_that_is_held_and_then_what_happens() {
 
 #[tokio::test]
 async fn a_reader_that_waits_is_answered_when_something_happens_to_its_tenant() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let start = read(&house, "").await;
     let query = format!(
         "wait_ms=60000&epoch={:016x}&since={}&tenant={}",
@@ -132,7 +132,7 @@ async fn a_reader_that_waits_is_answered_when_something_happens_to_its_tenant() 
 
 #[tokio::test]
 async fn a_server_that_stops_waits_for_no_reader() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let start = read(&house, "").await;
     let query = format!(
         "wait_ms=60000&epoch={:016x}&since={}",
@@ -148,14 +148,14 @@ async fn a_server_that_stops_waits_for_no_reader() {
     assert!(stream.events().await.len() <= 1);
 }
 
-async fn stream(house: &House, headers: &[(&str, &str)]) -> Reply {
+async fn stream(house: &TestServer, headers: &[(&str, &str)]) -> Reply {
     let headers = [&[("accept", "text/event-stream")], headers].concat();
     send(house.internal(), "GET", EVENTS, &headers, b"").await
 }
 
 #[tokio::test]
 async fn a_stream_tells_one_batch_after_another_and_goes_on_where_it_broke_off() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     happen(&house, vec![stored("", &[1])]);
     let mut first = stream(&house, &[]).await;
     let all: Batch = serde_json::from_value(first.event_json().await).unwrap();
@@ -174,7 +174,7 @@ async fn a_stream_tells_one_batch_after_another_and_goes_on_where_it_broke_off()
 
 #[tokio::test]
 async fn a_reader_that_is_too_slow_begins_anew_and_holds_nothing_up() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut follower = Follower::default();
     follower.follow(&read(&house, "").await).for_each(drop);
     // A stream that nobody reads.
@@ -196,7 +196,7 @@ async fn a_reader_that_is_too_slow_begins_anew_and_holds_nothing_up() {
 
 #[tokio::test]
 async fn tenants_are_told_apart_and_salts_are_not_told() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     happen(
         &house,
         vec![
@@ -227,7 +227,7 @@ async fn the_feed_has_keys_of_its_own_where_there_are_some() {
         (None, keys("feed"), Some("feed"), None),
         (keys("api"), keys("feed"), Some("feed"), None),
     ] {
-        let house = House::with(Options {
+        let house = TestServer::with(Options {
             keys: api,
             kv_keys: feed,
             ..Options::default()
@@ -257,7 +257,7 @@ fn sealed(file: &str) -> Options {
     }
 }
 
-async fn read_with(house: &House, key: &str, path: &str) -> Response {
+async fn read_with(house: &TestServer, key: &str, path: &str) -> Response {
     let bearer = format!("Bearer {key}");
     let headers = [("authorization", &*bearer)];
     let reply = send(house.internal(), "GET", path, &headers, b"").await;
@@ -266,7 +266,7 @@ async fn read_with(house: &House, key: &str, path: &str) -> Response {
 
 #[tokio::test]
 async fn a_sealed_feed_tells_nothing_without_its_key_and_is_read_with_the_token_made_of_it() {
-    let house = House::with(sealed("clients")).await;
+    let house = TestServer::with(sealed("clients")).await;
     let key = FeedKey::new(&[7; 32]);
     let document = Fingerprint::of(&[b"a document that somebody guesses"]).0;
     happen(&house, vec![stored("salt", &[document]), stored("", &[5])]);
@@ -304,7 +304,7 @@ async fn a_sealed_feed_tells_nothing_without_its_key_and_is_read_with_the_token_
 #[tokio::test]
 async fn a_feed_without_a_key_is_for_loopback_alone_and_says_that_it_has_none() {
     let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         internal: Some(everywhere),
         ..Options::default()
     })
@@ -317,12 +317,12 @@ async fn a_feed_without_a_key_is_for_loopback_alone_and_says_that_it_has_none() 
     for path in ["/readyz", "/healthz", "/metrics"] {
         assert_eq!(get(here, path).await.status, 200);
     }
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let snapshot = get(house.internal(), SNAPSHOT).await.json();
     assert!(snapshot.as_object().unwrap().contains_key("key"));
     assert_eq!(snapshot["key"], Value::Null);
     // With a key it is served there too.
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         internal: Some(everywhere),
         ..sealed("clients")
     })
@@ -335,7 +335,7 @@ async fn a_feed_without_a_key_is_for_loopback_alone_and_says_that_it_has_none() 
 async fn a_reader_takes_no_other_keys_places() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(b"greedy\nmodest\n").unwrap();
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         kv_keys: Some(ApiKeys::load(file.path()).unwrap()),
         ..sealed("clients")
     })
@@ -365,7 +365,7 @@ async fn a_reader_takes_no_other_keys_places() {
 
 #[tokio::test]
 async fn bad_parameters_are_named_with_value_and_limit() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     for (query, param, words) in [
         ("since=3", "since", "give both"),
         ("epoch=00000000000000ab", "since", "give both"),
@@ -397,7 +397,7 @@ async fn there_is_no_feed_without_a_model_and_none_for_too_many() {
         .await
         .error(503, "loading", None);
 
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut streams = Vec::new();
     for _ in 0..MAX_READERS {
         streams.push(stream(&house, &[]).await);
@@ -414,7 +414,7 @@ const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn a_path_that_does_not_fit_costs_nothing_and_each_case_is_counted() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let body = |ids: &[&str]| {
         let documents: Vec<_> = ids
             .iter()
@@ -455,7 +455,7 @@ async fn a_path_that_does_not_fit_costs_nothing_and_each_case_is_counted() {
 
 #[tokio::test]
 async fn documents_that_the_gateway_named_are_told_with_their_tokens_once_they_are_computed() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let blocks = ["a", "bc", "def"]
         .map(|id| format!("<doc id={id}>{}</doc>", format!("text of {id} ").repeat(4)));
     let body = |blocks: &[String]| {

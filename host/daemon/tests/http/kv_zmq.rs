@@ -1,7 +1,7 @@
 //! vLLM's KV events over ZeroMQ, read by Python: pyzmq and msgspec, with vLLM's own types (`kv_subscriber.py`). Both
 //! are installed by `cargo xtask setup`; without them the tests say that they are skipped.
 
-use crate::support::{House, Options};
+use crate::support::{Options, TestServer};
 use foreword_engine::cache::{CacheEvent, PageHash, Tier};
 use foreword_ordering::feed::TenantKey;
 use foreword_server::kv::publisher;
@@ -32,7 +32,7 @@ pub(crate) fn modules() -> Option<PathBuf> {
 }
 
 impl Subscriber {
-    fn start(house: &House, modules: &Path, encoding: &str) -> Self {
+    fn start(house: &TestServer, modules: &Path, encoding: &str) -> Self {
         let sockets = house.kv_events().expect("events are published");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/http/kv_subscriber.py");
         let mut process = Command::new("python3")
@@ -78,7 +78,7 @@ impl Subscriber {
     }
 }
 
-fn happen(house: &House, events: Vec<CacheEvent>) {
+fn happen(house: &TestServer, events: Vec<CacheEvent>) {
     let model = house.app().model.get().expect("the model is there");
     model.engine().feed().publish(events);
 }
@@ -93,7 +93,7 @@ fn removed(hash: u128) -> CacheEvent {
 async fn publish(encoding: Encoding, name: &str) {
     let Some(modules) = modules() else { return };
     let local = SocketAddr::from(([127, 0, 0, 1], 0));
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         kv_events: Some(publisher::Config {
             listen: local,
             replay: Some(local),

@@ -3,7 +3,7 @@
 use crate::chat::say;
 use crate::streaming::{forever, streaming};
 use crate::support::client::{begin, get, post};
-use crate::support::{House, Options, internal, until};
+use crate::support::{Options, TestServer, internal, until};
 use foreword_server::gate::Phase;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ const PATH: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn a_stopping_server_finishes_what_runs_and_refuses_the_rest() {
-    let House { server, steps } = House::open().await;
+    let TestServer { server, steps } = TestServer::open().await;
     let (address, app) = (server.address(), Arc::clone(server.app()));
     let internal = internal(&server);
     steps.hold(1);
@@ -46,7 +46,7 @@ async fn a_stopping_server_finishes_what_runs_and_refuses_the_rest() {
 
 #[tokio::test]
 async fn a_whole_answer_is_finished_too() {
-    let House { server, steps } = House::open().await;
+    let TestServer { server, steps } = TestServer::open().await;
     let (address, app) = (server.address(), Arc::clone(server.app()));
     steps.hold(1);
     let answer = tokio::spawn(async move { post(address, PATH, &say("whole")).await });
@@ -63,7 +63,7 @@ async fn a_whole_answer_is_finished_too() {
 
 #[tokio::test]
 async fn who_is_not_done_when_the_grace_is_over_is_told_so() {
-    let House { server, steps } = House::with(Options {
+    let TestServer { server, steps } = TestServer::with(Options {
         grace: Duration::ZERO,
         ..Options::default()
     })
@@ -82,7 +82,7 @@ async fn who_is_not_done_when_the_grace_is_over_is_told_so() {
 
 #[tokio::test]
 async fn an_idle_connection_does_not_hold_a_stop_up() {
-    let House { server, .. } = House::open().await;
+    let TestServer { server, .. } = TestServer::open().await;
     let address = server.address();
     let _silent = TcpStream::connect(address).await.unwrap();
     let kept_alive = begin(address, PATH, &say("x")).await.read_on().await;
@@ -92,7 +92,7 @@ async fn an_idle_connection_does_not_hold_a_stop_up() {
 
 #[tokio::test]
 async fn a_server_whose_engine_has_ended_is_no_longer_ready() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let app = Arc::clone(house.app());
     tokio::task::spawn_blocking(move || app.model.get().unwrap().engine().shutdown())
         .await

@@ -5,7 +5,7 @@ use crate::streaming::{forever, streaming};
 use crate::support::client::{
     JSON, begin, connect, post, post_bytes, read_head, send, write_request,
 };
-use crate::support::{House, Options, until};
+use crate::support::{Options, TestServer, until};
 use serde_json::json;
 use std::time::Duration;
 use tokio::io::{AsyncWriteExt, BufReader};
@@ -28,7 +28,7 @@ fn answers_within(request_timeout: Duration) -> Options {
 }
 
 /// A connection on which a chat's head was sent, with these headers, and whatever is to come behind it.
-async fn begun(house: &House, headers: &str, rest: &str) -> BufReader<TcpStream> {
+async fn begun(house: &TestServer, headers: &str, rest: &str) -> BufReader<TcpStream> {
     let mut connection = BufReader::new(connect(house.address()).await);
     let sent = format!(
         "POST {PATH} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n{headers}\r\n\r\n{rest}"
@@ -39,7 +39,7 @@ async fn begun(house: &House, headers: &str, rest: &str) -> BufReader<TcpStream>
 
 #[tokio::test]
 async fn a_body_of_two_megabytes_is_served() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = say("received");
     // Read whole, parsed and checked; left out of the prompt by the template, which would make it two million tokens.
     body["documents"] = json!([{"id": "d", "text": "", "attachment": "x".repeat(2 << 20)}]);
@@ -52,7 +52,7 @@ async fn a_body_of_two_megabytes_is_served() {
 
 #[tokio::test]
 async fn a_body_over_the_limit_gets_its_answer_even_while_it_is_sent() {
-    let house = House::with(bodies_of(1000)).await;
+    let house = TestServer::with(bodies_of(1000)).await;
     let body = vec![b' '; 4 << 20];
     let response = post_bytes(house.address(), PATH, &body).await;
     let message = response.error(413, "body_too_large", None);
@@ -64,7 +64,7 @@ async fn a_body_over_the_limit_gets_its_answer_even_while_it_is_sent() {
 
 #[tokio::test]
 async fn a_body_without_a_length_is_held_to_the_limit() {
-    let house = House::with(bodies_of(1000)).await;
+    let house = TestServer::with(bodies_of(1000)).await;
     let chunk = format!("3e9\r\n{}\r\n0\r\n\r\n", " ".repeat(1001));
     let connection = begun(&house, "transfer-encoding: chunked", &chunk).await;
     let message = read_head(connection)
@@ -80,7 +80,7 @@ async fn a_body_without_a_length_is_held_to_the_limit() {
 
 #[tokio::test]
 async fn a_client_that_asks_before_sending_is_told_at_once() {
-    let house = House::with(bodies_of(1000)).await;
+    let house = TestServer::with(bodies_of(1000)).await;
     let headers = "content-length: 1001\r\nexpect: 100-continue";
     let connection = begun(&house, headers, "").await;
     assert_eq!(read_head(connection).await.status, 413);
@@ -88,7 +88,7 @@ async fn a_client_that_asks_before_sending_is_told_at_once() {
 
 #[tokio::test]
 async fn one_request_too_many_is_told_to_come_back() {
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         max_waiting: 1,
         max_running: 1,
         ..Options::default()
@@ -114,7 +114,7 @@ async fn one_request_too_many_is_told_to_come_back() {
 
 #[tokio::test]
 async fn a_whole_answer_over_its_time_is_a_504() {
-    let house = House::with(answers_within(Duration::from_millis(300))).await;
+    let house = TestServer::with(answers_within(Duration::from_millis(300))).await;
     house.steps.hold(1);
     let mut body = forever();
     body["stream"] = false.into();
@@ -126,7 +126,7 @@ async fn a_whole_answer_over_its_time_is_a_504() {
 
 #[tokio::test]
 async fn a_body_that_does_not_come_is_a_408() {
-    let house = House::with(answers_within(Duration::from_millis(300))).await;
+    let house = TestServer::with(answers_within(Duration::from_millis(300))).await;
     let connection = begun(&house, "content-length: 10", "{").await;
     read_head(connection)
         .await
@@ -138,7 +138,7 @@ async fn a_body_that_does_not_come_is_a_408() {
 
 #[tokio::test]
 async fn a_connection_serves_one_request_after_another() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut connection = BufReader::new(connect(house.address()).await);
     let good = say("again").to_string();
     for (body, status) in [(good.as_str(), 200), ("{", 400), (good.as_str(), 200)] {
@@ -164,7 +164,7 @@ async fn a_connection_serves_one_request_after_another() {
 
 #[tokio::test]
 async fn a_refused_post_leaves_its_connection_usable() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let body = vec![b' '; 1 << 20];
     let reply = send(house.address(), "POST", "/v1/nothing", &JSON, &body).await;
     let (response, mut connection) = reply.read_on().await;

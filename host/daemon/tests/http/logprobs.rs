@@ -1,7 +1,7 @@
 //! `logprobs`, in both dialects, whole and streamed.
 
 use crate::chat::say;
-use crate::support::House;
+use crate::support::TestServer;
 use crate::support::client::{begin, post};
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ fn bytes(logprobs: &Value) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_chat_tells_the_logprob_of_each_token_and_its_rivals() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = say("hé");
     body["logprobs"] = true.into();
     body["top_logprobs"] = 2.into();
@@ -44,7 +44,7 @@ async fn a_chat_tells_the_logprob_of_each_token_and_its_rivals() {
 
 #[tokio::test]
 async fn a_stream_tells_them_with_their_text() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = say("hé STOP");
     body["stop"] = "STOP".into();
     body["logprobs"] = true.into();
@@ -70,7 +70,7 @@ async fn a_stream_tells_them_with_their_text() {
 
 #[tokio::test]
 async fn a_completion_tells_them_with_offsets() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let body = json!({"prompt": "say(aéb)", "logprobs": 1});
     let answer = post(house.address(), "/v1/completions", &body).await.json();
     let logprobs = &answer["choices"][0]["logprobs"];
@@ -92,7 +92,7 @@ async fn a_completion_tells_them_with_offsets() {
 
 #[tokio::test]
 async fn nobody_who_did_not_ask_is_told() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let answer = post(house.address(), CHAT, &say("x")).await.json();
     assert!(answer["choices"][0]["logprobs"].is_null());
 }

@@ -1,7 +1,7 @@
 //! A chat whose documents are searched for in stages that the test makes: what the engine computes meanwhile.
 
 use crate::support::client::{get, post};
-use crate::support::{House, Options, until};
+use crate::support::{Options, TestServer, until};
 use foreword_retrieval::store::Stage;
 use foreword_retrieval::{Ask, Document, ScoredDocument, Store, StoreError};
 use foreword_server::retrieval::Config;
@@ -59,7 +59,7 @@ impl Store for Scripted {
     }
 }
 
-async fn house(max_waiting: u32) -> (House, Sender<Step>) {
+async fn house(max_waiting: u32) -> (TestServer, Sender<Step>) {
     let (sender, steps) = channel();
     let store = Scripted {
         steps: Mutex::new(steps),
@@ -74,14 +74,14 @@ async fn house(max_waiting: u32) -> (House, Sender<Step>) {
         max_running: 1,
         ..Options::default()
     };
-    (House::with(options).await, sender)
+    (TestServer::with(options).await, sender)
 }
 
 fn chat() -> Value {
     json!({"messages": [{"role": "user", "content": "Which one? say(this)"}], "retrieval": true})
 }
 
-async fn ask(house: &House) -> tokio::task::JoinHandle<crate::support::client::Response> {
+async fn ask(house: &TestServer) -> tokio::task::JoinHandle<crate::support::client::Response> {
     let address = house.address();
     tokio::spawn(async move { post(address, "/v1/chat/completions", &chat()).await })
 }
@@ -128,7 +128,7 @@ async fn the_chat_takes_the_place_of_a_guess_that_still_waits() {
     let answer = ask(&house).await;
     script.send(Step::Stage(&["a", "b"])).unwrap();
     let waiting =
-        |count| move |house: &House| house.stats().waiting + house.stats().running >= count;
+        |count| move |house: &TestServer| house.stats().waiting + house.stats().running >= count;
     until("the guess waits", || waiting(2)(&house)).await;
     script.send(Step::End(&["a", "b"])).unwrap();
     until("the chat has come too", || waiting(3)(&house)).await;

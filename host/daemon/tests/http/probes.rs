@@ -3,7 +3,7 @@
 use crate::chat::say;
 use crate::support::client::{get, post};
 use crate::support::parrot::{MAX_POSITIONS, Steps};
-use crate::support::{House, MODEL, Options, internal, loading, model};
+use crate::support::{MODEL, Options, TestServer, internal, loading, model};
 use serde_json::json;
 
 #[tokio::test]
@@ -38,7 +38,7 @@ async fn a_server_is_healthy_at_once_and_ready_when_its_model_is_there() {
 
 #[tokio::test]
 async fn the_model_is_listed_and_found_by_its_name() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let listed = get(house.address(), "/v1/models").await.json();
     let model = &listed["data"][0];
     assert_eq!(listed["object"], "list");
@@ -57,7 +57,7 @@ async fn the_model_is_listed_and_found_by_its_name() {
 
 #[tokio::test]
 async fn metrics_follow_what_was_served() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     for _ in 0..2 {
         post(house.address(), "/v1/chat/completions", &say("abc")).await;
     }

@@ -3,7 +3,7 @@
 use crate::chat::say;
 use crate::support::client::{JSON, get, post, post_bytes, send};
 use crate::support::parrot::MAX_POSITIONS;
-use crate::support::{House, MODEL, Options};
+use crate::support::{MODEL, Options, TestServer};
 use foreword_server::keys::ApiKeys;
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn a_field_out_of_range_is_named_with_its_range() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     for (field, value, message) in [
         (
             "temperature",
@@ -132,7 +132,7 @@ async fn a_field_out_of_range_is_named_with_its_range() {
 
 #[tokio::test]
 async fn what_is_no_json_object_is_refused() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     for (body, message) in [
         (
             &b"{\"messages\": ["[..],
@@ -155,7 +155,7 @@ async fn what_is_no_json_object_is_refused() {
 
 #[tokio::test]
 async fn parts_other_than_text_are_refused() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let image = json!({"type": "image_url", "image_url": {"url": "data:,"}});
     let body = json!({"messages": [{"role": "user", "content": [image]}]});
     let message = post(house.address(), CHAT, &body).await.error(
@@ -171,7 +171,7 @@ async fn parts_other_than_text_are_refused() {
 
 #[tokio::test]
 async fn messages_that_do_not_fit_the_template_are_refused_in_its_words() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let body = json!({"messages": [{"role": "narrator", "content": "x"}]});
     let message =
         post(house.address(), CHAT, &body)
@@ -182,7 +182,7 @@ async fn messages_that_do_not_fit_the_template_are_refused_in_its_words() {
 
 #[tokio::test]
 async fn a_model_without_a_template_takes_completions_only() {
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         template: None,
         ..Options::default()
     })
@@ -204,7 +204,7 @@ async fn a_model_without_a_template_takes_completions_only() {
 
 #[tokio::test]
 async fn prompt_and_answer_must_fit() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = say("x");
     body["max_tokens"] = MAX_POSITIONS.into();
     let message =
@@ -222,7 +222,7 @@ async fn prompt_and_answer_must_fit() {
 
 #[tokio::test]
 async fn another_model_is_not_found() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = say("x");
     body["model"] = "gpt-4o".into();
     let message =
@@ -240,7 +240,7 @@ async fn another_model_is_not_found() {
 
 #[tokio::test]
 async fn other_urls_and_methods_are_told_apart() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let message =
         get(house.address(), "/v1/images/generations")
             .await
@@ -262,7 +262,7 @@ async fn other_urls_and_methods_are_told_apart() {
 
 #[tokio::test]
 async fn what_tells_of_tenants_is_not_on_the_clients_port_and_the_rest_not_on_the_internal_one() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     for path in [
         "/v1/kv/events",
         "/v1/kv/snapshot?tenant=",
@@ -295,7 +295,7 @@ async fn what_tells_of_tenants_is_not_on_the_clients_port_and_the_rest_not_on_th
 
 #[tokio::test]
 async fn without_an_internal_listener_nothing_of_it_is_served() {
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         internal: None,
         ..Options::default()
     })
@@ -308,7 +308,7 @@ async fn without_an_internal_listener_nothing_of_it_is_served() {
 
 #[tokio::test]
 async fn a_body_must_be_declared_as_json() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let body = say("x").to_string();
     for (headers, message) in [
         (
@@ -337,7 +337,7 @@ async fn a_key_is_asked_for_where_there_are_keys() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "secret-1\nsecret-2\n").unwrap();
     let keys = Some(ApiKeys::load(file.path()).unwrap());
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         keys,
         ..Options::default()
     })
@@ -367,7 +367,7 @@ async fn a_key_is_asked_for_where_there_are_keys() {
 
 #[tokio::test]
 async fn a_request_id_that_is_not_safe_to_repeat_is_replaced() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let body = say("x").to_string();
     let long = "x".repeat(129);
     for id in ["a b", long.as_str()] {
@@ -385,7 +385,7 @@ async fn a_request_id_that_is_not_safe_to_repeat_is_replaced() {
 
 #[tokio::test]
 async fn a_failing_device_is_a_500_without_its_cause() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let body = json!({"messages": [{"role": "user", "content": "break"}]});
     let message = post(house.address(), CHAT, &body)
         .await

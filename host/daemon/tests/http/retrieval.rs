@@ -1,7 +1,7 @@
 //! `/v1/embeddings`, `/v1/retrieve`, `/v1/prefill`, and what is left when what they need is gone.
 
 use crate::support::client::{get, post};
-use crate::support::{House, MODEL, Options};
+use crate::support::{MODEL, Options, TestServer};
 use foreword_retrieval::index::{Kind, Metric};
 use foreword_retrieval::ingest::mirror;
 use foreword_retrieval::{Collection, Document, Shelf, Spec};
@@ -43,14 +43,14 @@ fn index(path: &Path) {
 }
 
 /// A house that searches the index in `folder`, if there is one.
-async fn house(folder: &TempDir, embedder: &str) -> House {
+async fn house(folder: &TempDir, embedder: &str) -> TestServer {
     let shelf = Shelf::new(folder.path().join("index"));
     let retrieval = Config {
         embedder: embedder.parse().unwrap(),
         store: Some(Arc::new(shelf)),
         ..Config::default()
     };
-    House::with(Options {
+    TestServer::with(Options {
         retrieval,
         ..Options::default()
     })
@@ -66,7 +66,7 @@ fn ids(answer: &Value) -> Vec<&str> {
 
 #[tokio::test]
 async fn embeddings_come_in_openais_shape() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let path = "/v1/embeddings";
     let body = json!({"input": ["the ferry", "the train"], "model": "hashing-768"});
     let answer = post(house.address(), path, &body).await.json();
@@ -269,7 +269,7 @@ async fn without_its_embedder_an_index_is_searched_by_vectors_alone() {
 
 #[tokio::test]
 async fn a_prompts_beginning_is_computed_ahead_and_found_by_the_chat() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let system = "You are a captain. ".repeat(20);
     let body = json!({"model": MODEL, "messages": [{"role": "system", "content": system}]});
     let answer = post(house.address(), "/v1/prefill", &body).await;

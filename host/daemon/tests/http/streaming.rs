@@ -2,7 +2,7 @@
 
 use crate::chat::say;
 use crate::support::client::begin;
-use crate::support::{House, Options, until};
+use crate::support::{Options, TestServer, until};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn text_of(events: &[String]) -> String {
 
 #[tokio::test]
 async fn the_events_are_openais() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let reply = begin(house.address(), PATH, &streaming("hé")).await;
     assert_eq!(
         (reply.status, reply.header("content-type")),
@@ -60,7 +60,7 @@ async fn the_events_are_openais() {
 
 #[tokio::test]
 async fn usage_comes_last_when_asked_for() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = streaming("ab");
     body["stream_options"] = json!({"include_usage": true});
     let events = begin(house.address(), PATH, &body).await.events().await;
@@ -86,7 +86,7 @@ async fn usage_comes_last_when_asked_for() {
 
 #[tokio::test]
 async fn each_token_is_sent_before_the_next_is_computed() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     house.steps.hold(1); // the prompt and the first token
     let mut reply = begin(house.address(), PATH, &streaming("xyz")).await;
     assert_eq!(
@@ -103,7 +103,7 @@ async fn each_token_is_sent_before_the_next_is_computed() {
 
 #[tokio::test]
 async fn a_stop_string_is_found_across_events_and_never_shown() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = streaming("one STO two STOP three");
     body["stop"] = "STOP".into();
     let events = begin(house.address(), PATH, &body).await.events().await;
@@ -114,7 +114,7 @@ async fn a_stop_string_is_found_across_events_and_never_shown() {
 
 #[tokio::test]
 async fn text_held_back_for_a_stop_string_is_shown_at_the_end() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let mut body = streaming("one STO");
     body["stop"] = "STOP".into();
     let events = begin(house.address(), PATH, &body).await.events().await;
@@ -123,7 +123,7 @@ async fn text_held_back_for_a_stop_string_is_shown_at_the_end() {
 
 #[tokio::test]
 async fn a_stream_that_is_left_is_cancelled() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     house.steps.hold(3);
     let mut reply = begin(house.address(), PATH, &forever()).await;
     reply.event().await.expect("a first event");
@@ -137,7 +137,7 @@ async fn a_stream_that_is_left_is_cancelled() {
 
 #[tokio::test]
 async fn a_client_that_leaves_before_its_whole_answer_cancels_it() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     house.steps.hold(1);
     let mut body = forever();
     body["stream"] = false.into();
@@ -153,7 +153,7 @@ async fn a_client_that_leaves_before_its_whole_answer_cancels_it() {
 
 #[tokio::test]
 async fn a_client_that_leaves_the_queue_is_never_computed() {
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         max_running: 1,
         ..Options::default()
     })
@@ -175,7 +175,7 @@ async fn a_client_that_leaves_the_queue_is_never_computed() {
 
 #[tokio::test]
 async fn a_stream_over_its_time_ends_with_an_error_and_no_done() {
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         request_timeout: Duration::from_millis(300),
         ..Options::default()
     })
@@ -195,7 +195,7 @@ async fn a_stream_over_its_time_ends_with_an_error_and_no_done() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_holds_its_place_only_until_its_time_is_over() {
-    let house = House::with(Options {
+    let house = TestServer::with(Options {
         request_timeout: Duration::from_millis(500),
         // It stands in each event: a few dozen of them fill every buffer on the way.
         name: "parrot".repeat(20_000),
@@ -211,7 +211,7 @@ async fn a_client_that_does_not_read_holds_its_place_only_until_its_time_is_over
 
 #[tokio::test]
 async fn a_device_that_fails_is_an_error_event_without_its_cause() {
-    let house = House::open().await;
+    let house = TestServer::open().await;
     let body = json!({"messages": [{"role": "user", "content": "break"}], "stream": true});
     let events = begin(house.address(), PATH, &body).await.events().await;
     assert_eq!(events.len(), 1);

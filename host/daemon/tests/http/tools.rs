@@ -2,7 +2,7 @@
 
 use crate::chat::say;
 use crate::support::client::{begin, post};
-use crate::support::{House, Options};
+use crate::support::{Options, TestServer};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/chat/completions";
@@ -13,8 +13,8 @@ const HERMES: &str = "\
 {%- if enable_thinking is defined and not enable_thinking %}/no_think{% endif %}\
 {%- for message in messages %}<|user|>{{ message.content }}{% endfor %}<|assistant|>";
 
-async fn house() -> House {
-    House::with(Options {
+async fn house() -> TestServer {
+    TestServer::with(Options {
         template: Some(HERMES),
         ..Options::default()
     })
@@ -92,7 +92,7 @@ async fn without_tools_the_same_words_are_text() {
         assert_eq!(choice["finish_reason"], "stop");
     }
     // Likewise where the template shows no such manner.
-    let plain = House::open().await;
+    let plain = TestServer::open().await;
     let choice = post(plain.address(), PATH, &with_tools(CALL)).await.json()["choices"][0].clone();
     assert_eq!(choice["message"]["content"], CALL);
 }

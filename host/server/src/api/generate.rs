@@ -17,7 +17,7 @@ use crate::gate::Phase;
 use crate::kv::place::{PATH_HEADER, Placer};
 use crate::model::{Calls, Model, Wanted};
 use crate::request::{Chat, Completion, Delivery, Options, Retrieving};
-use crate::retrieval::pipeline::{Guess, Pipeline};
+use crate::retrieval::pipeline::{Pipeline, Speculation};
 use crate::spans::RequestSpan;
 use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
@@ -147,7 +147,7 @@ struct WithDocuments {
     body: Bytes,
     path: Option<HeaderValue>,
     /// The name under which the engine may know it already, and what it knows.
-    guessed: Option<(SpeculationId, Option<Guess>)>,
+    guessed: Option<(SpeculationId, Option<Speculation>)>,
     /// For the header.
     retrieved: Option<HeaderValue>,
 }

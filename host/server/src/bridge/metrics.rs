@@ -46,7 +46,7 @@ pub(super) struct Metrics {
 
 /// Why everything was forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lost {
+pub(super) enum ResetCause {
     /// Batches are missing and cannot be had again.
     Gap,
     /// The engine was started again.
@@ -57,7 +57,7 @@ pub(super) enum Lost {
     Unreadable,
 }
 
-impl Lost {
+impl ResetCause {
     /// As it stands in metrics and log.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -124,7 +124,7 @@ impl Metrics {
     }
 
     /// Counts a loss of all that was known.
-    pub(super) fn forgotten(&self, lost: Lost) {
+    pub(super) fn forgotten(&self, lost: ResetCause) {
         let cause = lost.name();
         self.forgotten.get_or_create(&Cause { cause }).inc();
     }

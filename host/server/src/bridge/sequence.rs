@@ -10,12 +10,12 @@
 /// See the module's text.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sequence {
-    last: Option<Mark>,
+    last: Option<BatchStamp>,
 }
 
 /// A batch, as far as it must be known again.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Mark {
+pub(super) struct BatchStamp {
     /// Its number.
     pub(super) number: u64,
     /// Its time, in seconds since 1970.
@@ -24,7 +24,7 @@ pub(super) struct Mark {
 
 /// What a batch is to a subscriber.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum BatchKind {
     /// It follows what is known.
     Next,
     /// It is known.
@@ -38,29 +38,29 @@ pub(super) enum Heard {
 impl Sequence {
     /// What a batch that just came is. Where nothing is known, the first batch of a life follows that, and any other
     /// one shows that there were some before.
-    pub(super) fn hear(&self, batch: Mark) -> Heard {
+    pub(super) fn classify(&self, batch: BatchStamp) -> BatchKind {
         let next = self.last.map_or(0, |last| last.number.saturating_add(1));
         if batch.number > next {
-            return Heard::Gap;
+            return BatchKind::Gap;
         }
         match self.last {
             Some(last) if batch.number <= last.number && batch.seconds > last.seconds => {
-                Heard::Restart
+                BatchKind::Restart
             }
-            Some(last) if batch.number <= last.number => Heard::Known,
-            _ => Heard::Next,
+            Some(last) if batch.number <= last.number => BatchKind::Known,
+            _ => BatchKind::Next,
         }
     }
 
     /// The batch is known from now on.
-    pub(super) fn advance(&mut self, batch: Mark) {
+    pub(super) fn advance(&mut self, batch: BatchStamp) {
         self.last = Some(batch);
     }
 
     /// The batch of that number is passed over, for what is in it is not known.
     pub(super) fn skip(&mut self, number: u64) {
         let seconds = self.last.map_or(0.0, |last| last.seconds);
-        self.last = Some(Mark { number, seconds });
+        self.last = Some(BatchStamp { number, seconds });
     }
 
     /// Nothing is.
@@ -79,7 +79,7 @@ impl Sequence {
     }
 
     /// Whether a batch asked for by [`Sequence::from`] is the last one known: the engine's life goes on.
-    pub(super) fn confirms(&self, batch: Mark) -> bool {
+    pub(super) fn confirms(&self, batch: BatchStamp) -> bool {
         self.last.is_some_and(|last| {
             last.number == batch.number && last.seconds.to_bits() == batch.seconds.to_bits()
         })
@@ -90,29 +90,29 @@ impl Sequence {
 mod tests {
     use super::*;
 
-    fn mark(number: u64, seconds: f64) -> Mark {
-        Mark { number, seconds }
+    fn mark(number: u64, seconds: f64) -> BatchStamp {
+        BatchStamp { number, seconds }
     }
 
     #[test]
     fn batches_are_told_apart_by_number_and_time() {
         let mut sequence = Sequence::default();
-        assert_eq!(sequence.hear(mark(0, 1.0)), Heard::Next);
-        assert_eq!(sequence.hear(mark(5, 1.0)), Heard::Gap);
+        assert_eq!(sequence.classify(mark(0, 1.0)), BatchKind::Next);
+        assert_eq!(sequence.classify(mark(5, 1.0)), BatchKind::Gap);
         sequence.advance(mark(5, 10.0));
         for (batch, heard) in [
-            (mark(6, 11.0), Heard::Next),
-            (mark(6, 9.0), Heard::Next),
-            (mark(5, 10.0), Heard::Known),
-            (mark(2, 7.0), Heard::Known),
-            (mark(7, 11.0), Heard::Gap),
-            (mark(5, 10.5), Heard::Restart),
-            (mark(0, 12.0), Heard::Restart),
+            (mark(6, 11.0), BatchKind::Next),
+            (mark(6, 9.0), BatchKind::Next),
+            (mark(5, 10.0), BatchKind::Known),
+            (mark(2, 7.0), BatchKind::Known),
+            (mark(7, 11.0), BatchKind::Gap),
+            (mark(5, 10.5), BatchKind::Restart),
+            (mark(0, 12.0), BatchKind::Restart),
         ] {
-            assert_eq!(sequence.hear(batch), heard, "{batch:?}");
+            assert_eq!(sequence.classify(batch), heard, "{batch:?}");
         }
         sequence.reset();
-        assert_eq!(sequence.hear(mark(0, 12.0)), Heard::Next);
+        assert_eq!(sequence.classify(mark(0, 12.0)), BatchKind::Next);
     }
 
     #[test]
@@ -130,8 +130,8 @@ mod tests {
         let mut sequence = Sequence::default();
         sequence.advance(mark(3, 1.5));
         sequence.skip(4);
-        assert_eq!(sequence.hear(mark(5, 1.7)), Heard::Next);
-        assert_eq!(sequence.hear(mark(3, 1.5)), Heard::Known);
+        assert_eq!(sequence.classify(mark(5, 1.7)), BatchKind::Next);
+        assert_eq!(sequence.classify(mark(3, 1.5)), BatchKind::Known);
         assert!(!sequence.confirms(mark(4, 1.6)));
     }
 
@@ -139,6 +139,6 @@ mod tests {
     fn the_last_number_there_is_has_no_next() {
         let mut sequence = Sequence::default();
         sequence.advance(mark(u64::MAX, 1.0));
-        assert_eq!(sequence.hear(mark(u64::MAX, 1.0)), Heard::Known);
+        assert_eq!(sequence.classify(mark(u64::MAX, 1.0)), BatchKind::Known);
     }
 }

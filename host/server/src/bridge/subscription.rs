@@ -13,9 +13,9 @@
 //!
 //! Without a replay endpoint nobody can tell what a lost connection or a gap has swallowed: everything is forgotten.
 
-use super::metrics::{Lost, Metrics};
+use super::metrics::{Metrics, ResetCause};
 use super::residency::Residency;
-use super::sequence::{Heard, Mark, Sequence};
+use super::sequence::{BatchKind, BatchStamp, Sequence};
 use crate::kv::vllm::read;
 use anyhow::{Context, bail};
 use axum::body::Bytes;
@@ -46,7 +46,7 @@ pub(super) struct Subscription {
 }
 
 /// What came of asking for batches.
-enum Asked {
+enum ReplayResult {
     /// All that there are.
     All,
     /// Some that are new, and others were dropped on the way: an engine that sends faster than is read does so, vLLM from
@@ -107,7 +107,7 @@ impl Subscription {
         connecting.with_context(failed)?.with_context(failed)?;
         socket.subscribe(&self.config.topic).await?;
         if self.config.replay.is_none() && !self.sequence.is_empty() {
-            self.forget(Lost::Disconnected);
+            self.forget(ResetCause::Disconnected);
             self.sequence.reset();
         }
         self.catch_up().await?;
@@ -138,15 +138,15 @@ impl Subscription {
         let Some(batch) = self.read(number, &payload) else {
             return Ok(());
         };
-        let mark = Mark {
+        let mark = BatchStamp {
             number,
             seconds: batch.seconds,
         };
-        if self.sequence.hear(mark) == Heard::Restart {
-            self.forget(Lost::Restart);
+        if self.sequence.classify(mark) == BatchKind::Restart {
+            self.forget(ResetCause::Restart);
             self.sequence.reset();
         }
-        if self.sequence.hear(mark) == Heard::Gap {
+        if self.sequence.classify(mark) == BatchKind::Gap {
             self.catch_up().await?;
         }
         self.apply(mark, batch);
@@ -161,10 +161,10 @@ impl Subscription {
         loop {
             let asked = self.ask(&replay).await;
             match asked.with_context(|| format!("{replay} does not repeat events"))? {
-                Asked::All => return Ok(()),
-                Asked::Some => {}
-                Asked::Another => {
-                    self.forget(Lost::Restart);
+                ReplayResult::All => return Ok(()),
+                ReplayResult::Some => {}
+                ReplayResult::Another => {
+                    self.forget(ResetCause::Restart);
                     self.sequence.reset();
                 }
             }
@@ -172,7 +172,7 @@ impl Subscription {
     }
 
     /// Asks for the last batch that is known, or the first of all, and takes those that follow.
-    async fn ask(&mut self, replay: &str) -> anyhow::Result<Asked> {
+    async fn ask(&mut self, replay: &str) -> anyhow::Result<ReplayResult> {
         self.metrics.replays.inc();
         let mut socket = DealerSocket::new();
         timeout(ANSWER, socket.connect(replay)).await??;
@@ -183,24 +183,24 @@ impl Subscription {
         let mut is_new = false;
         loop {
             let message = match timeout(ANSWER, socket.recv()).await {
-                Err(_) if is_new => return Ok(Asked::Some),
+                Err(_) if is_new => return Ok(ReplayResult::Some),
                 message => message??,
             };
             let (number, payload) = numbered(&message)?;
             if number == END && is_confirmed {
-                return Ok(Asked::All);
+                return Ok(ReplayResult::All);
             }
             if !is_confirmed {
                 let seconds = read::batch(&payload).map_or(f64::NAN, |batch| batch.seconds);
-                is_confirmed = self.sequence.confirms(Mark { number, seconds });
+                is_confirmed = self.sequence.confirms(BatchStamp { number, seconds });
                 if !is_confirmed {
-                    return Ok(Asked::Another);
+                    return Ok(ReplayResult::Another);
                 }
             } else if let Some(batch) = self.read(number, &payload) {
                 let seconds = batch.seconds;
-                let mark = Mark { number, seconds };
-                if is_new && self.sequence.hear(mark) == Heard::Gap {
-                    return Ok(Asked::Some);
+                let mark = BatchStamp { number, seconds };
+                if is_new && self.sequence.classify(mark) == BatchKind::Gap {
+                    return Ok(ReplayResult::Some);
                 }
                 self.apply(mark, batch);
                 is_new = true;
@@ -215,7 +215,7 @@ impl Subscription {
             Err(error) => {
                 tracing::warn!(number, %error, "a batch of the engine's cannot be read");
                 self.metrics.batch("unreadable");
-                self.forget(Lost::Unreadable);
+                self.forget(ResetCause::Unreadable);
                 self.sequence.skip(number);
                 None
             }
@@ -223,20 +223,20 @@ impl Subscription {
     }
 
     /// Takes what a batch says, unless it is known. Batches before it that could not be had are lost.
-    fn apply(&mut self, mark: Mark, batch: read::Batch) {
-        match self.sequence.hear(mark) {
-            Heard::Known => return self.metrics.batch("known"),
-            Heard::Next => {}
-            Heard::Gap | Heard::Restart if self.sequence.is_empty() => {}
-            Heard::Gap => self.forget(Lost::Gap),
-            Heard::Restart => self.forget(Lost::Restart),
+    fn apply(&mut self, mark: BatchStamp, batch: read::Batch) {
+        match self.sequence.classify(mark) {
+            BatchKind::Known => return self.metrics.batch("known"),
+            BatchKind::Next => {}
+            BatchKind::Gap | BatchKind::Restart if self.sequence.is_empty() => {}
+            BatchKind::Gap => self.forget(ResetCause::Gap),
+            BatchKind::Restart => self.forget(ResetCause::Restart),
         }
         self.metrics.batch("taken");
         self.residency.events(batch.events);
         self.sequence.advance(mark);
     }
 
-    fn forget(&self, lost: Lost) {
+    fn forget(&self, lost: ResetCause) {
         tracing::warn!(
             cause = lost.name(),
             "what the engine holds is not known any more"

@@ -24,5 +24,5 @@ pub use embeddings::{Embeddings, Encoding};
 pub use format::Format;
 pub use options::{Delivery, Options};
 pub use prompt::ChatPrompt;
-pub use retrieve::{Asked, Retrieve, Retrieving};
+pub use retrieve::{Retrieve, Retrieving, SearchQuery};
 pub use tools::{ToolChoice, Tools};

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 /// What is asked for: a question, its vector, or both.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct SearchQuery {
     /// The question.
     pub query: Option<String>,
     /// What is searched for; its `vector` may be empty where there is a question.
@@ -18,7 +18,7 @@ pub struct Asked {
 #[derive(Debug)]
 pub struct Retrieve {
     /// What is searched for.
-    pub asked: Asked,
+    pub asked: SearchQuery,
     /// Whether the documents shall stand in the policy's order, over what the engine's cache holds.
     pub order: bool,
     /// Whose cache: requests with this salt.
@@ -31,7 +31,7 @@ pub struct Retrieving {
     /// The chat without the field.
     pub body: Map<String, Value>,
     /// What is searched for.
-    pub asked: Asked,
+    pub asked: SearchQuery,
     /// Whether the chat is answered without documents when they cannot be had.
     pub does_without: bool,
 }
@@ -120,7 +120,7 @@ const MAX_DIMENSIONS: usize = 65_536;
 const MAX_FILTERS: usize = 16;
 
 /// The fields that both have, named behind `prefix` in errors.
-fn take_asked(fields: &mut Fields, prefix: &str) -> Result<Asked, Failure> {
+fn take_asked(fields: &mut Fields, prefix: &str) -> Result<SearchQuery, Failure> {
     let invalid = |name: &str, message: String| {
         Err(Failure::invalid(
             format!("{prefix}{name}"),
@@ -184,7 +184,7 @@ fn take_asked(fields: &mut Fields, prefix: &str) -> Result<Asked, Failure> {
         Some(other) => return Err(wrong_type(&format!("{prefix}words"), "a boolean", &other)),
     };
     let k = fields.integer("k", 1..=MAX_K)?.unwrap_or(DEFAULT_K);
-    Ok(Asked {
+    Ok(SearchQuery {
         ask: Ask {
             vector,
             words: by_words.then(|| query.clone().unwrap_or_default()),

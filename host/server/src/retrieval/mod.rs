@@ -21,7 +21,7 @@ pub mod pipeline;
 pub mod prompt;
 
 use crate::failure::Failure;
-use crate::request::Asked;
+use crate::request::SearchQuery;
 use foreword_ordering::{Config as OrderingConfig, RawConfig};
 use foreword_retrieval::embedder::{EmbedError, Embedding, Hashing, MiniLm};
 use foreword_retrieval::store::Stage;
@@ -161,11 +161,11 @@ impl Retriever {
     /// asked.
     pub fn search(
         &self,
-        asked: Asked,
+        asked: SearchQuery,
         stage: &mut Stage<'_>,
     ) -> Result<Vec<ScoredDocument>, Failure> {
         let store = self.store()?;
-        let Asked { query, mut ask } = asked;
+        let SearchQuery { query, mut ask } = asked;
         if let Some(query) = query.filter(|_| ask.vector.is_empty()) {
             let holds = store.embedder().map_err(refused)?;
             let embedder = self.embedder()?;

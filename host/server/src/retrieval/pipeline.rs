@@ -24,7 +24,7 @@ use crate::failure::Failure;
 use crate::kv::place::Placer;
 use crate::metrics::Placements;
 use crate::model::Model;
-use crate::request::{Asked, Chat};
+use crate::request::{Chat, SearchQuery};
 use foreword_engine::engine::{Generation, Kind, Request, SpeculationId};
 use foreword_ordering::Skip;
 use foreword_ordering::document::Fingerprint;
@@ -60,11 +60,11 @@ pub struct Prepared {
     /// The name of all guesses at it.
     pub id: SpeculationId,
     /// The latest guess.
-    pub guess: Option<Guess>,
+    pub guess: Option<Speculation>,
 }
 
 /// A prompt that the engine was given before its documents were known for certain. Dropped, it is cancelled.
-pub struct Guess {
+pub struct Speculation {
     /// In the order in which they stand.
     documents: Vec<Fingerprint>,
     /// Of the documents, sorted.
@@ -72,7 +72,7 @@ pub struct Guess {
     generation: Generation,
 }
 
-impl Guess {
+impl Speculation {
     /// Lets the engine see to it from here: the chat itself, which was submitted under its name, joins or supersedes it,
     /// and either way it ends.
     pub async fn handed_over(mut self) {
@@ -89,7 +89,7 @@ impl Pipeline {
         self: Arc<Self>,
         body: Map<String, Value>,
         salt: String,
-        asked: Asked,
+        asked: SearchQuery,
     ) -> Result<Prepared, Failure> {
         let (stages, mut latest) = watch::channel(Vec::new());
         let retriever = Arc::clone(&self.retriever);
@@ -104,7 +104,7 @@ impl Pipeline {
         });
         let id = SpeculationId(NEXT.fetch_add(1, Ordering::Relaxed));
         let chat = Arc::new(Unanswered { body, salt, id });
-        let mut guess: Option<Guess> = None;
+        let mut guess: Option<Speculation> = None;
         let found = loop {
             tokio::select! {
                 biased;
@@ -137,8 +137,8 @@ impl Pipeline {
         self: &Arc<Self>,
         chat: &Arc<Unanswered>,
         found: Vec<ScoredDocument>,
-        before: Option<Guess>,
-    ) -> Option<Guess> {
+        before: Option<Speculation>,
+    ) -> Option<Speculation> {
         let mut ids: Vec<String> = found
             .iter()
             .map(|found| found.document.id.clone())
@@ -159,7 +159,7 @@ impl Pipeline {
             .and_then(|(request, documents)| Ok((self.model.submit(request)?, documents)));
         match submitted {
             // The engine supersedes the one before.
-            Ok((generation, documents)) => Some(Guess {
+            Ok((generation, documents)) => Some(Speculation {
                 documents,
                 ids,
                 generation,

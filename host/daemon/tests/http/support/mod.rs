@@ -64,7 +64,7 @@ impl Default for Options {
 }
 
 /// A server that serves a [`Parrot`], under the name [`MODEL`] unless a test has another.
-pub(crate) struct House {
+pub(crate) struct TestServer {
     pub(crate) server: Server,
     /// The parrot's steps: free to run unless a test holds them.
     pub(crate) steps: Steps,
@@ -72,7 +72,7 @@ pub(crate) struct House {
 
 pub(crate) const MODEL: &str = "aviary/parrot";
 
-impl House {
+impl TestServer {
     pub(crate) async fn open() -> Self {
         Self::with(Options::default()).await
     }
@@ -123,7 +123,7 @@ impl House {
     }
 }
 
-impl Deref for House {
+impl Deref for TestServer {
     type Target = Server;
 
     fn deref(&self) -> &Server {

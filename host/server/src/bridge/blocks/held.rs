@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// See the module's text.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldBlocks {
     blocks: HashMap<BlockHash, Block>,
     /// The blocks after each, those that are not there included: their children may be. `None`: first ones.
     children: HashMap<Option<BlockHash>, HashSet<BlockHash>>,
@@ -23,18 +23,18 @@ struct Block {
     keys: Option<Vec<Key>>,
     /// Where it is: on the device, in host memory, elsewhere.
     places: [bool; 3],
-    marks: Vec<Mark>,
+    marks: Vec<DocumentEnd>,
 }
 
 /// The last document of a path ends in a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
+pub(super) struct DocumentEnd {
     pub(super) salt: Arc<str>,
     pub(super) scope: u64,
     pub(super) path: Arc<[Document]>,
 }
 
-impl Held {
+impl HeldBlocks {
     pub(super) fn len(&self) -> usize {
         self.blocks.len()
     }
@@ -130,7 +130,7 @@ impl Held {
     }
 
     /// Marks a block; whether the mark is new and was kept.
-    pub(super) fn mark(&mut self, hash: BlockHash, mark: Mark) -> bool {
+    pub(super) fn mark(&mut self, hash: BlockHash, mark: DocumentEnd) -> bool {
         let Some(block) = self.blocks.get_mut(&hash) else {
             return false;
         };
@@ -142,7 +142,7 @@ impl Held {
     }
 
     /// Takes a block's marks, in the order in which they came.
-    pub(super) fn unmark(&mut self, hash: BlockHash) -> Vec<Mark> {
+    pub(super) fn unmark(&mut self, hash: BlockHash) -> Vec<DocumentEnd> {
         let block = self.blocks.get_mut(&hash);
         block.map_or_else(Vec::new, |block| std::mem::take(&mut block.marks))
     }
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn blocks_of_which_an_engine_says_this_and_that_leave_nothing_behind() {
         let mut random = Random::new(3);
-        let mut held = Held::default();
+        let mut held = HeldBlocks::default();
         let tiers = [Tier::Device, Tier::Host, Tier::Disk];
         for _ in 0..500 {
             let hash = BlockHash(random.below(8).into());

@@ -27,17 +27,17 @@ use crate::kv::vllm::read::{BlockEvent, BlockHash, Key};
 use foreword_engine::TokenId;
 use foreword_engine::cache::{CacheEvent, DocumentPath, PageHash, Tier};
 use foreword_ordering::feed::TenantKey;
-use held::{Held, Mark};
+use held::{DocumentEnd, HeldBlocks};
 use std::collections::HashSet;
 use std::sync::Arc;
-use waiting::{Prompt, Waiting};
+use waiting::{Prompt, WaitingPrompts};
 
 /// See the module's text.
 #[derive(Debug)]
 pub struct Blocks {
     limits: Limits,
-    held: Held,
-    waiting: Waiting,
+    held: HeldBlocks,
+    waiting: WaitingPrompts,
     /// The next prompt's id.
     next: u64,
     /// Groups of layers whose blocks are passed over.
@@ -73,8 +73,8 @@ impl Blocks {
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
-            held: Held::default(),
-            waiting: Waiting::new(limits),
+            held: HeldBlocks::default(),
+            waiting: WaitingPrompts::new(limits),
             next: 0,
             partial: HashSet::new(),
             salted: false,
@@ -246,7 +246,7 @@ impl Blocks {
                 // Of the blocks wholly before its end, this is the last.
                 let end = document.end as usize;
                 if (prompt.matched..prompt.matched + size).contains(&end) {
-                    let mark = Mark {
+                    let mark = DocumentEnd {
                         salt: prompt.salt.clone(),
                         scope: prompt.documents.scope,
                         path: sizes[..count].into(),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// See the module's text.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct WaitingPrompts {
     limits: Limits,
     prompts: HashMap<u64, Prompt>,
     /// Prompts by the block that they wait behind.
@@ -34,7 +34,7 @@ pub(super) struct Prompt {
     pub(super) at: Option<BlockHash>,
 }
 
-impl Waiting {
+impl WaitingPrompts {
     /// None, and never more than `limits` say.
     pub(super) fn new(limits: Limits) -> Self {
         Self {
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn books_are_kept_of_those_only_who_wait() {
-        let mut waiting = Waiting::new(LIMITS);
+        let mut waiting = WaitingPrompts::new(LIMITS);
         for id in 0..100 {
             waiting.push(prompt(id));
             assert!(waiting.prompts.len() <= 5 && waiting.ages.len() <= 26);
@@ -145,7 +145,7 @@ mod tests {
                 ..LIMITS
             },
         ] {
-            let mut waiting = Waiting::new(limits);
+            let mut waiting = WaitingPrompts::new(limits);
             (0..10).for_each(|id| waiting.push(prompt(id)));
             assert_eq!(waiting.tokens, 16);
             let mut left: Vec<u64> = waiting
