@@ -22,7 +22,6 @@ pub mod failure;
 pub mod gate;
 pub mod keys;
 pub mod kv;
-mod log;
 pub mod metrics;
 pub mod model;
 pub mod request;

@@ -8,4 +8,5 @@
 pub mod check;
 pub mod evaluate;
 pub mod explain;
+mod log;
 pub mod replay;

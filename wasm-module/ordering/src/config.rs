@@ -336,6 +336,12 @@ impl Config {
         self.policy.build(&self.policy_options)
     }
 
+    /// Returns the options that the policy is built with.
+    #[must_use]
+    pub fn policy_options(&self) -> PolicyOptions {
+        self.policy_options
+    }
+
     /// The same for an engine whose cache has blocks of so many tokens.
     #[must_use]
     pub fn with_block_tokens(mut self, block_tokens: u32) -> Self {

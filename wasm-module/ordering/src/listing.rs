@@ -38,6 +38,16 @@ impl Retrieved {
             tokens,
         }
     }
+
+    /// A piece of a prompt as an engine's cache knows it: by the hash of its bytes.
+    #[must_use]
+    pub fn piece(hash: u64, tokens: u32) -> Self {
+        Self {
+            label: String::new(),
+            fingerprint: Fingerprint(hash),
+            tokens,
+        }
+    }
 }
 
 /// The documents that an [`Orderer`](crate::Orderer) would find in `body`, without repeats: one simulated request

@@ -11,8 +11,8 @@
 //! is (times, headers) is passed over.
 
 use super::BadLine;
-use crate::body::string;
 use foreword_ordering::scan::{self, Bad};
+use foreword_ordering::string;
 use std::borrow::Cow;
 
 /// A request in a log, and what is known of it.

@@ -10,17 +10,14 @@
 
 use super::{Capacity, EngineCache, Replay, Request, Retrieved, Reuse};
 use crate::Logged;
-use crate::body::Skip;
-use crate::config::{Config, ConfigError, RawConfig};
-use crate::engines::{Choice, EngineId, MAX_ENGINES};
-use crate::feed::TenantKey;
-use crate::head::outline;
-use crate::head::segments::SegmentKind;
-use crate::orderer::{Orderer, RewriteOptions, Trial};
-use crate::tenant::Tenant;
-use foreword_ordering::document::Fingerprint;
+use foreword_ordering::config::{Config, ConfigError, RawConfig};
+use foreword_ordering::feed::TenantKey;
+use foreword_ordering::head::{self, SegmentKind};
 use foreword_ordering::policy::{Order, PolicyKind};
 use foreword_ordering::tree::Scope;
+use foreword_ordering::{
+    EngineCandidate, EngineId, MAX_ENGINES, Orderer, RewriteOptions, Skip, Tenant, Trial,
+};
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -85,7 +82,7 @@ impl PromptReplay {
         raw.tree.max_tokens = capacity.tokens.unwrap_or(0);
         raw.tree.max_trees = 10_000;
         let config = Config::try_from(raw)?;
-        let options = config.policy_options;
+        let options = config.policy_options();
         Ok(Self {
             orderer: Orderer::new(config),
             rankings: Replay::new(kind, &options, capacity),
@@ -110,7 +107,7 @@ impl PromptReplay {
         let count = u16::try_from(self.engines.len()).unwrap_or(u16::MAX);
         let known = self.engines.entry(logged.engine.clone().into_owned());
         let engine = *known.or_insert(EngineId(count));
-        let choices = [Choice {
+        let choices = [EngineCandidate {
             engine,
             outstanding: 0,
         }];
@@ -140,19 +137,14 @@ impl PromptReplay {
     pub fn serve(&mut self, logged: &Logged<'_>, sent: Option<&[u8]>) -> Result<(), Skip> {
         let sent = sent.unwrap_or(logged.body.as_bytes());
         let config = self.orderer.config();
-        let parsed = match crate::body::parse(sent, config) {
+        let parsed = match foreword_ordering::parse(sent, config) {
             Err(Skip::NoUserMessage) => return Ok(()),
             parsed => parsed?,
         };
         let segments = parsed.segments(config);
-        let pieces = outline::sent(&parsed, &segments);
-        let salt = parsed.salt.given().unwrap_or_default();
-        let realm = [
-            parsed.model.as_ref(),
-            salt,
-            &*logged.tenant,
-            &*logged.engine,
-        ];
+        let pieces = head::sent(&parsed, &segments);
+        let salt = parsed.client_salt().unwrap_or_default();
+        let realm = [parsed.model(), salt, &*logged.tenant, &*logged.engine];
         let scope = (realm.iter()).fold(0, |seed, part| xxh3_64_with_seed(part.as_bytes(), seed));
         self.serve_pieces(Scope(scope), &pieces);
         Ok(())
@@ -194,17 +186,6 @@ impl PromptReplay {
     #[must_use]
     pub fn reuse(&self) -> PromptReuse {
         self.reuse
-    }
-}
-
-/// The pieces of a prompt as an engine's cache knows them.
-impl Retrieved {
-    pub(crate) fn piece(hash: u64, tokens: u32) -> Self {
-        Self {
-            label: String::new(),
-            fingerprint: Fingerprint(hash),
-            tokens,
-        }
     }
 }
 

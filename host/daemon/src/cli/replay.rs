@@ -1,6 +1,5 @@
 //! `foreword replay`: its arguments.
 
-use super::ordering;
 use foreword_ordering::policy::PolicyKind;
 use foreword_simulation::Capacity;
 use foreword_tools::replay;

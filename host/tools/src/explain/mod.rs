@@ -15,6 +15,7 @@ mod plots;
 mod remedy;
 mod report;
 
+use crate::log::{self, OnBad, Place};
 use crate::replay::whole::{self, Input, Ordered};
 use anyhow::{Context, Result};
 use causes::{Causes, Row, segment_name};
@@ -22,7 +23,6 @@ use foreword_ordering::Config;
 use foreword_ordering::head::{Cause, Diagnosis, Index, Limits};
 use foreword_ordering::policy::PolicyKind;
 use foreword_report::words::{grouped, percent, rounded};
-use foreword_server::log::{self, OnBad, Place};
 use foreword_simulation::{BadLine, Capacity, LogReader, Logged, LoggedKind, PromptReuse};
 use remedy::{Part, Remedy};
 use serde_json::{Value, json};

@@ -17,11 +17,11 @@ mod report;
 pub(crate) mod simulate;
 pub(crate) mod whole;
 
+use crate::log;
 use anyhow::{Context, Result};
 use figures::Figures;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
 use foreword_report::progress;
-use foreword_server::log;
 use foreword_simulation::{Bound, Capacity};
 use std::io::Write;
 use std::num::NonZeroU32;

@@ -1,8 +1,8 @@
 //! Files to trace, a line at a time.
 
 use super::Options;
+use crate::log::{self, Counts, OnBad};
 use anyhow::Result;
-use foreword_server::log::{self, Counts, OnBad};
 use foreword_simulation::{CompactTrace, LogReader, Logged};
 
 /// What the files hold.

@@ -196,7 +196,7 @@ pub(super) mod tests {
             let capacity = Capacity::of_prompts(20, &list);
             for kind in [PolicyKind::Retrieval, PolicyKind::Longest] {
                 let outcome = replay(&trace, kind, &options, capacity).unwrap();
-                let core = simulation::replay(&list, kind, &options, capacity);
+                let core = foreword_simulation::replay(&list, kind, &options, capacity);
                 assert_eq!(outcome.reuse, core);
                 assert_eq!(outcome.curve.last(), Some(&(requests, core)));
                 assert_eq!(outcome.curve.len(), POINTS.min(requests));
@@ -208,7 +208,7 @@ pub(super) mod tests {
     #[test]
     fn a_batch_serves_every_request_once_whatever_the_window() {
         let (trace, list) = generated(1_000);
-        let tokens = simulation::document_tokens(&list);
+        let tokens = foreword_simulation::document_tokens(&list);
         for window in [1, 7, 1_000, 5_000] {
             let outcome = replay_batches(&trace, window, Capacity::UNBOUNDED).unwrap();
             assert_eq!(outcome.reuse.document_tokens, tokens);

@@ -10,10 +10,10 @@
 use super::Options;
 use super::simulate::{self, Pace, PolicyOutcome};
 use crate::explain::causes::Causes;
+use crate::log::{self, OnBad};
 use anyhow::{Context, Result};
 use foreword_ordering::RawConfig;
 use foreword_ordering::policy::PolicyKind;
-use foreword_server::log::{self, OnBad};
 use foreword_simulation::{
     BadLine, Capacity, LogReader, Logged, LoggedKind, PromptReplay, PromptReuse,
 };

@@ -326,7 +326,7 @@ impl Plugin {
             cached: Some(cached),
         }) = counted
         {
-            miss.update(prompt, cached, self.config.ordering.block_tokens());
+            miss.told(prompt, cached, self.config.ordering.block_tokens());
         }
         self.metrics.missed(host, miss);
     }

@@ -42,6 +42,6 @@ mod tools;
 
 pub use cause::{Cause, Volatile};
 pub use diagnosis::{Asked, Diagnosis, Index, Limits};
-pub use outline::Depth;
+pub use outline::{Depth, sent};
 pub use report::{Change, ChangeKind, HeadReport};
 pub use segments::{Segment, SegmentKind, Segments};

@@ -14,7 +14,7 @@ use super::segments::{Segment, SegmentKind, Segments};
 use crate::body::scan::{self, Scan};
 use crate::body::{FoundDocument, Message, Parsed, Role, Source, inner_of, offset_in};
 use crate::document::estimate_tokens;
-use crate::simulation::Retrieved;
+use crate::listing::Retrieved;
 use smallvec::SmallVec;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -269,8 +269,9 @@ fn parts<'a>(content: &'a str, add: &mut impl FnMut(&'a str, bool)) {
     }
 }
 
-/// The pieces of a prompt as an engine's cache tells them apart, in their order.
-pub(crate) fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retrieved)> {
+/// Returns the pieces of a prompt as an engine's cache tells them apart, in their order.
+#[must_use]
+pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retrieved)> {
     let body = parsed.text;
     let mut pieces = Vec::with_capacity(segments.list.len() * 2);
     let mut bytes = 0_u64;

@@ -163,6 +163,12 @@ impl<'a> Parsed<'a> {
         self.text
     }
 
+    /// Returns the `cache_salt` that the client sent, as written.
+    #[must_use]
+    pub fn client_salt(&self) -> Option<&'a str> {
+        self.salt.given()
+    }
+
     /// The model's name, empty when the body has none.
     #[must_use]
     pub fn model(&self) -> &str {

@@ -246,7 +246,7 @@ impl<'r> Rewriting<'r> {
         let chat = ChatContinuation::within_limit(memory.place(path), &added);
         // A chat without documents is remembered where chats that open alike may have some pinned in them: the one must
         // not be taken for the other.
-        let keeps = |added: &AddedMessage| added.turn.state.is_some();
+        let keeps = |added: &AddedMessage| added.sent.kept.is_some();
         let is_head_kept = added.iter().any(keeps) || !path.is_empty() && self.head.is_some();
         if !self.parsed.has_documents() && !self.config.pins() && !is_head_kept {
             added.clear();

@@ -166,7 +166,7 @@ impl Model {
             let mut gone = self.gone.iter();
             let before = gone.rposition(|(_, entry)| entry.path == *path);
             let before = before.map(|index| self.gone.remove(index));
-            let window = (self.capacity[0] + self.capacity[1]) * REMEMBERED;
+            let window = EvictionPolicy::Pgdsf.remembered(self.capacity[0] + self.capacity[1]);
             let remembered = before.filter(|(departure, _)| {
                 self.policy == EvictionPolicy::Pgdsf && departure + window > self.departures
             });
