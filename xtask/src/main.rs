@@ -7,6 +7,7 @@
 //! kernels  the engine's CUDA kernels as machine code; needs no device
 //! image    the Wasm filter, or the host, as an OCI image
 //! release  tarball, images, lists of components and checksums, reproducible
+//! config-docs  the tables and types of configuration fields, from the schema
 //! test     everything CI needs, step by step
 //! browser  the npm package and the demo page
 //! demo     host + Envoy, the questions of the reader's world twice, figures and a report
@@ -19,6 +20,7 @@
 
 mod browser;
 mod build;
+mod config_docs;
 mod corpus;
 mod demo;
 mod fuzz;
@@ -66,6 +68,8 @@ enum Task {
     Kernels(kernels::Options),
     /// Build the npm package and the demo page
     Browser(browser::Options),
+    /// Write the tables and types of configuration fields from the schema
+    ConfigDocs(config_docs::Options),
     /// Run every check and every test, as CI does
     Test,
     /// Run the fuzz targets under libFuzzer, which takes a C++ compiler
@@ -98,6 +102,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Release(options) => release::run(&workspace, &options),
         Task::Kernels(options) => kernels::run(&workspace, &options),
         Task::Browser(options) => browser::run(&workspace, &options),
+        Task::ConfigDocs(options) => config_docs::run(&workspace, &options),
         Task::Test => test::run(&workspace),
         Task::Fuzz(options) => fuzz::run(&workspace, &options),
         Task::Demo(options) => demo::run(&workspace, &options),

@@ -404,7 +404,7 @@ fn where_a_failure_is_to_be_one_the_client_hears_of_it() {
         .local_addr()
         .unwrap();
     let engine = Upstream::start().unwrap();
-    let mut options = options(&engine, dead, json!({"on_failure": "fail"}));
+    let mut options = options(&engine, dead, json!({"on_failure": "refuse"}));
     let gateway = Gateway::start(&options).unwrap();
     let response = send(&gateway, &chat("Why?"));
     assert_eq!(

@@ -89,6 +89,14 @@ impl SimilarityConfig {
         serde_json::from_slice::<RawSimilarity>(text)?.try_into()
     }
 
+    /// Reads and checks a configuration that is already parsed.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn from_value(value: &serde_json::Value) -> Result<Self, ConfigError> {
+        RawSimilarity::deserialize(value)?.try_into()
+    }
+
     /// Components of an embedding.
     #[must_use]
     pub fn dimensions(&self) -> u32 {

@@ -2,29 +2,38 @@
 //! and the limit.
 //!
 //! ```text
-//!   JSON ──► RawConfig, values untyped ──► a check for each field (`field`, `tenant`) ──► Config
-//!                    └─ `ordering`, as text ──► the core's own check
+//!   JSON ──► Raw, values untyped ──► `Fields` reads each: path, range, default ──► Config
+//!             └─ `ordering`, as text ──► the core's own check
 //! ```
 //!
 //! An empty configuration means all defaults. `schema.json` beside this file says the same to editors and to
 //! `foreword check-config`; a test holds the two together.
 
-mod field;
+mod agreement;
+mod engines;
+mod fields;
+mod retrieval;
 mod tenant;
 
+use std::fmt;
+
 use foreword_ordering::document::Fingerprint;
-use foreword_ordering::{Config as OrderingConfig, Experiment};
+use foreword_ordering::object::Keys;
+use foreword_ordering::{
+    Config as OrderingConfig, ConfigError as OrderingError, Experiment,
+    RawConfig as RawOrderingConfig,
+};
+use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::agreement::AgreementConfig;
-use crate::engines::{EngineConfig, engines};
-use crate::retrieval::RetrievalConfig;
-use field::{experiment, max_body_bytes, one_of, own_header, paths};
-pub(crate) use field::{header_name, invalid, object, switch};
-pub(crate) use tenant::{KEY, feed_key};
+pub(crate) use agreement::AgreementConfig;
+pub(crate) use engines::{EngineConfig, FeedConfig, engines};
+pub(crate) use fields::KEY;
+use fields::{Fields, invalid};
+pub(crate) use retrieval::{Peer, RetrievalConfig};
 pub use tenant::{SaltKey, TenantSource};
 
 /// The JSON Schema (draft 2020-12) of the plugin configuration.
@@ -117,88 +126,71 @@ pub enum OnFailure {
     Refuse,
 }
 
+impl Mode {
+    const WORDS: [(&str, Self); 2] = [("order", Self::Order), ("dry-run", Self::DryRun)];
+}
+
+impl RequestHeaders {
+    const WORDS: [(&str, Self); 2] = [("hold", Self::Hold), ("release", Self::Release)];
+}
+
+impl OnFailure {
+    const WORDS: [(&str, Self); 2] = [("pass", Self::Pass), ("refuse", Self::Refuse)];
+}
+
 impl Config {
     /// Parses and checks a configuration.
     pub fn from_json(bytes: &[u8]) -> Result<Self, ConfigError> {
-        let raw: RawConfig = match bytes.trim_ascii().first() {
-            None => RawConfig::default(),
+        let raw: Raw = match bytes.trim_ascii().first() {
+            None => Raw::default(),
             Some(b'{') => serde_json::from_slice(bytes).map_err(ConfigError::Json)?,
-            // Serde would read `[]` as a struct without fields, so as the defaults.
             Some(_) => return Err(ConfigError::NotAnObject),
         };
-        let retrieval = raw.retrieval.map_or_null(|| None, retrieval)?;
-        let keeps = retrieval.as_ref().is_some_and(|(_, keeps)| *keeps);
+        let fields = Fields::all(&raw.fields);
+        let retrieval = fields.given("retrieval");
+        let retrieval = retrieval.map(RetrievalConfig::from_json).transpose()?;
+        let keeps = retrieval.as_ref().is_some_and(|retrieval| retrieval.keep);
         let ordering = ordering(raw.ordering.as_deref(), keeps)?;
-        let given = |field: &Field| match field {
-            Field::Absent => None,
-            Field::Given(value) => Some(value.clone()),
-        };
-        let agreement = AgreementConfig::from_json(given(&raw.agreement).as_ref())?;
-        let engines = engines(given(&raw.engines).as_ref())?;
-        let (salt, open_paths) = (raw.salt)
-            .map_or_null(|| None, tenant::salt)?
-            .map_or_else(Default::default, |(key, open)| (Some(key), open));
+        let agreement = AgreementConfig::from_json(fields.get("agreement"))?;
+        let engines = engines(fields.get("engines"))?;
+        let salt = fields.given("salt").map(tenant::salt).transpose()?;
+        let (salt, open_paths) =
+            salt.map_or_else(Default::default, |(key, open)| (Some(key), open));
         // The smallest block: what one engine can reuse is not given up for another.
         let blocks = engines.iter().filter_map(|engine| engine.block_tokens);
         let ordering = match blocks.min() {
             Some(block_tokens) => ordering.with_block_tokens(block_tokens),
             None => ordering,
         };
-        let audience = raw.audience(&engines);
+        let path_header = fields.own_header("path_header", Some(DEFAULT_PATH_HEADER))?;
         let config = Self {
             ordering,
-            routes: raw
-                .routes
-                .map_or_default(default_routes, |value| paths("routes", 1, value))?,
-            max_body_bytes: raw
-                .max_body_bytes
-                .map_or_default(|| DEFAULT_MAX_BODY_BYTES, max_body_bytes)?,
-            mode: raw.mode.map_or_default(
-                || Mode::Order,
-                |value| {
-                    let modes = [("order", Mode::Order), ("dry-run", Mode::DryRun)];
-                    one_of("mode", value, modes)
-                },
+            routes: fields.paths("routes", 1, || DEFAULT_ROUTES.map(str::to_owned).to_vec())?,
+            max_body_bytes: fields.number(
+                "max_body_bytes",
+                1..=LIMIT_MAX_BODY_BYTES,
+                DEFAULT_MAX_BODY_BYTES,
             )?,
-            experiment: raw.experiment.map_or_null(|| None, experiment)?,
-            tenant: raw.tenant.map_or_null(|| None, tenant::source)?,
+            mode: fields.one_of("mode", Mode::WORDS)?,
+            experiment: fields.given("experiment").map(experiment).transpose()?,
+            tenant: fields.given("tenant").map(tenant::source).transpose()?,
             salt,
             open_paths,
-            on_failure: raw.on_failure.map_or_default(
-                || OnFailure::Pass,
-                |value| {
-                    let choices = [("pass", OnFailure::Pass), ("refuse", OnFailure::Refuse)];
-                    one_of("on_failure", value, choices)
-                },
-            )?,
-            report_header: raw.report_header.map_or_null(
-                || Some(DEFAULT_REPORT_HEADER.to_owned()),
-                |value| own_header("report_header", value),
-            )?,
-            bypass_header: raw
-                .bypass_header
-                .map_or_null(|| None, |value| own_header("bypass_header", value))?,
-            request_headers: raw.request_headers.map_or_default(
-                || RequestHeaders::Hold,
-                |value| {
-                    let choices = [
-                        ("hold", RequestHeaders::Hold),
-                        ("release", RequestHeaders::Release),
-                    ];
-                    one_of("request_headers", value, choices)
-                },
-            )?,
-            path_header: path_header(raw.path_header)?,
-            log_fields: raw
-                .log_fields
-                .map_or_default(|| true, |value| field::switch("log_fields", value))?,
+            on_failure: fields.one_of("on_failure", OnFailure::WORDS)?,
+            report_header: fields.own_header("report_header", Some(DEFAULT_REPORT_HEADER))?,
+            bypass_header: fields.own_header("bypass_header", None)?,
+            request_headers: fields.one_of("request_headers", RequestHeaders::WORDS)?,
+            path_header: PathHeader {
+                enabled: path_header.is_some(),
+                // The usual one is removed all the same where a client sends it.
+                name: path_header.unwrap_or_else(|| DEFAULT_PATH_HEADER.to_owned()),
+            },
+            log_fields: fields.switch("log_fields", true)?,
+            audience: audience(&fields, &engines),
             engines,
-            explain: raw
-                .explain
-                .map_or_default(|| DEFAULT_EXPLAINED, field::explained)?,
+            explain: explained(fields.get("explain"))?,
             agreement,
-            retrieval: retrieval.map(|(retrieval, _)| retrieval),
-            audience,
+            retrieval,
         };
         config.check_headers()?;
         config.check_engines()?;
@@ -313,130 +305,105 @@ pub enum ConfigError {
 
 /// The configuration as written. Values stay untyped so that each check can name its field: serde's own
 /// messages name the type alone.
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct RawConfig {
-    #[serde(deserialize_with = "given")]
+#[derive(Default)]
+struct Raw {
+    /// The core reads it itself, and its errors name lines and columns of this text.
     ordering: Option<Box<RawValue>>,
-    routes: Field,
-    max_body_bytes: Field,
-    mode: Field,
-    experiment: Field,
-    tenant: Field,
-    salt: Field,
-    on_failure: Field,
-    report_header: Field,
-    bypass_header: Field,
-    request_headers: Field,
-    path_header: Field,
-    log_fields: Field,
-    agreement: Field,
-    explain: Field,
-    engines: Field,
-    retrieval: Field,
+    fields: Map<String, Value>,
 }
 
-impl RawConfig {
-    /// Of what may change in a running gateway, such as bounds and policies, nothing is part of it.
-    fn audience(&self, engines: &[EngineConfig]) -> u64 {
-        let [routes, tenant] = [&self.routes, &self.tenant].map(|value| format!("{value:?}"));
-        let engines = engines.iter().map(|engine| (&engine.name, engine.address));
-        let engines = format!("{:?}", engines.collect::<Vec<_>>());
-        Fingerprint::of(&[&routes, &tenant, &engines].map(String::as_bytes)).0
-    }
-}
+/// The fields of the plugin configuration.
+const FIELDS: [&str; 17] = [
+    "ordering",
+    "routes",
+    "max_body_bytes",
+    "mode",
+    "experiment",
+    "tenant",
+    "salt",
+    "on_failure",
+    "report_header",
+    "bypass_header",
+    "request_headers",
+    "path_header",
+    "log_fields",
+    "agreement",
+    "explain",
+    "engines",
+    "retrieval",
+];
 
-/// Serde would take `null` for absence.
-fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
-    Box::<RawValue>::deserialize(deserializer).map(Some)
-}
+/// An unknown or repeated field is an error that names it, with its line and column.
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
 
-/// A field for which `null` differs from absence.
-#[derive(Debug, Default, Deserialize)]
-#[serde(from = "Value")]
-enum Field {
-    #[default]
-    Absent,
-    Given(Value),
-}
+        impl<'de> Visitor<'de> for Object {
+            type Value = Raw;
 
-impl From<Value> for Field {
-    fn from(value: Value) -> Self {
-        Self::Given(value)
-    }
-}
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
 
-impl Field {
-    /// A field that has no meaning for `null`.
-    fn map_or_default<T>(
-        &self,
-        default: impl FnOnce() -> T,
-        check: impl FnOnce(&Value) -> Result<T, ConfigError>,
-    ) -> Result<T, ConfigError> {
-        match self {
-            Self::Absent => Ok(default()),
-            Self::Given(value) => check(value),
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Raw, M::Error> {
+                let mut keys = Keys::new(&FIELDS);
+                let mut raw = Raw::default();
+                while let Some(at) = map.next_key_seed(&mut keys)? {
+                    match usize::try_from(at).ok().and_then(|at| FIELDS.get(at)) {
+                        Some(&"ordering") => raw.ordering = Some(map.next_value()?),
+                        Some(name) => {
+                            raw.fields.insert((*name).to_owned(), map.next_value()?);
+                        }
+                        // It is one of them.
+                        None => {}
+                    }
+                }
+                Ok(raw)
+            }
         }
-    }
 
-    /// A field that `null` switches off.
-    fn map_or_null<T>(
-        &self,
-        default: impl FnOnce() -> Option<T>,
-        check: impl FnOnce(&Value) -> Result<T, ConfigError>,
-    ) -> Result<Option<T>, ConfigError> {
-        match self {
-            Self::Absent => Ok(default()),
-            Self::Given(Value::Null) => Ok(None),
-            Self::Given(value) => check(value).map(Some),
-        }
+        deserializer.deserialize_map(Object)
     }
 }
 
-fn retrieval(value: &Value) -> Result<(RetrievalConfig, bool), ConfigError> {
-    Ok((
-        RetrievalConfig::from_json(value)?,
-        RetrievalConfig::keeps(value)?,
-    ))
+/// Returns a hash of what says whose requests these are. What may change in a running gateway, such as bounds and
+/// policies, is no part of it.
+fn audience(fields: &Fields<'_>, engines: &[EngineConfig]) -> u64 {
+    let [routes, tenant] = ["routes", "tenant"].map(|field| format!("{:?}", fields.get(field)));
+    let engines = engines.iter().map(|engine| (&engine.name, engine.address));
+    let engines = format!("{:?}", engines.collect::<Vec<_>>());
+    Fingerprint::of(&[&routes, &tenant, &engines].map(String::as_bytes)).0
 }
 
-/// The core's part. What a retriever found stays in a chat if it `keeps` it and nothing else is said: no client sends it
-/// again.
+/// Reads the core's part. What a retriever found stays in a chat if it `keeps` it and nothing else is said: no client
+/// sends it again.
 fn ordering(json: Option<&RawValue>, keeps: bool) -> Result<OrderingConfig, ConfigError> {
-    let checked = |json: &str| {
-        OrderingConfig::from_json(json.as_bytes())
-            .map_err(|error| ConfigError::Ordering(error.to_string()))
-    };
-    let json = json.map_or("{}", RawValue::get);
-    // First of all, for the places that errors name.
-    let config = checked(json)?;
-    if !keeps {
-        return Ok(config);
-    }
-    let mut value: Value = serde_json::from_str(json).map_err(ConfigError::Json)?;
-    let conversation = value
-        .as_object_mut()
-        .map(|fields| fields.entry("conversation").or_insert_with(|| json!({})));
-    if let Some(Value::Object(fields)) = conversation {
-        fields.entry("pin").or_insert(Value::Bool(true));
-    }
-    checked(&value.to_string())
+    let mut raw = RawOrderingConfig::default();
+    raw.conversation.pin = keeps;
+    raw.read_json(json.map_or("{}", RawValue::get).as_bytes())
+        .and_then(|()| raw.try_into())
+        .map_err(|error: OrderingError| ConfigError::Ordering(error.to_string()))
 }
 
-/// `null` switches the header off; the usual one is still removed where a client sends it.
-fn path_header(field: Field) -> Result<PathHeader, ConfigError> {
-    let name = field.map_or_null(
-        || Some(DEFAULT_PATH_HEADER.to_owned()),
-        |value| own_header("path_header", value),
+/// Reads `{"name": …, "control_share": …}`.
+fn experiment(value: &Value) -> Result<Experiment, ConfigError> {
+    let fields = Fields::of("experiment", Some(value), &["name", "control_share"])?;
+    let name = fields.get("experiment.name");
+    let name = name.map_or_else(
+        || Ok(DEFAULT_EXPERIMENT.to_owned()),
+        |name| fields::name("experiment.name", name),
     )?;
-    Ok(PathHeader {
-        enabled: name.is_some(),
-        name: name.unwrap_or_else(|| DEFAULT_PATH_HEADER.to_owned()),
-    })
+    let share = fields.get("control_share").unwrap_or(&Value::Null);
+    share
+        .as_f64()
+        .and_then(|share| Experiment::new(&name, share))
+        .ok_or_else(|| invalid("experiment.control_share", share, "a number from 0 to 1"))
 }
 
-fn default_routes() -> Vec<String> {
-    DEFAULT_ROUTES.map(str::to_owned).to_vec()
+/// Reads `{"requests": …}`: the number of requests by which others are explained.
+fn explained(value: Option<&Value>) -> Result<u32, ConfigError> {
+    let fields = Fields::of("explain", value, &["requests"])?;
+    fields.number("explain.requests", 0..=MAX_EXPLAINED, DEFAULT_EXPLAINED)
 }
 
 /// OpenAI's and Anthropic's; their bodies are read alike.
@@ -444,8 +411,12 @@ const DEFAULT_ROUTES: [&str; 2] = ["/v1/chat/completions", "/v1/messages"];
 const DEFAULT_REPORT_HEADER: &str = "x-foreword";
 const DEFAULT_PATH_HEADER: &str = "x-foreword-path";
 const DEFAULT_MAX_BODY_BYTES: u32 = 4 << 20;
+/// A worker's Wasm memory never shrinks and aborts near 1 GiB; a body needs a few times its own size there.
+const LIMIT_MAX_BODY_BYTES: u32 = 32 << 20;
+const DEFAULT_EXPERIMENT: &str = "default";
 /// Recent requests of a tenant that a request is compared with.
 const DEFAULT_EXPLAINED: u32 = 64;
+const MAX_EXPLAINED: u32 = 1_024;
 
 #[cfg(test)]
 mod tests;

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::ConfigError;
-use super::field::{header_name, invalid, is_plain_name, object, paths};
+use super::fields::{Fields, header_name, hidden, invalid};
 
 /// Who says whose a request is. Never the body: whoever writes it could choose.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,19 +52,16 @@ impl fmt::Debug for SaltKey {
     }
 }
 
-/// `{"header": …}` or `{"claim": …, "payload": …, "namespace": …}`.
+/// Reads `{"header": …}` or `{"claim": …, "payload": …, "namespace": …}`.
 pub(super) fn source(value: &Value) -> Result<TenantSource, ConfigError> {
-    let fields = object(
-        "tenant",
-        value,
-        &["header", "claim", "payload", "namespace"],
-    )?;
+    let known = ["header", "claim", "payload", "namespace"];
+    let fields = Fields::of("tenant", Some(value), &known)?;
     match (fields.get("header"), fields.get("claim")) {
         (Some(name), None) if fields.len() == 1 => {
             header_name("tenant.header", name).map(TenantSource::Header)
         }
         (None, Some(claim)) => {
-            let text = |field, default: Option<&str>, key: &str| match (fields.get(key), default) {
+            let part = |field, default: Option<&str>| match (fields.get(field), default) {
                 (None, Some(default)) => Ok(default.to_owned()),
                 (value, _) => {
                     let value = value.unwrap_or(&Value::Null);
@@ -72,8 +69,8 @@ pub(super) fn source(value: &Value) -> Result<TenantSource, ConfigError> {
                 }
             };
             let mut path = vec![
-                text("tenant.namespace", Some(JWT_AUTHN_NAMESPACE), "namespace")?,
-                text("tenant.payload", None, "payload")?,
+                part("tenant.namespace", Some(JWT_AUTHN_NAMESPACE))?,
+                part("tenant.payload", None)?,
             ];
             path.extend(claim_path(claim)?);
             Ok(TenantSource::Claim(path))
@@ -105,77 +102,21 @@ fn path_part(value: &Value) -> Option<String> {
     (fits && !part.contains('\0')).then(|| part.to_owned())
 }
 
-/// `{"key": …}` or `{"key_env": …}`, and `open_paths` beside either: the key, and the paths that go on without a salt.
-/// Errors tell a key's length alone.
+/// Reads `{"key": …}` or `{"key_env": …}`, and `open_paths` beside either: the key, and the paths that go on without a
+/// salt. Errors tell a key's length alone.
 pub(super) fn salt(value: &Value) -> Result<(SaltKey, Vec<String>), ConfigError> {
-    let Ok(fields) = object("salt", value, &["key", "key_env", "open_paths"]) else {
-        return Err(hidden("salt", value, EITHER_KEY));
-    };
-    let key = salt_key(fields.get("key"), fields.get("key_env"))
-        .unwrap_or_else(|| Err(hidden("salt", value, EITHER_KEY)))?;
-    let open_paths = match fields.get("open_paths") {
-        None => DEFAULT_OPEN_PATHS.map(str::to_owned).to_vec(),
-        Some(list) => paths("salt.open_paths", 0, list)?,
-    };
-    Ok((key, open_paths))
-}
-
-/// `None`: both are there, or neither.
-fn salt_key(key: Option<&Value>, key_env: Option<&Value>) -> Option<Result<SaltKey, ConfigError>> {
-    Some(match (key, key_env) {
-        (Some(key), None) => key
-            .as_str()
-            .and_then(SaltKey::from_hex)
-            .map(SaltKey::Bytes)
-            .ok_or_else(|| hidden("salt.key", key, KEY)),
-        (None, Some(name)) => match name.as_str() {
-            Some(text) if is_plain_name(text) => Ok(SaltKey::Environment(text.to_owned())),
-            _ => Err(invalid(
-                "salt.key_env",
-                name,
-                "the name of an environment variable",
-            )),
-        },
-        _ => return None,
-    })
-}
-
-/// A feed's `key` or `key_env`, read from its fields; `null` is as good as absence. Errors tell a key's length alone.
-pub(crate) fn feed_key(fields: &Map<String, Value>) -> Result<Option<SaltKey>, ConfigError> {
-    let field = |name| fields.get(name).filter(|value| !value.is_null());
-    match (field("key"), field("key_env")) {
-        (None, None) => Ok(None),
-        (Some(key), None) => (key.as_str())
-            .and_then(SaltKey::from_hex)
-            .map(|key| Some(SaltKey::Bytes(key)))
-            .ok_or_else(|| hidden("engines.feed.key", key, KEY)),
-        (None, Some(name)) => match name.as_str() {
-            Some(text) if is_plain_name(text) => Ok(Some(SaltKey::Environment(text.to_owned()))),
-            _ => Err(invalid(
-                "engines.feed.key_env",
-                name,
-                "the name of an environment variable",
-            )),
-        },
-        (Some(_), Some(_)) => Err(ConfigError::Conflict {
-            field: "engines.feed",
-            rule: "it takes either `key` or `key_env`",
-        }),
+    let either = || hidden("salt", value, EITHER_KEY);
+    let fields = Fields::secret("salt", value, &["key", "key_env", "open_paths"]);
+    let fields = fields.map_err(|_| either())?;
+    if fields.get("key").is_some() == fields.get("key_env").is_some() {
+        return Err(either());
     }
-}
-
-/// An error about a value that may be a secret.
-fn hidden(field: &'static str, value: &Value, limit: &str) -> ConfigError {
-    let value = match value {
-        Value::String(text) => format!("a string of {} bytes", text.len()),
-        Value::Object(_) => "this object".to_owned(),
-        _ => "this value".to_owned(),
-    };
-    ConfigError::Invalid {
-        field,
-        value,
-        limit: limit.to_owned(),
-    }
+    let key = fields.key(["salt.key", "salt.key_env"]);
+    let default = || DEFAULT_OPEN_PATHS.map(str::to_owned).to_vec();
+    Ok((
+        key.unwrap_or_else(|| Err(either()))?,
+        fields.paths("salt.open_paths", 0, default)?,
+    ))
 }
 
 /// Where Envoy's `jwt_authn` keeps what it has verified.
@@ -184,7 +125,6 @@ const EITHER_KEY: &str = "an object with either `key` or `key_env`, and perhaps 
 /// What clients ask before they chat: which models there are, and whether the engine lives (vLLM's and SGLang's name for it).
 const DEFAULT_OPEN_PATHS: [&str; 2] = ["/v1/models", "/health"];
 const PART: &str = "a string of 1 to 256 characters";
-pub(crate) const KEY: &str = "64 to 256 hexadecimal digits (try `openssl rand -hex 32`)";
 const MAX_PART_CHARS: usize = 256;
 const MAX_CLAIM_DEPTH: usize = 8;
 const MIN_KEY_BYTES: usize = 32;

@@ -3,30 +3,31 @@
 use std::net::SocketAddr;
 
 use foreword_ordering::MAX_ENGINES;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use crate::config::{ConfigError, SaltKey, feed_key, invalid};
+use super::fields::{Fields, invalid, name, number};
+use super::{ConfigError, SaltKey};
 
 /// One engine behind the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EngineConfig {
-    /// In logs.
+    /// Name of the engine, for logs.
     pub(crate) name: String,
-    /// Where Envoy is told to send requests; `None`: there is nothing to choose.
+    /// The address to which Envoy sends requests; `None`: it is the only engine.
     pub(crate) address: Option<SocketAddr>,
     pub(crate) feed: Option<FeedConfig>,
-    /// Tokens in a block of its cache; `None`: nobody says.
+    /// Tokens in a block of the engine's cache; `None`: unknown.
     pub(crate) block_tokens: Option<u32>,
 }
 
-/// Where an engine says what it holds.
+/// The feed by which an engine reports what it holds.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct FeedConfig {
-    /// Envoy's cluster.
+    /// Name of Envoy's cluster.
     pub(crate) cluster: String,
-    /// Sent as `authorization: Bearer …`. Never logged.
+    /// Bearer token for the feed. Never logged.
     pub(crate) token: Option<String>,
-    /// What the feed is sealed with; `None`: it must not be sealed.
+    /// The key that the feed is sealed with; `None`: it must not be sealed.
     pub(crate) key: Option<SaltKey>,
 }
 
@@ -38,7 +39,7 @@ impl std::fmt::Debug for FeedConfig {
     }
 }
 
-/// The engines, in their order. None given: one, of which nothing is known.
+/// Reads the engines, in their order. Without any given there is one, of which nothing is known.
 pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, ConfigError> {
     let Some(value) = value else {
         return Ok(vec![EngineConfig {
@@ -82,129 +83,51 @@ pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, Config
 }
 
 fn engine(value: &Value) -> Result<EngineConfig, ConfigError> {
-    let fields = object(
-        "engines",
-        value,
-        &["name", "address", "feed", "block_tokens"],
-    )?;
-    let name = text(fields.get("name")).filter(|name| is_name(name));
-    let name = name.ok_or_else(|| {
-        let limit =
-            format!("a name of 1 to {MAX_NAME_BYTES} ASCII letters, digits, \"-\", \"_\" or \".\"");
-        invalid(
-            "engines.name",
-            fields.get("name").unwrap_or(&Value::Null),
-            limit,
-        )
-    })?;
-    let address = match fields.get("address") {
-        None | Some(Value::Null) => None,
-        Some(value) => Some(
-            text(Some(value))
-                .and_then(|address| address.parse().ok())
-                .ok_or_else(|| {
-                    invalid(
-                        "engines.address",
-                        value,
-                        "an IP address with a port, as in \"10.0.0.1:8000\"",
-                    )
-                })?,
-        ),
-    };
-    let feed = match fields.get("feed") {
-        None | Some(Value::Null) => None,
-        Some(value) => Some(feed(value)?),
-    };
-    let block_tokens = match fields.get("block_tokens") {
-        None | Some(Value::Null) => None,
-        Some(value) => Some(
-            (value.as_u64())
-                .and_then(|tokens| u32::try_from(tokens).ok())
-                .filter(|tokens| (1..=MAX_BLOCK_TOKENS).contains(tokens))
-                .ok_or_else(|| {
-                    let limit = format!("a whole number from 1 to {MAX_BLOCK_TOKENS}");
-                    invalid("engines.block_tokens", value, limit)
-                })?,
-        ),
-    };
+    let known = ["name", "address", "feed", "block_tokens"];
+    // A feed's token may be in it.
+    let fields = Fields::secret("engines", value, &known)?;
+    let address = fields.given("engines.address").map(address).transpose()?;
+    let block_tokens = fields.given("engines.block_tokens").map(|value| {
+        let range = 1..=MAX_BLOCK_TOKENS;
+        number("engines.block_tokens", value, range)
+    });
     Ok(EngineConfig {
-        name: name.to_owned(),
+        name: name(
+            "engines.name",
+            fields.get("engines.name").unwrap_or(&Value::Null),
+        )?,
         address,
-        feed,
-        block_tokens,
+        feed: fields.given("engines.feed").map(feed).transpose()?,
+        block_tokens: block_tokens.transpose()?,
+    })
+}
+
+fn address(value: &Value) -> Result<SocketAddr, ConfigError> {
+    let address = value.as_str().and_then(|address| address.parse().ok());
+    address.ok_or_else(|| {
+        let limit = "an IP address with a port, as in \"10.0.0.1:8000\"";
+        invalid("engines.address", value, limit)
     })
 }
 
 fn feed(value: &Value) -> Result<FeedConfig, ConfigError> {
-    let fields = object(
-        "engines.feed",
-        value,
-        &["cluster", "token", "key", "key_env"],
-    )?;
-    let cluster = text(fields.get("cluster"))
-        .filter(|cluster| (1..=MAX_CLUSTER_BYTES).contains(&cluster.len()))
-        .ok_or_else(|| {
-            let limit = format!("the name of an Envoy cluster, at most {MAX_CLUSTER_BYTES} bytes");
-            invalid(
-                "engines.feed.cluster",
-                fields.get("cluster").unwrap_or(&Value::Null),
-                limit,
-            )
-        })?;
-    let token = match fields.get("token") {
-        None | Some(Value::Null) => None,
-        // The value is a secret, so the error does not quote it.
-        Some(value) => Some(
-            text(Some(value))
-                .filter(|token| is_token(token))
-                .ok_or_else(|| {
-                    let limit = format!("1 to {MAX_TOKEN_BYTES} visible ASCII characters");
-                    invalid("engines.feed.token", &Value::from("…"), limit)
-                })?,
-        ),
-    };
+    let known = ["cluster", "token", "key", "key_env"];
+    let fields = Fields::secret("engines.feed", value, &known)?;
+    let names = ["engines.feed.key", "engines.feed.key_env"];
+    if names.iter().all(|name| fields.given(name).is_some()) {
+        return Err(ConfigError::Conflict {
+            field: "engines.feed",
+            rule: "it takes either `key` or `key_env`",
+        });
+    }
     Ok(FeedConfig {
-        cluster: cluster.to_owned(),
-        token: token.map(str::to_owned),
-        key: feed_key(fields)?,
+        cluster: fields.required_cluster("engines.feed.cluster")?,
+        token: fields.token("engines.feed.token")?,
+        key: fields.key(names).transpose()?,
     })
 }
 
-fn object<'v>(
-    field: &'static str,
-    value: &'v Value,
-    known: &[&str],
-) -> Result<&'v Map<String, Value>, ConfigError> {
-    let fields = value.as_object();
-    fields
-        .filter(|fields| fields.keys().all(|key| known.contains(&key.as_str())))
-        .ok_or_else(|| {
-            let limit = format!("an object with the fields {}", known.join(", "));
-            // A token may be in it.
-            invalid(field, &Value::from("…"), limit)
-        })
-}
-
-fn text(value: Option<&Value>) -> Option<&str> {
-    value.and_then(Value::as_str)
-}
-
-fn is_name(name: &str) -> bool {
-    (1..=MAX_NAME_BYTES).contains(&name.len())
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
-}
-
-fn is_token(token: &str) -> bool {
-    (1..=MAX_TOKEN_BYTES).contains(&token.len())
-        && token.bytes().all(|byte| byte.is_ascii_graphic())
-}
-
-const MAX_NAME_BYTES: usize = 64;
-const MAX_CLUSTER_BYTES: usize = 256;
 const MAX_BLOCK_TOKENS: u32 = 65_536;
-const MAX_TOKEN_BYTES: usize = 4096;
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,74 @@
+//! The part `agreement` of the plugin configuration.
+
+use serde_json::Value;
+
+use super::ConfigError;
+use super::fields::Fields;
+
+/// The agreement between workers: the ring that they share, and its size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct AgreementConfig {
+    /// Name of the ring; `None`: it is derived from the configured tenants and routes.
+    pub(crate) ring: Option<String>,
+    /// Number of entries that the ring holds, one a request; 0: workers know nothing of each other.
+    pub(crate) entries: u32,
+}
+
+impl AgreementConfig {
+    /// Reads the part `agreement`; an absent one has the defaults.
+    pub(super) fn from_json(value: Option<&Value>) -> Result<Self, ConfigError> {
+        let fields = Fields::of("agreement", value, &["ring", "entries"])?;
+        Ok(Self {
+            ring: fields.name("agreement.ring")?,
+            entries: fields.number("agreement.entries", 0..=MAX_ENTRIES, DEFAULT_ENTRIES)?,
+        })
+    }
+}
+
+/// Default size of the ring; an entry takes a few hundred bytes.
+const DEFAULT_ENTRIES: u32 = 4096;
+const MAX_ENTRIES: u32 = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn fields_are_read_and_have_defaults() {
+        let read = |value: Value| AgreementConfig::from_json(Some(&value)).unwrap();
+        let default = AgreementConfig::from_json(None).unwrap();
+        assert_eq!((default.ring.as_deref(), default.entries), (None, 4096));
+        assert_eq!(read(json!({})), default);
+        assert_eq!(read(json!({"ring": null})), default);
+        let own = read(json!({"ring": "eu-1.b_2", "entries": 0}));
+        assert_eq!((own.ring.as_deref(), own.entries), (Some("eu-1.b_2"), 0));
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_its_limit() {
+        for (value, words) in [
+            (json!(true), ["agreement: true", "an object"]),
+            (json!({"size": 1}), ["agreement: {", "ring, entries"]),
+            (json!({"ring": ""}), ["agreement.ring: \"\"", "1 to 64"]),
+            (
+                json!({"ring": "a/b"}),
+                ["agreement.ring: \"a/b\"", "letters"],
+            ),
+            (
+                json!({"entries": -1}),
+                ["agreement.entries: -1", "0 to 65536"],
+            ),
+            (
+                json!({"entries": 65537}),
+                ["agreement.entries: 65537", "0 to 65536"],
+            ),
+        ] {
+            let error = AgreementConfig::from_json(Some(&value)).unwrap_err();
+            let error = error.to_string();
+            for word in words {
+                assert!(error.contains(word), "{error} lacks {word}");
+            }
+        }
+    }
+}
