@@ -5,66 +5,66 @@ export type Policy =
 
 /** What the gateway calls `ordering`; whatever is absent has its default. */
 export interface Config {
-  /** which order; see below */
+  /** Which order; see below. */
   policy?: Policy;
   policy_options?: {
-    /** where `random` starts */
+    /** Where `random` starts. */
     seed?: number;
-    /** recent requests that `foresight` learns from */
+    /** Recent requests that `foresight` learns from. */
     window?: number;
-    /** places that `foresight` may move a document */
+    /** Places that `foresight` may move a document. */
     max_displacement?: number | null;
-    /** contexts that `context-index` keeps */
+    /** Contexts that `context-index` keeps. */
     max_contexts?: number;
-    /** tokens in a block of the engine's cache; nothing is moved for a shorter match, and `engines[].block_tokens` goes before it */
+    /** Tokens in a block of the engine's cache; nothing is moved for a shorter match, and `engines[].block_tokens` goes before it. */
     block_tokens?: number;
   };
   hint?: {
-    /** tell the model the retriever's ranking when documents were moved */
+    /** Tell the model the retriever's ranking when documents were moved. */
     enabled?: boolean;
     /** The order hint; `{order}` stands for the labels, best first. */
     template?: string;
-    /** A label; `{label}` stands for the document's id. */
+    /** A label in a hint; `{label}` stands for the document's id. */
     label?: string;
-    /** What stands between labels. */
+    /** Text between two labels. */
     separator?: string;
-    /** stands where a document of an earlier turn would stand again */
+    /** Stands where a document of an earlier turn would stand again. */
     location?: string;
   };
   documents?: {
-    /** a `documents` array is written into the last user message, put in order, or left alone; `reorder` is for engines that read it themselves and cite its ids (Cohere), and what bodies of Cohere's first API get in place of `render` */
+    /** A `documents` array is written into the last user message, put in order, or left alone; `reorder` is for engines that read it themselves and cite its ids (Cohere), and what bodies of Cohere's first API get in place of `render`. */
     field?: "render" | "reorder" | "ignore";
-    /** tags that hold a document in a message */
+    /** Tags that hold a document in a message. */
     tags?: string[];
-    /** the same where two or more of them stand in a text, and none of `tags` */
+    /** The same where two or more of them stand in a text, and none of `tags`. */
     loose_tags?: string[];
-    /** `document` and `search_result` blocks (Anthropic, Cohere's tool results) are put in order; those with citations or `cache_control`, and Cohere's without an id, keep their places */
+    /** `document` and `search_result` blocks (Anthropic, Cohere's tool results) are put in order; those with citations or `cache_control`, and Cohere's without an id, keep their places. */
     blocks?: boolean;
-    /** so are the elements of a tool result's JSON array `results`, if each has a `url`, `path`, `file`, `filename`, `uri` or `href` */
+    /** So are the elements of a tool result's JSON array `results`, if each has a `url`, `path`, `file`, `filename`, `uri` or `href`. */
     results?: boolean;
-    /** so are the items of a list `[1] …`, each with its number */
+    /** So are the items of a list `[1] …`, each with its number. */
     numbered?: boolean;
-    /** so is what stands between lines `---` */
+    /** So is what stands between lines `---`. */
     rules?: boolean;
-    /** so are the sections of a tool's result under headings `# …` */
+    /** So are the sections of a tool's result under headings `# …`. */
     headings?: boolean;
-    /** documents in a request */
+    /** Documents in a request. */
     max?: number;
   };
   tree?: {
-    /** nodes of one knowledge tree */
+    /** Nodes of one knowledge tree. */
     max_nodes?: number;
-    /** tokens of one tree: the engine's KV capacity; 0: bounded by nodes alone */
+    /** Tokens of one tree: the engine's KV capacity; 0: bounded by nodes alone. */
     max_tokens?: number;
-    /** trees, one per tenant and model */
+    /** Trees, one per tenant and model. */
     max_trees?: number;
   };
   conversation?: {
-    /** a document that stands in an earlier turn of the chat is replaced by a location hint */
+    /** A document that stands in an earlier turn of the chat is replaced by a location hint. */
     deduplicate?: boolean;
-    /** documents of a `documents` array stay where they were first written when the chat goes on; read the field's documentation before you switch it on */
+    /** Documents of a `documents` array stay where they were first written when the chat goes on; read the field's documentation before you switch it on. */
     pin?: boolean;
-    /** estimated tokens pinned in one chat */
+    /** Estimated tokens pinned in one chat. */
     max_pinned_tokens?: number;
     /** Messages remembered for one tenant and model; 0: none. */
     max_entries?: number;
