@@ -1,7 +1,8 @@
-//! How one group's documents are sent: which stand where, which are only referred to, whether a hint follows.
+//! How the documents of one group are sent: where each stands, which ones are only referred to, and whether a hint
+//! follows.
 //!
-//! An arrangement names documents by their index in the client's list, so it is small enough to be remembered for
-//! every message of every chat, and means the same bytes whenever the client sends the same list.
+//! An arrangement names documents by their index in the client's list. So it is small enough to be remembered for
+//! every message of every chat, and it means the same bytes whenever the client sends the same list.
 
 use crate::body::{Group, GroupLayout};
 use crate::document::Fingerprint;
@@ -12,10 +13,10 @@ use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// See the module's text.
+/// How the documents of one group are sent. It names them by their index in the client's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arrangement {
-    /// In the order of the prompt.
+    /// The group's documents, in the order of the prompt.
     pub(crate) slots: Box<[Slot]>,
     /// Whether an order hint is written.
     pub(crate) hinted: bool,
@@ -25,22 +26,23 @@ pub(crate) struct Arrangement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot(u16);
 
-/// A group's documents, repeats told from originals.
+/// A group's distinct documents, and the indices of their repeats.
 #[derive(Debug)]
 pub(crate) struct DistinctDocuments {
-    /// Every document once, in the client's order: its index in the group, and a fingerprint that no other one has.
+    /// Every document once, in the client's order: its index in the group, and a fingerprint that is unique in the
+    /// group.
     pub(crate) distinct: SmallVec<[(u16, Fingerprint); 16]>,
     /// Indices of documents that equal one before them byte for byte.
     pub(crate) repeats: SmallVec<[u16; 4]>,
 }
 
 impl Slot {
-    /// The document itself.
+    /// Returns a slot that sends the document itself.
     pub(crate) fn document(index: u16) -> Self {
         Self(index & !Self::REFERENCE)
     }
 
-    /// A location hint in the document's place.
+    /// Returns a slot that sends a location hint in place of the document.
     pub(crate) fn reference(index: u16) -> Self {
         Self(index | Self::REFERENCE)
     }
@@ -53,7 +55,7 @@ impl Slot {
         self.0 & Self::REFERENCE != 0
     }
 
-    /// Indices are below `MAX_CANDIDATES`, which leaves this bit free.
+    /// The bit that marks a reference. Indices are below `MAX_CANDIDATES`, so it is free.
     const REFERENCE: u16 = 1 << 15;
 }
 
@@ -89,7 +91,7 @@ impl DistinctDocuments {
         listed
     }
 
-    /// The fingerprint of the list, order and all.
+    /// Returns the fingerprint of the whole list, in its order.
     pub(crate) fn fingerprint(&self) -> Fingerprint {
         let mut bytes: SmallVec<[u8; 160]> = SmallVec::new();
         for (index, fingerprint) in &self.distinct {
@@ -99,7 +101,7 @@ impl DistinctDocuments {
         Fingerprint::of(&[&bytes])
     }
 
-    /// Of the distinct document at an index of the group.
+    /// Returns the fingerprint of the distinct document at an index of the group.
     pub(crate) fn fingerprint_at(&self, index: u16) -> Fingerprint {
         self.distinct
             .binary_search_by_key(&index, |&(index, _)| index)
@@ -119,14 +121,15 @@ impl Arrangement {
             .eq(listed.distinct.iter().map(|(index, _)| index))
     }
 
-    /// Slots that do not hold the document of their rank.
+    /// Counts the slots that do not hold the document of their rank.
     pub(crate) fn moved(&self, listed: &DistinctDocuments) -> usize {
         (self.slots.iter().zip(&listed.distinct))
             .filter(|(slot, (index, _))| slot.index() != *index)
             .count()
     }
 
-    /// A hash of what is sent instead of the client's documents; of what the client wrote around them it says nothing.
+    /// Returns a hash of what is sent instead of the client's documents. The client's text around them has no
+    /// influence.
     pub(crate) fn digest(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 320]> = SmallVec::new();
         for slot in &self.slots {
@@ -140,7 +143,7 @@ impl Arrangement {
         nonzero(xxh3_64_with_seed(&bytes, 1))
     }
 
-    /// A hash of the references and their places; 0 if there are none.
+    /// Returns a hash of the references and their places; 0 if there are none.
     pub(crate) fn references(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 160]> = SmallVec::new();
         for (slot, place) in self.slots.iter().zip(0_u16..) {
@@ -156,13 +159,13 @@ impl Arrangement {
         }
     }
 
-    /// About the bytes that it takes in memory; the same on every platform.
+    /// Returns an estimate of the bytes that it takes in memory, the same on every platform.
     pub(crate) fn bytes(&self) -> usize {
         32 + 2 * self.slots.len()
     }
 }
 
-/// `scope` when what `digest` stands for is in the prompt too; 0 stands for nothing.
+/// Returns the scope that has what `digest` stands for in the prompt too; a digest of 0 changes nothing.
 pub(crate) fn narrowed(scope: Scope, digest: u64) -> Scope {
     if digest == 0 {
         scope
@@ -171,7 +174,7 @@ pub(crate) fn narrowed(scope: Scope, digest: u64) -> Scope {
     }
 }
 
-/// Whether a group's repeats are sent too, for its places must all be filled.
+/// Returns whether a group's repeats are sent too, because all of its places must be filled.
 pub(crate) fn keeps_repeats(group: &Group<'_>) -> bool {
     matches!(
         group.place,

@@ -1,10 +1,10 @@
-//! Values in bytes, and back: what workers tell each other.
+//! Encodes and decodes the values that workers send to each other.
 //!
-//! Numbers and lengths are LEB128, hashes little-endian at their full width, an option a byte 0 or 1. Whoever reads does
-//! not trust: every length is held against what is left, so that nothing is reserved which is not there, and what does
-//! not make sense is an error that says where.
+//! Numbers and lengths are LEB128, hashes are little-endian at their full width, and an option is a byte 0 or 1. The
+//! reader trusts nothing: it compares every length with the bytes that are left, so it never reserves memory for data
+//! that is not there. Bytes that make no sense are an error that gives their position.
 
-/// Why bytes are not what they should be.
+/// The error that bytes cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {what} at byte {at}")]
 pub struct BadBytes {
@@ -12,7 +12,7 @@ pub struct BadBytes {
     at: usize,
 }
 
-/// Bytes so far.
+/// A buffer to which values are appended.
 pub(crate) struct Writer(pub(crate) Vec<u8>);
 
 impl Writer {
@@ -52,7 +52,7 @@ impl Writer {
     }
 }
 
-/// Bytes, and how far they were read.
+/// Bytes, and the position up to which they were read.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -63,7 +63,7 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// An error unless everything was read.
+    /// Returns an error unless all bytes were read.
     pub(crate) fn end(&self) -> Result<(), BadBytes> {
         if self.at == self.bytes.len() {
             Ok(())
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
         T::try_from(number).map_err(|_| self.bad(what))
     }
 
-    /// A length: never more than there are bytes left, for everything takes one at least.
+    /// Reads a length. It is at most the number of bytes left, since every item takes at least one.
     pub(crate) fn length(&mut self) -> Result<usize, BadBytes> {
         let length: usize = self.narrow("a length")?;
         if length <= self.bytes.len().saturating_sub(self.at) {

@@ -1,4 +1,4 @@
-//! What the operator may set: as written ([`RawConfig`]) and as checked ([`Config`]).
+//! The configuration of ordering: as written ([`RawConfig`]) and as checked ([`Config`]).
 
 use crate::conversation::memory;
 use crate::head::config::{Head, RawHead};
@@ -8,22 +8,22 @@ use crate::policy::{MAX_CANDIDATES, Policy, PolicyKind, PolicyOptions};
 use crate::tree::Bounds;
 use serde::Deserialize;
 
-/// Configuration as written. Every field may be absent; an unknown one is an error.
+/// Configuration as written. Every field may be absent; an unknown field is an error.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawConfig {
     /// Name of the [policy](PolicyKind).
     pub policy: String,
-    /// What it is told.
+    /// The policy's options.
     pub policy_options: RawPolicyOptions,
-    /// The words that the model is told.
+    /// The hints' words.
     pub hint: RawHint,
     /// How documents are found.
     pub documents: RawDocuments,
     /// The knowledge trees' bounds.
     pub tree: RawTree,
-    /// What is done with the earlier turns of a chat.
+    /// How the earlier turns of a chat are handled.
     pub conversation: RawConversation,
-    /// What is done with what stands before the documents.
+    /// How the part of the prompt before the documents is handled.
     pub head: RawHead,
 }
 
@@ -31,18 +31,18 @@ object!(
     impl<'de> RawConfig { policy, policy_options, hint, documents, tree, conversation, head }
 );
 
-/// What a policy is told, as written; each takes what concerns it.
+/// The options of policies, as written; each policy uses those that concern it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawPolicyOptions {
-    /// Where `random` starts.
+    /// The seed of the `random` policy.
     pub seed: u64,
-    /// Recent requests that `foresight` learns from; about 250 bytes each at 15 documents.
+    /// Number of recent requests that `foresight` learns from; each takes about 250 bytes at 15 documents.
     pub window: u32,
-    /// Places that `foresight` may move a document, up or down; absent: any number.
+    /// Number of places that `foresight` may move a document, up or down; absent: any number.
     pub max_displacement: Option<u32>,
-    /// Contexts that `context-index` keeps.
+    /// Number of contexts that `context-index` keeps.
     pub max_contexts: u32,
-    /// Tokens in a block of the engine's cache: nothing is moved for a match that is shorter. 1: any match counts.
+    /// Tokens in a block of the engine's cache. Nothing is moved for a shorter match. 1: any match counts.
     pub block_tokens: u32,
 }
 
@@ -57,9 +57,9 @@ pub struct RawHint {
     pub enabled: bool,
     /// The order hint's words; `{order}` stands for the documents' labels, best first.
     pub template: String,
-    /// A label; `{label}` stands for the document's id.
+    /// The words of a label; `{label}` stands for the document's id.
     pub label: String,
-    /// What stands between labels.
+    /// The text between two labels.
     pub separator: String,
     /// The location hint's words, sent in the place of a document that an earlier turn holds; `{document}` stands for
     /// its label.
@@ -75,25 +75,27 @@ pub struct RawDocuments {
     pub field: DocumentsField,
     /// Names of the tags that hold a document in a message.
     pub tags: Vec<String>,
-    /// Names of tags that hold documents where two or more of them stand in a text, and none of `tags` does: they are
-    /// used for other things too.
+    /// Names of tags that hold documents only where two or more of them stand in a text and none of `tags` does, since
+    /// they are also used for other things.
     pub loose_tags: Vec<String>,
-    /// Whether `document` and `search_result` blocks of a message's content are put in order (Anthropic). On: they are
-    /// nothing else. Those with citations, which are counted, stay where they are.
+    /// Whether `document` and `search_result` blocks of a message's content are put in order (Anthropic). On by
+    /// default, since they are nothing else. Blocks with citations stay in place, since citations count blocks.
     pub blocks: bool,
     /// Whether the elements of a tool result's JSON array `results` are put in order, if each has a `url`, `path`,
-    /// `file`, `filename`, `uri` or `href`. On: they are what a search found. No hint is written into JSON.
+    /// `file`, `filename`, `uri` or `href`. On by default, since they are what a search found. No hint is written into
+    /// JSON.
     pub results: bool,
-    /// Whether the items of a numbered list, `[1] …` and so on, are documents. Off: they may be steps. Items keep their
-    /// numbers, so that citations hold; so a document is known again only under the number that it had.
+    /// Whether the items of a numbered list, `[1] …` and so on, are documents. Off by default, since they may be
+    /// steps. Items keep their numbers, so that citations hold; so a document is recognised only under the number that
+    /// it had.
     pub numbered: bool,
-    /// Whether what stands between lines of dashes, `---`, is a document. Off: it may be anything. Such documents have
-    /// no names, so no hint tells the retriever's order.
+    /// Whether the text between lines of dashes, `---`, is a document. Off by default, since it may be anything. Such
+    /// documents have no names, so no hint gives the retriever's order.
     pub rules: bool,
-    /// Whether sections of a tool's result under headings, `# …`, are documents. Off: most results with headings are one
-    /// document.
+    /// Whether sections of a tool's result under headings, `# …`, are documents. Off by default, since most results
+    /// with headings are one document.
     pub headings: bool,
-    /// Documents in a request, at most; a request with more is passed as it came.
+    /// Most documents in a request; a request with more is passed as it came.
     pub max: u32,
 }
 
@@ -108,7 +110,7 @@ pub enum DocumentsField {
     /// The documents are written into the last user message, before its text, and the array becomes `null`. Most
     /// engines ignore the array unless the model's chat template happens to know it.
     Render,
-    /// The array's elements are put in order; the engine's chat template renders them.
+    /// The array's elements are put in order, and the engine's chat template renders them.
     Reorder,
     /// The array is left alone.
     Ignore,
@@ -117,43 +119,43 @@ pub enum DocumentsField {
 /// The knowledge trees' bounds, as written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawTree {
-    /// Nodes in one tree; about 150 bytes each.
+    /// Most nodes in one tree; each takes about 150 bytes.
     pub max_nodes: u32,
-    /// Tokens in one tree: set it to the engine's KV capacity. 0: bounded by `max_nodes` alone.
+    /// Most tokens in one tree: set it to the engine's KV capacity. 0: bounded by `max_nodes` alone.
     pub max_tokens: u64,
-    /// Trees, one per tenant and model; the least recently used one goes first.
+    /// Most trees, one per tenant and model; the least recently used one is evicted first.
     pub max_trees: u32,
 }
 
 object!(impl<'de> RawTree { max_nodes, max_tokens, max_trees });
 
-/// What is done with the earlier turns of a chat, as written.
+/// How the earlier turns of a chat are handled, as written.
 ///
 /// A chat is known by its own words: the roles and contents of its messages, byte for byte, and the request's `user`,
 /// `safety_identifier` and `prompt_cache_key`. A client that cuts off or edits a chat's beginning starts another chat.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawConversation {
-    /// Whether a document that stands in an earlier turn, byte for byte, is replaced by a location hint. It takes a
-    /// label that no other document of the chat has, and a block that is longer than the hint.
+    /// Whether a document that stands in an earlier turn, byte for byte, is replaced by a location hint. This requires
+    /// a label that no other document of the chat has, and a block that is longer than the hint.
     pub deduplicate: bool,
     /// Whether documents of a `documents` array stay where they were first written (`documents.field: render`) when the
     /// chat goes on. The client's history does not contain them; without this they vanish from the prompt with their
     /// turn, and the engine's KV state of everything behind them is lost.
     ///
     /// With it, **the model sees the documents of earlier turns too**, and prompts grow by them, up to
-    /// `max_pinned_tokens`. They are found again by the chat's words, so whoever may ask in a tenant's name and knows
-    /// how a chat of that tenant began is answered from its documents. Chats that begin with the same words but other
-    /// documents are not told apart, and nothing is pinned in what they have in common. Where users of one tenant may
-    /// not see each other's documents, let `user`, `safety_identifier` or `prompt_cache_key` name them (clients must not
-    /// be able to choose it), or leave this off, as it is by default.
+    /// `max_pinned_tokens`. They are found again by the chat's words. So whoever may ask in a tenant's name, and knows
+    /// how a chat of that tenant began, is answered from its documents. Chats that begin with the same words but other
+    /// documents cannot be told apart, and nothing is pinned in what they have in common. If users of one tenant may
+    /// not see each other's documents, let `user`, `safety_identifier` or `prompt_cache_key` name the user (clients
+    /// must not be able to choose it), or leave this off, which is the default.
     pub pin: bool,
-    /// Estimated tokens of the documents pinned in one chat. Documents of a turn that would exceed it are not pinned;
-    /// those before stay. Leave room for it in the engine's context length.
+    /// Most estimated tokens of the documents pinned in one chat. Documents of a turn that would exceed it are not
+    /// pinned; earlier ones stay. Leave room for it in the engine's context length.
     pub max_pinned_tokens: u32,
-    /// Messages remembered for one tenant and model; the least recently used go first. 0: none, every request is
-    /// decided anew.
+    /// Most messages remembered for one tenant and model; the least recently used are forgotten first. 0: none, so
+    /// every request is decided anew.
     pub max_entries: u32,
-    /// Bytes of these, pinned documents included.
+    /// Most bytes of these messages, pinned documents included.
     pub max_bytes: u64,
 }
 
@@ -175,13 +177,13 @@ pub struct Config {
     pub(crate) max_trees: u32,
     /// The words of location hints; `None`: documents are sent again.
     pub(crate) deduplicate: Option<LocationTemplate>,
-    /// Tokens of documents pinned in one chat; `None`: none are.
+    /// Most tokens of documents pinned in one chat; `None`: nothing is pinned.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
     pub(crate) head: Head,
 }
 
-/// What documents are looked for beside tagged ones; see [`RawDocuments`].
+/// Which formats of documents are looked for besides tagged ones; see [`RawDocuments`].
 #[derive(Clone, Debug)]
 pub(crate) struct Formats {
     pub(crate) loose_tags: Vec<String>,
@@ -192,18 +194,18 @@ pub(crate) struct Formats {
     pub(crate) headings: bool,
 }
 
-/// What is wrong with a configuration.
+/// The error that a configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It is not JSON of the right shape; serde's own words, with line and column.
+    /// The text is not JSON of the right shape; in serde's words, with line and column.
     #[error(transparent)]
     Shape(#[from] serde_json::Error),
-    /// A field has a value that it may not have.
+    /// A field has a value that is not allowed.
     #[error("{field}: {reason}")]
     Value {
-        /// The field's path.
+        /// The path of the field.
         field: &'static str,
-        /// The value and what is allowed.
+        /// The value found, and the values allowed.
         reason: String,
     },
 }
@@ -236,7 +238,7 @@ impl Default for RawPolicyOptions {
 }
 
 impl Default for RawHint {
-    /// RAGBoost's words (its sections 5.3 and 6).
+    /// Returns RAGBoost's words (its sections 5.3 and 6).
     fn default() -> Self {
         Self {
             enabled: true,
@@ -300,10 +302,10 @@ impl Default for Config {
 }
 
 impl RawConfig {
-    /// Reads a JSON configuration, whose values are not checked yet; an empty text gives the defaults.
+    /// Reads a JSON configuration without checking its values; an empty text gives the defaults.
     ///
     /// # Errors
-    /// [`ConfigError::Shape`].
+    /// Returns [`ConfigError::Shape`] for anything else than JSON of this shape.
     pub fn from_json(text: &[u8]) -> Result<Self, ConfigError> {
         if text.trim_ascii().is_empty() {
             return Ok(Self::default());
@@ -316,12 +318,12 @@ impl Config {
     /// Reads and checks a JSON configuration; an empty text gives the defaults.
     ///
     /// # Errors
-    /// [`ConfigError`].
+    /// Returns [`ConfigError`] for a wrong shape or a value that is not allowed.
     pub fn from_json(text: &[u8]) -> Result<Self, ConfigError> {
         RawConfig::from_json(text)?.try_into()
     }
 
-    /// The same, for whoever studies requests: it takes as many documents of one as can be ordered at once.
+    /// Returns the configuration with the largest possible `documents.max`, for tools that study requests.
     #[must_use]
     pub fn with_most_documents(self) -> Self {
         Self {
@@ -330,7 +332,7 @@ impl Config {
         }
     }
 
-    /// The rule that orders documents; it has learnt nothing yet.
+    /// Returns a new policy, which has learnt nothing yet.
     #[must_use]
     pub fn policy(&self) -> Box<dyn Policy> {
         self.policy.build(&self.policy_options)
@@ -342,26 +344,26 @@ impl Config {
         self.policy_options
     }
 
-    /// The same for an engine whose cache has blocks of so many tokens.
+    /// Returns the configuration for an engine whose cache has blocks of `block_tokens` tokens.
     #[must_use]
     pub fn with_block_tokens(mut self, block_tokens: u32) -> Self {
         self.policy_options.block_tokens = block_tokens;
         self
     }
 
-    /// Tokens in a block of the engine's cache.
+    /// Returns the tokens in a block of the engine's cache.
     #[must_use]
     pub fn block_tokens(&self) -> u32 {
         self.policy_options.block_tokens
     }
 
-    /// What is done with what stands before the documents.
+    /// Returns how the part of the prompt before the documents is handled.
     #[must_use]
     pub fn head(&self) -> &Head {
         &self.head
     }
 
-    /// Whether documents are written into messages and stay there.
+    /// Returns whether documents are written into messages and stay there.
     pub(crate) fn pins(&self) -> bool {
         self.pin.is_some() && self.field == DocumentsField::Render
     }
@@ -494,7 +496,7 @@ impl TryFrom<RawConfig> for Config {
     }
 }
 
-/// Tokens in a block of an engine's cache: hybrid models have up to some 8,000.
+/// Most tokens in a block of an engine's cache: hybrid models have up to some 8,000.
 const MAX_BLOCK_TOKENS: u64 = 65_536;
 
 impl From<TemplateError> for ConfigError {

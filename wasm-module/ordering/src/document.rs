@@ -14,7 +14,7 @@ use fxhash::FxHashMap;
 pub struct Fingerprint(pub u64);
 
 impl Fingerprint {
-    /// The fingerprint of the concatenation of `parts`, framed: `["ab", "c"]` and `["a", "bc"]` differ.
+    /// Returns the fingerprint of the concatenation of `parts`, framed: `["ab", "c"]` and `["a", "bc"]` differ.
     #[must_use]
     pub fn of(parts: &[&[u8]]) -> Self {
         Self(parts.iter().fold(0, |seed, part| {
@@ -27,20 +27,20 @@ impl Fingerprint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DocumentId(u32);
 
-/// A request's document, as a policy sees it.
+/// A document of a request, as a policy sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
-    /// Its id in the tree's catalog.
+    /// The document's id in the tree's catalog.
     pub id: DocumentId,
-    /// Its identity, whatever the tree forgets.
+    /// The document's identity, which stays when the tree forgets the document.
     pub fingerprint: Fingerprint,
-    /// What the client calls it; empty when it has no id.
+    /// The client's name for the document; empty when it has no id.
     pub label: &'a str,
-    /// Estimated tokens of its block: what a match saves.
+    /// Estimated tokens of the document's block, which a match saves.
     pub tokens: u32,
 }
 
-/// Estimated tokens of `bytes` bytes of prompt: four bytes a token, the usual rule of thumb for English.
+/// Returns the estimated tokens of `bytes` bytes of prompt: four bytes a token, the usual rule of thumb for English.
 #[must_use]
 pub fn estimate_tokens(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(4)).unwrap_or(u32::MAX)

@@ -1,4 +1,4 @@
-//! A body's documents, listed for whoever studies requests instead of rewriting them.
+//! Lists the documents of a body, for tools that study requests instead of rewriting them.
 
 use crate::arrangement::DistinctDocuments;
 use crate::body::{self, Group, Skip};
@@ -10,25 +10,25 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// A request of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What stands before its documents.
+    /// The hash of everything before the documents in the prompt.
     pub scope: Scope,
-    /// Its distinct documents, in rank order.
+    /// The distinct documents, in rank order.
     pub documents: Vec<Retrieved>,
 }
 
 /// A document of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retrieved {
-    /// What it is called; the `sorted` policy looks at it.
+    /// The document's label, which the `sorted` policy compares.
     pub label: String,
-    /// What it is.
+    /// The document's identity.
     pub fingerprint: Fingerprint,
-    /// Tokens of its block.
+    /// Estimated tokens of the document's block.
     pub tokens: u32,
 }
 
 impl Retrieved {
-    /// Document `number` of a generated corpus.
+    /// Returns document `number` of a generated corpus.
     #[must_use]
     pub fn numbered(number: u64, tokens: u32) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl Retrieved {
         }
     }
 
-    /// A piece of a prompt as an engine's cache knows it: by the hash of its bytes.
+    /// Returns a piece of a prompt as an engine's cache knows it: by the hash of its bytes.
     #[must_use]
     pub fn piece(hash: u64, tokens: u32) -> Self {
         Self {
@@ -50,9 +50,9 @@ impl Retrieved {
     }
 }
 
-/// The documents that an [`Orderer`](crate::Orderer) would find in `body`, without repeats: one simulated request
-/// for every group that it would order by itself, most bodies having one. Models share nothing: the model's name is
-/// part of the scope.
+/// Returns the documents that an [`Orderer`](crate::Orderer) would find in `body`, without repeats: one simulated
+/// request for each group that it would order separately; most bodies have one. Models share nothing: the model's name
+/// is part of the scope.
 ///
 /// # Errors
 /// [`Skip`] says why the body would be sent as it came.
@@ -67,7 +67,7 @@ pub fn documents_of(body: &[u8], config: &Config) -> Result<Vec<Request>, Skip> 
     Ok(groups.map(|group| listed(group, &parsed.model)).collect())
 }
 
-/// One group's documents, without repeats.
+/// Returns one group's documents, without repeats.
 fn listed(group: &Group<'_>, model: &str) -> Request {
     let documents = DistinctDocuments::of(group).distinct.into_iter();
     let documents = documents.filter_map(|(index, fingerprint)| {

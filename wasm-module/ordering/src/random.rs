@@ -1,17 +1,17 @@
-//! Random numbers for what is random on purpose: the `random` policy and the generated workloads. Not for secrets.
+//! Random numbers for the `random` policy and for generated workloads. They are not suitable for secrets.
 
 /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the same numbers for the same seed, on every platform.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// A generator that starts at `seed`.
+    /// Returns a generator that starts at `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
@@ -20,12 +20,12 @@ impl Random {
         bits ^ (bits >> 31)
     }
 
-    /// A number below `limit`; 0 when there is none.
+    /// Returns a number below `limit`; 0 when there is none.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.bits().checked_rem(limit).unwrap_or(0)
     }
 
-    /// A number in `0.0..1.0`.
+    /// Returns a number in `0.0..1.0`.
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }

@@ -1,11 +1,12 @@
-//! A list ordered by last use, over the slots of an arena. Which slots exist, and what they hold, is the arena's matter.
+//! A list ordered by last use, over the slots of an arena. The arena decides which slots exist and what they hold.
 //!
-//! Whoever uses a path from the leaf up keeps parents more recent than their children: the oldest slot is a leaf then.
+//! A caller that uses a path from the leaf up keeps parents more recent than their children, so the oldest slot is
+//! always a leaf.
 
 /// Slots by last use. Every operation is O(1).
 #[derive(Debug, Default)]
 pub struct Recency {
-    /// By slot; a slot that is not listed has none.
+    /// Links by slot; a slot that is not listed has none.
     links: Vec<Links>,
     newest: Option<u32>,
     oldest: Option<u32>,
@@ -21,17 +22,17 @@ impl Recency {
     /// Bytes that a slot takes, up to twice that while the list grows.
     pub const SLOT_BYTES: usize = size_of::<Links>();
 
-    /// The slot that was used least recently.
+    /// Returns the slot that was used least recently.
     pub fn oldest(&self) -> Option<u32> {
         self.oldest
     }
 
-    /// The slot that was used last.
+    /// Returns the slot that was used last.
     pub fn newest(&self) -> Option<u32> {
         self.newest
     }
 
-    /// Lists `slot`, which is not listed, as the one used last.
+    /// Adds `slot`, which is not listed, as the one used last.
     pub fn add(&mut self, slot: u32) {
         if self.links.len() <= slot as usize {
             self.links.resize(slot as usize + 1, Links::default());
@@ -47,13 +48,13 @@ impl Recency {
         }
     }
 
-    /// `slot`, which is listed, was used.
+    /// Makes `slot`, which is listed, the one used last.
     pub fn touch(&mut self, slot: u32) {
         self.remove(slot);
         self.add(slot);
     }
 
-    /// Takes `slot`, which is listed, off the list.
+    /// Removes `slot`, which is listed, from the list.
     pub fn remove(&mut self, slot: u32) {
         let Some(links) = self.links_mut(slot) else {
             return;
@@ -69,14 +70,14 @@ impl Recency {
         }
     }
 
-    /// The listed slots, least recently used first.
+    /// Iterates over the listed slots, least recently used first.
     pub fn iter(&self) -> impl Iterator<Item = u32> {
         std::iter::successors(self.oldest, |&slot| {
             self.links.get(slot as usize).and_then(|links| links.newer)
         })
     }
 
-    /// The listed slots, most recently used first.
+    /// Iterates over the listed slots, most recently used first.
     pub fn iter_newest(&self) -> impl Iterator<Item = u32> {
         std::iter::successors(self.newest, |&slot| {
             self.links.get(slot as usize).and_then(|links| links.older)

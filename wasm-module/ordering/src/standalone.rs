@@ -1,4 +1,4 @@
-//! Documents that stand in no body: ordered for callers that write their prompts themselves.
+//! Orders documents outside any body, for callers that write their prompts themselves.
 
 use crate::body::{MAX_MODEL_BYTES, Skip};
 use crate::config::Config;
@@ -9,39 +9,40 @@ use crate::tree::{KnowledgeTree, Scope};
 use fxhash::FxHashSet;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A document in the caller's hands; what it has not is empty.
+/// A document of a caller that writes its prompt itself; missing parts are empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StandaloneDocument<'a> {
-    /// What a hint calls it.
+    /// The name that a hint gives the document.
     pub id: &'a str,
-    /// What it is headed with.
+    /// The document's heading.
     pub title: &'a str,
-    /// What it says.
+    /// The document's text.
     pub text: &'a str,
 }
 
-/// In which order to send documents.
+/// The order in which to send documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StandaloneOrder {
-    /// Positions in the caller's list; those of repeats are absent.
+    /// Positions in the caller's list; repeats are left out.
     pub order: Vec<u16>,
-    /// How many, from the first on, stand in the prompt as the engine is believed to hold them.
+    /// How many documents, from the first on, match what the engine is believed to hold.
     pub matched: u32,
-    /// Their estimated tokens.
+    /// Estimated tokens of the matched documents.
     pub matched_tokens: u64,
-    /// Estimated tokens of all.
+    /// Estimated tokens of all documents.
     pub document_tokens: u64,
-    /// Documents that stand elsewhere than the caller put them.
+    /// Number of documents that stand elsewhere than the caller put them.
     pub moved: u32,
-    /// Documents that equal one before them.
+    /// Number of documents that equal an earlier one.
     pub dropped: u32,
-    /// What to tell the model of the caller's order, when it was changed and every document has a name of its own.
+    /// The sentence that tells the model the caller's order, if it was changed and every document has a name of its
+    /// own.
     pub hint: Option<String>,
-    /// Whether the hint calls documents by their places, because a name was not fit to be in it.
+    /// Whether the hint calls documents by their places, because a name is not fit for a hint.
     pub numbered: bool,
 }
 
-/// Whether the documents can be ordered at all.
+/// Checks whether the documents can be ordered at all.
 pub(crate) fn check(
     config: &Config,
     model: &str,
@@ -118,13 +119,13 @@ pub(crate) fn order(
     }
 }
 
-/// Positions among the distinct documents, as positions in the caller's list.
+/// Converts positions among the distinct documents into positions in the caller's list.
 fn in_the_callers_list(order: &Order, ranks: &[u16]) -> Vec<u16> {
     let ranks = order.iter().filter_map(|&at| ranks.get(usize::from(at)));
     ranks.copied().collect()
 }
 
-/// The order hint as plain text: templates are made for the inside of a JSON string.
+/// Returns the order hint as plain text; templates are made for the inside of a JSON string.
 fn hint(config: &Config, candidates: &[Candidate<'_>], order: &Order) -> Option<OrderHint> {
     let quoted = |label: &str| serde_json::to_string(label).unwrap_or_default();
     let labels: Vec<String> = candidates.iter().map(|found| quoted(found.label)).collect();
@@ -140,7 +141,7 @@ fn hint(config: &Config, candidates: &[Candidate<'_>], order: &Order) -> Option<
     Some(OrderHint { words, numbered })
 }
 
-/// A JSON string without its quotes.
+/// Returns a JSON string without its quotes.
 fn inside(quoted: &str) -> Option<&str> {
     quoted.strip_prefix('"')?.strip_suffix('"')
 }

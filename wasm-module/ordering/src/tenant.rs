@@ -1,21 +1,21 @@
-//! Whose request it is: what keeps tenants apart in a gateway, and what the engine keeps apart by.
+//! The tenant of a request: what the gateway keeps apart, and what the engine keeps apart.
 
 use crate::feed::TenantKey;
 
-/// Whose request it is. Trees, policies and memories of chats are kept for every tenant and model.
+/// The tenant of a request. Trees, policies and memories of chats are kept for every tenant and model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tenant<'a> {
-    /// What the gateway calls the tenant; empty, the default: the one that all requests belong to where tenants are not
+    /// The gateway's name for the tenant. The default, the empty name, is that of all requests where tenants are not
     /// told apart.
     pub name: &'a str,
-    /// [`TenantKey::of`] the salt that the engine gets with the request; the default: none.
+    /// [`TenantKey::of`] the salt that the engine gets with the request; the default stands for no salt.
     ///
     /// An engine shares no KV state between salts, so neither do trees. Its feed names tenants by this key alone.
     pub key: TenantKey,
 }
 
 impl<'a> Tenant<'a> {
-    /// The tenant of that name, whose requests go out without a salt.
+    /// Returns the tenant of that name, whose requests are sent without a salt.
     #[must_use]
     pub fn named(name: &'a str) -> Self {
         Self {

@@ -1,14 +1,14 @@
-//! The trees of one tenant and model, one for each engine.
+//! The knowledge trees of one tenant and model, one for each engine.
 
 use crate::engines::{EngineId, MAX_ENGINES};
 use crate::tree::{Bounds, KnowledgeTree};
 
-/// See the module's text. A tree is made when it is first asked for.
+/// The knowledge trees of one tenant and model, one for each engine. A tree is created when it is first used.
 #[derive(Debug)]
 pub(crate) struct Trees {
     bounds: Bounds,
     first: KnowledgeTree,
-    /// Of the engines from the second on.
+    /// The trees of the second engine and of those after it.
     others: Vec<KnowledgeTree>,
 }
 
@@ -21,7 +21,7 @@ impl Trees {
         }
     }
 
-    /// The tree of an engine. An engine above [`MAX_ENGINES`] has the first one's, which costs it reuse.
+    /// Returns the tree of an engine. An engine above [`MAX_ENGINES`] shares the first one's, which costs it reuse.
     pub(crate) fn of(&mut self, engine: EngineId) -> &mut KnowledgeTree {
         let other = usize::from(engine.0).checked_sub(1);
         if let Some(at) = other.filter(|_| engine.0 < MAX_ENGINES)
@@ -37,12 +37,12 @@ impl Trees {
         }
     }
 
-    /// The first engine's.
+    /// Returns the first engine's tree.
     pub(crate) fn first(&self) -> &KnowledgeTree {
         &self.first
     }
 
-    /// Nodes in all of them.
+    /// Counts the nodes of all trees.
     pub(crate) fn nodes(&self) -> usize {
         let others = self.others.iter().map(KnowledgeTree::len);
         self.first.len() + others.sum::<usize>()

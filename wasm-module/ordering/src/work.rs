@@ -1,35 +1,35 @@
-//! What a reading costs, in bytes that are looked at: counted in tests and with the feature `count-work`, and compiled to
-//! nothing everywhere else.
+//! Counts the bytes that a reading looks at, in tests and with the feature `count-work`. Elsewhere it compiles to
+//! nothing.
 //!
-//! A body is somebody else's. Whatever its bytes are, reading it takes time in proportion to their number, and a clock
-//! cannot assert that: a quadratic corner is fast on the inputs that a test can afford. So everything that looks at a
-//! body's bytes goes through `body::search` or `body::scan`, which count here; the lint `disallowed_methods` refuses the
-//! standard library's own searches in that module.
+//! A body comes from a client. Whatever its bytes are, reading it must take time in proportion to their number. A
+//! clock cannot prove that, since a quadratic corner is fast on the inputs that a test can afford. So everything that
+//! looks at a body's bytes goes through `body::search` or `body::scan`, which count here; the lint
+//! `disallowed_methods` refuses the standard library's own searches in that module.
 
-/// Bytes that one reading looked at.
+/// Number of bytes that one reading looked at.
 #[cfg(any(test, feature = "count-work"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// By scanners; a byte counts each time that one passes over it.
+    /// Bytes looked at by scanners; a byte counts each time a scanner passes over it.
     pub looked: u64,
-    /// By hashes.
+    /// Bytes looked at by hashes.
     pub hashed: u64,
 }
 
-/// Looks at each byte of a body, at most, by everything that one reading of it does.
+/// Most looks at each byte of a body, by all parts of one reading together.
 #[cfg(any(test, feature = "count-work"))]
 pub const MAX_LOOKS: u64 = 12;
 
-/// Hashes of each byte of a body, at most.
+/// Most hashes of each byte of a body.
 #[cfg(any(test, feature = "count-work"))]
 pub const MAX_HASHES: u64 = 6;
 
 #[cfg(any(test, feature = "count-work"))]
 impl Work {
-    /// What reading of `bytes` bytes may cost: beside the bytes themselves, a few looks for the reading as such.
+    /// Checks the work of reading `bytes` bytes; beyond the bytes themselves, a reading may take a few looks.
     ///
     /// # Errors
-    /// The work, if it is more.
+    /// Returns the work if it is more.
     pub fn within(self, bytes: usize) -> Result<(), Self> {
         const ONCE: u64 = 64;
         let bytes = bytes as u64;
@@ -46,7 +46,7 @@ thread_local! {
     static SO_FAR: std::cell::Cell<Work> = const { std::cell::Cell::new(Work { looked: 0, hashed: 0 }) };
 }
 
-/// What `read` returns, and what it cost on this thread.
+/// Returns the result of `read`, and the work that it did on this thread.
 #[cfg(any(test, feature = "count-work"))]
 pub fn counted<T>(read: impl FnOnce() -> T) -> (T, Work) {
     let before = SO_FAR.get();
@@ -59,7 +59,7 @@ pub fn counted<T>(read: impl FnOnce() -> T) -> (T, Work) {
     (value, work)
 }
 
-/// So many bytes were looked at.
+/// Counts `bytes` bytes as looked at.
 #[inline(always)]
 pub(crate) fn looked(bytes: usize) {
     #[cfg(any(test, feature = "count-work"))]
@@ -71,7 +71,7 @@ pub(crate) fn looked(bytes: usize) {
     let _ = bytes;
 }
 
-/// So many bytes were hashed.
+/// Counts `bytes` bytes as hashed.
 #[inline(always)]
 pub(crate) fn hashed(bytes: usize) {
     #[cfg(any(test, feature = "count-work"))]

@@ -1,5 +1,5 @@
-//! What is known of heads, by tenant and model: apart from what is kept of documents, for most chats that have a head bring
-//! none, and take no tree's place.
+//! What is known of heads, by tenant and model. It is kept apart from what is known of documents, since most chats
+//! with a head bring no documents, and so take no tree's place.
 
 use super::tenants::key_of;
 use crate::config::Config;
@@ -7,22 +7,22 @@ use crate::head::stabilise::Heads;
 use crate::tenant::Tenant;
 use fxhash::FxHashMap;
 
-/// At most `tree.max_trees` tenants and models.
+/// What is known of the heads of at most `tree.max_trees` tenants and models.
 #[derive(Default)]
 pub(super) struct HeadKeep {
     all: FxHashMap<String, Entry>,
 }
 
 struct Entry {
-    /// Whose they are.
+    /// The tenant's name.
     tenant: Box<str>,
     last_used: u64,
     heads: Heads,
 }
 
 impl HeadKeep {
-    /// What is known of a tenant's and model's heads; if nothing is, something new, in place of what was used least recently
-    /// by the tenant that has most.
+    /// Returns what is known of the heads of a tenant and model. If nothing is, it creates an entry, which replaces
+    /// the least recently used one of the tenant with the most entries.
     pub(super) fn of(
         &mut self,
         config: &Config,
@@ -46,7 +46,7 @@ impl HeadKeep {
         &mut entry.heads
     }
 
-    /// The same, if there is anything.
+    /// Returns what is known of the heads of a tenant and model, if anything is.
     pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut Heads> {
         let entry = self.all.get_mut(&key_of(tenant, model))?;
         Some(&mut entry.heads)

@@ -1,4 +1,5 @@
-//! What an orderer learns from others: what they sent, what an engine says that it holds, what an answer took back.
+//! What an orderer learns from others: from the requests of other orderers, from an engine's feed, and from an
+//! engine's answers.
 
 use super::Orderer;
 use crate::conversation::memory::Path;
@@ -10,10 +11,9 @@ use crate::tenant::Tenant;
 use crate::tree::ResidencyEvent;
 
 impl Orderer {
-    /// Takes into account what another orderer did, or learnt of an engine, as if this one had done and learnt it
-    /// itself.
+    /// Applies an update of another orderer, as if this one had sent the request or read the feed itself.
     ///
-    /// What is known of a chat stays as it is, and of what continues a turn that is not known nothing is taken.
+    /// Known turns of a chat stay as they are. A continuation of an unknown turn is ignored.
     pub fn learn(&mut self, update: &PeerUpdate) {
         match update {
             PeerUpdate::OrderingRecord(record) => self.learn_record(record),
@@ -50,10 +50,12 @@ impl Orderer {
         }
     }
 
-    /// A feed names tenants by their keys, and a model by the engine's name for it, which a request need not use that
-    /// leaves the model to the engine.
+    /// Applies an event of an engine's feed.
     ///
-    /// What is stored without a key may be anybody's: where tenants have names, none of them learns of it.
+    /// A feed names tenants by their keys, and a model by the engine's name for it. A request that leaves the model to
+    /// the engine need not use that name.
+    ///
+    /// A path stored without a key may belong to any tenant: where tenants have names, none of them learns of it.
     fn learn_event(&mut self, engine: EngineId, model: &str, event: &Event) {
         let change = match event.change() {
             Change::Forget => ResidencyEvent::Cleared,

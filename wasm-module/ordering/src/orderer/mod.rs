@@ -1,4 +1,4 @@
-//! What is kept for every tenant and model, and the one call that uses it: a request, from body to body.
+//! The state of every tenant and model, and the one call that uses it: from a request's body to the body that is sent.
 //!
 //! ```text
 //!   body ─▶ parse ─▶ kept: trees · policy · memory of chats ─▶ rewriting ─▶ body, report, record
@@ -34,21 +34,22 @@ use crate::tree::ViewedNode;
 /// Orders requests; holds a policy, a memory of chats and a knowledge tree for each engine, for every tenant and model.
 ///
 /// A tenant's decisions depend on its own requests alone, as long as no more than `tree.max_trees` tenants and models
-/// are in use; beyond that, on how many tenants there are: each keeps its share of the trees. Memory is bounded by the
-/// configuration: at most `tree.max_trees` times `conversation.max_bytes`, and `tree.max_nodes` for each engine.
+/// are in use. Beyond that they also depend on how many tenants there are, since each keeps its share of the trees.
+/// Memory is bounded by the configuration: at most `tree.max_trees` times `conversation.max_bytes`, and
+/// `tree.max_nodes` for each engine.
 pub struct Orderer {
     config: Config,
     tenants: TenantStore,
-    /// What is known of heads.
+    /// What is known of heads, by tenant and model.
     heads: HeadKeep,
-    /// See [`Orderer::last_head`].
+    /// What was done with the head of the last request; see [`Orderer::last_head`].
     head: HeadReport,
-    /// Requests so far: the trees' time.
+    /// Number of requests so far, which is the trees' time.
     now: u64,
 }
 
 impl Orderer {
-    /// An orderer that knows nothing yet.
+    /// Returns an orderer that knows nothing yet.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -60,23 +61,23 @@ impl Orderer {
         }
     }
 
-    /// Orders the documents of `body`, an OpenAI chat request of `tenant`, and expects it to be sent to the one engine
-    /// there is.
+    /// Orders the documents of `body`, a chat request of `tenant`, for a gateway with one engine.
     ///
-    /// Messages that the tenant's chats are known by are sent as they were sent before.
+    /// Messages of a known chat are sent as they were sent before.
     ///
     /// # Errors
-    /// [`Skip`] says why the body is to be sent as it came. Nothing was remembered then, but for
+    /// Returns [`Skip`], the reason why the body must be sent as it came. Nothing was remembered then, except with
     /// [`Skip::NoDocuments`]: that a chat went on without documents.
     pub fn rewrite(&mut self, tenant: Tenant<'_>, body: &[u8]) -> Result<Rewrite, Skip> {
         self.rewrite_on(&RewriteOptions::default(), tenant, body)
     }
 
-    /// The same on options of its own. With a salt, [`Tenant::key`] is that salt's; without one, and without a key, it is
-    /// the key of the salt that the client sent, if the options say how to make it.
+    /// Does the same as [`Orderer::rewrite`], with options for this request. With a salt, [`Tenant::key`] is that
+    /// salt's key. Without a salt and without a key, it is the key of the salt that the client sent, if the options
+    /// say how to make it.
     ///
     /// # Errors
-    /// As [`Orderer::rewrite`]. Nothing is salted then: [`salted`](crate::salted) does that.
+    /// Returns the errors of [`Orderer::rewrite`]. The body is not salted then: [`salted`](crate::salted) does that.
     pub fn rewrite_on(
         &mut self,
         options: &RewriteOptions<'_>,
@@ -87,10 +88,10 @@ impl Orderer {
         self.rewrite_parsed(options, tenant, &mut parsed)
     }
 
-    /// The same of a body that was read already, as this orderer's configuration says.
+    /// Does the same as [`Orderer::rewrite_on`] for a body that was read already, with this orderer's configuration.
     ///
     /// # Errors
-    /// [`Skip::NoDocuments`].
+    /// Returns [`Skip::NoDocuments`] if the body has none.
     pub fn rewrite_parsed(
         &mut self,
         options: &RewriteOptions<'_>,
@@ -105,7 +106,7 @@ impl Orderer {
         }
         self.now += 1;
         let mut decision = self.decide(tenant, parsed);
-        // In a dry run the body goes as it came, and that is what is learnt.
+        // In a dry run the body is sent as it came, and that is what is learnt.
         let is_dry = matches!(options.trial, Trial::DryRun);
         let mut applies = self.config.head.mode() == HeadMode::Apply && !is_dry;
         let mut report = std::mem::take(&mut decision.report);
@@ -114,7 +115,7 @@ impl Orderer {
         }
         let arm = Rewriting::arm(options, tenant, parsed);
         if applies && arm == Some(Arm::Control) {
-            // The client's order is that of its tools too.
+            // The client's order includes the order of its tools.
             parsed.rebase(None, &[]);
             applies = false;
         }
@@ -122,7 +123,7 @@ impl Orderer {
         self.head.clone_from(&report);
         let writes = applies && decision.writes();
         if !parsed.has_documents() && !writes && self.tenants.get(tenant, &parsed.model).is_none() {
-            // A tenant that never sends documents takes no other one's place.
+            // A tenant that never sends documents takes no other tenant's place.
             return Err(Skip::NoDocuments);
         }
         let state = (self.tenants).of(&self.config, self.now, tenant, &parsed.model);
@@ -137,13 +138,13 @@ impl Orderer {
         Ok(rewrite)
     }
 
-    /// What was done with the head of the last request, or would be, whatever became of its documents.
+    /// Returns what was done with the head of the last request, or would be, whatever happened to its documents.
     #[must_use]
     pub fn last_head(&self) -> &HeadReport {
         &self.head
     }
 
-    /// Decides on a head. Where there is none, nothing is kept for it.
+    /// Decides what is done with a head. A request without one leaves no state.
     fn decide<'a>(&mut self, tenant: Tenant<'_>, parsed: &Parsed<'a>) -> Decision<'a> {
         let config = &self.config.head;
         let opens = (parsed.messages.first()).is_some_and(|first| first.role == Role::System);
@@ -154,11 +155,12 @@ impl Orderer {
         heads.decide(config, parsed)
     }
 
-    /// Orders documents that stand in no body, for a caller that writes its prompts itself, and expects them to be sent
-    /// in that order behind `before`. Chats, location hints and bodies are [`Orderer::rewrite`]'s.
+    /// Orders documents that stand in no body, for a caller that writes its prompts itself, and expects them to be
+    /// sent in that order behind `before`. For chats, location hints and bodies use [`Orderer::rewrite`].
     ///
     /// # Errors
-    /// [`Skip::TooManyDocuments`], [`Skip::LongModelName`], [`Skip::NoDocuments`]; nothing was remembered then.
+    /// Returns [`Skip::TooManyDocuments`], [`Skip::LongModelName`] or [`Skip::NoDocuments`]; nothing was remembered
+    /// then.
     pub fn order(
         &mut self,
         tenant: Tenant<'_>,
@@ -178,38 +180,39 @@ impl Orderer {
         ))
     }
 
-    /// The `limit` most recently used nodes of a tenant's tree for a model and the first engine: see [`view`](crate::tree::KnowledgeTree::view).
+    /// Returns the `limit` most recently used nodes of a tenant's tree for a model and the first engine; see
+    /// [`view`](crate::tree::KnowledgeTree::view).
     #[must_use]
     pub fn view(&self, tenant: Tenant<'_>, model: &str, limit: usize) -> Vec<ViewedNode> {
         let state = self.tenants.get(tenant, model);
         state.map_or_else(Vec::new, |state| state.trees.first().view(limit))
     }
 
-    /// How it was told to order.
+    /// Returns the configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Forgets everything, as after the engine was restarted.
+    /// Forgets everything, as is right after a restart of the engine.
     pub fn clear(&mut self) {
         self.tenants = TenantStore::default();
         self.heads = HeadKeep::default();
     }
 
-    /// Trees kept.
+    /// Returns the number of trees.
     #[must_use]
     pub fn trees(&self) -> usize {
         self.tenants.len()
     }
 
-    /// Nodes in all trees.
+    /// Returns the number of nodes in all trees.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.tenants.iter().map(|state| state.trees.nodes()).sum()
     }
 
-    /// What is remembered of all chats.
+    /// Returns how much is remembered of all chats.
     #[must_use]
     pub fn remembered(&self) -> Remembered {
         let memories = || self.tenants.iter().map(|state| &state.memory);

@@ -1,4 +1,4 @@
-//! One request on its way to the engine that it costs least.
+//! Rewrites one request for the engine with the least pending prefill.
 //!
 //! ```text
 //!   recall ─▶ choose ─▶ write ─▶ remember
@@ -28,7 +28,7 @@ use crate::tenant::Tenant;
 use crate::trees::Trees;
 use smallvec::SmallVec;
 
-/// See the module's text.
+/// One request on its way to the engine with the least pending prefill.
 pub(super) struct Rewriting<'r> {
     config: &'r Config,
     options: &'r RewriteOptions<'r>,
@@ -39,7 +39,7 @@ pub(super) struct Rewriting<'r> {
     arm: Option<Arm>,
 }
 
-/// What a dry run would have done.
+/// The report and the documents of what a dry run would have sent.
 type DryRunResult = Option<(Report, Vec<SentRun>)>;
 
 impl<'r> Rewriting<'r> {
@@ -61,7 +61,7 @@ impl<'r> Rewriting<'r> {
         }
     }
 
-    /// The chat's arm in an experiment.
+    /// Returns the chat's arm in an experiment.
     pub(super) fn arm(
         options: &RewriteOptions<'_>,
         tenant: Tenant<'_>,
@@ -73,8 +73,10 @@ impl<'r> Rewriting<'r> {
         }
     }
 
+    /// Rewrites the request.
+    ///
     /// # Errors
-    /// [`Skip::NoDocuments`]: there is nothing to write.
+    /// Returns [`Skip::NoDocuments`] if there is nothing to write.
     pub(super) fn run(&self, state: &mut TenantState) -> Result<Rewrite, Skip> {
         let path = self.recall(&state.memory);
         let choices = self.choices(&state.memory, &path);
@@ -109,7 +111,7 @@ impl<'r> Rewriting<'r> {
         let body = self.write(edits);
 
         let chat = self.remember(&mut state.memory, &path, added, engine);
-        // What was only weighed is in no path.
+        // Documents that were only weighed are in no path.
         for other in choices.iter().filter(|other| other.engine != engine) {
             let documents = runs.iter().flat_map(|run| &run.documents);
             state.trees.of(other.engine).discard(documents);
@@ -146,10 +148,10 @@ impl<'r> Rewriting<'r> {
         })
     }
 
-    /// The messages of the chat that are known.
+    /// Returns the messages of the chat that are known.
     fn recall(&self, memory: &Memory) -> Path {
         if self.keeps_client_order() {
-            // What earlier turns were sent as is not what the client's order is.
+            // The client's order does not include what earlier turns were sent as.
             return Path::default();
         }
         let written = self.parsed.rendered.as_ref().and_then(|(message, group)| {
@@ -161,7 +163,7 @@ impl<'r> Rewriting<'r> {
         let chains = self.parsed.messages.iter().map(|message| message.chain);
         let moved = self.head.and_then(|head| head.moved.as_ref());
         let moving = moved.map_or(Moving::default(), |moved| {
-            // Only a request that ends with its target can say what was written there.
+            // Only a request that ends with its target determines what was written there.
             let is_last = moved.message as usize + 1 == self.parsed.messages.len();
             Moving {
                 hash: if is_last { moved.hash } else { 0 },
@@ -171,15 +173,15 @@ impl<'r> Rewriting<'r> {
         memory.find(chains, written, moving)
     }
 
-    /// The engines that the request may go to; one that goes on with a chat goes where it was.
+    /// Returns the engines that the request may go to; a request that continues a chat goes to that chat's engine.
     fn choices(&self, memory: &Memory, path: &Path) -> SmallVec<[EngineCandidate; 4]> {
-        // The same question asked again is no chat that goes on.
+        // The same question asked again does not continue a chat.
         let last = self.parsed.messages.len().saturating_sub(1);
         let last = u32::try_from(last).unwrap_or(u32::MAX);
         engines::choices(self.options.choices, memory.engine(path, last))
     }
 
-    /// How the request would be sent to an engine.
+    /// Returns how the request would be sent to an engine.
     fn send<'a>(
         &'a self,
         trees: &mut Trees,
@@ -198,7 +200,7 @@ impl<'r> Rewriting<'r> {
         request::arrange(config, parsed, head, tree, policy, memory, path, mode)
     }
 
-    /// The engine that the request costs least, the first of equals, and how it is sent there.
+    /// Returns the engine with the least pending prefill, the first of equals, and how the request is sent there.
     fn choose<'a>(
         &self,
         choices: &[EngineCandidate],
@@ -222,7 +224,7 @@ impl<'r> Rewriting<'r> {
         best.map(|(_, engine, sent)| (engine, sent))
     }
 
-    /// The new body; `None`: the one that came.
+    /// Returns the new body; `None`: the one that came.
     fn write<'e>(&'e self, mut edits: Vec<Edit<'e>>) -> Option<Vec<u8>> {
         let text = self.parsed.text;
         if self.parsed.has_documents() || !edits.is_empty() {
@@ -232,7 +234,7 @@ impl<'r> Rewriting<'r> {
         (!edits.is_empty()).then(|| edit::apply(text, edits))
     }
 
-    /// How the chat goes on, which other orderers are told.
+    /// Remembers how the chat goes on, and returns it for other orderers.
     fn remember(
         &self,
         memory: &mut Memory,
@@ -244,8 +246,8 @@ impl<'r> Rewriting<'r> {
             added.clear();
         }
         let chat = ChatContinuation::within_limit(memory.place(path), &added);
-        // A chat without documents is remembered where chats that open alike may have some pinned in them: the one must
-        // not be taken for the other.
+        // A chat without documents is remembered if chats that open alike may have documents pinned: the one must not
+        // be taken for the other.
         let keeps = |added: &AddedMessage| added.sent.kept.is_some();
         let is_head_kept = added.iter().any(keeps) || !path.is_empty() && self.head.is_some();
         if !self.parsed.has_documents() && !self.config.pins() && !is_head_kept {
@@ -255,7 +257,7 @@ impl<'r> Rewriting<'r> {
         chat
     }
 
-    /// Whether the documents go on in the client's order.
+    /// Returns whether the documents keep the client's order.
     fn keeps_client_order(&self) -> bool {
         matches!(self.options.trial, Trial::DryRun) || self.arm == Some(Arm::Control)
     }

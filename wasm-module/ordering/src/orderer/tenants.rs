@@ -1,4 +1,4 @@
-//! What is kept of each tenant and model, and who gives way when there is no room for more.
+//! The state of each tenant and model, and the rule that decides which one is evicted when there is no room for more.
 
 use crate::config::Config;
 use crate::conversation::memory::Memory;
@@ -10,14 +10,14 @@ use crate::tenant::Tenant;
 use crate::trees::Trees;
 use fxhash::FxHashMap;
 
-/// All that is kept; at most `tree.max_trees` tenants and models.
+/// The states of at most `tree.max_trees` tenants and models.
 #[derive(Default)]
 pub(super) struct TenantStore {
-    /// By tenant and model (see [`key_of`]).
+    /// States by tenant and model (see [`key_of`]).
     all: FxHashMap<String, TenantState>,
 }
 
-/// What is kept of one tenant and model.
+/// The state of one tenant and model.
 pub(super) struct TenantState {
     /// The tenant's name; empty where tenants are not told apart.
     pub(super) tenant: Box<str>,
@@ -30,8 +30,8 @@ pub(super) struct TenantState {
 }
 
 impl TenantStore {
-    /// What is kept of that tenant and model; if nothing is, something new, in place of another when there are too many.
-    /// It is used at `now`.
+    /// Returns the state of a tenant and model, and marks it as used at `now`. If there is none, it creates one, which
+    /// replaces another when there are too many.
     pub(super) fn of(
         &mut self,
         config: &Config,
@@ -59,12 +59,12 @@ impl TenantStore {
         state
     }
 
-    /// The same, if there is anything; it is not used by that.
+    /// Returns the state of a tenant and model, if there is one, without marking it as used.
     pub(super) fn get(&self, tenant: Tenant<'_>, model: &str) -> Option<&TenantState> {
         self.all.get(&key_of(tenant, model))
     }
 
-    /// As [`TenantStore::get`].
+    /// Returns the same as [`TenantStore::get`], mutable.
     pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut TenantState> {
         self.all.get_mut(&key_of(tenant, model))
     }
@@ -81,9 +81,10 @@ impl TenantStore {
         self.all.len()
     }
 
-    /// The key of what makes room for something new of `tenant`: the least recently used tree of the tenant that has
-    /// most, and of its own where no other has more than it would have then. So with n tenants in use each keeps its
-    /// share, an n-th of `tree.max_trees`, however many models another names. O(trees), once for each new tree.
+    /// Returns the key of the state to evict for a new one of `tenant`: the least recently used state of the tenant
+    /// that has the most. It is the tenant's own if no other has more than it would have then. So with n tenants in
+    /// use each keeps its share, an n-th of `tree.max_trees`, however many models another one names. O(trees), once
+    /// for each new tree.
     fn eviction_candidate(&self, tenant: &str) -> Option<String> {
         let mut counts: FxHashMap<&str, u32> = FxHashMap::default();
         for state in self.all.values() {
@@ -106,7 +107,7 @@ impl TenantStore {
 }
 
 impl TenantState {
-    /// These documents were sent: the engine is expected to hold them, and the policy learns their order.
+    /// Records that these documents were sent: the engine is expected to hold them, and the policy learns their order.
     pub(super) fn take(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
             if let Some(order) = &run.order {
@@ -117,7 +118,7 @@ impl TenantState {
     }
 }
 
-/// A tenant and a model, framed so that no two share a key.
+/// Returns a key for a tenant and a model, framed so that no two pairs share one.
 pub(super) fn key_of(tenant: Tenant<'_>, model: &str) -> String {
     let Tenant { name, key } = tenant;
     format!("{}:{name}{key};{model}", name.len())

@@ -1,5 +1,5 @@
-//! How the documents of one group are to be sent, when nothing is remembered of them: which are only referred to, in
-//! which order the others stand, whether an order hint is due.
+//! Decides how the documents of one group are sent when nothing is remembered of them: which ones are only referred
+//! to, in which order the others stand, and whether an order hint follows.
 
 use super::{OrderingMode, Request};
 use crate::arrangement::{Arrangement, DistinctDocuments, Slot, keeps_repeats, narrowed};
@@ -14,16 +14,16 @@ use smallvec::SmallVec;
 /// How a group's documents are sent.
 pub(super) struct Decision {
     pub(super) arrangement: Arrangement,
-    /// The policy's order, if there was one to ask for, or the client's where that is kept: a policy that learns from
-    /// requests learns from both.
+    /// The policy's order if it was asked, or the client's order if that is kept: a policy that learns from requests
+    /// learns from both.
     pub(super) order: Option<Order>,
     /// The order hint, if there is one.
     pub(super) hint: Option<OrderHint>,
 }
 
 impl<'a> Request<'_, 'a> {
-    /// As it was decided before. Where another document has come by a reference's name, for an array was written into an
-    /// earlier message since, the document itself is sent in its place.
+    /// Returns the earlier decision. If another document has since taken a reference's name, because an array was
+    /// written into an earlier message, the document itself is sent in its place.
     pub(super) fn again(
         &self,
         known: &Arrangement,
@@ -49,8 +49,8 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Whether a remembered arrangement sends what the client sends now, and refers only to what is there. It always
-    /// does, unless hashes collided: documents must not be lost by that.
+    /// Returns whether a remembered arrangement sends exactly what the client sends now, and refers only to what is
+    /// there. It always does, unless hashes collided; a collision must lose no document.
     pub(super) fn is_possible(
         &self,
         known: &Arrangement,
@@ -145,7 +145,7 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// For every distinct document, whether its location is sent instead of it.
+    /// Returns for every distinct document whether its location is sent instead of it.
     fn references(
         &self,
         group: &Group<'a>,
@@ -159,7 +159,7 @@ impl<'a> Request<'_, 'a> {
         if turn == 0 || keeps_repeats(group) {
             return references;
         }
-        // What documents of this group are called, counted when the first one is found to be there already.
+        // The names of this group's documents, counted when the first one is found to be there already.
         let mut names: Option<FxHashMap<&str, u32>> = None;
         for (is_reference, &(index, fingerprint)) in references.iter_mut().zip(&listed.distinct) {
             let Some(found) = group.found.get(usize::from(index)) else {
@@ -190,7 +190,7 @@ impl<'a> Request<'_, 'a> {
         references
     }
 
-    /// The order hint for the documents of a group that are arranged so, if it can have one.
+    /// Returns the order hint for the documents of a group in this arrangement, if there can be one.
     fn order_hint(
         &self,
         group: &Group<'a>,
@@ -198,7 +198,7 @@ impl<'a> Request<'_, 'a> {
         arrangement: &Arrangement,
     ) -> Option<OrderHint> {
         let template = self.config.hint.as_ref().filter(|_| group.hint.is_some())?;
-        // By index in the group; a reference's document stands elsewhere.
+        // Places by index in the group; a reference's document stands elsewhere.
         let mut places: SmallVec<[Option<u32>; 16]> = SmallVec::from_elem(None, group.found.len());
         let documents = arrangement.slots.iter().filter(|slot| !slot.is_reference());
         for (slot, place) in documents.zip(1..) {

@@ -1,8 +1,8 @@
 //! One request, from what was found in its body to the body that is sent.
 //!
-//! Messages are taken in the order of the prompt. What is remembered of a message is done again; what is not is decided
-//! now ([`decide`]), knowing what stands before it. Nothing is remembered here and the tree stays as it is: the caller
-//! gets what to remember, and lets the next request see it.
+//! Messages are taken in the order of the prompt. A remembered message is sent as it was before. Any other message is
+//! decided now ([`decide`]), knowing what stands before it. This module remembers nothing and leaves the tree as it
+//! is: the caller gets what to remember.
 
 mod decide;
 mod report;
@@ -27,39 +27,40 @@ use crate::policy::{Order, Policy, PolicyKind, match_of};
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
-/// In whose order documents are sent.
+/// Whose order the documents are sent in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OrderingMode {
-    /// The policy's.
+    /// The policy's order.
     Ordered,
-    /// The client's: nothing is moved, left out, referred to or hinted at, and nothing of earlier turns is used. Only an
-    /// array is still written into its message.
+    /// The client's order: nothing is moved, left out, referred to or hinted at, and nothing of earlier turns is used.
+    /// Only an array is still written into its message.
     ClientOrder,
-    /// The policy's, but only to say what it would be.
+    /// The policy's order, only to report it.
     Trial,
 }
 
-/// What became of a request.
+/// What is sent for a request.
 pub(crate) struct ArrangedRequest<'a> {
-    /// What is sent instead of parts of the body; empty: nothing.
+    /// Replacements of parts of the body; empty: the body is sent as it is.
     pub(crate) edits: Vec<Edit<'a>>,
     pub(crate) report: Report,
     /// The documents sent, as the tree knows them.
     pub(crate) runs: Vec<SentRun>,
-    /// The messages behind the known ones; without pinning, only those that documents stand in, and the last one.
+    /// The messages after the known ones; without pinning, only those that hold documents, and the last one.
     pub(crate) added: Vec<AddedMessage>,
 }
 
-/// What of the head is written into messages.
+/// The words of the head that are written into messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HeadWords<'a> {
     /// Spans whose first value stays.
     pub(crate) frozen: &'a [Frozen<'a>],
-    /// What moves into the newest user message.
+    /// The words that move into the newest user message.
     pub(crate) moved: Option<&'a Moved>,
 }
 
-/// How `parsed`, of which `path` is known, is sent in that manner. The tree learns nothing but the documents' names.
+/// Returns how `parsed` is sent in this mode; `path` holds its known messages. The tree learns only the documents'
+/// names.
 #[allow(
     clippy::too_many_arguments,
     reason = "one call, from the one place that has all of them"
@@ -109,10 +110,10 @@ pub(crate) fn arrange<'a>(
             _ => None,
         };
         let is_new = path.last().is_none_or(|(last, _)| *last < at);
-        // What was sent already gets no more words.
+        // Words that moved are not added to a message that was sent already.
         let moved = head.moved.filter(|moved| is_new && moved.message == at);
         let made = request.message(message, written, turn, moved);
-        // With pinning every message counts: what is not recorded cannot be told from what was pinned.
+        // With pinning every message counts: without a record, it would be unclear whether something was pinned.
         if is_new && (at as usize == last || config.pins() || made != SentMessage::default()) {
             added.push(AddedMessage {
                 message: at,
@@ -131,20 +132,20 @@ pub(crate) fn arrange<'a>(
 
 struct Request<'r, 'a> {
     config: &'a Config,
-    /// The body.
+    /// The request's body.
     text: &'a str,
     head: HeadWords<'a>,
-    /// The values that the head's frozen spans have.
+    /// The values of the head's frozen spans.
     frozen: Box<[Box<str>]>,
     mode: OrderingMode,
     tree: &'r mut KnowledgeTree,
     policy: &'r mut dyn Policy,
-    /// The chat's last turn: what stands in it is referred to by nothing.
+    /// The chat's last turn; no reference points into it.
     last_turn: u32,
     /// Estimated tokens pinned in the known messages.
     pinned_tokens: u64,
     shown: PromptDocuments<'a>,
-    /// Hash of what was sent so far instead of the client's documents; 0: there were none.
+    /// Hash of what was sent so far instead of the client's documents; 0: nothing was.
     sent: u64,
     edits: Vec<Edit<'a>>,
     report: Report,
@@ -153,7 +154,7 @@ struct Request<'r, 'a> {
 }
 
 impl<'a> Request<'_, 'a> {
-    /// Sends a message, with the documents of an array `written` into it, as it was sent before if that is `known`.
+    /// Sends a message, with the documents of an array `written` into it; if it is `known`, as it was sent before.
     fn message(
         &mut self,
         message: &Message<'a>,
@@ -179,7 +180,8 @@ impl<'a> Request<'_, 'a> {
             })),
             _ => None,
         };
-        // Words stand once: behind the documents written here, behind those that stand here, or before the text.
+        // The words stand once: behind the documents written here, behind the documents that stand here, or before the
+        // text.
         let mut unsaid = moved;
         if let Some(group) = written {
             let known = known.and_then(|turn| turn.written.as_ref());
@@ -191,7 +193,7 @@ impl<'a> Request<'_, 'a> {
             && place.0.wrap == pin.wrap
         {
             again = true;
-            // What moved was written with them.
+            // The words that moved were written with the documents.
             unsaid = None;
             self.pin(pin, written.arrangement.hinted, place, message.turn);
         }
@@ -219,8 +221,8 @@ impl<'a> Request<'_, 'a> {
         turn
     }
 
-    /// Writes the first values of the head's spans, as the chat's first known message has them; those of this request, if
-    /// nothing is known.
+    /// Writes the first values of the head's spans, as the chat's first known message has them; those of this request
+    /// if nothing is known.
     fn freeze(&mut self, memory: &'a Memory, path: &Path) {
         let spans = self.head.frozen;
         if spans.is_empty() {
@@ -229,7 +231,7 @@ impl<'a> Request<'_, 'a> {
         let mut kept = path
             .iter()
             .filter_map(|(_, id)| memory.sent(*id)?.kept.as_deref());
-        // Where another number of spans stands now, which is which is not known.
+        // If the number of spans has changed, it is unclear which value belongs to which.
         let first = kept.find(|kept| kept.frozen.len() == spans.len());
         let edits = spans
             .iter()
@@ -272,7 +274,7 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Sends documents that were written into an earlier message again.
+    /// Sends the documents that were written into an earlier message again.
     fn pin(&mut self, pin: &'a Pin, is_hinted: bool, (entry, scope): (Entry, Scope), turn: u32) {
         self.edits.push(Edit::insert(entry.at, &*pin.text));
         let path = pin.documents.iter();
@@ -368,7 +370,7 @@ impl<'a> Request<'_, 'a> {
         (arrangement, listed, rendering)
     }
 
-    /// A hint, and words behind it, as they stand behind a group's documents.
+    /// Returns a hint, and words behind it, as they stand behind a group's documents.
     fn behind(&self, group: &Group<'_>, hint: Option<String>, words: &str) -> String {
         let mut all = hint.map_or_else(String::new, |hint| hint + r"\n");
         all.push_str(words);
@@ -384,7 +386,7 @@ impl<'a> Request<'_, 'a> {
         all
     }
 
-    /// What is sent in the group's places.
+    /// Returns what is sent in the group's places.
     fn sent_of<'g>(
         &mut self,
         group: &'g Group<'a>,
@@ -405,8 +407,8 @@ impl<'a> Request<'_, 'a> {
             .collect()
     }
 
-    /// These documents stand in the prompt from that byte of the body on, in this order; `references` stand among them. `order` is the policy's, if
-    /// it was asked.
+    /// Records that these documents stand in the prompt, in this order, from that byte of the body on; `references`
+    /// stand among them. `order` is the policy's, if it was asked.
     fn walk(
         &mut self,
         at: usize,
@@ -446,25 +448,25 @@ impl<'a> Request<'_, 'a> {
         });
     }
 
-    /// Whether the group goes on byte for byte, repeats included.
+    /// Returns whether the group is sent byte for byte, repeats included.
     fn keeps_places(&self, group: &Group<'_>) -> bool {
         self.mode == OrderingMode::ClientOrder && !group.is_rendered()
     }
 
-    /// The index of the first document that the tree cannot place: behind a repeat that is sent, everything stands
-    /// elsewhere than the path would have it.
+    /// Returns the index of the first document that the tree cannot place: behind a repeat that is sent, everything
+    /// stands elsewhere than the path would have it.
     fn end_of_path(&self, group: &Group<'_>, listed: &DistinctDocuments) -> u16 {
         let repeat = listed.repeats.first().filter(|_| self.keeps_places(group));
         repeat.copied().unwrap_or(u16::MAX)
     }
 
-    /// What `digest` stands for was sent.
+    /// Records that what `digest` stands for was sent.
     fn then(&mut self, digest: u64) {
         self.sent = narrowed(Scope(digest), self.sent).0;
     }
 }
 
-/// Words as they are inserted before a message's text.
+/// Returns words as they are inserted before a message's text.
 fn before_text(wrap: Wrap, words: &str) -> String {
     match wrap {
         Wrap::None => [words, r"\n\n"].concat(),
@@ -475,7 +477,7 @@ fn before_text(wrap: Wrap, words: &str) -> String {
     }
 }
 
-/// What was rendered, to be kept; `None` if it is too large for that.
+/// Returns what was rendered, for keeping; `None` if it is too large for that.
 fn pin_of(
     group: &Group<'_>,
     listed: &DistinctDocuments,

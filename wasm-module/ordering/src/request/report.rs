@@ -1,9 +1,9 @@
-//! What the sender of a request is told of it.
+//! The report on one request, for its sender.
 
 /// What was done with a request's documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The policy's name.
+    /// Name of the policy.
     pub policy: &'static str,
     /// Documents found in the body.
     pub documents: u32,
@@ -11,9 +11,9 @@ pub struct Report {
     pub matched: u32,
     /// Documents that stand elsewhere than the client put them.
     pub moved: u32,
-    /// Repeats that were left out: they equal a document beside them byte for byte.
+    /// Repeats that were left out because they equal another document of their group byte for byte.
     pub dropped: u32,
-    /// Documents that a location hint stands for, because an earlier turn of the chat holds them byte for byte.
+    /// Documents replaced by a location hint, because an earlier turn of the chat holds them byte for byte.
     pub deduplicated: u32,
     /// Documents of earlier requests that were written again where they first stood.
     pub pinned: u32,
@@ -21,16 +21,16 @@ pub struct Report {
     pub replayed: u32,
     /// Whether an order hint was written.
     pub hinted: bool,
-    /// Whether one calls documents by their places, because a label was not fit to stand outside its document.
+    /// Whether a hint calls documents by their places, because a label was not fit to stand outside its document.
     pub numbered: bool,
     /// Estimated tokens of the documents sent, pinned ones included.
     pub document_tokens: u64,
-    /// Estimated tokens of the matched ones.
+    /// Estimated tokens of the matched documents.
     pub matched_tokens: u64,
 }
 
 impl Report {
-    /// Nothing was done yet.
+    /// Returns the report of a request with which nothing was done yet.
     pub(crate) fn new(policy: &'static str) -> Self {
         Self {
             policy,
