@@ -46,9 +46,10 @@ pub fn estimate_tokens(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(4)).unwrap_or(u32::MAX)
 }
 
-/// The documents that a tree knows: fingerprints to ids and back, counted by the tree nodes that hold them.
+/// The documents that a tree knows: it maps fingerprints to ids and back, and counts the tree nodes that hold each
+/// document.
 ///
-/// An id whose last holder lets go is free again and may come to mean another document.
+/// An id whose last holder releases it is free again, and may later mean another document.
 #[derive(Debug, Default)]
 pub struct Catalog {
     ids: FxHashMap<Fingerprint, DocumentId>,
@@ -64,7 +65,7 @@ struct Entry {
 }
 
 impl Catalog {
-    /// The document's id; a new one, held by nobody yet, when it is not known.
+    /// Returns the document's id; for an unknown document, a new id that no node holds yet.
     pub fn intern(&mut self, fingerprint: Fingerprint) -> DocumentId {
         if let Some(&id) = self.ids.get(&fingerprint) {
             return id;
@@ -89,13 +90,13 @@ impl Catalog {
         id
     }
 
-    /// The document's id, if it is known.
+    /// Returns the document's id, if it is known.
     #[must_use]
     pub fn find(&self, fingerprint: Fingerprint) -> Option<DocumentId> {
         self.ids.get(&fingerprint).copied()
     }
 
-    /// When the document was last part of an inserted path, as the tree counts time; 0: never, as far as is known.
+    /// Returns when the document was last part of an inserted path, in the tree's time; 0: never, as far as is known.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
         self.entries
@@ -103,25 +104,25 @@ impl Catalog {
             .map_or(0, |entry| entry.last_used)
     }
 
-    /// Documents known.
+    /// Returns the number of known documents.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ids.len()
     }
 
-    /// Whether no document is known.
+    /// Returns whether no document is known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
 
-    /// What `id` stands for.
+    /// Returns the fingerprint of the document with that id.
     #[must_use]
     pub fn fingerprint(&self, id: DocumentId) -> Option<Fingerprint> {
         self.entries.get(id.index()).map(|entry| entry.fingerprint)
     }
 
-    /// Nodes that hold the document.
+    /// Returns the number of nodes that hold the document.
     pub(crate) fn holders(&self, id: DocumentId) -> u32 {
         self.entries
             .get(id.index())
@@ -148,7 +149,7 @@ impl Catalog {
         self.forget_unheld(id);
     }
 
-    /// Forgets a document that was interned but came to be held by no node.
+    /// Forgets a document that was interned but is held by no node.
     pub(crate) fn forget_unheld(&mut self, id: DocumentId) {
         let Some(entry) = self.entries.get(id.index()) else {
             return;

@@ -1,4 +1,4 @@
-//! Which engine a request goes to.
+//! Chooses the engine for a request.
 //!
 //! ```text
 //!                 tree of engine 0      would compute 900 tokens, has 4,000 to compute    4,900
@@ -6,13 +6,13 @@
 //!                 tree of engine 2      would compute 900 tokens, is unhealthy
 //! ```
 //!
-//! The request is ordered against what each engine is believed to hold, and goes where the fewest tokens must be computed
-//! until it has been: its own that are not held there, and those of the requests before it (Preble's *E2*,
-//! arXiv:2407.00023, with the load term of prefill alone: a load of zero exploits, a load above what is
-//! saved explores). Of equals the first one in the list that the caller has turned. Chats stay where their earlier turns
-//! were sent, as long as that engine is among the choices.
+//! The request is ordered against what each engine is believed to hold. It goes to the engine with the least pending
+//! prefill: the request's own uncached tokens there, plus those of requests in flight. This is Preble's *E2*
+//! (arXiv:2407.00023) with the load term of prefill alone: with no load it exploits the cache, and a load above what
+//! the cache saves makes it explore. Among equals, the first in the caller's list wins; the caller rotates the list.
+//! Chats stay with the engine of their earlier turns, as long as it is among the choices.
 //!
-//! Which engines are healthy and what they have to do, the caller knows.
+//! The caller knows which engines are healthy and how much each has to compute.
 
 use smallvec::SmallVec;
 
@@ -20,20 +20,20 @@ use smallvec::SmallVec;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EngineId(pub u16);
 
-/// An engine that a request may go to. Of several the one is chosen where the fewest tokens must be computed until the
-/// request has been: its own that are not held there, and the outstanding ones. Chats stay where they are.
+/// An engine that a request may go to. The request goes to the candidate with the least pending prefill: the request's
+/// own uncached tokens there, plus the outstanding ones. Chats stay with their engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineCandidate {
-    /// Which.
+    /// The engine's id.
     pub engine: EngineId,
-    /// Estimated tokens that it has to compute for requests that it has not answered yet.
+    /// Estimated tokens that the engine has yet to compute for other requests.
     pub outstanding: u64,
 }
 
-/// Engines that trees are kept for.
+/// Most engines that trees are kept for.
 pub const MAX_ENGINES: u16 = 64;
 
-/// The choices that count: the one that a chat is at home with, if it is among them.
+/// Returns the choices that count: only the chat's own engine, if it is among them.
 pub(crate) fn choices(
     choices: &[EngineCandidate],
     home: Option<EngineId>,

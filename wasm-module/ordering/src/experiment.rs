@@ -1,4 +1,4 @@
-//! Which requests go on in the client's order, so that what ordering brings can be measured beside them.
+//! Decides which requests keep the client's order, so that the effect of ordering can be measured against them.
 //!
 //! ```text
 //!   experiment's name, tenant, words that the chat begins with ──► hash ──► below the share: control
@@ -10,14 +10,14 @@
 use crate::body::Chain;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// A comparison under way.
+/// A running experiment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experiment {
     name: String,
     control_share: f64,
 }
 
-/// What a request gets in an experiment.
+/// The arm of a request in an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
     /// The policy's order, hints and all.
@@ -27,7 +27,8 @@ pub enum Arm {
 }
 
 impl Experiment {
-    /// An experiment in which that share of the chats is the control arm; `None` unless it is from 0 to 1.
+    /// Returns an experiment in which that share of the chats is the control arm; `None` unless the share is from 0 to
+    /// 1.
     #[must_use]
     pub fn new(name: &str, control_share: f64) -> Option<Self> {
         (0.0..=1.0).contains(&control_share).then(|| Self {
@@ -36,7 +37,7 @@ impl Experiment {
         })
     }
 
-    /// The arm of a tenant's chat that begins with these words.
+    /// Returns the arm of a tenant's chat that begins with these words.
     pub(crate) fn arm(&self, tenant: &str, start: Chain) -> Arm {
         let mut bytes = Vec::with_capacity(self.name.len() + tenant.len() + 24);
         bytes.extend_from_slice(&(self.name.len() as u64).to_le_bytes());
@@ -54,10 +55,10 @@ impl Experiment {
 }
 
 impl Arm {
-    /// Both.
+    /// Both arms.
     pub const ALL: [Self; 2] = [Self::Ordered, Self::Control];
 
-    /// One word for headers and metrics.
+    /// Returns the arm's name in headers and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

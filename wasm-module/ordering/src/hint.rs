@@ -1,12 +1,12 @@
-//! What the model is told in words. The order hint: one sentence after the documents that says how the retriever ranked
-//! them, so that answers do not suffer from the order that the cache wanted (RAGBoost section 5.3). The location hint:
-//! one sentence in the place of a document that an earlier turn of the chat holds already (RAGBoost section 6).
+//! The hints for the model. The order hint is one sentence after the documents that gives the retriever's ranking, so
+//! that answers do not suffer from the order that the cache needed (RAGBoost section 5.3). The location hint is one
+//! sentence in place of a document that an earlier turn of the chat holds already (RAGBoost section 6).
 //!
-//! Both call documents by the labels that the client gave them, where these are fit to stand outside every document: a
-//! label is data, and a hint is an instruction. What could be taken for more than a name is left out: control characters,
-//! line ends, quotes, angle brackets, what ends the label's own marks, and anything over [`MAX_LABEL_BYTES`]. Then the
-//! order hint calls all documents by their places, `document 3` being the third that stands before it, and a document
-//! that an earlier turn holds is sent again instead of referred to.
+//! Both use the client's labels for documents, where these are fit to stand outside every document: a label is data,
+//! and a hint is an instruction. Unfit is whatever could be taken for more than a name: control characters, line ends,
+//! quotes, angle brackets, the template's own end of a label, and anything over [`MAX_LABEL_BYTES`]. If a label is
+//! unfit, the order hint calls all documents by their places, `document 3` being the third one before it, and a
+//! document that an earlier turn holds is sent again instead of referred to.
 
 use crate::body::escape::is_control;
 use crate::body::unescaped;
@@ -20,7 +20,7 @@ pub struct HintTemplate {
     label_before: String,
     label_after: String,
     separator: String,
-    /// What stands behind a label, not escaped: no label may hold it.
+    /// The template's text after a label, not escaped: no label may contain it.
     mark: String,
 }
 
@@ -29,20 +29,20 @@ pub struct HintTemplate {
 pub struct LocationTemplate {
     before: String,
     after: String,
-    /// What stands behind a label, not escaped: no label may hold it.
+    /// The template's text after a label, not escaped: no label may contain it.
     mark: String,
 }
 
 /// An order hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderHint {
-    /// Escaped for the inside of a JSON string.
+    /// The hint's words, escaped for the inside of a JSON string.
     pub words: String,
-    /// Whether it calls the documents by their places, because a label was not fit to be in it.
+    /// Whether the hint calls documents by their places, because a label was not fit for a hint.
     pub numbered: bool,
 }
 
-/// What is wrong with a template.
+/// The error that a template is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TemplateError {
     /// `{order}` does not occur exactly once.
@@ -53,14 +53,14 @@ pub enum TemplateError {
     NoDocument,
 }
 
-/// A label of more bytes, without its escapes, is no name to call a document by.
+/// Most bytes of a label that a hint may contain, without its escapes.
 pub const MAX_LABEL_BYTES: usize = 64;
 
 impl HintTemplate {
-    /// Checks the words of a hint, `{order}` in `template` once, `{label}` in `label` once.
+    /// Checks the words of a hint: `{order}` occurs once in `template`, and `{label}` once in `label`.
     ///
     /// # Errors
-    /// [`TemplateError`].
+    /// Returns a [`TemplateError`] for another number of occurrences.
     pub fn new(template: &str, label: &str, separator: &str) -> Result<Self, TemplateError> {
         let (before, after) = once(template, "{order}").ok_or(TemplateError::NoOrder)?;
         let (label_before, label_after) = once(label, "{label}").ok_or(TemplateError::NoLabel)?;
@@ -74,12 +74,12 @@ impl HintTemplate {
         })
     }
 
-    /// The hint for documents of these labels, best first. `labels` are escaped as in a JSON string (they are copied from
-    /// the body as they stand). `places` says where each stands among the documents sent, from 1 on; `None`: it is not
-    /// sent. Where a label is not fit to be in a hint, all are called by their places.
+    /// Returns the hint for documents with these labels, best first. `labels` are escaped as in a JSON string, since
+    /// they are copied from the body. `places` gives the place of each among the documents sent, from 1 on; `None`: it
+    /// is not sent. If a label is not fit for a hint, all documents are called by their places.
     ///
-    /// `None` when a label is missing or not unique, or a place is missing that is needed: a hint that cannot name every
-    /// document would mislead.
+    /// Returns `None` if a label is missing or not unique, or a place is missing that is needed: a hint that cannot
+    /// name every document would mislead.
     #[must_use]
     pub fn render(&self, labels: &[&str], places: &[Option<u32>]) -> Option<OrderHint> {
         if labels.iter().any(|label| label.is_empty()) || labels.len() != places.len() {
@@ -120,8 +120,8 @@ impl HintTemplate {
 }
 
 impl HintTemplate {
-    /// The length of the hint that `words`, as between the quotes of a JSON string, begin with; `None` if they begin with
-    /// none, or nothing in the template says where one ends.
+    /// Returns the length of the hint that `words`, as between the quotes of a JSON string, begin with. Returns `None`
+    /// if they begin with none, or if nothing in the template marks the end of one.
     pub(crate) fn length(&self, words: &str) -> Option<usize> {
         let labels = words.strip_prefix(&*self.before)?;
         let labels = labels.strip_prefix(&*self.label_before)?;
@@ -135,10 +135,10 @@ impl HintTemplate {
 }
 
 impl LocationTemplate {
-    /// Checks the words of a hint, `{document}` in `template` once, `{label}` in `label` once.
+    /// Checks the words of a hint: `{document}` occurs once in `template`, and `{label}` once in `label`.
     ///
     /// # Errors
-    /// [`TemplateError`].
+    /// Returns a [`TemplateError`] for another number of occurrences.
     pub fn new(template: &str, label: &str) -> Result<Self, TemplateError> {
         let (before, after) = once(template, "{document}").ok_or(TemplateError::NoDocument)?;
         let (label_before, label_after) = once(label, "{label}").ok_or(TemplateError::NoLabel)?;
@@ -149,15 +149,16 @@ impl LocationTemplate {
         })
     }
 
-    /// The hint for the document of this label (escaped already), escaped for the inside of a JSON string; `None` when
-    /// the label is missing or not fit to be in a hint.
+    /// Returns the hint for the document with this label. Both are escaped for the inside of a JSON string. Returns
+    /// `None` if the label is missing or not fit for a hint.
     #[must_use]
     pub fn render(&self, label: &str) -> Option<String> {
         is_name(label, &self.mark).then(|| [&self.before, label, &self.after].concat())
     }
 }
 
-/// Whether a document can be called by the label, escaped as in a JSON string, outside of every document and before `mark`.
+/// Returns whether a document can be called by the label, escaped as in a JSON string, outside of every document and
+/// before `mark`.
 fn is_name(label: &str, mark: &str) -> bool {
     // An escape of six bytes stands for one byte at least.
     if label.is_empty() || label.len() > 6 * MAX_LABEL_BYTES {
@@ -180,7 +181,7 @@ fn is_name(label: &str, mark: &str) -> bool {
     is_fit
 }
 
-/// Whether a character opens or closes a quotation.
+/// Returns whether a character opens or closes a quotation.
 fn is_quote(character: char) -> bool {
     matches!(
         character,
@@ -188,13 +189,13 @@ fn is_quote(character: char) -> bool {
     )
 }
 
-/// What stands before and after the only occurrence of `mark`.
+/// Returns the text before and after the only occurrence of `mark`.
 fn once<'a>(text: &'a str, mark: &str) -> Option<(&'a str, &'a str)> {
     let (before, after) = text.split_once(mark)?;
     (!after.contains(mark)).then_some((before, after))
 }
 
-/// `text` as it stands between the quotes of a JSON string.
+/// Returns `text` as it stands between the quotes of a JSON string.
 fn escape(text: &str) -> String {
     let quoted = serde_json::to_string(text).unwrap_or_default();
     quoted

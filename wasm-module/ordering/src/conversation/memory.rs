@@ -1,4 +1,4 @@
-//! The memory of turns of one tenant and model: a trie of messages.
+//! The memory of messages of one tenant and model: a trie.
 //!
 //! ```text
 //!   known by its chain          written into it
@@ -6,14 +6,14 @@
 //!   m1, the same words ─────── [b d]   └── m3'
 //! ```
 //!
-//! A message's chain hashes everything before it, so the deepest known message of a request tells how all of them
-//! were sent. It does not tell which documents were *written into* them from a `documents` array, which the client
-//! sends apart: two chats that open alike may differ in these. So one chain may have several turns, which differ in
-//! their parents or in what was written into them; [`Memory::find`] says which one a request continues, and never
-//! guesses.
+//! A message's chain hashes everything before it, so the deepest known message of a request determines how all of them
+//! were sent. It does not determine which documents were *written into* them from a `documents` array, which the
+//! client sends apart: two chats that open alike may differ in these. So one chain may have several nodes, which
+//! differ in their parents or in what was written into them. [`Memory::find`] returns the one that a request
+//! continues, and never guesses.
 //!
-//! Turns stand in an arena and in one list ordered by last use. Using a turn touches it and then its ancestors, so the
-//! list's oldest turn has no children, and forgetting it is O(1).
+//! Nodes stand in an arena and in one list ordered by last use. Using a node touches it and then its ancestors, so the
+//! list's oldest node has no children, and forgetting it is O(1).
 
 use super::sent::{Kept, SentMessage};
 use crate::arrangement::Arrangement;
@@ -25,16 +25,16 @@ use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What a memory may hold; beyond it the least recently used turns are forgotten.
+/// The bounds of a memory; beyond them the least recently used messages are forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// Turns; 0 switches the memory off.
+    /// Most messages; 0 switches the memory off.
     pub(crate) max_entries: u32,
-    /// Bytes, indices included.
+    /// Most bytes, indices included.
     pub(crate) max_bytes: u64,
 }
 
-/// A turn in a memory. Valid until the next [`Memory::record`].
+/// Identifies a message in a memory. Valid until the next [`Memory::record`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MessageId(u32);
 
@@ -44,38 +44,38 @@ pub(crate) type Path = SmallVec<[(u32, MessageId); 8]>;
 /// A message to be remembered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AddedMessage {
-    /// Its index in the request.
+    /// The message's index in the request.
     pub(crate) message: u32,
     pub(crate) chain: Chain,
     pub(crate) sent: SentMessage,
 }
 
-/// A turn as another memory of the same tenant and model knows it too.
+/// Identifies a message in any memory of the same tenant and model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageKey {
     pub(crate) chain: Chain,
-    /// See [`Node::lineage`].
+    /// The message's lineage; see [`Node::lineage`].
     pub(crate) lineage: u64,
 }
 
-/// What a request would have written into its newest user message, beside documents.
+/// The words of the head that a request would write into its newest user message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moving<'s> {
-    /// See [`SentMessage::kept_hash`]; 0: nothing.
+    /// The hash of the words, as [`SentMessage::kept_hash`] makes it; 0: there are none.
     pub(crate) hash: u64,
     /// A hash of each span.
     pub(crate) spans: &'s [u64],
 }
 
-/// See the module's text.
+/// The memory of messages of one tenant and model: how each was sent, found by the chat's own words.
 #[derive(Debug)]
 pub(crate) struct Memory {
     bounds: Bounds,
     nodes: Vec<Node>,
     free: Vec<MessageId>,
-    /// In the order in which they were recorded.
+    /// Messages by chain, in the order in which they were recorded.
     by_chain: FxHashMap<Chain, SmallVec<[MessageId; 2]>>,
-    /// Sum of the turns' bytes.
+    /// Sum of the messages' bytes.
     bytes: u64,
     recency: Recency,
 }
@@ -83,21 +83,21 @@ pub(crate) struct Memory {
 #[derive(Debug)]
 struct Node {
     chain: Chain,
-    /// The known message before it.
+    /// The known message before this one.
     parent: Option<MessageId>,
-    /// Its index in its chat.
+    /// The message's index in its chat.
     message: u32,
-    /// Estimated tokens pinned in it and before it.
+    /// Estimated tokens pinned in this message and before it.
     pinned_tokens: u64,
-    /// A hash of the chain and the written list, and of the parent's lineage: what tells a chain's turns apart.
+    /// A hash of the chain, the written list and the parent's lineage, which tells a chain's messages apart.
     lineage: u64,
-    /// Where the request went that the turn was added with, or last used with.
+    /// The engine of the request that added the message, or last used it.
     engine: EngineId,
     sent: SentMessage,
 }
 
 impl Memory {
-    /// An empty memory.
+    /// Returns an empty memory.
     pub(crate) fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -109,12 +109,12 @@ impl Memory {
         }
     }
 
-    /// Turns remembered.
+    /// Returns the number of messages remembered.
     pub(crate) fn len(&self) -> usize {
         self.nodes.len() - self.free.len()
     }
 
-    /// Their bytes.
+    /// Returns the messages' bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -123,24 +123,24 @@ impl Memory {
         Some(&self.node(id)?.sent)
     }
 
-    /// Estimated tokens of the documents pinned along `path`.
+    /// Returns the estimated tokens of the documents pinned along `path`.
     pub(crate) fn pinned_tokens(&self, path: &Path) -> u64 {
         path.last()
             .and_then(|(_, id)| self.node(*id))
             .map_or(0, |node| node.pinned_tokens)
     }
 
-    /// The known messages of a request with these `chains`, which wants the documents of the list `written` into the
-    /// message of that index, or none into any.
+    /// Returns the known messages of a request with these `chains`. The request writes the documents of the list
+    /// `written` into the message of that index, or none into any.
     ///
-    /// Documents that were written into an earlier message belong to its history. The message that the request
-    /// writes documents into, and the one that it ends with, are known only as they were sent with that same list.
-    /// When several turns of one chain fit and read differently, the chat could be any of them: then it is taken for
-    /// one that nothing was written into at that message.
+    /// Documents that were written into an earlier message belong to its history. The message that the request writes
+    /// documents into, and the one that it ends with, are known only if they were sent with that same list. If several
+    /// messages of one chain fit and read differently, the chat could be any of them. It is then treated as one into
+    /// which nothing was written at that message.
     ///
-    /// Words of the head that were written into a message are told apart in the same way: a request that ends with it is
-    /// known only with these very words, and of several turns the one that has most of the spans that the head holds now
-    /// is meant, for a name or a session's id stays the same while a clock goes on.
+    /// Words of the head that were written into a message are told apart in the same way. A request that ends with the
+    /// message is known only with these very words. Of several messages, the one with most of the spans that the head
+    /// holds now is taken, since a name or a session's id stays the same while a clock goes on.
     pub(crate) fn find(
         &self,
         chains: impl DoubleEndedIterator<Item = Chain> + ExactSizeIterator,
@@ -197,13 +197,13 @@ impl Memory {
         path
     }
 
-    /// The engine that the last known turn before `message` was sent to.
+    /// Returns the engine of the last known message before `message`.
     pub(crate) fn engine(&self, path: &Path, message: u32) -> Option<EngineId> {
         let (_, turn) = path.iter().rfind(|(known, _)| *known < message)?;
         Some(self.node(*turn)?.engine)
     }
 
-    /// Where a path ends, for other memories.
+    /// Returns the end of a path, for other memories.
     pub(crate) fn place(&self, path: &Path) -> Option<MessageKey> {
         let node = path.last().and_then(|(_, id)| self.node(*id))?;
         Some(MessageKey {
@@ -212,7 +212,7 @@ impl Memory {
         })
     }
 
-    /// The path that ends at a place of another memory, if it is known here; only its last turn.
+    /// Returns the path that ends at a message of another memory, if it is known here; only its last message.
     pub(crate) fn path_to(&self, place: MessageKey) -> Option<Path> {
         let turns = self.by_chain.get(&place.chain)?;
         turns.iter().find_map(|&id| {
@@ -221,9 +221,9 @@ impl Memory {
         })
     }
 
-    /// Remembers that a request was sent: `path`, as it was found for it, was used, and `added` (in the order of the
-    /// messages) continues it. What is known already stays as it is. Then forgets down to the bounds. O(path + added +
-    /// forgotten).
+    /// Records that a request was sent: it used `path`, as `find` returned it, and `added` (in the order of the
+    /// messages) continues it. Messages that are known already stay as they are. Then forgets down to the bounds.
+    /// O(path + added + forgotten).
     pub(crate) fn record(&mut self, path: &Path, added: Vec<AddedMessage>, engine: EngineId) {
         let mut parent = path.last().map(|(_, id)| *id);
         for added in added {
@@ -258,7 +258,7 @@ impl Memory {
         }
     }
 
-    /// Whether a request may continue the turn, as far as written documents tell.
+    /// Returns whether a request may continue the message, as far as written documents tell.
     fn fits(
         &self,
         id: MessageId,
@@ -278,13 +278,14 @@ impl Memory {
         }
     }
 
-    /// Whether a request that ends with the turn's message would be sent with what is written there.
+    /// Returns whether a request that ends with this message would be sent with what is written there.
     fn is_sent_with(&self, id: MessageId, moving: Moving<'_>) -> bool {
         let node = self.node(id);
         node.is_none_or(|node| node.sent.kept_hash() == moving.hash)
     }
 
-    /// Of several turns the one whose chat has most of the spans that the head holds now, if no other has as many.
+    /// Returns, of several messages, the one whose chat has most of the spans that the head holds now, unless there is
+    /// a tie.
     fn alike(&self, turns: &[MessageId], moving: Moving<'_>) -> Option<MessageId> {
         if moving.spans.is_empty() {
             return None;
@@ -301,12 +302,12 @@ impl Memory {
         (most > 0 && rivals == 1).then_some(id)
     }
 
-    /// Whether a chat that comes to either turn reads alike so far.
+    /// Returns whether a chat that continues either message reads alike so far.
     fn reads_like(&self, one: Option<MessageId>, other: Option<MessageId>) -> bool {
         self.history(one).eq(self.history(other))
     }
 
-    /// What was done with the messages up to the turn, upwards, as far as it shows when they are history.
+    /// Returns what was done with the messages up to this one, upwards, as far as it shows in the prompt.
     fn history(
         &self,
         turn: Option<MessageId>,
@@ -321,7 +322,7 @@ impl Memory {
         })
     }
 
-    /// The turn and its ancestors, upwards.
+    /// Iterates over the message and its ancestors, upwards.
     fn ancestors(&self, turn: Option<MessageId>) -> impl Iterator<Item = (MessageId, &Node)> {
         let with_node = |id: MessageId| Some((id, self.node(id)?));
         std::iter::successors(turn.and_then(with_node), move |(_, node)| {
@@ -358,7 +359,7 @@ impl Memory {
             }
             id
         } else {
-            // Turns are bounded by a u32; a request adds fewer messages than the rest of its range.
+            // Messages are bounded by a u32; a request adds fewer messages than the rest of its range.
             let id = MessageId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
             self.nodes.push(node);
             id
@@ -368,7 +369,7 @@ impl Memory {
         id
     }
 
-    /// Forgets a turn that has no children.
+    /// Forgets a message that has no children.
     fn forget(&mut self, id: MessageId) {
         self.recency.remove(id.0);
         let Some(node) = self.node_mut(id) else {
@@ -396,7 +397,7 @@ impl Memory {
 }
 
 impl Node {
-    /// What it costs to remember it.
+    /// Returns the bytes that it takes to remember the message.
     fn bytes(&self) -> u64 {
         MESSAGE_BYTES + self.sent.bytes()
     }
@@ -408,10 +409,10 @@ impl MessageId {
     }
 }
 
-/// Turns of one chain, at most. A chat with more is ambiguous anyhow, and the list is walked on every request.
+/// Most messages of one chain. A chat with more is ambiguous anyhow, and the list is walked on every request.
 const MAX_VERSIONS: usize = 16;
 
-/// About a turn's place in the arena and in the index; the same on every platform.
+/// Estimate of a message's place in the arena and in the index; the same on every platform.
 const MESSAGE_BYTES: u64 = 256;
 
 #[cfg(test)]

@@ -1,22 +1,22 @@
-//! The documents that a request's prompt holds so far, and what they are called.
+//! The documents that a request's prompt holds so far, and their labels.
 //!
-//! Identity is by bytes: a fingerprint only finds the block to compare with, so that no collision, made on purpose or
-//! not, can make a document disappear behind another one.
+//! Identity is by bytes: a fingerprint only finds the block to compare with. So no collision, deliberate or not, can
+//! hide a document behind another one.
 
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 
-/// See the module's text. Lives as long as one request.
+/// The documents that a request's prompt holds so far. It lives as long as one request.
 #[derive(Debug, Default)]
 pub(crate) struct PromptDocuments<'a> {
     /// The turn in which a document first stands, and its block.
     blocks: FxHashMap<Fingerprint, (u32, &'a str)>,
-    /// What documents are called; `None`: several are called that.
+    /// Documents by label; `None`: several documents have that label.
     labels: FxHashMap<&'a str, Option<Fingerprint>>,
 }
 
 impl<'a> PromptDocuments<'a> {
-    /// A document is sent in `turn`; its block, if it may be referred to later.
+    /// Adds a document that is sent in `turn`, with its block if it may be referred to later.
     pub(crate) fn add(
         &mut self,
         turn: u32,
@@ -37,21 +37,21 @@ impl<'a> PromptDocuments<'a> {
             .or_insert(Some(fingerprint));
     }
 
-    /// Whether a turn before `turn` may hold the document; [`PromptDocuments::holds`] makes sure.
+    /// Returns whether a turn before `turn` may hold the document; [`PromptDocuments::holds`] makes sure.
     pub(crate) fn may_hold(&self, turn: u32, fingerprint: Fingerprint) -> bool {
         self.blocks
             .get(&fingerprint)
             .is_some_and(|(shown, _)| *shown < turn)
     }
 
-    /// Whether a turn before `turn` holds exactly this block.
+    /// Returns whether a turn before `turn` holds exactly this block.
     pub(crate) fn holds(&self, turn: u32, fingerprint: Fingerprint, block: &str) -> bool {
         self.blocks
             .get(&fingerprint)
             .is_some_and(|(shown, text)| *shown < turn && *text == block)
     }
 
-    /// Whether the label names this document and no other one.
+    /// Returns whether the label names this document and no other one.
     pub(crate) fn names(&self, label: &str, fingerprint: Fingerprint) -> bool {
         self.labels.get(label) == Some(&Some(fingerprint))
     }

@@ -1,4 +1,4 @@
-//! What is remembered of one message: how its documents were arranged, and those that we wrote into it.
+//! What is remembered of one message: how its documents were arranged, and which ones the filter wrote into it.
 
 use crate::arrangement::Arrangement;
 use crate::body::Wrap;
@@ -9,19 +9,19 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// What was done with a message; nothing, by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SentMessage {
-    /// Of the documents in its own texts, a group each.
+    /// The arrangements of the documents in the message's own texts, one for each group.
     pub(crate) groups: Box<[Arrangement]>,
-    /// Documents of a `documents` array, if such were written into it.
+    /// The documents of a `documents` array that were written into the message.
     pub(crate) written: Option<Written>,
-    /// Words of the head that were written into it.
+    /// The words of the head that were written into the message.
     pub(crate) kept: Option<Box<Kept>>,
 }
 
-/// Volatile words of the head, as they stand in a message in every later request too. All are as between the quotes of a
-/// JSON string.
+/// Volatile words of the head that stand in a message in every later request too. All of them are escaped as between
+/// the quotes of a JSON string.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Kept {
-    /// What moved into a user message.
+    /// The words that moved into a user message.
     pub(crate) moved: Box<str>,
     /// A hash of each span that moved.
     pub(crate) spans: Box<[u64]>,
@@ -32,30 +32,30 @@ pub(crate) struct Kept {
 /// Documents of a `documents` array that were written into a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
-    /// Of the client's list.
+    /// The fingerprint of the client's list.
     pub(crate) list: Fingerprint,
     pub(crate) arrangement: Arrangement,
-    /// What was written, if it shall stand there in later requests too.
+    /// The text that was written, if it is to stand there in later requests too.
     pub(crate) pin: Option<Pin>,
 }
 
-/// Documents that stand where they were first written, though the client does not send them again.
+/// Documents that stay where they were first written although the client does not send them again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pin {
-    /// What was inserted into the message, byte for byte.
+    /// The text that was inserted into the message, byte for byte.
     pub(crate) text: Box<str>,
-    /// What it is wrapped in: its place in a content of that kind.
+    /// How the text is wrapped in the message's content.
     pub(crate) wrap: Wrap,
-    /// Its estimated tokens.
+    /// Estimated tokens of the text.
     pub(crate) tokens: u32,
-    /// The documents in it, in its order.
+    /// The documents in the text, in its order.
     pub(crate) documents: Box<[Pinned]>,
     /// The arrangement's [digest](Arrangement::digest) and [references](Arrangement::references).
     pub(crate) digest: u64,
     pub(crate) references: u64,
 }
 
-/// A pinned document. Its ranges are of [`Pin::text`].
+/// A pinned document. Its ranges are ranges of [`Pin::text`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pinned {
     pub(crate) fingerprint: Fingerprint,
@@ -65,23 +65,23 @@ pub(crate) struct Pinned {
 }
 
 impl SentMessage {
-    /// The documents that are written into the message in every later request.
+    /// Returns the documents that are written into the message in every later request.
     pub(crate) fn pin(&self) -> Option<&Pin> {
         self.written.as_ref()?.pin.as_ref()
     }
 
-    /// The list of the documents that were written into the message.
+    /// Returns the list of the documents that were written into the message.
     pub(crate) fn list(&self) -> Option<Fingerprint> {
         Some(self.written.as_ref()?.list)
     }
 
-    /// A hash of the words of the head that stand in it; 0 if there are none.
+    /// Returns a hash of the words of the head that stand in the message; 0 if there are none.
     pub(crate) fn kept_hash(&self) -> u64 {
         let kept = self.kept.as_ref();
         kept.map_or(0, |kept| kept_hash(&kept.moved, &kept.frozen))
     }
 
-    /// About the bytes that it takes in memory; the same on every platform.
+    /// Returns an estimate of the bytes that it takes in memory, the same on every platform.
     pub(crate) fn bytes(&self) -> u64 {
         let kept = self.kept.as_ref().map_or(0, |kept| {
             let frozen = kept.frozen.iter().map(|words| words.len() + KEPT_BYTES);
@@ -108,7 +108,7 @@ impl Pin {
 }
 
 impl Pinned {
-    /// `None` if the ranges do not fit into 32 bits.
+    /// Returns `None` if the ranges do not fit into 32 bits.
     pub(crate) fn new(
         fingerprint: Fingerprint,
         tokens: u32,
@@ -132,7 +132,7 @@ fn slice<'a>(text: &'a str, range: &Range<u32>) -> &'a str {
         .unwrap_or_default()
 }
 
-/// A hash of words of the head; 0 if there are none.
+/// Returns a hash of words of the head; 0 if there are none.
 pub(crate) fn kept_hash(moved: &str, frozen: &[Box<str>]) -> u64 {
     if moved.is_empty() && frozen.is_empty() {
         return 0;
@@ -144,8 +144,8 @@ pub(crate) fn kept_hash(moved: &str, frozen: &[Box<str>]) -> u64 {
     hash.max(1)
 }
 
-/// Of a [`Kept`], and of each of its values.
+/// Bytes of a [`Kept`], and of each of its values.
 const KEPT_BYTES: usize = 32;
 
-/// Of a [`Pinned`].
+/// Bytes of a [`Pinned`].
 const PINNED_BYTES: usize = 32;

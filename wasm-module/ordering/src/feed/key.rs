@@ -1,4 +1,4 @@
-//! The key that a host and its gateways share, and how hashes are sealed with it.
+//! The key that a host and its gateways share, and the sealing of hashes with it.
 //!
 //! ```text
 //!   two keys of 128 bits     HMAC-SHA-256(key, "foreword feed seal 1")           first half: tags, second half: masks
@@ -10,11 +10,11 @@
 //! ```
 //!
 //! This is the synthetic-IV construction (Rogaway and Shrimpton, EUROCRYPT 2006) with SipHash as the pseudorandom
-//! function. Equal values of one tenant look equal, which a cache's events need; everything else looks random to whoever
-//! has no key, and the same document looks different under another tenant. Whoever has the key gets the value back, so a
-//! follower keeps no table from what it reads to what it knows: opening is two hashes, and no memory. A value that was
-//! sealed with another key, or forged, does not open, but for one in 2⁶⁴. HMAC would do the same at some fifty times the
-//! price, which counts where 40,000 documents arrive at once on a proxy's worker.
+//! function. Equal values of one tenant look equal, as a cache's events require. Everything else looks random without
+//! the key, and the same document looks different under another tenant. With the key the value can be recovered, so a
+//! follower keeps no table from what it reads to what it knows: opening takes two hashes and no memory. A value that
+//! was sealed with another key, or forged, does not open, except for one in 2⁶⁴. HMAC would do the same at some fifty
+//! times the price, which counts where 40,000 documents arrive at once on a proxy's worker.
 
 use super::TenantKey;
 use crate::hexadecimal;
@@ -23,7 +23,7 @@ use sha2::Sha256;
 use siphasher::sip128::SipHasher24;
 use std::fmt;
 
-/// What a host and its gateways share to seal a feed.
+/// The key that a host and its gateways share to seal a feed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FeedKey {
     tags: [u8; 16],
@@ -32,7 +32,7 @@ pub struct FeedKey {
     token: String,
 }
 
-/// 64 bits that tell one key from another and nothing else about it.
+/// 64 bits that tell one key from another and reveal nothing else about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyCheck(pub u64);
 
@@ -43,7 +43,7 @@ pub struct SealedTenant {
     pub(super) masked: u128,
 }
 
-/// What is sealed: values of one kind are never taken for another's.
+/// The kind of a sealed value: a value of one kind is never taken for another's.
 #[derive(Clone, Copy)]
 enum Kind {
     Tenant = 1,
@@ -52,7 +52,7 @@ enum Kind {
 }
 
 impl FeedKey {
-    /// From a secret of any length.
+    /// Derives the key from a secret of any length.
     #[must_use]
     pub fn new(secret: &[u8]) -> Self {
         let seal = derive(secret, b"foreword feed seal 1");
@@ -69,7 +69,8 @@ impl FeedKey {
         }
     }
 
-    /// From 64 to 256 hexadecimal digits, as `openssl rand -hex 32` prints them; `None`: the text is something else.
+    /// Derives the key from 64 to 256 hexadecimal digits, as `openssl rand -hex 32` prints them; `None` for any other
+    /// text.
     #[must_use]
     pub fn from_hex(digits: &str) -> Option<Self> {
         let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
@@ -85,19 +86,19 @@ impl FeedKey {
             .map(|key| Self::new(&key))
     }
 
-    /// What tells this key from others.
+    /// Returns the value that tells this key from others.
     #[must_use]
     pub fn check(&self) -> KeyCheck {
         self.check
     }
 
-    /// The bearer token by which a gateway that has the key is known to the host.
+    /// Returns the bearer token by which the host recognises a gateway that has the key.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.token
     }
 
-    /// A tenant's key as the feed writes it.
+    /// Seals a tenant's key.
     #[must_use]
     pub fn seal_tenant(&self, tenant: TenantKey) -> SealedTenant {
         if tenant == TenantKey::default() {
@@ -108,7 +109,7 @@ impl FeedKey {
         SealedTenant { tag, masked }
     }
 
-    /// The tenant's key that was sealed; `None`: with another key.
+    /// Opens a sealed tenant's key; `None` if it was sealed with another key.
     #[must_use]
     pub fn open_tenant(&self, sealed: SealedTenant) -> Option<TenantKey> {
         if sealed == SealedTenant::default() {
@@ -119,7 +120,7 @@ impl FeedKey {
         is_ours.then_some(TenantKey(value))
     }
 
-    /// A scope's tag, and its bits masked.
+    /// Returns a scope's tag, and its masked bits.
     pub(super) fn seal_scope(&self, tenant: TenantKey, scope: u64) -> (u64, u64) {
         let tag = self.tag(Kind::Scope, tenant, scope.into());
         (tag, scope ^ low(self.mask(Kind::Scope, tag)))
@@ -130,7 +131,7 @@ impl FeedKey {
         (self.tag(Kind::Scope, tenant, scope.into()) == tag).then_some(scope)
     }
 
-    /// A document's tag, and its fingerprint and tokens masked.
+    /// Returns a document's tag, and its masked fingerprint and tokens.
     pub(super) fn seal_document(
         &self,
         tenant: TenantKey,
@@ -175,14 +176,14 @@ impl FeedKey {
     }
 }
 
-/// Neither the key nor what could be made of it.
+/// Prints neither the key nor anything derived from it.
 impl fmt::Debug for FeedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "FeedKey({:016x})", self.check.0)
     }
 }
 
-/// HMAC takes keys of every length, so there is always one.
+/// HMAC accepts keys of every length, so this cannot fail.
 fn derive(secret: &[u8], label: &[u8]) -> [u8; 32] {
     Hmac::<Sha256>::new_from_slice(secret)
         .map(|mut mac| {

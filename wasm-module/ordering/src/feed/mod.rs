@@ -1,4 +1,4 @@
-//! An engine's KV feed: what it says of the documents that it holds, as it goes over the wire in JSON.
+//! An engine's KV feed: the documents that it holds, in JSON, as sent over the wire.
 //!
 //! ```text
 //!   {"epoch": "5c0f…", "from": 40, "next": 43, "reset": false, "model": "m", "pages": {"device": 812, …}, "events": [
@@ -8,16 +8,16 @@
 //!   ]}
 //! ```
 //!
-//! A reader asks for what happened since `next` of the last [`Batch`] that it got, and names the epoch in which that
-//! number means something. An engine that cannot tell any more (the reader was slow, the engine was restarted) answers
-//! with `reset`: the events are then all that it holds. [`Follower`] does the reader's part.
+//! A reader asks for the events since `next` of its last [`Batch`], and names the epoch in which that number is valid.
+//! An engine that cannot answer that any more (the reader was slow, the engine was restarted) answers with `reset`:
+//! the events are then everything that it holds. [`Follower`] is the reader's part.
 //!
-//! Hashes are strings of hexadecimal digits, for numbers of 64 bits do not survive every JSON parser. Unknown fields
-//! are ignored. No clock, no I/O: whoever fetches and serves batches is elsewhere.
+//! Hashes are strings of hexadecimal digits, since numbers of 64 bits do not survive every JSON parser. Unknown fields
+//! are ignored. There is no clock and no I/O here: fetching and serving batches happens elsewhere.
 //!
-//! A fingerprint tells whoever has the document that the engine holds it. So between hosts and gateways that share a
-//! [`FeedKey`], hashes and token counts are sealed on the wire ([`FeedKey`] says how) and the batch names the key by its
-//! check value in `key`; `null` there says that the feed is not sealed. [`Batch::wire`] writes both forms, and
+//! A fingerprint tells anyone who has the document that the engine holds it. So between hosts and gateways that share
+//! a [`FeedKey`], hashes and token counts are sealed on the wire ([`FeedKey`] says how). The batch names the key by
+//! its check value in `key`; `null` there means that the feed is not sealed. [`Batch::wire`] writes both forms, and
 //! [`Batch::read`] reads the one that its caller expects.
 
 mod key;
@@ -33,93 +33,93 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
-/// Some of what happened in an engine's cache, in order; or all that it holds. Serde reads and writes the form that is
-/// not sealed.
+/// A part of the events in an engine's cache, in order; or everything that it holds. Serde reads and writes the form
+/// that is not sealed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Wire", into = "Wire")]
 pub struct Batch {
-    /// The life of the cache in which positions mean something.
+    /// The life of the cache in which the positions are valid.
     pub epoch: Epoch,
     /// The position before the first event.
     pub from: u64,
-    /// The position behind the last: what to ask for next.
+    /// The position after the last event, from which to ask next.
     pub next: u64,
-    /// Whether the events are all that is held, so that whatever was known before is to be forgotten.
+    /// Whether the events are everything that is held, so that all earlier knowledge must be forgotten.
     pub reset: bool,
     /// The model's name.
     pub model: String,
     /// Pages in the cache now, of all tenants.
     pub pages: Pages,
-    /// See the module's text.
+    /// The events, in order.
     pub events: Vec<Event>,
 }
 
-/// Something that happened to the documents in a cache.
+/// An event of the documents in a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The cache holds the documents of this path, from the first on, with their tokens.
     Stored {
-        /// Whose they are.
+        /// The documents' tenant.
         tenant: TenantKey,
-        /// What stands before them.
+        /// Scope of the documents.
         scope: Scope,
-        /// At least one.
+        /// The documents, at least one.
         path: Vec<(Fingerprint, u32)>,
     },
-    /// The cache does not hold the last document of this path any more, nor what came after it.
+    /// The cache no longer holds the last document of this path, nor what came after it.
     Removed {
-        /// Whose it was.
+        /// The path's tenant.
         tenant: TenantKey,
-        /// What stood before the path.
+        /// Scope of the path.
         scope: Scope,
-        /// From the first document on.
+        /// The path, from its first document on.
         path: Vec<Fingerprint>,
     },
-    /// The cache holds no document of anybody.
+    /// The cache holds no document of any tenant.
     Cleared,
 }
 
-/// Pages by where they are.
+/// Numbers of pages by where they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pages {
-    /// In the memory in which the engine computes.
+    /// Pages in the memory in which the engine computes.
     pub device: u64,
-    /// In memory beside it.
+    /// Pages in memory beside it.
     pub host: u64,
-    /// In a file.
+    /// Pages in a file.
     pub disk: u64,
 }
 
-/// One life of a cache: another after every restart.
+/// One life of a cache; every restart begins another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Epoch(pub u64);
 
-/// Whose documents they are: a hash of the `cache_salt` that the requests were sent with, 128 bits of its SHA-256. Who
-/// knows a salt knows its key; nobody reads a salt out of a key, as long as it cannot be guessed.
+/// The tenant of documents: a hash of the `cache_salt` that the requests were sent with, 128 bits of its SHA-256. From
+/// a salt anyone can compute its key; from a key nobody can compute the salt, as long as the salt cannot be guessed.
 ///
 /// The default, written as an empty string, stands for requests without a salt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantKey(u128);
 
-/// What a reader does about a batch.
+/// What a reader does about an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change<'b> {
-    /// Whatever was known of this engine and model is to be forgotten, for every tenant.
+    /// Everything known of this engine and model must be forgotten, for every tenant.
     Forget,
-    /// Something happened to a tenant's documents.
+    /// The documents of a tenant changed.
     Tenant(TenantKey, ResidencyEvent<'b>),
 }
 
-/// A reader's place in a feed.
+/// A reader's position in a feed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Follower {
-    /// `None`: nothing was read yet.
+    /// The epoch and the position; `None`: nothing was read yet.
     place: Option<(Epoch, u64)>,
 }
 
 impl TenantKey {
-    /// The key of a salt.
+    /// Returns the key of a salt.
     #[must_use]
     pub fn of(salt: &str) -> Self {
         if salt.is_empty() {
@@ -142,7 +142,7 @@ impl TenantKey {
 }
 
 impl Follower {
-    /// The query of the next request: nothing at the beginning, which asks for all that is held.
+    /// Returns the query of the next request; the first query is empty, which asks for everything that is held.
     #[must_use]
     pub fn query(&self) -> String {
         self.place.map_or_else(String::new, |(epoch, next)| {
@@ -150,8 +150,8 @@ impl Follower {
         })
     }
 
-    /// Takes a batch: what is to be done about it, in order. A batch that does not go on where the last one ended says
-    /// nothing that could be relied on; then everything is forgotten and asked for anew.
+    /// Reads a batch, and returns what must be done about it, in order. A batch that does not continue where the last
+    /// one ended cannot be relied on: everything is forgotten and asked for anew.
     pub fn follow<'b>(&mut self, batch: &'b Batch) -> impl Iterator<Item = Change<'b>> + use<'b> {
         let goes_on = batch.reset || self.place == Some((batch.epoch, batch.from));
         let forget = batch.reset || !goes_on;
@@ -163,7 +163,7 @@ impl Follower {
 }
 
 impl Event {
-    /// What a reader does about it.
+    /// Returns what a reader does about the event.
     #[must_use]
     pub fn change(&self) -> Change<'_> {
         match self {
@@ -193,7 +193,7 @@ impl Event {
         }
     }
 
-    /// Whose it is; `None`: everybody's.
+    /// Returns the event's tenant; `None`: it concerns everybody.
     #[must_use]
     pub fn tenant(&self) -> Option<TenantKey> {
         match self {

@@ -1,4 +1,4 @@
-//! Batches as JSON has them: in the open, or sealed with a [`FeedKey`].
+//! Batches in JSON: unsealed, or sealed with a [`FeedKey`].
 //!
 //! | | in the open | sealed |
 //! | --- | --- | --- |
@@ -32,33 +32,33 @@ pub struct Wire {
     events: Vec<WireEvent>,
 }
 
-/// Why bytes are no batch that can be followed.
+/// The error that bytes are no batch that can be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// They are not this JSON.
+    /// The bytes are not this JSON.
     #[error("no batch of events: line {line}, column {column}")]
     Json {
-        /// Where it stops being it.
+        /// Line of the error.
         line: usize,
-        /// In that line.
+        /// Column of the error.
         column: usize,
     },
-    /// A hash is not written as this form writes it, or was not sealed with the key that the batch names.
+    /// A hash is not written in this form, or was not sealed with the key that the batch names.
     #[error("no batch of events: a hash that its key does not open")]
     Hash,
-    /// The reader has no key.
+    /// The feed is sealed, and the reader has no key.
     #[error("the feed is sealed, and no key is configured for it")]
     Sealed,
-    /// The reader has a key, and the feed has none.
+    /// The reader has a key, and the feed is not sealed.
     #[error("the feed is not sealed, although a key is configured for it")]
     NotSealed,
-    /// The reader has another key.
+    /// The feed is sealed with another key than the reader's.
     #[error("the feed is sealed with another key")]
     OtherKey,
 }
 
 impl ReadError {
-    /// Whether the two sides disagree about the key.
+    /// Returns whether the two sides disagree about the key.
     #[must_use]
     pub fn is_about_the_key(self) -> bool {
         matches!(self, Self::Sealed | Self::NotSealed | Self::OtherKey)
@@ -66,7 +66,7 @@ impl ReadError {
 }
 
 impl Batch {
-    /// The form that readers get, sealed where there is a key.
+    /// Returns the form for readers, sealed if there is a key.
     #[must_use]
     pub fn wire(&self, key: Option<&FeedKey>) -> Wire {
         Wire {
@@ -83,10 +83,10 @@ impl Batch {
         }
     }
 
-    /// Reads a batch that must be sealed with `key`, or in the open where there is none.
+    /// Reads a batch that must be sealed with `key`; without a key it must be unsealed.
     ///
     /// # Errors
-    /// When it is something else.
+    /// Returns a [`ReadError`] for any other bytes.
     pub fn read(json: &[u8], key: Option<&FeedKey>) -> Result<Self, ReadError> {
         let wire: Wire = serde_json::from_slice(json).map_err(|error| ReadError::Json {
             line: error.line(),

@@ -1,4 +1,4 @@
-//! Where a request's documents end in the prompt that an engine rendered from its body.
+//! Finds where a request's documents end in the prompt that an engine rendered from its body.
 //!
 //! ```text
 //!   header   9f3c… = 0a1b…, 77de…           which documents, in which order
@@ -6,9 +6,9 @@
 //!   prompt   <|user|>…<doc id="a">…</doc>…  the same blocks behind one another: their ends
 //! ```
 //!
-//! Nothing here is trusted: a fingerprint that no block has, or a block that is not in the prompt, ends its run. What
-//! was found before that is still a path. So a gateway of another configuration, or a proxy that rewrites bodies,
-//! costs marks and nothing else.
+//! Nothing here is trusted: a fingerprint that no block has, or a block that is not in the prompt, ends its run. The
+//! documents found before that still form a path. So a gateway with another configuration, or a proxy that rewrites
+//! bodies, costs marks and nothing else.
 
 use super::{Run, SentPath};
 use crate::body::{self, FoundDocument, Skip, Source};
@@ -22,27 +22,27 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Finds documents in prompts. Its tags must be those of the gateway; what the gateway renders from a `documents`
-/// array is found in any case, as long as `document` is one of them.
+/// Finds documents in prompts. Its tags must be those of the gateway. Documents that the gateway renders from a
+/// `documents` array are always found, as long as `document` is one of the tags.
 #[derive(Clone)]
 pub struct Locator(Config);
 
 /// Documents that stand together in a prompt, as far as they were found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// What stands before them.
+    /// Scope of the documents.
     pub scope: Scope,
-    /// The byte of the prompt at which the first one begins.
+    /// The byte of the prompt at which the first document begins.
     pub start: usize,
-    /// At least one, in the order of the prompt: the byte of the prompt at which it ends.
+    /// The documents, at least one, in the order of the prompt, each with the byte of the prompt at which it ends.
     pub documents: Vec<(Fingerprint, usize)>,
 }
 
 impl Locator {
-    /// A locator that finds documents as a gateway with this configuration does.
+    /// Returns a locator that finds documents as a gateway with this configuration does.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        // An array that is still there was only reordered: its elements are the documents.
+        // An array that is still in the body was only reordered: its elements are the documents.
         Self(Config {
             field: DocumentsField::Reorder,
             max_documents: MAX_CANDIDATES,
@@ -50,12 +50,12 @@ impl Locator {
         })
     }
 
-    /// The ends of the documents of `path` in `prompt`, which was rendered from `body`. Runs of which nothing was found
-    /// are left out. O(bytes of body and prompt): a prompt that does not hold what the path names is given up after
-    /// `MAX_PASSES` passes over it.
+    /// Returns the ends of the documents of `path` in `prompt`, which was rendered from `body`. Runs of which nothing
+    /// was found are left out. O(bytes of body and prompt): a prompt that does not hold what the path names is
+    /// abandoned after `MAX_PASSES` passes over it.
     ///
     /// # Errors
-    /// [`Skip`] when the body is not one that a gateway would have looked into.
+    /// Returns [`Skip`] when a gateway would not have looked into the body.
     pub fn locate(&self, path: &SentPath, body: &[u8], prompt: &str) -> Result<Vec<Located>, Skip> {
         let parsed = body::parse(body, &self.0)?;
         let front = (parsed.front.iter()).flat_map(|group| &group.found);
@@ -69,28 +69,28 @@ impl Locator {
     }
 }
 
-/// Passes over a prompt, at most, in search of one path's documents. Where every block is found it takes one, and another
+/// Most passes over a prompt in search of one path's documents. If every block is found, it takes one, and one more
 /// for each run that the template puts before the messages.
 const MAX_PASSES: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PromptPart {
-    /// Where the template puts the `documents` array.
+    /// The place where the template puts the `documents` array.
     Front,
     Message,
 }
 
 struct Search<'a, 'p> {
-    /// In the order of the prompt, the front's before all others.
+    /// Blocks in the order of the prompt, the front's before all others.
     blocks: Vec<(PromptPart, &'p FoundDocument<'a>)>,
-    /// The indices of the blocks that go by a fingerprint, in their order.
+    /// Indices of the blocks by fingerprint, in their order.
     known: FxHashMap<Fingerprint, SmallVec<[usize; 1]>>,
     prompt: &'p str,
-    /// The first block that was not taken yet.
+    /// Index of the first block that was not taken yet.
     next: usize,
-    /// Where the prompt goes on behind the last block of a message.
+    /// The position in the prompt after the last block of a message.
     message_at: usize,
-    /// Bytes of the prompt that may still be looked at.
+    /// Number of bytes of the prompt that may still be looked at.
     left: usize,
 }
 
@@ -121,7 +121,7 @@ impl<'a, 'p> Search<'a, 'p> {
             start: 0,
             documents: Vec::with_capacity(run.documents.len()),
         };
-        // The template may put the front's documents anywhere, so they are looked for from the beginning.
+        // The template may put the front's documents anywhere, so the search starts at the beginning.
         let mut front_at = 0;
         for &fingerprint in &run.documents {
             let Some((index, place, found)) = self.block(fingerprint) else {
@@ -147,7 +147,7 @@ impl<'a, 'p> Search<'a, 'p> {
         located
     }
 
-    /// The first block of that fingerprint that was not taken yet.
+    /// Returns the first block of that fingerprint that was not taken yet.
     fn block(
         &self,
         fingerprint: Fingerprint,
@@ -159,7 +159,7 @@ impl<'a, 'p> Search<'a, 'p> {
         Some((index, *place, *found))
     }
 
-    /// Where `block` stands in the prompt, looked for from `at` on.
+    /// Finds `block` in the prompt, from `at` on.
     fn find(&mut self, block: &str, at: usize) -> Option<Range<usize>> {
         let rest = self.prompt.get(at..)?;
         if rest.len() > self.left {
@@ -174,7 +174,8 @@ impl<'a, 'p> Search<'a, 'p> {
     }
 }
 
-/// What the gateway calls this document by: what it is, or what it was before it was rendered from a `documents` array.
+/// Iterates over the gateway's fingerprints of this document: as it is, and as it was before it was rendered from a
+/// `documents` array.
 fn fingerprints(found: &FoundDocument<'_>) -> impl Iterator<Item = Fingerprint> {
     let parts = match found.source {
         Source::Whole(whole) => body::render::parts_of_block(whole),
@@ -187,7 +188,7 @@ fn fingerprints(found: &FoundDocument<'_>) -> impl Iterator<Item = Fingerprint> 
     std::iter::once(found.fingerprint).chain(parts)
 }
 
-/// What the template prints of a document.
+/// Returns the text that the template prints of a document.
 fn plain<'a>(found: &FoundDocument<'a>) -> Option<Cow<'a, str>> {
     match found.source {
         Source::Whole(whole) if whole.starts_with(['{', '"']) => body::element_text(whole),

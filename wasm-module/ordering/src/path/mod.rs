@@ -1,4 +1,4 @@
-//! The path that was chosen for a request, told to the engine in one header.
+//! The path that was chosen for a request, as one header for the engine.
 //!
 //! ```text
 //!   1;9f3c61d2a0b4e587=0a1b2c3d4e5f6071,77de…;51c0…=e3a9…
@@ -6,13 +6,13 @@
 //!   └ version
 //! ```
 //!
-//! An engine that knows the path can mark in its cache where each document ends, and say later what it holds in the
-//! words of the knowledge tree ([`crate::feed`]) instead of in tokens.
+//! An engine that knows the path can mark in its cache where each document ends. It can then report what it holds in
+//! the words of the knowledge tree ([`crate::feed`]) instead of in tokens.
 //!
-//! The header holds hashes and nothing of a document, but they are not keyed: whoever knows a document can tell that
-//! a header names it. That gives nothing away to the engine, which reads the documents themselves in the body below.
-//! It would to a third party, so the header belongs on the way to the engine only, as the body does; the feed, which
-//! repeats the fingerprints to others, asks for a token and tells tenants apart.
+//! The header holds hashes and no text of a document, but the hashes are not keyed: whoever has a document can tell
+//! that a header names it. That reveals nothing to the engine, which reads the documents themselves in the body. It
+//! would to a third party, so the header belongs on the way to the engine only, as the body does. The feed repeats the
+//! fingerprints to others, so it requires a token and tells tenants apart.
 
 mod locate;
 
@@ -22,65 +22,65 @@ use crate::document::Fingerprint;
 use crate::hexadecimal;
 use crate::tree::Scope;
 
-/// The paths of one request, in the order of the prompt: one for every group of documents.
+/// The paths of one request, in the order of the prompt, one for each group of documents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SentPath {
-    /// None is empty.
+    /// The runs; none is empty.
     pub runs: Vec<Run>,
 }
 
 /// Documents that stand together in a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// What stands before them, as the knowledge tree knows it.
+    /// The scope of the documents, as the knowledge tree knows it.
     pub scope: Scope,
-    /// In the order sent.
+    /// The documents, in the order sent.
     pub documents: Vec<Fingerprint>,
 }
 
-/// Why a header is no path.
+/// The error that a header is no path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPath {
-    /// It begins with another version than `1;`.
+    /// The header begins with another version than `1;`.
     #[error("the path's version is not 1")]
     Version,
     /// A scope or a fingerprint is not 16 hexadecimal digits.
     #[error("the path has something other than 16 hexadecimal digits at byte {at}")]
     Hash {
-        /// Where.
+        /// Byte position of the scope or fingerprint.
         at: usize,
     },
-    /// A scope without documents.
+    /// A scope has no documents.
     #[error("the path has a scope without documents at byte {at}")]
     Empty {
-        /// Where.
+        /// Byte position of the scope.
         at: usize,
     },
-    /// More than a header holds.
+    /// The header is longer than [`MAX_PATH_BYTES`].
     #[error("the path has {bytes} bytes, more than the limit of {MAX_PATH_BYTES}")]
     Long {
-        /// The header's.
+        /// Length of the header.
         bytes: usize,
     },
 }
 
-/// Digits of a hash.
+/// Number of hexadecimal digits of a hash.
 const DIGITS: usize = 16;
 
-/// Bytes of a header, at most: 240 documents of one scope. Proxies and servers take headers of 8 KiB or more.
+/// Most bytes of a header: 240 documents of one scope. Proxies and servers accept headers of 8 KiB or more.
 pub const MAX_PATH_BYTES: usize = 4096;
 
 const VERSION: &str = "1";
 
 impl SentPath {
-    /// Whether no document was sent.
+    /// Returns whether no document was sent.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// The header's value; `None` without documents. What does not fit in [`MAX_PATH_BYTES`] is left out from the end:
-    /// the beginning of a path is a path.
+    /// Returns the header's value; `None` without documents. What does not fit into [`MAX_PATH_BYTES`] is cut off at
+    /// the end: the beginning of a path is a path.
     #[must_use]
     pub fn to_header(&self) -> Option<String> {
         let hashes = self.runs.iter().map(|run| 1 + run.documents.len());
@@ -106,10 +106,10 @@ impl SentPath {
         (text.len() > VERSION.len()).then_some(text)
     }
 
-    /// The path in a header.
+    /// Reads the path in a header.
     ///
     /// # Errors
-    /// [`BadPath`]; nothing of the header can be relied on then.
+    /// Returns [`BadPath`]; then nothing in the header can be relied on.
     pub fn from_header(header: &str) -> Result<Self, BadPath> {
         if header.len() > MAX_PATH_BYTES {
             return Err(BadPath::Long {

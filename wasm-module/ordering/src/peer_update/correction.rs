@@ -1,4 +1,4 @@
-//! What an engine's answer says of what it held.
+//! What an engine's answer reveals about what it held.
 
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::document::Fingerprint;
@@ -7,16 +7,17 @@ use crate::feed::TenantKey;
 use crate::tenant::Tenant;
 use crate::tree::{ResidencyEvent, Scope};
 
-/// An engine's count of a prompt, `usage` in its answer.
+/// An engine's count of a prompt, from `usage` in its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Of the whole prompt.
+    /// Tokens of the whole prompt.
     pub prompt_tokens: u64,
-    /// Of these, the ones that it held already.
+    /// Prompt tokens that the engine already held.
     pub cached_tokens: u64,
 }
 
-/// An engine held less of a request's documents than was believed. [`OrderingRecord::judged`](super::OrderingRecord::judged) makes it.
+/// The news that an engine held less of a request's documents than was believed.
+/// [`OrderingRecord::judged`](super::OrderingRecord::judged) creates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Correction {
     pub(crate) tenant: Box<str>,
@@ -26,7 +27,7 @@ pub struct Correction {
     pub(crate) runs: Vec<Corrected>,
 }
 
-/// One path, of which less was held. Tokens are estimates, as everywhere.
+/// One path of which the engine held less. Tokens are estimates, as everywhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Corrected {
     pub(crate) scope: Scope,
@@ -36,7 +37,7 @@ pub(crate) struct Corrected {
 }
 
 impl Correction {
-    /// Whose request it was.
+    /// Returns the tenant of the request.
     #[must_use]
     pub fn tenant(&self) -> Tenant<'_> {
         Tenant {

@@ -1,13 +1,14 @@
-//! What orderers tell each other, so that each knows what all know.
+//! Updates that orderers send to each other, so that each knows what all know.
 //!
 //! ```text
-//!   worker A   rewrite(body) ──▶ new body, Record ──▶ bytes ─┐
-//!   worker B                              learn(Told) ◀────┘     B orders the next request as if it had sent this one
+//!   worker A   rewrite(body) ──▶ new body, OrderingRecord ──▶ bytes ─┐
+//!   worker B                              learn(PeerUpdate) ◀────────┘  B orders the next request as if it had
+//!                                                                       sent this one
 //! ```
 //!
-//! - [`OrderingRecord`]: what a request did. Its own orderer takes it in the same way as all others.
-//! - [`Residency`]: what an engine's feed says.
-//! - [`Correction`]: what an engine's answer says, where it held less than was believed.
+//! - [`OrderingRecord`]: what a request did. Its own orderer applies it in the same way as all others.
+//! - [`Residency`]: what an engine's feed reports.
+//! - [`Correction`]: what an engine's answer reports, if it held less than was believed.
 
 mod correction;
 mod record;
@@ -20,19 +21,19 @@ pub use residency::Residency;
 
 use crate::bytes::{BadBytes, Reader, Writer};
 
-/// See the module's text.
+/// An update for other orderers of the same requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerUpdate {
     /// What a request did.
     OrderingRecord(OrderingRecord),
-    /// What an engine's feed says.
+    /// What an engine's feed reports.
     Residency(Residency),
-    /// What an engine's answer says.
+    /// What an engine's answer reports.
     Correction(Correction),
 }
 
 impl PeerUpdate {
-    /// In bytes. [`PeerUpdate::decode`] leads back.
+    /// Returns the update as bytes, which [`PeerUpdate::decode`] reads.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -42,10 +43,10 @@ impl PeerUpdate {
         }
     }
 
-    /// What `bytes` say, all of them.
+    /// Reads an update from all of `bytes`.
     ///
     /// # Errors
-    /// [`BadBytes`]; nothing of the bytes can be relied on then.
+    /// Returns [`BadBytes`]; then nothing in the bytes can be relied on.
     pub fn decode(bytes: &[u8]) -> Result<Self, BadBytes> {
         let mut from = Reader::new(bytes);
         if from.byte()? != VERSION {
@@ -63,7 +64,7 @@ impl PeerUpdate {
 }
 
 impl OrderingRecord {
-    /// What [`PeerUpdate::encode`] makes of it.
+    /// Returns the same bytes as [`PeerUpdate::encode`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         encoded(RECORD, |to| self.write(to))

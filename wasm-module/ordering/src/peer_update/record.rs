@@ -1,9 +1,9 @@
-//! What one request did to what is known: the paths that it sent and the turns that its chat grew by.
+//! The record of one request: the paths that it sent, and the messages that it added to its chat.
 //!
-//! A record holds hashes, counts and places, and the tenant's and the model's names. Of documents, questions and answers it
-//! holds no word, but for documents that the chat keeps though its client does not send them again: whoever goes on with
-//! the chat has them from here or not at all. It is as large as the request has documents: about eleven bytes each, and
-//! the texts of those.
+//! A record holds hashes, counts and places, and the names of tenant and model. It holds no text of questions or
+//! answers, and of documents only those that the chat keeps although its client does not send them again: a worker
+//! that continues the chat gets them from here or not at all. Its size depends on the request's documents: about
+//! eleven bytes each, and the texts that are kept.
 //!
 //! ```text
 //!   record     text tenant, key, text model, engine, tokens, list of runs, option of chat, list of forms
@@ -31,48 +31,49 @@ use crate::tenant::Tenant;
 use crate::tree::Scope;
 use std::ops::Range;
 
-/// See the module's text. [`Orderer::rewrite`](crate::Orderer::rewrite) makes it,
-/// [`Orderer::learn`](crate::Orderer::learn) takes it.
+/// The record of one request. [`Orderer::rewrite`](crate::Orderer::rewrite) creates it, and
+/// [`Orderer::learn`](crate::Orderer::learn) applies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderingRecord {
     pub(crate) tenant: Box<str>,
     pub(crate) key: TenantKey,
     pub(crate) model: Box<str>,
     pub(crate) engine: EngineId,
-    /// Estimated tokens of the body sent.
+    /// Estimated tokens of the body that was sent.
     pub(crate) tokens: u32,
     pub(crate) runs: Vec<SentRun>,
-    /// `None`: nothing is told of the chat.
+    /// How the chat went on; `None`: nothing is told of it.
     pub(crate) chat: Option<ChatContinuation>,
-    /// The key orders of tools that were first seen with it.
+    /// The key orders of tools that this request was the first to use.
     pub(crate) forms: Vec<Form>,
 }
 
-/// Documents that were sent one behind another.
+/// Documents that were sent one after another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SentRun {
-    /// What stood before them.
+    /// Scope of the documents.
     pub(crate) scope: Scope,
     /// Estimated tokens of the body before them.
     pub(crate) before: u32,
-    /// Estimated tokens of those that the engine was believed to hold.
+    /// Estimated tokens of the documents that the engine was believed to hold.
     pub(crate) matched: u32,
-    /// In the order sent, with their estimated tokens. Not empty.
+    /// The documents in the order sent, with their estimated tokens. Not empty.
     pub(crate) documents: Vec<(Fingerprint, u32)>,
-    /// The rank of each, if the policy was asked for the order: a permutation. `None`: they were sent as before.
+    /// The rank of each document, if the policy was asked for the order: a permutation. `None`: they were sent as
+    /// before.
     pub(crate) order: Option<Vec<u16>>,
 }
 
 /// How a chat went on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChatContinuation {
-    /// The last message that was known before; `None`: none was.
+    /// The last message that was known before; `None`: no message was.
     pub(crate) after: Option<MessageKey>,
     pub(crate) added: Vec<AddedMessage>,
 }
 
 impl OrderingRecord {
-    /// Whose request it was.
+    /// Returns the tenant of the request.
     #[must_use]
     pub fn tenant(&self) -> Tenant<'_> {
         Tenant {
@@ -81,13 +82,14 @@ impl OrderingRecord {
         }
     }
 
-    /// The engine that the request was meant for.
+    /// Returns the engine that the request was meant for.
     #[must_use]
     pub fn engine(&self) -> EngineId {
         self.engine
     }
 
-    /// The engine did not take the request, so it does not hold what only this request would have brought.
+    /// Returns the update for a request that the engine did not take: it does not hold what only this request would
+    /// have brought.
     #[must_use]
     pub fn undone(&self) -> Residency {
         let events = self.runs.iter().filter_map(|run| {
@@ -111,29 +113,29 @@ impl OrderingRecord {
         }
     }
 
-    /// The request went to another engine than was chosen.
+    /// Changes the record for a request that went to another engine than the chosen one.
     pub fn redirect(&mut self, engine: EngineId) {
         self.engine = engine;
-        // What it held is not known, and nothing was decided anew.
+        // What that engine held is unknown, and nothing was decided anew.
         for run in &mut self.runs {
             run.matched = 0;
             run.order = None;
         }
     }
 
-    /// Estimated tokens that the engine had to compute.
+    /// Returns the estimated tokens that the engine had to compute.
     #[must_use]
     pub fn uncached(&self) -> u64 {
         let matched = self.runs.iter().map(|run| u64::from(run.matched));
         u64::from(self.tokens).saturating_sub(matched.sum())
     }
 
-    /// What the engine's own count says of what it was believed to hold; `None`: it held as much.
+    /// Compares the engine's own count with what it was believed to hold; returns `None` if it held as much.
     ///
-    /// The engine counts tokens of its own, over the whole prompt; documents are known by estimates. So its count is
-    /// scaled by what it makes of the whole prompt and what was estimated for that, and what stands before a run is
-    /// taken off. Engines hold whole pages and estimates err, so a run is corrected only when more than 128 tokens and a
-    /// sixteenth of all up to its expected end are missing.
+    /// The engine counts tokens of its own, over the whole prompt, while documents are known by estimates. So its
+    /// count is scaled by the ratio of the estimate of the whole prompt to the engine's count of it, and the tokens
+    /// before a run are subtracted. Engines hold whole pages and estimates err, so a run is corrected only when more
+    /// than 128 tokens and a sixteenth of everything up to its expected end are missing.
     #[must_use]
     pub fn judged(&self, usage: Usage) -> Option<Correction> {
         if usage.prompt_tokens == 0 {
@@ -230,7 +232,7 @@ impl OrderingRecord {
 }
 
 impl SentRun {
-    /// The documents without their tokens.
+    /// Returns the documents without their tokens.
     pub(crate) fn path(&self) -> Run {
         Run {
             scope: self.scope,
@@ -242,7 +244,7 @@ impl SentRun {
         }
     }
 
-    /// The documents in the order of their ranks, as the policy was given them.
+    /// Returns the documents in the order of their ranks, as the policy received them.
     pub(crate) fn ranked(&self, order: &[u16]) -> Vec<Fingerprint> {
         let mut ranked = vec![Fingerprint(0); order.len()];
         for (rank, (document, _)) in order.iter().zip(&self.documents) {
@@ -255,8 +257,8 @@ impl SentRun {
 }
 
 impl ChatContinuation {
-    /// What is told of a chat: all of it, up to a pinned text that is longer than what there is room for. Who took the
-    /// rest without the text would send the chat without it.
+    /// Returns what is told of a chat: everything up to the first pinned text that does not fit. Later messages are
+    /// left out too, since a worker that knew them without the text would send the chat without it.
     pub(crate) fn within_limit(after: Option<MessageKey>, added: &[AddedMessage]) -> Option<Self> {
         let mut room = PINNED_BYTES;
         let has_room = |added: &&AddedMessage| {
@@ -361,7 +363,7 @@ impl Reader<'_> {
                 },
             })
         })?;
-        // Turns are chained in the order of their messages.
+        // Messages are chained in their order.
         if added.is_sorted_by(|one, next| one.message < next.message) {
             Ok(ChatContinuation { after, added })
         } else {
@@ -445,8 +447,8 @@ impl Reader<'_> {
     }
 }
 
-/// Of the pinned turns of one record: some five documents of 300 words, or a score of passages.
+/// Most bytes of the pinned texts of one record: some five documents of 300 words, or a score of passages.
 const PINNED_BYTES: u64 = 12 << 10;
 
-/// Tokens by which an engine may hold less than it was believed to: a page, where pages are largest.
+/// Tokens by which an engine may hold less than believed: one page, of the largest size.
 const SLACK: u64 = 128;

@@ -1,4 +1,4 @@
-//! What an engine's feed says, as far as it fits into one message.
+//! The report of an engine's feed, as far as it fits into one message.
 
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::document::Fingerprint;
@@ -6,14 +6,14 @@ use crate::engines::EngineId;
 use crate::feed::{Event, TenantKey};
 use crate::tree::Scope;
 
-/// Something that happened in an engine's cache, or all that it holds, in order.
+/// Events of an engine's cache, in order; or everything that it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Residency {
-    /// Whose cache it is.
+    /// The engine.
     pub engine: EngineId,
-    /// The name of its model.
+    /// Name of the engine's model.
     pub model: Box<str>,
-    /// What happened.
+    /// The events, in order.
     pub events: Vec<Event>,
 }
 

@@ -4,7 +4,8 @@ use super::{Order, Policy, followed_by_rank};
 use crate::document::Candidate;
 use crate::tree::{KnowledgeTree, Scope};
 
-/// O(k²) child look-ups at most, no look-ahead: a well-ranked document that leads nowhere hides a longer path.
+/// RAGCache++'s greedy policy. It needs O(k²) child look-ups at most and does not look ahead, so a well-ranked
+/// document that leads nowhere hides a longer path.
 pub(super) struct Greedy;
 
 impl Policy for Greedy {

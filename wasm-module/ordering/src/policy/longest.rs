@@ -1,8 +1,8 @@
-//! The heaviest live path inside the candidate set, found exactly: by walking the tree, never by permutations.
+//! Finds the heaviest live path inside the candidate set exactly, by walking the tree instead of trying permutations.
 //!
-//! Only paths whose every document is a candidate are walked, and a tree of requests holds few of those. The walk
-//! is bounded all the same: after [`MAX_VISITS`] nodes the best path found so far is taken (it starts with the
-//! best-ranked branches, so it is then never worse than a bounded greedy search with look-ahead).
+//! Only paths whose every document is a candidate are walked, and a tree of requests holds few of those. The walk is
+//! still bounded: after [`MAX_VISITS`] nodes it takes the best path found so far. It starts with the best-ranked
+//! branches, so the result is then never worse than a bounded greedy search with look-ahead.
 
 use super::{Displacement, Lookup, Order, Policy, followed_by_rank};
 use crate::document::Candidate;
@@ -10,15 +10,15 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, NodeId, Scope};
 use smallvec::SmallVec;
 
-/// Takes the heaviest path in tokens; among equals the one whose documents rank best, from the first on. The rest
-/// follows in retrieval order.
+/// Puts the heaviest path in tokens first; among equals the one whose documents rank best, from the first on. The
+/// other documents follow in retrieval order.
 pub(super) struct Longest;
 
-/// Nodes walked at most: some 50 to 80 µs natively. On the traces of the bench `policies`, four times as many change
-/// no figure.
+/// Most nodes walked, which takes some 50 to 80 µs natively. On the traces of the bench `policies`, four times as many
+/// change no figure.
 pub(super) const MAX_VISITS: u32 = 2048;
 
-/// A node to be walked: the path to it is the walk's current path, cut to `depth`, and `rank`.
+/// A node to walk. The path to it is the walk's current path, cut to `depth`, followed by `rank`.
 struct Visit {
     node: NodeId,
     rank: u16,
@@ -34,7 +34,7 @@ impl Policy for Longest {
     }
 }
 
-/// The ranks along the heaviest live path that moves no document farther than `allowed`.
+/// Returns the ranks along the heaviest live path that moves no document farther than `allowed`.
 pub(super) fn heaviest_path(
     candidates: &[Candidate<'_>],
     tree: &KnowledgeTree,
@@ -81,7 +81,7 @@ pub(super) fn heaviest_path(
     best
 }
 
-/// Pushes the children of `node` that are candidates, the best-ranked last, so that it is walked first.
+/// Pushes the children of `node` that are candidates, with the best-ranked last, so that it is walked first.
 fn push_children(
     stack: &mut SmallVec<[Visit; 32]>,
     lookup: &Lookup,

@@ -1,4 +1,5 @@
-//! Rules that order documents: a request's candidates and the knowledge tree in, an order out. One module per rule.
+//! Policies, the rules that order documents: candidates of a request and the knowledge tree in, an order out. Each has
+//! a module.
 
 pub mod context_index;
 mod foresight;
@@ -15,10 +16,10 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, NodeId, Scope};
 use smallvec::SmallVec;
 
-/// Positions in the candidates' slice (their retrieval ranks), in the order in which the documents shall stand.
+/// Positions in the candidates' slice (their retrieval ranks), in the order in which the documents are to stand.
 pub type Order = SmallVec<[u16; 16]>;
 
-/// A rule that orders documents, with what it has learnt: one value for every tenant and model.
+/// A rule that orders documents, together with what it has learnt. There is one value for every tenant and model.
 ///
 /// The order is a permutation of `0..candidates.len()`. A rule is deterministic: the same calls and the same tree
 /// give the same orders, on every platform.
@@ -33,43 +34,43 @@ pub trait Policy: Send {
     }
 }
 
-/// More documents than any policy is asked to order at once.
+/// Most documents that a policy is asked to order at once.
 pub const MAX_CANDIDATES: u32 = 4096;
 
-/// The policies, by name.
+/// A policy by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PolicyKind {
-    /// As they came.
+    /// The retriever's order.
     Retrieval,
-    /// At random.
+    /// A random order.
     Random,
-    /// By the clients' ids.
+    /// The order of the clients' ids.
     Sorted,
-    /// The most recently seen first.
+    /// The most recently seen documents first.
     Recency,
-    /// RAGCache++ Algorithm 1.
+    /// RAGCache++'s Algorithm 1.
     Greedy,
-    /// The heaviest live path, exactly.
+    /// The heaviest live path first, found exactly.
     Longest,
     /// RAGBoost's context index.
     ContextIndex,
-    /// The heaviest live path, then what the next requests will likely open with.
+    /// The heaviest live path first, then the documents that the next requests will likely open with.
     Foresight,
 }
 
-/// What a policy may be told, as checked; each takes what concerns it.
+/// The options of policies, as checked; each policy uses those that concern it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyOptions {
-    /// Where `random` starts.
+    /// The seed of the `random` policy.
     pub seed: u64,
-    /// Recent requests that `foresight` learns from.
+    /// Number of recent requests that `foresight` learns from.
     pub window: u16,
-    /// Places that `foresight` may move a document, up or down; `None`: any number.
+    /// Number of places that `foresight` may move a document, up or down; `None`: any number.
     pub max_displacement: Option<u16>,
-    /// Contexts that `context-index` keeps.
+    /// Number of contexts that `context-index` keeps.
     pub max_contexts: u32,
-    /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` move nothing for a match that is
-    /// shorter. 1: any match counts.
+    /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` move nothing for a shorter match.
+    /// 1: any match counts.
     pub block_tokens: u32,
 }
 
@@ -86,7 +87,7 @@ impl Default for PolicyOptions {
 }
 
 impl PolicyKind {
-    /// Every policy, in the order in which tables show them.
+    /// All policies, in the order of tables.
     pub const ALL: [Self; 8] = [
         Self::Retrieval,
         Self::Random,
@@ -98,7 +99,7 @@ impl PolicyKind {
         Self::Foresight,
     ];
 
-    /// Its name in configuration, headers and tables.
+    /// Returns the policy's name in configuration, headers and tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -113,13 +114,13 @@ impl PolicyKind {
         }
     }
 
-    /// The policy of that name.
+    /// Returns the policy of that name.
     #[must_use]
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// A policy that has learnt nothing yet.
+    /// Returns a policy that has learnt nothing yet.
     #[must_use]
     pub fn build(self, options: &PolicyOptions) -> Box<dyn Policy> {
         let paged = |policy| paged::Paged::of(policy, options.block_tokens);
@@ -139,15 +140,15 @@ impl PolicyKind {
     }
 }
 
-/// How far a document may stand from its rank.
+/// The limit on how far a document may stand from its rank.
 #[derive(Clone, Copy, Debug)]
 struct Displacement(Option<u16>);
 
 impl Displacement {
     const ANY: Self = Self(None);
 
-    /// Whether `rank` may stand after `path`, itself built by this rule. There is always a rank that may: every
-    /// place is the last allowed one of a single document, and the best-ranked document left may always stand next.
+    /// Returns whether `rank` may follow `path`, which was itself built by this rule. Some rank always may: every
+    /// place is the last allowed one of a single document, and the best-ranked document left may always be next.
     fn next(self, path: &[u16], rank: u16) -> bool {
         let Self(Some(most)) = self else { return true };
         let (rank, place, most) = (usize::from(rank), path.len(), usize::from(most));
@@ -161,16 +162,16 @@ impl Displacement {
     }
 }
 
-/// How much of an order is live: documents and tokens from the first on.
+/// The live beginning of an order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// Documents matched.
+    /// Number of matched documents.
     pub documents: u32,
-    /// Their estimated tokens.
+    /// Estimated tokens of the matched documents.
     pub tokens: u64,
 }
 
-/// The match of `candidates` in `order`.
+/// Returns the match of `candidates` in `order`.
 #[must_use]
 pub fn match_of(
     candidates: &[Candidate<'_>],
@@ -196,19 +197,19 @@ pub fn match_of(
     found
 }
 
-/// The candidates' fingerprints, in rank order.
+/// Returns the candidates' fingerprints, in rank order.
 #[must_use]
 pub fn fingerprints(candidates: &[Candidate<'_>]) -> SmallVec<[Fingerprint; 16]> {
     let fingerprints = candidates.iter().map(|candidate| candidate.fingerprint);
     fingerprints.collect()
 }
 
-/// `0..count`: retrieval order.
+/// Returns `0..count`: retrieval order.
 fn ranks(count: usize) -> Order {
     (0..u16::try_from(count).unwrap_or(u16::MAX)).collect()
 }
 
-/// `head`, then the other candidates in retrieval order (RAGCache++ Algorithm 1, line 12).
+/// Returns `head`, followed by the other candidates in retrieval order (RAGCache++ Algorithm 1, line 12).
 fn followed_by_rank(head: Order, count: usize) -> Order {
     let mut order = head;
     let mut placed: SmallVec<[bool; 32]> = SmallVec::from_elem(false, count);
@@ -226,9 +227,9 @@ fn followed_by_rank(head: Order, count: usize) -> Order {
     order
 }
 
-/// Looks candidates up by document id.
+/// Finds candidates by document id.
 struct Lookup {
-    /// `(document, rank)`, sorted.
+    /// Pairs of `(document, rank)`, sorted.
     ranks: SmallVec<[(crate::document::DocumentId, u16); 32]>,
 }
 
@@ -250,7 +251,7 @@ impl Lookup {
         node: NodeId,
         mut found: impl FnMut(u16, NodeId),
     ) {
-        // Whichever is the shorter list to walk.
+        // Walks the shorter of the two lists.
         if tree.fan_out(node) <= self.ranks.len() {
             for (document, child) in tree.children(node) {
                 if let Ok(at) = self
@@ -279,7 +280,7 @@ pub(crate) mod tests {
 
     pub(crate) const SCOPE: Scope = Scope(0);
 
-    /// A tree that holds `paths`, used in this order. Document `d` has `10 + d` tokens.
+    /// Returns a tree that holds `paths`, used in this order. Document `d` has `10 + d` tokens.
     pub(crate) fn tree_of(paths: &[&[u64]]) -> KnowledgeTree {
         let mut tree = KnowledgeTree::new(Bounds {
             max_nodes: 10_000,
@@ -314,7 +315,7 @@ pub(crate) mod tests {
             .collect()
     }
 
-    /// The documents in the order that the policy gives them.
+    /// Returns the documents in the order that the policy gives them.
     pub(crate) fn ordered(
         policy: &mut dyn Policy,
         paths: &[&[u64]],
@@ -355,7 +356,7 @@ pub(crate) mod tests {
         );
     }
 
-    /// Every order of `0..count`.
+    /// Returns every order of `0..count`.
     fn permutations(count: u16) -> Vec<Order> {
         if count == 0 {
             return vec![Order::new()];

@@ -1,20 +1,20 @@
-//! A rule for an engine whose cache has large blocks (528 to 8,320 tokens for hybrid models): a match shorter than a block
-//! is none, so nothing is moved for it.
+//! A policy for engines whose cache has large blocks (528 to 8,320 tokens for hybrid models). A match shorter than a
+//! block is no match, so nothing is moved for it.
 
 use super::{Order, Policy, match_of};
 use crate::document::{Candidate, Fingerprint};
 use crate::tree::{Bounds, KnowledgeTree, Scope};
 
-/// Asks another rule, and once more without the tree where the match is shorter than a block.
+/// Asks another policy; if the match is shorter than a block, it asks again without the tree.
 pub(super) struct Paged {
     policy: Box<dyn Policy>,
     block_tokens: u64,
-    /// Holds nothing.
+    /// A tree that holds nothing.
     empty: KnowledgeTree,
 }
 
 impl Paged {
-    /// `policy` under blocks of `block_tokens` tokens; itself, where any match counts.
+    /// Returns `policy` for blocks of `block_tokens` tokens; `policy` itself if any match counts.
     pub(super) fn of(policy: Box<dyn Policy>, block_tokens: u32) -> Box<dyn Policy> {
         if block_tokens <= 1 {
             return policy;

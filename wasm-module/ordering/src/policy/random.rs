@@ -1,11 +1,11 @@
-//! A random order: the other baseline, for what an order costs when nothing is known of it.
+//! A random order: a baseline that shows what ordering without any knowledge costs.
 
 use super::{Order, Policy, ranks};
 use crate::document::Candidate;
 use crate::random::Random as Numbers;
 use crate::tree::{KnowledgeTree, Scope};
 
-/// Every order is as likely as every other; the seed fixes the sequence of orders.
+/// Every order is equally likely; the seed determines the sequence of orders.
 pub(super) struct Random(Numbers);
 
 impl Random {

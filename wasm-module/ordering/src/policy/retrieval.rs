@@ -1,4 +1,4 @@
-//! The retriever's own order: the baseline, and the way to run the filter without reordering anything.
+//! The retriever's own order: a baseline, and the way to run the filter without reordering anything.
 
 use super::{Order, Policy, ranks};
 use crate::document::Candidate;

@@ -1,6 +1,6 @@
 //! One order for all requests, whatever the cache holds (RAGCache++'s baseline `APC+Sorted`).
 //!
-//! Gives many short matches: any document that sorts early and is absent breaks the prefix (section 4.3).
+//! It gives many short matches: any document that sorts early and is absent breaks the prefix (section 4.3).
 
 use super::{Order, Policy, ranks};
 use crate::document::Candidate;

@@ -6,10 +6,10 @@
 //!         └──── d4
 //! ```
 //!
-//! A node is one document in a path; it is *live* as long as it is here, for what the engine drops is removed.
-//! Nodes stand in an arena and in one list ordered by last use. Using a path touches its nodes from the leaf up, so
-//! a parent is always more recent than its children: the list's oldest node is a leaf, and evicting it is O(1).
-//! The tree knows nothing of texts, bodies or policies.
+//! A node is one document in a path. It is *live* as long as it is in the tree, since nodes that the engine drops are
+//! removed. Nodes stand in an arena and in one list ordered by last use. Using a path touches its nodes from the leaf
+//! up, so a parent is always more recent than its children. The list's oldest node is therefore a leaf, and evicting
+//! it is O(1). The tree knows nothing of texts, bodies or policies.
 
 mod children;
 mod residency;
@@ -28,20 +28,21 @@ use smallvec::SmallVec;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scope(pub u64);
 
-/// A node of the tree. Valid until the next insertion.
+/// Identifies a node of the tree. Valid until the next insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeId(u32);
 
-/// What a tree may hold; beyond it the least recently used leaves go.
+/// The bounds of a tree; beyond them the least recently used leaves are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Nodes, scopes included; at least 1.
+    /// Most nodes, scopes included; at least 1.
     pub max_nodes: u32,
-    /// Sum of the nodes' tokens: the engine's KV capacity. `None`: as many as the nodes have.
+    /// Largest sum of the nodes' tokens: the engine's KV capacity. `None`: bounded by `max_nodes` alone.
     pub max_tokens: Option<u64>,
 }
 
-/// See the module's text.
+/// A trie over the paths of documents that the engine is believed to hold, per scope; see the [module
+/// documentation](self).
 #[derive(Debug)]
 pub struct KnowledgeTree {
     bounds: Bounds,
@@ -52,7 +53,7 @@ pub struct KnowledgeTree {
     /// Sum of the nodes' tokens.
     tokens: u64,
     recency: Recency,
-    /// Insertions so far: the tree's own time.
+    /// Number of insertions so far, which is the tree's own time.
     now: u64,
 }
 
@@ -64,17 +65,17 @@ struct Node {
     tokens: u32,
 }
 
-/// What leads to a node.
+/// The edge that leads to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Edge {
-    /// From nowhere: the first node of a scope.
+    /// No parent: the node is the first of a scope.
     Scope(Scope),
-    /// From its parent.
+    /// A document, from the node's parent.
     Document(DocumentId),
 }
 
 impl KnowledgeTree {
-    /// An empty tree.
+    /// Returns an empty tree.
     #[must_use]
     pub fn new(bounds: Bounds) -> Self {
         Self {
@@ -89,12 +90,12 @@ impl KnowledgeTree {
         }
     }
 
-    /// The document's id in this tree. It stays valid until the next [`KnowledgeTree::insert`].
+    /// Returns the document's id in this tree. It stays valid until the next [`KnowledgeTree::insert`].
     pub fn intern(&mut self, fingerprint: Fingerprint) -> DocumentId {
         self.catalog.intern(fingerprint)
     }
 
-    /// Forgets those documents that were interned and are in no path.
+    /// Forgets those documents that were interned but are in no path.
     pub(crate) fn discard<'a>(
         &mut self,
         documents: impl IntoIterator<Item = &'a (Fingerprint, u32)>,
@@ -106,57 +107,57 @@ impl KnowledgeTree {
         }
     }
 
-    /// The insertion that last used the document, counted from 1; 0 when it is in no path.
+    /// Returns the insertion that last used the document, counted from 1; 0 when it is in no path.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
         self.catalog.last_used(id)
     }
 
-    /// The first node of `scope`, if anything is known of it.
+    /// Returns the first node of `scope`, if the tree has one.
     #[must_use]
     pub fn root(&self, scope: Scope) -> Option<NodeId> {
         self.scopes.get(&scope).copied()
     }
 
-    /// The node that `document` leads to from `node`.
+    /// Returns the node that `document` leads to from `node`.
     #[must_use]
     pub fn child(&self, node: NodeId, document: DocumentId) -> Option<NodeId> {
         self.node(node)?.children.get(document)
     }
 
-    /// Number of `node`'s children.
+    /// Returns the number of `node`'s children.
     #[must_use]
     pub fn fan_out(&self, node: NodeId) -> usize {
         self.node(node).map_or(0, |node| node.children.len())
     }
 
-    /// `node`'s children, in no particular order.
+    /// Iterates over `node`'s children, in no particular order.
     pub fn children(&self, node: NodeId) -> impl Iterator<Item = (DocumentId, NodeId)> {
         self.node(node)
             .into_iter()
             .flat_map(|node| node.children.iter())
     }
 
-    /// Nodes, scopes included.
+    /// Returns the number of nodes, scopes included.
     #[must_use]
     pub fn len(&self) -> usize {
         self.nodes.len() - self.free.len()
     }
 
-    /// Whether nothing is known.
+    /// Returns whether the tree has no nodes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Sum of the nodes' tokens.
+    /// Returns the sum of the nodes' tokens.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
     /// Records that `path` (distinct documents with their tokens) was sent to the engine under `scope`: its nodes
-    /// become the most recently used ones, missing ones are made. Then evicts down to the bounds; a path longer
+    /// become the most recently used ones, and missing ones are created. Then evicts down to the bounds; a path longer
     /// than the bounds loses its end. O(path length + evictions).
     pub fn insert(&mut self, scope: Scope, path: impl IntoIterator<Item = (DocumentId, u32)>) {
         self.now += 1;
@@ -270,10 +271,10 @@ impl KnowledgeTree {
         self.nodes.get_mut(id.index())
     }
 
-    /// Walks everything and says what is inconsistent. For tests.
+    /// Walks the whole tree and checks its invariants. For tests.
     ///
     /// # Errors
-    /// The first broken invariant, in words.
+    /// Returns the first broken invariant, in words.
     pub fn check(&self) -> Result<(), String> {
         let mut seen = 0_usize;
         let mut tokens = 0_u64;

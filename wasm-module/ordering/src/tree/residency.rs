@@ -1,43 +1,43 @@
-//! What the engine says of itself: events that make the knowledge tree agree with what it really holds.
+//! Events from the engine that make the knowledge tree agree with what the engine really holds.
 //!
-//! An insertion is a belief, made when a request is sent. A feed of the engine's cache (`Stored`, `Removed`,
+//! An insertion is a belief, formed when a request is sent. A feed of the engine's cache (`Stored`, `Removed`,
 //! `Cleared`) and the `cached_tokens` of its responses (`Reported`) confirm or correct it. A node stays in the tree
-//! exactly as long as it is live: KV state depends on everything before it, so where a node goes, what hangs below
-//! goes too. Events name documents by fingerprint, for ids do not outlive an insertion.
+//! exactly as long as it is live. KV state depends on everything before it, so when a node is removed, everything
+//! below it is removed too. Events name documents by fingerprint, since ids do not outlive an insertion.
 
 use super::{KnowledgeTree, NodeId, Scope};
 use crate::document::Fingerprint;
 use smallvec::SmallVec;
 
-/// Something that the engine said. Documents that the tree does not know are no error: it has forgotten them, or
+/// An event that the engine reported. Documents that the tree does not know are no error: it has forgotten them, or
 /// never saw them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidencyEvent<'a> {
     /// The engine holds this path: documents with their tokens.
     Stored {
-        /// What stands before the documents.
+        /// Scope of the path.
         scope: Scope,
-        /// From the first document on.
+        /// The path, from its first document on.
         path: &'a [(Fingerprint, u32)],
     },
-    /// The engine dropped the last document of this path, and with it whatever came after.
+    /// The engine dropped the last document of this path, and everything after it.
     Removed {
-        /// What stands before the documents.
+        /// Scope of the path.
         scope: Scope,
-        /// From the first document on; empty: the whole scope.
+        /// The path, from its first document on; empty: the whole scope.
         path: &'a [Fingerprint],
     },
     /// The engine holds nothing.
     Cleared,
     /// The response to a request that was sent with `path`.
     ///
-    /// The engine has computed what it did not hold, so the path itself is live now. But where it held less than
-    /// expected, whatever else hung below was not live either, and goes. (What a request sent in the meantime added
-    /// there goes with it: the tree then knows less than it might, never more.)
+    /// The engine has computed what it did not hold, so the path itself is live now. But where the engine held less
+    /// than expected, whatever else hung below was not live either, and is removed. (This also removes what a request
+    /// added there in the meantime: the tree then knows less than it might, never more.)
     Reported {
-        /// What stood before the documents.
+        /// Scope of the path.
         scope: Scope,
-        /// In the order in which they were sent.
+        /// The path, in the order in which it was sent.
         path: &'a [Fingerprint],
         /// Tokens of documents that were matched when the request was sent.
         expected_tokens: u64,
@@ -47,7 +47,7 @@ pub enum ResidencyEvent<'a> {
 }
 
 impl KnowledgeTree {
-    /// Takes an event into account. O(path length + nodes removed); each node is removed once.
+    /// Applies an event. O(path length + nodes removed); each node is removed once.
     pub fn apply(&mut self, event: ResidencyEvent<'_>) {
         match event {
             ResidencyEvent::Stored { scope, path } => self.hold(scope, path),
@@ -70,7 +70,7 @@ impl KnowledgeTree {
         }
     }
 
-    /// The engine holds `path`: [`ResidencyEvent::Stored`].
+    /// Applies [`ResidencyEvent::Stored`]: the engine holds `path`.
     pub(crate) fn hold(&mut self, scope: Scope, path: &[(Fingerprint, u32)]) {
         let path: SmallVec<[_; 16]> = path
             .iter()
@@ -79,7 +79,7 @@ impl KnowledgeTree {
         self.insert(scope, path);
     }
 
-    /// Removes what branches off `path` at nodes that were expected to be cached and were not.
+    /// Removes branches of `path` at nodes that were expected to be cached and were not.
     fn correct(&mut self, scope: Scope, path: &[Fingerprint], expected: u64, cached: u64) {
         let Some(mut at) = self.root(scope) else {
             return;

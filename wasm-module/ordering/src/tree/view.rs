@@ -1,4 +1,4 @@
-//! The tree as a list, for whoever draws it.
+//! The tree as a list, for drawing it.
 
 use super::{Edge, KnowledgeTree, NodeId, Scope};
 use crate::document::Fingerprint;
@@ -7,25 +7,25 @@ use fxhash::FxHashMap;
 /// A node of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ViewedNode {
-    /// The parent's place in the list, before this one; `None`: what stands before all documents.
+    /// The parent's index in the list, before this one; `None`: the node is the first of its scope.
     pub parent: Option<u32>,
-    /// What leads to it.
+    /// The edge that leads to the node.
     pub edge: ViewedEdge,
-    /// Its document's tokens.
+    /// Tokens of the node's document.
     pub tokens: u32,
 }
 
-/// What leads to a node.
+/// The edge that leads to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewedEdge {
-    /// A prompt's words before its documents.
+    /// The scope of a path: a hash of the prompt before its documents.
     Scope(Scope),
     /// A document.
     Document(Fingerprint),
 }
 
 impl KnowledgeTree {
-    /// The `limit` most recently used nodes, the last used first; a node's parent is among them, before it.
+    /// Returns the `limit` most recently used nodes, the most recent first; a node's parent comes before it.
     #[must_use]
     pub fn view(&self, limit: usize) -> Vec<ViewedNode> {
         let mut places: FxHashMap<NodeId, u32> = FxHashMap::default();

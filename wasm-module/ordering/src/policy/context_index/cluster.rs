@@ -1,10 +1,10 @@
 //! Builds a context index at once: the nearest two clusters merge into one that holds what they share, until none
 //! share anything (RAGBoost section 4.1).
 //!
-//! Only clusters that share a document can be near, and an inverted index finds those. Every cluster stands in a
-//! heap with its nearest neighbour at the time; a neighbour that has merged since is looked up again when its turn
-//! comes. An entry's distance is never more than the true one to clusters of its time, and younger clusters have
-//! entries of their own: so the heap's least entry with both clusters left is the nearest pair of all.
+//! Only clusters that share a document can be near, and an inverted index finds those. Every cluster stands in a heap
+//! with its nearest neighbour at the time; a neighbour that has merged since is looked up again when its turn comes.
+//! An entry's distance is never more than the true one to clusters of its time, and younger clusters have entries of
+//! their own. So the heap's least entry whose clusters both remain is the nearest pair of all.
 
 use super::{ContextIndex, NodeId, ROOT, count, distance};
 use crate::document::Fingerprint;
@@ -14,9 +14,9 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 struct Cluster {
-    /// What its contexts share, in the order of the first of them.
+    /// The documents that its contexts share, in the order of the first context.
     documents: Vec<Fingerprint>,
-    /// Clusters merged into it; none: it is a context.
+    /// Clusters merged into this one; none: it is a context.
     parts: Vec<u32>,
     is_merged: bool,
 }
@@ -31,14 +31,15 @@ struct Pair {
 #[derive(Default)]
 struct Clusters {
     all: Vec<Cluster>,
-    /// Clusters by document, with its position there; those that have merged leave when they are met.
+    /// Clusters by document, each with the document's position; merged clusters are removed when they are met.
     postings: FxHashMap<Fingerprint, Vec<(u32, u32)>>,
-    /// Per cluster, documents shared with the one looked at and the sum of their gaps; zero between look-ups.
+    /// For each cluster, the number of documents shared with the one looked at, and the sum of their gaps; zero
+    /// between look-ups.
     shares: Vec<(u32, u32)>,
     heap: BinaryHeap<Reverse<Pair>>,
 }
 
-/// Fills the empty `index`; the leaf of each of `contexts`.
+/// Fills the empty `index`, and returns the leaf of each of `contexts`.
 pub(super) fn build(index: &mut ContextIndex, contexts: &[Vec<Fingerprint>]) -> Vec<NodeId> {
     let mut clusters = Clusters::default();
     for context in contexts {
@@ -139,7 +140,7 @@ impl Clusters {
     }
 
     fn merge(&mut self, a: u32, b: u32) {
-        // The older one gives the order.
+        // The order comes from the older cluster.
         let (a, b) = (a.min(b), a.max(b));
         let (Some(first), Some(second)) = (self.all.get(a as usize), self.all.get(b as usize))
         else {
@@ -151,7 +152,7 @@ impl Clusters {
             .copied()
             .filter(|document| second.documents.contains(document))
             .collect();
-        // A cluster that adds nothing to what they share takes the other in, or its parts beside the other's.
+        // A cluster that adds nothing to what they share absorbs the other, or the other's parts beside its own.
         let parts_of = |id: u32, cluster: &Cluster| {
             if cluster.documents.len() == shared.len() && !cluster.parts.is_empty() {
                 cluster.parts.clone()
@@ -201,7 +202,7 @@ impl Clusters {
 }
 
 impl Ord for Pair {
-    /// By distance, then the older clusters first.
+    /// Compares by distance; among equals the older clusters come first.
     fn cmp(&self, other: &Self) -> Ordering {
         self.distance
             .total_cmp(&other.distance)

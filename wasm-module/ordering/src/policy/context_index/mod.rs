@@ -1,4 +1,4 @@
-//! RAGBoost's context index (sections 4 and 5.1): contexts, that is, requests' document sets, in a tree whose inner
+//! RAGBoost's context index (sections 4 and 5.1): a tree of contexts, that is, of requests' document sets. Its inner
 //! nodes hold what the contexts below them share.
 //!
 //! ```text
@@ -7,16 +7,16 @@
 //!                                       └─ +{4 0}            a new one's is the path that it matches, then rank
 //! ```
 //!
-//! The tree is built at once by clustering ([`ContextIndex::build`]) or grows with every request. A request
-//! descends from the root to the child at the least distance (equation 1) as long as that holds nothing that the
-//! request has not; then it becomes a leaf there, or, if it shares something more with a child, a new inner node
-//! takes both. Children are found by document, so a step costs the postings of the request's documents at that
-//! node, not the number of children. The index does not look at the knowledge tree: it believes that what was sent
-//! is cached, and forgets the oldest contexts beyond its bound.
+//! The tree is built at once by clustering ([`ContextIndex::build`]), or grows with every request. A request descends
+//! from the root to the child at the least distance (equation 1), as long as that child holds only documents of the
+//! request. Then it becomes a leaf there. If it shares something more with a child, a new inner node takes both.
+//! Children are found by document, so a step costs the postings of the request's documents at that node, not the
+//! number of children. The index does not look at the knowledge tree: it believes that what was sent is cached, and
+//! forgets the oldest contexts beyond its bound.
 //!
-//! Departures: inner nodes hold shared documents in the order in which the older context was sent, not sorted, so
-//! that what is cached of it stays usable; an inner node is split as a leaf is; contexts are bounded by number, not
-//! by tokens.
+//! It departs from the paper in three ways. Inner nodes hold shared documents in the order in which the older context
+//! was sent, not sorted, so that what is cached of it stays usable. An inner node is split as a leaf is. Contexts are
+//! bounded by number, not by tokens.
 
 mod cluster;
 
@@ -28,19 +28,19 @@ use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
-/// See the module's text.
+/// RAGBoost's context index: a tree of the document sets of recent requests.
 #[derive(Debug)]
 pub struct ContextIndex {
     nodes: Vec<Node>,
     free: Vec<NodeId>,
-    /// A node's children by a document that they add.
+    /// Children of a node by a document that they add.
     by_document: FxHashMap<(NodeId, Fingerprint), SmallVec<[NodeId; 2]>>,
     /// The leaves, oldest first.
     leaves: VecDeque<NodeId>,
     max_contexts: u32,
 }
 
-/// A node of the index; of a leaf, valid until its context is forgotten.
+/// Identifies a node of the index; that of a leaf is valid until its context is forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(u32);
 
@@ -49,17 +49,17 @@ const ROOT: NodeId = NodeId(0);
 #[derive(Debug)]
 struct Node {
     parent: NodeId,
-    /// In the order in which they were added; a removed child leaves its place to the last one.
+    /// Children, in the order in which they were added; the last one takes a removed child's place.
     children: Vec<NodeId>,
     /// Documents that the node adds to its parent's.
     added: SmallVec<[Fingerprint; 8]>,
-    /// Documents of the whole path.
+    /// Number of documents of the whole path.
     documents: u32,
     is_leaf: bool,
 }
 
-/// Equation 1: what share of the larger context is not common, and a little for common documents that stand at
-/// different positions. `gaps` is the sum of their differences in position.
+/// Returns the distance of equation 1: the share of the larger context that is not common, plus a little for common
+/// documents that stand at different positions. `gaps` is the sum of their differences in position.
 fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
     if shared == 0 {
         return 1.0;
@@ -70,21 +70,21 @@ fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
 /// The weight of positions; the paper gives 0.001 to 0.01.
 const ALPHA: f64 = 0.005;
 
-/// A child, the documents of it that a request shares, and the sum of their differences in position.
+/// A child, the number of its documents that a request shares, and the sum of their differences in position.
 type Share = (NodeId, (u32, u32));
 
-/// Where a request belongs.
+/// The place where a request belongs.
 struct Insertion {
-    /// The deepest node that holds nothing but documents of the request.
+    /// The deepest node that holds only documents of the request.
     node: NodeId,
-    /// A child of it that shares more, and holds more too.
+    /// A child of the node that shares more documents, but also holds others.
     split: Option<NodeId>,
     /// Ranks of the documents on the path, and of those shared with `split`.
     path: Order,
 }
 
 impl ContextIndex {
-    /// An empty index of at most `max_contexts` contexts (at least 1).
+    /// Returns an empty index of at most `max_contexts` contexts (at least 1).
     #[must_use]
     pub fn new(max_contexts: u32) -> Self {
         let root = Node {
@@ -103,8 +103,8 @@ impl ContextIndex {
         }
     }
 
-    /// The index of `contexts` (each of distinct documents, in rank order), by hierarchical clustering; the leaf of
-    /// each. None is forgotten until more are added.
+    /// Builds an index of `contexts` (each of distinct documents, in rank order) by hierarchical clustering, and
+    /// returns the leaf of each. No context is forgotten until more are added.
     #[must_use]
     pub fn build(contexts: &[Vec<Fingerprint>]) -> (Self, Vec<NodeId>) {
         let mut index = Self::new(u32::try_from(contexts.len()).unwrap_or(u32::MAX));
@@ -112,19 +112,19 @@ impl ContextIndex {
         (index, leaves)
     }
 
-    /// Contexts held.
+    /// Returns the number of contexts.
     #[must_use]
     pub fn len(&self) -> usize {
         self.leaves.len()
     }
 
-    /// Whether no context is held.
+    /// Returns whether there are no contexts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.leaves.is_empty()
     }
 
-    /// The documents of `node`'s path, in the order in which they shall stand.
+    /// Returns the documents of `node`'s path, in the order in which they are to stand.
     #[must_use]
     pub fn context(&self, node: NodeId) -> Vec<Fingerprint> {
         let mut path = vec![node];
@@ -142,7 +142,7 @@ impl ContextIndex {
             .collect()
     }
 
-    /// The positions of `node` and its ancestors among their siblings, from the root down.
+    /// Returns the positions of `node` and its ancestors among their siblings, from the root down.
     #[must_use]
     pub fn search_path(&self, node: NodeId) -> Vec<u32> {
         let mut path = Vec::new();
@@ -163,8 +163,8 @@ impl ContextIndex {
         path
     }
 
-    /// Greedy search: descends to the child at the least distance; among equals to one that holds nothing but
-    /// documents of the request, then to the older one.
+    /// Searches greedily: it descends to the child at the least distance. Among equals it prefers a child that holds
+    /// only documents of the request, then the older one.
     fn find(&self, request: &[Fingerprint]) -> Insertion {
         let rank_of: FxHashMap<Fingerprint, u16> = request.iter().copied().zip(0..).collect();
         let mut place = Insertion {
@@ -174,7 +174,7 @@ impl ContextIndex {
         };
         let mut gaps = 0_u32;
         loop {
-            // Shared documents of each child that shares something more.
+            // Shared documents, for each child that shares something more.
             let mut shares: FxHashMap<NodeId, (u32, u32)> = FxHashMap::default();
             for (&document, rank) in request.iter().zip(0_u32..) {
                 for &child in self
@@ -221,7 +221,7 @@ impl ContextIndex {
         }
     }
 
-    /// Whether the child holds more than is shared.
+    /// Returns whether the child holds more than is shared.
     fn adds_more(&self, &(child, (shared, _)): &Share) -> bool {
         self.node(child)
             .is_some_and(|node| node.is_leaf || node.added.len() > shared as usize)
@@ -252,7 +252,7 @@ impl ContextIndex {
         leaf
     }
 
-    /// A new node between `parent` and `child`, of what `child` shares with `request`.
+    /// Inserts a node between `parent` and `child` that holds what `child` shares with `request`.
     fn split(&mut self, parent: NodeId, child: NodeId, request: &[Fingerprint]) -> NodeId {
         let Some(added) = self
             .node_mut(child)
@@ -280,7 +280,7 @@ impl ContextIndex {
         between
     }
 
-    /// A new child of `parent`.
+    /// Adds a child to `parent`.
     fn attach(
         &mut self,
         parent: NodeId,
@@ -317,7 +317,7 @@ impl ContextIndex {
         id
     }
 
-    /// Takes `child`, which adds `added`, from `parent`'s children.
+    /// Removes `child`, which adds `added`, from `parent`'s children.
     fn detach(&mut self, parent: NodeId, child: NodeId, added: &[Fingerprint]) {
         for &document in added {
             let key = (parent, document);

@@ -1,27 +1,28 @@
-//! Our own rule: after the heaviest live path, the other documents stand so that later requests can match them.
+//! Our own policy: after the heaviest live path, the other documents are ordered so that later requests can match
+//! them.
 //!
-//! The path after the match is new to the engine, so its order is free: whatever stands first there is what a later
-//! request can continue with. Recent requests are the sample of later ones.
+//! The path after the match is new to the engine, so its order is free: a later request can continue with whatever
+//! stands first there. Recent requests serve as the sample of later ones.
 //!
 //! ```text
 //!   request {a b c d e}, live path [c]      recent requests with c: {c a b} {c a x} {c b a} {c e y}
 //!   gain of a: 3 x its tokens, weighed by what those three share further ──▶ [c a], then [c a b], …
 //! ```
 //!
-//! **Skewed traffic** (some documents are asked for far more than others): the next document is the one of greatest
-//! expected gain, its tokens times the sum, over recent requests that hold the whole path so far and it, of the
-//! tokens that such a request shares beyond the path. The sum prefers company that leads on; the tokens prefer
-//! long documents, which earn more when they match.
+//! **Skewed traffic** (some documents are requested far more than others): the next document is the one with the
+//! greatest expected gain. The gain is the document's tokens times a sum, over the recent requests that hold it and
+//! the whole path so far, of the tokens that such a request shares beyond the path. The sum prefers documents that
+//! lead on to more; the tokens prefer long documents, which gain more when they match.
 //!
-//! **Even traffic** (documents of a topic are asked for alike): counts then differ by chance alone, and what they
-//! show is which combinations have been cached lately, in one order or another. So the next document is the one
-//! *least* often seen with the path in the last [`EVEN_AGE`] requests: the tree comes to hold more combinations.
+//! **Even traffic** (documents of a topic are requested alike): counts differ by chance alone, and only show which
+//! combinations were cached lately, in one order or another. So the next document is the one seen *least* often with
+//! the path in the last [`EVEN_AGE`] requests, and the tree comes to hold more combinations.
 //!
-//! Which of the two it is, is measured ([`Skew`]): where some documents are asked for more than others, they were in
-//! the older half of the window and are in the newer one. Chance does not repeat itself.
+//! The kind of traffic is measured ([`Skew`]): documents that are requested more than others are so in the older half
+//! of the window and in the newer one. Chance does not repeat itself.
 //!
-//! Cost: the postings of the candidates in the window, then each recent request that holds the path, once for every
-//! step that it goes along with. The bench `policies` has times and reuse.
+//! The cost is the postings of the candidates in the window, then each recent request that holds the path, once for
+//! every step that it goes along with. The bench `policies` has times and reuse.
 
 mod window;
 
@@ -33,16 +34,16 @@ use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 use window::{MAX_DOCUMENTS, Shared, Window};
 
-/// See the module's text. What it learns from is requests, not what is cached: it holds across scopes, and after
-/// an engine's restart.
+/// The policy `foresight`: the heaviest live path first, then the documents that later requests will likely share. It
+/// learns from requests, not from what is cached, so its knowledge holds across scopes and after an engine's restart.
 pub(super) struct Foresight {
     window: Window,
     skew: Skew,
     allowed: Displacement,
 }
 
-/// Requests after which a combination counts as no longer cached, in even traffic. From 20 to 300, reuse differs by
-/// less than 1 %.
+/// Number of requests after which a combination counts as no longer cached, in even traffic. From 20 to 300, reuse
+/// differs by less than 1 %.
 const EVEN_AGE: u16 = 100;
 
 impl Foresight {
@@ -119,11 +120,11 @@ struct Open {
     fingerprint: Fingerprint,
     tokens: u32,
     rank: u16,
-    /// Its bit in [`Shared::mask`].
+    /// The candidate's bit in [`Shared::mask`].
     bit: u32,
 }
 
-/// The candidates that are not in `path`, the best-ranked [`MAX_DOCUMENTS`] of them.
+/// Returns the candidates that are not in `path`, the best-ranked [`MAX_DOCUMENTS`] of them.
 fn open_candidates(candidates: &[Candidate<'_>], path: &Order) -> SmallVec<[Open; 16]> {
     let mut placed: SmallVec<[u16; 16]> = path.clone();
     sort_by_key(&mut placed, |rank| *rank);
@@ -143,9 +144,9 @@ fn open_candidates(candidates: &[Candidate<'_>], path: &Order) -> SmallVec<[Open
 
 /// A recent request that holds the whole path so far.
 struct Evidence {
-    /// The open candidates that it holds.
+    /// The open candidates that the request holds.
     mask: u64,
-    /// Their tokens.
+    /// Estimated tokens of these candidates.
     tokens: u64,
     age: u16,
 }
@@ -162,7 +163,7 @@ impl Evidence {
         }
     }
 
-    /// Goes on along the path; whether it can, and still has something to say.
+    /// Continues along the path. Returns whether the request holds `next`, and more open candidates.
     fn follow(&mut self, next: &Open) -> bool {
         let held = self.mask >> next.bit & 1 == 1;
         self.mask &= !(1 << next.bit);
@@ -171,7 +172,8 @@ impl Evidence {
     }
 }
 
-/// By bit: in skewed traffic the tokens shared by the requests that hold it, in even traffic their number.
+/// Returns a score for each bit: in skewed traffic the tokens shared by the requests that hold it, in even traffic the
+/// number of these requests.
 fn scores(recent: &[Evidence], skewed: bool) -> [u64; MAX_DOCUMENTS] {
     let mut scores = [0_u64; MAX_DOCUMENTS];
     for evidence in recent {
@@ -193,11 +195,11 @@ fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Whether documents that were asked for more than others stay so: the correlation between their counts in the newer
-/// and in the older half of the window, over requests, with exponential decay.
+/// Measures whether documents that were requested more than others stay so: the correlation between their counts in
+/// the newer and in the older half of the window, over requests, with exponential decay.
 ///
-/// Within one half, bursts alone make counts differ; they do not make the halves agree. Observed where requests are
-/// remembered, not where they are ordered: what other workers ordered counts as much.
+/// Within one half, bursts alone make counts differ, but they do not make the halves agree. It is measured where
+/// requests are remembered, not where they are ordered, since what other workers ordered counts as much.
 struct Skew {
     /// Sums of products of the counts' deviations from their mean.
     newer_older: f64,
@@ -205,18 +207,18 @@ struct Skew {
     older_older: f64,
 }
 
-/// By document of a request: how many requests of the newer and of the older half held it.
+/// For each document of a request, the number of requests that held it in the newer and in the older half.
 type Counts = SmallVec<[[u32; 2]; 16]>;
 
-/// Weight that a request keeps with each later one: half after 1,000.
+/// Factor of a request's weight for each later request; half is left after 1,000.
 const DECAY: f64 = 0.9993;
 
-/// Correlation from which on traffic is skewed. It is 0.0 on bursty traces and 0.4 to 0.7 on XQuAD, Zipf topics and
-/// conversations.
+/// Lowest correlation of skewed traffic. The correlation is 0.0 on bursty traces and 0.4 to 0.7 on XQuAD, Zipf topics
+/// and conversations.
 const SKEWED: f64 = 0.1;
 
 impl Default for Skew {
-    /// Skewed until shown otherwise, at the weight of some 50 counts.
+    /// Returns a measure that says skewed until shown otherwise, with the weight of some 50 counts.
     fn default() -> Self {
         Self {
             newer_older: 10.0,
@@ -227,7 +229,7 @@ impl Default for Skew {
 }
 
 impl Skew {
-    /// Takes in the counts of one request's documents.
+    /// Adds the counts of one request's documents.
     fn observe(&mut self, counts: &[[u32; 2]]) {
         let documents = counts.len().max(1) as f64;
         let mut means = [0.0; 2];

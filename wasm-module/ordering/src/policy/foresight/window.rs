@@ -5,18 +5,18 @@
 //!   postings a: 0 2       b: 0 1 2   c: 0   d: 1     oldest first
 //! ```
 //!
-//! A question names some documents, and only requests that share one of them are looked at: the work is the sum of
-//! the documents' postings. It knows nothing of trees, scopes or orders.
+//! A query names some documents, and only requests that share one of them are looked at: the work is the sum of the
+//! documents' postings. The window knows nothing of trees, scopes or orders.
 
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
-/// Documents of a request that are kept: the ones that stand first, and as many as a mask has bits.
+/// Most documents that are kept of a request: the first ones, as many as a mask has bits.
 pub(super) const MAX_DOCUMENTS: usize = 64;
 
-/// See the module's text.
+/// The document sets of the most recent requests, indexed by document.
 #[derive(Debug)]
 pub(super) struct Window {
     slots: Vec<SmallVec<[Fingerprint; 8]>>,
@@ -24,9 +24,9 @@ pub(super) struct Window {
     /// The slot that the next request takes.
     next: u16,
     size: u16,
-    /// Per slot, what a question has found there so far; blank between questions.
+    /// For each slot, what a query has found there so far; blank between queries.
     marks: Vec<Mark>,
-    /// The slots whose marks are not blank.
+    /// Slots whose marks are not blank.
     marked: Vec<u16>,
 }
 
@@ -36,17 +36,17 @@ struct Mark {
     shared: u64,
 }
 
-/// What a recent request shares with the documents asked about.
+/// What a recent request shares with the documents of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shared {
-    /// Bit `i`: it held `optional[i]`. Not 0.
+    /// Bit `i` is set if the request held `optional[i]`. Not 0.
     pub(super) mask: u64,
-    /// Requests since, that one included: 1 is the latest.
+    /// Number of requests since, that one included: 1 is the latest.
     pub(super) age: u16,
 }
 
 impl Window {
-    /// Room for `size` requests, at least 1.
+    /// Returns an empty window for `size` requests, at least 1.
     pub(super) fn new(size: u16) -> Self {
         Self {
             slots: Vec::new(),
@@ -70,7 +70,7 @@ impl Window {
         let slot = usize::from(self.next);
         if let Some(old) = self.slots.get_mut(slot) {
             for document in std::mem::replace(old, documents) {
-                // Its own slot is the oldest in each of its postings.
+                // The window's own slot is the oldest in each of its postings.
                 if let Some(slots) = self.postings.get_mut(&document) {
                     slots.pop_front();
                     if slots.is_empty() {
@@ -85,23 +85,23 @@ impl Window {
         self.next = (self.next + 1) % self.size;
     }
 
-    /// Requests held.
+    /// Returns the number of requests held.
     pub(super) fn len(&self) -> u16 {
         u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
     }
 
-    /// How many requests held a document, of the `newer` latest ones and of all before them.
+    /// Returns how many requests held a document: of the `newer` latest ones, and of all before them.
     pub(super) fn counts(&self, document: Fingerprint, newer: u16) -> [u32; 2] {
         let Some(slots) = self.postings.get(&document) else {
             return [0; 2];
         };
-        // Oldest first.
+        // Postings are ordered, the oldest first.
         let older = slots.partition_point(|&slot| age(slot, self.next, self.size) > newer);
         [slots.len() - older, older].map(|count| u32::try_from(count).unwrap_or(u32::MAX))
     }
 
-    /// The requests that held all of `required` and some of `optional` (its first [`MAX_DOCUMENTS`]), in no
-    /// particular order, but the same on every platform. All of them are distinct.
+    /// Returns the requests that held all of `required` and some of `optional` (its first [`MAX_DOCUMENTS`]), all of
+    /// them distinct. The order is arbitrary, but the same on every platform.
     pub(super) fn sharing(
         &mut self,
         required: &[Fingerprint],
@@ -148,7 +148,8 @@ impl Window {
     }
 }
 
-/// Requests since the one in a slot of `size`, itself included, when the `next` slot is to be taken.
+/// Returns the number of requests since the one in a slot of `size`, itself included, when the `next` slot is to be
+/// taken.
 fn age(slot: u16, next: u16, size: u16) -> u16 {
     if slot < next {
         next - slot
