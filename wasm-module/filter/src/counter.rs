@@ -1,4 +1,5 @@
-//! One counter, one histogram: what a proxy does not define or write is left out, for counting must not cost a request.
+//! A counter and a histogram. What a proxy does not define or write is left out, since counting must not fail a
+//! request.
 
 use crate::host::{Host, MetricId};
 
@@ -11,7 +12,7 @@ impl Counter {
         Self(host.define_counter(name).ok())
     }
 
-    /// Envoy refuses to add zero, so zero is not added.
+    /// Adds to the counter; a zero is not added, since Envoy refuses it.
     pub(crate) fn add(self, host: &impl Host, amount: u64) {
         if let (Some(id), 1..) = (self.0, amount) {
             let _ = host.add(id, amount);

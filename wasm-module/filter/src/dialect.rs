@@ -1,7 +1,7 @@
-//! In whose words a client is told that its request goes no further.
+//! The dialect of errors for clients.
 //!
-//! A client's library reads an error by its provider's shape, and shows "unknown error" for any other. The path tells
-//! the provider: bodies are read alike ([`foreword_ordering`]), so nothing else needs to know.
+//! A client's library reads an error by its provider's shape, and shows "unknown error" for any other. The path
+//! determines the provider. Bodies are read alike ([`foreword_ordering`]), so nothing else depends on it.
 //!
 //! | path ends in | like | shape |
 //! | --- | --- | --- |
@@ -11,7 +11,7 @@
 
 use serde::Serialize;
 
-/// See the module's text.
+/// The dialect of errors for a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Dialect {
     #[default]
@@ -21,7 +21,7 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// Of the route that a request came to.
+    /// Returns the dialect of a route.
     pub(crate) fn of(route: &str) -> Self {
         match route.rsplit('/').next() {
             Some("messages") => Self::Anthropic,
@@ -30,8 +30,8 @@ impl Dialect {
         }
     }
 
-    /// Of a path that is no route, as far as it can be told: its words are looked at, whatever stands between them. It
-    /// decides the shape of a refusal and nothing else.
+    /// Guesses the dialect of a path that is no route, from its words, whatever stands between them. It decides the
+    /// shape of a refusal and nothing else.
     pub(crate) fn guessed(path: &[u8]) -> Self {
         let words = path.split(|byte| !byte.is_ascii_alphanumeric());
         let mut last = None;
@@ -47,7 +47,7 @@ impl Dialect {
         }
     }
 
-    /// An error's body. `code` is one of the words that counters are named by.
+    /// Returns an error's body. `code` is one of the words that counters are named by.
     pub(crate) fn error(self, status: u16, message: &str, code: &str) -> Vec<u8> {
         let body = match self {
             Self::OpenAi => serde_json::to_vec(&OpenAi {

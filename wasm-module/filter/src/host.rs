@@ -1,26 +1,26 @@
-//! What the filter needs of the proxy it runs in, and nothing more.
+//! The abilities that the filter needs of its proxy, and nothing more.
 //!
-//! Implemented by `proxy` with proxy-wasm host calls and by a scripted host in the tests. Every call can
+//! They are implemented by `proxy` with proxy-wasm host calls, and by a scripted host in the tests. Every call can
 //! fail, because every proxy can refuse; no caller may treat a failure as impossible.
 
 use thiserror::Error;
 
-/// What a [`Host::call_for_plugin`] or a [`Host::call_for_request`] came to.
+/// The response to a [`Host::call_for_plugin`] or a [`Host::call_for_request`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallResponse<'a> {
-    /// `None`: there was no answer.
+    /// The status; `None`: there was no response.
     pub(crate) status: Option<u16>,
-    /// All of it; `None`: it is longer than may be.
+    /// The whole body; `None`: it is longer than the limit.
     pub(crate) body: Option<&'a [u8]>,
 }
 
 /// The abilities of the surrounding proxy. Calls apply to the request whose callback is running.
 ///
-/// Request headers may be read and changed from the request-headers callback on, until the first request
-/// callback that lets the request go; the body from its first callback on. In response callbacks the
-/// request is gone: keep what is needed of it.
+/// Request headers may be read and changed from the request-headers callback on, until the first request callback that
+/// lets the request go; the body from its first callback on. In response callbacks the request is gone, so keep what
+/// you need of it.
 pub trait Host {
-    /// First value of the request header `name` (lower case, or a pseudo-header such as `:path`).
+    /// Returns the first value of the request header `name` (lower case, or a pseudo-header such as `:path`).
     fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError>;
 
     /// Replaces all values of a request header, or adds the header.
@@ -32,38 +32,40 @@ pub trait Host {
     /// Replaces all values of a response header, or adds the header.
     fn set_response_header(&self, name: &str, value: &str) -> Result<(), HostError>;
 
-    /// First value of the response header `name` (lower case, or `:status`). Only in response callbacks.
+    /// Returns the first value of the response header `name` (lower case, or `:status`). Only in response callbacks.
     fn response_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError>;
 
-    /// `size` bytes of the chunk of the response body that goes by, from `from` on.
+    /// Returns `size` bytes of the current chunk of the response body, from `from` on.
     fn response_body(&self, from: usize, size: usize) -> Result<Vec<u8>, HostError>;
 
-    /// The first `size` bytes of the buffered request body, fewer if it is shorter.
+    /// Returns the first `size` bytes of the buffered request body, fewer if it is shorter.
     fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError>;
 
-    /// Puts `body` in the place of the first `size` bytes of the buffered request body.
+    /// Replaces the first `size` bytes of the buffered request body with `body`.
     fn replace_request_body(&self, size: usize, body: &[u8]) -> Result<(), HostError>;
 
-    /// Answers the client now; the request goes no further.
+    /// Responds to the client now; the request goes no further.
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError>;
 
-    /// Whether [`Host::property`] knows a request's dynamic metadata, nested as it is.
+    /// Returns whether [`Host::property`] knows a request's dynamic metadata, nested as it is.
     fn has_metadata(&self) -> bool;
 
-    /// A variable of the proxy's environment, as far as the filter may see it.
+    /// Returns a variable of the proxy's environment, if the filter may see it.
     fn environment(&self, name: &str) -> Option<String>;
 
-    /// Writes names and values where access logs find them, as `foreword.<name>`. Where the first is written
-    /// already, by another Foreword in the chain, nothing is changed. Called once, when the request is over.
+    /// Writes names and values where access logs find them, as `foreword.<name>`. If another Foreword in the chain has
+    /// written the first one already, nothing is changed. Called once, when the request is over.
     fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError>;
 
-    /// What shared data holds under `key`, and the number that a change may be made conditional on; `None`: nothing.
+    /// Returns the shared data under `key`, and the number that a change may be made conditional on; `None`: there is
+    /// none.
     ///
     /// Shared data belongs to the whole proxy, all worker threads, and outlives plugins. A condition holds only where
     /// there is a value already.
     fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError>;
 
-    /// Puts `value` there; with `unchanged_since`, only if nobody has since that number was read. Whether it was put.
+    /// Sets shared data; with `unchanged_since`, only if nobody has since that number was read. Returns whether it was
+    /// set.
     fn set_shared_data(
         &self,
         key: &str,
@@ -71,10 +73,10 @@ pub trait Host {
         unchanged_since: Option<u32>,
     ) -> Result<bool, HostError>;
 
-    /// A property of the proxy or of the request, as the proxy writes it; `None`: there is none.
+    /// Returns a property of the proxy or of the request, as the proxy writes it; `None`: there is none.
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError>;
 
-    /// Sends a request without a body to a cluster of the proxy's, and returns its number; the answer comes to
+    /// Sends a request without a body to a cluster of the proxy, and returns the call's number. The response comes to
     /// [`Plugin::on_answer`](crate::Plugin::on_answer), within `limit_ms`.
     fn call_for_plugin(
         &self,
@@ -83,9 +85,9 @@ pub trait Host {
         limit_ms: u64,
     ) -> Result<u32, HostError>;
 
-    /// Sends a request with a body to a cluster of the proxy's, for the request whose callback is running, and returns its
-    /// number; the answer comes to [`Exchange::on_answer`](crate::Exchange::on_answer), within `limit_ms`, unless the request
-    /// is over before. Numbers of one request's calls differ.
+    /// Sends a request with a body to a cluster of the proxy, for the request whose callback is running, and returns
+    /// the call's number. The response comes to [`Exchange::on_answer`](crate::Exchange::on_answer), within
+    /// `limit_ms`, unless the request ends before. Numbers of one request's calls differ.
     fn call_for_request(
         &self,
         cluster: &str,
@@ -94,10 +96,11 @@ pub trait Host {
         limit_ms: u64,
     ) -> Result<u64, HostError>;
 
-    /// Lets the request go on that a request callback has held; not from within one.
+    /// Resumes the request that a request callback has held; not from within one.
     fn resume(&self) -> Result<(), HostError>;
 
-    /// Bytes of memory that belong to this filter alone and never shrink: a VM's. `None`: it has the proxy's.
+    /// Returns the bytes of memory that belong to this filter alone and never shrink: a VM's. `None`: it uses the
+    /// proxy's memory.
     fn memory_bytes(&self) -> Option<u64>;
 
     /// Defines a counter, or finds the one of that name.
@@ -112,10 +115,10 @@ pub trait Host {
     /// Records one sample in a histogram, at once or a little later.
     fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError>;
 
-    /// Nanoseconds since some fixed moment; the difference of two readings measures a duration.
+    /// Returns nanoseconds since some fixed moment; the difference of two readings measures a duration.
     fn now_ns(&self) -> u64;
 
-    /// The same clock in milliseconds.
+    /// Returns the same clock in milliseconds.
     fn now_ms(&self) -> u64 {
         self.now_ns() / 1_000_000
     }
@@ -124,27 +127,27 @@ pub trait Host {
     fn log(&self, level: LogLevel, message: &str);
 }
 
-/// Names a counter or histogram within one plugin.
+/// Identifies a counter or histogram within one plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MetricId(pub u32);
 
-/// How loud a log line is.
+/// The severity of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogLevel {
-    /// Once at load.
+    /// A line once at load.
     Info,
-    /// The proxy refused a call; the request went on untouched.
+    /// The proxy refused a call, and the request went on untouched.
     Warn,
     /// The configuration was refused.
     Error,
 }
 
-/// The proxy refused a call.
+/// The error that the proxy refused a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the proxy refused {call} (status {status})")]
 pub struct HostError {
-    /// What was asked.
+    /// Name of the call.
     pub call: &'static str,
-    /// The proxy's status code.
+    /// Status code of the proxy.
     pub status: u32,
 }

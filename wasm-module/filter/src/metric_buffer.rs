@@ -1,17 +1,18 @@
 //! Counts and samples that stay in the VM until its next tick.
 //!
-//! A call from a VM into the proxy costs about a microsecond, and a request adds to some ten counters: told one by one,
-//! they are a fifth of all calls that its client waits for. So they are added up here, and told ten times a second.
+//! A call from a VM into the proxy costs about a microsecond, and a request adds to some ten counters. Written one by
+//! one, they would be a fifth of all calls that a client waits for. So they are summed here, and written ten times a
+//! second.
 //!
-//! Counters are told in the order opposite to that in which they were defined, so that whoever sees a total that was
-//! defined first sees all that was counted with it.
+//! Counters are written in reverse order of their definition. So whoever reads a total that was defined first also
+//! sees everything that was counted with it.
 
 use crate::host::MetricId;
 
-/// See the module's text.
+/// Counts and samples that stay in the VM until its next tick.
 #[derive(Debug, Default)]
 pub(crate) struct MetricBuffer {
-    /// Not zero, by counter, ascending.
+    /// Counts that are not zero, by counter, ascending.
     counts: Vec<(MetricId, u64)>,
     samples: Vec<(MetricId, u64)>,
 }
@@ -36,7 +37,7 @@ impl MetricBuffer {
         }
     }
 
-    /// Keeps a sample; `false`: there is no room for it.
+    /// Keeps a sample; returns `false` if there is no room for it.
     pub(crate) fn record(&mut self, histogram: MetricId, value: u64) -> bool {
         let has_room = self.samples.len() < MAX_SAMPLES;
         if has_room {
@@ -45,7 +46,7 @@ impl MetricBuffer {
         has_room
     }
 
-    /// Hands over what was recorded and what was added up, and begins anew.
+    /// Writes all samples and sums, and begins anew.
     pub(crate) fn tell(
         &mut self,
         mut record: impl FnMut(MetricId, u64),
@@ -60,7 +61,7 @@ impl MetricBuffer {
     }
 }
 
-/// Of some 300 requests. A tick tells them in a third of a millisecond.
+/// Most samples between two ticks: those of some 300 requests, which a tick writes in a third of a millisecond.
 const MAX_SAMPLES: usize = 1024;
 
 #[cfg(test)]

@@ -4,10 +4,10 @@
 //! requests = ordered + unchanged + dry_run + sum of passed_<reason> + refused
 //! ```
 //!
-//! Envoy shows them as `wasmcustom.<name>`, at most a tick later. A metric that cannot be defined or written is left out: counting
-//! must not cost a request.
+//! Envoy shows them as `wasmcustom.<name>`, at most a tick later. A metric that cannot be defined or written is left
+//! out, since counting must not fail a request.
 //!
-//! No metric is a tenant's: who reads them sees all tenants as one, and a tenant does not read them.
+//! No metric is kept by tenant: its readers see all tenants as one, and tenants must not read it.
 
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{Arm, Skip};
@@ -23,13 +23,13 @@ use crate::usage::PromptUsage;
 /// The metrics of one plugin.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    /// Defined before all others: see `metric_buffer`.
+    /// All requests. Defined before all others; see `metric_buffer`.
     requests: Counter,
     ordered: Counter,
     unchanged: Counter,
     dry_run: Counter,
     refused: Counter,
-    /// Of the refused ones: with salts, on no list of what may go on.
+    /// Refused requests that, with salts, are on no list of what may go on.
     unlisted_requests: Counter,
     documents: Counter,
     matched_documents: Counter,
@@ -39,15 +39,15 @@ pub(crate) struct Metrics {
     numbered_hints: Counter,
     document_tokens: Counter,
     matched_tokens: Counter,
-    /// Of dry runs.
+    /// Tokens that the client's order matched, in dry runs.
     client_matched_tokens: Counter,
     arms: [(Arm, ArmCounters); 2],
-    /// By reason. As short as the list of reasons, which are words in the source.
+    /// Passed requests by reason. The reasons are words in the source, so their number is bounded.
     passed: Vec<(&'static str, Counter)>,
-    /// Requests whose heads were changed, and those of which it was only told.
+    /// Requests whose heads were changed; below, those whose heads would have been.
     heads_applied: Counter,
     heads_reported: Counter,
-    /// In the order of [`head_counts`].
+    /// Counts of what was done with heads, in the order of [`head_counts`].
     heads: [Counter; 7],
     /// Requests and tokens lost, in the order of [`misses::COUNTED`].
     misses: Vec<[Counter; 2]>,
@@ -66,13 +66,13 @@ pub(crate) struct Metrics {
     vm_mebibytes: Option<MetricId>,
 }
 
-/// What an experiment's arms are compared by.
+/// The counters by which an experiment's arms are compared.
 #[derive(Debug, Clone, Copy)]
 struct ArmCounters {
     requests: Counter,
     document_tokens: Counter,
     matched_tokens: Counter,
-    /// Of answers that say what was cached.
+    /// Prompt tokens of answers that report how many were cached.
     engine_prompt_tokens: Counter,
     engine_cached_tokens: Counter,
 }
@@ -151,7 +151,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a request once, by what became of it.
+    /// Counts a request once, by its outcome.
     pub(crate) fn count(&self, host: &impl Host, outcome: &RequestOutcome) {
         self.requests.add(host, 1);
         let (report, arm) = match outcome {
@@ -231,14 +231,14 @@ impl Metrics {
         record(host, self.ordering_microseconds, nanoseconds / 1_000);
     }
 
-    /// Records what the VM has taken of memory, where there is one.
+    /// Records the size of the VM's memory, if there is a VM.
     pub(crate) fn memory(&self, host: &impl Host) {
         if let Some(bytes) = host.memory_bytes() {
             record(host, self.vm_mebibytes, bytes >> 20);
         }
     }
 
-    /// Counts a prompt by what the engine says of it.
+    /// Counts a prompt's tokens as the engine reports them.
     pub(crate) fn counted(&self, host: &impl Host, arm: Option<Arm>, counted: PromptUsage) {
         self.engine_prompt_tokens.add(host, counted.prompt);
         if let (Some(counters), Some(cached)) = (self.arm(arm), counted.cached) {
@@ -258,7 +258,7 @@ impl Metrics {
         self.corrections.add(host, 1);
     }
 
-    /// Counts what a feed said.
+    /// Counts the events of a feed.
     pub(crate) fn fed(&self, host: &impl Host, events: u64) {
         self.feed_events.add(host, events);
     }
@@ -268,13 +268,13 @@ impl Metrics {
         self.feed_key_mismatches.add(host, 1);
     }
 
-    /// Counts what was learnt of other workers.
+    /// Counts the entries that were learnt from other workers.
     pub(crate) fn learnt(&self, host: &impl Host, learnt: LearnResult) {
         self.learnt_entries.add(host, learnt.entries);
         self.lost_entries.add(host, learnt.lost);
     }
 
-    /// Counts a request of which other workers know nothing.
+    /// Counts a request that was not published to other workers.
     pub(crate) fn untold(&self, host: &impl Host) {
         self.untold_requests.add(host, 1);
     }

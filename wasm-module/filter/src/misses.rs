@@ -1,9 +1,9 @@
-//! Why requests could not begin like earlier ones: an index of recent requests for each tenant, and what is told of a
-//! request in metrics and in the access log.
+//! Explains why requests could not begin like earlier ones: an index of recent requests for each tenant, and the
+//! diagnosis in metrics and in the access log.
 //!
-//! Each worker explains by the requests that it has seen itself. An index holds hashes and counts of a bounded number of
-//! requests and pieces; the least recently used tenant's goes first. Names and shapes, which the core tells too, are not
-//! told here: no text holds anything of a request.
+//! Each worker explains only from the requests that it has seen itself. An index holds hashes and counts of a bounded
+//! number of requests and pieces; the least recently used tenant's is evicted first. Names and shapes, which the core
+//! also reports, are left out here: no text holds anything of a request.
 
 use foreword_ordering::head::{Cause, Diagnosis, Index, Limits, SegmentKind};
 use foreword_ordering::{Config as Ordering, Parsed, Rewrite, Tenant};
@@ -25,13 +25,13 @@ struct Seen {
 }
 
 impl Misses {
-    /// Explains by so many recent requests of a tenant, 0: nothing is explained; for engines whose caches have pages of
-    /// `page_tokens` tokens.
+    /// Returns indexes of `requests` recent requests for each tenant, for engines whose caches have pages of
+    /// `page_tokens` tokens. With 0, nothing is explained.
     pub(crate) fn new(requests: u32, page_tokens: u32) -> Self {
         Self {
             limits: Limits {
                 requests,
-                // vLLM's, where nobody says.
+                // vLLM's default, where the configuration does not say.
                 page_tokens: if page_tokens > 1 { page_tokens } else { 16 },
                 ..Limits::GATEWAY
             },
@@ -40,7 +40,7 @@ impl Misses {
         }
     }
 
-    /// Why a request could not begin like an earlier one; `None`: nothing is explained.
+    /// Returns why a request could not begin like an earlier one; `None`: nothing is explained.
     pub(crate) fn explain(
         &mut self,
         tenant: Tenant<'_>,
@@ -80,11 +80,11 @@ impl Misses {
     }
 }
 
-/// Tenants whose requests are kept.
+/// Most tenants whose requests are kept.
 const MAX_TENANTS: usize = 16;
 
-/// The causes that are counted, with the segments that they are met in; `None`: none of the prompt. What is met elsewhere
-/// is counted with the last of its cause.
+/// The causes that are counted, with the segments in which they occur; `None`: outside the prompt. A cause in any
+/// other segment is counted with the last pair of that cause.
 pub(crate) const COUNTED: [(Cause, Option<SegmentKind>); 35] = [
     (Cause::ToolOrder, Some(SegmentKind::Tool)),
     (Cause::ToolSet, Some(SegmentKind::Tool)),
@@ -123,7 +123,7 @@ pub(crate) const COUNTED: [(Cause, Option<SegmentKind>); 35] = [
     (Cause::BelowPage, Some(SegmentKind::Message)),
 ];
 
-/// The place of a diagnosis among [`COUNTED`]; `None`: nothing broke.
+/// Returns the index of a diagnosis in [`COUNTED`]; `None`: nothing broke.
 pub(crate) fn counted(diagnosis: &Diagnosis) -> Option<usize> {
     let met = (diagnosis.cause, diagnosis.segment);
     let exact = COUNTED.iter().position(|counted| *counted == met);
@@ -134,7 +134,7 @@ pub(crate) fn counted(diagnosis: &Diagnosis) -> Option<usize> {
     })
 }
 
-/// A segment's name in metrics and logs.
+/// Returns a segment's name in metrics and logs.
 pub(crate) fn segment_name(segment: Option<SegmentKind>) -> &'static str {
     segment.map_or("request", SegmentKind::name)
 }

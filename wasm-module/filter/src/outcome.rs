@@ -1,7 +1,7 @@
-//! What became of a request, and how that is told: to the operator in a response header and in the access log, to a
-//! refused client in words that [`crate::dialect`] puts into its shape.
+//! The outcome of a request, and how it is reported: to the operator in a response header and in the access log, and
+//! to a refused client in words that [`crate::dialect`] puts into its shape.
 //!
-//! No text holds anything of a document, a question or a tenant: counts and fixed words only.
+//! No text holds anything of a document, a question or a tenant, only counts and fixed words.
 
 use std::fmt;
 
@@ -13,38 +13,38 @@ use crate::exchange::Unlisted;
 use crate::host::HostError;
 use crate::retrieval::Reason;
 
-/// What became of a request. Where salts are on, "as it came" leaves out the salt, which is always the gateway's.
+/// The outcome of a request. Where salts are on, "as it came" excludes the salt, which is always the gateway's.
 #[derive(Debug)]
 pub enum RequestOutcome {
-    /// Sent on with a new body.
+    /// The request was sent with a new body.
     Ordered {
         /// What was done.
         report: Report,
-        /// In an experiment.
+        /// The chat's arm in an experiment.
         arm: Option<Arm>,
     },
-    /// Looked at and sent on as it came: its documents already stood as they should.
+    /// The request was looked at and sent as it came: its documents already stood as they should.
     Unchanged {
         /// What was done.
         report: Report,
-        /// In an experiment.
+        /// The chat's arm in an experiment.
         arm: Option<Arm>,
     },
-    /// Sent on as it came, because nothing else was asked for.
+    /// The request was sent as it came, because of the mode `dry-run`.
     DryRun {
         /// What would have been done.
         report: Report,
         /// What the client's order matched.
         as_sent: Report,
     },
-    /// Sent on as it came, for the reason given in kebab case.
+    /// The request was sent as it came, for the reason given in kebab case.
     Passed(&'static str),
-    /// Answered with an error, for the reason given in kebab case.
+    /// The request was answered with an error, for the reason given in kebab case.
     Refused(&'static str),
 }
 
 impl RequestOutcome {
-    /// One word for the header and the log.
+    /// Returns the outcome as one word for the header and the log.
     fn word(&self) -> &'static str {
         match self {
             Self::Ordered { .. } => "ordered",
@@ -55,7 +55,7 @@ impl RequestOutcome {
         }
     }
 
-    /// Names and values for the access log, each name once. The first is always there.
+    /// Returns names and values for the access log, each name once. The first is always there.
     pub(crate) fn fields(&self) -> Vec<(&'static str, String)> {
         let mut fields = vec![("outcome", self.word().to_owned())];
         let (report, arm, as_sent) = match self {
@@ -84,7 +84,7 @@ impl RequestOutcome {
     }
 }
 
-/// The header's value.
+/// Writes the value of the response header.
 impl fmt::Display for RequestOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = self.word();
@@ -125,7 +125,7 @@ impl fmt::Display for RequestOutcome {
     }
 }
 
-/// What a report on a head says, for header and log: counts that are not 0, and whether it was done.
+/// Returns the fields of a report on a head, for header and log: counts that are not 0, and whether it was done.
 pub(crate) fn head_fields(head: &HeadReport) -> Vec<(&'static str, String)> {
     let word = if head.applied { "applied" } else { "reported" };
     let mut fields = vec![("head", word.to_owned())];
@@ -135,7 +135,7 @@ pub(crate) fn head_fields(head: &HeadReport) -> Vec<(&'static str, String)> {
     fields
 }
 
-/// The counts of a report on a head, by their names in header and log.
+/// Returns the counts of a report on a head, by their names in header and log.
 pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); 7] {
     [
         ("head_tools", head.tools_moved),
@@ -152,11 +152,11 @@ pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); 7] {
 pub(crate) mod reason {
     /// The tenant's name is too long, not UTF-8, or has control characters.
     pub(crate) const BAD_TENANT: &str = "bad-tenant";
-    /// The orderer is in use.
+    /// The orderer is in use by this very thread.
     pub(crate) const BUSY: &str = "busy";
-    /// The request asked for it.
+    /// The request has the bypass header.
     pub(crate) const BYPASS: &str = "bypass";
-    /// There is no body.
+    /// The request has no body.
     pub(crate) const EMPTY_BODY: &str = "empty-body";
     /// The body is compressed.
     pub(crate) const ENCODED: &str = "encoded";
@@ -166,18 +166,18 @@ pub(crate) mod reason {
     pub(crate) const NO_TENANT: &str = "no-tenant";
     /// The content type is not JSON.
     pub(crate) const NOT_JSON: &str = "not-json";
-    /// No documents could be had.
+    /// No documents could be retrieved.
     pub(crate) const RETRIEVAL: &str = "retrieval";
     /// The body is longer than `max_body_bytes`.
     pub(crate) const TOO_LARGE: &str = "too-large";
 
-    /// Every one, for the counters.
+    /// All reasons, for the counters.
     pub(crate) const ALL: [&str; 9] = [
         BAD_TENANT, BUSY, BYPASS, EMPTY_BODY, ENCODED, HOST_ERROR, NO_TENANT, NOT_JSON, TOO_LARGE,
     ];
 }
 
-/// Why a request was not ordered.
+/// The reason why a request was not ordered.
 #[derive(Debug)]
 pub(crate) enum Fault {
     BadTenant {
@@ -187,18 +187,18 @@ pub(crate) enum Fault {
     EmptyBody,
     Encoded,
     Host(HostError),
-    /// No documents could be had, and the operator wants no answer without.
+    /// No documents could be retrieved, and the operator wants no answer without them.
     Retrieval(Reason),
     NoTenant,
     NotJson,
-    /// The body has more bytes than the filter reads. The length is not known when it came in chunks.
+    /// The body is longer than the filter reads. The length is unknown when it came in chunks.
     TooLarge {
         found: Option<u64>,
         limit: u32,
     },
     /// The core found nothing to order, or a fault in the body.
     Skip(Skip),
-    /// With salts: it is on none of the lists of what may go on.
+    /// With salts: the request is on none of the lists of what may go on.
     Unlisted(Unlisted),
 }
 
@@ -215,7 +215,7 @@ impl From<Unlisted> for Fault {
 }
 
 impl Fault {
-    /// Kebab-case word for the header and the counter.
+    /// Returns the reason in kebab case, for the header and the counter.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::BadTenant { .. } => reason::BAD_TENANT,
@@ -232,7 +232,7 @@ impl Fault {
         }
     }
 
-    /// What a 405 names in its header `allow`.
+    /// Returns the value of the header `allow` for a 405.
     pub(crate) fn allowed_methods(&self) -> Option<&'static str> {
         match self {
             Self::Unlisted(unlisted) => unlisted.allowed_methods(),
@@ -240,10 +240,10 @@ impl Fault {
         }
     }
 
-    /// The status with which it is answered; `None`: the request goes on.
+    /// Returns the status of the error response; `None`: the request goes on.
     ///
-    /// Where salts are on, a body that the filter cannot write a salt into may hold one of the client's own choice, so it
-    /// goes no further, whatever `on_failure` says. One that can be read goes on with its salt.
+    /// Where salts are on, a body that the filter cannot write a salt into may hold one of the client's own choice. So
+    /// it is refused, whatever `on_failure` says. A body that can be read goes on with its salt.
     pub(crate) fn refusal_status(&self, on_failure: OnFailure, salted: bool) -> Option<u16> {
         let refuses = on_failure == OnFailure::Refuse;
         let (status, is_refused) = match self {
@@ -278,7 +278,7 @@ impl fmt::Display for Fault {
             Self::Encoded => f.write_str(
                 "the request's content-encoding is not `identity`, the only one that is read here",
             ),
-            // What the proxy refused is not the client's affair; the log has it.
+            // A failure of the proxy does not concern the client; the log has it.
             Self::Host(_) => f.write_str("the gateway failed"),
             Self::NoTenant => f.write_str("the request names no tenant"),
             Self::NotJson => f.write_str(

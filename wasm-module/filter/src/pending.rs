@@ -1,5 +1,5 @@
-//! A request that went on, until its answer has been seen: which engine was to compute what, and what the engine says it
-//! did.
+//! A request that was sent on and whose response is still to come: which engine was to compute what, and what the
+//! engine reports.
 
 use foreword_ordering::{Arm, EngineId, OrderingRecord};
 
@@ -8,18 +8,18 @@ use crate::host::{Host, HostError, LogLevel};
 use crate::plugin::Plugin;
 use crate::usage::{PromptUsage, UsageReader};
 
-/// See the module's text.
+/// A request whose response is still to come.
 #[derive(Debug)]
 pub(crate) struct PendingResponse {
-    /// What the core expects; `None`: it did not decide on the request.
+    /// The core's expectation; `None`: the core did not decide on the request.
     record: Option<OrderingRecord>,
-    /// In an experiment.
+    /// The chat's arm in an experiment.
     arm: Option<Arm>,
-    /// `None`: it is settled, or there is nothing to choose.
+    /// The dispatch; `None`: it is settled, or there is only one engine.
     dispatch: Option<Dispatch>,
-    /// `None`: the answer is none, or has been read.
+    /// The reader of the response's usage; `None`: there is nothing to read, or it has been read.
     usage_reader: Option<UsageReader>,
-    /// What it said of the prompt.
+    /// What the response reports of the prompt.
     counted: Option<PromptUsage>,
 }
 
@@ -38,14 +38,14 @@ impl PendingResponse {
         }
     }
 
-    /// The answer begins, the engine's or the proxy's own.
+    /// Handles the start of the response, the engine's or the proxy's own.
     pub(crate) fn on_headers(&mut self, host: &impl Host, plugin: &Plugin) {
         let status = logged(host, host.response_header(":status")).flatten();
         let status = status.as_deref();
         if let Some(dispatch) = self.dispatch.take() {
             let failed = matches!(status, Some(b"502" | b"503" | b"504"));
             match served_by(host, plugin).filter(|other| *other != dispatch.engine && !failed) {
-                // Envoy tried the chosen one, and then another.
+                // Envoy tried the chosen engine, and then another.
                 Some(other) => {
                     plugin.settle(host, dispatch, DispatchResult::Failed);
                     plugin.answered_by(host, other);
@@ -66,7 +66,7 @@ impl PendingResponse {
         self.usage_reader = (status == Some(b"200")).then(UsageReader::default);
     }
 
-    /// A chunk of the answer goes by, `size` bytes.
+    /// Handles a chunk of the response of `size` bytes.
     pub(crate) fn on_body(
         &mut self,
         host: &impl Host,
@@ -87,7 +87,7 @@ impl PendingResponse {
         }
     }
 
-    /// The answer has ended.
+    /// Handles the end of the response.
     pub(crate) fn on_end(&mut self, host: &impl Host, plugin: &Plugin) {
         if let Some(counted) = self
             .usage_reader
@@ -99,7 +99,7 @@ impl PendingResponse {
         }
     }
 
-    /// Request and answer are over, whatever became of them. What the engine said of the prompt.
+    /// Handles the end of request and response, however they ended. Returns what the engine reported of the prompt.
     pub(crate) fn on_done(self, host: &impl Host, plugin: &Plugin) -> Option<PromptUsage> {
         if let Some(dispatch) = self.dispatch {
             plugin.settle(host, dispatch, DispatchResult::Abandoned);
@@ -108,7 +108,7 @@ impl PendingResponse {
     }
 }
 
-/// Which of several engines the answer comes from.
+/// Returns which of several engines the response comes from.
 fn served_by(host: &impl Host, plugin: &Plugin) -> Option<EngineId> {
     let engines = plugin.engines();
     let address = (engines.are_several()).then(|| host.property(&["upstream", "address"]));

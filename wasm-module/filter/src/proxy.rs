@@ -1,7 +1,7 @@
-//! The filter in a real proxy: callbacks of the proxy-wasm SDK in, host calls out. Wasm only.
+//! The filter in a real proxy: callbacks of the proxy-wasm SDK in, host calls out. Compiled for Wasm only.
 //!
-//! The SDK panics on any status that it does not expect, in its trait methods and in most of `hostcalls`, and
-//! a panic here is a trap. So each call is made only where Envoy cannot answer anything else (read in Envoy's
+//! The SDK panics on any status that it does not expect, in its trait methods and in most of `hostcalls`, and a panic
+//! here is a trap. So each call is made only where Envoy cannot return anything else (read in Envoy's
 //! `source/extensions/common/wasm/context.cc` and proxy-wasm-cpp-host's `src/exports.cc`):
 //!
 //! | call | Envoy's other answer | why it cannot come |
@@ -20,7 +20,7 @@
 //! | define, add, record | BadArgument, NotFound | fixed types, ids from `define`, never zero |
 //! | respond, log, clock | none | |
 //!
-//! The SDK exports every callback whether used or not, so that the response's cost nothing more for being used.
+//! The SDK exports every callback whether used or not, so using the response callbacks costs nothing more.
 //!
 //! Counts are kept until the next tick ([`MetricBuffer`]): a call costs about a microsecond.
 
@@ -43,7 +43,7 @@ proxy_wasm::main! {{
     proxy_wasm::set_root_context(|_| Box::new(Root(None)));
 }}
 
-/// One per configuration and worker.
+/// The root context: one per configuration and worker.
 struct Root(Option<Arc<Plugin>>);
 
 impl Context for Root {
@@ -53,7 +53,7 @@ impl Context for Root {
         plugin.on_answer(&Proxy, call, status, body.as_deref());
     }
 
-    /// The configuration goes.
+    /// Handles the end of the configuration.
     fn on_done(&mut self) -> bool {
         tell_counts();
         true
@@ -61,7 +61,7 @@ impl Context for Root {
 }
 
 impl RootContext for Root {
-    /// `false` makes Envoy refuse the configuration: at start it ends, on an update it keeps the old one.
+    /// Loads the configuration. `false` makes Envoy refuse it: at start Envoy ends, on an update it keeps the old one.
     fn on_configure(&mut self, size: usize) -> bool {
         let configuration = hostcalls::get_buffer(BufferType::PluginConfiguration, 0, size);
         let configuration = configuration.ok().flatten().unwrap_or_default();
@@ -98,11 +98,11 @@ impl RootContext for Root {
     }
 }
 
-/// How late an idle worker may learn what others did, and how old counts may be.
+/// The tick: the longest delay until an idle worker learns what others did, and the age of counters.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Whether salts are on is not known, so nothing goes on. Envoy sends no requests to a plugin whose configuration was
-/// refused.
+/// A context without a configuration. It is unknown whether salts are on, so it refuses everything. Envoy sends no
+/// requests to a plugin whose configuration was refused.
 struct Unconfigured;
 
 impl Context for Unconfigured {}
@@ -114,7 +114,7 @@ impl HttpContext for Unconfigured {
     }
 }
 
-/// One per request.
+/// The context of one request.
 struct Stream(Exchange);
 
 impl Context for Stream {
@@ -158,9 +158,9 @@ impl HttpContext for Stream {
     }
 }
 
-/// The status and body of the answer that has come, unless the body is longer than `limit`.
+/// Returns the status and body of a response, and no body if it is longer than `limit`.
 fn answer(headers: usize, size: usize, limit: usize) -> (Option<u16>, Option<Vec<u8>>) {
-    // An answer that broke off has no headers, and asking for one then would trap.
+    // A response that broke off has no headers, and asking for one then would trap.
     let status = (headers > 0)
         .then(|| hostcalls::get_map_value_bytes(MapType::HttpCallResponseHeaders, ":status"))
         .and_then(|status| str::from_utf8(&status.ok()??).ok()?.parse().ok());
@@ -335,7 +335,7 @@ impl Host for Proxy {
     }
 
     fn now_ns(&self) -> u64 {
-        // Not `Instant`: older hosts have no monotonic clock under WASI, and `Instant::now` panics there.
+        // This is not `Instant`: older hosts have no monotonic clock under WASI, and `Instant::now` panics there.
         hostcalls::get_current_time()
             .ok()
             .and_then(|now| now.duration_since(UNIX_EPOCH).ok())
@@ -354,12 +354,12 @@ impl Host for Proxy {
 }
 
 thread_local! {
-    /// Of all plugins of this VM, which has one thread. Nothing is called while it is borrowed but the proxy, which calls
-    /// nothing back for counts.
+    /// The counts of all plugins of this VM, which has one thread. While it is borrowed, only the proxy is called,
+    /// which makes no callbacks for counts.
     static TALLY: RefCell<MetricBuffer> = const { RefCell::new(MetricBuffer::new()) };
 }
 
-/// What cannot be told is lost: counting must not cost a request.
+/// Writes the counts. What cannot be written is lost, since counting must not fail a request.
 fn tell_counts() {
     TALLY.with_borrow_mut(|metric_buffer| {
         metric_buffer.tell(

@@ -4,9 +4,9 @@
 //!   salt = hex(HMAC-SHA-256(key, "foreword cache salt 1" ‖ 0 ‖ length of the name, 8 bytes ‖ name))
 //! ```
 //!
-//! Nobody without the key can tell a tenant's salt from its name, or two tenants' salts from random strings. All salts
-//! have one length, so none is the beginning of another. All workers and gateways with one key derive the same salts;
-//! another key is another engine cache for everybody.
+//! Without the key, nobody can compute a tenant's salt from its name, or tell two tenants' salts from random strings.
+//! All salts have one length, so none is the beginning of another. All workers and gateways with one key derive the
+//! same salts; another key means another engine cache for everybody.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use foreword_ordering::{Tenant, hexadecimal};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// Derives salts.
+/// Derives cache salts from tenants' names.
 pub(crate) struct Salts {
     keyed: Hmac<Sha256>,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Identity {
 }
 
 impl Salts {
-    /// From a key of any length; `None` never comes of HMAC, which takes every length.
+    /// Derives salts from a key of any length; `None` never occurs, since HMAC accepts every length.
     pub(crate) fn new(key: &[u8]) -> Option<Self> {
         let mut keyed = Hmac::new_from_slice(key).ok()?;
         keyed.update(b"foreword cache salt 1\0");
@@ -57,7 +57,7 @@ impl Identity {
         self.salt.as_deref()
     }
 
-    /// As the core knows it.
+    /// Returns the tenant as the core knows it.
     pub(crate) fn tenant(&self) -> Tenant<'_> {
         Tenant {
             name: &self.name,
@@ -66,7 +66,7 @@ impl Identity {
     }
 }
 
-/// Neither key nor salt nor name.
+/// Prints neither key nor salt nor name.
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Identity")

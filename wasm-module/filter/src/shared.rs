@@ -1,8 +1,8 @@
-//! What the requests of one plugin share, one at a time.
+//! A value that the requests of one plugin share, one at a time.
 //!
-//! A Wasm VM runs on one worker thread, so there it is always free, unless a host nested callbacks: then the request does
-//! without instead of trapping the worker. In a dynamic module all workers share the plugin and wait for each other, for
-//! the microseconds that an order or a look-up takes.
+//! A Wasm VM runs on one worker thread, so there the value is always free, unless a host nests callbacks. Then the
+//! request goes on without the value instead of trapping the worker. In a dynamic module all workers share the plugin
+//! and wait for each other, for the microseconds that an order or a look-up takes.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -15,12 +15,12 @@ impl<T> Shared<T> {
         Self(Mutex::new(value))
     }
 
-    /// `None` if this very thread is using it, which no known proxy can bring about. After a panic the value is half
-    /// changed: `renew` makes it whole.
+    /// Locks the value. Returns `None` if this very thread is using it, which no known proxy can cause. After a panic
+    /// the value is half changed: `renew` repairs it.
     pub(crate) fn lock(&self, renew: impl FnOnce(&mut T)) -> Option<MutexGuard<'_, T>> {
         let poisoned = match self.0.try_lock() {
             Ok(value) => return Some(value),
-            // Waiting for itself, the only thread would trap.
+            // The only thread would wait for itself, and trap.
             Err(TryLockError::WouldBlock) if cfg!(target_arch = "wasm32") => return None,
             Err(TryLockError::WouldBlock) => match self.0.lock() {
                 Ok(value) => return Some(value),
@@ -34,7 +34,7 @@ impl<T> Shared<T> {
         Some(value)
     }
 
-    /// `None` if it is in use. After a panic the value is as it was left.
+    /// Locks the value, or returns `None` if it is in use. After a panic the value is as it was left.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(value) => Some(value),

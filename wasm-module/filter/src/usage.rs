@@ -1,4 +1,5 @@
-//! What an engine says of a prompt in its answer: `usage`, in JSON or in a stream of events, OpenAI's or Anthropic's.
+//! Reads what an engine's answer reports of a prompt: `usage`, in JSON or in a stream of events, OpenAI's or
+//! Anthropic's.
 //!
 //! ```text
 //!   {"id": …, "choices": […], "usage": {"prompt_tokens": 1200, "prompt_tokens_details": {"cached_tokens": 1024}, …}}
@@ -7,29 +8,29 @@
 //!   └────────── the first bytes ─────────┘                          └────────── the last bytes ──────────┘
 //! ```
 //!
-//! An answer goes on as it comes, chunk by chunk; its first and last bytes are copied on the way, and looked at when it
-//! has ended. Text that a model wrote cannot pass for usage, since its quotation marks are escaped there.
+//! An answer is forwarded as it comes, chunk by chunk. Its first and last bytes are copied on the way, and parsed when
+//! it has ended. Text that a model wrote cannot pass for usage, since its quotation marks are escaped there.
 
 use serde::Deserialize;
 
-/// The first and last bytes of an answer.
+/// Collects the first and last bytes of an answer.
 #[derive(Debug, Default)]
 pub(crate) struct UsageReader {
     first: Vec<u8>,
     last: Vec<u8>,
 }
 
-/// What was found.
+/// The usage of a prompt, as an answer reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PromptUsage {
     /// Tokens of the prompt.
     pub(crate) prompt: u64,
-    /// Of these, tokens that the engine held; `None`: it does not say.
+    /// Prompt tokens that the engine held; `None`: the answer does not say.
     pub(crate) cached: Option<u64>,
 }
 
 impl UsageReader {
-    /// Takes what matters of a chunk of `size` bytes; `read` gives bytes of it by where they begin and how many.
+    /// Copies what matters of a chunk of `size` bytes; `read` returns a number of its bytes from a position on.
     pub(crate) fn take<E>(
         &mut self,
         size: usize,
@@ -51,7 +52,7 @@ impl UsageReader {
         Ok(())
     }
 
-    /// The last count of the prompt that the answer holds.
+    /// Returns the last count of the prompt in the answer.
     pub(crate) fn counted(&self) -> Option<PromptUsage> {
         last_count(&self.last).or_else(|| last_count(&self.first))
     }
@@ -64,7 +65,7 @@ fn last_count(bytes: &[u8]) -> Option<PromptUsage> {
     starts.into_iter().rev().find_map(|at| count_at(bytes, at))
 }
 
-/// The count in the object behind the key at `at`.
+/// Returns the count in the object behind the key at `at`.
 fn count_at(bytes: &[u8], at: usize) -> Option<PromptUsage> {
     let escaped = at
         .checked_sub(1)
@@ -83,7 +84,7 @@ fn count_at(bytes: &[u8], at: usize) -> Option<PromptUsage> {
 struct Usage {
     prompt_tokens: Option<u64>,
     prompt_tokens_details: Option<Details>,
-    /// Anthropic's: what was neither read from the cache nor written to it.
+    /// Anthropic's field: tokens that were neither read from the cache nor written to it.
     input_tokens: Option<u64>,
     cache_read_input_tokens: Option<u64>,
     cache_creation_input_tokens: Option<u64>,
@@ -115,9 +116,9 @@ impl Usage {
 
 const KEY: &[u8] = br#""usage""#;
 
-/// Anthropic's first event is some 500 bytes long.
+/// Number of first bytes; Anthropic's first event is some 500 bytes long.
 const FIRST_BYTES: usize = 2048;
-/// OpenAI's last event, or what stands behind an answer's text.
+/// Number of last bytes: OpenAI's last event, or what stands behind an answer's text.
 const LAST_BYTES: usize = 4096;
 
 #[cfg(test)]

@@ -4,12 +4,12 @@ use serde_json::Value;
 
 use crate::config::{ConfigError, invalid};
 
-/// With whom a worker agrees, and on how much.
+/// The agreement between workers: the ring that they share, and its size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AgreementConfig {
-    /// The ring's name; `None`: made of what the configuration says of tenants and routes.
+    /// Name of the ring; `None`: it is derived from the configured tenants and routes.
     pub(crate) ring: Option<String>,
-    /// Entries that the ring holds, one a request; 0: workers know nothing of each other.
+    /// Number of entries that the ring holds, one a request; 0: workers know nothing of each other.
     pub(crate) entries: u32,
 }
 
@@ -65,7 +65,7 @@ fn is_name(name: &str) -> bool {
 
 const FIELDS: [&str; 2] = ["ring", "entries"];
 
-/// A few hundred bytes each.
+/// Default size of the ring; an entry takes a few hundred bytes.
 const DEFAULT_ENTRIES: u32 = 4096;
 const MAX_ENTRIES: u32 = 1 << 16;
 const MAX_NAME_BYTES: usize = 64;

@@ -1,4 +1,4 @@
-//! How the workers of one Envoy come to know the same: each tells what its requests did, and learns what others' did.
+//! Agreement between the workers of one Envoy: each publishes what its requests did, and learns what others' did.
 //!
 //! ```text
 //!   worker 1 ── VM ── Orderer ── tells ──▶ ┌ ring in shared data ┐ ◀── tells ── Orderer ── VM ── worker 2
@@ -6,16 +6,16 @@
 //!                        └───── learns ─── └─────────────────────┘ ── learns ──────┘
 //! ```
 //!
-//! A Wasm VM lives on one worker thread and shares no memory with the others. But Envoy has shared data, keys and values
-//! of the whole process, and one entry a request is little. Before a request is ordered its worker reads how far the
-//! ring has come, about a microsecond, and learns the entries that are new to it; afterwards it tells its own. So a
-//! request knows all that was told before it came; only requests that are ordered in the same instant do not know of
-//! each other. An idle worker catches up at its next tick.
+//! A Wasm VM lives on one worker thread and shares no memory with the others. But Envoy's shared data is a key-value
+//! store for the whole process, and one entry a request is little. Before a request is ordered, its worker reads how
+//! far the ring has come, which takes about a microsecond, and learns the entries that are new to it. Afterwards it
+//! publishes its own. So a request knows every entry that was published before it came; only requests that are ordered
+//! in the same instant do not know of each other. An idle worker catches up at its next tick.
 //!
 //! A new VM, after a reload, a trap or with a new worker, learns the whole ring: the last requests of all workers.
 //!
-//! What may go wrong costs knowledge and nothing else, and is counted: a worker that was overtaken by a whole round, an
-//! entry whose writer ended between taking a position and writing, bytes that are no entry.
+//! Failures cost knowledge and nothing else, and are counted: a worker that was overtaken by a whole round, an entry
+//! whose writer ended between taking a position and writing, and bytes that are no entry.
 
 mod config;
 mod ring;
@@ -32,25 +32,26 @@ use crate::host::{Host, HostError};
 #[derive(Debug)]
 pub(crate) struct Agreement {
     ring: Ring,
-    /// The position to be read next: everything before it is known.
+    /// The next position to read; everything before it is known.
     next: u64,
-    /// Positions from there on that this worker wrote itself, ascending. Shorter than the ring.
+    /// Positions from there on that this worker wrote itself, ascending. There are fewer than the ring has.
     own: VecDeque<u64>,
-    /// As last seen, until this worker tells something itself: a request looks once, learns, and tells.
+    /// The ring's head as last seen, until this worker publishes an entry: a request looks once, learns, and
+    /// publishes.
     head: Option<Head>,
 }
 
-/// What became of the entries that were new.
+/// The result of learning new entries.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LearnResult {
-    /// Taken into account.
+    /// Number of entries that were applied.
     pub(crate) entries: u64,
-    /// Overwritten, never written or not understood.
+    /// Number of entries that were overwritten, never written or not understood.
     pub(crate) lost: u64,
 }
 
 impl Agreement {
-    /// A part in the ring of that name, of which nothing is known yet.
+    /// Joins the ring of that name, knowing nothing of it yet.
     pub(crate) fn open(host: &impl Host, name: &str, entries: u32) -> Result<Self, HostError> {
         let ring = Ring::open(host, name, entries)?;
         Ok(Self {
@@ -61,13 +62,13 @@ impl Agreement {
         })
     }
 
-    /// Nothing is known any more: the whole ring is to be learnt, own entries too.
+    /// Forgets everything: the whole ring must be learnt, own entries too.
     pub(crate) fn forget(&mut self) {
         self.next = oldest(&self.ring, self.next);
         self.own.clear();
     }
 
-    /// Tells the others what was [encoded](PeerUpdate::encode); whether it could be told.
+    /// Publishes an [encoded](PeerUpdate::encode) update, and returns whether it could.
     pub(crate) fn tell(&mut self, host: &impl Host, entry: &[u8]) -> Result<bool, HostError> {
         if entry.len() > MAX_ENTRY_BYTES {
             return Ok(false);
@@ -124,15 +125,15 @@ impl Agreement {
     }
 }
 
-/// The first position that is not overwritten when the ring has come to `head`.
+/// Returns the first position that is not overwritten when the ring has come to `head`.
 fn oldest(ring: &Ring, head: u64) -> u64 {
     head.saturating_sub(ring.entries())
 }
 
-/// Bytes of an entry: a request of some 1,500 documents. What is longer is not told.
+/// Most bytes of an entry: a request of some 1,500 documents. A longer one is not published.
 const MAX_ENTRY_BYTES: usize = 16 << 10;
 
-/// Newer entries that may be there before one that was never written is given up. Its writer had only to make one more
+/// Number of newer entries after which one that was never written is given up. Its writer had to make only one more
 /// call.
 const PATIENCE: u64 = 64;
 

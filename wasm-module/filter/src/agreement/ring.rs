@@ -1,50 +1,50 @@
-//! A ring of entries in the proxy's shared data: who writes first, who overwrites whom, what a reader finds.
+//! A ring of entries in the proxy's shared data.
 //!
 //! ```text
 //!   …/head     7                                     positions given out so far
 //!   …/0..=3    [4: …] [5: …] [6: …] [3: …]           the entry of position p stands in slot p mod 4, and says p
 //! ```
 //!
-//! A writer takes a position by compare-and-swap on `head`, then writes the slot. In between the slot still holds an
-//! older entry, which a reader knows by its position. Nobody waits for anybody.
+//! A writer takes a position by compare-and-swap on `head`, then writes the slot. In between, the slot still holds an
+//! older entry, which a reader recognises by its position. No worker waits for another.
 //!
-//! Compare-and-swap cannot guard the *creation* of a key, so `head` is made by [`Ring::open`], which Envoy runs on its
-//! main thread, in a VM of its own, before any worker's. Slots are written by nobody but the owner of their position.
+//! Compare-and-swap cannot guard the *creation* of a key, so `head` is created by [`Ring::open`], which Envoy runs on
+//! its main thread, in a VM of its own, before any worker's. Only the owner of a position writes its slot.
 
 use crate::host::{Host, HostError};
 
-/// See the module's text.
+/// A ring of entries in the proxy's shared data.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// What all keys begin with. The size is part of it: rings of different sizes are different rings.
+    /// The prefix of all keys. The size is part of it, so rings of different sizes are different rings.
     prefix: String,
     /// The key of the head.
     head: String,
     entries: u32,
 }
 
-/// How far a ring had come when somebody looked.
+/// The state of a ring when it was last read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
-    /// Positions given out so far.
+    /// Number of positions given out so far.
     pub(super) next: u64,
-    /// Changes when another one is given out.
+    /// A number that changes when another position is given out.
     number: u32,
 }
 
-/// What a reader finds at a position that was given out.
+/// The content of a position that was given out.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Slot {
-    /// Its entry.
+    /// The position's entry.
     Holds(Vec<u8>),
-    /// Its writer is not done yet, or never will be.
+    /// Nothing yet: the writer is not done, or never will be.
     Unwritten,
-    /// A newer entry, or something that no writer wrote.
+    /// A newer entry, or bytes that no writer wrote.
     Lost,
 }
 
 impl Ring {
-    /// The ring of that name, made if there is none. `entries` is at least 1.
+    /// Opens the ring of that name, and creates it if there is none. `entries` is at least 1.
     pub(super) fn open(host: &impl Host, name: &str, entries: u32) -> Result<Self, HostError> {
         let prefix = format!("foreword/{LAYOUT}/{name}/{entries}/");
         let ring = Self {
@@ -76,8 +76,8 @@ impl Ring {
         })
     }
 
-    /// Writes an entry behind all others; its position. `None` if others were faster every time. Who has `seen` the head
-    /// need not look again, unless it has moved.
+    /// Writes an entry behind all others and returns its position. Returns `None` if others were faster every time. A
+    /// caller that has `seen` the head need not read it again, unless it has moved.
     pub(super) fn push(
         &self,
         host: &impl Host,
@@ -120,7 +120,7 @@ impl Ring {
         Ok(())
     }
 
-    /// What is at a position below the head.
+    /// Reads a position below the head.
     pub(super) fn read(&self, host: &impl Host, position: u64) -> Result<Slot, HostError> {
         let Some((mut entry, _)) = host.shared_data(&self.slot(position))? else {
             return Ok(Slot::Unwritten);
@@ -139,17 +139,17 @@ impl Ring {
     }
 
     fn slot(&self, position: u64) -> String {
-        // Never by zero: `open` asks for one entry at least.
+        // The divisor is never zero: `open` requires at least one entry.
         let slot = position.checked_rem(self.entries()).unwrap_or(0);
         format!("{}{slot}", self.prefix)
     }
 }
 
-/// Builds that lay a ring out otherwise use another one.
+/// Version of the ring's layout; a build with another layout uses another ring.
 const LAYOUT: &str = "1";
 
-/// Times that a writer may lose a race for a position. A race takes a microsecond and is lost to one who got a position.
+/// Most times that a writer may lose a race for a position. A race takes a microsecond, and the winner has a position.
 const ATTEMPTS: u32 = 16;
 
-/// The head is not there, or not ours.
+/// Status for a head that is missing or malformed.
 const NO_HEAD: u32 = 200;

@@ -10,23 +10,23 @@ use crate::config::{ConfigError, SaltKey, feed_key, invalid};
 /// One engine behind the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EngineConfig {
-    /// In logs.
+    /// Name of the engine, for logs.
     pub(crate) name: String,
-    /// Where Envoy is told to send requests; `None`: there is nothing to choose.
+    /// The address to which Envoy sends requests; `None`: it is the only engine.
     pub(crate) address: Option<SocketAddr>,
     pub(crate) feed: Option<FeedConfig>,
-    /// Tokens in a block of its cache; `None`: nobody says.
+    /// Tokens in a block of the engine's cache; `None`: unknown.
     pub(crate) block_tokens: Option<u32>,
 }
 
-/// Where an engine says what it holds.
+/// The feed by which an engine reports what it holds.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct FeedConfig {
-    /// Envoy's cluster.
+    /// Name of Envoy's cluster.
     pub(crate) cluster: String,
-    /// Sent as `authorization: Bearer …`. Never logged.
+    /// Bearer token for the feed. Never logged.
     pub(crate) token: Option<String>,
-    /// What the feed is sealed with; `None`: it must not be sealed.
+    /// The key that the feed is sealed with; `None`: it must not be sealed.
     pub(crate) key: Option<SaltKey>,
 }
 
@@ -38,7 +38,7 @@ impl std::fmt::Debug for FeedConfig {
     }
 }
 
-/// The engines, in their order. None given: one, of which nothing is known.
+/// Reads the engines, in their order. Without any, there is one engine of which nothing is known.
 pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, ConfigError> {
     let Some(value) = value else {
         return Ok(vec![EngineConfig {
@@ -180,7 +180,7 @@ fn object<'v>(
         .filter(|fields| fields.keys().all(|key| known.contains(&key.as_str())))
         .ok_or_else(|| {
             let limit = format!("an object with the fields {}", known.join(", "));
-            // A token may be in it.
+            // The value may contain a token.
             invalid(field, &Value::from("…"), limit)
         })
 }

@@ -1,18 +1,18 @@
-//! What all workers know of how an engine does: one value in shared data.
+//! The health of an engine, as all workers know it: one value in shared data.
 
 use super::DispatchResult;
 use crate::host::{Host, HostError};
 
-/// See the module's text.
+/// The health of an engine.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EngineHealth {
-    /// Tokens to compute for requests that it has not begun to answer.
+    /// Tokens that it has yet to compute for requests without a response.
     outstanding: u64,
-    /// When that was changed.
+    /// Time of the last change of `outstanding`.
     changed_ms: u64,
-    /// Failures since it last answered.
+    /// Number of failures since its last response.
     failures: u64,
-    /// It is no choice before then.
+    /// The engine gets no requests before this time.
     out_until_ms: u64,
 }
 
@@ -48,7 +48,8 @@ impl EngineHealth {
         fields.map(u64::to_le_bytes).concat()
     }
 
-    /// What it has to do. A worker that was lost settles nothing more, so what has not changed for a while is stale.
+    /// Returns its outstanding tokens. A worker that was lost never settles its own, so a value that has not changed
+    /// for a while is stale.
     pub(super) fn outstanding(self, now_ms: u64) -> u64 {
         if now_ms.saturating_sub(self.changed_ms) > STALE_MS {
             0
@@ -57,7 +58,7 @@ impl EngineHealth {
         }
     }
 
-    /// Whether it may be chosen.
+    /// Returns whether the engine may be chosen.
     pub(super) fn is_well(self, now_ms: u64) -> bool {
         self.failures == 0
             || now_ms >= self.out_until_ms
@@ -69,7 +70,7 @@ impl EngineHealth {
         self.outstanding = self.outstanding(now_ms).saturating_add(tokens);
         self.changed_ms = now_ms;
         if self.failures > 0 {
-            // This request tries it; the others wait for what comes of it.
+            // This request tries the engine; the others wait for the result.
             self.out_until_ms = now_ms.saturating_add(self.pause());
         }
     }
@@ -87,7 +88,7 @@ impl EngineHealth {
         }
     }
 
-    /// It doubles with each failure.
+    /// Returns the pause after the last failure, which doubles with each failure.
     fn pause(self) -> u64 {
         let doublings = u32::try_from(self.failures)
             .unwrap_or(u32::MAX)
@@ -96,7 +97,7 @@ impl EngineHealth {
     }
 }
 
-/// Builds that write a state otherwise use other keys.
+/// Version of the state's layout; a build with another layout uses other keys.
 pub(super) const LAYOUT: &str = "1";
 
 const STALE_MS: u64 = 60_000;

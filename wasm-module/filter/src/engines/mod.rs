@@ -1,4 +1,4 @@
-//! The engines behind the gateway: what each has to do, whether it answers, and how Envoy is told which one is chosen.
+//! The engines behind the gateway: their outstanding tokens, their health, and how Envoy is told which one is chosen.
 //!
 //! ```text
 //!   shared data   …/engine/a   {2 failures, out until 12:00:07, 4,100 tokens to compute}     all workers read and
@@ -8,9 +8,9 @@
 //!   answer begins ──▶ the tokens are computed; an engine that gave none, or 502, 503, 504, is out for a while
 //! ```
 //!
-//! An engine that is out is tried again when its time is over, by one request; each failure doubles the time. When all
-//! are out, all are choices: Envoy then says what is wrong. The header names the others behind the chosen one, so that
-//! Envoy's retry goes to them.
+//! After its pause, an engine that is out is tried by one request; each failure doubles the pause. When all engines
+//! are out, all are candidates, and Envoy then reports what is wrong. The header names the others after the chosen
+//! one, so that Envoy's retry goes to them.
 
 mod config;
 mod health;
@@ -21,35 +21,36 @@ pub(crate) use self::config::{EngineConfig, FeedConfig, engines};
 use self::health::EngineHealth;
 use crate::host::{Host, HostError};
 
-/// See the module's text.
+/// The engines behind the gateway.
 #[derive(Debug)]
 pub(crate) struct Engines {
     list: Vec<EngineConfig>,
-    /// Keys in shared data, one for each engine; none where there is nothing to choose, or no shared data.
+    /// Keys in shared data, one for each engine; none if there is one engine, or no shared data.
     keys: Vec<String>,
 }
 
-/// A request on its way to an engine.
+/// A request that was sent to an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Dispatch {
     pub(crate) engine: EngineId,
-    /// Tokens that the engine has to compute for it.
+    /// Tokens that the engine has to compute for the request.
     tokens: u64,
 }
 
-/// How an engine dealt with a request.
+/// The result of a dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DispatchResult {
-    /// It began to answer.
+    /// The engine began to answer.
     Answered,
-    /// It could not be reached, broke off or said that it cannot.
+    /// The engine could not be reached, broke off, or reported that it is unavailable.
     Failed,
     /// The client went away first, which says nothing of the engine.
     Abandoned,
 }
 
 impl Engines {
-    /// `ring` is the name under which workers agree. Keys are made here: see [`crate::agreement`] on who may do that.
+    /// Opens the engines' state. `ring` is the name under which workers agree. Keys are created here: see
+    /// [`crate::agreement`] on who may create keys.
     pub(crate) fn open(
         host: &impl Host,
         list: &[EngineConfig],
@@ -68,7 +69,7 @@ impl Engines {
         Ok(engines)
     }
 
-    /// Nothing is known of how engines do, and nothing is kept of it.
+    /// Returns the engines without any state, as for a single engine.
     pub(crate) fn without_choice(list: &[EngineConfig]) -> Self {
         Self {
             list: list.to_vec(),
@@ -76,12 +77,12 @@ impl Engines {
         }
     }
 
-    /// Whether requests are sent to one of several.
+    /// Returns whether there are several engines.
     pub(crate) fn are_several(&self) -> bool {
         self.list.len() > 1
     }
 
-    /// The engines that a request may go to. `request_number` says which of equals comes first.
+    /// Returns the engines that a request may go to. `request_number` determines which of equals comes first.
     pub(crate) fn choices(
         &self,
         host: &impl Host,
@@ -109,7 +110,7 @@ impl Engines {
         choices
     }
 
-    /// The request goes to that engine, which has `tokens` to compute for it.
+    /// Records that a request was sent to that engine, with `tokens` to compute.
     pub(crate) fn send(
         &self,
         host: &impl Host,
@@ -121,7 +122,7 @@ impl Engines {
         Dispatch { engine, tokens }
     }
 
-    /// A dispatch is over, once for each [`Engines::send`].
+    /// Records the end of a dispatch, once for each [`Engines::send`].
     pub(crate) fn settle(
         &self,
         host: &impl Host,
@@ -134,7 +135,7 @@ impl Engines {
         });
     }
 
-    /// Whose address that is, as Envoy writes it.
+    /// Returns the engine with that address, as Envoy writes it.
     pub(crate) fn at(&self, address: &[u8]) -> Option<EngineId> {
         let address = str::from_utf8(address).ok()?.parse().ok()?;
         let mut engines = (0..).map(EngineId).zip(&self.list);
@@ -143,8 +144,8 @@ impl Engines {
             .map(|(id, _)| id)
     }
 
-    /// The value of [`DESTINATION_HEADER`]: the chosen engine, then the other choices by what they have to do, then the
-    /// ones that are out, [`MAX_DESTINATIONS`] in all. `None` where there is nothing to choose.
+    /// Returns the value of [`DESTINATION_HEADER`]: the chosen engine, then the other candidates by their outstanding
+    /// tokens, then the ones that are out, [`MAX_DESTINATIONS`] in all. Returns `None` if there is one engine.
     pub(crate) fn destinations(
         &self,
         chosen: EngineId,
@@ -169,8 +170,8 @@ impl Engines {
         Some(addresses.collect::<Vec<_>>().join(","))
     }
 
-    /// A change that loses against others is given up after some attempts: loads are estimates, and what is stale is
-    /// forgotten.
+    /// Changes an engine's health. A change that loses against others is given up after some attempts, since loads are
+    /// estimates, and stale values are forgotten.
     fn change(&self, host: &impl Host, engine: EngineId, change: impl Fn(&mut EngineHealth)) {
         let Some(key) = self.keys.get(usize::from(engine.0)) else {
             return;
@@ -188,10 +189,11 @@ impl Engines {
     }
 }
 
-/// Where Envoy's `override_host` policy looks for the engine, by the convention of the Gateway API's inference extension.
+/// The header in which Envoy's `override_host` policy finds the engine, by the convention of the Gateway API's
+/// inference extension.
 pub(crate) const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
 
-/// Addresses in the header: more than Envoy retries.
+/// Most addresses in the header: more than Envoy retries.
 const MAX_DESTINATIONS: usize = 8;
 const ATTEMPTS: u32 = 16;
 

@@ -1,9 +1,9 @@
-//! Which requests go on where salts are on: those on two lists of exact paths, and no other.
+//! The check of requests where salts are on: only those on two lists of exact paths go on.
 //!
-//! What an engine makes of an unusual path is the engine's affair: Starlette, which vLLM and SGLang are built on, takes
-//! `/v1/chat/completions%0A` for `/v1/chat/completions`, others fold slashes, case or parameters. So no rule here says
-//! which spellings mean a route. A path is compared byte by byte, without its query, and what is on neither list goes no
-//! further, since it could carry a prompt with a salt of the client's own.
+//! Engines read unusual paths in ways of their own. Starlette, which vLLM and SGLang are built on, takes
+//! `/v1/chat/completions%0A` for `/v1/chat/completions`; others fold slashes, case or parameters. So no rule here
+//! guesses which spellings mean a route. A path is compared byte by byte, without its query, and a path on neither
+//! list is refused, since its request could carry a prompt with a salt of the client's own.
 //!
 //! | method | on `routes` | on `salt.open_paths` | elsewhere |
 //! | --- | --- | --- | --- |
@@ -13,56 +13,56 @@
 //! | any other, `CONNECT` too | 405 | 405 | 404 |
 //! | with `Upgrade` (HTTP/2's extended `CONNECT` too) | 400 | 400 | 404 |
 //!
-//! So whatever has a body has the gateway's salt in it. A header that names another path or method
-//! (`X-HTTP-Method-Override`, `X-Original-URL`) changes nothing of that: it stands beside a body with the gateway's salt,
-//! or beside none.
+//! So every request with a body carries the gateway's salt. A header that names another path or method
+//! (`X-HTTP-Method-Override`, `X-Original-URL`) changes nothing: it comes with a body that has the gateway's salt, or
+//! with none.
 
 use thiserror::Error;
 
-/// What the headers of a request ask for.
+/// The parts of a request's headers that decide.
 pub(super) struct Asked<'h> {
     pub(super) method: &'h [u8],
     /// The request's path, without its query.
     pub(super) path: &'h [u8],
-    /// Bytes or trailers follow the headers.
+    /// Whether bytes or trailers follow the headers.
     pub(super) has_body: bool,
-    /// The connection is to be used for another protocol, which nobody here reads.
+    /// Whether the connection is to be used for another protocol, which the filter cannot read.
     pub(super) upgrades: bool,
 }
 
-/// Why a request may go on.
+/// The reason why a request may go on.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Listed<'c> {
-    /// It is read, by the rules of this route.
+    /// The request is read, by the rules of this route.
     Watched(&'c str),
-    /// It has no body, and asks for what carries no prompt.
+    /// The request has no body, and asks for something that carries no prompt.
     WithoutPrompt,
 }
 
-/// Why it may not. No text names the path: it is the client's.
+/// The reason why a request may not go on. No text names the path, which is the client's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(crate) enum Unlisted {
-    /// Its path is on neither list.
+    /// The path is on neither list.
     #[error(
         "the gateway serves no such path; it compares paths byte by byte, without escapes, double slashes or a final slash"
     )]
     Path,
-    /// Its path is on one, for other methods.
+    /// The path is on a list, but for other methods.
     #[error("the gateway serves this path with other methods: {allowed}")]
     Method {
         /// The methods that the response header `allow` names.
         allowed: &'static str,
     },
-    /// It has a body where none is read.
+    /// The request has a body where none is read.
     #[error("the gateway serves this path without a body, and the request has one")]
     Body,
-    /// It asks for another protocol on the same connection.
+    /// The request asks for another protocol on the same connection.
     #[error("the gateway serves this path without `upgrade`")]
     Upgrade,
 }
 
 impl Asked<'_> {
-    /// Why the request may go on, or why not.
+    /// Returns why the request may go on, or why not.
     pub(super) fn listed<'c>(
         &self,
         routes: &'c [String],
@@ -90,11 +90,11 @@ impl Asked<'_> {
 }
 
 impl Unlisted {
-    /// The words of all of them.
+    /// The words of all reasons.
     pub(crate) const REASONS: [&'static str; 4] =
         ["unlisted-path", "unlisted-method", "unread-body", "upgrade"];
 
-    /// Kebab-case word for the header and the log.
+    /// Returns the reason in kebab case, for the header and the log.
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::Path => "unlisted-path",
@@ -112,7 +112,7 @@ impl Unlisted {
         }
     }
 
-    /// For the header `allow`, which belongs to 405.
+    /// Returns the value of the header `allow`, which belongs to 405.
     pub(crate) fn allowed_methods(self) -> Option<&'static str> {
         match self {
             Self::Method { allowed } => Some(allowed),

@@ -12,10 +12,10 @@
 //!               └─► no documents: Searching ─ answers ─┘
 //! ```
 //!
-//! The headers are held until the body is complete, because `content-length` must change with it (Envoy
-//! hangs on a stale one) and the chosen path becomes a header. Where the proxy cannot hold them
-//! ([`RequestHeaders::Release`]) they go on at once, without either. Response headers get the report; response bodies
-//! pass as they come, and what they say of the prompt is read on the way ([`crate::usage`]).
+//! The headers are held until the body is complete, because `content-length` must change with it (Envoy hangs on a
+//! stale one) and the chosen path becomes a header. If the proxy cannot hold them ([`RequestHeaders::Release`]), they
+//! go on at once, without either. Response headers get the report. Response bodies pass as they come, and their usage
+//! of the prompt is read on the way ([`crate::usage`]).
 
 mod listed;
 
@@ -45,15 +45,15 @@ pub(crate) use listed::Unlisted;
 pub struct Exchange {
     plugin: Arc<Plugin>,
     phase: Phase,
-    /// The client's, if the request is ours.
+    /// The dialect of the client, if the request is watched.
     dialect: Dialect,
-    /// Once the request has gone on, if it is ours.
+    /// The pending response, once a watched request has gone on.
     pending: Option<PendingResponse>,
-    /// For documents, if any were to be looked for.
+    /// The search for documents, if there was a need for one.
     search: Option<Box<Search>>,
-    /// How that ended.
+    /// The report of the search, once it is over.
     ended: Option<SearchReport>,
-    /// What was done with the head, or would be, if anything.
+    /// What was done with the head, or would be.
     head: Option<HeadReport>,
     /// Why the request could not begin like an earlier one, if that is known.
     miss: Option<Box<Diagnosis>>,
@@ -62,9 +62,9 @@ pub struct Exchange {
 /// What the proxy does next with the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// It goes on to the next filter.
+    /// The request continues to the next filter.
     Continue,
-    /// It stays here, buffered; or it was answered and goes nowhere.
+    /// The request stays here, buffered; or it was answered and goes nowhere.
     Hold,
 }
 
@@ -76,30 +76,30 @@ enum Phase {
     Settled(RequestOutcome),
 }
 
-/// What is kept of the headers while the body arrives.
+/// What is kept of a request while its body arrives.
 struct BufferedRequest {
     identity: Identity,
-    /// The documents stay as they came; the body is read for its salt alone.
+    /// Whether the documents stay as they came, and the body is read for its salt alone.
     bypassed: bool,
-    /// The headers wait here with a `content-length`, which must follow the body's size.
+    /// Whether the held headers have a `content-length`, which must follow the body's size.
     sized: bool,
-    /// Bytes buffered so far.
+    /// Number of bytes buffered so far.
     received: usize,
-    /// An embedding of the question's that the client sent in a header.
+    /// An embedding of the question that the client sent in a header.
     embedding: Option<Vec<u8>>,
-    /// Where the body speaks to the gateway alone. Known once the body is complete.
+    /// The range of the body that is meant for the gateway alone. Known once the body is complete.
     cut: Option<Range<usize>>,
 }
 
-/// Whether documents are to be found for a body.
+/// Whether documents must be retrieved for a body.
 enum RetrievalNeed<'b> {
-    /// They are not, and this is known of it.
+    /// There is no need; what is known of the body's documents is here.
     None(RequestDocuments<'b>),
     Search(SearchStep),
 }
 
 impl BufferedRequest {
-    /// The body, which is complete.
+    /// Returns the complete body.
     fn body(&self, host: &impl Host) -> Result<Vec<u8>, Fault> {
         match self.received {
             0 => Err(Fault::EmptyBody),
@@ -108,24 +108,24 @@ impl BufferedRequest {
     }
 }
 
-/// What is told of a request beside its outcome.
+/// What is reported of a request besides its outcome.
 #[derive(Default)]
 struct Noted {
     head: Option<HeadReport>,
     miss: Option<Box<Diagnosis>>,
 }
 
-/// What goes on instead of a body.
+/// What is sent on in place of a request.
 struct ForwardedRequest {
-    /// `None`: the body that came.
+    /// The new body; `None`: the one that came.
     body: Option<Vec<u8>>,
-    /// For the engine.
+    /// The path header for the engine.
     path: Option<String>,
     outcome: RequestOutcome,
 }
 
 impl Exchange {
-    /// An exchange of which nothing has arrived yet.
+    /// Returns the exchange of a request of which nothing has arrived yet.
     pub fn new(plugin: Arc<Plugin>) -> Self {
         Self {
             plugin,
@@ -139,12 +139,12 @@ impl Exchange {
         }
     }
 
-    /// What the client is told when the filter itself has failed, with status 500.
+    /// Returns the body of the error with status 500 that the client gets when the filter itself has failed.
     pub fn failure(&self) -> Vec<u8> {
         (self.dialect).error(500, "the gateway failed", "gateway_failed")
     }
 
-    /// The request's headers have arrived; with `end_of_stream` there is nothing more.
+    /// Handles the request's headers; with `end_of_stream` there is nothing more.
     pub fn on_request_headers(&mut self, host: &impl Host, end_of_stream: bool) -> Flow {
         let dialect = self.strip_own_headers(host).map_err(Fault::from);
         let dialect = dialect.and_then(|()| self.dialect_if_ours(host, end_of_stream));
@@ -177,7 +177,7 @@ impl Exchange {
         }
     }
 
-    /// More of the request's body has arrived. `size` counts everything buffered so far.
+    /// Handles more of the request's body. `size` counts everything buffered so far.
     pub fn on_request_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) -> Flow {
         let Phase::Holding(held) = &mut self.phase else {
             return self.settled_flow();
@@ -185,7 +185,7 @@ impl Exchange {
         held.received = size;
         let limit = self.plugin.config().max_body_bytes;
         if size > usize::try_from(limit).unwrap_or(usize::MAX) {
-            // Held since the headers, so nothing of it is lost: it goes on whole.
+            // The body was held from its first byte, so nothing is lost: it goes on whole.
             return self.decline(host, Fault::TooLarge { found: None, limit });
         }
         if end_of_stream {
@@ -195,7 +195,7 @@ impl Exchange {
         }
     }
 
-    /// The request ends with trailers: the body is complete.
+    /// Handles the request's trailers: the body is complete.
     pub fn on_request_trailers(&mut self, host: &impl Host) -> Flow {
         match self.phase {
             Phase::Holding(_) => self.finish(host),
@@ -203,7 +203,7 @@ impl Exchange {
         }
     }
 
-    /// The response's headers have arrived, from the upstream or from the proxy itself.
+    /// Handles the response's headers, from the upstream or from the proxy itself.
     pub fn on_response_headers(&mut self, host: &impl Host) {
         if let Some(pending) = &mut self.pending {
             pending.on_headers(host, &self.plugin);
@@ -216,14 +216,14 @@ impl Exchange {
         }
     }
 
-    /// Bytes of an answer to a [`Host::call_for_request`] that are looked at.
+    /// Returns how many bytes of a response to a [`Host::call_for_request`] are read.
     pub fn max_answer_bytes(&self) -> usize {
         let retrieval = self.plugin.retrieval();
         retrieval.map_or(0, |retrieval| retrieval.config().retriever.max_answer_bytes)
     }
 
-    /// The answer to a [`Host::call_for_request`] has come: its status, unless there was no answer, and its body, unless that is longer
-    /// than [`Exchange::max_answer_bytes`]. A request that waited for it goes on.
+    /// Handles the response to a [`Host::call_for_request`]: its status, unless there was no response, and its body,
+    /// unless that is longer than [`Exchange::max_answer_bytes`]. A request that waited for it goes on.
     pub fn on_answer(
         &mut self,
         host: &impl Host,
@@ -257,28 +257,28 @@ impl Exchange {
         }
     }
 
-    /// A chunk of the response's body goes by, `size` bytes. Nothing is held back or changed.
+    /// Handles a chunk of the response's body, of `size` bytes. Nothing is held back or changed.
     pub fn on_response_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) {
         if let Some(pending) = &mut self.pending {
             pending.on_body(host, &self.plugin, size, end_of_stream);
         }
     }
 
-    /// The response ends with trailers.
+    /// Handles the response's trailers.
     pub fn on_response_trailers(&mut self, host: &impl Host) {
         if let Some(pending) = &mut self.pending {
             pending.on_end(host, &self.plugin);
         }
     }
 
-    /// Request and response are over, whatever became of them.
+    /// Handles the end of request and response, however they ended.
     pub fn on_done(&mut self, host: &impl Host) {
         let pending = self.pending.take();
         let counted = pending.and_then(|pending| pending.on_done(host, &self.plugin));
         if let Some(miss) = &mut self.miss {
             self.plugin.missed(host, miss, counted);
         }
-        // A search that nobody waits for any more, and its place among the warm-ups.
+        // Ends a search that nobody waits for any more, and frees its place among the warm-ups.
         self.search = None;
         let phase = std::mem::replace(&mut self.phase, Phase::Bystander);
         if let Phase::Settled(outcome) = phase
@@ -289,7 +289,7 @@ impl Exchange {
         }
     }
 
-    /// For the access log, which proxies write when all is over: nobody waits any more.
+    /// Writes the fields for the access log. Proxies write it when everything is over, so no client waits for this.
     fn log_fields(
         &self,
         outcome: &RequestOutcome,
@@ -309,9 +309,8 @@ impl Exchange {
         fields
     }
 
-    /// Only this filter says what it did and which path it chose: a header of that name from the client would
-    /// mislead whoever reads it behind us. Looked up first, since a change of headers makes Envoy choose its route
-    /// anew.
+    /// Removes the client's own headers of the filter's names, since they would mislead readers behind the filter.
+    /// They are looked up first, since a change of headers makes Envoy choose its route anew.
     fn strip_own_headers(&self, host: &impl Host) -> Result<(), HostError> {
         let config = self.plugin.config();
         let own = config.report_header.as_deref();
@@ -325,7 +324,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// `None`: the request is not looked at. With salts such a request carries no prompt, or it is refused.
+    /// Returns the dialect of a watched request, or `None`. With salts, a request that is not watched carries no
+    /// prompt, or is refused.
     fn dialect_if_ours(
         &mut self,
         host: &impl Host,
@@ -357,7 +357,7 @@ impl Exchange {
         Ok(route.map(|route| Dialect::of(route)))
     }
 
-    /// Whether the request asks to be left alone. The header ends here: it is meant for the gateway.
+    /// Returns whether the request asks to be left alone. The header is removed, since it is meant for the gateway.
     fn is_bypassed(&self, host: &impl Host) -> Result<bool, HostError> {
         let Some(name) = &self.plugin.config().bypass_header else {
             return Ok(false);
@@ -399,7 +399,7 @@ impl Exchange {
         }
         let mut sized = length.is_some();
         if sized && self.plugin.config().request_headers == RequestHeaders::Release {
-            // Last of all: from here on the request is sent in chunks, whatever becomes of it.
+            // This comes last: from here on the request is sent in chunks, however it ends.
             host.remove_request_header("content-length")?;
             sized = false;
         }
@@ -413,8 +413,8 @@ impl Exchange {
         })
     }
 
-    /// With tenants switched on, a request that names none is not ordered: sharing one tree among the
-    /// nameless would tell each of them what the others sent.
+    /// Returns the tenant's name. With tenants switched on, a request that names none is not ordered: sharing one tree
+    /// among the nameless would tell each of them what the others sent.
     fn tenant(&self, host: &impl Host) -> Result<String, Fault> {
         let value = match &self.plugin.config().tenant {
             None => return Ok(String::new()),
@@ -440,7 +440,7 @@ impl Exchange {
             .ok_or(Fault::BadTenant { limit })
     }
 
-    /// The body is complete: look for documents if it has none, rewrite it and let the request go.
+    /// Handles a complete body: looks for documents if it has none, rewrites it and lets the request go.
     fn finish(&mut self, host: &impl Host) -> Flow {
         let mut held = match std::mem::replace(&mut self.phase, Phase::Bystander) {
             Phase::Holding(held) => held,
@@ -465,7 +465,7 @@ impl Exchange {
         }
     }
 
-    /// Begins to look for documents, where there is need.
+    /// Begins to look for documents, if there is need.
     fn search<'b>(
         &mut self,
         host: &impl Host,
@@ -490,13 +490,13 @@ impl Exchange {
                 RetrievalNeed::Search(step)
             }
             Err(reason) => RetrievalNeed::Search(SearchStep::Over(Err(reason))),
-            // Its bytes will be others.
+            // The body's bytes will change.
             Ok(None) if held.cut.is_some() => RetrievalNeed::None(RequestDocuments::Nothing),
             Ok(None) => RetrievalNeed::None(RequestDocuments::Parsed(Box::new(parsed))),
         }
     }
 
-    /// The search for documents is over.
+    /// Handles the end of the search for documents.
     fn answered(
         &mut self,
         host: &impl Host,
@@ -508,7 +508,7 @@ impl Exchange {
         let on_failure = retrieval.map(|retrieval| retrieval.config().on_failure);
         self.ended = match (&self.search, &found) {
             (Some(search), _) => search.ended(),
-            // It did not even begin.
+            // The search did not even begin.
             (None, Err(reason)) => Some(SearchReport::at_once(*reason)),
             (None, Ok(_)) => None,
         };
@@ -546,7 +546,7 @@ impl Exchange {
         }
     }
 
-    /// What is to be seen of the answer is `pending`, from the moment on at which an engine is chosen.
+    /// Sends the request. From the moment at which an engine is chosen, its response is `pending`.
     fn send(
         &self,
         host: &impl Host,
@@ -607,7 +607,7 @@ impl Exchange {
         if let Some(new) = new
             && let Err(error) = replace(host, held, came, new)
         {
-            // The path is not that of the old body. An engine that gets it all the same finds that out.
+            // The path does not fit the old body. An engine that gets it all the same finds that out.
             if sent.path.is_some() {
                 host.remove_request_header(name)?;
             }
@@ -616,7 +616,7 @@ impl Exchange {
         Ok(sent.outcome)
     }
 
-    /// What the core decided: what the answer will be held against, and what goes on.
+    /// Splits the core's decision: the record that the response is compared with, and what is sent.
     fn sent(&self, rewrite: Rewrite) -> (OrderingRecord, ForwardedRequest) {
         let config = self.plugin.config();
         let told = config.path_header.enabled && config.request_headers == RequestHeaders::Hold;
@@ -633,7 +633,7 @@ impl Exchange {
         (rewrite.record, sent)
     }
 
-    /// Lets the request go as it came, or refuses it.
+    /// Passes the request as it came, or refuses it.
     fn decline(&mut self, host: &impl Host, fault: Fault) -> Flow {
         if let Fault::Host(error) = &fault {
             host.log(LogLevel::Warn, &error.to_string());
@@ -665,7 +665,7 @@ impl Exchange {
         let body = (self.dialect).error(status, &fault.to_string(), fault.reason());
         if let Err(error) = host.respond(status, &headers, &body) {
             host.log(LogLevel::Warn, &error.to_string());
-            // With salts it may not go on all the same: it waits for the proxy's own time-out.
+            // With salts the request may not go on all the same: it waits for the proxy's own time-out.
             if !self.plugin.is_salted() {
                 outcome = RequestOutcome::Passed(reason::HOST_ERROR);
             }
@@ -679,7 +679,7 @@ impl Exchange {
         self.phase = Phase::Settled(outcome);
     }
 
-    /// For the response header.
+    /// Returns the value of the response header.
     fn report(&self, outcome: &RequestOutcome) -> String {
         let mut report = outcome.to_string();
         for (name, value) in self.head.iter().flat_map(outcome::head_fields) {
@@ -717,7 +717,7 @@ fn direct(host: &impl Host, route: &Route) -> Result<(), HostError> {
     }
 }
 
-/// A body whose documents stay as they came: only its salt is written, where there is one.
+/// Returns a body whose documents stay as they came: only its salt is written, if there is one.
 fn salted(
     body: &[u8],
     held: &BufferedRequest,
@@ -732,8 +732,8 @@ fn salted(
     })
 }
 
-/// Whether an engine may take `path` for `route`: many compare after they have decoded `%` escapes. Without salts a path
-/// that is missed costs an ordering; with them [`listed`] decides.
+/// Returns whether an engine may take `path` for `route`: many engines compare after they have decoded `%` escapes.
+/// Without salts, a path that is missed costs an ordering; with them, [`listed`] decides.
 fn is_route(path: &[u8], route: &[u8]) -> bool {
     let mut rest = path;
     for expected in route {
@@ -756,7 +756,7 @@ fn is_route(path: &[u8], route: &[u8]) -> bool {
     rest.is_empty()
 }
 
-/// Puts `new` in the place of the body and lets `content-length` follow; on an error the old body stands.
+/// Replaces the body with `new` and updates `content-length`; on an error the old body stays.
 fn replace(
     host: &impl Host,
     held: &BufferedRequest,
@@ -764,7 +764,7 @@ fn replace(
     new: &[u8],
 ) -> Result<(), HostError> {
     host.replace_request_body(held.received, new)?;
-    // A change of headers makes Envoy choose its route anew, so none without need.
+    // A change of headers makes Envoy choose its route anew, so there is none without need.
     if held.sized
         && new.len() != held.received
         && let Err(error) = host.set_request_header("content-length", &new.len().to_string())
@@ -776,7 +776,7 @@ fn replace(
     Ok(())
 }
 
-/// `application/json` or a type with the suffix `+json`, with or without parameters.
+/// Returns whether a content type is `application/json` or has the suffix `+json`, with or without parameters.
 fn is_json(content_type: &[u8]) -> bool {
     let essence = content_type
         .split(|byte| *byte == b';')
@@ -786,7 +786,7 @@ fn is_json(content_type: &[u8]) -> bool {
     essence == b"application/json" || essence.ends_with(b"+json")
 }
 
-/// The core keeps one set of trees per tenant, so a tenant's name is kept too.
+/// Most bytes of a tenant's name. The core keeps one set of trees per tenant, so the name is kept too.
 const MAX_TENANT_BYTES: usize = 256;
 
 #[cfg(test)]

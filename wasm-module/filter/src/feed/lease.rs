@@ -1,8 +1,8 @@
-//! Who of all workers does something that one of them is enough for.
+//! A lease on a task that one worker does for all.
 //!
-//! A lease stands in shared data: who holds it and until when. The holder renews it at its ticks; when it is gone (its VM
-//! was replaced, its worker ended) the lease runs out, and the next worker that looks takes it. Compare-and-swap decides
-//! between two that look at once.
+//! Shared data holds who has the lease and until when. The holder renews it at its ticks. When the holder is gone (its
+//! VM was replaced, its worker ended) the lease expires, and the next worker that looks takes it. Compare-and-swap
+//! decides between two that look at once.
 
 use crate::host::{Host, HostError};
 
@@ -10,12 +10,12 @@ use crate::host::{Host, HostError};
 #[derive(Debug)]
 pub(super) struct Lease {
     key: String,
-    /// Who this worker is among all that claim the lease.
+    /// Number of this worker among all that claim the lease.
     holder: u64,
 }
 
 impl Lease {
-    /// A claim of its own. Made where the key is made, too: see [`crate::agreement`] on who may make keys.
+    /// Registers a claim. It creates the key too: see [`crate::agreement`] on who may create keys.
     pub(super) fn claim(host: &impl Host, name: &str) -> Result<Self, HostError> {
         let key = format!("foreword/lease/{LAYOUT}/{name}");
         let counter = format!("{key}/holders");
@@ -41,11 +41,12 @@ impl Lease {
         })
     }
 
-    /// Whether the lease is this worker's, from now on for [`TERM_MS`] unless it is renewed.
+    /// Returns whether this worker holds the lease, from now on for [`TERM_MS`] unless it is renewed.
     pub(super) fn hold(&self, host: &impl Host, now_ms: u64) -> Result<bool, HostError> {
         let (term, number) = read(host, &self.key)?;
         let is_ours = term.holder == self.holder;
-        // A clock that was set back would make a dead worker's lease last: none is longer than a term.
+        // A clock that was set back would make a dead worker's lease last, so a lease that ends after more than a term
+        // counts as over.
         let is_over = term.until_ms <= now_ms || term.until_ms > now_ms.saturating_add(TERM_MS);
         if !is_ours && !is_over {
             return Ok(false);
@@ -62,7 +63,7 @@ impl Lease {
     }
 }
 
-/// Who holds a lease, and until when; nobody until the beginning of time, at first.
+/// The holder of a lease, and when it expires; at first, nobody and the beginning of time.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Term {
     holder: u64,
@@ -90,7 +91,7 @@ fn read(host: &impl Host, key: &str) -> Result<(Term, u32), HostError> {
     Ok((term, number))
 }
 
-/// How long a lease lasts that is not renewed.
+/// Duration of a lease that is not renewed.
 pub(super) const TERM_MS: u64 = 3_000;
 
 const LAYOUT: &str = "1";

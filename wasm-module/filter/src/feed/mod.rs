@@ -1,19 +1,20 @@
-//! What engines say of themselves: one worker follows each engine's feed and tells the others.
+//! Engines' feeds: one worker follows each engine's feed and publishes it to the others.
 //!
 //! ```text
 //!   tick ──▶ is the lease ours? ──▶ long poll to the engine ──▶ batch ──▶ Residency ──▶ ring ──▶ every worker
 //!                 └─ no: nothing to do            └─ failed: wait, twice as long each time
 //! ```
 //!
-//! A worker that takes the lease begins with all that the engine holds, which forgets what was believed before; so it does
-//! when the engine began a new life, or the feed went on without it. What a dead leader left undone is done by the
-//! next one, no later than a lease's term and a tick. Without the feed, answers alone correct what is believed
+//! A worker that takes the lease begins with everything that the engine holds, which replaces earlier beliefs. It does
+//! the same when the engine has restarted, or the feed went on without it. What a dead leader left undone is done by
+//! the next one, no later than a lease's term and a tick. Without the feed, answers alone correct what is believed
 //! ([`crate::usage`]).
 //!
-//! A host that shares a key with its gateways seals what it says; a batch that is sealed otherwise than the configuration
-//! says is a failure like any other, counted by a name of its own.
+//! A host that shares a key with its gateways seals its feed. A batch that is sealed in another way than the
+//! configuration says is a failure like any other, with a counter of its own.
 //!
-//! Knows HTTP's status codes and the feed's JSON; when to call and what to do about an answer. Nothing of trees.
+//! This module knows HTTP's status codes and the feed's JSON, and decides when to call and what to do about a
+//! response. It knows nothing of trees.
 
 mod lease;
 
@@ -33,27 +34,29 @@ pub(crate) struct Feed {
     key: Option<FeedKey>,
     lease: Lease,
     follower: Follower,
-    /// The call under way, and when it was made.
+    /// The number and time of the call under way.
     waiting: Option<(u32, u64)>,
-    /// Not before then is the next call made.
+    /// Time before which no call is made.
     next_ms: u64,
-    /// Calls that failed since the last good one.
+    /// Number of calls that failed since the last good one.
     failures: u32,
 }
 
-/// What an engine said.
+/// What an engine's feed reported.
 #[derive(Debug, Default)]
 pub(crate) struct FeedUpdate {
-    /// In messages that fit into the ring.
+    /// The report, in messages that fit into the ring.
     pub(crate) messages: Vec<Residency>,
-    /// Events by the feed's own count, which may tell several as one; all that is held counts as one.
+    /// Number of events by the feed's own count, which may count several as one; everything that is held counts as
+    /// one.
     pub(crate) events: u64,
-    /// Whether it said it with another key than ours, so that nothing is known of it.
+    /// Whether it was sealed with another key than ours, so that nothing of it is known.
     pub(crate) is_keyed_otherwise: bool,
 }
 
 impl Feed {
-    /// `key` is what the feed must be sealed with; `ring` is the name under which workers agree.
+    /// Returns one worker's part. `key` is the key that the feed must be sealed with; `ring` is the name under which
+    /// workers agree.
     pub(crate) fn new(
         host: &impl Host,
         engine: EngineId,
@@ -75,10 +78,10 @@ impl Feed {
         })
     }
 
-    /// Asks the engine, if that is this worker's to do and it is time.
+    /// Calls the engine, if this worker holds the lease and it is time.
     pub(crate) fn on_tick(&mut self, host: &impl Host, now_ms: u64) -> Result<(), HostError> {
         if !self.lease.hold(host, now_ms)? {
-            // Whoever holds it has begun anew; so will this worker when it is its turn again.
+            // The holder has begun anew; so will this worker when it is its turn again.
             self.follower = Follower::default();
             self.waiting = None;
             return Ok(());
@@ -89,7 +92,7 @@ impl Feed {
         }
         let query = self.follower.query();
         let path = format!("/v1/kv/events?wait_ms={WAIT_MS}&{query}");
-        // A gateway that has the key needs no token besides: it makes one of it.
+        // A gateway that has the key needs no other token: the token is derived from it.
         let derived = self.key.as_ref().map(FeedKey::token);
         let token = self.config.token.as_deref().or(derived);
         let authorization = token.map(|token| format!("Bearer {token}"));
@@ -104,13 +107,13 @@ impl Feed {
         }
         match host.call_for_plugin(&self.config.cluster, &headers, CALL_LIMIT_MS) {
             Ok(call) => self.waiting = Some((call, now_ms)),
-            // A cluster that is not there, as far as Envoy says.
+            // Envoy reports that there is no such cluster.
             Err(error) => self.failed(host, now_ms, &error.to_string()),
         }
         Ok(())
     }
 
-    /// Takes the answer to a call: `None` if it is not this feed's, else what the engine said.
+    /// Handles the response to a call. Returns `None` if it is not this feed's, else what the engine reported.
     pub(crate) fn on_answer(
         &mut self,
         host: &impl Host,
@@ -147,7 +150,7 @@ impl Feed {
         })
     }
 
-    /// The next call comes later, and what is wrong is said once.
+    /// Delays the next call, and logs the problem once.
     fn failed(&mut self, host: &impl Host, now_ms: u64, problem: &str) {
         if self.failures == 0 {
             let message = format!("the feed of {} cannot be followed: {problem}", self.name);
@@ -159,7 +162,7 @@ impl Feed {
     }
 }
 
-/// Why an answer says nothing.
+/// The reason why a response cannot be used.
 struct Problem {
     words: String,
     is_about_the_key: bool,
@@ -196,7 +199,7 @@ fn owned(change: Change<'_>) -> Event {
             scope,
             path: path.to_vec(),
         },
-        // A feed reports nothing.
+        // A feed never reports usage.
         Change::Forget
         | Change::Tenant(_, ResidencyEvent::Cleared | ResidencyEvent::Reported { .. }) => {
             Event::Cleared
@@ -204,7 +207,7 @@ fn owned(change: Change<'_>) -> Event {
     }
 }
 
-/// The events in their order, [`DOCUMENTS_IN_A_MESSAGE`] documents or one event at a time.
+/// Groups the events, in their order, into messages of [`DOCUMENTS_IN_A_MESSAGE`] documents or one event each.
 fn in_messages(
     engine: EngineId,
     model: &str,
@@ -218,7 +221,7 @@ fn in_messages(
             Event::Removed { path, .. } => path.len(),
             Event::Cleared => 0,
         };
-        // An event is worth three documents without any.
+        // An event takes as much as three documents, without any.
         let size = size.saturating_add(3);
         match messages.last_mut() {
             Some(last) if size <= room => last.events.push(event),
@@ -236,18 +239,18 @@ fn in_messages(
     messages
 }
 
-/// Bytes of an answer that are read: some 40,000 documents.
+/// Most bytes of a response that are read: some 40,000 documents.
 pub(crate) const MAX_BATCH_BYTES: usize = 4 << 20;
 
-/// How long the engine may wait for something to happen.
+/// How long the engine may wait for an event before it responds.
 const WAIT_MS: u64 = 5_000;
-/// How long a call may take.
+/// Time limit of a call.
 const CALL_LIMIT_MS: u64 = 10_000;
-/// The pause after a failure; it doubles with each.
+/// Pause after a first failure; it doubles with each further one.
 const FIRST_PAUSE_MS: u64 = 500;
-/// Half a minute at most.
+/// Most doublings of the pause: it reaches half a minute.
 const MAX_DOUBLINGS: u32 = 6;
-/// Twelve bytes each, and well below an entry's bound.
+/// Most documents in a message: twelve bytes each, well below an entry's bound.
 const DOCUMENTS_IN_A_MESSAGE: usize = 1_000;
 
 #[cfg(test)]

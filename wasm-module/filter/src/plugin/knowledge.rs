@@ -1,4 +1,4 @@
-//! What a plugin's requests know together: the orderer, and its part in what workers tell each other
+//! The knowledge that a plugin's requests share: the orderer, and the worker's part in the agreement
 //! ([`crate::agreement`]).
 
 use foreword_ordering::{Orderer, PeerUpdate};
@@ -11,18 +11,19 @@ use crate::misses::Misses;
 
 pub(super) struct Knowledge {
     pub(super) orderer: Orderer,
-    /// Why requests could not begin like earlier ones.
+    /// The indexes that explain why requests could not begin like earlier ones.
     pub(super) misses: Misses,
-    /// `None`: nothing is told and nothing is learnt.
+    /// The worker's part in the ring; `None`: it publishes and learns nothing.
     pub(super) agreement: Option<Agreement>,
-    /// By engine, a bit: whether its answers ever said how much was cached. Then one that says nothing says none.
+    /// One bit for each engine: whether its answers ever reported cached tokens. From then on, an answer without them
+    /// means none.
     pub(super) reporting: u64,
-    /// Requests so far.
+    /// Number of requests so far.
     pub(super) request_number: u64,
 }
 
 impl Knowledge {
-    /// Nothing is known yet, and nobody is told.
+    /// Returns empty knowledge that is published to nobody.
     pub(super) fn new(config: &Config) -> Self {
         Self {
             orderer: Orderer::new(config.ordering.clone()),
@@ -33,7 +34,7 @@ impl Knowledge {
         }
     }
 
-    /// A panic left it half changed: it starts with what the next requests learn.
+    /// Begins anew after a panic, which left the knowledge half changed.
     pub(super) fn begin_anew(&mut self, config: &Config) {
         self.orderer = Orderer::new(config.ordering.clone());
         self.misses = misses_of(config);
@@ -42,7 +43,7 @@ impl Knowledge {
         }
     }
 
-    /// Learns what others have told, at most so many entries.
+    /// Learns what others have published, at most `limit` entries.
     pub(super) fn catch_up(&mut self, host: &impl Host, metrics: &Metrics, limit: u64) {
         let Self {
             orderer, agreement, ..
@@ -54,13 +55,13 @@ impl Knowledge {
         }
     }
 
-    /// Learns and tells.
+    /// Applies an update and publishes it.
     pub(super) fn take(&mut self, host: &impl Host, metrics: &Metrics, update: PeerUpdate) {
         self.orderer.learn(&update);
         self.tell(host, metrics, &update.encode());
     }
 
-    /// Tells what was [encoded](PeerUpdate::encode).
+    /// Publishes an [encoded](PeerUpdate::encode) update.
     pub(super) fn tell(&mut self, host: &impl Host, metrics: &Metrics, update: &[u8]) {
         let Some(agreement) = &mut self.agreement else {
             return;

@@ -1,4 +1,4 @@
-//! How a plugin begins: its configuration checked, its part in the workers' agreement, its salts.
+//! Loads a plugin: it checks the configuration, joins the workers' agreement and derives the salts.
 
 use foreword_ordering::EngineId;
 use foreword_ordering::feed::FeedKey;
@@ -16,8 +16,8 @@ use crate::salt::Salts;
 use crate::shared::Shared;
 
 impl Plugin {
-    /// Checks the configuration, defines the metrics and learns what other workers, or this one before a reload, have
-    /// told.
+    /// Checks the configuration, defines the metrics, and learns what other workers, or this one before a reload, have
+    /// published.
     pub fn load(host: &impl Host, configuration: &[u8]) -> Result<Self, ConfigError> {
         let config = Config::from_json(configuration)?;
         if matches!(config.tenant, Some(TenantSource::Claim(_))) && !host.has_metadata() {
@@ -62,14 +62,14 @@ impl Plugin {
     }
 }
 
-/// The name under which workers agree, and a part in that ring unless it is switched off. A proxy without shared data
-/// orders all the same, each worker alone.
+/// Returns the name under which workers agree, and the worker's part in that ring unless it is switched off. In a
+/// proxy without shared data, each worker orders alone.
 fn ring(host: &impl Host, config: &Config) -> Result<(String, Option<Agreement>), HostError> {
     let wanted = &config.agreement;
     let name = match &wanted.ring {
         Some(name) => format!("named/{name}"),
         None => {
-            // Plugins of other names, or for other tenants, routes or engines, are not meant by default.
+            // Plugins of other names, or for other tenants, routes or engines, do not share a ring by default.
             let plugin = host.property(&["plugin_name"])?.unwrap_or_default();
             let plugin = String::from_utf8_lossy(&plugin);
             format!("of/{:016x}/{plugin}", config.audience)
@@ -91,7 +91,7 @@ fn feeds(host: &impl Host, config: &Config, keys: Vec<Option<FeedKey>>, ring: &s
     feeds.collect()
 }
 
-/// Of each engine, what its feed is sealed with.
+/// Returns for each engine the key that its feed is sealed with.
 fn feed_keys(host: &impl Host, config: &Config) -> Result<Vec<Option<FeedKey>>, ConfigError> {
     let keys = config.engines.iter().map(|engine| {
         let key = engine.feed.as_ref().and_then(|feed| feed.key.as_ref());
@@ -111,7 +111,7 @@ fn salts_of(host: &impl Host, key: &SaltKey) -> Result<Salts, ConfigError> {
     })
 }
 
-/// A secret's bytes; `field` is the one that may name an environment variable.
+/// Returns a secret's bytes; `field` is the field that may name an environment variable.
 fn secret(host: &impl Host, field: &'static str, key: &SaltKey) -> Result<Vec<u8>, ConfigError> {
     let key = match key {
         SaltKey::Bytes(bytes) => Some(bytes.clone()),
@@ -122,13 +122,13 @@ fn secret(host: &impl Host, field: &'static str, key: &SaltKey) -> Result<Vec<u8
     };
     key.ok_or_else(|| ConfigError::Invalid {
         field,
-        // Never what was found.
+        // The error never shows the value found.
         value: "what the environment has under that name".to_owned(),
         limit: KEY.to_owned(),
     })
 }
 
-/// One line for the log, in `name=value` pairs.
+/// Returns one line for the log, in `name=value` pairs.
 fn loaded(config: &Config) -> String {
     let tenants = match config.tenant {
         None => "off",

@@ -1,10 +1,10 @@
-//! What the requests of one configuration share: the checked configuration, what is known, the metrics.
+//! The state that the requests of one configuration share: the checked configuration, the knowledge, the metrics.
 //!
 //! | file | answers |
 //! | --- | --- |
-//! | `load` | how a plugin begins |
+//! | `load` | how a plugin is loaded |
 //! | `knowledge` | what its requests know together |
-//! | here | what a request asks of it |
+//! | this file | what a request asks of it |
 
 mod knowledge;
 mod load;
@@ -35,37 +35,37 @@ pub struct Plugin {
     config: Config,
     engines: Engines,
     knowledge: Shared<Knowledge>,
-    /// Apart from what is known, so that no request waits while a batch is read.
+    /// The feeds, apart from the knowledge, so that no request waits while a batch is read.
     feeds: Shared<Vec<Feed>>,
     metrics: Metrics,
     salts: Option<Salts>,
-    /// `None`: documents are looked for nowhere.
+    /// The retrieval of documents; `None`: it is not configured.
     retrieval: Option<Retrieval>,
 }
 
-/// Where a request goes.
+/// The route of a request.
 pub(crate) struct Route {
     pub(crate) dispatch: Dispatch,
-    /// For [`DESTINATION_HEADER`](crate::engines::DESTINATION_HEADER); `None`: there is nothing to choose.
+    /// The value of [`DESTINATION_HEADER`](crate::engines::DESTINATION_HEADER); `None`: there is one engine.
     pub(crate) destinations: Option<String>,
 }
 
-/// What the core says of a body.
+/// The core's result for a body.
 pub(crate) struct Rewritten {
     pub(crate) answer: Result<Rewrite, Skip>,
     pub(crate) route: Route,
-    /// What was done with its head, or would be.
+    /// What was done with the body's head, or would be.
     pub(crate) head: HeadReport,
-    /// Why it could not begin like an earlier one; `None`: nobody asked, or it cannot be read.
+    /// Why it could not begin like an earlier one; `None`: this is not explained, or the body cannot be read.
     pub(crate) miss: Option<Diagnosis>,
 }
 
-/// What is known of a body beside its bytes.
+/// What is known of a body's documents before it is rewritten.
 pub(crate) enum RequestDocuments<'b> {
     Nothing,
-    /// It was read: it brings documents.
+    /// The body was read: it brings documents.
     Parsed(Box<Parsed<'b>>),
-    /// These documents were found for it.
+    /// These documents were retrieved for the body.
     Retrieved(Retrieved<'b>),
 }
 
@@ -80,7 +80,7 @@ impl<'b> RequestDocuments<'b> {
 }
 
 impl Plugin {
-    /// Whether engines' feeds are to be followed, for which ticks are needed.
+    /// Returns whether the plugin follows engines' feeds, which requires ticks.
     pub fn has_feeds(&self) -> bool {
         self.config
             .engines
@@ -88,8 +88,8 @@ impl Plugin {
             .any(|engine| engine.feed.is_some())
     }
 
-    /// Some time has passed: what other workers did meanwhile is learnt, so that a request that comes late finds little
-    /// left to learn.
+    /// Handles a tick: it learns what other workers did meanwhile, so that the next request finds little left to
+    /// learn.
     pub fn on_tick(&self, host: &impl Host) {
         self.metrics.memory(host);
         if let Some(mut knowledge) = self.knowledge() {
@@ -102,11 +102,11 @@ impl Plugin {
         }
     }
 
-    /// Bytes of an answer to a [`Host::call_for_plugin`] that are looked at.
+    /// Most bytes of a response to a [`Host::call_for_plugin`] that are read.
     pub const MAX_ANSWER_BYTES: usize = MAX_BATCH_BYTES;
 
-    /// The answer to a call has come: its status, unless there was no answer, and its body, unless that is longer than
-    /// [`Plugin::MAX_ANSWER_BYTES`].
+    /// Handles the response to a call: its status, unless there was no response, and its body, unless that is longer
+    /// than [`Plugin::MAX_ANSWER_BYTES`].
     pub fn on_answer(&self, host: &impl Host, call: u32, status: Option<u16>, body: Option<&[u8]>) {
         let (now_ms, answer) = (host.now_ms(), CallResponse { status, body });
         let said = self.feeds().and_then(|mut feeds| {
@@ -119,12 +119,12 @@ impl Plugin {
         let (Some(said), Some(mut knowledge)) = (said, self.knowledge()) else {
             return;
         };
-        // What was told before is older.
+        // Entries that were published before are older.
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
         for residency in said.messages {
             knowledge.take(host, &self.metrics, PeerUpdate::Residency(residency));
         }
-        // Whoever sees the count sees what is known.
+        // The count comes last, so whoever sees it also sees the knowledge.
         self.metrics.fed(host, said.events);
     }
 
@@ -140,18 +140,18 @@ impl Plugin {
         self.retrieval.as_ref()
     }
 
-    /// Whose request it is, by the tenant's name.
+    /// Returns the identity of the tenant of that name.
     pub(crate) fn identity(&self, name: String) -> Identity {
         Identity::new(name, self.salts.as_ref())
     }
 
-    /// Whether every request must go on with a salt of ours, or not at all.
+    /// Returns whether every request must have a salt of the gateway, or be refused.
     pub(crate) fn is_salted(&self) -> bool {
         self.salts.is_some()
     }
 
-    /// Asks the core and times it; learns before what other workers did, and tells them afterwards. `None` if this very
-    /// thread is using the orderer, which no known proxy can bring about.
+    /// Calls the core and measures its time. Before, it learns what other workers did; afterwards, it publishes the
+    /// record. Returns `None` if this very thread is using the orderer, which no known proxy can cause.
     pub(crate) fn rewrite<'b>(
         &self,
         host: &impl Host,
@@ -198,7 +198,7 @@ impl Plugin {
             }
             answer
         });
-        // Saturating: Envoy's clock is the wall clock, which may step back.
+        // This saturates, since Envoy's clock is the wall clock, which may step back.
         let elapsed = host.now_ns().saturating_sub(start);
         self.metrics.time(host, elapsed);
         let head = orderer.last_head().clone();
@@ -222,7 +222,7 @@ impl Plugin {
         })
     }
 
-    /// A request that the core does not see goes to the engine that has least to do.
+    /// Returns the route of a request that the core does not see: to the engine with the fewest outstanding tokens.
     pub(crate) fn route(&self, host: &impl Host, bytes: usize) -> Route {
         let now_ms = self.now_ms(host);
         let choices = self.engines.choices(host, now_ms, now_ms);
@@ -239,13 +239,13 @@ impl Plugin {
             .settle(host, self.now_ms(host), dispatch, result);
     }
 
-    /// An engine answered that was not sent to by us.
+    /// Records a response from an engine that this plugin did not choose.
     pub(crate) fn answered_by(&self, host: &impl Host, engine: EngineId) {
         let dispatch = self.engines.send(host, self.now_ms(host), engine, 0);
         self.settle(host, dispatch, DispatchResult::Answered);
     }
 
-    /// By which engines are judged. Where there is nothing to choose nobody looks at it, and nobody need ask for it.
+    /// Returns the time by which engines are judged. With one engine it is not needed, so the proxy is not asked.
     fn now_ms(&self, host: &impl Host) -> u64 {
         if self.engines.are_several() {
             host.now_ms()
@@ -254,7 +254,7 @@ impl Plugin {
         }
     }
 
-    /// The engine that was chosen did not take the request.
+    /// Records that the chosen engine did not take the request.
     pub(crate) fn undo(&self, host: &impl Host, record: &OrderingRecord) {
         let undone = record.undone();
         if !undone.events.is_empty()
@@ -264,7 +264,7 @@ impl Plugin {
         }
     }
 
-    /// Another engine got the request than was chosen: it holds the documents now.
+    /// Records that another engine than the chosen one got the request, and so holds the documents now.
     pub(crate) fn went_to(&self, host: &impl Host, record: &mut OrderingRecord, engine: EngineId) {
         record.redirect(engine);
         if let Some(mut knowledge) = self.knowledge() {
@@ -276,7 +276,7 @@ impl Plugin {
         }
     }
 
-    /// An engine has counted a prompt, that of `record` if the core decided on it.
+    /// Applies an engine's count of a prompt, that of `record` if the core decided on it.
     pub(crate) fn counted(
         &self,
         host: &impl Host,
@@ -304,7 +304,7 @@ impl Plugin {
         }
     }
 
-    /// Ticks and answers come on one thread: who finds it in use is nested in it.
+    /// Locks the feeds. Ticks and responses come on one thread, so a caller that finds them in use is nested.
     fn feeds(&self) -> Option<MutexGuard<'_, Vec<Feed>>> {
         self.feeds.try_lock()
     }
@@ -314,7 +314,7 @@ impl Plugin {
             .lock(|knowledge| knowledge.begin_anew(&self.config))
     }
 
-    /// Counts a request's miss, with what the engine said of its prompt.
+    /// Counts a request's miss, with the engine's report of its prompt.
     pub(crate) fn missed(
         &self,
         host: &impl Host,
@@ -345,9 +345,9 @@ fn estimated_tokens(bytes: usize) -> u64 {
     u64::from(foreword_ordering::document::estimate_tokens(bytes))
 }
 
-/// Entries that a request may have to wait for, some three microseconds each.
+/// Most entries that a request waits for, at some three microseconds each.
 const LEARNT_AT_A_REQUEST: u64 = 256;
-/// Entries between which a worker looks after its streams.
+/// Most entries learnt at a tick, before the worker looks after its streams again.
 const LEARNT_AT_A_TICK: u64 = 2048;
 
 #[cfg(test)]

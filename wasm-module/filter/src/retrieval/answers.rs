@@ -1,4 +1,4 @@
-//! What embedder and retriever answer, checked before any of it is used.
+//! The responses of embedder and retriever, checked before any of it is used.
 
 use std::sync::Arc;
 
@@ -10,27 +10,27 @@ use super::reason::Reason;
 use super::vector;
 use crate::host::CallResponse;
 
-/// What a retriever found, best first.
+/// The documents that a retriever found, best first.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RetrieverAnswer {
     pub(super) documents: Vec<Document>,
-    /// Whatever changes its answers changes this.
+    /// The retriever's version, which changes whenever its results may change.
     pub(super) version: String,
 }
 
-/// A document, as it is kept and sent.
+/// A document in the form in which it is kept and sent.
 #[derive(Debug, Clone)]
 pub(super) struct Document {
-    /// Empty: it has none, and cannot be kept.
+    /// The document's id; empty: it has none, and cannot be kept.
     pub(super) id: String,
-    /// An element of a `documents` array: id, title and text alone, so that it is the same for every question.
+    /// An element of a `documents` array with id, title and text alone, so that it is the same for every question.
     pub(super) element: Arc<str>,
 }
 
-/// The body of a good answer.
+/// Returns the body of a successful response.
 fn good(answer: CallResponse<'_>) -> Result<&[u8], Reason> {
     match (answer.status, answer.body) {
-        // Envoy's own words for "it took too long" and "nobody is there".
+        // Envoy's own statuses for a time-out and for an unreachable cluster.
         (Some(504), _) => Err(Reason::Timeout),
         (None | Some(502 | 503), _) => Err(Reason::Unreachable),
         (Some(200), Some(body)) => Ok(body),
@@ -39,7 +39,7 @@ fn good(answer: CallResponse<'_>) -> Result<&[u8], Reason> {
     }
 }
 
-/// The vector of one text: OpenAI's `POST /v1/embeddings`.
+/// Reads the vector of one text from a response to OpenAI's `POST /v1/embeddings`.
 pub(super) fn embedding(answer: CallResponse<'_>) -> Result<Vec<f32>, Reason> {
     #[derive(Deserialize)]
     struct Embeddings {
@@ -55,7 +55,7 @@ pub(super) fn embedding(answer: CallResponse<'_>) -> Result<Vec<f32>, Reason> {
     vector::from_json(&first.embedding).ok_or(Reason::BadEmbedding)
 }
 
-/// At most `limit` documents: our host's `POST /v1/retrieve`, or whatever answers alike.
+/// Reads at most `limit` documents from a response to our host's `POST /v1/retrieve`, or to any that answers alike.
 pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<RetrieverAnswer, Reason> {
     #[derive(Deserialize)]
     struct Answered<'a> {
@@ -84,7 +84,7 @@ pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<RetrieverA
         if !is_text(text) || id.is_some_and(|id| !is_text(id)) {
             return Err(Reason::BadAnswer);
         }
-        // As they came: what is copied keeps its escapes, and the same document is the same bytes.
+        // The fields are copied as they came: they keep their escapes, so the same document has the same bytes.
         let fields = [
             ("id", id),
             ("title", title.filter(|title| is_text(title))),

@@ -1,7 +1,7 @@
-//! What earlier questions found: the core's similarity caches, and the texts that belong to their ids.
+//! The results of earlier questions: the similarity caches, and the texts that belong to their ids.
 //!
-//! Keys never cross tenants. When the retriever says that it has another version, everything is forgotten; until it is
-//! asked again, which a time to live makes sure of, its old answers stand.
+//! Keys never cross tenants. When the retriever reports a new version, everything is forgotten. Until it is asked
+//! again, which a time to live ensures, its old results are used.
 
 use std::sync::Arc;
 
@@ -11,21 +11,21 @@ use super::answers::RetrieverAnswer;
 use super::documents::Documents;
 use super::reason::Reason;
 
-/// Answers of one retriever.
+/// The cached results of one retriever.
 #[derive(Debug)]
 pub(super) struct Cache {
     caches: SimilarityCaches,
     documents: Documents,
-    /// What the retriever called itself last.
+    /// The retriever's version in its last response.
     version: String,
 }
 
-/// What a question nearly the same has found.
+/// The result of an earlier question that is nearly the same.
 #[derive(Debug)]
 pub(super) struct Hit {
-    /// Elements of a `documents` array, best first.
+    /// The documents as elements of a `documents` array, best first.
     pub(super) elements: Vec<Arc<str>>,
-    /// It is to be checked by a search all the same.
+    /// Set if the hit is to be checked by a search.
     pub(super) sample: Option<Sample>,
 }
 
@@ -38,7 +38,7 @@ impl Cache {
         }
     }
 
-    /// `None`: search, then [keep](Self::keep).
+    /// Looks a question up. On `None`, search and then [keep](Self::keep) the result.
     pub(super) fn lookup(
         &mut self,
         tenant: &str,
@@ -51,7 +51,7 @@ impl Cache {
         let Some(hit) = hit.map_err(|_| Reason::BadEmbedding)? else {
             return Ok(None);
         };
-        // A text that made room for others is searched for again.
+        // If a text was evicted, the question is searched for again.
         let elements = self.documents.get(tenant, hit.documents);
         Ok(elements.map(|elements| Hit {
             elements,
@@ -59,7 +59,7 @@ impl Cache {
         }))
     }
 
-    /// Keeps what was found, if each of its documents has an id to be kept under. Whether it is kept.
+    /// Keeps a result, if each of its documents has an id. Returns whether it was kept.
     pub(super) fn keep(
         &mut self,
         tenant: &str,
@@ -93,7 +93,7 @@ impl Cache {
         true
     }
 
-    /// Counts a sampled hit against what a search found. Whether the hit was wrong.
+    /// Compares a sampled hit with the result of a search, and returns whether the hit was wrong.
     pub(super) fn report(
         &mut self,
         tenant: &str,
@@ -111,7 +111,7 @@ impl Cache {
         wrong(self) > before
     }
 
-    /// After a panic.
+    /// Empties the cache after a panic.
     pub(super) fn clear(&mut self) {
         self.caches.clear();
         self.documents.clear();

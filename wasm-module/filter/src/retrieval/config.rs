@@ -5,63 +5,63 @@ use serde_json::{Map, Value};
 
 use crate::config::{ConfigError, header_name, invalid, object, switch};
 
-/// Where documents come from for a chat that brings none.
+/// The configuration of retrieval, for chats that bring no documents.
 #[derive(Clone)]
 pub(crate) struct RetrievalConfig {
     pub(crate) retriever: Peer,
-    /// Documents that are asked for.
+    /// Number of documents to retrieve.
     pub(crate) k: u16,
-    /// Longest question that is searched for.
+    /// Longest question that is searched for, in bytes.
     pub(crate) max_question_bytes: usize,
     pub(crate) on_failure: OnNothing,
     /// Field of the documents' metadata that must hold the tenant's name; `None`: all tenants share the documents.
     pub(crate) tenant_filter: Option<String>,
     pub(crate) embedding: Embedding,
-    /// `None`: every chat is searched for.
+    /// The similarity cache; `None`: every chat is searched for.
     pub(crate) similarity: Option<SimilarityConfig>,
-    /// Bytes of the documents that the similarity cache's entries name, all together.
+    /// Most bytes of all documents that the similarity cache's entries name.
     pub(crate) max_document_bytes: usize,
     pub(crate) warm_up: Option<WarmUp>,
-    /// What stands before and behind the documents, as between the quotes of a JSON string.
+    /// The text before and after the documents, as between the quotes of a JSON string.
     pub(crate) wrapper: [String; 2],
 }
 
-/// Whom the filter asks, and how.
+/// A server that the filter calls.
 #[derive(Clone)]
 pub(crate) struct Peer {
-    /// Envoy's cluster.
+    /// Name of Envoy's cluster.
     pub(crate) cluster: String,
     pub(crate) path: String,
-    /// Sent as a bearer token. Never logged.
+    /// Bearer token for the server. Never logged.
     pub(crate) token: Option<String>,
     pub(crate) timeout_ms: u64,
     pub(crate) max_answer_bytes: usize,
 }
 
-/// What happens to a chat that no documents could be had for.
+/// What happens to a chat for which no documents could be retrieved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnNothing {
-    /// It goes on without.
+    /// The chat goes on without documents.
     Continue,
-    /// It is answered with an error.
+    /// The chat is answered with an error.
     Fail,
 }
 
-/// Where a question's vector comes from; the client's own comes first.
+/// The source of a question's vector; the client's own vector comes first.
 #[derive(Clone)]
 pub(crate) struct Embedding {
-    /// Header in which a client may send it. Always removed.
+    /// Name of the header in which a client may send the vector. Always removed.
     pub(crate) header: Option<String>,
-    /// Who is asked otherwise; `None`: nobody, and the retriever gets the question alone.
+    /// The embedder to call otherwise; `None`: the retriever gets the question alone.
     pub(crate) embedder: Option<Peer>,
     pub(crate) model: Option<String>,
 }
 
-/// The prompt's beginning is computed while documents are searched.
+/// The warm-up, which computes the prompt's beginning while documents are searched.
 #[derive(Clone)]
 pub(crate) struct WarmUp {
     pub(crate) engine: Peer,
-    /// Under way at once, of one worker (of the dynamic module: of all).
+    /// Most warm-ups at once, of one worker (of all workers, in the dynamic module).
     pub(crate) max_in_flight: u32,
 }
 
@@ -105,7 +105,7 @@ impl RetrievalConfig {
         })
     }
 
-    /// Whether documents stay in a chat that goes on, unless `ordering.conversation.pin` says otherwise.
+    /// Returns whether documents stay in a chat that goes on, unless `ordering.conversation.pin` says otherwise.
     pub(crate) fn keeps(value: &Value) -> Result<bool, ConfigError> {
         let keep = value.get("keep");
         keep.map_or(Ok(true), |keep| switch("retrieval.keep", keep))
@@ -161,7 +161,7 @@ impl WarmUp {
     }
 }
 
-/// The core's own part, and the room that it may take in a VM.
+/// Checks the core's part, and the room that it may take in a VM.
 fn similarity(value: &Value) -> Result<SimilarityConfig, ConfigError> {
     const TOLERANCE: &str = "similarity.tolerance";
     let refused = |error| match error {
@@ -208,7 +208,7 @@ fn wrapper(value: Option<&Value>) -> Result<[String; 2], ConfigError> {
     ])
 }
 
-/// As other headers of the filter's own: it is removed from requests.
+/// Checks the name of a header of the filter's own, which is removed from requests.
 fn own_header(field: &'static str, value: &Value) -> Result<String, ConfigError> {
     let name = header_name(field, value)?;
     if name.starts_with("x-") {
@@ -222,7 +222,7 @@ struct Fields<'v>(&'v Map<String, Value>);
 
 impl<'v> Fields<'v> {
     fn of(field: &'static str, value: &'v Value, known: &[&str]) -> Result<Self, ConfigError> {
-        // A token may be in it.
+        // The value may contain a token.
         let shown = Value::from("…");
         object(field, value, known).map(Self).map_err(|_| {
             invalid(
@@ -270,7 +270,7 @@ impl<'v> Fields<'v> {
         Ok(usize::try_from(size).unwrap_or(usize::MAX))
     }
 
-    /// A text of `least` to [`MAX_TEXT_BYTES`] bytes; null is absence.
+    /// Returns a text of `least` to [`MAX_TEXT_BYTES`] bytes; null counts as absent.
     fn text(&self, field: &'static str, least: usize) -> Result<Option<String>, ConfigError> {
         let Some(value) = self.at(field) else {
             return Ok(None);
@@ -378,7 +378,7 @@ const MAX_CLUSTER_BYTES: usize = 256;
 const MAX_TOKEN_BYTES: usize = 4096;
 const MAX_PATH_BYTES: usize = 256;
 const MAX_TEXT_CHARS: usize = 1024;
-/// A worker's VM ends near 1 GiB.
+/// Most bytes of all similarity caches; a worker's VM ends near 1 GiB.
 const MAX_SIMILARITY_BYTES: u64 = 512 << 20;
 
 #[cfg(test)]

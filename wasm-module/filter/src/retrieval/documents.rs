@@ -3,19 +3,19 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Documents by tenant and id, as elements of a `documents` array; the least recently used go first. No tenant gets
-/// another's.
+/// Documents by tenant and id, as elements of a `documents` array; the least recently used are evicted first. No
+/// tenant gets another's document.
 #[derive(Debug)]
 pub(super) struct Documents {
     max_bytes: usize,
     bytes: usize,
     held: HashMap<Key, StoredDocument>,
     by_use: BTreeMap<u64, Key>,
-    /// Uses so far.
+    /// Number of uses so far.
     used: u64,
 }
 
-/// Tenant and id. Shared, for it is in both maps.
+/// Tenant and id, shared by both maps.
 type Key = Arc<(Box<str>, Box<str>)>;
 
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Documents {
         }
     }
 
-    /// Keeps a document, in place of what had its id; not one that is larger than all may be together.
+    /// Keeps a document in place of an earlier one with its id, unless it is larger than the bound for all.
     pub(super) fn put(&mut self, tenant: &str, id: &str, element: Arc<str>) {
         let key: Key = Arc::new((tenant.into(), id.into()));
         self.remove(&key);
@@ -56,7 +56,7 @@ impl Documents {
         self.held.insert(key, StoredDocument { element, used });
     }
 
-    /// All of these; `None` if one is gone.
+    /// Returns all of these documents; `None` if one is gone.
     pub(super) fn get(&mut self, tenant: &str, ids: &[Box<str>]) -> Option<Vec<Arc<str>>> {
         let mut elements = Vec::with_capacity(ids.len());
         for id in ids {
@@ -84,7 +84,7 @@ impl Documents {
     }
 }
 
-/// What a document takes, with what finds it.
+/// Returns the bytes that a document takes, with its keys.
 fn size(key: &Key, element: &str) -> usize {
     const BESIDE: usize = 200;
     let texts = [key.0.len(), key.1.len(), element.len(), BESIDE];

@@ -12,20 +12,20 @@ use crate::host::{Host, MetricId};
 #[derive(Debug)]
 pub(super) struct Metrics {
     pub(super) searches: Counter,
-    /// Answered by the similarity cache.
+    /// Chats answered by the similarity cache.
     pub(super) hits: Counter,
-    /// Answered by the retriever.
+    /// Chats answered by the retriever.
     pub(super) misses: Counter,
-    /// Of these: it found nothing.
+    /// Misses for which the retriever found nothing.
     pub(super) empty: Counter,
     failed: Vec<(Reason, Counter)>,
     pub(super) embeddings: Counter,
     pub(super) opted_out: Counter,
     pub(super) warm_ups: Counter,
     pub(super) failed_warm_ups: Counter,
-    /// There were as many as may be.
+    /// Warm-ups that were not begun, since the limit was reached.
     pub(super) skipped_warm_ups: Counter,
-    /// Hits that were checked, and of these the wrong ones.
+    /// Hits that were checked; below, the wrong ones among them.
     pub(super) sampled: Counter,
     pub(super) false_hits: Counter,
     lookup_microseconds: Option<MetricId>,
@@ -69,12 +69,12 @@ impl Metrics {
         }
     }
 
-    /// Records what a look-up in the cache took.
+    /// Records the time of a look-up in the cache.
     pub(super) fn looked_up(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.lookup_microseconds, nanoseconds / 1_000);
     }
 
-    /// Records for how long a chat was held.
+    /// Records how long a chat was held.
     pub(super) fn held(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.milliseconds, nanoseconds / 1_000_000);
     }

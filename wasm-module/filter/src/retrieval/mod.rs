@@ -9,25 +9,27 @@
 //!
 //! | file | answers |
 //! | --- | --- |
-//! | `config` | what may be set |
-//! | `wanted` | what one chat asks for |
-//! | `search` | one chat's way through all this |
-//! | `answers`, `vector` | what embedder and retriever may answer |
-//! | `cache`, `documents` | what earlier questions found |
+//! | `config` | the configuration |
+//! | `query` | what one chat asks for |
+//! | `search` | the states of one chat's search |
+//! | `answers`, `vector` | the responses of embedder and retriever |
+//! | `cache`, `documents` | the results of earlier questions |
 //! | `reason` | why there are no documents |
-//! | `metrics` | how often all that happens |
+//! | `metrics` | how often all of this happens |
 //!
-//! **One place.** Documents go into the message that asks for them, before its text: system prompt, documents, question.
-//! In front of the system prompt they would take the beginning from it that all requests share; behind the question no
-//! prefix would hold them. A chat that goes on keeps them there, byte for byte ([`RetrievalConfig::keeps`]), and its next
-//! question gets its own. The core does all of that, as with documents that a client sends.
+//! **One place.** Documents go into the message that asks for them, before its text: system prompt, documents,
+//! question. In front of the system prompt they would separate it from the beginning that all requests share; behind
+//! the question no prefix would hold them. A chat that goes on keeps them there, byte for byte
+//! ([`RetrievalConfig::keeps`]), and its next question gets its own. The core does all of that, as with documents that
+//! a client sends.
 //!
-//! **Every worker has a cache of its own**, in Wasm. Documents are texts, and workers tell each other none but those that a
-//! chat keeps, so that it finds them wherever it goes on: a ring of ids alone would save no call. The dynamic module's
-//! workers share one.
+//! **Every worker has a cache of its own**, in Wasm. Documents are texts, and workers exchange only those that a chat
+//! keeps, so that it finds them on any worker; a ring of ids alone would save no call. The dynamic module's workers
+//! share one cache.
 //!
-//! **What fails costs documents, not requests**, unless the operator says otherwise. Every call has a time-out, every
-//! answer a bound, and everything kept too. Nothing here logs, counts or reports a word of a question or a document.
+//! **A failure costs documents, not requests**, unless the operator says otherwise. Every call has a time-out, and
+//! every response and every store has a bound. Nothing here logs, counts or reports a word of a question or a
+//! document.
 
 mod answers;
 mod cache;
@@ -51,11 +53,11 @@ use self::metrics::Metrics;
 use crate::host::Host;
 use crate::shared::Shared;
 
-/// What the chats of one plugin share.
+/// The state that the chats of one plugin share.
 pub(crate) struct Retrieval {
     config: RetrievalConfig,
     cache: Option<Shared<Cache>>,
-    /// Warm-ups under way.
+    /// Number of warm-ups under way.
     warming: Arc<AtomicU32>,
     metrics: Metrics,
 }
@@ -77,16 +79,16 @@ impl Retrieval {
         &self.config
     }
 
-    /// A place among those that warm up; `None`: all are taken.
+    /// Takes a place among the warm-ups; `None`: all are taken.
     fn slot(&self) -> Option<Slot> {
         let most = self.config.warm_up.as_ref()?.max_in_flight;
         let slot = Slot(Arc::clone(&self.warming));
-        // Counted before it is compared, and taken back by being dropped.
+        // The place is counted before the comparison, and given back by dropping it.
         (self.warming.fetch_add(1, Ordering::Relaxed) < most).then_some(slot)
     }
 }
 
-/// One warm-up's place, free again when this is dropped: with its answer, or with its chat.
+/// One warm-up's place, which is free again when this is dropped: with the response, or with the chat.
 struct Slot(Arc<AtomicU32>);
 
 impl Drop for Slot {

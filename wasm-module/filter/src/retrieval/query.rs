@@ -1,7 +1,7 @@
 //! What one chat asks of the retriever, from its body, a header and the configuration.
 //!
-//! A client may send `retrieval` in the body, in the words of our host: `false` to go without documents, `true`, which
-//! says nothing, or an object with `embedding` (numbers, or base64), `query`, `k`, `filters`, `words`.
+//! A client may send `retrieval` in the body, in the form of our host: `false` to go without documents, `true`, which
+//! is the default, or an object with `embedding` (numbers, or base64), `query`, `k`, `filters`, `words`.
 
 use foreword_ordering::{Parsed, Question, question};
 use serde_json::{Map, Value, json};
@@ -10,24 +10,24 @@ use super::config::RetrievalConfig;
 use super::reason::Reason;
 use super::vector;
 
-/// A search that is to be made.
+/// A search to be made.
 #[derive(Debug)]
 pub(super) struct RetrievalQuery {
-    /// What is searched for.
+    /// The text that is searched for.
     pub(super) question: String,
-    /// The client's.
+    /// The client's own vector.
     pub(super) vector: Option<Vec<f32>>,
-    /// What the retriever is asked for beside question and vector.
+    /// The fields of the retriever's request besides question and vector.
     pub(super) fields: Map<String, Value>,
-    /// Documents that the retriever may answer with.
+    /// Most documents in the retriever's response.
     pub(super) limit: usize,
-    /// Whether any question like it would be answered alike: the client asks for nothing special.
+    /// Whether any similar question would get the same result, because the client asks for nothing special.
     pub(super) is_common: bool,
-    /// The body of a request that computes the prompt's beginning; `None`: it has none.
+    /// The body of a warm-up request, which computes the prompt's beginning; `None`: there is no beginning.
     pub(super) opening: Option<String>,
 }
 
-/// What the field says.
+/// The client's field `retrieval`.
 #[derive(Debug, Default)]
 struct Field {
     off: bool,
@@ -38,8 +38,8 @@ struct Field {
 }
 
 impl RetrievalQuery {
-    /// `None`: the client wants no documents, brings its own, or asks nothing that could be searched for. `header` is the
-    /// embedding in it.
+    /// Reads what a chat asks. Returns `None` if the client wants no documents, brings its own, or asks nothing that
+    /// could be searched for. `header` is the embedding in the client's header.
     pub(super) fn read(
         config: &RetrievalConfig,
         parsed: &Parsed<'_>,
@@ -78,7 +78,7 @@ impl RetrievalQuery {
         fields.insert("k".to_owned(), k.into());
         if let Some(name) = &config.tenant_filter {
             let filters = fields.entry("filters").or_insert_with(|| json!({}));
-            // The client's own say about it does not count.
+            // The client's own value for the tenant's field does not count.
             let filters = filters.as_object_mut().ok_or(Reason::BadRequest)?;
             filters.insert(name.clone(), tenant.into());
         }
@@ -92,7 +92,7 @@ impl RetrievalQuery {
         }))
     }
 
-    /// The retriever's request.
+    /// Returns the body of the retriever's request.
     pub(super) fn body(&self, vector: Option<&[f32]>) -> Vec<u8> {
         let mut fields = self.fields.clone();
         fields.insert("query".to_owned(), self.question.as_str().into());
@@ -134,7 +134,7 @@ impl Field {
     }
 }
 
-/// What `POST /v1/prefill` takes. The gateway's salt is the one that the chat will have.
+/// Returns the body for `POST /v1/prefill`, with the salt that the chat will have.
 fn opening(question: &Question<'_>, salt: Option<&str>) -> Option<String> {
     let opening = &question.opening;
     if opening.messages.is_empty() {

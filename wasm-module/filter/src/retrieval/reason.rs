@@ -2,31 +2,31 @@
 
 use std::fmt;
 
-/// See the module's text.
+/// The reason why a chat got no documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
     /// The client's field `retrieval`, or its header, cannot be read.
     BadRequest,
     /// The question is longer than may be searched for.
     LongQuestion,
-    /// Nobody answered.
+    /// No server answered.
     Unreachable,
     /// The answer did not come in time.
     Timeout,
     /// The answer is an error.
     Status,
-    /// The answer is longer than is read.
+    /// The answer is longer than the limit.
     TooLarge,
-    /// The answer is none of a retriever's, or an embedder's.
+    /// The answer is not that of a retriever or embedder.
     BadAnswer,
-    /// The question's vector is none, or not one for this cache.
+    /// The question's vector is invalid, or does not fit this cache.
     BadEmbedding,
-    /// The cache is in use.
+    /// The cache is in use by this very thread.
     Busy,
 }
 
 impl Reason {
-    /// Every one, for the counters.
+    /// All reasons, for the counters.
     pub(crate) const ALL: [Self; 9] = [
         Self::BadRequest,
         Self::LongQuestion,
@@ -39,7 +39,7 @@ impl Reason {
         Self::Busy,
     ];
 
-    /// In kebab case.
+    /// Returns the reason in kebab case.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::BadRequest => "bad-request",
@@ -54,7 +54,7 @@ impl Reason {
         }
     }
 
-    /// The status of an answer to the client, where there is to be one.
+    /// Returns the status of an error response to the client.
     pub(crate) fn refusal_status(self) -> u16 {
         match self {
             Self::BadRequest | Self::LongQuestion => 400,
@@ -64,7 +64,7 @@ impl Reason {
     }
 }
 
-/// For the client.
+/// Writes the reason for the client.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

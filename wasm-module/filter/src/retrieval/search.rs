@@ -1,4 +1,4 @@
-//! One chat's way to its documents: which call is under way, and what its answer leads to.
+//! The search for one chat's documents: which call is under way, and what its response leads to.
 //!
 //! ```text
 //!   begin ─┬─ vector known ────────────────▶ look up ─┬─ hit ──▶ over         (a sampled hit is checked beside)
@@ -18,7 +18,7 @@ use super::reason::Reason;
 use super::{Retrieval, Slot};
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 
-/// See the module's text.
+/// The search for one chat's documents.
 pub(crate) struct Search {
     tenant: String,
     wanted: RetrievalQuery,
@@ -41,19 +41,19 @@ enum BackgroundCall {
     Check(Sample),
 }
 
-/// What the chat does next.
+/// The chat's next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SearchStep {
-    /// It waits for an answer.
+    /// The chat waits for a response.
     Wait,
-    /// It goes on with these documents, a JSON array; `None`: there are none.
+    /// The chat goes on with these documents, a JSON array; `None`: there are none.
     Over(Result<Option<String>, Reason>),
 }
 
-/// How it ended, for the report.
+/// The end of a search, for the report.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SearchReport {
-    /// `hit`, `miss`, `empty` or a reason.
+    /// The result: `hit`, `miss`, `empty` or a reason.
     pub(crate) word: &'static str,
     pub(crate) milliseconds: u64,
 }
@@ -68,8 +68,8 @@ impl SearchReport {
 }
 
 impl Search {
-    /// Begins the search for what the chat asks; `None`: nothing is to be searched for. `header` holds an embedding of the
-    /// client's.
+    /// Begins the search for what the chat asks; `None`: there is nothing to search for. `header` holds an embedding
+    /// of the client's.
     pub(crate) fn begin(
         host: &impl Host,
         retrieval: &Retrieval,
@@ -106,7 +106,7 @@ impl Search {
         Ok(Some((search, step)))
     }
 
-    /// The answer to a call of this chat has come. `None`: the chat did not wait for it.
+    /// Handles the response to a call of this chat. Returns `None` if the chat did not wait for it.
     pub(crate) fn on_answer(
         &mut self,
         host: &impl Host,
@@ -136,12 +136,12 @@ impl Search {
         }
     }
 
-    /// How it ended, if it did.
+    /// Returns the report, once the search is over.
     pub(crate) fn ended(&self) -> Option<SearchReport> {
         self.ended
     }
 
-    /// Whether the cache could answer for another question.
+    /// Returns whether a cached result of another question may be used.
     fn may_hit(&self, retrieval: &Retrieval) -> bool {
         retrieval.cache.is_some() && self.wanted.is_common
     }
@@ -163,7 +163,7 @@ impl Search {
         }
     }
 
-    /// The vector is known.
+    /// Looks the vector up in the cache.
     fn look_up(&mut self, host: &impl Host, retrieval: &Retrieval) -> SearchStep {
         let (Some(vector), true) = (&self.vector, self.may_hit(retrieval)) else {
             return self.retrieve(host, retrieval);
@@ -248,7 +248,7 @@ impl Search {
         self.over(host, retrieval, word, documents)
     }
 
-    /// A warm-up's answer, or a check's.
+    /// Handles the response to a warm-up or to a check.
     fn on_beside(
         &mut self,
         host: &impl Host,
@@ -307,7 +307,7 @@ impl Search {
     }
 }
 
-/// `None`: this very thread is using it.
+/// Calls `work` with the cache; `None`: this very thread is using it.
 fn with_cache<T>(retrieval: &Retrieval, work: impl FnOnce(&mut Cache) -> T) -> Option<T> {
     let cache = retrieval.cache.as_ref()?;
     let mut cache = cache.lock(Cache::clear)?;
@@ -327,6 +327,6 @@ fn call(host: &impl Host, peer: &Peer, body: &[u8]) -> Result<u64, HostError> {
         headers.push(("authorization", authorization));
     }
     let asked = host.call_for_request(&peer.cluster, &headers, body, peer.timeout_ms);
-    // A cluster that is not there, as far as Envoy says.
+    // Envoy reports that there is no such cluster.
     asked.inspect_err(|error| host.log(LogLevel::Warn, &error.to_string()))
 }

@@ -1,12 +1,12 @@
-//! A question's vector as it comes over the wire: a JSON array of numbers, or the bytes of little-endian `f32` in base64
-//! (RFC 4648), as OpenAI's `encoding_format: "base64"` has them.
+//! Reads a question's vector: a JSON array of numbers, or the bytes of little-endian `f32` in base64 (RFC 4648), as
+//! OpenAI's `encoding_format: "base64"` has them.
 
 use serde_json::Value;
 
-/// Components of a vector that are read at all; a cache says itself how many it takes.
+/// Most components of a vector; a cache has its own number of dimensions.
 const MAX_DIMENSIONS: usize = 16_384;
 
-/// From either; `None`: it is no vector of finite numbers.
+/// Reads a vector in either form; `None`: it is no vector of finite numbers.
 pub(super) fn from_json(value: &Value) -> Option<Vec<f32>> {
     let vector = match value {
         Value::String(text) => from_base64(text.as_bytes())?,
@@ -21,7 +21,7 @@ pub(super) fn from_json(value: &Value) -> Option<Vec<f32>> {
     checked(vector)
 }
 
-/// From base64 with or without padding.
+/// Reads a vector in base64, with or without padding.
 pub(super) fn from_header(value: &[u8]) -> Option<Vec<f32>> {
     checked(from_base64(value.trim_ascii())?)
 }
