@@ -1,7 +1,7 @@
-//! The `foreword` binary: arguments, logging, signals and exit codes. Everything else is the library's.
+//! The `foreword` binary: arguments, logging, signals and exit codes. Everything else is in the libraries.
 //!
-//! Exit codes: 0 after a graceful stop, 1 when something failed, 2 for bad arguments or an empty trace, 128 + n when a second signal n
-//! cut the stop short.
+//! Exit codes: 0 after a graceful stop, 1 for a failure, 2 for bad arguments or an empty trace, and 128 + n when a
+//! second signal n cut the stop short.
 
 mod cli;
 
@@ -22,12 +22,12 @@ enum Command {
     /// Serve a model over HTTP, OpenAI-compatible
     #[command(after_help = cli::LOG_HELP)]
     Serve(Box<serve::Arguments>),
-    /// Follow vLLM's KV events and tell gateways which documents it holds
+    /// Follow vLLM's KV events and tell gateways which documents the engine holds
     KvBridge(Box<kv_bridge::Arguments>),
-    /// Tell what ordering documents would save on a log of requests, and write a report
+    /// Report what ordering documents would save on a log of requests
     #[command(after_help = replay::HELP)]
     Replay(replay::Arguments),
-    /// Tell why the prompts of a log could not begin like earlier ones, and what would mend it
+    /// Report why the prompts of a log could not begin like earlier ones, and what would mend it
     #[command(after_help = explain::HELP)]
     Explain(explain::Arguments),
     /// Ask a model questions with documents in several orders, compare the answers, and write a report
@@ -37,7 +37,7 @@ enum Command {
     Ingest(ingest::Arguments),
     /// Measure what a device takes for prefill, decode and cached prefixes, without a server
     Measure(measure::Arguments),
-    /// Tell whether the gateway's filter would take its configuration
+    /// Check whether the gateway's filter would accept a configuration
     #[command(after_help = check_config::HELP)]
     CheckConfig(check_config::Arguments),
 }

@@ -1,13 +1,13 @@
-//! What Envoy 1.40 offers a dynamic module, as far as the filter needs it: our own declarations of
+//! The part of Envoy 1.40's interface for dynamic modules that the filter needs: our own declarations of
 //! `source/extensions/dynamic_modules/abi/abi.h`, ABI `v0.2.0`.
 //!
-//! Names are Envoy's, less the prefix `envoy_dynamic_module_type_` of types. Enumerations are C's `unsigned int`.
-//! Nothing here is safe to call but through [`crate::stream`].
+//! Names are Envoy's, without the prefix `envoy_dynamic_module_type_` of types. Enumerations are C's `unsigned int`.
+//! Nothing here is safe to call, except through [`crate::stream`].
 #![allow(unsafe_code, reason = "declarations of foreign functions")]
 
 use std::ffi::{c_char, c_void};
 
-/// Envoy's object behind a request; valid during a hook that got it.
+/// Envoy's object behind a request; valid during a hook that receives it.
 pub(crate) type HttpFilterEnvoyPtr = *mut c_void;
 /// Envoy's object behind a configuration; valid until `config_destroy`, and used in its hooks alone.
 pub(crate) type HttpFilterConfigEnvoyPtr = *mut c_void;
@@ -15,7 +15,7 @@ pub(crate) type HttpFilterConfigEnvoyPtr = *mut c_void;
 /// The version that `on_program_init` returns.
 pub(crate) const ABI_VERSION: &std::ffi::CStr = c"v0.2.0";
 
-/// Bytes of Envoy's, valid until the hook returns or the thing they belong to is changed.
+/// Bytes of Envoy's, valid until the hook returns or their owner is changed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct EnvoyBuffer {
@@ -24,14 +24,14 @@ pub(crate) struct EnvoyBuffer {
 }
 
 impl EnvoyBuffer {
-    /// No bytes.
+    /// An empty buffer.
     pub(crate) const NOTHING: Self = Self {
         ptr: std::ptr::null(),
         length: 0,
     };
 }
 
-/// Bytes of ours; Envoy copies them before a call returns.
+/// Bytes of the module's; Envoy copies them before a call returns.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct ModuleBuffer {
@@ -40,7 +40,7 @@ pub(crate) struct ModuleBuffer {
 }
 
 impl ModuleBuffer {
-    /// No bytes at all, which as a header's value removes the header.
+    /// A null buffer, which as a header's value removes the header.
     pub(crate) const NULL: Self = Self {
         ptr: std::ptr::null(),
         length: 0,
@@ -54,7 +54,7 @@ impl ModuleBuffer {
     }
 }
 
-/// A header of ours.
+/// A header of the module's.
 #[repr(C)]
 pub(crate) struct ModuleHttpHeader {
     pub(crate) key: ModuleBuffer,
@@ -68,7 +68,7 @@ pub(crate) struct EnvoyHttpHeader {
     pub(crate) value: EnvoyBuffer,
 }
 
-/// Envoy's way to a configuration's hooks from any thread; ours to delete.
+/// Envoy's scheduler, which calls a configuration's hook from any thread; the module deletes it.
 pub(crate) type ConfigSchedulerPtr = *mut c_void;
 
 /// `http_header_type`.
@@ -76,17 +76,17 @@ pub(crate) const REQUEST_HEADER: u32 = 0;
 /// `http_header_type`.
 pub(crate) const RESPONSE_HEADER: u32 = 2;
 
-/// `http_body_type`: what the running body hook brought; absent in every other hook.
+/// `http_body_type`: the body that the running hook brought; absent in every other hook.
 pub(crate) const RECEIVED_REQUEST_BODY: u32 = 0;
-/// `http_body_type`: what earlier hooks held back.
+/// `http_body_type`: the body that earlier hooks held back.
 pub(crate) const BUFFERED_REQUEST_BODY: u32 = 1;
-/// `http_body_type`: as with requests.
+/// `http_body_type`: the response body that the running hook brought.
 pub(crate) const RECEIVED_RESPONSE_BODY: u32 = 2;
 
 /// `attribute_id`: the address of the host that a request was sent to.
 pub(crate) const UPSTREAM_ADDRESS: u32 = 41;
 
-/// `metrics_result`.
+/// `metrics_result`: success.
 pub(crate) const METRICS_SUCCESS: u32 = 0;
 
 /// `http_callout_init_result`: the call is under way.
@@ -96,14 +96,14 @@ pub(crate) const CALL_ANSWERED: u32 = 0;
 /// `http_callout_result`: the answer is longer than Envoy keeps.
 pub(crate) const CALL_TOO_LONG: u32 = 2;
 
-/// `log_level`.
+/// `log_level`: info.
 pub(crate) const LOG_INFO: u32 = 2;
-/// `log_level`.
+/// `log_level`: warning.
 pub(crate) const LOG_WARN: u32 = 3;
-/// `log_level`.
+/// `log_level`: error.
 pub(crate) const LOG_ERROR: u32 = 4;
 
-/// `on_http_filter_*_status`: go on, the same number for every hook.
+/// `on_http_filter_*_status`: continue, the same number for every hook.
 pub(crate) const CONTINUE: u32 = 0;
 /// `on_http_filter_request_headers_status` and `…_trailers_status`: wait here.
 pub(crate) const STOP_ITERATION: u32 = 1;

@@ -1,12 +1,12 @@
-//! What Envoy does not give a filter's configuration: to be called now and then.
+//! A clock that ticks for a filter's configuration, since Envoy has none for it.
 //!
 //! ```text
 //!   thread ── every 100 ms ──▶ scheduler ──▶ main thread's queue ──▶ `config_scheduled` ──▶ Plugin::on_tick
 //! ```
 //!
 //! Envoy 1.40 lets a configuration make HTTP calls and run events on the main thread, but has timers for bootstrap
-//! extensions and clusters only. So a thread waits and does nothing else: it touches neither the plugin nor a request. It
-//! ends, and is awaited, with its configuration.
+//! extensions and clusters only. So a thread waits and does nothing else: it touches neither the plugin nor a request.
+//! It ends with its configuration, which joins it.
 #![allow(
     unsafe_code,
     reason = "Envoy's scheduler is a pointer that any thread may use"
@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use crate::abi;
 
-/// Ticks until it is dropped.
+/// A thread that ticks until this is dropped.
 pub(crate) struct Clock {
-    /// Dropped first, which ends the thread.
+    /// The sender whose drop ends the thread. It is dropped first.
     stop: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -59,7 +59,7 @@ impl Drop for Clock {
     }
 }
 
-/// Owned by the thread that uses it.
+/// Envoy's scheduler, owned by the thread that uses it.
 struct Scheduler(abi::ConfigSchedulerPtr);
 
 // SAFETY: Envoy posts an event to the main thread's queue, from whatever thread, and forgets it if the configuration is
@@ -84,5 +84,5 @@ impl Drop for Scheduler {
     }
 }
 
-/// As often as a Wasm VM ticks.
+/// The interval of ticks, the same as a Wasm VM's.
 const TICK: Duration = Duration::from_millis(100);

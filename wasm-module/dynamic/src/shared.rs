@@ -1,7 +1,7 @@
-//! Shared data for the filter: keys and values of the whole process, as Envoy has them for Wasm.
+//! Shared data for the filter: a key-value store for the whole process, as Envoy has for Wasm.
 //!
-//! All workers share a plugin here, so what they tell each other they know already. But a plugin that takes another's
-//! place when the configuration changes learns from it what the other one knew.
+//! All workers share a plugin here, so they already know each other's updates. But a plugin that replaces another one,
+//! when the configuration changes, learns from it what the other one knew.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,12 +11,12 @@ static DATA: Mutex<Option<Data>> = Mutex::new(None);
 
 type Data = HashMap<String, (Vec<u8>, u32)>;
 
-/// The value of a key, and the number of its last change.
+/// Returns the value of a key, and the number of its last change.
 pub(crate) fn get(key: &str) -> Option<(Vec<u8>, u32)> {
     lock().as_ref()?.get(key).cloned()
 }
 
-/// Sets a value; with `unchanged_since`, only if that is the number of its last change. Whether it was set.
+/// Sets a value; with `unchanged_since`, only if that is the number of its last change. Returns whether it was set.
 pub(crate) fn set(key: &str, value: &[u8], unchanged_since: Option<u32>) -> bool {
     let mut data = lock();
     let data = data.get_or_insert_default();
@@ -29,7 +29,7 @@ pub(crate) fn set(key: &str, value: &[u8], unchanged_since: Option<u32>) -> bool
     true
 }
 
-/// No call leaves the map half changed, so a panic elsewhere spoils nothing.
+/// Locks the map. No call leaves it half changed, so a panic elsewhere spoils nothing.
 fn lock() -> MutexGuard<'static, Option<Data>> {
     DATA.lock().unwrap_or_else(PoisonError::into_inner)
 }

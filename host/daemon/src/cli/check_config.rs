@@ -1,4 +1,4 @@
-//! `foreword check-config`: its arguments.
+//! The arguments of `foreword check-config`.
 
 use foreword_tools::check;
 use foreword_tools::check::Verdict;
@@ -11,8 +11,8 @@ Exit codes: 0 the filter takes every configuration, 1 it refuses one, 2 a file c
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The plugin's JSON, or what holds it: Envoy's configuration, Istio's or Envoy Gateway's resources, a ConfigMap
-    /// with one of them; `-`: standard input
+    /// File with the plugin's JSON, or with what contains it: Envoy's configuration, Istio's or Envoy Gateway's
+    /// resources, a ConfigMap; `-`: standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 }

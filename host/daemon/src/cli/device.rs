@@ -1,4 +1,4 @@
-//! The arguments that say what computes, and how much at once.
+//! The arguments that choose the device and the size of its steps.
 
 use clap::ValueEnum;
 use foreword_engine::backend::cpu::Precision;
@@ -7,13 +7,14 @@ use foreword_server::device::{Device, DeviceConfig};
 #[derive(clap::Args)]
 #[group(id = "computing")]
 pub(crate) struct Arguments {
-    /// What computes: cpu, cuda:N, or auto, the first CUDA device where there is one
+    /// Device that computes: cpu, cuda:N, or auto, the first CUDA device if there is one
     #[arg(long, default_value = "auto")]
     device: Device,
-    /// Tokens of KV state to make room for [default: 65536 on the CPU, --kv-memory-fraction on a CUDA device]
+    /// Tokens of KV state that fit into the device's pool [default: 65536 on the CPU, --kv-memory-fraction on a CUDA
+    /// device]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(16..))]
     kv_tokens: Option<u32>,
-    /// Part of a CUDA device's memory for KV state, of what weights leave
+    /// Fraction of a CUDA device's memory, after the weights, to use for KV state
     #[arg(long, value_name = "PART", default_value_t = 0.9, value_parser = part, conflicts_with = "kv_tokens")]
     kv_memory_fraction: f32,
     /// Tokens in a page of KV state, a multiple of 16; a power of two up to 256 on a CUDA device
@@ -28,23 +29,23 @@ pub(crate) struct Arguments {
     /// How the CPU multiplies bf16 weights
     #[arg(long, value_enum, default_value_t = CpuPrecision::Auto)]
     cpu_precision: CpuPrecision,
-    /// Make weights up from this seed instead of reading them: for measuring a shape, of which config.json is enough
+    /// Use random weights of this seed instead of reading them, to measure a shape; config.json is then enough
     #[arg(long, value_name = "SEED")]
     random_weights: Option<u64>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum CpuPrecision {
-    /// As bf16 where the CPU does that faster, else as f32
+    /// Multiply as bf16 where the CPU does that faster, else as f32
     Auto,
-    /// Widened to f32: most accurate
+    /// Widen to f32: most accurate
     F32,
-    /// Activations rounded to bf16; an error where the CPU has no instructions for it
+    /// Round activations to bf16; an error if the CPU has no instructions for it
     Bf16,
 }
 
 impl Arguments {
-    /// What is wrong with them together.
+    /// Returns the conflict between arguments, if there is one.
     pub(crate) fn conflict(&self) -> Option<String> {
         let (kv, page) = (self.kv_tokens?, self.page_tokens);
         (kv < page)

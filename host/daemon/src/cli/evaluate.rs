@@ -26,13 +26,13 @@ pub(crate) struct Arguments {
     /// OpenAI-compatible endpoint: http://localhost:8000, say, or https://llm.example/v1
     #[arg(long, value_name = "URL")]
     endpoint: String,
-    /// The model's name there
+    /// Name of the model at the endpoint
     #[arg(long, value_name = "NAME")]
     model: String,
     /// Questions with answers: SQuAD (.json) or lines (.jsonl)
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
-    /// Folder of the run: answers, figures, report
+    /// Folder of the run, for answers, figures and report
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Ways to ask [default: those without a position; dedup ones where chats have turns]
@@ -44,16 +44,16 @@ pub(crate) struct Arguments {
     /// Ask the first N questions only (of SQuAD's, N drawn at random)
     #[arg(long, value_name = "N")]
     questions: Option<NonZeroUsize>,
-    /// Documents of a question [default: 10 for SQuAD, all for lines]
+    /// Documents per question [default: 10 for SQuAD, all for lines]
     #[arg(long, value_name = "K")]
     documents: Option<NonZeroUsize>,
-    /// Requests under way
+    /// Requests in flight at once
     #[arg(long, value_name = "C", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1_024))]
     concurrency: u16,
-    /// Seed of all that is drawn
+    /// Seed of all random choices
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// A gateway with the filter before the same endpoint; adds the arm gateway
+    /// Gateway with the filter in front of the same endpoint; adds the arm gateway
     #[arg(long, value_name = "URL")]
     gateway: Option<String>,
     /// The gateway's configuration: its plugin configuration's `ordering`, in JSON
@@ -62,13 +62,13 @@ pub(crate) struct Arguments {
     /// Environment variable that holds the API key
     #[arg(long, value_name = "VAR")]
     api_key_env: Option<String>,
-    /// System message; empty: none
+    /// System message; empty for none
     #[arg(long, value_name = "TEXT", default_value = SYSTEM)]
     system: String,
-    /// Tokens of an answer
+    /// Most tokens of an answer
     #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
-    /// More members for every request, a JSON object: {"chat_template_kwargs": {"enable_thinking": false}}, say
+    /// More members for every request, as a JSON object, such as {"chat_template_kwargs": {"enable_thinking": false}}
     #[arg(long, value_name = "JSON", value_parser = object, default_value = "{}", hide_default_value = true)]
     extra: Object,
     /// Send no cache_salt, for endpoints that refuse it: the arms then share the engine's cache
@@ -77,7 +77,7 @@ pub(crate) struct Arguments {
     /// Seconds that one attempt may take
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout_s: u64,
-    /// Attempts beside the first, where another may help
+    /// Further attempts after the first, where another may help
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=100))]
     retries: u32,
     /// Milliseconds before the second attempt; doubled each time, up to 30 s
@@ -88,7 +88,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// A JSON object as one argument.
+/// A JSON object in one argument.
 #[derive(Clone)]
 struct Object(Map<String, Value>);
 

@@ -1,4 +1,4 @@
-//! `foreword explain`: its arguments.
+//! The arguments of `foreword explain`.
 
 use clap::ValueHint;
 use foreword_simulation::Capacity;
@@ -24,22 +24,22 @@ pub(crate) struct Arguments {
     /// Tokens in a page of the engine's cache: a shorter prefix is not reused (vLLM: 16; hybrid models: 528 to 8320)
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     page_tokens: u32,
-    /// Tokens that the engine's cache holds, for what mending would bring; 0: any number
+    /// Tokens that the engine's cache holds, to compute what mending would save; 0: any number
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     cache_tokens: u64,
-    /// Recent requests that a request is compared with
+    /// Recent requests that each request is compared with
     #[arg(long, value_name = "REQUESTS", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     window: u32,
-    /// The gateway's configuration of documents, as it is now: its plugin configuration, or the `ordering` in it
+    /// The gateway's current configuration of documents: its plugin configuration, or the `ordering` in it
     #[arg(long, value_name = "FILE")]
     ordering: Option<PathBuf>,
-    /// Do not replay the log to tell what mending would bring
+    /// Do not replay the log to compute what mending would save
     #[arg(long)]
     no_gain: bool,
     /// Stop at the first bad line instead of skipping it
     #[arg(long)]
     strict: bool,
-    /// Where a report goes, one HTML file
+    /// File for a report in HTML
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Print one JSON object, with a diagnosis for each request, instead of a table
@@ -47,7 +47,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// A log without requests is a wrong argument more than a failure.
+/// Runs the subcommand. A log without requests counts as a wrong argument rather than a failure.
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
     let options = explain::Options {
         files: arguments.files,

@@ -1,4 +1,4 @@
-//! `foreword ingest`: a folder of texts to an index file.
+//! `foreword ingest`: makes an index file of a folder of texts.
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -14,36 +14,36 @@ use std::process::ExitCode;
 pub(crate) struct Arguments {
     /// Folder with .txt, .md and .jsonl files; lines of the latter: {"id", "title", "text", "metadata"}
     folder: PathBuf,
-    /// Index file: made, or brought up to date if it is there
+    /// Index file to create, or to bring up to date
     #[arg(long, value_name = "FILE")]
     index: PathBuf,
-    /// What makes vectors of texts: `hashing`, `hashing:DIMENSIONS`, or the folder of a sentence encoder
+    /// Embedder of texts: `hashing`, `hashing:DIMENSIONS`, or the folder of a sentence encoder
     #[arg(long, value_name = "EMBEDDER", default_value = "hashing")]
     embedder: EmbedderSource,
-    /// How near vectors are found, in a new index
+    /// Search method of a new index
     #[arg(long, value_enum, default_value_t = IndexKind::Hnsw)]
     kind: IndexKind,
-    /// How vectors are compared, in a new index
+    /// Metric of a new index
     #[arg(long, value_enum, default_value_t = By::Cosine)]
     metric: By,
-    /// Words of a passage that a text is cut into, at most
+    /// Most words of a passage; longer texts are cut
     #[arg(long, value_name = "WORDS", default_value_t = 160, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     passage_words: u32,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum IndexKind {
-    /// Compare all: exact, for some thousand documents
+    /// Compares with all vectors: exact, for some thousand documents
     Flat,
-    /// Clusters, of which the nearest are searched: made quickly
+    /// Clusters of vectors, of which the nearest are searched: fast to build
     Ivf,
-    /// A graph of near vectors: searched quickly
+    /// A graph of near vectors: fast to search
     Hnsw,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum By {
-    /// Angle
+    /// Cosine of the angle
     Cosine,
     /// Inner product
     InnerProduct,
@@ -51,7 +51,7 @@ enum By {
     L2,
 }
 
-/// Makes the index, or brings it up to date, and says what was done.
+/// Makes the index, or brings it up to date, and reports what was done.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     match ingest(arguments) {
         Ok((summary, documents)) => {
@@ -100,7 +100,7 @@ fn ingest(arguments: &Arguments) -> anyhow::Result<(Summary, usize)> {
     Ok((summary, collection.len()))
 }
 
-/// The one in the file, or a new one where there is no file.
+/// Opens the collection in the file, or a new one if there is no file.
 fn collection(arguments: &Arguments, embedder: &dyn Embedder) -> anyhow::Result<Collection> {
     let exists = arguments.index.try_exists();
     if exists.with_context(|| arguments.index.display().to_string())? {

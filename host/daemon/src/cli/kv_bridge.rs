@@ -1,4 +1,4 @@
-//! `foreword kv-bridge`: its arguments, and its life from start to signal.
+//! `foreword kv-bridge`: its arguments, and its run until a signal.
 
 use super::{LOG_HELP, LogFormat, Signals, address, announce, folder_name, listener, ordering};
 use anyhow::Context;
@@ -12,10 +12,11 @@ use std::time::Duration;
 #[derive(clap::Args)]
 #[command(after_help = LOG_HELP)]
 pub(crate) struct Arguments {
-    /// Where the engine publishes its KV events: vLLM's `endpoint` in --kv-events-config
+    /// Address of the engine's KV events: vLLM's `endpoint` in --kv-events-config
     #[arg(long, value_name = "ENDPOINT", value_parser = endpoint)]
     events: String,
-    /// Where it repeats them: vLLM's `replay_endpoint`; without it, a lost connection loses all that was known
+    /// Address for repeated events: vLLM's `replay_endpoint`; without it, a lost connection loses everything that was
+    /// known
     #[arg(long, value_name = "ENDPOINT", value_parser = endpoint)]
     replay: Option<String>,
     /// Topics to subscribe to, by their beginning [default: all]
@@ -26,10 +27,10 @@ pub(crate) struct Arguments {
         hide_default_value = true
     )]
     topic: String,
-    /// Folder of the engine's checkpoint, of which its tokenizer and chat template are read (no weights)
+    /// Folder of the engine's checkpoint; its tokenizer and chat template are read, but no weights
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
-    /// Names under which the engine serves the model, the first one as gateways know it [default: the folder's name]
+    /// Names under which the engine serves the model; the first one is the gateways' [default: the folder's name]
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     served_model_name: Vec<String>,
     /// Address to listen on for copies of requests; port 0 picks a free one
@@ -37,35 +38,35 @@ pub(crate) struct Arguments {
     listen: SocketAddr,
     #[command(flatten)]
     listener: listener::Arguments,
-    /// File with accepted API keys, one per line, as the engine's clients send them; without it nobody is asked
+    /// File with accepted API keys, one per line, as the engine's clients send them; without it no key is required
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// File with keys for /v1/kv, one per line, each with places of its own: it tells what all tenants' caches hold
-    /// [default: the API keys, unless the feed has a key]
+    /// File with keys for /v1/kv, one per line, each with places of its own, since it shows what all tenants' caches
+    /// hold [default: the API keys, unless the feed has a key]
     #[arg(long, value_name = "FILE")]
     kv_key_file: Option<PathBuf>,
-    /// The gateway's configuration of documents, if it has one: its plugin configuration's `ordering`, in JSON
+    /// The gateway's configuration of documents, if it has one: the `ordering` of its plugin configuration, in JSON
     #[arg(long, value_name = "FILE")]
     ordering: Option<PathBuf>,
-    /// Bytes of a request's body; larger ones are refused with 413
+    /// Largest body of a request, in bytes; larger ones are refused with 413
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     max_body_bytes: u64,
-    /// Requests that may wait to be tokenised; more are refused with 429
+    /// Most requests that wait to be tokenised; more are refused with 429
     #[arg(long, value_name = "REQUESTS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_waiting: u32,
-    /// Memory for the tokens of texts that were tokenised before, in MiB; 0: none
+    /// Memory for the tokens of texts that were tokenised before, in MiB; 0 for none
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     token_cache_mib: u32,
-    /// Blocks of the engine to remember, a few hundred bytes each; when it has more, all is forgotten
+    /// Most blocks of the engine to remember, a few hundred bytes each; beyond it, everything is forgotten
     #[arg(long, value_name = "BLOCKS", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     max_blocks: u32,
-    /// Prompts to remember until the engine has their blocks; beyond it the oldest are forgotten
+    /// Most prompts to remember until the engine has their blocks; beyond it the oldest are forgotten
     #[arg(long, value_name = "PROMPTS", default_value_t = 4_096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_prompts: u32,
-    /// Tokens of these prompts, 4 bytes each
+    /// Most tokens of these prompts, 4 bytes each
     #[arg(long, value_name = "TOKENS", default_value_t = 16_000_000, value_parser = clap::value_parser!(u32).range(1..))]
     max_prompt_tokens: u32,
-    /// Seconds that requests inside get to be read to their end after SIGTERM or SIGINT
+    /// Seconds for the requests in progress to be read to their end after SIGTERM or SIGINT
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=86_400))]
     grace_s: u64,
     /// Form of the log on standard error
@@ -73,7 +74,7 @@ pub(crate) struct Arguments {
     pub(crate) log_format: LogFormat,
 }
 
-/// Follows until a signal ends it.
+/// Follows the engine until a signal.
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new().context("cannot listen to signals")?;
     let bridge = Bridge::start(config(arguments)?).await?;
@@ -119,7 +120,7 @@ fn config(arguments: Arguments) -> anyhow::Result<Config> {
     })
 }
 
-/// `tcp://HOST:PORT`, as ZeroMQ writes addresses to connect to.
+/// Parses `tcp://HOST:PORT`, as ZeroMQ writes addresses to connect to.
 fn endpoint(text: &str) -> Result<String, String> {
     let valid = text
         .strip_prefix("tcp://")

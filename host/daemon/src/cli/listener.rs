@@ -1,4 +1,4 @@
-//! The part of the arguments that says where a server listens, and what connections may do.
+//! The arguments of a server's listeners, and the bounds of their connections.
 
 use anyhow::{Context, bail};
 use foreword_ordering::feed::FeedKey;
@@ -15,32 +15,32 @@ pub(crate) struct Arguments {
     /// thousand ports above --listen's]
     #[arg(long, value_name = "ADDRESS", value_parser = internal)]
     internal_listen: Option<Internal>,
-    /// Connections of clients at once; when there are more, those that wait longest without a request are closed. Fewer
-    /// where the process may not open so many files
+    /// Most connections of clients; beyond it, those that have waited longest without a request are closed. It is
+    /// lower if the process may not open so many files
     #[arg(long, value_name = "CONNECTIONS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     max_connections: u32,
-    /// Of these, from one address (IPv6: one /64 network); loopback is not bound. 0: any number
+    /// Most connections from one address (IPv6: one /64 network); loopback has no bound. 0: any number
     #[arg(long, value_name = "CONNECTIONS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     max_connections_per_address: u32,
     /// Seconds for a request's head to arrive
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     header_timeout_s: u64,
-    /// Seconds between two requests of a connection; more than a gateway keeps its own, which is an hour in Envoy
+    /// Seconds between two requests of a connection; choose more than a gateway keeps its own, which is an hour in
+    /// Envoy
     #[arg(long, value_name = "SECONDS", default_value_t = 3_660, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     idle_timeout_s: u64,
     /// Seconds for a request's body to arrive
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     body_timeout_s: u64,
-    /// Bytes per second, over ten seconds, that a client must send of a body, or take of an answer that waits for it; 0:
-    /// any
+    /// Least bytes per second, over ten seconds, that a client must send of a body, or take of an answer; 0: any
     #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
     min_rate: u32,
-    /// Memory for bodies that have not arrived in full, in MiB, at least --max-body-bytes; when it is full, the one that
-    /// has been arriving longest is closed
+    /// Memory for bodies that have not arrived in full, in MiB, at least --max-body-bytes; when it is full, the one
+    /// that has been arriving longest is closed
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     arriving_mib: u32,
-    /// File with the key that the KV feed is sealed with, 64 to 256 hexadecimal digits, as gateways have it
-    /// (`engines[].feed.key`) [default: what FOREWORD_FEED_KEY has; without one, the feed is served on loopback alone]
+    /// File with the key that seals the KV feed, 64 to 256 hexadecimal digits, as gateways have it
+    /// (`engines[].feed.key`) [default: FOREWORD_FEED_KEY; without either, the feed is served on loopback alone]
     #[arg(long, value_name = "FILE")]
     feed_key_file: Option<PathBuf>,
 }
@@ -60,8 +60,8 @@ fn internal(text: &str) -> Result<Internal, String> {
 }
 
 impl Arguments {
-    /// Where the internal listener is, beside clients' at `listen`. The default follows `listen`, so several hosts on one
-    /// machine get one each.
+    /// Returns the address of the internal listener, beside the clients' at `listen`. The default follows `listen`, so
+    /// several hosts on one machine get different ones.
     pub(crate) fn internal(&self, listen: SocketAddr) -> anyhow::Result<Option<SocketAddr>> {
         let port = match (self.internal_listen, listen.port()) {
             (Some(Internal::None), _) => return Ok(None),
@@ -77,7 +77,7 @@ impl Arguments {
         Ok(Some((Ipv4Addr::LOCALHOST, port).into()))
     }
 
-    /// What clients' connections may do. Raises the process's limit of open files.
+    /// Returns the bounds of clients' connections. Raises the process's limit of open files.
     pub(crate) fn bounds(&self, max_body_bytes: u64) -> Bounds {
         let connections = within_open_files(self.max_connections, FILES);
         if connections < self.max_connections {
@@ -102,7 +102,7 @@ impl Arguments {
         Duration::from_secs(self.body_timeout_s)
     }
 
-    /// The key that the feed is sealed with.
+    /// Returns the key that seals the feed.
     pub(crate) fn feed_key(&self) -> anyhow::Result<Option<FeedKey>> {
         const EXPECTED: &str = "64 to 256 hexadecimal digits (try `openssl rand -hex 32`)";
         if let Some(file) = &self.feed_key_file {
@@ -124,5 +124,6 @@ impl Arguments {
 
 const PORTS_ABOVE: u16 = 1000;
 const KEY_VARIABLE: &str = "FOREWORD_FEED_KEY";
-/// Files beside clients' connections: the internal listener's, and the model's, the index's, the log's.
+/// Number of files besides clients' connections: the internal listener's, and those of the model, the index and the
+/// log.
 const FILES: u32 = INTERNAL_CONNECTIONS + 128;

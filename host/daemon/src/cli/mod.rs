@@ -1,4 +1,4 @@
-//! The subcommands, a file for each, and what several of them share: logging, signals, the gateway's configuration.
+//! The subcommands, one file each, and what several of them share: logging, signals, the gateway's configuration.
 
 pub(crate) mod check_config;
 pub(crate) mod device;
@@ -31,7 +31,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Runs a mode that goes on until a signal ends it.
+/// Runs a mode that continues until a signal.
 pub(crate) fn until_signal(
     log: LogFormat,
     mode: impl Future<Output = anyhow::Result<ExitCode>>,
@@ -56,12 +56,12 @@ fn block_on(mode: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Res
         .build()
         .context("cannot start threads")?;
     let code = runtime.block_on(mode);
-    // A model that is still being loaded is not waited for.
+    // The runtime does not wait for a model that is still being loaded.
     runtime.shutdown_background();
     code
 }
 
-/// How the gateway finds and orders documents, as written in `file`, and valid.
+/// Reads the gateway's configuration of documents from `file`, and checks it.
 fn ordering(file: Option<&Path>) -> anyhow::Result<RawConfig> {
     let Some(file) = file else {
         return Ok(RawConfig::default());
@@ -78,7 +78,7 @@ fn ordering(file: Option<&Path>) -> anyhow::Result<RawConfig> {
     Ok(raw)
 }
 
-/// The folder's own name, also where it was given as `.` or `models/..`.
+/// Returns the folder's own name, also if it was given as `.` or `models/..`.
 fn folder_name(folder: &Path) -> String {
     let absolute = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     absolute.file_name().map_or_else(
@@ -87,8 +87,8 @@ fn folder_name(folder: &Path) -> String {
     )
 }
 
-/// What is said on standard output: whoever started us waits for it, and finds both lines at once. A closed output is no
-/// reason not to serve.
+/// Prints the addresses on standard output. The process that started this one waits for them, and gets both lines at
+/// once. A closed output is no reason not to serve.
 fn announce(address: SocketAddr, internal: Option<SocketAddr>) {
     let mut lines = format!("listening on http://{address}\n");
     if let Some(internal) = internal {
@@ -115,7 +115,7 @@ fn start_log(format: LogFormat) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An address to listen on.
+/// Parses an address to listen on.
 fn address(text: &str) -> Result<SocketAddr, String> {
     let words =
         "it must be an IP address with a port: 127.0.0.1:8000, or 0.0.0.0:8000 for every interface";
@@ -136,7 +136,7 @@ impl Signals {
         })
     }
 
-    /// The next one's number.
+    /// Returns the next signal's number.
     async fn next(&mut self) -> u8 {
         tokio::select! {
             _ = self.terminate.recv() => 15,

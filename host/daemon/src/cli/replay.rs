@@ -1,4 +1,4 @@
-//! `foreword replay`: its arguments.
+//! The arguments of `foreword replay`.
 
 use foreword_ordering::policy::PolicyKind;
 use foreword_simulation::Capacity;
@@ -34,11 +34,11 @@ pub(crate) struct Arguments {
     /// Also plan every N requests together, as an offline batch: order of documents and of requests
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroU32>,
-    /// Tokens of a document whose line does not tell
+    /// Tokens of a document whose line does not state them
     #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     document_tokens: u32,
-    /// The gateway's configuration of documents: its plugin configuration, or the `ordering` in it, in JSON. Bodies are
-    /// stabilised as its `head` and `conversation` say, `report` counting as `apply` [default: every part that is safe]
+    /// The gateway's configuration of documents: its plugin configuration, or the `ordering` in it, in JSON. Bodies
+    /// are stabilised by its `head` and `conversation`, with `report` counting as `apply` [default: every safe part]
     #[arg(long, value_name = "FILE")]
     ordering: Option<PathBuf>,
     /// Seed of the random policy and of samples
@@ -47,7 +47,7 @@ pub(crate) struct Arguments {
     /// Stop at the first bad line instead of skipping it
     #[arg(long)]
     strict: bool,
-    /// Where the report goes, one HTML file
+    /// File for the report in HTML
     #[arg(long, value_name = "FILE", default_value = "replay-report.html")]
     report: PathBuf,
     /// Write no report
@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// A trace without requests is a wrong argument more than a failure.
+/// Runs the subcommand. A trace without requests counts as a wrong argument rather than a failure.
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
     let mut policies = arguments.policies;
     if policies.is_empty() {

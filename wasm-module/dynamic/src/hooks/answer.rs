@@ -1,10 +1,10 @@
-//! The answer to a call into a cluster, as Envoy hands it to the hooks that wait for one.
+//! Reads the response to a call into a cluster, as Envoy hands it to the hooks that wait for it.
 #![allow(unsafe_code, reason = "lists and texts of Envoy's")]
 
 use crate::abi::{EnvoyBuffer, EnvoyHttpHeader};
 use crate::stream::bytes;
 
-/// A list of Envoy's; null is an empty one.
+/// Returns a list of Envoy's as a slice; null is an empty list.
 ///
 /// # Safety
 /// There are `length` items, for as long as the slice is in use.
@@ -16,8 +16,10 @@ pub(super) unsafe fn listed<'hook, T>(items: *const T, length: usize) -> &'hook 
     unsafe { std::slice::from_raw_parts(items, length) }
 }
 
+/// Returns the status in the headers.
+///
 /// # Safety
-/// The headers are of the running hook.
+/// The headers are the running hook's.
 pub(super) unsafe fn status(headers: &[EnvoyHttpHeader]) -> Option<u16> {
     // SAFETY: by the contract.
     let mut headers =
@@ -26,10 +28,10 @@ pub(super) unsafe fn status(headers: &[EnvoyHttpHeader]) -> Option<u16> {
     str::from_utf8(status).ok()?.parse().ok()
 }
 
-/// All of it, unless it is longer than `limit`.
+/// Returns the whole body, unless it is longer than `limit`.
 ///
 /// # Safety
-/// The chunks are of the running hook.
+/// The chunks are the running hook's.
 pub(super) unsafe fn body(chunks: &[EnvoyBuffer], limit: usize) -> Option<Vec<u8>> {
     let size: usize = chunks.iter().map(|chunk| chunk.length).sum();
     if size > limit {

@@ -1,4 +1,4 @@
-//! Hooks of a configuration, all of them on Envoy's main thread.
+//! The hooks of a configuration, all of them on Envoy's main thread.
 #![allow(
     unsafe_code,
     reason = "C functions that hand over Envoy's objects and take back our own"
@@ -14,26 +14,26 @@ use crate::abi::{self, EnvoyBuffer, EnvoyHttpHeader};
 use crate::clock::Clock;
 use crate::stream::{Envoy, bytes, log};
 
-/// Ours behind a configuration.
+/// The module's object behind a configuration.
 pub(super) struct Loaded {
-    /// Its requests share it, and may outlive the configuration.
+    /// The plugin. Requests share it, and may outlive the configuration.
     pub(super) plugin: Arc<Plugin>,
-    /// Runs where engines' feeds are followed.
+    /// The clock, which runs if engines' feeds are followed.
     _clock: Option<Clock>,
 }
 
 pub(super) type Config = *const Loaded;
 
-/// Workers share a plugin.
+/// Workers share a plugin, so it must be `Send` and `Sync`.
 const _: fn() = || {
     fn shared<T: Send + Sync>() {}
     shared::<Plugin>();
 };
 
-/// A configuration is loaded; null refuses it.
+/// Loads a configuration; null refuses it.
 ///
 /// # Safety
-/// Called by Envoy with its object and two buffers that live as long as the call.
+/// Envoy calls it with its object and two buffers that live as long as the call.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
     config: abi::HttpFilterConfigEnvoyPtr,
@@ -72,10 +72,10 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_destr
     guarded((), || drop(unsafe { Box::from_raw(config.cast_mut()) }));
 }
 
-/// The clock has ticked. On the main thread.
+/// Handles a tick of the clock, on the main thread.
 ///
 /// # Safety
-/// Called by Envoy with its object and what `config_new` returned.
+/// Envoy calls it with its object and what `config_new` returned.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_scheduled(
     envoy: abi::HttpFilterConfigEnvoyPtr,
@@ -91,11 +91,11 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_sched
     });
 }
 
-/// A configuration's call was answered, or will not be. On the main thread.
+/// Handles the response to a configuration's call, or its failure, on the main thread.
 ///
 /// # Safety
-/// Called by Envoy with its object, what `config_new` returned, and as many headers and pieces as it says, none of which
-/// live longer than the hook.
+/// Envoy calls it with its object, what `config_new` returned, and as many headers and pieces as it says, none of
+/// which live longer than the hook.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_http_callout_done(
     envoy: abi::HttpFilterConfigEnvoyPtr,

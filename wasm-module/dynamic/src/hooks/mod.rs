@@ -1,15 +1,17 @@
-//! What Envoy calls: the 21 exports that Envoy 1.40 demands of an HTTP filter, and two of a configuration's own.
+//! The functions that Envoy calls: the 21 exports that Envoy 1.40 requires of an HTTP filter, and two of a
+//! configuration's own.
 //!
 //! | file | hooks of |
 //! | --- | --- |
-//! | here | the module; how panics end |
+//! | this file | the module; how panics end |
 //! | `config` | a configuration |
 //! | `request` | a request and its response |
-//! | `unused` | things that the filter does not do |
+//! | `unused` | features that the filter does not use |
 //! | `answer` | none: it reads what Envoy hands to the hooks of calls |
 //!
-//! Each hook ends its panics: an uncaught one would abort Envoy and every stream in it. A request whose hook panicked is
-//! answered with 500, if that can still be done; the next finds everything as it was, but for what the orderer knew.
+//! Each hook catches its panics: an uncaught one would abort Envoy and every stream in it. A request whose hook
+//! panicked is answered with 500, if that is still possible. The next request finds everything as it was, except for
+//! the orderer's knowledge.
 #![allow(unsafe_code, reason = "an export, which Envoy finds by its name")]
 
 mod answer;
@@ -27,10 +29,10 @@ use foreword_filter::LogLevel;
 use crate::abi;
 use crate::stream::log;
 
-/// The module is loaded; answers with the ABI that it was written for.
+/// Handles the loading of the module, and returns the ABI version that it was written for.
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_program_init() -> *const c_char {
-    // A panic's message may quote a request, so only its place is told. This hook is this library's own.
+    // A panic's message may quote a request, so only its place is logged. This hook is the library's own.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic
             .location()
@@ -41,7 +43,7 @@ extern "C" fn envoy_dynamic_module_on_program_init() -> *const c_char {
     abi::ABI_VERSION.as_ptr()
 }
 
-/// Ends panics: `fallback` takes the place of the result.
+/// Catches panics: on a panic, `fallback` is the result.
 fn guarded<T>(fallback: T, hook: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(hook)).unwrap_or(fallback)
 }

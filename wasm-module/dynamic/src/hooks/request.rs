@@ -1,4 +1,4 @@
-//! Hooks of a request and its response, on the request's worker thread.
+//! The hooks of a request and its response, on the request's worker thread.
 #![allow(
     unsafe_code,
     reason = "C functions that hand over Envoy's objects and take back our own"
@@ -14,13 +14,13 @@ use super::guarded;
 use crate::abi::{self, EnvoyBuffer, EnvoyHttpHeader};
 use crate::stream::Envoy;
 
-/// Ours behind a request: a boxed [`Exchange`].
+/// The module's object behind a request: a boxed [`Exchange`].
 pub(super) type Filter = *mut Exchange;
 
-/// A request begins.
+/// Creates the object of a request.
 ///
 /// # Safety
-/// Called by Envoy with what `config_new` returned.
+/// Envoy calls it with what `config_new` returned.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_new(
     config: Config,
@@ -163,7 +163,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_stream_complete(
     }
 }
 
-/// The answer to a call of the request's has come, or none will.
+/// Handles the response to a call of the request's, or its failure.
 ///
 /// # Safety
 /// As `request_headers`; headers and body live as long as the call.
@@ -212,8 +212,8 @@ unsafe fn on_response(
     });
 }
 
-/// Runs a request hook. A panic answers 500 and keeps the request from going on, and so is a request answered that
-/// `filter_new` could make nothing for: whether salts are on is not known of it.
+/// Runs a request hook. A panic answers 500 and keeps the request from going on. A request for which `filter_new`
+/// could create nothing is answered in the same way, since it is unknown whether salts are on.
 ///
 /// # Safety
 /// `envoy` and `filter` came with the running hook.

@@ -1,7 +1,7 @@
-//! Bodies.
+//! The bodies of requests and responses.
 //!
 //! A request's body stands in two buffers: what earlier hooks held back, and what the running one brought (in the
-//! trailers' hook there is none of the second). To the filter they are one.
+//! trailers' hook the second is absent). To the filter they are one.
 #![allow(
     unsafe_code,
     reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
@@ -13,7 +13,7 @@ use super::{Envoy, NO_SUCH_THING, bytes, refused};
 use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
 
 impl Envoy<'_> {
-    /// Bytes of the response's chunk that goes by.
+    /// Returns the size of the response's current chunk.
     pub(crate) fn response_size(&self) -> usize {
         let Ok(filter) = self.filter("response_size") else {
             return 0;
@@ -27,7 +27,7 @@ impl Envoy<'_> {
         }
     }
 
-    /// Bytes of the body that have arrived.
+    /// Returns how many bytes of the request's body have arrived.
     pub(crate) fn body_size(&self) -> usize {
         let Ok(filter) = self.filter("body_size") else {
             return 0;
@@ -38,7 +38,7 @@ impl Envoy<'_> {
         self.bodies(filter).into_iter().flatten().map(size).sum()
     }
 
-    /// A part of the response's chunk that goes by.
+    /// Returns a part of the response's current chunk.
     pub(super) fn response_part(&self, from: usize, size: usize) -> Result<Vec<u8>, HostError> {
         let filter = self.filter("response_body")?;
         let mut body = self.chunk(filter, abi::RECEIVED_RESPONSE_BODY);
@@ -47,7 +47,7 @@ impl Envoy<'_> {
         Ok(body)
     }
 
-    /// What has arrived, at most that many bytes.
+    /// Returns what has arrived of the request's body, at most `size` bytes.
     pub(super) fn arrived(&self, size: usize) -> Result<Vec<u8>, HostError> {
         let filter = self.filter("request_body")?;
         let mut body = Vec::with_capacity(size);
@@ -58,7 +58,7 @@ impl Envoy<'_> {
         Ok(body)
     }
 
-    /// Puts another body in the place of all that has arrived.
+    /// Replaces everything that has arrived of the request's body.
     pub(super) fn replace(&self, size: usize, body: &[u8]) -> Result<(), HostError> {
         const CALL: &str = "replace_request_body";
         let filter = self.filter(CALL)?;
@@ -93,8 +93,8 @@ impl Envoy<'_> {
         }
     }
 
-    /// The buffers that make up the body, in order. When Envoy hands on what an earlier filter held back, both are the
-    /// same buffer.
+    /// Returns the buffers that make up the body, in order. When Envoy passes on what an earlier filter held back,
+    /// both are the same buffer.
     fn bodies(&self, filter: abi::HttpFilterEnvoyPtr) -> [Option<u32>; 2] {
         // SAFETY: `filter` is the running hook's.
         let same = unsafe {
@@ -104,7 +104,7 @@ impl Envoy<'_> {
         [buffered, Some(abi::RECEIVED_REQUEST_BODY)]
     }
 
-    /// What one of the buffers holds.
+    /// Returns the bytes of one of the buffers.
     fn chunk(&self, filter: abi::HttpFilterEnvoyPtr, kind: u32) -> Vec<u8> {
         let mut body = Vec::new();
         // SAFETY: `filter` is the running hook's; Envoy writes as many pieces as it has just counted, and nothing changes

@@ -1,4 +1,4 @@
-//! Calls into clusters, and the requests that wait for them.
+//! Calls into clusters, and resuming the requests that wait for them.
 #![allow(
     unsafe_code,
     reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
@@ -11,7 +11,7 @@ use super::{Envoy, NO_CONFIG, NO_SUCH_THING, Scope, refused};
 use crate::abi::{self, ModuleBuffer};
 
 impl Envoy<'_> {
-    /// Only for a configuration: a request makes no calls of its own.
+    /// Makes a call for a configuration; it fails in a request's hook.
     pub(super) fn call_for_config(
         &self,
         cluster: &str,
@@ -43,7 +43,7 @@ impl Envoy<'_> {
         }
     }
 
-    /// Only for a request.
+    /// Makes a call for a request; it fails in a configuration's hook.
     pub(super) fn call_for_request(
         &self,
         cluster: &str,
@@ -74,7 +74,7 @@ impl Envoy<'_> {
         }
     }
 
-    /// Lets a request go on that was held.
+    /// Resumes a request that was held.
     pub(super) fn go_on(&self) -> Result<(), HostError> {
         let filter = self.filter("resume")?;
         // SAFETY: `filter` is the running hook's.

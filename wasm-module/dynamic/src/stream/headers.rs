@@ -1,4 +1,4 @@
-//! Headers, and answers of the filter's own.
+//! Headers, and responses of the filter's own.
 #![allow(
     unsafe_code,
     reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
@@ -54,7 +54,7 @@ impl Envoy<'_> {
         }
     }
 
-    /// Answers the client.
+    /// Responds to the client.
     pub(super) fn answer(
         &self,
         status: u16,
@@ -78,7 +78,7 @@ impl Envoy<'_> {
     }
 }
 
-/// Headers as Envoy reads them, while the texts are there.
+/// Returns headers as Envoy reads them, borrowed from the texts.
 pub(super) fn of_headers(headers: &[(&str, &str)]) -> Vec<ModuleHttpHeader> {
     let header = |(name, value): &(&str, &str)| ModuleHttpHeader {
         key: ModuleBuffer::of(name.as_bytes()),

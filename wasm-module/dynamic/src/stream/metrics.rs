@@ -31,7 +31,7 @@ impl Envoy<'_> {
         }
     }
 
-    /// Adds to a counter or a histogram, by the call for whom this is: a request's worker or a configuration.
+    /// Adds to a counter or a histogram, by the call for the running hook's object: a request's or a configuration's.
     pub(super) fn measure(
         &self,
         [by_request, by_config]: [Measure; 2],

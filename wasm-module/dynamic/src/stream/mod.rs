@@ -1,12 +1,12 @@
-//! Envoy as the filter sees it: [`Host`] by Envoy's callbacks.
+//! Envoy as the filter sees it: [`Host`], implemented by Envoy's callbacks.
 //!
-//! | file | what of Envoy's |
+//! | file | Envoy's part |
 //! | --- | --- |
 //! | `headers`, `body` | a request and its response |
 //! | `calls` | clusters |
 //! | `state` | access logs, attributes |
 //! | `metrics` | counters, histograms |
-//! | here | which object the running hook has, the log, the clock |
+//! | this file | the running hook's object, the log, the clock |
 #![allow(
     unsafe_code,
     reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
@@ -26,7 +26,7 @@ use foreword_filter::{Host, HostError, LogLevel, MetricId};
 use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
 use crate::shared;
 
-/// The objects of the running hook. Lives no longer than the hook.
+/// The objects of the running hook. It lives no longer than the hook.
 pub(crate) struct Envoy<'hook> {
     scope: Scope,
     hook: PhantomData<&'hook ()>,
@@ -34,9 +34,9 @@ pub(crate) struct Envoy<'hook> {
 
 #[derive(Clone, Copy)]
 enum Scope {
-    /// A hook of a configuration, on the main thread. Metrics may be defined while it is being loaded.
+    /// The hook of a configuration, on the main thread. Metrics may be defined while it is being loaded.
     Config(abi::HttpFilterConfigEnvoyPtr),
-    /// A request is under way.
+    /// The hook of a request.
     Request(abi::HttpFilterEnvoyPtr),
 }
 
@@ -111,7 +111,7 @@ impl Host for Envoy<'_> {
         self.answer(status, headers, body)
     }
 
-    /// This ABI shows texts in the first level of a namespace alone, and a JWT's payload is deeper.
+    /// Returns `false`: this ABI shows only texts in the first level of a namespace, and a JWT's payload is deeper.
     fn has_metadata(&self) -> bool {
         false
     }
@@ -246,9 +246,9 @@ fn refused(call: &'static str, status: u32) -> HostError {
     HostError { call, status }
 }
 
-/// Envoy said no without saying why.
+/// Status of a call that Envoy refused without a reason.
 const NO_SUCH_THING: u32 = 100;
-/// A call for a request, in a configuration's hook.
+/// Status of a call for a request in a configuration's hook.
 const NO_REQUEST: u32 = 101;
-/// A call for a configuration, in a request's hook.
+/// Status of a call for a configuration in a request's hook.
 const NO_CONFIG: u32 = 102;

@@ -1,9 +1,9 @@
-//! `foreword measure`: what a device takes for the parts of an answer, without a server: prefill, decode, cached prefixes,
-//! pages from the host's memory; and beside it, on a CUDA device, what the device could do at best.
+//! `foreword measure`: measures the parts of an answer on a device, without a server: prefill, decode, cached
+//! prefixes, and pages from the host's memory. On a CUDA device it also measures what the device could do at best.
 //!
 //! Last come RAGCache++'s workload ([`workload`]) and its [`pipelining`], through the whole engine.
 //!
-//! Every figure is the median of several runs of the backend's own steps; prints one JSON object.
+//! Every figure is the median of several runs of the backend's own steps. The output is one JSON object.
 
 mod pipelining;
 mod workload;
@@ -36,38 +36,38 @@ pub(crate) struct Arguments {
     /// Tokens of the prompt whose prefill is measured
     #[arg(long, value_name = "TOKENS", default_value_t = 4_096, value_parser = clap::value_parser!(u32).range(64..))]
     prompt: u32,
-    /// Tokens of context when single tokens are decoded
+    /// Tokens of context for decoding
     #[arg(long, value_name = "TOKENS", default_value_t = 2_048, value_parser = clap::value_parser!(u32).range(16..))]
     context: u32,
-    /// Sequences that decode side by side, with commas between
+    /// Numbers of sequences that decode side by side, with commas between
     #[arg(long, value_name = "SEQUENCES", value_delimiter = ',', default_values_t = [1, 32])]
     batches: Vec<u32>,
-    /// Queries of RAGCache++'s workload, 0 for none
+    /// Queries of RAGCache++'s workload; 0 for none
     #[arg(long, default_value_t = 200)]
     queries: u32,
-    /// Times that it is run, each with a seed of its own
+    /// Number of runs of the workload, each with a seed of its own
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     seeds: u32,
-    /// Shares of documents that a query has in common with the one before, with commas between; the first is also run with
-    /// several queries at once
+    /// Shares of documents that a query has in common with the one before, with commas between; the first is also run
+    /// with several queries at once
     #[arg(long, value_delimiter = ',', default_values_t = [0.6, 0.0, 0.2, 0.4, 0.8])]
     overlaps: Vec<f64>,
-    /// Queries at once, with commas between
+    /// Numbers of queries at once, with commas between
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
     groups: Vec<u32>,
-    /// Runs of which the median is taken
+    /// Runs per median
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     runs: u32,
 }
 
 impl Arguments {
-    /// What is wrong with them together.
+    /// Returns the conflict between arguments, if there is one.
     pub(crate) fn conflict(&self) -> Option<String> {
         self.device.conflict()
     }
 }
 
-/// Prints figures; what is told on the way goes to the log.
+/// Prints the figures; progress goes to the log.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if let Some(message) = arguments.conflict() {
         crate::Arguments::command()
@@ -81,7 +81,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     })
 }
 
-/// Prints what was measured.
+/// Measures, and prints the figures.
 fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let config = ModelConfig::load(&arguments.model)?;
     let (context, prompt) = (arguments.context, arguments.prompt);
@@ -152,12 +152,13 @@ struct Bench {
     backend: Box<dyn Backend>,
     max_step_tokens: u32,
     runs: u32,
-    /// Kept for its memory.
+    /// Buffer that is reused for its memory.
     logits: Vec<f32>,
 }
 
 impl Bench {
-    /// Cold, with three quarters of the prompt cached, and with everything but a question of 32 tokens.
+    /// Measures prefill: cold, with three quarters of the prompt cached, and with everything but a question of 32
+    /// tokens cached.
     fn prefill(
         &mut self,
         tokens: u32,
@@ -183,7 +184,7 @@ impl Bench {
         }))
     }
 
-    /// Tokens of several sequences, each with its own context.
+    /// Measures decoding of several sequences, each with its own context.
     fn decode(
         &mut self,
         batch: u32,
@@ -219,7 +220,7 @@ impl Bench {
                 ..Step::default()
             })
         })?;
-        // Every weight once, and every sequence's keys and values.
+        // Every weight is read once, and every sequence's keys and values.
         let bytes = config.decode_bytes(u64::from(batch), u64::from(context));
         Ok(json!({
             "batch": batch,
@@ -231,7 +232,7 @@ impl Bench {
         }))
     }
 
-    /// A prefix that comes from the host's memory, against computing it.
+    /// Measures loading a prefix from the host's memory, against computing it.
     fn host_tier(&mut self, context: u32) -> anyhow::Result<Value> {
         let page_tokens = self.backend.page_tokens();
         let (context, question) = (context / page_tokens * page_tokens, 32);
@@ -273,7 +274,7 @@ impl Bench {
         self.step(step)
     }
 
-    /// Computes tokens from `start` on, in steps as large as the backend takes, on pages from `page` on.
+    /// Computes tokens from `start` on, in the largest steps that the backend accepts, on pages from `page` on.
     fn compute(&mut self, start: u32, tokens: u32, page: u32) -> anyhow::Result<()> {
         let end = start + tokens;
         let mut at = start;
@@ -309,7 +310,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The median after two runs that do not count: the second one of a step is when it may be recorded.
+    /// Returns the median, after two runs that do not count: the backend may record the second one.
     fn time(
         &mut self,
         mut work: impl FnMut(&mut Self) -> anyhow::Result<()>,
@@ -327,7 +328,7 @@ impl Bench {
     }
 }
 
-/// A token for a position: few, so that every vocabulary has them.
+/// Returns a token for a position. There are few of them, so that every vocabulary has them.
 fn token(position: u32) -> TokenId {
     position.wrapping_mul(2_654_435_761) >> 25
 }

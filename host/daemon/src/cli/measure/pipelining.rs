@@ -1,4 +1,5 @@
-//! Retrieval and the system prompt's prefill side by side (RAGCache++, section 3.6), on a real engine, by the clock.
+//! Measures retrieval and the system prompt's prefill side by side (RAGCache++, section 3.6), on a real engine, by the
+//! clock.
 //!
 //! ```text
 //!   serial      ── retrieval ──▶ system prompt ▶ documents, question ▶ token
@@ -6,8 +7,8 @@
 //!               system prompt ▶
 //! ```
 //!
-//! The retrieval is a wait; the prompts are those of [`workload`](super::workload), and nothing of them is cached when the clock starts: what
-//! is saved is a cold start's, or that of a system prompt that was evicted.
+//! The retrieval is a wait. The prompts are those of [`workload`](super::workload), and nothing of them is cached when
+//! the clock starts. So the saving is that of a cold start, or of an evicted system prompt.
 
 use super::workload::{QUESTION, SYSTEM, SYSTEM_TEXT, first_tokens, median, text};
 use anyhow::Context;
@@ -15,15 +16,15 @@ use foreword_engine::engine::{Kind, Request, Stepper};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// What retrieval takes, in milliseconds: those of the paper's table 6.
+/// Times of retrieval in milliseconds, those of the paper's table 6.
 const RETRIEVAL_MS: [u64; 3] = [20, 50, 100];
 /// Tokens of system prompts: the workload's, and one that describes tools.
 const SYSTEMS: [u64; 2] = [SYSTEM, 1_000];
-/// Of the workload.
+/// Number of documents in a prompt of the workload.
 const DOCUMENTS: u64 = 5;
 const DOCUMENT: u64 = 200;
 
-/// Medians of `runs` requests for each system prompt and each time of retrieval; the two ways take turns.
+/// Measures the medians of `runs` requests for each system prompt and each time of retrieval; the two ways alternate.
 pub(super) fn run(engine: &mut Stepper, runs: u32) -> anyhow::Result<Value> {
     let mut results = Vec::new();
     for system in SYSTEMS {
@@ -55,7 +56,7 @@ pub(super) fn run(engine: &mut Stepper, runs: u32) -> anyhow::Result<Value> {
     Ok(json!(results))
 }
 
-/// A question that nobody has asked, under a salt that nobody has used.
+/// A question that was never asked, under a salt that was never used.
 struct Chat {
     system: u64,
     retrieval: Duration,
@@ -63,14 +64,15 @@ struct Chat {
 }
 
 impl Chat {
-    /// Seconds until the first token, when the engine begins once the documents are there.
+    /// Returns the seconds until the first token when the engine begins after the documents have arrived.
     fn serial(&self, engine: &mut Stepper) -> anyhow::Result<f64> {
         let start = Instant::now();
         std::thread::sleep(self.retrieval);
         self.answer(engine, start)
     }
 
-    /// Seconds until the first token, when the engine begins with the system prompt; and those that it took for it.
+    /// Returns the seconds until the first token when the engine begins with the system prompt, and the seconds of
+    /// that prefill.
     fn pipelined(&self, engine: &mut Stepper) -> anyhow::Result<(f64, f64)> {
         let start = Instant::now();
         let warm_up = Request {

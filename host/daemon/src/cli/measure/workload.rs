@@ -1,4 +1,4 @@
-//! RAGCache++'s workload on a real engine: how long until the first token, by what stands before the engine.
+//! RAGCache++'s workload on a real engine: the time until the first token, by what stands in front of the engine.
 //!
 //! ```text
 //!   none        nothing is reused                       every request under a salt of its own
@@ -6,9 +6,9 @@
 //!   ordered     documents as the gateway orders them where nothing else is configured
 //! ```
 //!
-//! Bursts of ten requests for one region of a corpus, five documents of 200 tokens each (section 4 of the paper; the trace
-//! is the core's own, `simulation::workload`). Requests come in groups that are submitted at once; a group's next comes when all its
-//! answers have begun.
+//! The workload has bursts of ten requests for one region of a corpus, with five documents of 200 tokens each (section
+//! 4 of the paper; the trace is the simulation's own, `simulation::workload`). Requests come in groups that are
+//! submitted at once; the next group comes when all answers of a group have begun.
 
 use anyhow::{Context, bail};
 use foreword_engine::TokenId;
@@ -19,12 +19,12 @@ use foreword_simulation::{Capacity, Replay, Retrieved};
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// What is asked.
+/// The parameters of the workload.
 pub(super) struct Workload {
     pub(super) queries: usize,
     pub(super) seeds: u64,
     pub(super) overlaps: Vec<f64>,
-    /// Requests submitted at once.
+    /// Numbers of requests submitted at once.
     pub(super) groups: Vec<usize>,
 }
 
@@ -81,7 +81,7 @@ pub(super) fn run(engine: &mut Stepper, workload: &Workload) -> anyhow::Result<V
     Ok(json!(results))
 }
 
-/// Seconds until each answer's first token.
+/// Returns the seconds until each answer's first token.
 fn replay(
     engine: &mut Stepper,
     trace: &[foreword_simulation::Request],
@@ -152,7 +152,7 @@ pub(super) fn first_tokens(
     Ok(seconds)
 }
 
-/// System text, documents, a question of its own.
+/// Returns a prompt: system text, documents, and a question of its own.
 fn prompt(documents: &[&Retrieved], question: u64) -> Vec<TokenId> {
     let mut tokens = text(SYSTEM_TEXT, SYSTEM);
     for document in documents {
@@ -162,15 +162,15 @@ fn prompt(documents: &[&Retrieved], question: u64) -> Vec<TokenId> {
     tokens
 }
 
-/// The number of the system prompt's text; documents have higher ones.
+/// Number of the system prompt's text; documents have higher ones.
 pub(super) const SYSTEM_TEXT: u64 = 1;
 
-/// The tokens of the text of this number.
+/// Returns the tokens of the text with this number.
 pub(super) fn text(number: u64, tokens: u64) -> Vec<TokenId> {
     (0..tokens).map(|at| token(number, at)).collect()
 }
 
-/// A token of a text: below 128, so that every vocabulary has it.
+/// Returns a token of a text: below 128, so that every vocabulary has it.
 fn token(text: u64, at: u64) -> TokenId {
     let mixed = (text.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed >> 57) as TokenId

@@ -1,4 +1,4 @@
-//! `foreword serve`: its arguments, and its life from start to signal.
+//! `foreword serve`: its arguments, and its run until a signal.
 
 mod cache;
 mod retrieval;
@@ -41,54 +41,54 @@ pub(crate) struct Arguments {
     log_format: LogFormat,
     #[command(flatten, next_help_heading = "Computing")]
     device: device::Arguments,
-    /// Requests that may wait; more are refused with 429
+    /// Most requests that wait; more are refused with 429
     #[arg(help_heading = QUEUE, long, value_name = "REQUESTS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_waiting: u32,
-    /// Requests computed side by side
+    /// Most requests computed side by side
     #[arg(help_heading = QUEUE, long, value_name = "REQUESTS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     max_running: u32,
     #[command(flatten, next_help_heading = QUEUE)]
     scheduling: scheduling::Arguments,
     #[command(flatten, next_help_heading = "KV state beyond the pool")]
     cache: cache::Arguments,
-    /// The gateway's configuration of documents, if it has one: its plugin configuration's `ordering`, in JSON. Documents
-    /// that are found here (`retrieval`) are ordered by it too
+    /// The gateway's configuration of documents, if it has one: the `ordering` of its plugin configuration, in JSON.
+    /// Documents that the host finds (`retrieval`) are ordered by it too
     #[arg(help_heading = DOCUMENTS, long, value_name = "FILE")]
     ordering: Option<PathBuf>,
     #[command(flatten, next_help_heading = DOCUMENTS)]
     retrieval: retrieval::Arguments,
-    /// Bytes of a request's body; larger ones are refused with 413
+    /// Largest body of a request, in bytes; larger ones are refused with 413
     #[arg(help_heading = LIMITS, long, value_name = "BYTES", default_value_t = 8 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     max_body_bytes: u64,
     /// Seconds that a request may take, from its arrival to the end of its answer
     #[arg(help_heading = LIMITS, long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     request_timeout_s: u64,
-    /// Seconds that running requests get to finish after SIGTERM or SIGINT
+    /// Seconds for running requests to finish after SIGTERM or SIGINT
     #[arg(help_heading = LIMITS, long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=86_400))]
     grace_s: u64,
-    /// Memory for the tokens of texts that were tokenised before, in MiB; 0: none
+    /// Memory for the tokens of texts that were tokenised before, in MiB; 0 for none
     #[arg(help_heading = LIMITS, long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     token_cache_mib: u32,
-    /// File with accepted API keys, one per line; without it nobody is asked for a key
+    /// File with accepted API keys, one per line; without it no key is required
     #[arg(help_heading = KEYS, long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// File with keys for /v1/kv, one per line, each with places of its own: it tells what all tenants' caches hold
-    /// [default: the API keys, unless the feed has a key]
+    /// File with keys for /v1/kv, one per line, each with places of its own, since it shows what all tenants' caches
+    /// hold [default: the API keys, unless the feed has a key]
     #[arg(help_heading = KEYS, long, value_name = "FILE")]
     kv_key_file: Option<PathBuf>,
-    /// Collector of OpenTelemetry spans, http://localhost:4318, say; without it none are made
+    /// Collector of OpenTelemetry spans, such as http://localhost:4318; without it there are no spans
     #[arg(help_heading = LIMITS, long, value_name = "URL")]
     otlp_endpoint: Option<String>,
-    /// Address for vLLM's KV events over ZeroMQ, tcp://*:5557, say; whoever connects reads prompts as token ids
+    /// Address for vLLM's KV events over ZeroMQ, such as tcp://*:5557; subscribers can read prompts as token ids
     #[arg(help_heading = EVENTS, long, value_name = "ENDPOINT", value_parser = endpoint)]
     kv_events_endpoint: Option<SocketAddr>,
-    /// Address where KV events that a subscriber missed are repeated
+    /// Address where subscribers get KV events that they missed
     #[arg(help_heading = EVENTS, long, value_name = "ENDPOINT", value_parser = endpoint, requires = "kv_events_endpoint")]
     kv_events_replay_endpoint: Option<SocketAddr>,
     /// First frame of every message of KV events
     #[arg(help_heading = EVENTS, long, value_name = "TOPIC", default_value = "kv-events")]
     kv_events_topic: String,
-    /// How KV events are written: as vLLM does since 2026, or as it did before
+    /// Encoding of KV events: vLLM's since 2026, or its earlier one
     #[arg(help_heading = EVENTS, long, value_enum, default_value_t = KvEncoding::Map)]
     kv_events_encoding: KvEncoding,
 }
@@ -212,7 +212,7 @@ fn load(arguments: &Arguments) -> anyhow::Result<Model> {
     Ok(model.with_token_cache((arguments.token_cache_mib as usize) << 20))
 }
 
-/// `tcp://HOST:PORT`, as ZeroMQ writes addresses to listen on; `*` is every interface.
+/// Parses `tcp://HOST:PORT`, as ZeroMQ writes addresses to listen on; `*` is every interface.
 fn endpoint(text: &str) -> Result<SocketAddr, String> {
     let address = text.strip_prefix("tcp://").unwrap_or(text);
     let address = match address.strip_prefix("*:") {

@@ -1,4 +1,4 @@
-//! The arguments that say where documents are searched.
+//! The arguments of retrieval.
 
 use anyhow::Context;
 use foreword_ordering::RawConfig;
@@ -12,11 +12,11 @@ use std::sync::Arc;
 #[derive(clap::Args)]
 #[group(id = "retrieving")]
 pub(crate) struct Arguments {
-    /// Index that documents are searched in, made by `foreword ingest`; need not be there yet
+    /// Index to search for documents, made by `foreword ingest`; it need not exist yet
     #[arg(long, value_name = "FILE")]
     index: Option<PathBuf>,
-    /// Search a table of PostgreSQL with pgvector instead, postgres://USER:PASSWORD@HOST/DATABASE; columns id, title, text,
-    /// metadata, embedding
+    /// Search a table of PostgreSQL with pgvector instead, postgres://USER:PASSWORD@HOST/DATABASE; its columns are id,
+    /// title, text, metadata, embedding
     #[arg(
         long,
         value_name = "URL",
@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
         requires = "pgvector_table"
     )]
     pgvector: Option<String>,
-    /// The table, as TABLE or SCHEMA.TABLE
+    /// Table, as TABLE or SCHEMA.TABLE
     #[arg(long, value_name = "TABLE")]
     pgvector_table: Option<String>,
     /// Search a collection of Qdrant instead, http://HOST:6333/collections/NAME
@@ -33,13 +33,13 @@ pub(crate) struct Arguments {
     /// File with Qdrant's API key
     #[arg(long, value_name = "FILE", requires = "qdrant")]
     qdrant_key_file: Option<PathBuf>,
-    /// What makes vectors of texts: `hashing`, `hashing:DIMENSIONS`, or the folder of a sentence encoder
+    /// Embedder of texts: `hashing`, `hashing:DIMENSIONS`, or the folder of a sentence encoder
     #[arg(long, value_name = "EMBEDDER", default_value = "hashing")]
     embedder: EmbedderSource,
 }
 
 impl Arguments {
-    /// `ordering`: the gateway's configuration of documents, which holds here too.
+    /// Returns the configuration. `ordering` is the gateway's configuration of documents, which holds here too.
     pub(crate) fn config(&self, ordering: RawConfig) -> anyhow::Result<Config> {
         Ok(Config {
             embedder: self.embedder.clone(),

@@ -1,4 +1,4 @@
-//! The arguments that say which waiting request goes next, and when a device counts as stuck.
+//! The arguments of the queue's order, and of the watchdog.
 
 use clap::ValueEnum;
 use foreword_engine::engine::{EngineConfig, Rule};
@@ -6,16 +6,16 @@ use std::time::Duration;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Which of a tenant's waiting requests goes first; between tenants shares are always fair
+    /// Order of one tenant's waiting requests; between tenants shares are always fair
     #[arg(long, value_enum, default_value_t = Order::CachedFirst)]
     queue_order: Order,
-    /// Later requests of its tenant that may go before a request, with `cached-first`
+    /// Most later requests of its tenant that may overtake a request, with `cached-first`
     #[arg(long, value_name = "REQUESTS", default_value_t = Rule::WINDOW, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     queue_window: u32,
-    /// Requests of one tenant that may wait; more are refused with 429 [default: as many as of all]
+    /// Most requests of one tenant that wait; more are refused with 429 [default: the bound of all tenants]
     #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_waiting_per_tenant: Option<u32>,
-    /// Requests waiting from which on warming up and guesses at prompts are refused
+    /// Number of waiting requests from which on warm-ups and speculation are refused
     #[arg(long, value_name = "REQUESTS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     max_prefill_batch: u32,
     /// Seconds that a step may take before the engine is restarted on a fresh copy of the model; 0: any time
@@ -25,16 +25,16 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Order {
-    /// What is cached most, in relation to what is to be computed
+    /// The largest cached share first
     CachedFirst,
-    /// What begins with the same documents, together
+    /// Requests that begin with the same documents together
     Grouped,
     /// First come, first served
     Arrival,
 }
 
 impl Arguments {
-    /// A configuration with what these arguments say; the rest is the engine's default.
+    /// Returns a configuration with these arguments; the other values are the engine's defaults.
     pub(crate) fn config(&self) -> EngineConfig {
         EngineConfig {
             order: match self.queue_order {
@@ -44,7 +44,7 @@ impl Arguments {
                 Order::Grouped => Rule::PathGroups,
                 Order::Arrival => Rule::Arrival,
             },
-            // The bound of all requests holds besides.
+            // The bound of all requests applies as well.
             max_waiting_per_tenant: self.max_waiting_per_tenant.unwrap_or(u32::MAX),
             max_prefill_batch: self.max_prefill_batch,
             watchdog: (self.watchdog_s > 0).then(|| Duration::from_secs(self.watchdog_s)),
