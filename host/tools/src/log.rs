@@ -1,5 +1,5 @@
-//! Logs of requests, a line at a time: what `replay` and `explain` read. Bad lines are named by file, number and reason,
-//! and counted; no line is held longer than it is looked at.
+//! Reads logs of requests line by line, for `replay` and `explain`. Bad lines are named by file, number and reason,
+//! and counted. A line is held only while it is read.
 
 use anyhow::{Context, Result};
 use foreword_report::progress;
@@ -9,55 +9,55 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// Bytes of a line: more than any gateway lets through.
+/// Most bytes of a line: more than any gateway lets through.
 const MAX_LINE_BYTES: u64 = 64 << 20;
 
-/// Bad lines that are named; the others are only counted.
+/// Number of bad lines that are named; further ones are only counted.
 const NAMED: u64 = 20;
 
-/// Whether bad lines are told of.
+/// What happens at a bad line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnBad {
-    /// The first one ends the reading.
+    /// The first bad line ends the reading.
     Stop,
-    /// They are named and counted.
+    /// Bad lines are named and counted.
     Tell,
-    /// They are counted: they were named when the log was read before.
+    /// Bad lines are only counted, since they were named when the log was read before.
     Count,
 }
 
-/// What was read.
+/// The counts of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Lines that are not blank.
+    /// Number of lines that are not blank.
     pub(crate) lines: u64,
-    /// Of these, not understood.
+    /// Number of these that were not understood.
     pub(crate) bad: u64,
 }
 
-/// Where a line stands.
+/// The place of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// The file's place in the list.
+    /// Index of the file in the list.
     pub(crate) file: usize,
-    /// From 1.
+    /// Number of the line, from 1.
     pub(crate) number: u64,
 }
 
-/// A bad line, and where it stands.
+/// A bad line and its place.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}:{number}: {reason}")]
 struct Named {
     file: String,
-    /// From 1.
+    /// Number of the line, from 1.
     number: u64,
     reason: BadLine,
 }
 
-/// Hands every line of the files to `each`, one file behind the other; `name` stands before the progress.
+/// Passes every line of the files to `each`, one file after another; `name` is printed before the progress.
 ///
 /// # Errors
-/// A file cannot be read; a bad line, on [`OnBad::Stop`].
+/// Returns an error if a file cannot be read, or for a bad line on [`OnBad::Stop`].
 pub(crate) fn read(
     files: &[PathBuf],
     name: &str,
@@ -126,7 +126,7 @@ impl Counts {
         Ok(())
     }
 
-    /// Which lines were left out, on standard error; nothing when none was.
+    /// Prints to standard error which lines were left out; nothing if none were.
     pub(crate) fn tell(self) {
         if self.bad > NAMED {
             eprintln!("skipped: … and {} more", self.bad - NAMED);
@@ -140,7 +140,7 @@ impl Counts {
     }
 }
 
-/// The files' names, with commas between.
+/// Returns the files' names, with commas between.
 pub(crate) fn names(files: &[PathBuf]) -> String {
     let names: Vec<_> = (files.iter())
         .map(|file| file.display().to_string())
@@ -148,14 +148,14 @@ pub(crate) fn names(files: &[PathBuf]) -> String {
     names.join(", ")
 }
 
-/// Lines of a reader, each at most [`MAX_LINE_BYTES`] long.
+/// The lines of a reader, each at most [`MAX_LINE_BYTES`] long.
 struct Lines<R> {
     reader: R,
     limit: u64,
     line: Vec<u8>,
-    /// Lines read.
+    /// Number of lines read.
     number: u64,
-    /// Bytes read.
+    /// Number of bytes read.
     bytes: u64,
 }
 
@@ -170,7 +170,7 @@ impl<R: BufRead> Lines<R> {
         }
     }
 
-    /// The next line; a longer one is passed over without being held.
+    /// Returns the next line; a longer one is skipped without being held.
     fn next(&mut self) -> std::io::Result<Option<Result<&[u8], BadLine>>> {
         self.line.clear();
         let mut reader = (&mut self.reader).take(self.limit + 1);

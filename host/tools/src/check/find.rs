@@ -1,7 +1,7 @@
-//! Where the plugin's configuration stands: a file of its own, or inside what is given to Envoy, Istio, Envoy Gateway or
-//! a ConfigMap.
+//! Finds the plugin's configuration: in a file of its own, or inside the configuration of Envoy, Istio or Envoy
+//! Gateway, or inside a ConfigMap.
 //!
-//! | in | it is |
+//! | in | the configuration is |
 //! | --- | --- |
 //! | a document of none of the following kinds | the document |
 //! | Envoy's Wasm or dynamic-module filter, in whatever resource or `EnvoyFilter` | its `configuration` or `filter_config`, JSON in a string or an object |
@@ -9,7 +9,7 @@
 //! | `EnvoyExtensionPolicy` | `config` of one of `wasm` |
 //! | a ConfigMap | in a document that one of its texts holds |
 //!
-//! Other filters of these kinds are passed over: ours is one that calls itself, or its module, Foreword.
+//! Other filters of these kinds are skipped: our filter is one that is named Foreword, or whose module is.
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value};
@@ -17,18 +17,19 @@ use serde_json::{Map, Value};
 /// A plugin configuration.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FoundConfig {
-    /// The path to it; empty: the document is it.
+    /// The path of the configuration in the document; empty: it is the document.
     pub(super) place: String,
-    /// JSON, as the filter gets it.
+    /// The configuration as JSON, as the filter gets it.
     pub(super) configuration: String,
 }
 
-/// All of them.
+/// Returns all plugin configurations in a text.
 ///
 /// # Errors
-/// It is not YAML, or there is none.
+/// Returns an error if the text is not YAML, or contains no plugin configuration.
 pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<FoundConfig>> {
-    // A plugin's configuration goes to the filter as it is written: JSON alone tells a field that is there twice.
+    // A plugin's configuration is passed to the filter as it is written: only the JSON text shows a field that is
+    // there twice.
     if serde_json::from_str::<Value>(text).is_ok_and(|value| !is_resource(&value))
         || text.trim().is_empty()
     {
@@ -62,7 +63,7 @@ pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<FoundConfig>> {
     Ok(found)
 }
 
-/// Whether the document is something to search, and no plugin configuration, right or wrong.
+/// Returns whether the document is a resource to search, rather than a plugin configuration, right or wrong.
 fn is_resource(document: &Value) -> bool {
     [
         "kind",
@@ -117,7 +118,7 @@ fn below(place: &str, key: &str) -> String {
     }
 }
 
-/// The plugin configuration that the object holds, if it is our filter's.
+/// Returns the plugin configuration that the object holds, if it is our filter's.
 fn held(fields: &Map<String, Value>) -> Option<(&'static str, &Value)> {
     const HOLDERS: [(&str, &str); 4] = [
         // Envoy's PluginConfig, whose module is in `vm_config`; its dynamic module; Istio; Envoy Gateway.
@@ -135,7 +136,7 @@ fn held(fields: &Map<String, Value>) -> Option<(&'static str, &Value)> {
     })
 }
 
-/// As the filter gets it: a packed string's text, an object's JSON.
+/// Returns the configuration as the filter gets it: a string's text, an object's JSON.
 fn text_of(configuration: &Value) -> String {
     let packed = configuration
         .get("@type")

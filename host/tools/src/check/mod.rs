@@ -1,4 +1,5 @@
-//! `foreword check-config`: whether the gateway's filter would take its configuration, before a gateway is asked.
+//! `foreword check-config`: checks whether the gateway's filter would accept its configuration, before a gateway reads
+//! it.
 //!
 //! ```text
 //!   file ──► YAML or JSON documents ──► find: where plugin configurations stand in them
@@ -7,7 +8,7 @@
 //!            the filter itself, what a schema cannot say ◄┘
 //! ```
 //!
-//! It says all that is wrong, each with path, value and limit; of what may be a secret only where it stands. It reads no
+//! It reports every error, with path, value and limit; of what may be a secret it shows only the path. It reads no
 //! environment, so it cannot tell whether a key is there.
 
 mod find;
@@ -22,19 +23,19 @@ use jsonschema::error::ValidationErrorKind;
 use jsonschema::{ValidationError, Validator};
 use serde_json::Value;
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The filter would take every configuration.
+    /// The filter would accept every configuration.
     Accepted,
-    /// It would refuse one.
+    /// The filter would refuse a configuration.
     Refused,
 }
 
 /// Checks the configurations in `files` (`-`: standard input) and prints what is wrong with them.
 ///
 /// # Errors
-/// A file cannot be read, or holds none.
+/// Returns an error if a file cannot be read, or contains no configuration.
 pub fn run(files: &[PathBuf]) -> anyhow::Result<Verdict> {
     let schema: Value = serde_json::from_str(SCHEMA)?;
     let validator = jsonschema::validator_for(&schema)?;
@@ -75,7 +76,7 @@ fn read(file: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(file).with_context(context)
 }
 
-/// One line, and one for each error.
+/// Returns one line with the verdict, and one for each error.
 fn judged(errors: &[String]) -> String {
     let mut text = match errors.len() {
         0 => "the filter takes this configuration".to_owned(),
@@ -88,14 +89,14 @@ fn judged(errors: &[String]) -> String {
     text
 }
 
-/// All that is wrong with a configuration. What no schema can say comes when the schema has nothing to say.
+/// Returns all errors of a configuration. Errors that no schema can express are reported once the schema has none.
 fn errors(schema: &Value, validator: &Validator, configuration: &str) -> Vec<String> {
     let told = |errors: Vec<String>| match Config::from_json(configuration.as_bytes()) {
         Err(error) if errors.is_empty() => vec![error.to_string()],
         _ => errors,
     };
     match serde_json::from_str::<Value>(configuration) {
-        // An empty one means the defaults.
+        // An empty configuration means the defaults.
         Err(_) => told(Vec::new()),
         Ok(value) => {
             let errors = validator.iter_errors(&value);
@@ -104,14 +105,14 @@ fn errors(schema: &Value, validator: &Validator, configuration: &str) -> Vec<Str
     }
 }
 
-/// Path, value and what is allowed there.
+/// Returns an error in words: the path, the value and what is allowed there.
 fn in_words(schema: &Value, error: &ValidationError<'_>) -> String {
     let pointer = error.instance_path().as_str();
     let path = match pointer.trim_start_matches('/').replace('/', ".") {
         path if path.is_empty() => "the configuration".to_owned(),
         path => path,
     };
-    // Keys and tokens are below; what is misspelt there may be one.
+    // Keys and tokens are below these fields; a misspelt field there may hold one.
     let is_secret = path.split('.').any(|part| part == "salt" || part == "feed");
     let keyword = error.schema_path().as_str();
     let (part, _) = keyword.rsplit_once('/').unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The arms: the ways in which the same question is asked. An arm is an arrangement of the documents by the client, and
-//! a configuration of the ordering core, which is the filter's own.
+//! The arms: the ways in which the same question is asked. An arm is an arrangement of the documents by the client,
+//! and a configuration of the ordering core, the same core as the filter's.
 //!
 //! | arm | the client sends | the core orders by | order hint | earlier turns' documents |
 //! | --- | --- | --- | --- | --- |
@@ -13,8 +13,8 @@
 //! | `first`, `middle`, `last` | the answer's document there | nothing | no | sent again |
 //! | `gateway` | best first | (the gateway does) | | |
 //!
-//! `dedup+hint` is what the filter does with the configuration as it is. The core replaces a document by words with its
-//! label in them, never by nothing; so `dedup`, the arm without hints, has the label alone.
+//! `dedup+hint` is what the filter does with the unchanged configuration. The core replaces a document by words that
+//! contain its label, never by nothing, so `dedup`, the arm without hints, has the label alone.
 
 use super::data::{Document, Turn};
 use anyhow::{Context, Result};
@@ -24,17 +24,17 @@ use std::sync::Arc;
 /// A way to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Arm {
-    /// As it was retrieved: what all others are compared with.
+    /// The retriever's order, which all others are compared with.
     Retrieval,
     /// Ordered for the cache.
     Ordered,
-    /// The same, and the retriever's ranking is told.
+    /// Ordered for the cache, with the order hint.
     OrderedHint,
-    /// Ordered, and what earlier turns hold is not sent again.
+    /// Ordered for the cache; documents of earlier turns are not sent again.
     Dedup,
-    /// The same, with order hints and location hints.
+    /// As `Dedup`, with order hints and location hints.
     DedupHint,
-    /// In random order.
+    /// A random order.
     Random,
     /// The worst document first.
     Reversed,
@@ -44,12 +44,12 @@ pub enum Arm {
     Middle,
     /// The answer's document last.
     Last,
-    /// As retrieved, through a gateway that orders.
+    /// The retriever's order, through a gateway that orders.
     Gateway,
 }
 
 impl Arm {
-    /// All, in the order in which tables show them.
+    /// All arms, in the order of tables.
     pub const ALL: [Self; 11] = [
         Self::Retrieval,
         Self::Ordered,
@@ -67,7 +67,7 @@ impl Arm {
     /// The arms of a position analysis.
     pub const POSITIONS: [Self; 3] = [Self::First, Self::Middle, Self::Last];
 
-    /// What it is called everywhere.
+    /// Returns the arm's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -85,19 +85,19 @@ impl Arm {
         }
     }
 
-    /// The arm of that name.
+    /// Returns the arm of that name.
     #[must_use]
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|arm| arm.name() == name)
     }
 
-    /// Whether it asks where the answer's document should stand.
+    /// Returns whether the arm puts the answer's document in a certain place.
     #[must_use]
     pub fn is_position(self) -> bool {
         Self::POSITIONS.contains(&self)
     }
 
-    /// The core's configuration for this arm, made from `base`, the gateway's.
+    /// Returns the core's configuration for this arm, made from the gateway's, `base`.
     pub(super) fn config(self, base: &RawConfig, seed: u64) -> Result<Config> {
         let mut raw = base.clone();
         let (hints, deduplicates) = match self {
@@ -123,7 +123,7 @@ impl Arm {
         Config::try_from(raw).with_context(|| format!("the configuration for the arm {name}"))
     }
 
-    /// The documents of a turn, as this arm's client sends them.
+    /// Returns the documents of a turn, as this arm's client sends them.
     pub(super) fn arrange(self, turn: &Turn) -> Vec<&Arc<Document>> {
         let mut documents: Vec<_> = turn.documents.iter().collect();
         let last = documents.len().saturating_sub(1);

@@ -1,4 +1,4 @@
-//! Asks every question under every arm, several at a time, and keeps what comes.
+//! Asks every question under every arm, several at a time, and keeps the answers.
 //!
 //! ```text
 //!   cases × arms ──▶ plan: case after case, its arms in an order of its own, drawn with the seed
@@ -10,12 +10,12 @@
 //!     └──────────────────────────────────────────────────┘
 //! ```
 //!
-//! Arms alternate, so that whatever changes in the meantime, the machine's load or the engine's age, meets all of them.
-//! Each has an orderer of its own, which sees its requests alone, as a gateway's would. Chats begin in the plan's order
-//! however many are under way, so without several turns a run's bodies do not depend on `concurrency`; later turns are
-//! ordered as they arrive.
+//! Arms alternate, so that whatever changes in the meantime, such as the machine's load or the engine's age, affects
+//! all of them. Each arm has an orderer of its own, which sees its requests alone, as a gateway's would. Chats begin
+//! in the plan's order however many are under way, so without several turns a run's bodies do not depend on
+//! `concurrency`; later turns are ordered as they arrive.
 //!
-//! A run that goes on first shows the orderers what was answered, in the order in which it was ordered then.
+//! A resumed run first shows the orderers what was answered, in the order in which it was ordered then.
 
 use super::arm::Arm;
 use super::client::{Client, Fault};
@@ -30,7 +30,7 @@ use fxhash::{FxHashMap, FxHashSet};
 use indicatif::ProgressBar;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What is asked, and where.
+/// The questions and their endpoint.
 pub(super) struct Questions<'a> {
     pub(super) cases: &'a [Case],
     pub(super) arms: &'a [Arm],
@@ -38,23 +38,23 @@ pub(super) struct Questions<'a> {
     pub(super) configs: Vec<Config>,
     pub(super) prompts: &'a Prompts,
     pub(super) client: &'a Client,
-    /// Chat routes: the endpoint's, and the gateway's for its arm.
+    /// Chat route of the endpoint; the gateway's follows, for its arm.
     pub(super) url: &'a str,
     pub(super) gateway: Option<&'a str>,
     pub(super) seed: u64,
     pub(super) concurrency: usize,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub(super) struct RunOutcome {
-    /// All answers, older ones too.
+    /// All answers, including those of earlier runs.
     pub(super) records: Vec<Record>,
     /// Ids of the cases that the endpoint does not serve under some arm.
     pub(super) left_out: FxHashSet<String>,
 }
 
-/// A case under an arm; both by their places.
+/// A case under an arm, both by their indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Job {
     case: usize,
@@ -65,8 +65,8 @@ impl Questions<'_> {
     /// Asks what `records` do not answer yet.
     ///
     /// # Errors
-    /// The endpoint is not what it was taken for, or fails again and again; the journal cannot be written. What was
-    /// answered until then is in the journal.
+    /// Returns an error if the endpoint is of the wrong kind, or fails again and again, or if the journal cannot be
+    /// written. What was answered until then is in the journal.
     pub(super) fn ask(
         &self,
         journal: &mut Journal,
@@ -88,7 +88,7 @@ impl Questions<'_> {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of requests.
     pub(super) fn requests(&self) -> usize {
         let turns = self
             .plan()
@@ -97,7 +97,7 @@ impl Questions<'_> {
         turns.sum()
     }
 
-    /// Every case under every arm that asks it.
+    /// Returns every case under every arm that asks it.
     fn plan(&self) -> Vec<Job> {
         let mut random = Random::new(self.seed);
         let mut plan = Vec::new();
@@ -124,7 +124,7 @@ impl Questions<'_> {
         }
     }
 
-    /// Asks a chat's turns that are not answered. Its first request is made before any other chat begins.
+    /// Asks a chat's turns that are not answered yet. Its first request is made before any other chat begins.
     fn chat<'r, 's: 'r>(
         &self,
         job: Job,
@@ -174,31 +174,31 @@ impl Questions<'_> {
     }
 }
 
-/// What the workers share.
+/// The state that the workers share.
 struct Run<'a> {
     questions: &'a Questions<'a>,
     plan: std::vec::IntoIter<Job>,
-    /// By arm.
+    /// Orderers by arm.
     orderers: Vec<Orderer>,
-    /// Requests ordered so far.
+    /// Number of requests ordered so far.
     at: u64,
-    /// The answers of every chat that has one.
+    /// Answers of every chat that has one.
     answers: FxHashMap<Job, Vec<String>>,
     journal: &'a mut Journal,
     bar: &'a ProgressBar,
     outcome: RunOutcome,
-    /// Requests in a row that were not served, and that failed.
+    /// Number of requests in a row that were refused; below, of those that failed.
     refused: u32,
     failed: u32,
     is_warned: bool,
-    /// Why nothing more is asked.
+    /// The error that ends the run.
     stop: Option<anyhow::Error>,
 }
 
-/// A request, as it goes out.
+/// A request that is ready to be sent.
 struct Request {
     body: Vec<u8>,
-    /// What the core did; none where it had nothing to do with it, or found no documents.
+    /// The core's report; none if the core was not used, or found no documents.
     report: Option<Report>,
     at: u64,
 }
@@ -222,7 +222,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Takes in what was answered before.
+    /// Shows the orderers what was answered before.
     fn recall(&mut self, mut records: Vec<Record>) -> Result<()> {
         let questions = self.questions;
         let places: FxHashMap<&str, usize> = (questions.cases.iter().enumerate())
@@ -268,7 +268,7 @@ impl<'a> Run<'a> {
         self.answers.get(&job).map_or(&[], Vec::as_slice)
     }
 
-    /// The chat's next request, ordered.
+    /// Returns the chat's next request, ordered.
     fn request(&mut self, job: Job) -> Result<Request> {
         let questions = self.questions;
         let (case, arm) = (&questions.cases[job.case], questions.arms[job.arm]);
@@ -281,7 +281,7 @@ impl<'a> Run<'a> {
         } else {
             match self.orderers[job.arm].rewrite(Tenant::default(), &body) {
                 Ok(rewrite) => (rewrite.body.unwrap_or(body), Some(rewrite.report)),
-                // As at the gateway; that documents are found was checked before.
+                // The body is sent as at the gateway; that documents are found was checked before.
                 Err(_) => (body, None),
             }
         };
@@ -338,7 +338,7 @@ fn micros(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Refusals in a row that end a run: nothing is served then.
+/// Refusals in a row that end a run, since nothing is served then.
 const MAX_REFUSED: u32 = 20;
-/// Failures in a row, each tried several times, that end a run: the endpoint is gone.
+/// Failures in a row, each after several attempts, that end a run, since the endpoint is gone.
 const MAX_FAILED: u32 = 3;

@@ -1,21 +1,21 @@
-//! How far a figure would stray if other questions of the same kind had been asked: the paired percentile bootstrap
-//! (Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, chapter 13).
+//! The paired percentile bootstrap (Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, chapter 13): it
+//! estimates how much a figure would vary with other questions of the same kind.
 //!
-//! From `n` cases, `n` are drawn with replacement, 10,000 times; the figure is computed from every draw, and the
-//! interval holds the middle 95 % of what came out. A case is drawn as a whole: its turns, under all arms. So what makes
+//! From `n` cases, `n` are drawn with replacement, 10,000 times. The figure is computed from every draw, and the
+//! interval holds the middle 95 % of the results. A case is drawn as a whole: its turns, under all arms. So what makes
 //! one question harder than another cancels out of a difference, and turns of one chat, which resemble each other, do
 //! not count as independent.
 
 use foreword_ordering::random::Random;
 
-/// Where a figure lies, with 95 % confidence.
+/// The interval of a figure, with 95 % confidence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Interval {
     pub(super) low: f64,
     pub(super) high: f64,
 }
 
-/// What the cases say about an arm's score beside that of retrieval order.
+/// The verdict on an arm's score compared with that of retrieval order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The whole interval lies within [`MARGIN`].
@@ -26,24 +26,24 @@ pub(super) enum Verdict {
     Worse,
     /// None of these, or too few cases for any.
     NotEnough,
-    /// No answer is right under either: whatever is compared, it is not the order.
+    /// No answer is right under either arm, so the order is not what matters.
     NothingRight,
 }
 
-/// Draws for an interval.
+/// Number of draws for an interval.
 pub(super) const RESAMPLES: usize = 10_000;
 
-/// Points of a score that are no loss.
+/// Points of a score that do not count as a loss.
 pub(super) const MARGIN: f64 = 1.0;
 
-/// Cases without which nothing is said: of fewer, draws resemble each other more than other questions would.
+/// Least number of cases for a verdict: with fewer, draws resemble each other more than other questions would.
 pub(super) const MIN_CASES: usize = 30;
 
-/// Cases without which a score is not called within the margin. Where `n` cases agree, 3/n may still disagree (the rule
-/// of three, at 95 %), and the bootstrap cannot see it; one point takes 300.
+/// Least number of cases for the verdict that a score is within the margin. If `n` cases agree, 3/n may still disagree
+/// (the rule of three, at 95 %), and the bootstrap cannot see it; one point takes 300.
 pub(super) const MIN_CASES_WITHIN: usize = 300;
 
-/// The interval of `statistic`, which gets the numbers of the cases drawn, some of them several times.
+/// Returns the interval of `statistic`, which gets the numbers of the cases drawn, some of them several times.
 ///
 /// The same seed gives the same draws. Without cases, the interval is the statistic of none.
 pub(super) fn interval(
@@ -74,7 +74,7 @@ pub(super) fn interval(
 }
 
 impl Verdict {
-    /// From the interval of a difference in points, over that many cases.
+    /// Returns the verdict on the interval of a difference in points, over that many cases.
     pub(super) fn of(difference: Interval, cases: usize) -> Self {
         let Interval { low, high } = difference;
         if cases < MIN_CASES {

@@ -1,17 +1,17 @@
-//! One request, sent until it is answered or nothing more is to be hoped for.
+//! Sends a request until it is answered or further attempts are useless.
 //!
 //! | what happens | what it means |
 //! | --- | --- |
-//! | 401, 403, 404, 405; a redirection; an answer that is no stream; a certificate that is not trusted | the endpoint is not what it was taken for: the run ends |
+//! | 401, 403, 404, 405; a redirection; an answer that is no stream; a certificate that is not trusted | the endpoint is of the wrong kind: the run ends |
 //! | another 4xx | this request cannot be served (too long, say): its question is left out |
-//! | 408, 425, 429, 5xx; refused, broken or slow connections; garbage | tried again, after a wait that doubles |
+//! | 408, 425, 429, 5xx; refused, broken or slow connections; garbage | the request is retried, after a wait that doubles |
 
 use super::stream::{self, Broken, Streamed};
 use super::tls;
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
 
-/// Asks, keeping connections.
+/// A client that keeps connections.
 pub(super) struct Client {
     agent: ureq::Agent,
     key: Option<String>,
@@ -19,38 +19,38 @@ pub(super) struct Client {
     backoff: Duration,
 }
 
-/// An answer.
+/// An answer of the endpoint.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) streamed: Streamed,
     pub(super) total: Duration,
-    /// Whether a gateway said what it did, whatever it was.
+    /// Whether a gateway reported what it did.
     pub(super) is_reported: bool,
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
-    /// The endpoint serves nothing of the kind.
+    /// The endpoint does not serve chats like these.
     #[error("{0}")]
     Denied(String),
-    /// It does not serve this request.
+    /// The endpoint does not serve this request.
     #[error("{0}")]
     Refused(String),
-    /// It failed every time.
+    /// Every attempt failed.
     #[error("{reason} (tried {attempts} times)")]
     Failed { attempts: u32, reason: String },
 }
 
-/// What came of one attempt.
+/// The result of one attempt.
 enum Attempt {
     Final(Fault),
-    /// Worth another one, after the wait that the endpoint asks for.
+    /// The attempt failed and may be repeated, after the wait that the endpoint asks for.
     Again(String, Option<Duration>),
 }
 
 impl Client {
-    /// Every attempt may take `timeout`; the first wait between two is `backoff`.
+    /// Returns a client. Every attempt may take `timeout`; the first wait between two is `backoff`.
     pub(super) fn new(
         key: Option<String>,
         timeout: Duration,
@@ -71,10 +71,10 @@ impl Client {
         }
     }
 
-    /// Sends `body` to `url`.
+    /// Sends `body` to `url`, and returns the answer.
     ///
     /// # Errors
-    /// [`Fault`].
+    /// Returns a [`Fault`] if there is no answer.
     pub(super) fn ask(&self, url: &str, body: &[u8]) -> Result<Answer, Fault> {
         let (mut wait, mut attempts) = (self.backoff, 0);
         loop {
@@ -124,7 +124,7 @@ impl Client {
                 .and_then(|value| value.to_str().ok()?.parse().ok())
                 .map(Duration::from_secs);
             let mut words = Vec::new();
-            // What cannot be read is not shown.
+            // A body that cannot be read is not shown.
             let _ = response
                 .body_mut()
                 .as_reader()
@@ -156,10 +156,10 @@ impl Client {
     }
 }
 
-/// The chat route of an endpoint given as its root, its `/v1`, or the route itself.
+/// Returns the chat route of an endpoint that is given as its root, its `/v1`, or the route itself.
 ///
 /// # Errors
-/// What is wrong with it, when it is no URL of HTTP or HTTPS.
+/// Returns what is wrong if it is no URL of HTTP or HTTPS.
 pub(super) fn chat_url(endpoint: &str) -> Result<String, String> {
     let root = endpoint.trim_end_matches('/');
     let host = ["http://", "https://"]
@@ -180,11 +180,11 @@ pub(super) fn chat_url(endpoint: &str) -> Result<String, String> {
     })
 }
 
-/// No wait is longer, whatever the endpoint asks for.
+/// Longest wait, whatever the endpoint asks for.
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Bytes of a refusal that are shown.
+/// Most bytes of a refusal that are shown.
 const MAX_WORDS: u64 = 600;
-/// Bytes of a stream; a longer one is garbage.
+/// Most bytes of a stream; a longer one is garbage.
 const MAX_ANSWER: u64 = 64 << 20;
 /// The filter's default `report_header`.
 const REPORT_HEADER: &str = "x-foreword";

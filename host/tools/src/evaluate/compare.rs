@@ -1,7 +1,7 @@
-//! From answers to figures: each arm by itself, and beside retrieval order.
+//! Computes figures from answers: for each arm alone, and compared with retrieval order.
 //!
-//! Only cases that were answered under every arm count, so that all arms speak of the same questions. Position arms, which
-//! ask only where the answer's document is known, speak of the cases that have one, and are compared with retrieval
+//! Only cases that were answered under every arm count, so that all arms cover the same questions. Position arms,
+//! which ask only where the answer's document is known, cover the cases that have one, and are compared with retrieval
 //! order over these.
 
 use super::arm::Arm;
@@ -11,59 +11,59 @@ use super::journal::Record;
 use super::score::score;
 use fxhash::FxHashMap;
 
-/// An arm's figures.
+/// The figures of an arm.
 #[derive(Clone, Debug)]
 pub(super) struct Figure {
     pub(super) arm: Arm,
-    /// Questions and chats that count.
+    /// Number of questions and chats that count.
     pub(super) cases: usize,
-    /// Answers that were scored.
+    /// Number of answers that were scored.
     pub(super) scored: usize,
-    /// In percent.
+    /// Exact match in percent.
     pub(super) exact_match: Estimate,
     pub(super) f1: Estimate,
-    /// Of all its requests.
+    /// Prompt tokens of all requests.
     pub(super) prompt_tokens: Option<u64>,
     pub(super) cached_tokens: Option<u64>,
-    /// Cached of prompt tokens, in percent.
+    /// Share of prompt tokens that were cached, in percent.
     pub(super) reused: Option<f64>,
-    /// In milliseconds.
+    /// Median time to the first token, in milliseconds.
     pub(super) ttft_median: f64,
     pub(super) ttft_p95: f64,
-    /// Of the documents sent, those that the core moved, or only referred to.
+    /// Number of documents sent; below, those that the core moved, or only referred to.
     pub(super) documents: u64,
     pub(super) moved: u64,
     pub(super) deduplicated: u64,
-    /// Answers that ended for want of `max_tokens`.
+    /// Number of answers that `max_tokens` cut.
     pub(super) cut: usize,
     pub(super) difference: Option<Difference>,
 }
 
-/// A figure, and where it may lie.
+/// A figure and its interval.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Estimate {
     pub(super) value: f64,
     pub(super) interval: Interval,
 }
 
-/// An arm less retrieval order, over the same cases.
+/// An arm's figures minus those of retrieval order, over the same cases.
 #[derive(Clone, Debug)]
 pub(super) struct Difference {
-    /// In points.
+    /// Difference of exact match in points.
     pub(super) exact_match: (Estimate, Verdict),
     pub(super) f1: (Estimate, Verdict),
     pub(super) reused: Option<Estimate>,
-    /// Of the medians, in milliseconds.
+    /// Difference of the medians, in milliseconds.
     pub(super) ttft: Estimate,
 }
 
-/// What a case came to under an arm: sums over its turns.
+/// The results of a case under an arm: sums over its turns.
 #[derive(Clone, Debug, Default)]
 struct Sums {
     scored: f64,
     exact_match: f64,
     f1: f64,
-    /// `None` where an answer does not tell.
+    /// Prompt tokens; `None` if an answer does not report them.
     prompt: Option<u64>,
     cached: Option<u64>,
     ttft_us: Vec<u64>,
@@ -73,7 +73,7 @@ struct Sums {
     cut: usize,
 }
 
-/// The figures of `arms`, in their order.
+/// Returns the figures of `arms`, in their order.
 pub(super) fn compare(cases: &[Case], arms: &[Arm], records: &[Record], seed: u64) -> Vec<Figure> {
     let sums = sums(cases, records);
     let complete = |case: &&Case, wanted: fn(&Arm) -> bool| {
@@ -112,7 +112,7 @@ fn of<'a>(
     found.flatten().collect()
 }
 
-/// What every case came to under every arm that answered all its turns.
+/// Returns the sums of every case under every arm that answered all its turns.
 fn sums<'a>(cases: &'a [Case], records: &[Record]) -> FxHashMap<(&'a str, Arm), Sums> {
     let by_id: FxHashMap<&str, &Case> = cases.iter().map(|case| (&*case.id, case)).collect();
     let mut answered: FxHashMap<(&str, Arm), (usize, Sums)> = FxHashMap::default();
@@ -213,7 +213,7 @@ fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
     }
 }
 
-/// The drawn cases' mean score in percent; 0 of none.
+/// Returns the drawn cases' mean score in percent; 0 of none.
 fn rate(sums: &[&Sums], drawn: &[usize], of: fn(&Sums) -> f64) -> f64 {
     let (mut right, mut scored) = (0.0, 0.0);
     for &case in drawn {
@@ -227,7 +227,7 @@ fn rate(sums: &[&Sums], drawn: &[usize], of: fn(&Sums) -> f64) -> f64 {
     }
 }
 
-/// The drawn cases' cached tokens in percent of their prompts'; `None` where the endpoint does not tell.
+/// Returns the drawn cases' cached tokens in percent of their prompts'; `None` if the endpoint does not report them.
 fn reused(sums: &[&Sums], drawn: &[usize]) -> Option<f64> {
     let (mut cached, mut prompt) = (0, 0);
     for &case in drawn {
@@ -237,7 +237,7 @@ fn reused(sums: &[&Sums], drawn: &[usize]) -> Option<f64> {
     (prompt > 0).then(|| 100.0 * cached as f64 / prompt as f64)
 }
 
-/// The drawn requests' time to the first token in milliseconds, by nearest rank; 0 of none.
+/// Returns the drawn requests' time to the first token in milliseconds, by nearest rank; 0 of none.
 fn ttft(sums: &[&Sums], drawn: &[usize], share: f64) -> f64 {
     let times = drawn.iter().flat_map(|&case| &sums[case].ttft_us);
     let mut times: Vec<u64> = times.copied().collect();

@@ -1,4 +1,5 @@
-//! What an evaluation found, as JSON and as a table. No texts: of questions, documents and answers, counts alone.
+//! The results of an evaluation, as JSON and as a table. They contain no texts of questions, documents or answers,
+//! only counts.
 
 use super::arm::Arm;
 use super::bootstrap::{RESAMPLES, Verdict};
@@ -7,36 +8,36 @@ use foreword_report::words::{grouped, rounded};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Everything that is shown.
+/// The results that are shown.
 #[derive(Debug)]
 pub(super) struct Figures {
-    /// The file's name.
+    /// Name of the file.
     pub(super) data: String,
     pub(super) model: String,
     pub(super) endpoint: String,
-    /// The run's name.
+    /// Name of the run.
     pub(super) run: String,
     pub(super) seed: u64,
     pub(super) concurrency: usize,
-    /// Questions and chats asked.
+    /// Number of questions and chats asked.
     pub(super) cases: usize,
-    /// Of these, not served under some arm.
+    /// Number of these that were not served under some arm.
     pub(super) left_out: usize,
-    /// Questions of the file that it knows no answer to.
+    /// Number of the file's questions without an answer.
     pub(super) without_answers: usize,
     /// Whether every arm had a cache of its own.
     pub(super) salted: bool,
-    /// In the order in which tables show them.
+    /// Figures by arm, in the order of tables.
     pub(super) arms: Vec<Figure>,
 }
 
 impl Figures {
-    /// The arms that put the answer's document somewhere.
+    /// Iterates over the arms that put the answer's document in a certain place.
     pub(super) fn positions(&self) -> impl Iterator<Item = &Figure> {
         self.arms.iter().filter(|figure| figure.arm.is_position())
     }
 
-    /// The others.
+    /// Iterates over the other arms.
     pub(super) fn orders(&self) -> impl Iterator<Item = &Figure> {
         self.arms.iter().filter(|figure| !figure.arm.is_position())
     }
@@ -45,7 +46,7 @@ impl Figures {
         self.arms.iter().find(|figure| figure.arm == Arm::Retrieval)
     }
 
-    /// One object.
+    /// Returns the results as one JSON object.
     pub(super) fn to_json(&self) -> String {
         let arms: Vec<_> = self.arms.iter().map(arm).collect();
         let figures = json!({
@@ -66,7 +67,7 @@ impl Figures {
         figures.to_string()
     }
 
-    /// Lines for a terminal.
+    /// Returns the results as lines for a terminal.
     pub(super) fn to_table(&self) -> String {
         let mut table = format!(
             "{} questions of {}, asked of {}; {} left out\n\n",
@@ -160,8 +161,8 @@ fn interval(estimate: &Estimate) -> Value {
     })
 }
 
-/// An arm's numbers as tables show them: questions, exact match, F1, reuse, the median time to the first token, the 95th
-/// percentile.
+/// Returns an arm's numbers for tables: questions, exact match, F1, reuse, and the median and 95th percentile of the
+/// time to the first token.
 pub(super) fn cells(figure: &Figure) -> [String; 6] {
     [
         grouped(figure.cases as u64),
@@ -173,7 +174,7 @@ pub(super) fn cells(figure: &Figure) -> [String; 6] {
     ]
 }
 
-/// Percent that are percent already.
+/// Formats a value that is in percent already.
 pub(super) fn share(percent: f64) -> String {
     format!("{percent:.1} %")
 }
@@ -182,7 +183,7 @@ pub(super) fn milliseconds(value: f64) -> String {
     format!("{value:.1} ms")
 }
 
-/// A difference with its interval: `-0.3 [-1.1, +0.5]`.
+/// Formats a difference with its interval: `-0.3 [-1.1, +0.5]`.
 pub(super) fn with_interval(estimate: &Estimate) -> String {
     let Estimate { value, interval } = estimate;
     format!(
@@ -193,7 +194,7 @@ pub(super) fn with_interval(estimate: &Estimate) -> String {
     )
 }
 
-/// With its sign, and none for what rounds to nothing.
+/// Formats a value with its sign, and without one if it rounds to zero.
 pub(super) fn signed(value: f64) -> String {
     let text = format!("{value:+.1}");
     if matches!(text.as_str(), "+0.0" | "-0.0") {

@@ -1,11 +1,11 @@
-//! What was answered so far, kept so that a run can be stopped at any time and go on.
+//! The journal of answers, by which a run can be stopped at any time and resumed.
 //!
-//! `answers.jsonl` in the run's folder: a first line with the run's parameters, then a line for every answer, appended
-//! when it has come. A line that a crash cut short is dropped, and its question asked again. The parameters must be the
-//! same when a run goes on: answers of two kinds would be compared as if they were of one.
+//! `answers.jsonl` in the run's folder has a first line with the run's parameters, then a line for every answer,
+//! appended when it has come. A line that a crash cut short is dropped, and its question asked again. A resumed run
+//! must have the same parameters, since answers of two kinds would be compared as if they were of one.
 //!
-//! The file holds the answers' texts, which scoring takes and which may be as confidential as the questions: only its
-//! owner may read it. Questions and documents are not in it. Whoever writes holds a lock on it.
+//! The file holds the answers' texts, which scoring needs and which may be as confidential as the questions: only its
+//! owner may read it. It holds no questions and no documents. The process that writes it holds a lock on it.
 
 use super::arm::Arm;
 use super::stream::Usage;
@@ -19,28 +19,28 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// An answer, as it is kept.
+/// An answer in the journal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) case: String,
-    /// From 0.
+    /// Index of the turn, from 0.
     pub(super) turn: usize,
-    /// The arm's name.
+    /// Name of the arm.
     pub(super) arm: String,
-    /// When the core ordered it: these numbers grow from request to request.
+    /// Number of the request in the order in which the core ordered them.
     pub(super) at: u64,
     pub(super) answer: String,
-    /// Why it ended.
+    /// The reason why the answer ended.
     pub(super) finish: Option<String>,
     /// Hash of the body sent, as 16 hexadecimal digits.
     pub(super) sent: String,
-    /// Until the first word came.
+    /// Time until the first word, in microseconds.
     pub(super) ttft_us: u64,
     pub(super) total_us: u64,
     pub(super) prompt_tokens: Option<u64>,
     pub(super) cached_tokens: Option<u64>,
     pub(super) completion_tokens: Option<u64>,
-    /// Documents, and how many of them stood elsewhere than the client put them or were only referred to.
+    /// Number of documents; below, those that stood elsewhere than the client put them or were only referred to.
     pub(super) documents: u32,
     pub(super) moved: u32,
     pub(super) deduplicated: u32,
@@ -67,7 +67,7 @@ struct Header {
     parameters: Map<String, Value>,
 }
 
-/// The file, open for appending.
+/// The journal's file, open for appending.
 #[derive(Debug)]
 pub(super) struct Journal {
     file: File,
@@ -76,10 +76,11 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal in `folder`, both made if need be, and reads what it holds.
+    /// Opens the journal in `folder`, creates both if needed, and reads the journal.
     ///
     /// # Errors
-    /// It cannot be read or written, another run writes it, it was made with other parameters, or it is damaged.
+    /// Returns an error if it cannot be read or written, another run writes it, it was made with other parameters, or
+    /// it is damaged.
     pub(super) fn open(
         folder: &Path,
         parameters: &Map<String, Value>,
@@ -151,17 +152,17 @@ impl Journal {
         Ok((journal, records))
     }
 
-    /// What the run is called: drawn when it began, no other run's name.
+    /// Returns the run's name, which was drawn when it began and is unique.
     pub(super) fn run(&self) -> &str {
         &self.run
     }
 
-    /// Keeps an answer.
+    /// Appends an answer.
     pub(super) fn append(&mut self, record: &Record) -> Result<()> {
         self.write(record)
     }
 
-    /// A line in one write: what is read later is whole, or has no end of line.
+    /// Writes a line in one call: a line that is read later is complete, or has no line end.
     fn write(&mut self, line: &impl Serialize) -> Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
@@ -171,7 +172,7 @@ impl Journal {
     }
 }
 
-/// The first parameter that differs, and how.
+/// Returns the first parameter that differs, and how.
 fn difference(was: &Map<String, Value>, is: &Map<String, Value>) -> Option<String> {
     let names = was.keys().chain(is.keys());
     let shown = |value: Option<&Value>| value.map_or("absent".to_owned(), Value::to_string);
@@ -245,7 +246,7 @@ pub(super) mod tests {
             .unwrap();
         drop(journal);
         assert_eq!(std::fs::read(&path).unwrap(), bytes);
-        // Torn in the first line: as if it had not begun.
+        // The first line is torn, as if the run had not begun.
         std::fs::write(&path, &bytes[..20]).unwrap();
         assert!(open(folder.path(), 2).unwrap().1.is_empty());
     }

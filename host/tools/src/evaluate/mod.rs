@@ -1,5 +1,5 @@
-//! `foreword evaluate`: are answers as good when documents stand in another order? Asked of the user's own model, with
-//! questions whose answers are known, before the filter is switched on.
+//! `foreword evaluate`: tests whether answers are as good when documents stand in another order. It asks the user's
+//! own model questions with known answers, before the filter is switched on.
 //!
 //! ```text
 //!  FILE ──▶ data ──▶ cases ─┐
@@ -9,9 +9,9 @@
 //!                                           score ──▶ compare, bootstrap ──▶ table, JSON, report (plots)
 //! ```
 //!
-//! The arms order with the filter's own core, so that what is measured is what the filter does
-//! (`tests/tests/evaluate.rs` holds it to that, through Envoy). The endpoint may be any that speaks OpenAI's chat
-//! protocol, over HTTP or HTTPS. A run that was stopped goes on; one that is done is scored again without a request.
+//! The arms order with the filter's own core, so the measurement covers what the filter does (`tests/tests/evaluate`
+//! proves it, through Envoy). The endpoint may be any that speaks OpenAI's chat protocol, over HTTP or HTTPS. A run
+//! that was stopped is resumed; a finished one is scored again without a request.
 
 mod arm;
 mod ask;
@@ -45,46 +45,46 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What to ask, of whom, and how.
+/// The options of an evaluation.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The endpoint: its root, its `/v1` or its chat route.
+    /// URL of the endpoint: its root, its `/v1` or its chat route.
     pub endpoint: String,
-    /// A gateway before the same endpoint, for [`Arm::Gateway`].
+    /// URL of a gateway in front of the same endpoint, for [`Arm::Gateway`].
     pub gateway: Option<String>,
-    /// The model's name there.
+    /// Name of the model at the endpoint.
     pub model: String,
-    /// The questions.
+    /// File with the questions.
     pub data: PathBuf,
-    /// The run's folder.
+    /// Folder of the run.
     pub out: PathBuf,
-    /// Empty: all that make a difference for the questions.
+    /// The arms; empty: all that make a difference for the questions.
     pub arms: Vec<Arm>,
     /// Whether the answer's document is also put first, in the middle and last.
     pub positions: bool,
-    /// Questions, at most.
+    /// Most questions.
     pub questions: Option<usize>,
-    /// Documents of a question, at most.
+    /// Most documents of a question.
     pub documents: Option<usize>,
-    /// Requests under way.
+    /// Number of requests in flight.
     pub concurrency: usize,
-    /// Of all that is drawn: the questions' order, the arms', random orders, resamples.
+    /// Seed of all random choices: the questions' order, the arms', random orders, resamples.
     pub seed: u64,
     /// The system message; empty: none.
     pub system: String,
-    /// Tokens of an answer.
+    /// Most tokens of an answer.
     pub max_tokens: u32,
-    /// More members of every body; they take the place of ours.
+    /// More members of every body, which replace the standard ones.
     pub extra: Map<String, Value>,
     /// The gateway's configuration of ordering.
     pub ordering: RawConfig,
     /// Whether every arm has a cache of its own, by `cache_salt`.
     pub salts: bool,
-    /// Sent as a bearer token.
+    /// Bearer token for the endpoint.
     pub api_key: Option<String>,
-    /// Of one attempt.
+    /// Time limit of one attempt.
     pub timeout: Duration,
-    /// Attempts beside the first.
+    /// Further attempts after the first.
     pub retries: u32,
     /// The first wait between two attempts; it doubles.
     pub backoff: Duration,
@@ -95,7 +95,8 @@ pub struct Options {
 /// Asks, prints the figures to standard output, and writes `figures.json` and `report.html` into the run's folder.
 ///
 /// # Errors
-/// An argument that does not fit, a file that cannot be read or written, an endpoint that does not answer.
+/// Returns an error for an unsuitable argument, a file that cannot be read or written, or an endpoint that does not
+/// answer.
 pub fn run(options: &Options) -> Result<()> {
     let url = chat_url(&options.endpoint).map_err(|wrong| anyhow!("--endpoint: {wrong}"))?;
     let gateway = options.gateway.as_deref().map(chat_url).transpose();
@@ -189,7 +190,7 @@ fn show(figures: &Figures, options: &Options) -> Result<()> {
         .context("cannot write to standard output")
 }
 
-/// The arms asked, each once, in the order of [`Arm::ALL`].
+/// Returns the arms, each once, in the order of [`Arm::ALL`].
 fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
     let mut arms: FxHashSet<Arm> = options.arms.iter().copied().collect();
     if arms.is_empty() {
@@ -218,8 +219,8 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
         .collect())
 }
 
-/// What answers depend on, and what times do: a run goes on with the same ones only. The key, and how patiently the
-/// endpoint is asked, are no part of it.
+/// Returns the parameters on which answers and times depend: a run is resumed only with the same ones. The key and the
+/// patience with the endpoint are no part of them.
 fn parameters(
     options: &Options,
     arms: &[Arm],

@@ -1,4 +1,4 @@
-//! The report's plots as SVG text: an arm to a row, its name at the left.
+//! The report's plots as SVG text, with one row per arm and its name at the left.
 
 use super::arm::Arm;
 use super::bootstrap::{Interval, MARGIN};
@@ -10,14 +10,14 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// Exact match less that of retrieval order, with intervals, over a band of ±1 point.
+/// Plots the differences of exact match from retrieval order, with intervals, over a band of ±1 point.
 pub(super) fn exact_match_differences(figures: &Figures, width: Width) -> Result<String> {
     differences(figures, width, |figure| {
         Some(figure.difference.as_ref()?.exact_match.0)
     })
 }
 
-/// The same of F1.
+/// Plots the same for F1.
 pub(super) fn f1_differences(figures: &Figures, width: Width) -> Result<String> {
     differences(figures, width, |figure| {
         Some(figure.difference.as_ref()?.f1.0)
@@ -42,7 +42,7 @@ fn differences(
     rows_of(&rows.collect::<Vec<_>>(), Some(MARGIN), width)
 }
 
-/// Exact match where the answer's document stands first, in the middle and last, with intervals.
+/// Plots exact match with the answer's document first, in the middle and last, with intervals.
 pub(super) fn positions(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.positions().map(|figure| Row {
         name: figure.arm.name(),
@@ -54,7 +54,7 @@ pub(super) fn positions(figures: &Figures, width: Width) -> Result<String> {
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
-/// Cached of prompt tokens, where the endpoint tells.
+/// Plots the share of prompt tokens that were cached, if the endpoint reports it.
 pub(super) fn reused(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.orders().filter_map(|figure| {
         let reused = figure.reused?;
@@ -69,7 +69,7 @@ pub(super) fn reused(figures: &Figures, width: Width) -> Result<String> {
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
-/// Median time to the first token.
+/// Plots the median time to the first token.
 pub(super) fn ttft(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.orders().map(|figure| Row {
         name: figure.arm.name(),
@@ -100,12 +100,12 @@ fn colour(arm: Arm) -> RGBColor {
 
 const ROW: i32 = 34;
 const EDGE: i32 = 8;
-/// Room for names at the left and for labels at the right.
+/// Width for names at the left and for labels at the right.
 const NAMES: i32 = 116;
 const LABELS: i32 = 84;
 
-/// Rows under each other on one scale, which reaches from 0 or below to the greatest value. `band` reaches as far to
-/// either side of 0.
+/// Plots rows on one scale, which reaches from 0 or below to the greatest value. `band` reaches as far to either side
+/// of 0.
 fn rows_of(rows: &[Row], band: Option<f64>, width: Width) -> Result<String> {
     let ends = rows.iter().flat_map(|row| {
         let interval = row.interval.unwrap_or(Interval {

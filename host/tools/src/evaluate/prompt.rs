@@ -1,8 +1,9 @@
-//! Requests' bodies, as a client without Foreword writes them: a system message, and in each turn's user message its
-//! documents in tags, then the question. What a turn sent stays in the chat's history.
+//! The bodies of requests, as a client without Foreword writes them: a system message, and in each turn's user message
+//! its documents in tags, then the question. What a turn sent stays in the chat's history.
 //!
-//! A document's block is what the core writes for an element of a `documents` array, and no function of anything else. A
-//! text that holds the tag's own name in brackets gets a space there (`< /document>`), or the document would end early.
+//! A document's block is what the core writes for an element of a `documents` array, and depends on the document
+//! alone. If a text contains the tag's own name in brackets, it gets a space there (`< /document>`), or the document
+//! would end early.
 
 use super::arm::Arm;
 use super::data::{Case, Document};
@@ -11,23 +12,23 @@ use foreword_ordering::{Config, RawConfig, documents_of};
 use fxhash::FxHashSet;
 use serde_json::{Map, Value, json};
 
-/// What all requests of a run have in common.
+/// The parts that all requests of a run share.
 #[derive(Clone, Debug)]
 pub(super) struct Prompts {
     pub(super) model: String,
-    /// May be empty: then there is no system message.
+    /// The system message; empty: there is none.
     pub(super) system: String,
     pub(super) max_tokens: u32,
-    /// Members that take the place of ours, or stand beside them.
+    /// More members of the body, which replace or extend the standard ones.
     pub(super) extra: Map<String, Value>,
-    /// Begins every `cache_salt`; `None`: requests have none.
+    /// The beginning of every `cache_salt`; `None`: requests have none.
     pub(super) salt: Option<String>,
     /// The tag around a document.
     pub(super) tag: String,
 }
 
 impl Prompts {
-    /// A tag that the core takes for a document's, under the gateway's configuration.
+    /// Returns a tag that the core takes for a document's, under the gateway's configuration.
     pub(super) fn tag(ordering: &RawConfig) -> Result<String> {
         let tags = &ordering.documents.tags;
         let usual = tags.iter().find(|tag| *tag == "document");
@@ -36,7 +37,7 @@ impl Prompts {
             .ok_or_else(|| anyhow!("documents.tags is empty: documents are sent in tags"))
     }
 
-    /// The request for the turn behind those that `answers` answered.
+    /// Returns the request for the turn after those that `answers` answered.
     pub(super) fn body(&self, case: &Case, arm: Arm, answers: &[&str]) -> Vec<u8> {
         let mut messages = Vec::new();
         if !self.system.is_empty() {
@@ -71,7 +72,8 @@ impl Prompts {
         Value::Object(body).to_string().into_bytes()
     }
 
-    /// Whether the core finds a case's documents and nothing else; what is measured would not be the order otherwise.
+    /// Checks that the core finds a case's documents and nothing else; otherwise the order would not be what is
+    /// measured.
     pub(super) fn check(&self, case: &Case, config: &Config) -> Result<()> {
         for turn in &case.turns {
             let alone = Case {

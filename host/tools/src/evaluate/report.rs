@@ -11,7 +11,7 @@ use std::fmt::Write;
 
 const TITLE: &str = "Foreword evaluate: are answers as good";
 
-/// The page.
+/// Returns the page.
 pub(super) fn page(figures: &Figures) -> Result<String> {
     let values = [
         ("data", escaped(&figures.data)),
@@ -54,7 +54,7 @@ fn caches(figures: &Figures) -> &'static str {
     }
 }
 
-/// Answers that were cut, by arm, where there are any.
+/// Returns the numbers of answers that were cut, by arm, if there are any.
 fn cut(figures: &Figures) -> String {
     let cut: Vec<_> = (figures.arms.iter())
         .filter(|figure| figure.cut > 0)
@@ -67,7 +67,7 @@ fn cut(figures: &Figures) -> String {
     }
 }
 
-/// The arm that the filter is: the gateway itself if it was asked, else the core with hints.
+/// Returns the arm that stands for the filter: the gateway itself if it was asked, else the core with hints.
 fn filter(figures: &Figures) -> Option<&Figure> {
     use super::arm::Arm::{DedupHint, Gateway, Ordered, OrderedHint};
     [Gateway, DedupHint, OrderedHint, Ordered]

@@ -1,12 +1,12 @@
-//! Whether an answer is right: SQuAD's exact match and F1, as the script of its authors computes them
-//! (`evaluate-v2.0.py`, Rajpurkar et al., 2018).
+//! Scores an answer by SQuAD's exact match and F1, as the script of its authors computes them (`evaluate-v2.0.py`,
+//! Rajpurkar et al., 2018).
 //!
-//! Both compare words after the script's normalisation: lower case, no ASCII punctuation, no `a`, `an` and `the`, no
-//! white space but between words. Of several right answers the best one counts, for each score by itself.
+//! Both compare words after the script's normalisation: lower case, no ASCII punctuation, no `a`, `an` and `the`, and
+//! white space only between words. Of several right answers the best one counts, for each score separately.
 
 use fxhash::FxHashMap;
 
-/// How right an answer is, from 0 to 1.
+/// The score of an answer; each part is from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Score {
     /// 1 when the words are those of a right answer, else 0.
@@ -15,9 +15,9 @@ pub(super) struct Score {
     pub(super) f1: f64,
 }
 
-/// `answer` against the best of the `right` ones; 0 when there are none.
+/// Scores `answer` against the best of the `right` ones; 0 when there are none.
 ///
-/// What a model thinks aloud, up to a last `</think>`, is not its answer.
+/// The text of a model's thinking, up to a last `</think>`, is not part of its answer.
 pub(super) fn score(answer: &str, right: &[String]) -> Score {
     let answer = answer
         .rsplit_once("</think>")
@@ -32,7 +32,7 @@ pub(super) fn score(answer: &str, right: &[String]) -> Score {
     best
 }
 
-/// The words that count, one space between two.
+/// Returns the words that count, with one space between two.
 fn normalised(text: &str) -> String {
     let text = text.to_lowercase();
     let text: String = text.chars().filter(|c| !c.is_ascii_punctuation()).collect();

@@ -1,22 +1,22 @@
-//! An answer, read from server-sent events as OpenAI's endpoints send them.
+//! Reads an answer from server-sent events as OpenAI's endpoints send them.
 
 use serde::Deserialize;
 use std::io::BufRead;
 use std::time::Duration;
 
-/// What was streamed.
+/// A streamed answer.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Streamed {
     pub(super) text: String,
-    /// When the first word came: of the answer, or of what the model thinks before it. A model may end at once; then
+    /// Time until the first word of the answer, or of the thinking before it. If a model ends at once, the time until
     /// the end.
     pub(super) first: Duration,
-    /// Why it ended: `stop`, `length`, …
+    /// The reason why it ended: `stop`, `length`, …
     pub(super) finish: Option<String>,
     pub(super) usage: Usage,
 }
 
-/// Counts that the endpoint gives, as far as it does.
+/// The counts that the endpoint reports, as far as it does.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: Option<u64>,
@@ -24,7 +24,7 @@ pub(super) struct Usage {
     pub(super) completion_tokens: Option<u64>,
 }
 
-/// Why a stream is no answer.
+/// The reason why a stream is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error(
@@ -62,7 +62,7 @@ struct Choice {
 #[derive(Default, Deserialize)]
 struct Delta {
     content: Option<String>,
-    /// What it thinks: vLLM's name and SGLang's.
+    /// The text of the model's thinking, by vLLM's name and SGLang's.
     reasoning: Option<String>,
     reasoning_content: Option<String>,
 }
@@ -82,7 +82,7 @@ struct Details {
 /// Reads a stream to its end, which leaves its connection usable.
 ///
 /// # Errors
-/// [`Broken`]: it broke off, or is none.
+/// Returns [`Broken`] if the stream broke off, or is no answer.
 pub(super) fn read(
     stream: impl BufRead,
     elapsed: impl Fn() -> Duration,

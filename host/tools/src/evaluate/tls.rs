@@ -1,7 +1,7 @@
-//! HTTPS: whom the client trusts, and how it says that it does not.
+//! HTTPS: which certificates the client trusts, and its errors when it does not.
 //!
 //! The roots are the machine's own, so that a company's authority needs no option here; on Linux `SSL_CERT_FILE` names
-//! others. There is no way to switch verification off: who can read the answers can read the key.
+//! others. Verification cannot be switched off, since a party that can read the answers can read the key.
 
 use rustls::crypto::ring;
 use rustls::{CertificateError, Error};
@@ -15,12 +15,12 @@ pub(super) fn config() -> TlsConfig {
         .build()
 }
 
-/// Why no connection was made, when another attempt would end the same way: the certificate, the protocol, the roots.
-/// `None`: it was something else.
+/// Returns why no connection was made, if another attempt would end the same way: the certificate, the protocol, the
+/// roots. `None`: it was something else.
 pub(super) fn mistrust(error: &ureq::Error) -> Option<String> {
     let error = match error {
         ureq::Error::Rustls(error) => error,
-        // What goes wrong in the handshake comes wrapped.
+        // Errors of the handshake come wrapped.
         ureq::Error::Io(error) => error.get_ref()?.downcast_ref()?,
         ureq::Error::Tls(words) => return Some((*words).to_owned()),
         _ => return None,
@@ -29,7 +29,7 @@ pub(super) fn mistrust(error: &ureq::Error) -> Option<String> {
         Error::InvalidCertificate(wrong) => {
             format!("its certificate is refused: {}", words_for(wrong))
         }
-        // Plain HTTP answers a handshake with words.
+        // A plain HTTP server answers a handshake with words.
         Error::InvalidMessage(_) => format!("it does not speak TLS ({error}); is it http://?"),
         error => format!("no TLS connection: {error}"),
     })
@@ -40,7 +40,7 @@ fn words_for(wrong: &CertificateError) -> String {
         CertificateError::UnknownIssuer => "this machine does not know who issued it \
             (add the authority to the machine's roots, or name its file in SSL_CERT_FILE)"
             .to_owned(),
-        // rustls names the times, and the names that it is valid for.
+        // rustls states the times, and the names for which the certificate is valid.
         wrong => wrong.to_string(),
     }
 }

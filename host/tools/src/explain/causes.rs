@@ -1,4 +1,4 @@
-//! Causes, summed up over a log.
+//! Sums up causes over a log.
 
 use foreword_ordering::head::{Cause, Diagnosis, SegmentKind, Volatile};
 use foreword_report::words::{grouped, percent};
@@ -6,19 +6,19 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// How often each cause was met, and what it cost.
+/// How often each cause occurred, and what it cost.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Causes {
     /// Requests whose prefix broke for this cause.
     pub(crate) requests: u64,
     /// Estimated tokens of their prompts.
     pub(crate) prompt_tokens: u64,
-    /// Those that prefixes of earlier prompts saved.
+    /// Tokens that prefixes of earlier prompts saved.
     pub(crate) reused_tokens: u64,
     by_cause: BTreeMap<Key, Sum>,
 }
 
-/// What is summed up: causes in a segment, volatile values by their kind.
+/// What is summed up: a cause in a segment, and volatile values by their kind.
 type Key = (Cause, &'static str, Option<Volatile>);
 
 /// What a cause cost, in requests and tokens.
@@ -33,7 +33,7 @@ pub(crate) struct Sum {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) cause: Cause,
-    /// The segment's name; `request` for what is none of the prompt.
+    /// Name of the segment; `request` for a difference outside the prompt.
     pub(crate) segment: &'static str,
     pub(crate) volatile: Option<Volatile>,
     pub(crate) sum: Sum,
@@ -52,12 +52,12 @@ impl Causes {
         sum.tokens += diagnosis.lost_tokens;
     }
 
-    /// Tokens lost to all causes.
+    /// Returns the tokens lost to all causes.
     pub(crate) fn lost_tokens(&self) -> u64 {
         self.by_cause.values().map(|sum| sum.tokens).sum()
     }
 
-    /// Those that broke a prefix, the costliest first.
+    /// Returns the causes that broke a prefix, the costliest first.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let all = self.by_cause.iter();
         let mut rows: Vec<Row> = all
@@ -76,7 +76,7 @@ impl Causes {
         rows
     }
 
-    /// Requests that broke nothing, by that name.
+    /// Returns the number of requests in which nothing broke, by that name.
     pub(crate) fn quiet(&self, cause: Cause) -> u64 {
         let all = self.by_cause.iter();
         all.filter(|((known, ..), _)| *known == cause)
@@ -84,12 +84,12 @@ impl Causes {
             .sum()
     }
 
-    /// `[{"segment", "cause", "requests", "tokens"}]`, volatile values with their kind.
+    /// Returns `[{"segment", "cause", "requests", "tokens"}]`, with the kind of volatile values.
     pub(crate) fn to_json(&self) -> Vec<Value> {
         self.rows().into_iter().map(Row::to_json).collect()
     }
 
-    /// Lines for a terminal; nothing where nothing broke.
+    /// Returns lines for a terminal; nothing if nothing broke.
     pub(crate) fn to_table(&self) -> String {
         let rows = self.rows();
         if rows.is_empty() {
@@ -114,7 +114,7 @@ impl Causes {
         table
     }
 
-    /// The share of all prompts' tokens.
+    /// Returns the share of all prompts' tokens.
     pub(crate) fn share(&self, tokens: u64) -> f64 {
         if self.prompt_tokens == 0 {
             0.0
@@ -125,7 +125,7 @@ impl Causes {
 }
 
 impl Row {
-    /// The cause's name, with the kind of value in brackets.
+    /// Returns the cause's name, with the kind of value in brackets.
     pub(crate) fn name(&self) -> String {
         match self.volatile {
             Some(kind) => format!("{} ({})", self.cause.name(), kind.name()),
@@ -147,7 +147,7 @@ impl Row {
     }
 }
 
-/// A segment's name; `request` for what is none of the prompt.
+/// Returns a segment's name; `request` for a difference outside the prompt.
 pub(crate) fn segment_name(segment: Option<SegmentKind>) -> &'static str {
     segment.map_or("request", SegmentKind::name)
 }

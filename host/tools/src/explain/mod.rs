@@ -7,7 +7,7 @@
 //!                     the log again, for each part that mends ──▶ tokens that it saves ─┘
 //! ```
 //!
-//! What a cause is, is the core's ([`foreword_ordering::head`]); what mends it is `remedy`'s. Memory is bounded by the
+//! The core determines causes ([`foreword_ordering::head`]), and `remedy` what mends them. Memory is bounded by the
 //! window of requests; no text is kept.
 
 pub(crate) mod causes;
@@ -31,20 +31,20 @@ use std::fmt::Write as _;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
-/// What to explain, and how.
+/// The options of an explanation.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Logs, one behind the other.
+    /// Logs, which are read one after another.
     pub files: Vec<PathBuf>,
-    /// The engine's cache that the replays simulate.
+    /// Capacity of the engine's cache that the replays simulate.
     pub capacity: Capacity,
-    /// Recent requests that one is compared with.
+    /// Number of recent requests that each request is compared with.
     pub window: u32,
-    /// The gateway's `ordering` as it is.
+    /// File with the gateway's current `ordering`.
     pub ordering: Option<PathBuf>,
-    /// Whether the log is replayed to tell what mending brings.
+    /// Whether the log is replayed to compute what mending would save.
     pub gain: bool,
-    /// Whether the first bad line ends it.
+    /// Whether the first bad line ends the reading.
     pub strict: bool,
     /// The file that the HTML report is written to.
     pub report: Option<PathBuf>,
@@ -64,7 +64,7 @@ pub struct NoRequests {
     pub bad: u64,
 }
 
-/// Explains a log's lines, one after the other.
+/// Explains a log's lines, one after another.
 pub(crate) struct Explaining {
     index: Index,
     reader: LogReader,
@@ -97,10 +97,10 @@ impl Explaining {
         }
     }
 
-    /// Why the request of a line could not begin like an earlier one.
+    /// Returns why the request of a line could not begin like an earlier one.
     ///
     /// # Errors
-    /// The line is no request.
+    /// Returns an error if the line is no request.
     pub(crate) fn line(&mut self, line: &[u8]) -> Result<Diagnosis, BadLine> {
         let logged = Logged::read(line)?;
         let body = logged.body.as_bytes();
@@ -125,18 +125,18 @@ impl Explaining {
     }
 }
 
-/// Everything that the table, the JSON and the page show.
+/// The results that the table, the JSON and the page show.
 struct Findings {
     log: String,
     skipped: u64,
     page_tokens: u32,
     causes: Causes,
     rows: Vec<(Row, Remedy)>,
-    /// By part: what the log costs with it, as much as was asked for.
+    /// What the log costs with each part, as far as it was asked for.
     gains: BTreeMap<Part, Gain>,
 }
 
-/// What a part of the configuration brings.
+/// What a part of the configuration saves.
 #[derive(Clone, Copy, Debug)]
 struct Gain {
     /// Tokens that the engine computes without the remedy.
@@ -151,10 +151,10 @@ impl Gain {
     }
 }
 
-/// Explains, prints what was found to standard output and writes the report.
+/// Explains, prints the results to standard output and writes the report.
 ///
 /// # Errors
-/// A file cannot be read or written; a bad line, when strict; [`NoRequests`].
+/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`NoRequests`].
 pub fn run(options: &Options) -> Result<()> {
     let ordering = Ordered::read(options.ordering.as_deref())?;
     let config = Config::try_from(ordering.as_came()?)?;
@@ -167,7 +167,7 @@ pub fn run(options: &Options) -> Result<()> {
         config,
     );
     let mut causes = Causes::default();
-    // Where the requests stand that the index knows.
+    // Places of the requests that the index knows.
     let mut places: VecDeque<(u64, Place)> = VecDeque::new();
     let on_bad = if options.strict {
         OnBad::Stop
@@ -240,7 +240,7 @@ pub fn run(options: &Options) -> Result<()> {
     out.flush().context(written)
 }
 
-/// Tokens of a ranking's document that does not tell.
+/// Tokens of a ranking's document that does not state them.
 const DOCUMENT_TOKENS: u32 = 256;
 
 /// Returns one request's diagnosis as an entry of the JSON output.
@@ -287,7 +287,7 @@ fn entry(
     entry
 }
 
-/// What each part that mends a cause of this log would bring.
+/// Returns what each part that mends a cause of this log would save.
 fn gains(
     options: &Options,
     ordering: &Ordered,
@@ -336,7 +336,7 @@ fn gains(
 }
 
 impl Findings {
-    /// What a part brings, in words; nothing where it was not asked for.
+    /// Returns what a part saves, in words; nothing if it was not asked for.
     fn gain_of(&self, remedy: &Remedy) -> Option<Gain> {
         remedy.part.and_then(|part| self.gains.get(&part).copied())
     }

@@ -1,4 +1,4 @@
-//! What mends a cause: a line of the gateway's configuration where there is one, words where the client or the engine
+//! The remedies of causes: a line of the gateway's configuration if there is one, words if the client or the engine
 //! must change.
 
 use foreword_ordering::head::{Cause, Volatile};
@@ -31,7 +31,7 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// The change of `ordering`, everything else being left off.
+    /// Returns the change of `ordering` that applies this part alone.
     pub(crate) fn alone(self) -> Value {
         let off = json!({
             "mode": "apply",
@@ -55,7 +55,7 @@ impl Part {
         }
     }
 
-    /// The line to write, as it stands in the plugin's configuration.
+    /// Returns the line to write, as it stands in the plugin's configuration.
     pub(crate) fn configuration(self) -> &'static str {
         match self {
             Self::Tools => {

@@ -1,4 +1,4 @@
-//! The report: one HTML file that needs nothing else, filled from the findings.
+//! The report: one self-contained HTML file, filled from the findings.
 
 use super::causes::Row;
 use super::remedy::Part;

@@ -1,4 +1,4 @@
-//! What a replay found, and its forms as JSON and as a table.
+//! The results of a replay, as JSON and as a table.
 
 use super::simulate::PolicyOutcome;
 use crate::explain::causes::Causes;
@@ -8,40 +8,40 @@ use foreword_simulation::{Bound, Capacity};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Everything that is shown.
+/// The results that are shown.
 #[derive(Debug)]
 pub(super) struct Figures {
-    /// The files' names.
+    /// Names of the files.
     pub(super) trace: String,
     pub(super) requests: usize,
-    /// Distinct documents.
+    /// Number of distinct documents.
     pub(super) documents: usize,
-    /// Bad lines.
+    /// Number of bad lines.
     pub(super) skipped: u64,
     pub(super) capacity: Capacity,
     pub(super) bound: Bound,
-    /// At least one.
+    /// Outcomes by policy, at least one.
     pub(super) outcomes: Vec<PolicyOutcome>,
-    /// The same of stabilised prompts.
+    /// Outcomes of stabilised prompts, by policy.
     pub(super) stabilised: Vec<PolicyOutcome>,
-    /// Why prefixes broke.
+    /// The causes that broke prefixes.
     pub(super) causes: Causes,
 }
 
 impl Figures {
-    /// The outcome without Foreword, if it was asked for.
+    /// Returns the outcome without Foreword, if it was asked for.
     pub(super) fn baseline(&self) -> Option<&PolicyOutcome> {
         let name = PolicyKind::Retrieval.name();
         self.outcomes.iter().find(|outcome| outcome.name == name)
     }
 
-    /// The outcome that reused most; the first of equal ones.
+    /// Returns the outcome that reused most, the first of equals.
     pub(super) fn best(&self) -> Option<&PolicyOutcome> {
         let reused = |outcome: &&PolicyOutcome| outcome.reuse.reused_tokens;
         self.outcomes.iter().rev().max_by_key(reused)
     }
 
-    /// One object.
+    /// Returns the results as one JSON object.
     pub(super) fn to_json(&self) -> String {
         json!({
             "trace": self.trace,
@@ -59,7 +59,7 @@ impl Figures {
         .to_string()
     }
 
-    /// Lines for a terminal.
+    /// Returns the results as lines for a terminal.
     pub(super) fn to_table(&self) -> String {
         let mut table = format!(
             "{} requests, {} documents; {}\n\n{:<14}{:>8}{:>17}{:>17}{:>10}{:>10}\n",
@@ -97,7 +97,7 @@ impl Figures {
         table
     }
 
-    /// Whole prompts, as they came and stabilised; nothing where none were replayed.
+    /// Returns the lines for whole prompts, as they came and stabilised; nothing if none were replayed.
     fn prompts_table(&self) -> String {
         let mut table = String::new();
         let rows = self.outcomes.iter().filter_map(|outcome| {
@@ -125,7 +125,7 @@ impl Figures {
         table
     }
 
-    /// The cache in words.
+    /// Describes the cache in words.
     pub(super) fn cache(&self) -> String {
         let size = match self.capacity.tokens {
             Some(tokens) => format!("cache of {} tokens", grouped(tokens)),
@@ -138,7 +138,7 @@ impl Figures {
     }
 }
 
-/// Outcomes as JSON.
+/// Returns outcomes as JSON.
 fn entries(outcomes: &[PolicyOutcome]) -> Vec<Value> {
     let entry = |outcome: &PolicyOutcome| {
         let mut entry = json!({
@@ -159,8 +159,8 @@ fn entries(outcomes: &[PolicyOutcome]) -> Vec<Value> {
     outcomes.iter().map(entry).collect()
 }
 
-/// An outcome's numbers as tables show them: reused, tokens reused, tokens computed, the mean time of a decision, the 99th
-/// percentile.
+/// Returns an outcome's numbers for tables: share reused, tokens reused, tokens computed, and the mean and 99th
+/// percentile of a decision's time.
 pub(super) fn cells(outcome: &PolicyOutcome) -> [String; 5] {
     let reuse = outcome.reuse;
     [

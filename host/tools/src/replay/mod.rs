@@ -1,4 +1,4 @@
-//! `foreword replay`: what ordering would save on a log of requests, before anything is deployed.
+//! `foreword replay`: reports what ordering would save on a log of requests, before anything is deployed.
 //!
 //! ```text
 //!  FILE… ──lines──▶ read ──▶ trace ──┬─▶ bound                    ┌─▶ table or JSON
@@ -6,9 +6,10 @@
 //!            └──bodies─▶ whole prompts, per policy, and causes ───┘
 //! ```
 //!
-//! Lines' meaning, orders and the engine's cache are those of [`foreword_simulation`]: what is decided here
-//! is decided alike at the gateway. Texts are read and forgotten line by line; only documents' ids, fingerprints and token counts stay,
-//! and nothing that is printed holds a document's text. Whole prompts take the log once more for each policy (`whole`). No model, engine or network is involved.
+//! [`foreword_simulation`] determines the meaning of lines, the orders and the engine's cache, so decisions here equal
+//! those at the gateway. Texts are read and forgotten line by line: only documents' ids, fingerprints and token counts
+//! stay, and the output contains no document's text. Whole prompts read the log once more for each policy (`whole`).
+//! No model, engine or network is involved.
 
 mod figures;
 mod plots;
@@ -27,26 +28,26 @@ use std::io::Write;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-/// What to replay, and how.
+/// The options of a replay.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Logs, one behind the other.
+    /// Logs, which are read one after another.
     pub files: Vec<PathBuf>,
-    /// The simulated engine's cache.
+    /// Capacity of the simulated engine's cache.
     pub capacity: Capacity,
-    /// In the order in which the table shows them.
+    /// Policies, in the order of the table.
     pub policies: Vec<PolicyKind>,
-    /// Requests that are also planned together, as an offline batch.
+    /// Number of requests that are also planned together, as an offline batch.
     pub batch: Option<NonZeroU32>,
-    /// What `random` starts from, and what the upper bound's sample is drawn with.
+    /// Seed of the `random` policy and of the upper bound's sample.
     pub seed: u64,
-    /// Tokens of a document whose line does not tell.
+    /// Tokens of a document whose line does not state them.
     pub document_tokens: u32,
     /// Whether the first bad line ends the replay.
     pub strict: bool,
-    /// The gateway's `ordering`, for what is stabilised.
+    /// File with the gateway's `ordering`, for stabilised prompts.
     pub ordering: Option<PathBuf>,
-    /// Where the report goes.
+    /// File for the report.
     pub report: Option<PathBuf>,
     /// Whether standard output gets JSON instead of a table.
     pub json: bool,
@@ -58,18 +59,18 @@ pub struct Options {
     "the trace is empty: no line of {files} has documents ({lines} lines read, {bad} of them bad)"
 )]
 pub struct EmptyTrace {
-    /// The files' names.
+    /// Names of the files.
     pub files: String,
-    /// Lines read.
+    /// Number of lines read.
     pub lines: u64,
-    /// Lines that could not be understood.
+    /// Number of lines that could not be understood.
     pub bad: u64,
 }
 
-/// Replays, prints the figures to standard output and writes the report.
+/// Replays, prints the results to standard output and writes the report.
 ///
 /// # Errors
-/// A file cannot be read or written; a bad line, when strict; [`EmptyTrace`].
+/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`EmptyTrace`].
 pub fn run(options: &Options) -> Result<()> {
     let names = log::names(&options.files);
     let read = read::read(options)?;

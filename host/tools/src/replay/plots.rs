@@ -8,7 +8,7 @@ use foreword_report::words::percent;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// A bar for every policy: the share that it reused, under a line at the upper bound.
+/// Plots a bar for every policy: the share that it reused, under a line at the upper bound.
 pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
     const ROW: i32 = 34;
     const TOP: i32 = 30;
@@ -51,7 +51,7 @@ pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
             INK.stroke_width(1),
         ))?;
         let label = format!("upper bound {}", percent(figures.bound.share));
-        // On the side where there is room for it.
+        // The label stands on the side with room for it.
         let (at, side) = if bound + LABEL > i32::try_from(pixels)? {
             (bound + VALUES - 8, HPos::Right)
         } else {
@@ -63,7 +63,7 @@ pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
     })
 }
 
-/// The share reused so far as requests go by, in percent, for every policy.
+/// Plots the share reused so far over the requests, in percent, for every policy.
 pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
     let line = |outcome: &PolicyOutcome| -> Points {
         let points = outcome.curve.iter();
@@ -75,7 +75,7 @@ pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
     over_requests(figures, shown, width, "% of document tokens", line)
 }
 
-/// Document tokens left to compute, summed up, in thousands: without Foreword and at best.
+/// Plots the document tokens left to compute, summed up, in thousands: without Foreword and at best.
 pub(super) fn computed(figures: &Figures, width: Width) -> Result<String> {
     let mut shown: Vec<PolicyOutcome> = figures.best().into_iter().cloned().collect();
     shown.extend(figures.baseline().cloned());
@@ -101,7 +101,7 @@ fn colour(figures: &Figures, outcome: &PolicyOutcome) -> RGBColor {
     }
 }
 
-/// A line for each outcome, as requests go by.
+/// Plots a line for each outcome over the requests.
 fn over_requests(
     figures: &Figures,
     outcomes: &[PolicyOutcome],

@@ -1,23 +1,23 @@
-//! Files to trace, a line at a time.
+//! Reads files into a trace, line by line.
 
 use super::Options;
 use crate::log::{self, Counts, OnBad};
 use anyhow::Result;
 use foreword_simulation::{CompactTrace, LogReader, Logged};
 
-/// What the files hold.
+/// The content of the files.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) trace: CompactTrace,
     pub(super) counts: Counts,
-    /// Lines that are requests without documents.
+    /// Number of lines that are requests without documents.
     pub(super) without_documents: u64,
 }
 
-/// Reads the files, one behind the other.
+/// Reads the files, one after another.
 ///
 /// # Errors
-/// A file cannot be read; a bad line, when strict.
+/// Returns an error if a file cannot be read, or for a bad line when strict.
 pub(super) fn read(options: &Options) -> Result<Log> {
     let reader = LogReader::new(options.document_tokens);
     let mut trace = CompactTrace::default();
@@ -44,7 +44,7 @@ pub(super) fn read(options: &Options) -> Result<Log> {
 }
 
 impl Log {
-    /// What was left out, on standard error; nothing when nothing was.
+    /// Prints to standard error what was left out; nothing if nothing was.
     pub(super) fn tell(&self) {
         self.counts.tell();
         if self.without_documents > 0 {

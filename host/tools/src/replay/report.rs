@@ -1,4 +1,4 @@
-//! The report: one HTML file that needs nothing else, filled from the figures. It looks like the demo's.
+//! The report: one self-contained HTML file, filled from the figures. It looks like the demo's.
 
 use super::figures::{Figures, cells, microseconds};
 use super::plots;
@@ -9,7 +9,7 @@ use std::fmt::Write;
 
 const TITLE: &str = "Foreword replay: what ordering would save";
 
-/// The page.
+/// Returns the page.
 pub(super) fn page(figures: &Figures) -> Result<String> {
     let values = [
         ("trace", escaped(&figures.trace)),

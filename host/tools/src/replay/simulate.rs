@@ -1,4 +1,5 @@
-//! A trace under one policy, or planned in batches: tokens reused as requests go by, and how long decisions took.
+//! Replays a trace under one policy, or in planned batches: tokens reused over the requests, and how long decisions
+//! took.
 
 use anyhow::Result;
 use foreword_ordering::policy::{PolicyKind, PolicyOptions};
@@ -8,22 +9,23 @@ use foreword_simulation::{
 };
 use std::time::{Duration, Instant};
 
-/// What a policy came to.
+/// The result of a policy.
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyOutcome {
     pub(super) name: &'static str,
     pub(super) reuse: Reuse,
-    /// Requests so far, and the reuse up to there: at most [`POINTS`] points at even distances, the last one at the
-    /// end.
+    /// The number of requests so far, and the reuse up to there: at most [`POINTS`] points at even distances, the last
+    /// one at the end.
     pub(super) curve: Vec<(usize, Reuse)>,
-    /// Time to decide a request: intern its documents, order them, remember the order. Not the body's rewriting.
+    /// Mean time to decide a request: intern its documents, order them, remember the order. It excludes rewriting the
+    /// body.
     pub(super) mean_us: f64,
     pub(super) p99_us: f64,
-    /// The same of whole prompts, where they were replayed.
+    /// The reuse of whole prompts, if they were replayed.
     pub(crate) prompts: Option<PromptReuse>,
 }
 
-/// Points of a curve: more than a plot has pixels for is waste.
+/// Points of a curve; a plot has no pixels for more.
 const POINTS: usize = 240;
 
 /// Replays `trace` under `kind`.
@@ -58,9 +60,9 @@ pub(super) fn replay(
     Ok(outcome(kind.name(), replay.reuse(), curve, nanoseconds))
 }
 
-/// Replays `trace` in windows of `window` requests, each planned as a whole before its first request is served: the
-/// order of documents and the order of requests are both ours ([`foreword_simulation::batch()`]). A window's time is shared evenly
-/// by its requests.
+/// Replays `trace` in windows of `window` requests. Each window is planned as a whole before its first request is
+/// served: both the order of documents and the order of requests are chosen ([`foreword_simulation::batch()`]). A
+/// window's time is shared evenly by its requests.
 pub(super) fn replay_batches(
     trace: &CompactTrace,
     window: usize,
@@ -94,7 +96,7 @@ pub(super) fn replay_batches(
     Ok(outcome(BATCH, reuse, curve, nanoseconds))
 }
 
-/// What stands for a policy's name in tables and plots.
+/// The name of batches in tables and plots, in place of a policy's.
 pub(super) const BATCH: &str = "batch";
 
 fn outcome(
@@ -114,7 +116,7 @@ fn outcome(
     }
 }
 
-/// How long decisions took.
+/// The times of decisions.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     nanoseconds: Vec<u32>,
@@ -127,7 +129,7 @@ impl Pace {
     }
 }
 
-/// What whole prompts came to. The times are those of bodies rewritten.
+/// Returns the result of whole prompts; its times are those of rewriting bodies.
 pub(super) fn whole(name: &'static str, prompts: PromptReuse, pace: Pace) -> PolicyOutcome {
     let curve = Curve::new(0);
     PolicyOutcome {
@@ -136,7 +138,7 @@ pub(super) fn whole(name: &'static str, prompts: PromptReuse, pace: Pace) -> Pol
     }
 }
 
-/// See [`PolicyOutcome::curve`].
+/// Collects the points of [`PolicyOutcome::curve`].
 struct Curve {
     requests: usize,
     next_point: usize,
@@ -152,7 +154,7 @@ impl Curve {
         }
     }
 
-    /// `reuse` stands after `done` requests.
+    /// Adds the reuse after `done` requests.
     fn add(&mut self, done: usize, reuse: Reuse) {
         if done * POINTS >= self.next_point * self.requests {
             self.points.push((done, reuse));
@@ -161,7 +163,7 @@ impl Curve {
     }
 }
 
-/// The nearest-rank quantile; 0 of none.
+/// Returns the nearest-rank quantile; 0 of none.
 fn quantile(values: &mut [u32], share: f64) -> u32 {
     if values.is_empty() {
         return 0;

@@ -1,11 +1,11 @@
-//! Whole prompts under each policy: bodies as they came, and stabilised; and why their prefixes broke.
+//! Replays whole prompts under each policy, as bodies came and stabilised, and finds out why their prefixes broke.
 //!
 //! ```text
 //!   line ──▶ orderer (policy, head, conversation) ──▶ prompt ──▶ engine's cache      once for each policy
 //!     └────▶ index ──▶ cause                                                         once
 //! ```
 //!
-//! The log is read anew for each policy, so that one orderer and one cache are held at a time for each thread.
+//! The log is read again for each policy, so that each thread holds one orderer and one cache at a time.
 
 use super::Options;
 use super::simulate::{self, Pace, PolicyOutcome};
@@ -23,20 +23,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// What was found of whole prompts.
+/// The results of whole prompts.
 pub(super) struct Whole {
-    /// By policy, as they came.
+    /// Reuse of bodies as they came, by policy.
     pub(super) came: Vec<PromptReuse>,
-    /// By policy, stabilised.
+    /// Outcomes of stabilised bodies, by policy.
     pub(super) stabilised: Vec<PolicyOutcome>,
-    /// Why prefixes broke, as they came.
+    /// The causes that broke prefixes, of bodies as they came.
     pub(super) causes: Causes,
 }
 
 /// Replays the log of `options` for each policy.
 ///
 /// # Errors
-/// A file cannot be read; the configuration is not valid.
+/// Returns an error if a file cannot be read, or the configuration is not valid.
 pub(super) fn replay(options: &Options) -> Result<Whole> {
     let ordering = Ordered::read(options.ordering.as_deref())?;
     let (came, stabilised) = (ordering.as_came()?, ordering.stabilised()?);
@@ -95,14 +95,14 @@ pub(super) fn replay(options: &Options) -> Result<Whole> {
 pub(crate) struct Input<'i> {
     pub(crate) files: &'i [PathBuf],
     pub(crate) capacity: Capacity,
-    /// Tokens of a document whose line does not tell.
+    /// Tokens of a document whose line does not state them.
     pub(crate) document_tokens: u32,
 }
 
-/// The log's prompts under one policy.
+/// Replays the log's prompts under one policy.
 ///
 /// # Errors
-/// A file cannot be read; the configuration is not valid.
+/// Returns an error if a file cannot be read, or the configuration is not valid.
 pub(crate) fn prompts(
     input: &Input<'_>,
     kind: PolicyKind,
@@ -152,7 +152,7 @@ fn served(
         .map_err(BadLine::Body)
 }
 
-/// Why prefixes broke, as bodies came.
+/// Returns the causes that broke prefixes, of bodies as they came.
 fn causes(options: &Options) -> Result<Causes> {
     let mut explaining =
         crate::explain::Explaining::new(options.capacity.page_tokens, options.document_tokens);
@@ -165,10 +165,10 @@ fn causes(options: &Options) -> Result<Causes> {
     Ok(causes)
 }
 
-/// The gateway's `ordering`, as written: what a replay varies.
+/// The gateway's `ordering`, as written, which a replay varies.
 pub(crate) struct Ordered {
     value: Value,
-    /// Whether somebody wrote it.
+    /// Whether there was a file.
     is_given: bool,
 }
 
@@ -176,7 +176,7 @@ impl Ordered {
     /// Reads `file`, the gateway's `ordering` or a whole plugin configuration with one.
     ///
     /// # Errors
-    /// It cannot be read, or is no such configuration.
+    /// Returns an error if it cannot be read, or is no such configuration.
     pub(crate) fn read(file: Option<&Path>) -> Result<Self> {
         let Some(file) = file else {
             return Ok(Self {
@@ -208,38 +208,38 @@ impl Ordered {
         Ok(found)
     }
 
-    /// The policy that it names.
+    /// Returns the policy that it names.
     ///
     /// # Errors
-    /// As [`Ordered::raw`].
+    /// Returns the errors of [`Ordered::raw`].
     pub(crate) fn policy(&self) -> Result<PolicyKind> {
         let raw = self.raw(&json!({}))?;
         PolicyKind::by_name(&raw.policy).context("there is no such policy")
     }
 
-    /// With the fields of `changes` in the place of what was written.
+    /// Returns it with the fields of `changes` in place of the written ones.
     ///
     /// # Errors
-    /// It is no configuration.
+    /// Returns an error if the result is no configuration.
     pub(crate) fn raw(&self, changes: &Value) -> Result<RawConfig> {
         let mut value = self.value.clone();
         merge(&mut value, changes);
         Ok(RawConfig::from_json(value.to_string().as_bytes())?)
     }
 
-    /// Nothing is stabilised and nothing pinned.
+    /// Returns it with nothing stabilised and nothing pinned.
     ///
     /// # Errors
-    /// As [`Ordered::raw`].
+    /// Returns the errors of [`Ordered::raw`].
     pub(crate) fn as_came(&self) -> Result<RawConfig> {
         self.raw(&json!({"head": {"mode": "off"}, "conversation": {"pin": false}}))
     }
 
-    /// As it was written, `report` counting as `apply`; without a file every part that the documentation calls safe, and
-    /// documents stay where they were first written.
+    /// Returns it as written, with `report` counting as `apply`. Without a file it has every part that the
+    /// documentation calls safe, and documents stay where they were first written.
     ///
     /// # Errors
-    /// As [`Ordered::raw`].
+    /// Returns the errors of [`Ordered::raw`].
     pub(crate) fn stabilised(&self) -> Result<RawConfig> {
         let is_off = self.value["head"]["mode"] == "off";
         self.raw(&match (self.is_given, is_off) {

@@ -1,14 +1,15 @@
-//! Lines of JSON, a question or a chat on each:
+//! Reads lines of JSON, with a question or a chat on each:
 //!
 //! ```text
 //!   {"id": …, "question": …, "documents": […, …], "answers": […, …]}
 //!   {"id": …, "turns": [{"question": …, "documents": […], "answers": […]}, …]}
 //! ```
 //!
-//! Documents stand as they were retrieved, best first: a text, or an object with `text` and maybe `id` and `title`. One
-//! without an id gets a number, the same wherever it stands. The document that the answer stands in is the only one whose
-//! text contains one of the answers, whatever the case of letters; where several do, or none, it is not known. Other
-//! members are passed over, blank lines too. Questions are asked in the file's order: a log has one of its own.
+//! Documents stand as they were retrieved, best first: each is a text, or an object with `text` and maybe `id` and
+//! `title`. One without an id gets a number, the same wherever it stands. The document that holds the answer is the
+//! only one whose text contains one of the answers, in upper or lower case; if several do, or none, it is unknown.
+//! Other members and blank lines are skipped. Questions are asked in the file's order, since a log has an order of its
+//! own.
 
 use super::{Case, Data, Document, Turn};
 use anyhow::{Context, Result, bail, ensure};
@@ -55,7 +56,7 @@ enum RawDocument {
     },
 }
 
-/// The questions of `text`, with the first `documents` of each one's documents.
+/// Returns the questions of `text`, with the first `documents` of each one's documents.
 pub(super) fn read(text: &[u8], documents: Option<usize>) -> Result<Data> {
     let mut known = Known::default();
     let mut data = Data::default();

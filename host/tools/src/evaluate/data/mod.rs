@@ -1,4 +1,4 @@
-//! The questions: read from SQuAD's JSON or from lines of JSON, checked, and put into one shape.
+//! The questions: read from SQuAD's JSON or from lines of JSON, checked, and brought into one form.
 //!
 //! ```text
 //!   FILE.json  ── squad ── words: BM25 over the file's paragraphs ──┐
@@ -6,7 +6,7 @@
 //!   FILE.jsonl ── lines ── documents as they were retrieved ────────┘
 //! ```
 //!
-//! Nothing here knows of arms or of requests.
+//! This module knows nothing of arms or requests.
 
 mod lines;
 mod squad;
@@ -17,12 +17,12 @@ use fxhash::FxHashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What is retrieved.
+/// A document that was retrieved for a question.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Document {
-    /// What hints call it.
+    /// The document's name in hints.
     pub(super) id: String,
-    /// May be empty.
+    /// The document's title; may be empty.
     pub(super) title: String,
     pub(super) text: String,
 }
@@ -31,46 +31,46 @@ pub(super) struct Document {
 #[derive(Clone, Debug)]
 pub(super) struct Turn {
     pub(super) question: String,
-    /// Best first.
+    /// The documents, best first.
     pub(super) documents: Vec<Arc<Document>>,
-    /// The right answers; none: the turn is asked and not scored.
+    /// The right answers; empty: the turn is asked but not scored.
     pub(super) answers: Vec<String>,
-    /// Which document the answer stands in, as far as that is clear.
+    /// Index of the document that holds the answer, if it is known.
     pub(super) answer_document: Option<usize>,
 }
 
 /// A chat that is asked as a whole, under every arm.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
-    /// No other case has it.
+    /// The case's id, which no other case has.
     pub(super) id: String,
-    /// At least one; one of them has an answer, and one has documents.
+    /// The turns, at least one; at least one has an answer, and one has documents.
     pub(super) turns: Vec<Turn>,
 }
 
-/// What a file holds.
+/// The questions of a file.
 #[derive(Debug, Default)]
 pub(super) struct Data {
-    /// In the order in which they are asked.
+    /// The cases, in the order in which they are asked.
     pub(super) cases: Vec<Case>,
-    /// Questions left out, because the file knows no answer.
+    /// Number of questions left out because the file has no answer.
     pub(super) without_answers: usize,
-    /// Of the file's bytes.
+    /// A hash of the file's bytes.
     pub(super) fingerprint: u64,
 }
 
-/// How a file is read.
+/// The options for reading a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
-    /// Documents of a question, at most.
+    /// Most documents of a question.
     pub(super) documents: Option<usize>,
-    /// Questions, at most: the first ones.
+    /// Most questions: the first ones are kept.
     pub(super) questions: Option<usize>,
     pub(super) seed: u64,
 }
 
 impl Case {
-    /// Whether an answer's place is known in every turn with an answer, and there are places to choose from.
+    /// Returns whether an answer's place is known in every turn with an answer, and there are places to choose from.
     pub(super) fn has_positions(&self) -> bool {
         let scored = self.turns.iter().filter(|turn| !turn.answers.is_empty());
         scored
@@ -79,7 +79,7 @@ impl Case {
     }
 }
 
-/// Reads `path`; its ending says in which format it is.
+/// Reads `path`; its extension determines the format.
 pub(super) fn read(path: &Path, reading: Reading) -> Result<Data> {
     let failed = || format!("cannot read {}", path.display());
     let bytes = std::fs::metadata(path).with_context(failed)?.len();
@@ -120,10 +120,10 @@ pub(super) fn read(path: &Path, reading: Reading) -> Result<Data> {
     Ok(data)
 }
 
-/// Paragraphs that a question of a SQuAD file gets unless told otherwise.
+/// Default number of paragraphs for a question of a SQuAD file.
 const SQUAD_DOCUMENTS: usize = 10;
 
-/// A file is held in memory.
+/// Most bytes of a file, which is held in memory.
 const MAX_BYTES: u64 = 1 << 30;
 
 #[cfg(test)]

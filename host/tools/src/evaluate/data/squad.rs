@@ -1,9 +1,9 @@
-//! SQuAD's JSON: articles of paragraphs, each with questions. Paragraphs are the documents.
+//! Reads SQuAD's JSON: articles of paragraphs, each with questions. The paragraphs are the documents.
 //!
-//! **Which documents a question gets**: the best `documents` of all paragraphs of the file by BM25, best first. The
-//! paragraph that the question was written for is always among them: where BM25 does not find it, it takes the last place.
-//! Questions without an answer (SQuAD 2.0's impossible ones) are left out. Questions come in an order drawn with the
-//! seed: in the file, those of one paragraph stand together, and users do not ask like that.
+//! **The documents of a question** are the best `documents` of all paragraphs of the file by BM25, best first. The
+//! paragraph that the question was written for is always among them: if BM25 does not find it, it takes the last
+//! place. Questions without an answer (SQuAD 2.0's impossible ones) are left out. Questions come in an order drawn
+//! with the seed: in the file, those of one paragraph stand together, and users do not ask like that.
 
 use super::{Case, Data, Document, Turn};
 use anyhow::{Result, bail};
@@ -43,13 +43,13 @@ struct Answer {
     text: String,
 }
 
-/// The questions of `json` with `documents` documents each.
+/// Returns the questions of `json` with `documents` documents each.
 pub(super) fn read(json: &[u8], documents: usize, seed: u64) -> Result<Data> {
     let file: File = serde_json::from_slice(json)?;
     let mut paragraphs: Vec<Arc<Document>> = Vec::new();
     let mut questions = Vec::new();
     for article in file.data {
-        // Wikipedia's names of pages have underscores for spaces.
+        // Wikipedia's page names have underscores for spaces.
         let title = article.title.replace('_', " ");
         for Paragraph { context, qas } in article.paragraphs {
             let number = paragraphs.len();
