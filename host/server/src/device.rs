@@ -1,4 +1,4 @@
-//! Which device computes and how large its pools are: asked for on the command line, opened before the engine starts.
+//! Opens the device that computes, with the sizes of its pools, before the engine starts.
 //!
 //! ```text
 //!   auto    the first CUDA device, where there is one; else the CPU
@@ -15,10 +15,10 @@ use foreword_report::progress::bar;
 use std::path::Path;
 use std::str::FromStr;
 
-/// What was asked for.
+/// The device that was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
-    /// The best there is.
+    /// The best device: the first CUDA device if there is one, else the CPU.
     #[default]
     Auto,
     /// The CPU.
@@ -43,38 +43,38 @@ impl FromStr for Device {
     }
 }
 
-/// A device and its sizes. What is `None` depends on the device.
+/// A device and its sizes. The default of a `None` depends on the device.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
-    /// Which.
+    /// The device.
     pub device: Device,
-    /// Tokens of KV state to make room for; without it 65,536 on the CPU, and a part of a CUDA device's memory.
+    /// Tokens of KV state in the pool; by default 65,536 on the CPU, and a fraction of a CUDA device's memory.
     pub kv_tokens: Option<u32>,
-    /// That part: of what weights leave.
+    /// Fraction of a CUDA device's memory, after the weights, for KV state.
     pub kv_memory_fraction: f32,
-    /// Tokens of KV state in the host's memory beside the pool.
+    /// Tokens of KV state in host memory.
     pub kv_host_tokens: u32,
     /// Tokens in a page.
     pub page_tokens: u32,
-    /// Tokens of a step; without it 512 on the CPU and 8,192 on a CUDA device.
+    /// Most tokens of a step; by default 512 on the CPU and 8,192 on a CUDA device.
     pub max_step_tokens: Option<u32>,
-    /// Worker threads of the CPU.
+    /// Number of worker threads of the CPU.
     pub threads: Option<u32>,
     /// How the CPU multiplies bf16 weights.
     pub precision: Precision,
-    /// The seed of weights that are made up instead of read.
+    /// Seed of random weights, which replace those of the checkpoint.
     pub random_weights: Option<u64>,
 }
 
 /// A device with a model on it.
 pub struct Opened {
-    /// What computes.
+    /// The backend that computes.
     pub backend: Box<dyn Backend>,
-    /// Of all that a page's bytes depend on beside its tokens.
+    /// A hash of everything that a page's bytes depend on besides its tokens.
     pub identity: u128,
-    /// What computes, in words: measured costs are valid for it.
+    /// Description of the machine; measured costs are valid for it.
     pub machine: String,
-    /// Tokens of a step.
+    /// Most tokens of a step.
     pub max_step_tokens: u32,
 }
 
@@ -83,10 +83,10 @@ const CPU_STEP_TOKENS: u32 = 512;
 const CUDA_STEP_TOKENS: u32 = 8_192;
 
 impl DeviceConfig {
-    /// The CPU or the number of a CUDA device.
+    /// Returns the number of the CUDA device, or `None` for the CPU.
     ///
     /// # Errors
-    /// When a CUDA device was asked for that is not there.
+    /// Returns an error when a CUDA device was asked for that is not there.
     pub fn ordinal(&self) -> anyhow::Result<Option<u32>> {
         match self.device {
             Device::Cpu => Ok(None),
@@ -104,10 +104,11 @@ impl DeviceConfig {
         }
     }
 
-    /// Puts the model in `folder` on the device. Slow: it reads the weights.
+    /// Loads the model in `folder` onto the device. This is slow, since it reads the weights.
     ///
     /// # Errors
-    /// When the device is missing or too small, or a file of the checkpoint is missing, malformed or not supported.
+    /// Returns an error when the device is missing or too small, or a file of the checkpoint is missing, malformed or
+    /// not supported.
     pub fn open(&self, folder: &Path) -> anyhow::Result<Opened> {
         let ordinal = self.ordinal()?;
         let context = || format!("cannot load the model in {}", folder.display());

@@ -23,7 +23,7 @@ use foreword_engine::engine::{self, SubmitError};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Why a request got no (complete) answer.
+/// The reason why a request got no answer, or an incomplete one.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// A field, or the body, is not what the API takes.
@@ -31,7 +31,7 @@ pub enum Failure {
     Invalid {
         /// The field, as OpenAI writes it (`messages[2].content`); `None`: the body as a whole.
         param: Option<String>,
-        /// The value found and the values taken.
+        /// The value found, and the values accepted.
         message: String,
     },
     /// Prompt and answer do not fit into the model's positions or the engine's pages.
@@ -46,7 +46,7 @@ pub enum Failure {
         /// Tokens that fit.
         limit: u32,
     },
-    /// No known key came with the request.
+    /// The request carries no accepted key.
     #[error("a valid API key is required, as `Authorization: Bearer KEY`")]
     Unauthorized,
     /// The request names a model that is not served here.
@@ -57,7 +57,7 @@ pub enum Failure {
         /// The name served.
         served: String,
     },
-    /// No such path.
+    /// There is no such path.
     #[error("unknown URL: {method} {path}")]
     UnknownUrl {
         /// The request's method.
@@ -65,7 +65,7 @@ pub enum Failure {
         /// The request's path, clipped.
         path: String,
     },
-    /// A path that the internal listener has.
+    /// The path belongs to the internal listener.
     #[error("unknown URL: {method} {path}; it is served on the address of --internal-listen")]
     Elsewhere {
         /// The request's method.
@@ -73,7 +73,7 @@ pub enum Failure {
         /// The request's path, without query.
         path: String,
     },
-    /// The feed would tell what documents there are to whoever reaches it.
+    /// The feed would tell anyone who reaches it which documents there are.
     #[error("without a key of its own the feed is served on loopback only: give --feed-key-file")]
     FeedKeyRequired,
     /// The path exists, the method does not.
@@ -99,7 +99,7 @@ pub enum Failure {
     /// The body is over the limit.
     #[error("the request's body has {}, more than the limit of {limit} bytes", size_words(*size, *limit))]
     BodyTooLarge {
-        /// Bytes declared; `None` where the body came without a length.
+        /// Bytes declared; `None` if the body came without a length.
         size: Option<u64>,
         /// Bytes allowed.
         limit: u64,
@@ -110,24 +110,24 @@ pub enum Failure {
         /// The content type sent, clipped.
         found: Option<String>,
     },
-    /// Come back later.
+    /// The queue is full, and the request may be sent again later.
     #[error("the server is at its limit of {limit} requests; try again later")]
     QueueFull {
-        /// Requests that may be here at once.
+        /// Most requests at once.
         limit: u32,
-        /// When there may be room; [`SOON`] where nobody can tell.
+        /// Time after which there may be room; [`SOON`] if it is unknown.
         retry_after: Duration,
     },
     /// The model is not loaded yet.
     #[error("the model is still loading; try again later")]
     Loading,
-    /// The server takes no more requests.
+    /// The server accepts no more requests.
     #[error("the server is stopping")]
     Stopping,
-    /// Documents or vectors cannot be had now. The cause is logged and not shown.
+    /// Documents or vectors are not available now. The cause is logged and not shown.
     #[error("the retriever is not available; the server's log says why")]
     Retriever {
-        /// For the log.
+        /// The cause, for the log.
         cause: String,
     },
     /// The answer took too long.
@@ -136,16 +136,16 @@ pub enum Failure {
         /// Time allowed.
         limit: Duration,
     },
-    /// Our fault. The cause is logged and not shown.
+    /// The server failed. The cause is logged and not shown.
     #[error("internal error")]
     Internal {
-        /// For the log.
+        /// The cause, for the log.
         cause: String,
     },
 }
 
 impl Failure {
-    /// A field that is not what the API takes.
+    /// Returns the failure of a field that is not what the API accepts.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Invalid {
             param: Some(param.into()),
@@ -153,7 +153,7 @@ impl Failure {
         }
     }
 
-    /// A body that is not what the API takes.
+    /// Returns the failure of a body that is not what the API accepts.
     pub fn invalid_body(message: impl Into<String>) -> Self {
         Self::Invalid {
             param: None,
@@ -161,21 +161,21 @@ impl Failure {
         }
     }
 
-    /// Our own fault.
+    /// Returns the failure of the server itself.
     pub fn internal(cause: impl std::fmt::Display) -> Self {
         Self::Internal {
             cause: cause.to_string(),
         }
     }
 
-    /// Documents or vectors cannot be had now.
+    /// Returns the failure of documents or vectors that are not available now.
     pub fn retriever(cause: impl std::fmt::Display) -> Self {
         Self::Retriever {
             cause: cause.to_string(),
         }
     }
 
-    /// What the engine's refusal of a request with `max_tokens` tokens of answer means to its sender.
+    /// Returns the failure for the engine's refusal of a request with `max_tokens` tokens of answer.
     pub fn from_submit(error: SubmitError, max_tokens: u32) -> Self {
         match error {
             SubmitError::QueueFull { limit, retry_after }
@@ -196,7 +196,7 @@ impl Failure {
         }
     }
 
-    /// What the engine's giving up on a request that may take `limit` means to its sender.
+    /// Returns the failure for a request on which the engine gave up; `limit` is its time limit.
     pub fn from_engine(failure: engine::Failure, limit: Duration) -> Self {
         match failure {
             engine::Failure::Expired => Self::Timeout { limit },
@@ -204,7 +204,7 @@ impl Failure {
         }
     }
 
-    /// Status, OpenAI's error type and our code. The one table that everything else follows.
+    /// Returns status, OpenAI's error type and our code. Everything else follows from this table.
     fn kind(&self) -> (StatusCode, &'static str, &'static str) {
         const REQUEST: &str = "invalid_request_error";
         const SERVER: &str = "server_error";
@@ -250,17 +250,17 @@ impl Failure {
         }
     }
 
-    /// The HTTP status.
+    /// Returns the HTTP status.
     pub fn status(&self) -> StatusCode {
         self.kind().0
     }
 
-    /// The code: one word for programs.
+    /// Returns the code: one word for programs.
     pub fn code(&self) -> &'static str {
         self.kind().2
     }
 
-    /// OpenAI's error object, `{"error": {…}}`.
+    /// Returns OpenAI's error object, `{"error": {…}}`.
     pub fn body(&self) -> Value {
         let (_, kind, code) = self.kind();
         let param = match self {
@@ -271,7 +271,7 @@ impl Failure {
         json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})
     }
 
-    /// Writes to the log what the client is not told. Nothing of a request's text is in it.
+    /// Logs what the client is not told. It contains no text of a request.
     pub fn log(&self) {
         match self {
             Self::Internal { cause } => tracing::error!(cause, "internal error"),
@@ -296,7 +296,7 @@ impl IntoResponse for Failure {
             Self::Unauthorized => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            // The connection is of no more use to the client: let it find another server.
+            // The connection is of no more use to the client, which may find another server.
             Self::Stopping | Self::BodyTimeout { .. } | Self::BodySlow { .. } => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
@@ -306,16 +306,16 @@ impl IntoResponse for Failure {
     }
 }
 
-/// When to come back where nobody can tell when there will be room.
+/// The time in `retry-after` when it is unknown when there will be room.
 pub const SOON: Duration = Duration::from_secs(1);
 
-/// As `retry-after` has it: rounded up, at least one.
+/// Returns the value of `retry-after`: rounded up, at least one.
 fn whole_seconds(time: Duration) -> HeaderValue {
     let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
     HeaderValue::from(seconds.max(1))
 }
 
-/// The first 100 characters of something that a client sent, for an error that names it.
+/// Returns the first 100 characters of a client's text, for an error that names it.
 pub fn clip(text: &str) -> String {
     const CHARACTERS: usize = 100;
     match text.char_indices().nth(CHARACTERS) {

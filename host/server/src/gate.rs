@@ -1,4 +1,4 @@
-//! Who may come in: the server's phase and the number of requests inside, changed together.
+//! The gate: the server's phase and the number of requests inside, which change together.
 //!
 //! ```text
 //!   Loading ──▶ Open ──▶ Stopping ──▶ Cut ──▶ Closed
@@ -7,10 +7,11 @@
 //!                         those inside end
 //! ```
 //!
-//! The gate knows nothing of HTTP or of the engine. Its bound is what keeps memory bounded: a request holds a place from
-//! when its body is there until its answer is complete or dropped. While its body arrives it holds none, so whoever does
-//! not send what was announced takes nobody's place; the memory of such bodies is bounded by
-//! [`connections`](crate::connections). The gate knows of it all the same, and lets it in when the server stops meanwhile.
+//! The gate knows nothing of HTTP or of the engine. Its bound keeps memory bounded: a request holds a place from the
+//! arrival of its body until its answer is complete or dropped. While its body arrives it holds none, so a client that
+//! does not send what it announced takes nobody's place. The memory of such bodies is bounded by
+//! [`connections`](crate::connections). The gate still knows of such a request, and lets it in when the server stops
+//! meanwhile.
 
 use crate::failure::{Failure, SOON};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Where the server stands in its life. Phases only advance.
+/// The phase of the server's life. Phases only advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// The model is being read.
@@ -33,11 +34,11 @@ pub enum Phase {
     Closed,
 }
 
-/// See the module.
+/// The gate of a server: its phase, and the number of requests inside.
 #[derive(Debug)]
 pub struct Gate {
     state: watch::Sender<GateState>,
-    /// Requests that may be inside at once.
+    /// Most requests inside at once.
     limit: u32,
 }
 
@@ -45,14 +46,14 @@ pub struct Gate {
 struct GateState {
     phase: Phase,
     inside: u32,
-    /// Requests whose bodies arrive.
+    /// Number of requests whose bodies are arriving.
     arriving: u32,
-    /// When a place was last taken or given back.
+    /// Time when a place was last taken or given back.
     moved: Instant,
 }
 
 impl Gate {
-    /// A gate in phase `Loading` that will let in `limit` requests at once.
+    /// Returns a gate in phase `Loading` that will let in `limit` requests at once.
     pub fn new(limit: u32) -> Arc<Self> {
         Arc::new(Self {
             state: watch::Sender::new(GateState {
@@ -65,23 +66,23 @@ impl Gate {
         })
     }
 
-    /// The phase now.
+    /// Returns the phase.
     pub fn phase(&self) -> Phase {
         self.state.borrow().phase
     }
 
-    /// The number of requests inside now.
+    /// Returns the number of requests inside.
     pub fn inside(&self) -> u32 {
         self.state.borrow().inside
     }
 
-    /// Whether all places are taken and none was given back for `time`.
+    /// Returns whether all places are taken and none was given back for `time`.
     pub fn is_exhausted(&self, time: Duration) -> bool {
         let state = self.state.borrow();
         state.inside >= self.limit && state.moved.elapsed() >= time
     }
 
-    /// Goes on to `phase`; does nothing when it is already there or beyond.
+    /// Advances to `phase`; does nothing when it is already there or beyond.
     pub fn advance(&self, phase: Phase) {
         self.state.send_if_modified(|state| {
             let later = phase > state.phase;
@@ -95,7 +96,7 @@ impl Gate {
     /// Lets one request in.
     ///
     /// # Errors
-    /// [`Failure::Loading`], [`Failure::Stopping`], or [`Failure::QueueFull`] when the house is full.
+    /// Returns [`Failure::Loading`], [`Failure::Stopping`], or [`Failure::QueueFull`] when all places are taken.
     pub fn enter(self: &Arc<Self>) -> Result<Pass, Failure> {
         self.arrive()?.enter()
     }
@@ -103,7 +104,7 @@ impl Gate {
     /// Lets one request come to the gate, to enter when its body is there.
     ///
     /// # Errors
-    /// As [`Gate::enter`]: a body that will not be let in is not read.
+    /// Returns the errors of [`Gate::enter`]: the body of a request that will not be let in is not read.
     pub fn arrive(self: &Arc<Self>) -> Result<Arrival, Failure> {
         let mut outcome = Err(Failure::Stopping);
         self.state.send_if_modified(|state| {
@@ -131,9 +132,9 @@ impl Gate {
         }
     }
 
-    /// Returns once the phase is `phase` or later.
+    /// Waits until the phase is `phase` or later.
     pub async fn reached(&self, phase: Phase) {
-        // The sender is `self`: it outlives this wait.
+        // The sender is `self`, which outlives this wait.
         let _ = self
             .state
             .subscribe()
@@ -141,7 +142,7 @@ impl Gate {
             .await;
     }
 
-    /// Returns once nobody is inside or on the way in.
+    /// Waits until no request is inside or on the way in.
     pub async fn emptied(&self) {
         let _ = self
             .state
@@ -151,7 +152,7 @@ impl Gate {
     }
 }
 
-/// A request whose body arrives. It holds no place.
+/// A request whose body is arriving. It holds no place.
 #[derive(Debug)]
 pub struct Arrival {
     gate: Arc<Gate>,
@@ -159,15 +160,15 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Returns when the holder must end now.
+    /// Waits until the holder must end.
     pub async fn cut(&mut self) {
         let _ = self.state.wait_for(|state| state.phase >= Phase::Cut).await;
     }
 
-    /// The body is there.
+    /// Enters, now that the body is there.
     ///
     /// # Errors
-    /// [`Failure::Stopping`] when it comes too late, [`Failure::QueueFull`] when the house is full.
+    /// Returns [`Failure::Stopping`] when it comes too late, or [`Failure::QueueFull`] when all places are taken.
     pub fn enter(self) -> Result<Pass, Failure> {
         let gate = &self.gate;
         let mut outcome = Err(Failure::Stopping);
@@ -199,7 +200,7 @@ impl Drop for Arrival {
     }
 }
 
-/// A place inside; given back when dropped.
+/// A place inside, which is given back when dropped.
 #[derive(Debug)]
 pub struct Pass {
     gate: Arc<Gate>,
@@ -207,7 +208,7 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Returns when the holder must end now.
+    /// Waits until the holder must end.
     pub async fn cut(&mut self) {
         let _ = self.state.wait_for(|state| state.phase >= Phase::Cut).await;
     }

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A set of accepted keys. Looking one up takes a time that tells nothing about the keys: the set's hash is keyed
-/// at random, so no prefix of a guess is better than another.
+/// A set of accepted keys. The time of a look-up reveals nothing about the keys: the set's hash is keyed at random, so
+/// no prefix of a guess is better than another.
 #[derive(Clone)]
 pub struct ApiKeys(Arc<HashMap<Vec<u8>, usize>>);
 
@@ -15,7 +15,8 @@ impl ApiKeys {
     /// Reads a file with one key per line; blank lines and lines that begin with `#` do not count.
     ///
     /// # Errors
-    /// When the file cannot be read or holds no key: a server that was told to ask for keys must not open without.
+    /// Returns an error when the file cannot be read or contains no key, since a server that was told to require keys
+    /// must not open without.
     pub fn load(file: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(file)
             .with_context(|| format!("cannot read the API keys in {}", file.display()))?;
@@ -32,7 +33,7 @@ impl ApiKeys {
         Self::of(keys.map(str::as_bytes))
     }
 
-    /// These keys; numbered from 0, each once.
+    /// Returns a set of these keys, numbered from 0, each once.
     pub fn of<'k>(keys: impl IntoIterator<Item = &'k [u8]>) -> Self {
         let mut numbered = HashMap::new();
         for key in keys {
@@ -42,7 +43,7 @@ impl ApiKeys {
         Self(Arc::new(numbered))
     }
 
-    /// These and one more, which gets the next number unless it is among them.
+    /// Returns the set with one more key, which gets the next number unless it is in the set already.
     pub fn and(&self, key: &str) -> Self {
         let mut numbered = HashMap::clone(&self.0);
         let number = numbered.len();
@@ -50,17 +51,17 @@ impl ApiKeys {
         Self(Arc::new(numbered))
     }
 
-    /// How many there are.
+    /// Returns the number of keys.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether `headers` carry one of the keys as `Authorization: Bearer KEY`.
+    /// Returns whether `headers` carry one of the keys as `Authorization: Bearer KEY`.
     pub fn admit(&self, headers: &HeaderMap) -> bool {
         self.holder(headers).is_some()
     }
 
-    /// The number of the key that `headers` carry.
+    /// Returns the number of the key that `headers` carry.
     pub fn holder(&self, headers: &HeaderMap) -> Option<usize> {
         let value = headers.get(header::AUTHORIZATION)?;
         let (scheme, key) = value.as_bytes().split_at_checked(b"bearer ".len())?;

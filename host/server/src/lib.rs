@@ -10,8 +10,8 @@
 //!  client ◀─JSON/SSE─ api ─┘ anything that went wrong -> status and wording: failure
 //! ```
 //!
-//! This package turns HTTP into engine requests and engine events into HTTP. How prompts are cached, scheduled and
-//! computed is the engine's; how documents are ordered is the gateway's.
+//! This package turns HTTP into engine requests and engine events into HTTP. The engine decides how prompts are
+//! cached, scheduled and computed, and the gateway how documents are ordered.
 
 pub mod answer;
 pub mod api;

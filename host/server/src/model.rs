@@ -1,7 +1,7 @@
-//! The served model: its name, its way from text to tokens, and the engine that runs it.
+//! The served model: its name, its conversion of text to tokens, and the engine that runs it.
 //!
-//! Here a checked request meets what the model alone can judge: whether the messages fit its chat template and whether
-//! prompt and answer fit its positions. What an answer looks like over HTTP is not known here.
+//! This module checks what the model alone can judge of a checked request: whether the messages fit its chat template,
+//! and whether prompt and answer fit its positions. It does not know what an answer looks like over HTTP.
 
 use crate::device::DeviceConfig;
 use crate::failure::Failure;
@@ -29,7 +29,8 @@ pub struct Model {
     tokenizer: Tokenizer,
     token_cache: TokenCache,
     template: Option<ChatTemplate>,
-    /// Made for the first answer that needs one: it takes some tenths of a second, and many servers never do.
+    /// Grammars, created for the first answer that needs one: that takes some tenths of a second, and many servers
+    /// need none.
     grammars: OnceLock<Result<Grammars, String>>,
     /// Tokens that end an answer.
     eos_tokens: Vec<TokenId>,
@@ -38,24 +39,24 @@ pub struct Model {
     engine: Engine,
 }
 
-/// Where calls of tools stand in an answer.
+/// Where tool calls stand in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Calls {
-    /// Nowhere: all is text.
+    /// Nowhere: the whole answer is text.
     None,
     /// Between tags, within text.
     Tagged,
-    /// The answer is one.
+    /// The whole answer is a call.
     Bare,
 }
 
 impl Model {
-    /// Puts the checkpoint in `folder` on a device and starts an engine on it, with the cache that `tiers` describes and
-    /// steps as large as the device's. Slow: it reads the weights, and may measure the machine.
+    /// Loads the checkpoint in `folder` onto a device and starts an engine on it, with the cache that `tiers`
+    /// describes and steps as large as the device's. This is slow: it reads the weights, and may measure the machine.
     ///
     /// # Errors
-    /// When the device is missing, or a file of the checkpoint or of the tiers is missing, malformed or not supported; the
-    /// chain names file and reason.
+    /// Returns an error when the device is missing, or a file of the checkpoint or of the tiers is missing, malformed
+    /// or not supported; the chain names file and reason.
     pub fn load(
         folder: &Path,
         name: String,
@@ -78,10 +79,10 @@ impl Model {
         })
     }
 
-    /// Reads everything but the weights from `folder` and starts an engine on `backend`.
+    /// Reads everything except the weights from `folder` and starts an engine on `backend`.
     ///
     /// # Errors
-    /// As [`Model::load`].
+    /// Returns the errors of [`Model::load`].
     pub fn on_backend(
         folder: &Path,
         name: String,
@@ -120,7 +121,7 @@ impl Model {
         })
     }
 
-    /// With a cache of this many bytes for the tokens of texts that were tokenised before.
+    /// Returns the model with a cache of this many bytes for the tokens of texts that were tokenised before.
     #[must_use]
     pub fn with_token_cache(self, bytes: usize) -> Self {
         Self {
@@ -129,44 +130,45 @@ impl Model {
         }
     }
 
-    /// The name under which it is served.
+    /// Returns the name under which it is served.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// When it was loaded, in seconds since 1970.
+    /// Returns when it was loaded, in seconds since 1970.
     pub fn created_s(&self) -> u64 {
         self.created_s
     }
 
-    /// Tokens that prompt and answer may have together.
+    /// Returns the most tokens that prompt and answer may have together.
     pub fn max_positions(&self) -> u32 {
         self.max_positions
     }
 
-    /// Its tokenizer.
+    /// Returns its tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
-    /// How much of the prompts' text was tokenised before.
+    /// Returns how much of the prompts' text was tokenised before.
     pub fn token_cache_stats(&self) -> TokenCacheStats {
         self.token_cache.stats()
     }
 
-    /// Its engine.
+    /// Returns its engine.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// The engine's request for a chat, whose documents `placer` knows to find, and where calls of tools will stand in the answer. Costs what rendering,
-    /// tokenising and compiling a grammar cost: not for an async worker.
+    /// Returns the engine's request for a chat, whose documents `placer` finds, and where tool calls will stand in the
+    /// answer. It takes as long as rendering, tokenising and compiling a grammar, so do not call it on an async
+    /// worker.
     ///
-    /// A call that is forced is asked for in the model's own manner where its template shows one: the prompt ends with
-    /// the tag that opens a call, and the answer is the call.
+    /// A forced call is requested in the model's own way if its template shows one: the prompt ends with the tag that
+    /// opens a call, and the answer is the call.
     ///
     /// # Errors
-    /// When the chat does not fit the model.
+    /// Returns an error when the chat does not fit the model.
     pub fn chat_request(
         &self,
         chat: &Chat,
@@ -212,11 +214,11 @@ impl Model {
         Ok((request, calls, Wanted::of(&chat.options.format).or(forced)))
     }
 
-    /// The engine's request to compute the beginning that all chats have in common which open with these messages.
-    /// Costs as [`Model::chat_request`].
+    /// Returns the engine's request to compute the beginning that all chats with these opening messages share. It
+    /// takes as long as [`Model::chat_request`].
     ///
     /// # Errors
-    /// When the messages do not fit the model.
+    /// Returns an error when the messages do not fit the model.
     pub fn prefill_request(&self, chat: &Chat) -> Result<Request, Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
@@ -224,8 +226,8 @@ impl Model {
                 "this model has no chat template",
             ));
         };
-        // Templates insist on turns, and close messages in their own ways: two chats that go on differently tell what
-        // they write in any case.
+        // Templates require turns, and close messages in their own ways. Two chats that go on differently show what is
+        // written in any case.
         let next = match last_role(&chat.messages) {
             Some("user") => "assistant",
             _ => "user",
@@ -255,10 +257,10 @@ impl Model {
         })
     }
 
-    /// The engine's request for a text completion. Costs as [`Model::chat_request`].
+    /// Returns the engine's request for a text completion. It takes as long as [`Model::chat_request`].
     ///
     /// # Errors
-    /// When the prompt does not fit the model.
+    /// Returns an error when the prompt does not fit the model.
     pub fn completion_request(&self, completion: &Completion) -> Result<Request, Failure> {
         let prompt = match &completion.prompt {
             Prompt::Text(text) => self.encode(text, true, &completion.options, &[])?.0,
@@ -277,7 +279,7 @@ impl Model {
         )
     }
 
-    /// The tokens of `text`, and how many stand before each of `bytes`.
+    /// Returns the tokens of `text`, and how many stand before each of `bytes`.
     fn encode(
         &self,
         text: &str,
@@ -291,7 +293,8 @@ impl Model {
             .map_err(Failure::internal)
     }
 
-    /// `default`: the length of an answer for which none was asked; `None`: as long as it gets.
+    /// Returns the engine's request. `default` is the length of an answer for which none was asked; `None`: as long as
+    /// fits.
     fn request(
         &self,
         prompt: Vec<TokenId>,
@@ -333,12 +336,12 @@ impl Model {
         })
     }
 
-    /// The grammar that an answer must follow. Takes milliseconds, or as long as its bounds allow: not for an async
-    /// worker.
+    /// Prepares the grammar that an answer must follow. It takes milliseconds, or as long as its bounds allow, so do
+    /// not call it on an async worker.
     ///
     /// # Errors
-    /// When the schema is not supported or over a bound; [`Failure::Stopping`] where it was cancelled, which nobody
-    /// is there to read.
+    /// Returns an error when the schema is not supported or exceeds a bound, or [`Failure::Stopping`] if it was
+    /// cancelled, which nobody is there to read.
     pub fn constraint(&self, wanted: &Wanted, cancel: &Cancel) -> Result<Constraint, Failure> {
         let grammars = self.grammars()?;
         let Some(schema) = &wanted.schema else {
@@ -361,10 +364,10 @@ impl Model {
         grammars.as_ref().map_err(Failure::internal)
     }
 
-    /// Hands a request to the engine.
+    /// Submits a request to the engine.
     ///
     /// # Errors
-    /// What the engine refuses.
+    /// Returns the engine's refusal.
     pub fn submit(&self, request: Request) -> Result<Generation, Failure> {
         let max_tokens = request.max_tokens;
         self.engine
@@ -377,30 +380,30 @@ fn last_role(messages: &serde_json::Value) -> Option<&str> {
     messages.as_array()?.last()?.get("role")?.as_str()
 }
 
-/// What both texts begin with.
+/// Returns the common beginning of two texts.
 fn common_beginning<'t>(one: &'t str, other: &str) -> &'t str {
     let pairs = one.char_indices().zip(other.chars());
     let differs = pairs.into_iter().find(|((_, a), b)| a != b);
     differs.map_or(one, |((at, _), _)| &one[..at])
 }
 
-/// Unless told otherwise: the tokens of ten megabytes of text or so.
+/// Default size of the token cache: the tokens of some ten megabytes of text.
 const TOKEN_CACHE_BYTES: usize = 64 << 20;
 
-/// OpenAI's default for the length of a text completion.
+/// Default length of a text completion, the same as OpenAI's.
 const COMPLETION_TOKENS: u32 = 16;
 
 /// A grammar that an answer must follow, not prepared yet.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Where it stood in the request.
+    /// The field of the request that asks for it.
     field: &'static str,
-    /// `None`: any object.
+    /// The schema; `None`: any object.
     schema: Option<serde_json::Value>,
 }
 
 impl Wanted {
-    /// What `response_format` asks for.
+    /// Returns the grammar that `response_format` asks for.
     #[must_use]
     pub fn of(format: &Format) -> Option<Self> {
         let (field, schema) = match format {

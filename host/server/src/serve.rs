@@ -1,4 +1,4 @@
-//! A server's life: it listens at once, opens when the model is there, drains when told to stop.
+//! A server's life: it listens at once, opens when the model is loaded, and drains when told to stop.
 
 use crate::api::grammars::Room;
 use crate::api::{self, App, Canary, Limits, router};
@@ -23,37 +23,38 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-/// How to serve.
+/// The configuration of a server.
 pub struct Config {
-    /// Where to listen for clients; port 0 picks a free one.
+    /// Address to listen on for clients; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Where to listen for probes, scrapers and gateways that follow the feed; `None`: nowhere.
+    /// Address to listen on for probes, scrapers and gateways that follow the feed; `None`: there is no internal
+    /// listener.
     pub internal: Option<SocketAddr>,
-    /// What clients' connections may do.
+    /// Bounds of clients' connections.
     pub connections: Bounds,
-    /// The keys to ask for under `/v1`; `None`: nobody is asked.
+    /// Keys required under `/v1`; `None`: no key is required.
     pub keys: Option<ApiKeys>,
-    /// Where spans go, see [`crate::spans`]; `None`: nowhere.
+    /// Collector of spans, see [`crate::spans`]; `None`: there are no spans.
     pub otlp_endpoint: Option<String>,
     /// Bounds of a request.
     pub limits: Limits,
-    /// The keys to ask for under `/v1/kv`; `None`: those of the API, unless the feed has a key itself.
+    /// Keys required under `/v1/kv`; `None`: those of the API, unless the feed has a key itself.
     pub kv_keys: Option<ApiKeys>,
-    /// What the feed is sealed with.
+    /// Key that seals the feed.
     pub feed_key: Option<FeedKey>,
     /// How the gateway finds documents.
     pub ordering: OrderingConfig,
-    /// What finds documents.
+    /// Configuration of retrieval.
     pub retrieval: retrieval::Config,
-    /// Where vLLM's KV events are published; `None`: nowhere.
+    /// Configuration of vLLM's KV events; `None`: they are not published.
     pub kv_events: Option<publisher::Config>,
-    /// Requests inside at once, from the reading of their bodies to the end of their answers.
+    /// Most requests inside at once, from the reading of their bodies to the end of their answers.
     pub max_inside: u32,
-    /// How long [`Server::stop`] lets those inside go on.
+    /// Time for which [`Server::stop`] lets those inside go on.
     pub grace: Duration,
 }
 
-/// A server that listens.
+/// A running server.
 pub struct Server {
     app: Arc<App>,
     address: SocketAddr,
@@ -61,25 +62,25 @@ pub struct Server {
     grace: Duration,
     connections: JoinSet<()>,
     kv_events: Option<KvEvents>,
-    /// Waits for a model to publish.
+    /// The publisher, which waits for a model.
     publisher: Mutex<Option<Publisher>>,
     publishing: Mutex<JoinSet<()>>,
 }
 
-/// Where vLLM's KV events can be had.
+/// The addresses of vLLM's KV events.
 #[derive(Clone, Copy, Debug)]
 pub struct KvEvents {
-    /// As they happen.
+    /// Address of the events as they happen.
     pub address: SocketAddr,
-    /// Those that were missed.
+    /// Address of missed events.
     pub replay: Option<SocketAddr>,
 }
 
 impl Server {
-    /// Listens and answers; until [`Server::open`], with 503 to whatever needs the model.
+    /// Listens and answers; until [`Server::open`], requests that need the model get 503.
     ///
     /// # Errors
-    /// When the address cannot be listened on.
+    /// Returns an error when the address cannot be listened on.
     pub async fn bind(config: Config) -> anyhow::Result<Self> {
         let (listener, address) = listen(config.listen, "clients").await?;
         let internal = match config.internal {
@@ -156,22 +157,22 @@ impl Server {
         })
     }
 
-    /// The address in use, with its real port.
+    /// Returns the address in use, with its real port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The internal listener's address, with its real port.
+    /// Returns the internal listener's address, with its real port.
     pub fn internal_address(&self) -> Option<SocketAddr> {
         self.internal
     }
 
-    /// Where vLLM's KV events can be had, if anywhere.
+    /// Returns the addresses of vLLM's KV events, if they are published.
     pub fn kv_events(&self) -> Option<KvEvents> {
         self.kv_events
     }
 
-    /// What its handlers see.
+    /// Returns the state that its handlers share.
     pub fn app(&self) -> &Arc<App> {
         &self.app
     }
@@ -189,8 +190,8 @@ impl Server {
         self.app.gate.advance(Phase::Open);
     }
 
-    /// Lets nobody in any more, waits for those inside up to the grace, cuts off who is left, and closes. The engine
-    /// has ended when this returns.
+    /// Lets no more requests in, waits for those inside up to the grace, cuts off the rest, and closes. The engine has
+    /// ended when this returns.
     pub async fn stop(self) {
         let Self {
             app,
@@ -212,7 +213,7 @@ impl Server {
         gate.advance(Phase::Cut);
         gate.emptied().await;
         gate.advance(Phase::Closed);
-        // Answers are complete here; what is left is writing them, and a client need not read.
+        // Answers are complete here. They only remain to be written, and a client need not read.
         let writing = deadline.max(Instant::now() + WRITING);
         let written = async { while connections.join_next().await.is_some() {} };
         if timeout_at(writing, written).await.is_err() {
@@ -224,7 +225,7 @@ impl Server {
             .unwrap_or_else(PoisonError::into_inner);
         while publishing.join_next().await.is_some() {}
         if let Some(model) = app.model.get().cloned() {
-            // It blocks until the engine's thread has ended; with nobody inside, that is at once.
+            // It blocks until the engine's thread has ended; with no request inside, that is at once.
             let _ = tokio::task::spawn_blocking(move || model.engine().shutdown()).await;
         }
         if app.spans.is_some() {
@@ -247,7 +248,7 @@ pub(crate) async fn listen(
     Ok((listener, address))
 }
 
-/// Who reads the feed on the internal listener, and how it is told; says so in the log.
+/// Returns the access to the feed on the internal listener, and logs it.
 pub(crate) fn access(
     kv_keys: Option<ApiKeys>,
     keys: Option<&ApiKeys>,
@@ -263,7 +264,7 @@ pub(crate) fn access(
     access
 }
 
-/// What connections of the internal listener may do: few, besides those of readers, and nothing with a body.
+/// Returns the bounds of the internal listener's connections: few besides those of readers, and none with a body.
 pub(crate) fn internal_bounds(access: &Access) -> Bounds {
     Bounds {
         connections: access.readers() + INTERNAL_CONNECTIONS,
@@ -278,10 +279,10 @@ pub const INTERNAL_CONNECTIONS: u32 = 64;
 pub(crate) const INTERNAL: &str =
     "probes, metrics and the KV feed; --internal-listen gives another address, or none";
 
-/// What is behind these locks is only ever taken or added to.
+/// The content of these locks is only ever taken or added to.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The least time for writing the last answers.
+/// Least time for writing the last answers.
 const WRITING: Duration = Duration::from_secs(1);

@@ -7,9 +7,9 @@
 //!   └── decode    first token ▶ last token
 //! ```
 //!
-//! Attributes are counts, names that the server chose, and the request's id: nothing that a client wrote as text. Spans
-//! wait in a bounded queue and are dropped when the collector does not keep up; no request waits for it. The spans of
-//! probes and scrapes are not made.
+//! Attributes are counts, names that the server chose, and the request's id: nothing that a client wrote as text.
+//! Spans wait in a bounded queue and are dropped when the collector does not keep up; no request waits for it. Probes
+//! and scrapes have no spans.
 //!
 //! The endpoint is plain HTTP: a collector stands beside the server, and TLS begins at it.
 
@@ -36,10 +36,10 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// Sends to the collector at `endpoint`, `http://localhost:4318`, say.
+    /// Returns spans that are sent to the collector at `endpoint`, such as `http://localhost:4318`.
     ///
     /// # Errors
-    /// When the endpoint is no plain HTTP URL.
+    /// Returns an error when the endpoint is no plain HTTP URL.
     pub fn to(endpoint: &str) -> anyhow::Result<Self> {
         if !endpoint.starts_with("http://") {
             bail!("the OTLP endpoint must begin with http://, got {endpoint}");
@@ -62,7 +62,8 @@ impl Spans {
         Ok(Self { provider, tracer })
     }
 
-    /// Begins the span of a request for `route`, that came just now with `headers`. `None` for routes without spans.
+    /// Begins the span of a request for `route` that just came with `headers`. Returns `None` for routes without
+    /// spans.
     pub fn begin(
         &self,
         method: &str,
@@ -89,7 +90,7 @@ impl Spans {
         })))
     }
 
-    /// Sends what waits. Blocks, for some seconds at most.
+    /// Sends the waiting spans. It blocks for some seconds at most.
     pub fn shutdown(&self) {
         if let Err(error) = self.provider.shutdown_with_timeout(SHUTDOWN) {
             tracing::warn!(%error, "spans were lost");
@@ -107,7 +108,7 @@ struct Inner {
 }
 
 impl RequestSpan {
-    /// The response's status. For a stream, the span goes on.
+    /// Records the response's status. For a stream, the span goes on.
     pub fn status(&self, status: StatusCode) {
         let span = self.0.context.span();
         let code = i64::from(status.as_u16());
@@ -117,17 +118,17 @@ impl RequestSpan {
         }
     }
 
-    /// Attributes that are known at the end.
+    /// Records attributes that are known at the end.
     pub fn set(&self, attributes: impl IntoIterator<Item = KeyValue>) {
         self.0.context.span().set_attributes(attributes);
     }
 
-    /// The answer failed although its status said otherwise.
+    /// Records that the answer failed although its status said otherwise.
     pub fn fail(&self) {
         self.0.context.span().set_status(Status::error(""));
     }
 
-    /// A part of the request that is over.
+    /// Records a part of the request that is over.
     pub fn part(&self, name: &'static str, from: SystemTime, to: SystemTime) {
         use opentelemetry::trace::Span;
         let builder = SpanBuilder::from_name(name).with_start_time(from);
@@ -142,7 +143,7 @@ impl Drop for Inner {
     }
 }
 
-/// The exporter's way to the collector. It runs on the exporter's own thread, so it may block.
+/// The exporter's HTTP client. It runs on the exporter's own thread, so it may block.
 #[derive(Debug)]
 struct Client(ureq::Agent);
 
@@ -167,9 +168,9 @@ impl HttpClient for Client {
     }
 }
 
-/// How long a batch may take to be sent.
+/// Time limit for sending a batch.
 const EXPORT: Duration = Duration::from_secs(5);
-/// How long the last batch may hold up a stop.
+/// Longest time that the last batch may delay a stop.
 const SHUTDOWN: Duration = Duration::from_secs(5);
-/// A collector answers in a few bytes.
+/// Most bytes of a collector's response, which needs few.
 const MAX_RESPONSE_BYTES: u64 = 64 << 10;

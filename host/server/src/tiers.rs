@@ -1,6 +1,6 @@
-//! The cache's lower tiers as the command line asks for them: what is opened and measured before the engine starts.
+//! The cache's lower tiers as configured: their files are opened, and costs measured, before the engine starts.
 //!
-//! Knows where files are and what the log should say of them; what stands in them is the engine's.
+//! This module knows where files are and what the log says of them; the engine owns their content.
 
 use crate::device::Opened;
 use anyhow::Context;
@@ -13,33 +13,33 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What is kept beyond the device, and which pages go first.
+/// The configuration of the lower tiers and of eviction.
 #[derive(Clone, Debug)]
 pub struct Tiers {
-    /// Which pages go first.
+    /// The eviction policy.
     pub policy: EvictionPolicy,
     /// The disk tier; needs host pages.
     pub disk: Option<DiskFile>,
-    /// Where the measured cost of computing is kept. `None`: beside the disk tier, if there is one.
+    /// File for the measured cost of computing. `None`: beside the disk tier, if there is one.
     pub profile: Option<PathBuf>,
-    /// Time to spend on measuring it; nothing is measured without a file to keep it in.
+    /// Time to spend on measuring it; nothing is measured without a file for it.
     pub profile_budget: Duration,
 }
 
-/// A file of pages.
+/// The file of the disk tier.
 #[derive(Clone, Debug)]
 pub struct DiskFile {
-    /// Where it is, or shall be.
+    /// Path of the file, which need not exist yet.
     pub path: PathBuf,
-    /// Bytes that it may have.
+    /// Largest size of the file, in bytes.
     pub capacity: u64,
 }
 
 impl Tiers {
-    /// The engine's cache on a device, which nothing runs on yet.
+    /// Returns the engine's cache on a device on which nothing runs yet.
     ///
     /// # Errors
-    /// When a file cannot be read or made; the chain names it.
+    /// Returns an error when a file cannot be read or created; the chain names it.
     pub fn open(&self, device: &mut Opened) -> anyhow::Result<CacheConfig> {
         let mut config = CacheConfig {
             policy: self.policy,

@@ -1,4 +1,4 @@
-//! One of the choices of an answer: from its tokens to pieces.
+//! One of the choices of an answer: its pieces are made from its tokens.
 
 use foreword_engine::TokenId;
 use foreword_engine::engine::{FinishReason, Generation};
@@ -6,47 +6,47 @@ use foreword_engine::sampling::Logprobs;
 use foreword_engine::text::{Decoder, Part, StopStrings, Tokenizer, ToolCalls};
 use std::collections::VecDeque;
 
-/// What may be shown now, and the end if this is the last of its choice.
+/// What may be shown now of a choice, with the end if this is its last piece.
 #[derive(Debug)]
 pub struct Piece {
-    /// The choice.
+    /// Index of the choice.
     pub choice: usize,
-    /// Texts and calls, in their order.
+    /// Texts and tool calls, in their order.
     pub parts: Vec<Part>,
-    /// The tokens of the text that was settled, if log-probabilities were asked for.
+    /// Tokens of the settled text, if log-probabilities were asked for.
     pub logprobs: Vec<Scored>,
-    /// Why the choice ended; `None` while it goes on.
+    /// The reason why the choice ended; `None` while it continues.
     pub end: Option<End>,
 }
 
-/// Why a choice ended.
+/// The reason why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// By the model's will, at a stop string, or where its format was complete.
+    /// The model ended it, or a stop string, or its format was complete.
     Stop,
-    /// At its longest.
+    /// It reached its greatest length.
     Length,
-    /// As `Stop`, with calls of tools.
+    /// As `Stop`, with tool calls.
     Calls,
 }
 
-/// A token with its log-probability and its likeliest rivals'.
+/// A token with its log-probability and those of its likeliest rivals.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scored {
-    /// What it stands for, maybe a part of a character; the name of a special token.
+    /// Bytes of the token, which may be a part of a character; for a special token, its name.
     pub bytes: Vec<u8>,
-    /// Of the token itself.
+    /// Log-probability of the token.
     pub logprob: f32,
-    /// The likeliest tokens and theirs.
+    /// The likeliest tokens with their log-probabilities.
     pub top: Vec<(Vec<u8>, f32)>,
-    /// Characters of the choice's text before it.
+    /// Number of characters of the choice's text before the token.
     pub offset: u32,
 }
 
-/// A choice in the making.
+/// A choice that is being generated.
 pub(super) struct ChoiceStream<'m> {
     tokenizer: &'m Tokenizer,
-    /// `None` before it is submitted and after its end.
+    /// The generation; `None` before it is submitted and after its end.
     generation: Option<Generation>,
     decoder: Decoder<'m>,
     stops: StopStrings,
@@ -95,7 +95,7 @@ impl<'m> ChoiceStream<'m> {
         self.ended
     }
 
-    /// Takes a token; a piece if that settles something to show.
+    /// Takes a token, and returns a piece if that settles something to show.
     pub(super) fn push(
         &mut self,
         index: usize,
@@ -125,7 +125,7 @@ impl<'m> ChoiceStream<'m> {
         })
     }
 
-    /// The last piece, after the generation's end.
+    /// Returns the last piece, after the generation's end.
     pub(super) fn finish(&mut self, index: usize, reason: FinishReason) -> Piece {
         let (mut text, met) = self.stops.push(&self.decoder.finish());
         if met {
@@ -147,7 +147,7 @@ impl<'m> ChoiceStream<'m> {
         reason: FinishReason,
     ) -> Piece {
         self.ended = true;
-        // After a stop string it still runs: this cancels it.
+        // After a stop string the generation still runs: this cancels it.
         self.generation = None;
         let mut parts = self.parts(text);
         if let Some(calls) = &mut self.calls {
@@ -180,7 +180,7 @@ impl<'m> ChoiceStream<'m> {
         }
     }
 
-    /// Takes the tokens, from the oldest, whose beginnings are settled.
+    /// Takes the tokens whose beginnings are settled, the oldest first.
     fn settle(&mut self, settled: impl Fn(usize) -> bool) -> Vec<Scored> {
         let mut tokens = Vec::new();
         while let Some((_, scored)) = self.unsettled.pop_front_if(|(start, _)| settled(*start)) {

@@ -1,4 +1,4 @@
-//! From the events of one request's generations to pieces of its answer, an end, and a record of how it went.
+//! Turns the events of one request's generations into pieces of its answer, an end, and a record.
 //!
 //! ```text
 //!   generation 0 ─┐             Choice (one for each of `n`)
@@ -7,9 +7,9 @@
 //!   deadline, cut ───▶ Failure
 //! ```
 //!
-//! The first choice computes the prompt; the others are submitted when its first token is there and find the prompt in
-//! the cache. Dropping an [`Answer`] cancels its generations, whatever their state: a client that goes away costs no
-//! more steps.
+//! The first choice computes the prompt. The others are submitted when its first token is there, and find the prompt
+//! in the cache. Dropping an [`Answer`] cancels its generations, whatever their state, so a client that disconnects
+//! costs no more steps.
 
 mod choice;
 mod record;
@@ -28,43 +28,44 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// An answer in the making. Holds its request's places inside until it is dropped.
+/// An answer that is being generated. It holds its request's places inside until it is dropped.
 pub struct Answer<'m> {
     model: &'m Model,
     choices: Vec<ChoiceStream<'m>>,
-    /// The other choices' requests, until the first has computed the prompt.
+    /// Requests of the other choices, until the first has computed the prompt.
     waiting: Vec<Request>,
-    /// Where the last piece came from: the next is looked for behind it, so that none waits for another's flood.
+    /// Choice of the last piece: the search for the next one starts after it, so that no choice waits for another's
+    /// flood.
     last: usize,
     passes: Vec<Pass>,
     time: TimeLimit,
     record: Record,
 }
 
-/// When a request came and how long it may take.
+/// The arrival of a request and its time limit.
 #[derive(Clone, Copy, Debug)]
 pub struct TimeLimit {
-    /// When its head was read.
+    /// Time when its head was read.
     pub arrival: Instant,
-    /// How long it may take from there.
+    /// Time that it may take from there.
     pub limit: Duration,
 }
 
 impl TimeLimit {
-    /// When it must be over.
+    /// Returns the time when it must be over.
     pub fn deadline(&self) -> Instant {
         self.arrival + self.limit
     }
 }
 
-/// What makes text of a choice's tokens.
+/// How a choice's tokens become text.
 #[derive(Clone, Debug)]
 pub struct Reading {
-    /// Texts that end a choice.
+    /// Stop strings, which end a choice.
     pub stop: Vec<String>,
     /// Whether a choice continues its prompt's text or is a text of its own.
     pub continues: bool,
-    /// How calls of tools are written.
+    /// How tool calls are written.
     pub calls: Calls,
 }
 
@@ -87,7 +88,8 @@ impl Reading {
 }
 
 impl<'m> Answer<'m> {
-    /// Follows `first`, which was just submitted, and then as many more as `waiting` has; a pass for each.
+    /// Returns an answer that follows `first`, which was just submitted, and then as many more as `waiting` has; there
+    /// is a pass for each.
     pub fn new(
         model: &'m Model,
         first: Generation,
@@ -119,11 +121,11 @@ impl<'m> Answer<'m> {
         }
     }
 
-    /// The next piece of any choice; `None` when all have ended. Not to be called after a failure. May be cancelled and
-    /// called again.
+    /// Returns the next piece of any choice; `None` when all have ended. Do not call it after a failure. It may be
+    /// cancelled and called again.
     ///
     /// # Errors
-    /// When the engine failed, the time is over, or the server cuts its requests off.
+    /// Returns an error when the engine failed, the time is over, or the server cuts its requests off.
     pub async fn next(&mut self) -> Result<Option<Piece>, Failure> {
         while !self.choices.iter().all(ChoiceStream::has_ended) {
             let (index, event) = tokio::select! {
@@ -163,18 +165,18 @@ impl<'m> Answer<'m> {
         Ok(None)
     }
 
-    /// Returns, with the reason, when the answer must not go on.
+    /// Waits until the answer must not go on, and returns the reason.
     pub async fn expired(&mut self) -> Failure {
         let failure = expired(&mut self.passes, self.time).await;
         self.record.fail(failure)
     }
 
-    /// The tokens so far, of all choices together; the prompt counts once.
+    /// Returns the tokens so far, of all choices together; the prompt counts once.
     pub fn usage(&self) -> Usage {
         self.record.usage()
     }
 
-    /// How many choices there are.
+    /// Returns the number of choices.
     pub fn choices(&self) -> usize {
         self.choices.len()
     }
@@ -198,7 +200,7 @@ impl<'m> Answer<'m> {
     }
 }
 
-/// The next event of any choice that runs, the one behind `last` first.
+/// Returns the next event of any running choice, looking first at the one after `last`.
 async fn next_event(choices: &mut [ChoiceStream<'_>], last: usize) -> (usize, Option<Event>) {
     poll_fn(|context| {
         let count = choices.len();

@@ -1,4 +1,5 @@
-//! How one answer went: written to metrics, log and trace when dropped. Holds counts and times, no text.
+//! The record of one answer, which is written to metrics, log and trace when it is dropped. It holds counts and times,
+//! no text.
 
 use super::End;
 use crate::failure::Failure;
@@ -9,18 +10,18 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::time::Instant;
 
-/// Tokens counted, as far as the answer has come.
+/// Numbers of tokens, as far as the answer has come.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// Tokens of the prompt, once however many choices there are.
+    /// Tokens of the prompt, counted once however many choices there are.
     pub prompt: u32,
-    /// Of those, served from the cache to the first choice.
+    /// Prompt tokens that the first choice found in the cache.
     pub cached: u32,
     /// Tokens of the answer, all choices together; tokens that ended them do not count.
     pub completion: u32,
 }
 
-/// See the module. The log's line gets its request id from the span that the record is dropped in.
+/// The record of one answer. The log's line gets its request id from the span in which the record is dropped.
 pub struct Record {
     metrics: Arc<Metrics>,
     span: Option<RequestSpan>,
@@ -29,17 +30,18 @@ pub struct Record {
     started: Option<Instant>,
     usage: Usage,
     first_token: Option<Instant>,
-    /// Of each choice, when its last token came.
+    /// For each choice, the time of its last token.
     last_tokens: Vec<Option<Instant>>,
-    /// Choices that have ended.
+    /// Number of choices that have ended.
     ended: usize,
-    /// Whether one of them was cut at its longest.
+    /// Whether one of them was cut at its greatest length.
     cut: bool,
     outcome: GenerationOutcome,
 }
 
 impl Record {
-    /// Of a request that came at `arrival` and is being submitted now, with a prompt of `prompt_tokens`.
+    /// Returns the record of a request that came at `arrival` and is being submitted now, with a prompt of
+    /// `prompt_tokens`.
     pub fn new(
         metrics: Arc<Metrics>,
         arrival: Instant,
@@ -64,7 +66,7 @@ impl Record {
         }
     }
 
-    /// Also tells `span`.
+    /// Reports to `span` as well.
     #[must_use]
     pub fn traced_by(mut self, span: Option<RequestSpan>) -> Self {
         self.span = span;
@@ -104,7 +106,7 @@ impl Record {
         }
     }
 
-    /// A choice has ended; with the last of them the answer has.
+    /// Records the end of a choice; the last one ends the answer.
     pub(super) fn end(&mut self, end: End) {
         self.ended += 1;
         self.cut |= end == End::Length;
@@ -126,7 +128,7 @@ impl Record {
         failure
     }
 
-    /// Tells the span what is known now, and its parts: those that came to pass.
+    /// Reports to the span what is known now, and those of its parts that took place.
     fn trace(&self, span: &RequestSpan) {
         let tokens = |name, tokens| KeyValue::new(name, i64::from(tokens));
         span.set([
@@ -142,7 +144,7 @@ impl Record {
         ) {
             span.fail();
         }
-        // What was measured on the monotonic clock, as the wall clock has it.
+        // Converts times of the monotonic clock to the wall clock.
         let (now, wall) = (Instant::now(), SystemTime::now());
         let at = |moment: Instant| wall - (now - moment);
         let started = self.started.unwrap_or(now);

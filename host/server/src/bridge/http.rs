@@ -1,4 +1,4 @@
-//! The bridge's HTTP surface.
+//! The HTTP surface of the bridge.
 //!
 //! | route | method | key needed |
 //! | --- | --- | --- |
@@ -11,9 +11,9 @@
 //! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | the feed's own, where it has some, else the API's |
 //! | `/healthz`, `/readyz`, `/metrics` | GET | no |
 //!
-//! A copy's sender does not wait for anything and reads no answer, so nothing that is wrong with a copy is told to it:
-//! it is counted. Copies of requests without documents cost next to nothing; the others are rendered and tokenised, one
-//! at a time per core, and as many as may be inside wait for that.
+//! The sender of a copy does not wait and reads no answer, so errors of a copy are counted and not reported to it.
+//! Copies of requests without documents cost next to nothing. The others are rendered and tokenised, one at a time per
+//! core, and a bounded number waits for that.
 
 use super::metrics::Metrics;
 use super::prompts::{Prompts, Reading};
@@ -39,27 +39,27 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-/// What all handlers share.
+/// The state that all handlers share.
 pub(super) struct App {
-    /// Who may come in; a copy is inside until its prompt is known.
+    /// The gate; a copy is inside until its prompt is known.
     pub(super) gate: Arc<Gate>,
-    /// From copies to prompts.
+    /// Turns copies into prompts.
     pub(super) prompts: Prompts,
     /// What the engine holds.
     pub(super) residency: Arc<Residency>,
-    /// Who reads that.
+    /// The readers of the feed.
     pub(super) readers: Arc<Readers>,
     /// Counters and gauges.
     pub(super) metrics: Arc<Metrics>,
-    /// The keys to ask for; `None`: nobody is asked.
+    /// Accepted keys; `None`: no key is required.
     pub(super) keys: Option<ApiKeys>,
-    /// Bytes of a copy's body.
+    /// Most bytes of a copy's body.
     pub(super) max_body_bytes: u64,
     /// Time for a copy's body to arrive.
     pub(super) body_time: Duration,
     /// Copies being rendered and tokenised at once: one per core.
     pub(super) preparing: Arc<Semaphore>,
-    /// Whether somebody still gets to be tokenised.
+    /// Detects whether copies are still tokenised.
     pub(super) canary: Canary,
     /// The connections of copies.
     pub(super) connections: Arc<Book>,
@@ -118,7 +118,7 @@ async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<StatusCod
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Makes the copy's prompt known, on a thread that may block.
+/// Finds the copy's prompt, on a thread that may block.
 async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
     let permit = tokio::select! {
         permit = Arc::clone(&app.preparing).acquire_owned() => permit,
@@ -138,7 +138,7 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
         }
         Ok(Reading::NoDocuments) => "no_documents",
         Ok(Reading::OtherModel) => "other_model",
-        // What is wrong with it is the client's and the engine's matter, and may hold words of it.
+        // Its errors are the client's and the engine's matter, and may contain words of it.
         Ok(Reading::Unreadable(failure)) => {
             tracing::debug!(code = failure.code(), "no prompt can be made of a copy");
             "unreadable"
@@ -151,7 +151,7 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
     app.metrics.copy(outcome);
 }
 
-/// A copy of a request of a kind that has no documents we could follow.
+/// Handles a copy of a request of a kind without documents that the bridge could follow.
 async fn other(State(app): State<Arc<App>>, request: Request) -> StatusCode {
     app.metrics.copy("no_documents");
     body::discard(request).await;
@@ -162,8 +162,8 @@ async fn healthz() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// 503 until the engine was heard for the first time, from the first signal to stop, and while copies would find no place.
-/// A bridge that lost its engine later stays ready: what it told last is the best that anybody knows.
+/// Returns 503 until the engine was heard for the first time, from the first signal to stop, and while copies would
+/// find no place. A bridge that lost its engine later stays ready, since its last report is the best that is known.
 async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let exhausted = || {
         app.connections.is_exhausted(EXHAUSTED_AFTER)

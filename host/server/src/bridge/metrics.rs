@@ -1,4 +1,4 @@
-//! What the bridge's `/metrics` tells. No label carries anything that a client or the engine sent.
+//! The bridge's `/metrics`. No label contains anything that a client or the engine sent.
 //!
 //! | name | kind | labels |
 //! | --- | --- | --- |
@@ -31,11 +31,11 @@ pub(super) struct Metrics {
     pub(super) responses: Responses,
     /// Connections of all listeners.
     pub(super) listeners: connections::Counts,
-    /// Copies by what became of their path.
+    /// Copies, by the outcome of finding their documents.
     pub(super) placements: Placements,
-    /// Times the engine was connected to.
+    /// Number of times that the engine was connected to.
     pub(super) connections: Counter,
-    /// Times the engine was asked to repeat batches.
+    /// Number of times that the engine was asked to repeat batches.
     pub(super) replays: Counter,
     /// Whether the engine's events arrive.
     pub(super) connected: Gauge,
@@ -44,21 +44,21 @@ pub(super) struct Metrics {
     forgotten: Family<Cause, Counter>,
 }
 
-/// Why everything was forgotten.
+/// The reason why everything was forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResetCause {
-    /// Batches are missing and cannot be had again.
+    /// Batches are missing and cannot be repeated.
     Gap,
-    /// The engine was started again.
+    /// The engine was restarted.
     Restart,
-    /// The connection was lost, and nobody can tell what was missed.
+    /// The connection was lost, and it is unknown what was missed.
     Disconnected,
     /// A batch could not be read.
     Unreadable,
 }
 
 impl ResetCause {
-    /// As it stands in metrics and log.
+    /// Returns the reason's name in metrics and log.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Gap => "gap",
@@ -75,7 +75,7 @@ struct Cause {
 }
 
 impl Metrics {
-    /// Metrics of which the last rows are read from `residency` when they are asked for.
+    /// Returns metrics whose last rows are read from `residency` on each scrape.
     pub(super) fn new(residency: Arc<Residency>) -> Self {
         let mut registry = Registry::with_prefix("foreword");
         let responses = Responses::registered(&mut registry);
@@ -123,16 +123,16 @@ impl Metrics {
         self.batches.count(outcome);
     }
 
-    /// Counts a loss of all that was known.
+    /// Counts a loss of everything that was known.
     pub(super) fn forgotten(&self, lost: ResetCause) {
         let cause = lost.name();
         self.forgotten.get_or_create(&Cause { cause }).inc();
     }
 
-    /// All metrics in the OpenMetrics text format.
+    /// Returns all metrics in the OpenMetrics text format.
     ///
     /// # Errors
-    /// Never in practice: writing to a string does not fail.
+    /// This never fails in practice, since writing to a string does not fail.
     pub(super) fn encode(&self) -> Result<String, fmt::Error> {
         let mut out = String::new();
         text::encode(&mut out, &self.registry)?;
@@ -140,7 +140,7 @@ impl Metrics {
     }
 }
 
-/// How much is known, read when scraped.
+/// The amounts that are known, read on each scrape.
 #[derive(Debug)]
 struct Known(Arc<Residency>);
 

@@ -1,4 +1,4 @@
-//! The KV feed of an engine that speaks of blocks alone: vLLM, and whatever publishes its events. `foreword kv-bridge`.
+//! `foreword kv-bridge`: the KV feed for an engine that reports blocks alone, such as vLLM.
 //!
 //! ```text
 //!   Envoy ── copies of requests ──▶ http ──▶ prompts: tokens, ends of documents ── prompt ─┐
@@ -8,12 +8,12 @@
 //!   gateway's filter ◀────────────────── /v1/kv/events, /v1/kv/snapshot ◀──────────────────────────────────────┘
 //! ```
 //!
-//! An engine's events name tokens and hashes of its own; nothing in them says where a document begins. The gateway's
-//! requests say which documents a prompt has, and the model's own template and tokenizer where they end. [`Blocks`]
-//! brings the two together. What comes out is what the cache of our own engine tells, so the same feed serves it.
+//! An engine's events contain tokens and hashes of its own, but not where a document begins. The gateway's requests
+//! say which documents a prompt has, and the model's own template and tokenizer where they end. [`Blocks`] brings the
+//! two together. The result has the form of our own engine's cache events, so the same feed serves it.
 //!
 //! One bridge follows one engine's cache. A fleet has a bridge beside each engine and sends each of them copies of all
-//! requests: a prompt whose blocks an engine does not have waits for a while and is forgotten.
+//! requests. A prompt whose blocks an engine does not have waits for a while and is forgotten.
 
 mod blocks;
 mod http;
@@ -48,43 +48,44 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
 
-/// What to follow, and how to tell it.
+/// The configuration of a bridge.
 pub struct Config {
-    /// Where to listen for copies; port 0 picks a free one.
+    /// Address to listen on for copies; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Where to listen for probes, scrapers and gateways that follow the feed; `None`: nowhere.
+    /// Address to listen on for probes, scrapers and gateways that follow the feed; `None`: there is no internal
+    /// listener.
     pub internal: Option<SocketAddr>,
-    /// What connections of copies may do.
+    /// Bounds of the connections of copies.
     pub connections: Bounds,
-    /// The engine's events.
+    /// Where the engine's events are.
     pub engine: subscription::Config,
-    /// The folder of its checkpoint, of which template and tokenizer are read.
+    /// Folder of the engine's checkpoint, of which template and tokenizer are read.
     pub model: PathBuf,
-    /// The names under which it serves the model, at least one; the first is told in the feed.
+    /// Names under which the engine serves the model, at least one; the first one is used in the feed.
     pub names: Vec<String>,
     /// How the gateway finds documents.
     pub ordering: OrderingConfig,
-    /// The keys to ask for under `/v1`; `None`: nobody is asked.
+    /// Keys required under `/v1`; `None`: no key is required.
     pub keys: Option<ApiKeys>,
-    /// The keys to ask for under `/v1/kv`; `None`: those of the API, unless the feed has a key itself.
+    /// Keys required under `/v1/kv`; `None`: those of the API, unless the feed has a key itself.
     pub kv_keys: Option<ApiKeys>,
-    /// What the feed is sealed with.
+    /// Key that seals the feed.
     pub feed_key: Option<FeedKey>,
     /// Time for a copy's body to arrive.
     pub body_time: Duration,
-    /// Bytes of a copy's body.
+    /// Most bytes of a copy's body.
     pub max_body_bytes: u64,
-    /// Copies that may wait to be read.
+    /// Most copies that wait to be read.
     pub max_waiting: u32,
     /// Memory for the tokens of texts that were tokenised before, in bytes.
     pub token_cache_bytes: usize,
-    /// What is remembered of the engine.
+    /// Limits on what is remembered of the engine.
     pub limits: Limits,
-    /// How long [`Bridge::stop`] lets copies inside be read to their end.
+    /// Time for which [`Bridge::stop`] lets copies inside be read to their end.
     pub grace: Duration,
 }
 
-/// A bridge that listens and follows.
+/// A running bridge.
 pub struct Bridge {
     app: Arc<App>,
     address: SocketAddr,
@@ -99,7 +100,7 @@ impl Bridge {
     /// feed is answered with 503.
     ///
     /// # Errors
-    /// When a file cannot be read or the address cannot be listened on.
+    /// Returns an error when a file cannot be read or the address cannot be listened on.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
         let residency = Arc::new(Residency::new(config.limits));
         let metrics = Arc::new(Metrics::new(Arc::clone(&residency)));
@@ -181,17 +182,17 @@ impl Bridge {
         })
     }
 
-    /// The address in use, with its real port.
+    /// Returns the address in use, with its real port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The internal listener's address, with its real port.
+    /// Returns the internal listener's address, with its real port.
     pub fn internal_address(&self) -> Option<SocketAddr> {
         self.internal
     }
 
-    /// Takes no more copies, answers readers that wait, and closes.
+    /// Accepts no more copies, answers readers that wait, and closes.
     pub async fn stop(mut self) {
         let gate = &self.app.gate;
         let deadline = Instant::now() + self.grace;
@@ -211,5 +212,5 @@ impl Bridge {
     }
 }
 
-/// The least time for writing the last answers.
+/// Least time for writing the last answers.
 const WRITING: Duration = Duration::from_secs(1);

@@ -1,9 +1,9 @@
-//! From a copy of a request to its prompt's tokens and the documents in them, by the checkpoint's own template and
-//! tokenizer, as the engine makes them of the same bytes.
+//! Turns a copy of a request into its prompt's tokens and the documents in them, with the checkpoint's own template
+//! and tokenizer, as the engine does with the same bytes.
 //!
-//! Only what leads up to the last document's end must come out the same: what the engine does to a prompt's end
-//! (a continued answer, a different opening of one) does not matter here. Where its rendering differs before that,
-//! no block matches, and the request's documents are not told: less is known than is held, never more.
+//! Only the tokens up to the last document's end must be the same. What the engine does to a prompt's end (a continued
+//! answer, a different opening of one) does not matter here. If its rendering differs before that, no block matches,
+//! and the request's documents are not reported: less is known than is held, never more.
 
 use crate::failure::Failure;
 use crate::kv::place::Placer;
@@ -21,17 +21,17 @@ use std::sync::Arc;
 /// A prompt with documents.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Prompt {
-    /// Up to the last document's end.
+    /// Tokens up to the last document's end.
     pub(super) tokens: Vec<TokenId>,
-    /// What the engine keeps its KV state apart by; empty: nothing.
+    /// The salt by which the engine keeps KV state apart; empty: none.
     pub(super) salt: Arc<str>,
-    /// At least one.
+    /// The documents, at least one.
     pub(super) documents: DocumentPath,
 }
 
 /// Reads requests as one engine does.
 pub(super) struct Prompts {
-    /// Names under which the engine serves the model; a request for another (a LoRA's, say) is not read.
+    /// Names under which the engine serves the model; a request for another one (a LoRA's, say) is not read.
     names: Vec<String>,
     template: ChatTemplate,
     tokenizer: Tokenizer,
@@ -40,24 +40,24 @@ pub(super) struct Prompts {
     placements: Placements,
 }
 
-/// What became of a request's copy.
+/// The result of reading a request's copy.
 #[derive(Debug)]
 pub(super) enum Reading {
     /// Its documents were found.
     Prompt(Prompt),
-    /// There were none to be found; [`Placements`] say why.
+    /// There were none to find; [`Placements`] counts the reasons.
     NoDocuments,
-    /// It asks for another model.
+    /// The request is for another model.
     OtherModel,
-    /// No prompt can be made of it here.
+    /// No prompt can be made from it here.
     Unreadable(Failure),
 }
 
 impl Prompts {
-    /// Reads template and tokenizer from `folder`; `names` as the engine serves the model.
+    /// Reads template and tokenizer from `folder`; the engine serves the model under `names`.
     ///
     /// # Errors
-    /// When a file is missing or malformed, or the checkpoint has no template.
+    /// Returns an error when a file is missing or malformed, or the checkpoint has no template.
     pub(super) fn load(
         folder: &Path,
         names: Vec<String>,
@@ -80,8 +80,8 @@ impl Prompts {
         })
     }
 
-    /// The prompt of the request with this path and body. Costs what rendering and tokenising cost: not for an async
-    /// worker.
+    /// Returns the prompt of the request with this path and body. It takes as long as rendering and tokenising, so do
+    /// not call it on an async worker.
     pub(super) fn read(&self, path: &HeaderValue, body: &[u8]) -> Reading {
         match self.try_read(path, body) {
             Ok(reading) => reading,
@@ -117,7 +117,7 @@ impl Prompts {
         let Some(documents) = placed.in_tokens(&counts) else {
             return Ok(Reading::NoDocuments);
         };
-        // Nothing behind the last document is looked at.
+        // Tokens after the last document are not needed.
         let end = documents.documents.last().map_or(0, |last| last.end);
         tokens.truncate(end as usize);
         Ok(Reading::Prompt(Prompt {

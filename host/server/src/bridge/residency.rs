@@ -1,5 +1,5 @@
-//! What the engine is known to hold, written by those who read its events and by those who read requests, and told to
-//! the feed's readers in the order in which it became known.
+//! What the engine is known to hold. The readers of its events and of requests write it, and the feed's readers get it
+//! in the order in which it became known.
 
 use super::blocks::{Blocks, Counts, Limits};
 use super::prompts::Prompt;
@@ -7,7 +7,7 @@ use crate::kv::vllm::read::BlockEvent;
 use foreword_engine::engine::feed::Feed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// See the module's text.
+/// What the engine is known to hold.
 #[derive(Debug)]
 pub(super) struct Residency {
     blocks: Mutex<Blocks>,
@@ -15,7 +15,7 @@ pub(super) struct Residency {
 }
 
 impl Residency {
-    /// Of an engine of which nothing is known.
+    /// Returns the state of an engine of which nothing is known.
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             blocks: Mutex::new(Blocks::new(limits)),
@@ -23,27 +23,27 @@ impl Residency {
         }
     }
 
-    /// Where it is told.
+    /// Returns the feed that reports it.
     pub(super) fn feed(&self) -> &Arc<Feed> {
         &self.feed
     }
 
-    /// A request was sent to the engine.
+    /// Records that a request was sent to the engine.
     pub(super) fn prompt(&self, prompt: Prompt) {
         self.change(|blocks| blocks.prompt(prompt.tokens, prompt.salt, prompt.documents));
     }
 
-    /// The engine says this.
+    /// Applies the engine's events.
     pub(super) fn events(&self, events: Vec<BlockEvent>) {
         self.change(|blocks| events.into_iter().for_each(|event| blocks.event(event)));
     }
 
-    /// Nothing that was known can be relied on.
+    /// Forgets everything.
     pub(super) fn forget(&self) {
         self.change(Blocks::forget);
     }
 
-    /// How much is known.
+    /// Returns how much is known.
     pub(super) fn counts(&self) -> Counts {
         self.lock().counts()
     }
@@ -55,7 +55,7 @@ impl Residency {
         self.feed.publish(blocks.take_events());
     }
 
-    /// A panic under the lock would leave blocks without marks, which is less than is held, never more.
+    /// A panic under the lock would leave blocks without marks, which means less is known than is held, never more.
     fn lock(&self) -> MutexGuard<'_, Blocks> {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,43 +1,43 @@
-//! Where a subscriber stands in an engine's numbered batches, and what the next one means.
+//! A subscriber's position in an engine's numbered batches, and the classification of the next one.
 //!
 //! ```text
 //!   known up to 7    8 next · 7, 6, … known · 9 a gap · 3, and younger than 7: another life of the engine
 //! ```
 //!
-//! Numbers begin at 0 with every start of an engine and nothing in them tells one life from another. A batch's own time
+//! Numbers begin at 0 with every start of an engine, and nothing in them tells one life from another. A batch's time
 //! does: the batch that a life numbered 7 has one time, to the last bit.
 
-/// See the module's text.
+/// A subscriber's position in an engine's numbered batches.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sequence {
     last: Option<BatchStamp>,
 }
 
-/// A batch, as far as it must be known again.
+/// Number and time of a batch, by which it is recognised.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BatchStamp {
-    /// Its number.
+    /// Number of the batch.
     pub(super) number: u64,
-    /// Its time, in seconds since 1970.
+    /// Time of the batch, in seconds since 1970.
     pub(super) seconds: f64,
 }
 
-/// What a batch is to a subscriber.
+/// The relation of a batch to what a subscriber knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchKind {
-    /// It follows what is known.
+    /// The batch follows the last known one.
     Next,
-    /// It is known.
+    /// The batch is known already.
     Known,
-    /// Batches between it and what is known are missing.
+    /// Batches between it and the last known one are missing.
     Gap,
-    /// The engine was started again: nothing that is known holds.
+    /// The engine was restarted: nothing known is valid any more.
     Restart,
 }
 
 impl Sequence {
-    /// What a batch that just came is. Where nothing is known, the first batch of a life follows that, and any other
-    /// one shows that there were some before.
+    /// Classifies a batch that just came. If nothing is known, the first batch of a life is the next one, and any
+    /// other shows that there were earlier ones.
     pub(super) fn classify(&self, batch: BatchStamp) -> BatchKind {
         let next = self.last.map_or(0, |last| last.number.saturating_add(1));
         if batch.number > next {
@@ -52,33 +52,35 @@ impl Sequence {
         }
     }
 
-    /// The batch is known from now on.
+    /// Records the batch as known.
     pub(super) fn advance(&mut self, batch: BatchStamp) {
         self.last = Some(batch);
     }
 
-    /// The batch of that number is passed over, for what is in it is not known.
+    /// Skips the batch of that number, whose content is unknown.
     pub(super) fn skip(&mut self, number: u64) {
         let seconds = self.last.map_or(0.0, |last| last.seconds);
         self.last = Some(BatchStamp { number, seconds });
     }
 
-    /// Nothing is.
+    /// Forgets everything.
     pub(super) fn reset(&mut self) {
         self.last = None;
     }
 
-    /// Whether any batch is known.
+    /// Returns whether no batch is known.
     pub(super) fn is_empty(&self) -> bool {
         self.last.is_none()
     }
 
-    /// The number from which on to ask for batches again: the last one's own, to see whether it is still the same.
+    /// Returns the number from which to ask for batches again: the last one's own, to see whether it is still the
+    /// same.
     pub(super) fn from(&self) -> u64 {
         self.last.map_or(0, |last| last.number)
     }
 
-    /// Whether a batch asked for by [`Sequence::from`] is the last one known: the engine's life goes on.
+    /// Returns whether a batch asked for by [`Sequence::from`] is the last one known, so that the engine's life goes
+    /// on.
     pub(super) fn confirms(&self, batch: BatchStamp) -> bool {
         self.last.is_some_and(|last| {
             last.number == batch.number && last.seconds.to_bits() == batch.seconds.to_bits()

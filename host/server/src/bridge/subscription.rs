@@ -1,4 +1,4 @@
-//! Following an engine's events over ZeroMQ, for ever: connecting, asking again for what was missed, beginning anew.
+//! Follows an engine's events over ZeroMQ for ever: it connects, asks again for missed batches, and begins anew.
 //!
 //! ```text
 //!   connect ─▶ subscribe ─▶ catch up ─▶ batch after batch ─▶ connection lost ─▶ wait, longer each time ─▶ connect
@@ -6,12 +6,12 @@
 //!                              └─────────────┘
 //! ```
 //!
-//! With a replay endpoint, catching up asks for the last known batch and those after it. Where that batch is another
-//! one now, or not kept any more, everything is forgotten and the engine is asked for all that it keeps. Silence is no
-//! proof of anything (a lost batch shows only with the next one, and a peer whose machine died says nothing), so the
-//! same question is asked now and then while nothing comes.
+//! With a replay endpoint, catching up asks for the last known batch and those after it. If that batch is now another
+//! one, or no longer kept, everything is forgotten and the engine is asked for all batches that it keeps. Silence
+//! proves nothing: a lost batch shows only with the next one, and a peer whose machine died sends nothing. So the same
+//! question is asked now and then while nothing comes.
 //!
-//! Without a replay endpoint nobody can tell what a lost connection or a gap has swallowed: everything is forgotten.
+//! Without a replay endpoint it is unknown what a lost connection or a gap has swallowed, so everything is forgotten.
 
 use super::metrics::{Metrics, ResetCause};
 use super::residency::Residency;
@@ -26,14 +26,14 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
-/// Whose events to follow.
+/// The addresses of the engine's events.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The engine's PUB socket, `tcp://HOST:PORT`.
+    /// Address of the engine's PUB socket, `tcp://HOST:PORT`.
     pub events: String,
-    /// Its ROUTER socket; `None`: it repeats nothing.
+    /// Address of its ROUTER socket; `None`: it repeats nothing.
     pub replay: Option<String>,
-    /// The beginning of the topics to subscribe to; empty: all.
+    /// Beginning of the topics to subscribe to; empty: all.
     pub topic: String,
 }
 
@@ -45,28 +45,28 @@ pub(super) struct Subscription {
     sequence: Sequence,
 }
 
-/// What came of asking for batches.
+/// The result of asking for batches.
 enum ReplayResult {
-    /// All that there are.
+    /// All batches that there are came.
     All,
-    /// Some that are new, and others were dropped on the way: an engine that sends faster than is read does so, vLLM from
-    /// 1,000 on. Asked again, it sends the next ones.
+    /// Some new batches came, and others were dropped on the way: an engine that sends faster than is read does so,
+    /// vLLM from 1,000 on. Asked again, it sends the next ones.
     Some,
-    /// The last one known is another now, or not kept any more: nothing that is known holds.
+    /// The last known batch is now another one, or no longer kept: nothing known is valid any more.
     Another,
 }
 
-/// Time for connecting, and for each of the batches that were asked for.
+/// Time limit for connecting, and for each of the batches asked for.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Silence after which the engine is asked whether anything was missed.
+/// Time of silence after which the engine is asked whether anything was missed.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Pauses before connecting again: the first, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
-/// The number that ends the batches that were asked for: -1.
+/// Number that ends the batches asked for: -1.
 const END: u64 = u64::MAX;
 
 impl Subscription {
-    /// Knows nothing yet.
+    /// Returns a subscription that knows nothing yet.
     pub(super) fn new(config: Config, residency: Arc<Residency>, metrics: Arc<Metrics>) -> Self {
         Self {
             config,
@@ -76,8 +76,8 @@ impl Subscription {
         }
     }
 
-    /// Follows the engine for as long as it is polled. `caught_up` is called whenever all that the engine still knows
-    /// of its past is known here.
+    /// Follows the engine for as long as it is polled. `caught_up` is called whenever everything that the engine still
+    /// keeps is known here.
     pub(super) async fn run(mut self, caught_up: impl Fn()) {
         let mut pause = PAUSES[0];
         loop {
@@ -92,7 +92,7 @@ impl Subscription {
         }
     }
 
-    /// One connection, from its beginning to its end.
+    /// Follows the engine over one connection, until it ends.
     async fn follow(
         &mut self,
         caught_up: &impl Fn(),
@@ -132,7 +132,7 @@ impl Subscription {
         }
     }
 
-    /// A message that came by itself.
+    /// Handles a message that came unasked.
     async fn take(&mut self, message: ZmqMessage) -> anyhow::Result<()> {
         let (number, payload) = numbered(&message)?;
         let Some(batch) = self.read(number, &payload) else {
@@ -153,7 +153,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Asks for what was missed, where there is somebody to ask.
+    /// Asks for missed batches, if there is a replay endpoint.
     async fn catch_up(&mut self) -> anyhow::Result<()> {
         let Some(replay) = self.config.replay.clone() else {
             return Ok(());
@@ -171,7 +171,7 @@ impl Subscription {
         }
     }
 
-    /// Asks for the last batch that is known, or the first of all, and takes those that follow.
+    /// Asks for the last known batch, or the first of all, and takes those that follow.
     async fn ask(&mut self, replay: &str) -> anyhow::Result<ReplayResult> {
         self.metrics.replays.inc();
         let mut socket = DealerSocket::new();
@@ -208,7 +208,7 @@ impl Subscription {
         }
     }
 
-    /// The batch of that number. One that cannot be read may have held anything: then all is forgotten.
+    /// Reads the batch of that number. If it cannot be read, it may have held anything, so everything is forgotten.
     fn read(&mut self, number: u64, payload: &[u8]) -> Option<read::Batch> {
         match read::batch(payload) {
             Ok(batch) => Some(batch),
@@ -222,7 +222,7 @@ impl Subscription {
         }
     }
 
-    /// Takes what a batch says, unless it is known. Batches before it that could not be had are lost.
+    /// Applies a batch, unless it is known. Batches before it that could not be repeated are lost.
     fn apply(&mut self, mark: BatchStamp, batch: read::Batch) {
         match self.sequence.classify(mark) {
             BatchKind::Known => return self.metrics.batch("known"),
@@ -246,8 +246,8 @@ impl Subscription {
     }
 }
 
-/// Number and batch of a message: its last two frames. Before them stand a topic, an empty frame, or both, depending on
-/// the socket and on vLLM's version.
+/// Returns number and batch of a message: its last two frames. Before them stand a topic, an empty frame, or both,
+/// depending on the socket and on vLLM's version.
 fn numbered(message: &ZmqMessage) -> anyhow::Result<(u64, Bytes)> {
     let frames = message.len();
     let frame = |from_end| frames.checked_sub(from_end).and_then(|at| message.get(at));

@@ -1,4 +1,5 @@
-//! Who has a place at a listener, and who goes when there is none left. Knows nothing of sockets or of HTTP.
+//! The book of a listener's connections: which ones have a place, and which one is closed when there is none left. It
+//! knows nothing of sockets or HTTP.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -16,19 +17,19 @@ use tokio::time::Instant;
 /// The bounds of a listener's connections: how many, for how long and how slow.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Connections at once, at least one.
+    /// Most connections at once, at least one.
     pub connections: u32,
-    /// Of these, from one address (of IPv6, one network of 64 bits); loopback is not bound. 0: any number.
+    /// Most connections from one address (of IPv6, one network of 64 bits); loopback has no bound. 0: any number.
     pub per_address: u32,
     /// Time for a request's head to arrive, from its first byte, or from the connection's beginning.
     pub head_time: Duration,
     /// How long a connection may stay idle between two requests.
     pub idle_time: Duration,
-    /// Bytes a second that a client must send of a body, or take of an answer that waits for it. 0: any.
+    /// Least bytes a second that a client must send of a body, or take of an answer that waits for it. 0: any.
     pub rate: u32,
-    /// Time over which that is measured.
+    /// Time over which the rate is measured.
     pub window: Duration,
-    /// Bytes of bodies that have not arrived in full.
+    /// Most bytes of bodies that have not arrived in full.
     pub body_bytes: u64,
 }
 
@@ -47,14 +48,15 @@ impl Default for Bounds {
 }
 
 impl Bounds {
-    /// Bytes that must pass in each window.
+    /// Returns the bytes that must pass in each window.
     pub fn bytes_in_window(&self) -> u64 {
         let bytes = u128::from(self.rate) * self.window.as_millis() / 1000;
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 }
 
-/// What a connection does, in the order in which they go when places are needed: [`Stage::Busy`] never.
+/// The stage of a connection, in the order in which connections are closed when places are needed; [`Stage::Busy`]
+/// never is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     /// A head is awaited, or has begun to arrive.
@@ -73,22 +75,22 @@ pub struct Book {
     name: &'static str,
     bounds: Bounds,
     state: Mutex<State>,
-    /// Somebody went, or may go.
+    /// Signals that a connection ended, or may be closed.
     changed: Notify,
     counts: Counts,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of the next connection, and of the next change of a stage.
+    /// Number of the next connection, and of the next change of a stage.
     next: u64,
     entries: HashMap<u64, Entry>,
-    /// Who goes first: stage, since when, whom.
+    /// Connections in the order in which they are closed: stage, since when, which.
     order: BTreeSet<Rank>,
     by_address: HashMap<Address, BTreeSet<Rank>>,
-    /// Of bodies that are arriving.
+    /// Bytes of bodies that are arriving.
     body_bytes: u64,
-    /// Since when nobody can be let in.
+    /// Time since when no connection can be let in.
     full_since: Option<Instant>,
     is_failing: bool,
 }
@@ -104,12 +106,12 @@ struct Entry {
     evicted: Arc<Notify>,
 }
 
-/// An address as far as it tells clients apart.
+/// The part of an address that tells clients apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Address(IpAddr);
 
 impl Address {
-    /// `None`: loopback, where everybody is.
+    /// Returns `None` for loopback, which all local clients share.
     fn of(address: IpAddr) -> Option<Self> {
         let address = address.to_canonical();
         if address.is_loopback() {
@@ -117,7 +119,7 @@ impl Address {
         }
         Some(Self(match address {
             IpAddr::V6(address) => {
-                // Whoever has one address of a network has them all.
+                // A client that has one address of a network has them all.
                 let [a, b, c, d, ..] = address.segments();
                 Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
             }
@@ -126,17 +128,17 @@ impl Address {
     }
 }
 
-/// Why there is no place.
+/// The reason why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {
-    /// For nobody: all are being answered.
+    /// There is no place for any client: all connections are being answered.
     Everywhere,
-    /// For this address, all of whose connections are being answered.
+    /// There is no place for this address, all of whose connections are being answered.
     Address,
 }
 
 impl Book {
-    /// An empty one. `name` stands in metrics and log.
+    /// Returns an empty book. `name` is used in metrics and log.
     pub fn new(name: &'static str, bounds: Bounds, counts: Counts) -> Arc<Self> {
         Arc::new(Self {
             name,
@@ -156,18 +158,18 @@ impl Book {
         self.lock().entries.len()
     }
 
-    /// Bytes of bodies that are arriving.
+    /// Returns the bytes of bodies that are arriving.
     pub fn arriving_bytes(&self) -> u64 {
         self.lock().body_bytes
     }
 
-    /// Whether accepting fails now, or nobody could be let in for `time`.
+    /// Returns whether accepting fails now, or no connection could be let in for `time`.
     pub fn is_exhausted(&self, time: Duration) -> bool {
         let state = self.lock();
         state.is_failing || (state.full_since).is_some_and(|since| since.elapsed() >= time)
     }
 
-    /// Returns when a connection could be let in.
+    /// Waits until a connection could be let in.
     pub(super) async fn room(&self) {
         loop {
             let changed = self.changed.notified();
@@ -184,7 +186,7 @@ impl Book {
         }
     }
 
-    /// A place for a connection from there; another one may go for it.
+    /// Gives a place to a connection from this address, and may close another one for it.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Place, Full> {
         let address = Address::of(address);
         let mut state = self.lock();
@@ -226,7 +228,7 @@ impl Book {
         })
     }
 
-    /// The connection goes that would go for another.
+    /// Closes the connection that would be closed for another.
     pub(super) fn evict_one(&self) {
         let mut state = self.lock();
         if let Some(id) = first(&state.order) {
@@ -246,7 +248,7 @@ impl Book {
         self.lock().is_failing = false;
     }
 
-    /// Takes the entry out at once; its task ends when it is told.
+    /// Removes the entry at once; its task ends when it learns of it.
     fn end(&self, state: &mut State, id: u64) {
         if let Some(entry) = state.remove(id) {
             entry.evicted.notify_one();
@@ -294,19 +296,19 @@ impl Book {
         true
     }
 
-    /// When the connection has to have gone on, and what it is guilty of otherwise.
+    /// Returns the deadline of the connection's stage, and the cause of closing it then.
     fn deadline(&self, id: u64) -> Option<(Instant, &'static str)> {
         let state = self.lock();
         let entry = state.entries.get(&id)?;
         match entry.rank.0 {
             Stage::Head => Some((entry.since + self.bounds.head_time, "head_time")),
             Stage::Idle => Some((entry.since + self.bounds.idle_time, "idle_time")),
-            // Whoever reads the body, or makes the answer, has a deadline.
+            // The reader of the body, or the answer, has a deadline of its own.
             Stage::Arriving | Stage::Busy => None,
         }
     }
 
-    /// Nothing under this lock waits, and a panic leaves the two orders as they are read: by what is in both.
+    /// Nothing under this lock waits. After a panic, the two orders are read by the entries that both contain.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -341,13 +343,13 @@ impl State {
     }
 }
 
-/// Who goes first, unless all are being answered.
+/// Returns the connection that is closed first, unless all are being answered.
 fn first(order: &BTreeSet<Rank>) -> Option<u64> {
     let (stage, _, id) = order.first()?;
     (*stage < Stage::Busy).then_some(*id)
 }
 
-/// A connection's place; given back when dropped.
+/// A connection's place, which is given back when dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     book: Arc<Book>,
@@ -357,7 +359,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// What reads, writes and serves on it may say of it.
+    /// Returns the handle for those who read, write and serve on the connection.
     pub(super) fn connection(&self) -> Connection {
         Connection {
             book: Arc::clone(&self.book),
@@ -366,12 +368,12 @@ impl Place {
         }
     }
 
-    /// Returns when it has to go for another.
+    /// Waits until the connection must be closed for another.
     pub(super) async fn evicted(&self) {
         self.evicted.notified().await;
     }
 
-    /// What ends it in time.
+    /// Returns the clock that ends the connection in time.
     pub(super) fn clock(&self) -> Clock<'_> {
         Clock {
             place: self,
@@ -390,17 +392,17 @@ impl Drop for Place {
     }
 }
 
-/// What passes over a connection.
+/// The traffic of a connection.
 #[derive(Debug, Default)]
 struct Traffic {
     is_idle: AtomicBool,
-    /// Bytes that the client's side took.
+    /// Number of bytes that the client's side took.
     written: AtomicU64,
-    /// Whether there are more, which it does not take.
+    /// Whether there are more bytes, which the client's side does not take.
     is_stuck: AtomicBool,
 }
 
-/// A connection, as those know it who work on it. It may be gone: then nothing said of it matters.
+/// A handle on a connection for those who work on it. The connection may be closed: then reports have no effect.
 #[derive(Clone, Debug)]
 pub struct Connection {
     book: Arc<Book>,
@@ -418,7 +420,7 @@ impl Connection {
         }
     }
 
-    /// Bytes were taken by the client's side.
+    /// Records that bytes were taken by the client's side.
     pub(super) fn wrote(&self, bytes: usize) {
         self.traffic
             .written
@@ -426,19 +428,19 @@ impl Connection {
         self.traffic.is_stuck.store(false, Ordering::Relaxed);
     }
 
-    /// There are bytes that the client's side does not take.
+    /// Records that there are bytes that the client's side does not take.
     pub(super) fn is_stuck(&self) {
         self.traffic.is_stuck.store(true, Ordering::Relaxed);
     }
 
-    /// A request's head is there; its answer is complete when this is dropped.
+    /// Records that a request's head is there; its answer is complete when the result is dropped.
     pub(super) fn busy(&self) -> Busy {
         self.traffic.is_idle.store(false, Ordering::Relaxed);
         self.book.enter(self.id, Stage::Busy);
         Busy(self.clone())
     }
 
-    /// Its request's body is being read until this is dropped.
+    /// Records that the request's body is being read until the result is dropped.
     pub fn arriving(&self) -> Arriving {
         self.book.enter(self.id, Stage::Arriving);
         Arriving(self.clone())
@@ -450,7 +452,7 @@ impl Connection {
     }
 }
 
-/// A request is being answered.
+/// A request that is being answered.
 pub(super) struct Busy(Connection);
 
 impl Drop for Busy {
@@ -466,8 +468,8 @@ impl Drop for Busy {
 pub struct Arriving(Connection);
 
 impl Arriving {
-    /// So many bytes more are held; whether they may be. The connection whose body has been arriving longest goes where
-    /// there is no room.
+    /// Counts this many more bytes as held, and returns whether they may be. If there is no room, the connection whose
+    /// body has been arriving longest is closed.
     pub fn holds(&self, bytes: usize) -> bool {
         self.0.book.grow(self.0.id, bytes as u64)
     }
@@ -479,16 +481,16 @@ impl Drop for Arriving {
     }
 }
 
-/// Looks at a connection now and then.
+/// Checks a connection periodically.
 pub(super) struct Clock<'p> {
     place: &'p Place,
-    /// When this window began, and what was written by then.
+    /// Start of this window, and the bytes written by then.
     window: Instant,
     written: u64,
 }
 
 impl Clock<'_> {
-    /// When to look again; `None`: the connection is over its time.
+    /// Returns when to check again; `None`: the connection is over its time.
     pub(super) fn next(&mut self) -> Option<Instant> {
         let Place {
             book, id, traffic, ..
@@ -512,13 +514,13 @@ impl Clock<'_> {
             book.counts.closed(book.name, cause);
             return None;
         }
-        // No later than any deadline that a change of stage may bring meanwhile.
+        // This is no later than any deadline that a change of stage may bring meanwhile.
         let again = now + bounds.head_time.min(bounds.idle_time).min(bounds.window);
         Some(deadline.map_or(again, |(deadline, _)| deadline.min(again)))
     }
 }
 
-/// Connections by listener, and why they were closed.
+/// Numbers of connections by listener, and of the causes for which they were closed.
 ///
 /// | name | kind | labels |
 /// | --- | --- | --- |
@@ -556,7 +558,7 @@ impl Counts {
         counts
     }
 
-    /// Connections that were closed for this cause.
+    /// Returns the number of connections that were closed for this cause.
     pub fn closed_for(&self, listener: &'static str, cause: &'static str) -> u64 {
         self.closed.get_or_create(&Closed { listener, cause }).get()
     }

@@ -9,9 +9,9 @@
 //!         body has been arriving longest. One that is being answered never goes for another.
 //! ```
 //!
-//! So clients that hold places without using them cost each other theirs, and nobody else's. Hyper's own time-out for
-//! heads also runs while a connection is idle between two requests, so one value would have to serve for both; the clock
-//! here tells them apart. The same clock ends connections whose client does not read its answer.
+//! So clients that hold places without using them take places from each other, and from no other client. Hyper's own
+//! time-out for heads also runs while a connection is idle between two requests, so one value would have to serve for
+//! both; the clock here distinguishes them. The same clock ends connections whose client does not read its answer.
 
 mod book;
 mod files;
@@ -46,13 +46,13 @@ use tokio::time::Instant;
 pub struct Listening {
     /// The socket on which connections are accepted.
     pub listener: TcpListener,
-    /// What is served on them.
+    /// Routes that are served on the connections.
     pub router: Router,
     /// The book that gives these connections their places.
     pub book: Arc<Book>,
 }
 
-/// Serves each of these, in a task of its own: see [`serve`].
+/// Serves each of these in a task of its own; see [`serve`].
 pub fn serve_all(listening: impl IntoIterator<Item = Listening>, gate: &Arc<Gate>) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for Listening {
@@ -66,8 +66,8 @@ pub fn serve_all(listening: impl IntoIterator<Item = Listening>, gate: &Arc<Gate
     tasks
 }
 
-/// Serves `router` on `listener` until the gate is closed, and then until the last connection has ended. Whoever drops
-/// this ends them all.
+/// Serves `router` on `listener` until the gate is closed, and then until the last connection has ended. Dropping the
+/// future ends all connections.
 pub async fn serve(listener: TcpListener, router: Router, book: Arc<Book>, gate: Arc<Gate>) {
     let service = TowerToHyperService::new(router);
     let mut tasks = JoinSet::new();
@@ -91,7 +91,7 @@ pub async fn serve(listener: TcpListener, router: Router, book: Arc<Book>, gate:
     while tasks.join_next().await.is_some() {}
 }
 
-/// The next connection that gets a place; `None`: one was refused, or accepting failed for now.
+/// Returns the next connection that gets a place; `None`: one was refused, or accepting failed for now.
 async fn accept(
     listener: &TcpListener,
     book: &Arc<Book>,
@@ -106,31 +106,31 @@ async fn accept(
         }
     };
     trouble.is_over(book);
-    // Without Nagle's algorithm: a token must not wait for the acknowledgement of the one before.
+    // Nagle's algorithm is off: a token must not wait for the acknowledgement of the one before.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY not set");
     }
     loop {
         match book.admit(peer.ip()) {
             Ok(place) => return Some((stream, place)),
-            // The one that could have gone is answered meanwhile.
+            // The connection that could have been closed is being answered by now.
             Err(Full::Everywhere) => book.room().await,
             Err(Full::Address) => return None,
         }
     }
 }
 
-/// Accepting fails: the process has no file left for a connection, say.
+/// A failure to accept: the process has no file left for a connection, say.
 #[derive(Default)]
 struct Trouble {
     pause: Duration,
-    /// When the log was told, and failures since then.
+    /// Time of the last line in the log, and number of failures since then.
     logged: Option<(Instant, u64)>,
 }
 
 impl Trouble {
     async fn wait(&mut self, error: &io::Error, book: &Book) {
-        // The client was gone before its turn came: nothing is wrong here.
+        // The client disconnected before its turn: nothing is wrong here.
         if matches!(
             error.kind(),
             io::ErrorKind::ConnectionAborted
@@ -155,7 +155,7 @@ impl Trouble {
             self.logged.map(|(when, _)| (when, failures))
         };
         self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-        // What waits without being served may hold the very thing that lacks.
+        // A connection that waits without being served may hold the very thing that is missing.
         book.evict_one();
         tokio::time::sleep(self.pause).await;
     }
@@ -170,7 +170,7 @@ impl Trouble {
     }
 }
 
-/// One connection, to its end.
+/// Serves one connection to its end.
 async fn drive(
     stream: TcpStream,
     place: Place,
@@ -243,7 +243,7 @@ impl HttpBody for Answer {
     }
 }
 
-/// Bytes of a request's head, and of a connection's buffer: twice what Envoy takes by default.
+/// Most bytes of a request's head, and of a connection's buffer: twice what Envoy accepts by default.
 const MAX_HEAD_BYTES: usize = 128 << 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);

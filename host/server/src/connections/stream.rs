@@ -1,4 +1,4 @@
-//! A TCP stream that says what passes over it.
+//! A TCP stream that reports its traffic.
 
 use super::book::Connection;
 use std::io::{self, IoSlice};

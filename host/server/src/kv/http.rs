@@ -1,4 +1,4 @@
-//! `GET /v1/kv/events` and `GET /v1/kv/snapshot`: what the engine's cache holds of documents.
+//! `GET /v1/kv/events` and `GET /v1/kv/snapshot`: the documents that the engine's cache holds.
 //!
 //! | parameter | default | meaning |
 //! | --- | --- | --- |
@@ -7,18 +7,19 @@
 //! | `limit` | 1,024 | events looked at for one batch, 1 to 4,096 |
 //! | `tenant` | absent: everybody's | a tenant's key, sealed where the feed is |
 //!
-//! With `accept: text/event-stream` the events come as server-sent events, one batch each, with `EPOCH-NEXT` for an id;
-//! a reader that comes back with `last-event-id` goes on there. The batches are
-//! [`foreword_ordering::feed`]'s. A batch with `reset` holds everything, whatever `limit` says.
+//! With `accept: text/event-stream` the events come as server-sent events, one batch each, with the id `EPOCH-NEXT`; a
+//! reader that returns with `last-event-id` resumes there. The batches are [`foreword_ordering::feed`]'s. A batch with
+//! `reset` holds everything, whatever `limit` says.
 //!
-//! Between a host and gateways that share a key, batches are sealed ([`foreword_ordering::feed::FeedKey`]); `tenant` is
-//! then as they write it. A feed without a key tells whoever has a document that the engine holds it, so it is served to
-//! loopback alone and refused with 403 on any other address.
+//! Between a host and gateways that share a key, batches are sealed ([`foreword_ordering::feed::FeedKey`]), and
+//! `tenant` is sealed too. From a feed without a key, anyone who has a document can tell that the engine holds it. So
+//! it is served on loopback alone and refused with 403 on any other address.
 //!
-//! Readers are known by their keys, and each key has places of its own: no reader takes another key's. With a feed key
-//! that is the token which gateways make of it, beside the keys of `--kv-key-file`; a reader without any gets 401.
+//! Readers are known by their keys, and each key has places of its own: no reader takes another key's. With a feed
+//! key, the accepted keys are the token that gateways derive from it and the keys of `--kv-key-file`; a reader without
+//! any gets 401.
 //!
-//! A reader is given what there is when it asks, and holds nothing of the engine meanwhile: a slow one falls behind and
+//! A reader gets what there is when it asks, and holds nothing of the engine meanwhile. A slow reader falls behind and
 //! is then told to begin anew.
 
 use super::wire;
@@ -49,31 +50,31 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 const MAX_LIMIT: u64 = 4096;
 const DEFAULT_LIMIT: usize = 1024;
 
-/// Whoever reads the feed, and what they may.
+/// The readers of the feed, and their access.
 pub struct Readers {
     access: Access,
     gate: Arc<Gate>,
-    /// Of each key; where nobody is asked for one, of everybody.
+    /// Places by key; if no key is required, those of everybody.
     places: Vec<Arc<Semaphore>>,
     source: OnceLock<Source>,
 }
 
-/// Who may read the feed, and how it is told to them.
+/// The access to the feed: its readers' keys, and its seal.
 #[derive(Clone, Default)]
 pub struct Access {
-    /// The keys to ask for; `None`: nobody is asked.
+    /// Accepted keys; `None`: no key is required.
     keys: Option<ApiKeys>,
-    /// What it is sealed with.
+    /// Key that seals the feed.
     seal: Option<FeedKey>,
-    /// Whether others than this machine reach it.
+    /// Whether other machines can reach the feed.
     is_exposed: bool,
 }
 
 impl Access {
-    /// For a listener at `address`: a feed sealed with `seal`, for readers with one of `keys`.
+    /// Returns the access for a listener at `address`: a feed sealed with `seal`, for readers with one of `keys`.
     pub fn new(keys: Option<ApiKeys>, seal: Option<FeedKey>, address: Option<SocketAddr>) -> Self {
         let keys = match (&seal, keys) {
-            // Whoever has the key has this token.
+            // Every holder of the feed's key has this token.
             (Some(seal), Some(keys)) => Some(keys.and(seal.token())),
             (Some(seal), None) => Some(ApiKeys::of([seal.token().as_bytes()])),
             (None, keys) => keys,
@@ -85,7 +86,7 @@ impl Access {
         }
     }
 
-    /// One line for the log: what whoever runs the server should know of its feed.
+    /// Logs one line with what the operator should know of the feed.
     pub fn log(&self) {
         match (&self.seal, self.is_exposed) {
             (Some(_), _) => tracing::info!("the KV feed is sealed with a key"),
@@ -103,32 +104,32 @@ impl Access {
         u32::try_from(keys).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Readers at once of one key.
+    /// Returns the number of places of one key.
     fn places(&self) -> u32 {
         (MAX_READERS_IN_ALL / self.pools()).clamp(1, MAX_READERS)
     }
 
-    /// Readers at once.
+    /// Returns the number of places of all keys.
     pub fn readers(&self) -> u32 {
         self.places().saturating_mul(self.pools())
     }
 }
 
-/// Whose feed it is.
+/// The feed that is served.
 pub struct Source {
-    /// What happens in its cache.
+    /// The feed of the cache's events.
     pub feed: Arc<Feed>,
-    /// Its model's name.
+    /// Name of the model.
     pub model: String,
 }
 
-/// Readers at once of one key, as long as there are few keys.
+/// Most readers of one key at once, as long as there are few keys.
 pub const MAX_READERS: u32 = 64;
-/// Readers at once that all keys share.
+/// Most readers of all keys at once.
 const MAX_READERS_IN_ALL: u32 = 1024;
 
 impl Readers {
-    /// Until [`Readers::open`] there is nothing to read; `gate` says when reading must end.
+    /// Returns readers that can read nothing until [`Readers::open`]; `gate` ends their reading.
     pub fn new(access: Access, gate: Arc<Gate>) -> Arc<Self> {
         let places = access.places() as usize;
         let places = (0..access.pools()).map(|_| Arc::new(Semaphore::new(places)));
@@ -140,24 +141,24 @@ impl Readers {
         })
     }
 
-    /// Gives out this feed from now on; a second one is dropped.
+    /// Serves this feed from now on; a second one is dropped.
     pub fn open(&self, source: Source) {
         let _ = self.source.set(source);
     }
 
-    /// Whether there is something to read.
+    /// Returns whether there is a feed to read.
     pub fn is_open(&self) -> bool {
         self.source.get().is_some()
     }
 
-    /// How many read now.
+    /// Returns the number of readers now.
     pub fn reading(&self) -> u32 {
         let free = self.places.iter().map(|places| places.available_permits());
         self.access.readers() - free.sum::<usize>() as u32
     }
 }
 
-/// The routes.
+/// Returns the routes.
 pub fn router(readers: Arc<Readers>) -> Router {
     Router::new()
         .route("/v1/kv/events", get(events))
@@ -199,7 +200,7 @@ async fn snapshot(
     Ok(Json(reader.wire(&batch)))
 }
 
-/// The parameters, checked.
+/// The parameters of a request, checked.
 #[derive(Debug)]
 struct Query {
     since: Option<Position>,
@@ -233,7 +234,7 @@ impl Query {
                     parsed.wait = Duration::from_millis(number(name, value, limit)?);
                 }
                 "limit" => {
-                    // It fits: the limit does.
+                    // This fits, since the limit does.
                     parsed.limit = number(name, value, MAX_LIMIT)?.max(1) as usize;
                 }
                 "tenant" => {
@@ -281,7 +282,7 @@ fn read<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, Failure>
         .map_err(|error| Failure::invalid(name, format!("{name}: {error}, got {:?}", clip(value))))
 }
 
-/// The position in the id of an event.
+/// Returns the position in the id of an event.
 fn position_of(id: &str) -> Option<Position> {
     let (epoch, next) = id.split_once('-')?;
     Some(wire::position(epoch.parse().ok()?, next.parse().ok()?))
@@ -294,7 +295,7 @@ fn wants_stream(headers: &HeaderMap) -> bool {
         .is_some_and(|accept| accept.contains("text/event-stream"))
 }
 
-/// One reader's place in the feed.
+/// One reader, with its position in the feed.
 struct Reader {
     readers: Arc<Readers>,
     since: Option<Position>,
@@ -310,7 +311,7 @@ impl Reader {
         }
         let holder = readers.access.keys.as_ref();
         let holder = holder.map_or(Some(0), |keys| keys.holder(headers));
-        // Whoever has no key was refused before.
+        // A reader without a key was refused before.
         let places = holder.and_then(|holder| readers.places.get(holder));
         let place = Arc::clone(places.ok_or(Failure::Unauthorized)?).try_acquire_owned();
         let limit = readers.access.places();
@@ -326,8 +327,8 @@ impl Reader {
         })
     }
 
-    /// What happened since the last batch; when nothing did, waits until something does, up to the deadline or the
-    /// server's end.
+    /// Returns what happened since the last batch; if nothing did, waits until something does, up to the deadline or
+    /// the server's end.
     async fn next(&mut self, deadline: Instant) -> Result<Batch, Failure> {
         let Source { feed, model } = self.readers.source.get().ok_or(Failure::Loading)?;
         let mut progress = feed.watch();
@@ -340,7 +341,7 @@ impl Reader {
             if batch.reset {
                 return Ok(batch);
             }
-            // Other tenants' events, passed over before, are between the reader's place and these.
+            // Other tenants' events, which were skipped, lie between the reader's position and these.
             batch.from = *from.get_or_insert(batch.from);
             if !batch.events.is_empty() {
                 return Ok(batch);
@@ -357,12 +358,12 @@ impl Reader {
         }
     }
 
-    /// As this reader gets it.
+    /// Returns the batch in this reader's form.
     fn wire(&self, batch: &Batch) -> Wire {
         batch.wire(self.readers.access.seal.as_ref())
     }
 
-    /// Batch after batch, an empty one now and then, until the server stops.
+    /// Streams batch after batch, with an empty one now and then, until the server stops.
     fn stream(self) -> Response {
         let batches = stream::unfold(self, |mut reader| async {
             if reader.readers.gate.phase() >= Phase::Stopping {

@@ -1,4 +1,4 @@
-//! What is held in the engine's cache, told to gateways and routers.
+//! Reports what the engine's cache holds to gateways and routers.
 //!
 //! ```text
 //!   request ── path header, body, prompt ──▶ place: where its documents end, in tokens ──▶ engine
@@ -7,9 +7,9 @@
 //!   router  ◀── pages, vLLM's ZeroMQ feed ── publisher ◀── vllm ◀────────────────────────────┘
 //! ```
 //!
-//! The HTTP feed tells of every tenant's documents, by hash and without a word of text. It asks for its own keys where
-//! there are some, else for those of the API. The ZeroMQ feed, like vLLM's own, holds the prompts as token ids and asks
-//! nobody for anything: it is off unless it is given an address, which should be one that only routers reach.
+//! The HTTP feed reports every tenant's documents by hash, without any text. It requires its own keys if there are
+//! some, else those of the API. The ZeroMQ feed, like vLLM's own, contains the prompts as token ids and requires no
+//! key. It is off unless it is given an address, which should be one that only routers reach.
 
 pub mod http;
 pub mod place;

@@ -1,14 +1,14 @@
-//! Where a request's documents end in its tokens, as far as the gateway told which they are.
+//! Finds where a request's documents end in its tokens, as far as the gateway named them.
 //!
-//! A path that is missing, malformed or another body's costs nothing but the marks in the cache: the engine then knows
-//! the request by its tokens alone. Each case is counted.
+//! A path that is missing, malformed or another body's costs only the marks in the cache: the engine then knows the
+//! request by its tokens alone. Each case is counted.
 
 use crate::metrics::{Placement, Placements};
 use axum::http::{HeaderName, HeaderValue};
 use foreword_engine::cache::{DocumentPath, DocumentSpan};
 use foreword_ordering::path::{Located, Locator, SentPath};
 
-/// The header in which the gateway tells a request's path, under its usual name.
+/// Default name of the header in which the gateway sends a request's path.
 pub const PATH_HEADER: HeaderName = HeaderName::from_static("x-foreword-path");
 
 /// Finds the documents of one request.
@@ -24,7 +24,7 @@ pub struct Placer<'a> {
 pub struct Placed(Located);
 
 impl<'a> Placer<'a> {
-    /// For the request with this header, if it had one, and this body.
+    /// Returns a placer for the request with this body, and with this header if it had one.
     pub fn new(
         locator: &'a Locator,
         header: Option<&'a HeaderValue>,
@@ -39,8 +39,8 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// The documents in the prompt that the body was rendered to. Of a chat's several runs, the last: the earlier ones
-    /// were placed when they were new.
+    /// Returns the documents in the prompt that was rendered from the body. Of a chat's several runs it is the last,
+    /// since the earlier ones were placed when they were new.
     pub fn place(&self, prompt: &str) -> Option<Placed> {
         let (placed, outcome) = self.look(prompt);
         self.counts.count(outcome);
@@ -72,13 +72,13 @@ impl<'a> Placer<'a> {
 }
 
 impl Placed {
-    /// Bytes of the prompt, ascending: where the first document begins, then where each one ends.
+    /// Returns byte positions in the prompt, ascending: where the first document begins, then where each one ends.
     pub fn bytes(&self) -> Vec<usize> {
         let ends = self.0.documents.iter().map(|(_, end)| *end);
         std::iter::once(self.0.start).chain(ends).collect()
     }
 
-    /// The same in tokens: `tokens` stand before each of [`Placed::bytes`].
+    /// Returns the same in tokens; `tokens` gives the number of tokens before each of [`Placed::bytes`].
     pub fn in_tokens(&self, tokens: &[u32]) -> Option<DocumentPath> {
         let (start, ends) = tokens.split_first()?;
         let documents = self.0.documents.iter().zip(ends);

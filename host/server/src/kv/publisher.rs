@@ -1,5 +1,5 @@
-//! The ZeroMQ side of vLLM's KV events: a PUB socket for batches as they happen and a ROUTER socket that repeats those
-//! that a subscriber missed.
+//! Publishes vLLM's KV events over ZeroMQ: a PUB socket for batches as they happen, and a ROUTER socket that repeats
+//! those that a subscriber missed.
 //!
 //! ```text
 //!   PUB     [topic, number: u64 BE, batch]                              to every subscriber
@@ -7,8 +7,8 @@
 //!           [client, "", number, batch] …, [client, "", -1: i64 BE, ""]
 //! ```
 //!
-//! Batches are numbered from 0. A number that nobody ever sees says that events were lost; a batch that begins with
-//! `AllBlocksCleared` follows it. Subscribers that do not read lose batches, and stall nobody: each has a queue of its
+//! Batches are numbered from 0. A missing number means that events were lost; a batch that begins with
+//! `AllBlocksCleared` follows it. Subscribers that do not read lose batches and stall nobody: each has a queue of its
 //! own, and repeats run beside.
 
 use super::vllm::{Encoding, write};
@@ -24,12 +24,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
 use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
-/// Where and how to publish.
+/// The configuration of a publisher.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Of the PUB socket; port 0 picks a free one.
+    /// Address of the PUB socket; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Of the ROUTER socket; `None`: nothing is repeated.
+    /// Address of the ROUTER socket; `None`: nothing is repeated.
     pub replay: Option<SocketAddr>,
     /// The first frame of every message.
     pub topic: String,
@@ -37,7 +37,7 @@ pub struct Config {
     pub encoding: Encoding,
 }
 
-/// Sockets that listen and say nothing yet.
+/// Sockets that listen but do not publish yet.
 pub struct Publisher {
     config: Config,
     publish: PubSocket,
@@ -46,19 +46,19 @@ pub struct Publisher {
     replay_address: Option<SocketAddr>,
 }
 
-/// Batches that are kept to be repeated, as many as vLLM keeps, and their bytes.
+/// Number of batches kept for repeating, the same as vLLM's.
 const KEPT_BATCHES: usize = 10_000;
 const KEPT_BYTES: usize = 64 << 20;
-/// Events of the cache in one batch.
+/// Most events of the cache in one batch.
 const BATCH_EVENTS: usize = 1024;
-/// Time for repeating what one client asked for.
+/// Time limit for repeating what one client asked for.
 const REPLAY_TIME: Duration = Duration::from_secs(10);
 
 impl Publisher {
-    /// Listens.
+    /// Listens on the sockets' addresses.
     ///
     /// # Errors
-    /// When an address cannot be listened on.
+    /// Returns an error when an address cannot be listened on.
     pub async fn bind(config: Config) -> anyhow::Result<Self> {
         let mut publish = PubSocket::new();
         let address = bind(&mut publish, config.listen).await?;
@@ -77,17 +77,17 @@ impl Publisher {
         })
     }
 
-    /// Where the PUB socket listens.
+    /// Returns the address of the PUB socket.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where the ROUTER socket listens.
+    /// Returns the address of the ROUTER socket.
     pub fn replay_address(&self) -> Option<SocketAddr> {
         self.replay_address
     }
 
-    /// Publishes what happens in the feed's cache, in tasks of `tasks` that end when the gate is closed.
+    /// Publishes the events of the feed's cache, in tasks of `tasks` that end when the gate is closed.
     pub fn start(self, feed: Arc<Feed>, gate: &Arc<Gate>, tasks: &mut JoinSet<()>) {
         let kept = Arc::new(ReplayBuffer::default());
         if let Some(socket) = self.replay {
@@ -128,15 +128,15 @@ async fn bind(socket: &mut impl Socket, listen: SocketAddr) -> anyhow::Result<So
     }
 }
 
-/// The batches, one after another.
+/// The sequence of batches.
 struct Stream {
     topic: Bytes,
     encoding: Encoding,
     socket: PubSocket,
     kept: Arc<ReplayBuffer>,
-    /// Up to where the feed was published.
+    /// Position up to which the feed was published.
     position: Option<Position>,
-    /// Of the next batch.
+    /// Number of the next batch.
     number: u64,
 }
 
@@ -182,7 +182,7 @@ impl Stream {
     }
 }
 
-/// The last batches.
+/// The last batches, for repeating.
 #[derive(Default)]
 struct ReplayBuffer(Mutex<Batches>);
 
@@ -219,7 +219,7 @@ async fn repeat(mut socket: RouterSocket, kept: &ReplayBuffer) {
             Ok(request) => request,
             Err(error) => {
                 tracing::debug!(%error, "a request for KV events could not be read");
-                // A peer that is gone fails at once: let others run in between.
+                // A peer that disconnected fails at once: this lets other tasks run in between.
                 tokio::task::yield_now().await;
                 continue;
             }

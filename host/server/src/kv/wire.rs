@@ -1,4 +1,4 @@
-//! The engine's news of documents as the wire has them.
+//! The engine's events of documents in the form of the wire.
 
 use foreword_engine::cache::CacheEvent;
 use foreword_engine::engine::feed::{News, Position};
@@ -8,7 +8,7 @@ use foreword_ordering::tree::Scope;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// News of documents as a batch; of `tenant` alone, if one is named.
+/// Returns the events as a batch; those of `tenant` alone, if one is named.
 pub fn batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
     let mut keys: HashMap<Arc<str>, TenantKey> = HashMap::new();
     let mut key = |salt: &Arc<str>| match keys.get(salt) {
@@ -61,7 +61,8 @@ pub fn batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
     }
 }
 
-/// A request's documents are stored one after another; a path says what its beginnings do, so they are left out.
+/// Adds an event. A request's documents are stored one after another, and a path includes its beginnings, so these are
+/// left out.
 fn push(events: &mut Vec<Event>, event: Event) {
     if let (
         Some(Event::Stored {
@@ -84,7 +85,7 @@ fn push(events: &mut Vec<Event>, event: Event) {
     }
 }
 
-/// The engine's position of a reader's.
+/// Returns the engine's position for a reader's.
 pub fn position(epoch: Epoch, since: u64) -> Position {
     Position {
         epoch: epoch.0,

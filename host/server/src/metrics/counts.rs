@@ -1,4 +1,4 @@
-//! Counts that more than one server here keeps.
+//! Counters that several servers of this crate keep.
 
 use axum::http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -6,12 +6,12 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// HTTP responses by route and status, of any server here. The default is told to nobody.
+/// Number of HTTP responses by route and status, for any server of this crate. The default is not registered.
 #[derive(Clone, Debug, Default)]
 pub struct Responses(Family<HttpLabels, Counter>);
 
 impl Responses {
-    /// In this registry.
+    /// Returns counters that are registered in `registry`.
     pub fn registered(registry: &mut Registry) -> Self {
         let family = Family::default();
         let help = "HTTP requests by route and status";
@@ -19,7 +19,7 @@ impl Responses {
         Self(family)
     }
 
-    /// Counts one; `route` is the pattern, never what a client put in the path.
+    /// Counts a response; `route` is the pattern, never what a client put into the path.
     pub fn count(&self, route: &str, status: StatusCode) {
         self.0
             .get_or_create(&HttpLabels {
@@ -36,31 +36,31 @@ struct HttpLabels {
     status: u16,
 }
 
-/// Chat requests by what became of the path that the gateway told, of any server here.
+/// Number of chat requests by the outcome of placing the gateway's path, for any server of this crate.
 #[derive(Clone, Debug, Default)]
 pub struct Placements(Outcomes);
 
 impl Placements {
-    /// In this registry.
+    /// Returns counters that are registered in `registry`.
     pub fn registered(registry: &mut Registry) -> Self {
         let help = "Chat requests by what became of the path that the gateway told";
         Self(Outcomes::registered(registry, "document_paths", help))
     }
 
-    /// Counts one.
+    /// Counts a request.
     pub fn count(&self, outcome: Placement) {
         self.0.count(outcome.name());
     }
 }
 
-/// What became of a chat request's path.
+/// The outcome of placing a chat request's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// All of its documents were found in the prompt.
     Placed,
-    /// Some were.
+    /// Some of its documents were found.
     Partial,
-    /// None were: the header is another body's, or the gateway finds documents by other tags.
+    /// None were found: the header is another body's, or the gateway finds documents by other tags.
     NotFound,
     /// The header is no path.
     Malformed,
@@ -69,7 +69,7 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// As it stands in metrics.
+    /// Returns the outcome's name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Placed => "placed",
@@ -81,7 +81,7 @@ impl Placement {
     }
 }
 
-/// Counts by what became of something, under the label `outcome`.
+/// Counters by outcome, under the label `outcome`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcomes(Family<OutcomeLabel, Counter>);
 
@@ -91,14 +91,14 @@ struct OutcomeLabel {
 }
 
 impl Outcomes {
-    /// In this registry.
+    /// Returns counters that are registered in `registry`.
     pub(crate) fn registered(registry: &mut Registry, name: &str, help: &str) -> Self {
         let family = Family::default();
         registry.register(name, help, family.clone());
         Self(family)
     }
 
-    /// Counts one.
+    /// Counts an outcome.
     pub(crate) fn count(&self, outcome: &'static str) {
         self.0.get_or_create(&OutcomeLabel { outcome }).inc();
     }

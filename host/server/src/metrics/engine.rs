@@ -1,4 +1,4 @@
-//! The engine's own numbers, read when somebody asks for them.
+//! The engine's own numbers, read on each scrape.
 
 use foreword_engine::engine::{Stats, StepSizes};
 use foreword_engine::text::TokenCacheStats;
@@ -9,15 +9,15 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
 
-/// What the engine has counted so far.
+/// The engine's counters.
 pub struct Numbers {
-    /// Of requests, pages and steps.
+    /// Counters of requests, pages and steps.
     pub engine: Stats,
-    /// Of the texts that it was asked with.
+    /// Counters of the texts of its prompts.
     pub tokens: TokenCacheStats,
 }
 
-/// Tells what its function reads; `None`: nothing yet.
+/// Exports what its function reads; `None`: there is nothing yet.
 pub(super) struct Scraped<F>(pub(super) F);
 
 impl<F> fmt::Debug for Scraped<F> {
@@ -89,7 +89,7 @@ fn encode_step_sizes(encoder: &mut DescriptorEncoder<'_>, sizes: &StepSizes) -> 
         )
 }
 
-/// Name, help, and the label that tells the rows apart.
+/// Name, help, and the label that distinguishes the rows.
 type Labelled = (
     &'static str,
     &'static str,
@@ -97,13 +97,13 @@ type Labelled = (
     &'static [(&'static str, fn(&Stats) -> u64)],
 );
 
-/// What is told by kind. Here a new tier or cause gets its row.
+/// Metrics with several rows. A new tier or cause gets its row here.
 const LABELLED: &[Labelled] = &[
     (
         "hit_tokens",
         "Prompt tokens served from the cache, by where they were found",
         "tier",
-        // From disk they come by way of host memory.
+        // Pages from disk come by way of host memory.
         &[
             ("device", |stats| {
                 stats.cached_tokens.saturating_sub(stats.host_tokens)

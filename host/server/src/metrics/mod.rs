@@ -1,4 +1,4 @@
-//! What `/metrics` tells. Everything is counted over all requests: no label carries anything that a client sent.
+//! The server's `/metrics`. Everything is counted over all requests: no label contains anything that a client sent.
 //!
 //! | name | kind | labels |
 //! | --- | --- | --- |
@@ -55,33 +55,33 @@ pub struct Metrics {
     /// Connections of all listeners.
     pub connections: connections::Counts,
     generations: Outcomes,
-    /// Chat requests by what became of their path.
+    /// Number of chat requests by the outcome of placing their path.
     pub placements: Placements,
-    /// Grammars by what became of them.
+    /// Number of grammars by outcome.
     pub(crate) grammars: Outcomes,
     retrievals: Outcomes,
-    /// From a question to its documents.
+    /// Time from a question to its documents.
     pub retrieval_seconds: Histogram,
-    /// From submission to the engine's start.
+    /// Time from submission to the engine's start.
     pub queue_seconds: Histogram,
-    /// From the request's arrival to its first token.
+    /// Time from the request's arrival to its first token.
     pub first_token_seconds: Histogram,
-    /// From one token of a choice to the next.
+    /// Time from one token of a choice to the next.
     pub between_tokens_seconds: Histogram,
-    /// From the request's arrival to the end of its answer.
+    /// Time from the request's arrival to the end of its answer.
     pub request_seconds: Histogram,
     /// Tokens of a request's prompt.
     pub prompt_tokens: Histogram,
-    /// Of those, served from the cache.
+    /// Tokens of a request's prompt that were served from the cache.
     pub cached_tokens: Histogram,
 }
 
-/// How a generation ended.
+/// The outcome of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GenerationOutcome {
-    /// With a stop token or a stop string.
+    /// It ended with a stop token or a stop string.
     Stop,
-    /// At its longest.
+    /// It reached its greatest length.
     Length,
     /// The engine failed.
     Failed,
@@ -94,7 +94,7 @@ pub enum GenerationOutcome {
 }
 
 impl GenerationOutcome {
-    /// As it stands in metrics and log.
+    /// Returns the outcome's name in metrics and log.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -108,7 +108,7 @@ impl GenerationOutcome {
 }
 
 impl Metrics {
-    /// Metrics that tell the engine's `numbers` once there are any.
+    /// Returns metrics that export the engine's `numbers` once there are any.
     pub fn new(numbers: impl Fn() -> Option<Numbers> + Send + Sync + 'static) -> Self {
         let mut registry = Registry::with_prefix("foreword");
         let http = Responses::registered(&mut registry);
@@ -121,21 +121,21 @@ impl Metrics {
         let help = "Searches for documents by what became of them";
         let retrievals = Outcomes::registered(&mut registry, "retrievals", help);
         let retrieval_seconds = {
-            // 100 µs to 13 s.
+            // The buckets reach from 100 µs to 13 s.
             let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
             let help = "From a question to its documents";
             registry.register("retrieval_seconds", help, histogram.clone());
             histogram
         };
         let between_tokens_seconds = {
-            // 100 µs to 13 s.
+            // The buckets reach from 100 µs to 13 s.
             let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
             let help = "From one token of a choice to the next";
             registry.register("time_between_tokens_seconds", help, histogram.clone());
             histogram
         };
         let mut tokens = |name, help| {
-            // 16 to 524,288, and those of none.
+            // The buckets reach from 16 to 524,288, and there is one for 0.
             let bounds = std::iter::once(0.0).chain(exponential_buckets(16.0, 2.0, 16));
             let histogram = Histogram::new(bounds);
             registry.register(name, help, histogram.clone());
@@ -147,7 +147,7 @@ impl Metrics {
             "Tokens of a request's prompt served from the cache",
         );
         let mut seconds = |name, help| {
-            // 1 ms to 131 s.
+            // The buckets reach from 1 ms to 131 s.
             let histogram = Histogram::new(exponential_buckets(0.001, 2.0, 18));
             registry.register(name, help, histogram.clone());
             histogram
@@ -188,7 +188,7 @@ impl Metrics {
         self.generations.count(outcome.name());
     }
 
-    /// Counts a search, which took so long, by the documents that it found; `None`: it failed.
+    /// Counts a search and its time, by the number of documents found; `None`: it failed.
     pub fn retrieved(&self, documents: Option<usize>, taken: Duration) {
         let outcome = match documents {
             Some(0) => "empty",
@@ -199,10 +199,10 @@ impl Metrics {
         self.retrieval_seconds.observe(taken.as_secs_f64());
     }
 
-    /// All metrics in the OpenMetrics text format.
+    /// Returns all metrics in the OpenMetrics text format.
     ///
     /// # Errors
-    /// Never in practice: writing to a string does not fail.
+    /// This never fails in practice, since writing to a string does not fail.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut out = String::new();
         text::encode(&mut out, &self.registry)?;

@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`: the fields that make a chat request.
+//! `POST /v1/chat/completions`: the fields of a chat request.
 
 use super::fields::{Fields, show, take_objects, wrong_type};
 use super::{Format, Options, ToolChoice, Tools};
@@ -17,13 +17,15 @@ pub struct Chat {
     pub documents: Option<Value>,
     /// More variables for the template, an object (`chat_template_kwargs`, vLLM's extension).
     pub template_variables: Option<Value>,
-    /// Everything else.
+    /// The options of all completions.
     pub options: Options,
 }
 
 impl Chat {
+    /// Parses a request's body.
+    ///
     /// # Errors
-    /// [`Failure::Invalid`].
+    /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         let top_logprobs = take_logprobs(&mut fields)?;
@@ -47,7 +49,7 @@ impl Chat {
     }
 }
 
-/// `logprobs`, and with it `top_logprobs`: how many rivals of each token are told.
+/// Takes `logprobs` and `top_logprobs`: the number of rivals of each token to report.
 fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, Failure> {
     let wanted = fields.boolean("logprobs")?;
     let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
@@ -71,7 +73,7 @@ pub(super) fn take_variables(fields: &mut Fields) -> Result<Option<Value>, Failu
     }
 }
 
-/// OpenAI's bound.
+/// OpenAI's bound on `top_logprobs`.
 const MAX_TOP_LOGPROBS: i64 = 20;
 
 pub(super) fn take_messages(fields: &mut Fields) -> Result<Value, Failure> {
@@ -121,7 +123,7 @@ fn check_message(at: &str, message: &mut Map<String, Value>) -> Result<(), Failu
     }
 }
 
-/// Whether a template wants parts or one string is the template's matter; that they are texts is checked here.
+/// Checks that the parts are texts. Whether a template wants parts or one string is the template's matter.
 fn check_parts(at: &str, parts: &[Value]) -> Result<(), Failure> {
     for (index, part) in parts.iter().enumerate() {
         match (part.get("type").and_then(Value::as_str), part.get("text")) {
@@ -143,8 +145,8 @@ fn check_parts(at: &str, parts: &[Value]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether the message calls tools. OpenAI writes a call's arguments as a string of JSON; templates in Hugging Face's
-/// manner print them as an object, so an object is what they get.
+/// Returns whether the message calls tools. OpenAI writes a call's arguments as a string of JSON, but templates in
+/// Hugging Face's manner print them as an object, so this converts them.
 fn open_tool_calls(message: &mut Map<String, Value>) -> bool {
     let Some(Value::Array(calls)) = message.get_mut("tool_calls") else {
         return false;

@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: the fields that make a text completion.
+//! `POST /v1/completions`: the fields of a text completion.
 
 use super::Options;
 use super::fields::{Fields, wrong_type};
@@ -9,24 +9,26 @@ use serde_json::Value;
 /// A checked text completion.
 #[derive(Debug)]
 pub struct Completion {
-    /// What to continue.
+    /// The prompt to continue.
     pub prompt: Prompt,
-    /// Everything else.
+    /// The options of all completions.
     pub options: Options,
 }
 
 /// The prompt of a text completion; may be empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// Text, to be tokenised.
+    /// Text, which is tokenised.
     Text(String),
-    /// Tokens, taken as they are.
+    /// Tokens, which are used as they are.
     Tokens(Vec<TokenId>),
 }
 
 impl Completion {
+    /// Parses a request's body.
+    ///
     /// # Errors
-    /// [`Failure::Invalid`].
+    /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         let prompt = match fields.take("prompt") {
@@ -42,11 +44,11 @@ impl Completion {
     }
 }
 
-/// OpenAI's bound.
+/// OpenAI's bound on `logprobs`.
 const MAX_TOP_LOGPROBS: i64 = 5;
 
-/// A string, an array of tokens, or an array with one of these: OpenAI's several prompts in one request are not
-/// supported; they share nothing that several requests would not share.
+/// Checks a prompt: a string, an array of tokens, or an array with one of these. OpenAI's several prompts in one
+/// request are not supported, since they share nothing that several requests would not share.
 fn check_prompt(value: Value) -> Result<Prompt, Failure> {
     match value {
         Value::String(text) => Ok(Prompt::Text(text)),

@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings`: the fields that make a request for vectors.
+//! `POST /v1/embeddings`: the fields of a request for vectors.
 
 use super::fields::{Fields, show, wrong_type};
 use crate::failure::Failure;
@@ -7,31 +7,33 @@ use serde_json::Value;
 /// A checked request for vectors.
 #[derive(Debug)]
 pub struct Embeddings {
-    /// The embedder asked for; `None`: whichever there is.
+    /// The embedder asked for; `None`: the one there is.
     pub model: Option<String>,
-    /// Texts, at least one.
+    /// The texts, at least one.
     pub input: Vec<String>,
-    /// How vectors are written.
+    /// The encoding of the vectors.
     pub encoding: Encoding,
-    /// The vectors' length, if the client insists on one.
+    /// The length of the vectors, if the client requires one.
     pub dimensions: Option<u32>,
 }
 
-/// How a vector is written.
+/// The encoding of a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
-    /// As an array of numbers.
+    /// An array of numbers.
     Float,
-    /// As little-endian f32 in base64.
+    /// Little-endian f32 in base64.
     Base64,
 }
 
-/// OpenAI's bound.
+/// OpenAI's bound on the number of texts.
 const MAX_INPUTS: usize = 2048;
 
 impl Embeddings {
+    /// Parses a request's body.
+    ///
     /// # Errors
-    /// [`Failure::Invalid`].
+    /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         let encoding = match fields.string("encoding_format")?.as_deref() {
@@ -72,7 +74,7 @@ fn take_input(fields: &mut Fields) -> Result<Vec<String>, Failure> {
     }
     let text = |(at, text)| match text {
         Value::String(text) => Ok(text),
-        // OpenAI takes tokens of its own tokenizer, which mean nothing here.
+        // OpenAI accepts tokens of its own tokenizer, which mean nothing here.
         Value::Number(_) | Value::Array(_) => Err(Failure::invalid(
             "input",
             "input must be text: tokens mean something to the tokenizer that made them only",

@@ -11,8 +11,11 @@ use std::ops::RangeInclusive;
 pub(super) struct Fields(Map<String, Value>);
 
 impl Fields {
+    /// Parses a body into its fields.
+    ///
     /// # Errors
-    /// When `body` is not UTF-8, not JSON, or not an object. The message names the place, never the text.
+    /// Returns an error when `body` is not UTF-8, not JSON, or not an object. The message names the place, never the
+    /// text.
     pub(super) fn parse(body: &[u8]) -> Result<Self, Failure> {
         let text = std::str::from_utf8(body).map_err(|error| {
             Failure::invalid_body(format!(
@@ -32,7 +35,7 @@ impl Fields {
         }
     }
 
-    /// The fields of an object within a body.
+    /// Returns the fields of an object within a body.
     pub(super) fn of(fields: Map<String, Value>) -> Self {
         Self(fields)
     }
@@ -52,7 +55,7 @@ impl Fields {
         }
     }
 
-    /// Absent counts as `false`.
+    /// Takes a boolean; an absent one counts as `false`.
     pub(super) fn boolean(&mut self, name: &str) -> Result<bool, Failure> {
         match self.take(name) {
             None => Ok(false),
@@ -96,7 +99,7 @@ impl Fields {
     }
 }
 
-/// An array of objects, or nothing where it is absent or empty.
+/// Takes an array of objects; `None` if it is absent or empty.
 pub(super) fn take_objects(fields: &mut Fields, name: &str) -> Result<Option<Value>, Failure> {
     match fields.take(name) {
         None => Ok(None),
@@ -113,7 +116,7 @@ pub(super) fn take_objects(fields: &mut Fields, name: &str) -> Result<Option<Val
     }
 }
 
-/// The failure of a field of the wrong type.
+/// Returns the failure of a field of the wrong type.
 pub(super) fn wrong_type(param: &str, wanted: &str, got: &Value) -> Failure {
     Failure::invalid(
         param,
@@ -121,7 +124,7 @@ pub(super) fn wrong_type(param: &str, wanted: &str, got: &Value) -> Failure {
     )
 }
 
-/// `value` as an error may show it: short, and without what is inside arrays and objects.
+/// Returns `value` for an error: shortened, and without the content of arrays and objects.
 pub(super) fn show(value: &Value) -> String {
     match value {
         Value::Array(_) | Value::Object(_) => type_name(value).to_owned(),

@@ -1,17 +1,17 @@
-//! The field `response_format`: what the whole answer must look like.
+//! The field `response_format`: the form of the whole answer.
 
 use super::fields::{Fields, show, wrong_type};
 use crate::failure::Failure;
 use serde_json::Value;
 
-/// What an answer must look like.
+/// The form of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Format {
-    /// Anything.
+    /// Any text.
     Text,
     /// Any JSON object.
     JsonObject,
-    /// What this schema describes, whether or not `strict` was asked for.
+    /// JSON that follows this schema, whether or not `strict` was asked for.
     JsonSchema(Value),
 }
 

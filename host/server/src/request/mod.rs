@@ -1,6 +1,6 @@
-//! From a request's bytes to a checked request: the one place where a client's JSON is judged.
+//! Parses a request's bytes into a checked request: the one place that judges a client's JSON.
 //!
-//! What passes here has every value in its range; what the model alone can judge (template, token counts) is left to
+//! Every value of a checked request is in its range. What only the model can judge (template, token counts) is left to
 //! [`crate::model`]. Three classes of field:
 //!
 //! - handled: listed in [`Chat`], [`Completion`] and [`Options`];

@@ -1,4 +1,4 @@
-//! What chat and text completions have in common: how to sample, when to stop, how to deliver.
+//! The options that chat and text completions share: how to sample, when to stop, how to deliver.
 
 use super::Format;
 use super::fields::{Fields, show, wrong_type};
@@ -10,21 +10,21 @@ use std::hash::{BuildHasher, RandomState};
 /// The checked fields that both kinds of completion share.
 #[derive(Debug)]
 pub struct Options {
-    /// The model asked for; `None`: whichever is served.
+    /// The model asked for; `None`: the one that is served.
     pub model: Option<String>,
-    /// Tokens of answer at most; `None`: as the kind of completion has it.
+    /// Most tokens of the answer; `None`: the default of this kind of completion.
     pub max_tokens: Option<u32>,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Answers wanted, at least one: they share the prompt and its computation.
+    /// Number of answers, at least one; they share the prompt and its computation.
     pub choices: u32,
-    /// Whether tokens come with log-probabilities, and with how many rivals'.
+    /// Number of rivals of each token whose log-probabilities are reported; `None`: no log-probabilities.
     pub top_logprobs: Option<u32>,
-    /// What each answer must look like.
+    /// The form of each answer.
     pub format: Format,
-    /// Texts that end the answer, none empty.
+    /// Texts that end the answer; none is empty.
     pub stop: Vec<String>,
-    /// Whether the model's end-of-answer tokens are taken for ordinary ones (vLLM's extension, for benches).
+    /// Whether the model's end-of-answer tokens count as ordinary ones (vLLM's extension, for benches).
     pub ignore_eos: bool,
     /// Requests with different salts share no KV state.
     pub cache_salt: String,
@@ -39,7 +39,7 @@ pub enum Delivery {
     Whole,
     /// As server-sent events.
     Stream {
-        /// Whether one more event before the last tells the usage.
+        /// Whether one more event before the last reports the usage.
         include_usage: bool,
     },
 }
@@ -52,7 +52,7 @@ impl Options {
             fields.integer("max_completion_tokens", 1..=i64::from(u32::MAX))?;
         Ok(Self {
             model: fields.string("model")?,
-            // `max_tokens` is the older name of the two.
+            // `max_tokens` is the older of the two names.
             max_tokens: max_completion_tokens
                 .or(max_tokens)
                 .and_then(|tokens| u32::try_from(tokens).ok()),
@@ -71,8 +71,8 @@ impl Options {
     }
 }
 
-/// OpenAI's ranges for temperature, top_p and the two penalties; vLLM's min_p, repetition_penalty, and top_k, where 0 and
-/// -1 mean no limit.
+/// Takes OpenAI's temperature, top_p and two penalties, and vLLM's min_p, repetition_penalty and top_k, with their
+/// ranges; for top_k, 0 and -1 mean no limit.
 fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
     let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
     let top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
@@ -97,17 +97,17 @@ fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
         [temperature, top_p, min_p, frequency, presence, repetition].map(|value| value as f32);
     // -1 is the only value in range that does not convert.
     let top_k = u32::try_from(top_k).unwrap_or(0);
-    // Of what came this far, only a top_p of 0 is refused.
+    // Of the values that come this far, only a top_p of 0 is refused.
     Sampling::new(temperature, top_p, top_k, seed)
         .map_err(|reason| Failure::invalid("top_p", reason))?
         .with_min_p(min_p)
         .map_err(|reason| Failure::invalid("min_p", reason))?
         .with_penalties(frequency, presence, repetition)
-        // Likewise.
+        // This holds here too.
         .map_err(|reason| Failure::invalid("repetition_penalty", reason))
 }
 
-/// Different on every call: std keys its hasher at random.
+/// Returns a different number on every call, since std keys its hasher at random.
 fn random_seed() -> u64 {
     RandomState::new().hash_one(())
 }
@@ -186,7 +186,7 @@ fn take_delivery(fields: &mut Fields) -> Result<Delivery, Failure> {
     })
 }
 
-/// Refuses what would change the answer and is not supported.
+/// Refuses fields that would change the answer and are not supported.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), Failure> {
     for (name, neutral) in UNSUPPORTED {
         if let Some(value) = fields.take(name)
@@ -202,7 +202,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether `value` is what `neutral` says, with numbers compared as numbers (0 is 0.0).
+/// Returns whether `value` equals `neutral`, with numbers compared as numbers (0 is 0.0).
 fn is_neutral(value: &Value, neutral: &str) -> bool {
     match (value, serde_json::from_str::<Value>(neutral)) {
         (Value::Number(value), Ok(Value::Number(neutral))) => value.as_f64() == neutral.as_f64(),
@@ -222,7 +222,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("min_tokens", "0"),
 ];
 
-/// Of one request. Each takes a place in the queue.
+/// Most choices of one request. Each takes a place in the queue.
 const MAX_CHOICES: u32 = 16;
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;

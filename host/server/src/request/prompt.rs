@@ -1,5 +1,5 @@
-//! What of a chat request makes its prompt, for a reader that answers nothing: whether the rest of the body is what this
-//! server takes is not its question, since another engine has the request.
+//! The fields of a chat request that make its prompt, for a reader that answers nothing. It does not check the rest of
+//! the body, since another engine has the request.
 
 use super::chat::{take_messages, take_variables};
 use super::fields::{Fields, take_objects};
@@ -10,11 +10,11 @@ use serde_json::Value;
 /// The checked fields that a prompt is rendered from.
 #[derive(Debug)]
 pub struct ChatPrompt {
-    /// The model asked for; `None`: whichever is served.
+    /// The model asked for; `None`: the one that is served.
     pub model: Option<String>,
-    /// As [`Chat::messages`](super::Chat::messages).
+    /// The messages, as [`Chat::messages`](super::Chat::messages).
     pub messages: Value,
-    /// The tools as the client sent them; an engine may show them to the model even where no call is wanted.
+    /// The tools as the client sent them; an engine may show them to the model even if no call is wanted.
     pub tools: Option<Value>,
     /// The documents as the client sent them: an array of objects.
     pub documents: Option<Value>,
@@ -25,8 +25,10 @@ pub struct ChatPrompt {
 }
 
 impl ChatPrompt {
+    /// Parses a request's body.
+    ///
     /// # Errors
-    /// [`Failure::Invalid`].
+    /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         Ok(Self {

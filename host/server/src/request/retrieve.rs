@@ -1,44 +1,46 @@
-//! What is to be found: `POST /v1/retrieve`, and the field `retrieval` of a chat.
+//! The fields of a search: `POST /v1/retrieve`, and the field `retrieval` of a chat.
 
 use super::fields::{Fields, show, wrong_type};
 use crate::failure::Failure;
 use foreword_retrieval::Ask;
 use serde_json::{Map, Value};
 
-/// What is asked for: a question, its vector, or both.
+/// A query: a question, its vector, or both.
 #[derive(Clone, Debug, Default)]
 pub struct SearchQuery {
     /// The question.
     pub query: Option<String>,
-    /// What is searched for; its `vector` may be empty where there is a question.
+    /// The search; its `vector` may be empty if there is a question.
     pub ask: Ask,
 }
 
 /// A checked `POST /v1/retrieve`.
 #[derive(Debug)]
 pub struct Retrieve {
-    /// What is searched for.
+    /// The query.
     pub asked: SearchQuery,
-    /// Whether the documents shall stand in the policy's order, over what the engine's cache holds.
+    /// Whether the documents are to stand in the policy's order, over what the engine's cache holds.
     pub order: bool,
-    /// Whose cache: requests with this salt.
+    /// The salt of the requests whose cache counts.
     pub cache_salt: String,
 }
 
-/// A chat that wants documents.
+/// A chat that asks for documents.
 #[derive(Debug)]
 pub struct Retrieving {
     /// The chat without the field.
     pub body: Map<String, Value>,
-    /// What is searched for.
+    /// The query.
     pub asked: SearchQuery,
-    /// Whether the chat is answered without documents when they cannot be had.
+    /// Whether the chat is answered without documents when they are not available.
     pub does_without: bool,
 }
 
 impl Retrieve {
+    /// Parses a request's body.
+    ///
     /// # Errors
-    /// [`Failure::Invalid`].
+    /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         let asked = take_asked(&mut fields, "")?;
@@ -55,17 +57,17 @@ impl Retrieve {
 }
 
 impl Retrieving {
-    /// What a chat's body says of documents that it wants; `None`: nothing. The question is the last user message unless
+    /// Returns what a chat's body asks for; `None`: no documents. The question is the last user message, unless
     /// `retrieval` has another, or its embedding.
     ///
     /// # Errors
-    /// [`Failure::Invalid`].
+    /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
     pub fn take(body: &[u8]) -> Result<Option<Self>, Failure> {
         if !body.windows(FIELD.len()).any(|bytes| bytes == FIELD) {
             return Ok(None);
         }
         let Ok(Value::Object(mut body)) = serde_json::from_slice(body) else {
-            // Whoever parses it next says what is wrong.
+            // The next parser of the body reports what is wrong.
             return Ok(None);
         };
         let mut fields = match body.shift_remove("retrieval") {
@@ -112,14 +114,14 @@ impl Retrieving {
 }
 
 const FIELD: &[u8] = b"\"retrieval\"";
-/// Documents of a request that asks for no number of them.
+/// Default number of documents.
 const DEFAULT_K: i64 = 5;
 const MAX_K: i64 = 200;
 const MAX_QUERY_BYTES: usize = 64 << 10;
 const MAX_DIMENSIONS: usize = 65_536;
 const MAX_FILTERS: usize = 16;
 
-/// The fields that both have, named behind `prefix` in errors.
+/// Takes the fields that both have; errors name them after `prefix`.
 fn take_asked(fields: &mut Fields, prefix: &str) -> Result<SearchQuery, Failure> {
     let invalid = |name: &str, message: String| {
         Err(Failure::invalid(
@@ -195,7 +197,7 @@ fn take_asked(fields: &mut Fields, prefix: &str) -> Result<SearchQuery, Failure>
     })
 }
 
-/// The text of the last user message.
+/// Returns the text of the last user message.
 fn last_question(body: &Map<String, Value>) -> Option<String> {
     let messages = body.get("messages")?.as_array()?;
     let is_users = |message: &&Value| message.get("role").and_then(Value::as_str) == Some("user");

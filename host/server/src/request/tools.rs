@@ -1,4 +1,4 @@
-//! The fields `tools` and `tool_choice`: what a chat may call, and whether it must.
+//! The fields `tools` and `tool_choice`: which tools a chat may call, and whether it must.
 
 use super::fields::{Fields, show, take_objects, wrong_type};
 use crate::failure::Failure;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 /// The tools of a chat.
 #[derive(Debug)]
 pub struct Tools {
-    /// As the client sent them, in its order of keys, at least one.
+    /// The tools as the client sent them, at least one, in its order of keys.
     pub shown: Value,
     /// Whether the answer may or must call one.
     pub choice: ToolChoice,
@@ -16,14 +16,14 @@ pub struct Tools {
 /// Whether an answer calls a tool.
 #[derive(Debug, PartialEq)]
 pub enum ToolChoice {
-    /// As the model likes.
+    /// The model decides.
     Auto,
-    /// It is exactly one call, which this schema describes: an object of `name` and `arguments`.
+    /// The answer is exactly one call, which this schema describes: an object of `name` and `arguments`.
     Forced(Value),
 }
 
 impl Tools {
-    /// The tools, unless there are none or `tool_choice` forbids them: then the model does not even see them.
+    /// Takes the tools; `None` if there are none or `tool_choice` forbids them: then the model does not even see them.
     pub(super) fn take(fields: &mut Fields) -> Result<Option<Self>, Failure> {
         let tools = take_objects(fields, "tools")?;
         let choice = fields.take("tool_choice");
@@ -58,7 +58,7 @@ impl Tools {
     }
 }
 
-/// The name in `{"type": "function", "function": {"name": …}}`.
+/// Returns the name in `{"type": "function", "function": {"name": …}}`.
 fn named(choice: &Map<String, Value>) -> Result<&str, Failure> {
     let name = choice
         .get("function")
@@ -76,7 +76,7 @@ fn named(choice: &Map<String, Value>) -> Result<&str, Failure> {
     }
 }
 
-/// The schema of a call of the tool of this name, or of any.
+/// Returns the schema of a call of the tool of this name, or of any.
 fn schema(tools: &Value, name: Option<&str>) -> Result<Value, Failure> {
     let mut functions = Vec::new();
     for (index, tool) in tools.as_array().into_iter().flatten().enumerate() {
@@ -102,7 +102,7 @@ fn schema(tools: &Value, name: Option<&str>) -> Result<Value, Failure> {
         }
     }
     let call = |name: &str, mut arguments: Value, place: String| {
-        // References count from the root, and the tool's schema is no longer there.
+        // References count from the root, where the tool's schema no longer is.
         rebase(&mut arguments, &format!("{place}/properties/arguments"));
         json!({
             "type": "object",
@@ -133,13 +133,13 @@ fn schema(tools: &Value, name: Option<&str>) -> Result<Value, Failure> {
     }
 }
 
-/// Lets the references of a schema count from `root`, which is where it stands now.
+/// Makes the references of a schema count from `root`, its new place.
 fn rebase(schema: &mut Value, root: &str) {
     match schema {
         Value::Object(fields) => {
             for (keyword, value) in fields.iter_mut() {
                 match (keyword.as_str(), value) {
-                    // Data, not schemas.
+                    // These hold data, not schemas.
                     ("const" | "enum" | "default" | "examples", _) => {}
                     ("$ref", Value::String(target)) => {
                         let path = target.strip_prefix('#').map(str::to_owned);

@@ -1,4 +1,4 @@
-//! Documents for requests that come without: found while the engine already computes what is found first.
+//! Retrieves documents for requests that come without, while the engine already computes those found first.
 //!
 //! ```text
 //!   /v1/embeddings ─▶ embedder
@@ -13,8 +13,8 @@
 //! | `prompt` | how documents come into a chat's body |
 //! | `pipeline` | what is computed before the search is over |
 //!
-//! Embedder and store may be missing, or go: whatever needs them is then refused with 503, and everything else is served
-//! as before. They are looked for again with every request.
+//! Embedder and store may be missing, or fail: requests that need them are then refused with 503, and all others are
+//! served as before. They are looked for again with every request.
 
 pub mod orders;
 pub mod pipeline;
@@ -29,24 +29,24 @@ use foreword_retrieval::{Embedder, ScoredDocument, Store, StoreError};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What finds documents.
+/// The configuration of retrieval.
 pub struct Config {
-    /// What makes vectors of texts.
+    /// The embedder of texts.
     pub embedder: EmbedderSource,
-    /// Where documents are searched; `None`: nowhere.
+    /// The store in which documents are searched; `None`: there is none.
     pub store: Option<Arc<dyn Store>>,
-    /// How the gateway orders documents, and so how they are ordered here.
+    /// The gateway's configuration of ordering, which also orders documents here.
     pub ordering: OrderingConfig,
-    /// The same, for what only writes them: see [`prompt::config`].
+    /// The same configuration, for an orderer that only writes: see [`prompt::config`].
     pub writing: OrderingConfig,
 }
 
-/// Where the embedder comes from.
+/// The source of the embedder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EmbedderSource {
-    /// Words and their parts, without a model, into so many dimensions.
+    /// Hashed words and parts of words, without a model, into this many dimensions.
     Hashing(u32),
-    /// A sentence encoder's folder.
+    /// The folder of a sentence encoder.
     Folder(PathBuf),
 }
 
@@ -78,10 +78,10 @@ impl std::str::FromStr for EmbedderSource {
 }
 
 impl EmbedderSource {
-    /// The embedder itself. A folder's takes a second.
+    /// Opens the embedder. That of a folder takes a second.
     ///
     /// # Errors
-    /// Why there is none, in words.
+    /// Returns the reason, in words, why there is none.
     pub fn open(&self) -> Result<Arc<dyn Embedder>, String> {
         match self {
             Self::Hashing(dimensions) => match Hashing::new(*dimensions) {
@@ -96,19 +96,19 @@ impl EmbedderSource {
     }
 }
 
-/// What finds documents, once it runs. Everything here blocks.
+/// Retrieves documents. All of its methods block.
 pub struct Retriever {
     source: EmbedderSource,
     embedder: Mutex<Option<Arc<dyn Embedder>>>,
     store: Option<Arc<dyn Store>>,
-    /// How documents come into a prompt.
+    /// The configuration by which documents are written into a prompt.
     pub writing: OrderingConfig,
-    /// How they are ordered.
+    /// The order of documents.
     pub orders: orders::Orders,
 }
 
 impl Retriever {
-    /// Nothing is opened before it is needed.
+    /// Returns a retriever; nothing is opened before it is needed.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -120,12 +120,12 @@ impl Retriever {
         }
     }
 
-    /// The embedder.
+    /// Returns the embedder.
     ///
     /// # Errors
-    /// [`Failure::Retriever`] when it cannot be loaded.
+    /// Returns [`Failure::Retriever`] when it cannot be loaded.
     pub fn embedder(&self) -> Result<Arc<dyn Embedder>, Failure> {
-        // Whoever comes while it is loaded waits: it would load it too.
+        // Other callers wait while it is loaded, since they would load it too.
         let mut embedder = self.embedder.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(embedder) = &*embedder {
             return Ok(Arc::clone(embedder));
@@ -134,10 +134,10 @@ impl Retriever {
         Ok(Arc::clone(embedder.insert(opened)))
     }
 
-    /// The vectors of texts that came in `field`.
+    /// Returns the vectors of texts that came in `field`.
     ///
     /// # Errors
-    /// [`Failure::Invalid`] when one has nothing to embed, else as [`Retriever::embedder`].
+    /// Returns [`Failure::Invalid`] when a text has nothing to embed, else the errors of [`Retriever::embedder`].
     pub fn embed(&self, field: &str, texts: &[&str]) -> Result<Vec<Embedding>, Failure> {
         let embedded = self.embedder()?.embed(texts);
         embedded.map_err(|error| match error {
@@ -146,19 +146,19 @@ impl Retriever {
         })
     }
 
-    /// What remembers the answers of another version of the store must forget them.
+    /// Returns the store's version; results of another version must be forgotten.
     ///
     /// # Errors
-    /// [`Failure::Retriever`] when there is no store or it cannot be reached.
+    /// Returns [`Failure::Retriever`] when there is no store or it cannot be reached.
     pub fn version(&self) -> Result<String, Failure> {
         self.store()?.version().map_err(refused)
     }
 
-    /// The best documents, best first; `stage` gets the best so far whenever they have changed.
+    /// Returns the best documents, best first; `stage` gets the best so far whenever they have changed.
     ///
     /// # Errors
-    /// [`Failure::Retriever`] when embedder or store are not there, [`Failure::Invalid`] when they do not take what is
-    /// asked.
+    /// Returns [`Failure::Retriever`] when embedder or store are not available, and [`Failure::Invalid`] when they do
+    /// not accept the query.
     pub fn search(
         &self,
         asked: SearchQuery,

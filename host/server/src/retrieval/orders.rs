@@ -1,9 +1,9 @@
-//! Which documents the engine's cache holds, and in which order a request's documents should stand.
+//! Determines which documents the engine's cache holds, and in which order a request's documents should stand.
 //!
-//! The engine's own feed is followed within the process: what a tree here holds is what the cache holds, tenant by
-//! tenant, nothing is believed. A tenant is known by the key of its salt, as in the feed over HTTP. The order is that
-//! of the gateway's policy, one for each tenant: it learns from the chats whose documents were found here, and what it
-//! has learnt goes when the cache holds nothing of the tenant any more.
+//! The engine's own feed is followed within the process: a tree here holds exactly what the cache holds, tenant by
+//! tenant. A tenant is known by the key of its salt, as in the feed over HTTP. The order is that of the gateway's
+//! policy, one for each tenant. It learns from the chats whose documents were found here, and forgets when the cache
+//! holds nothing of the tenant any more.
 
 use crate::kv::wire;
 use foreword_engine::engine::feed::{Feed, Position};
@@ -15,9 +15,9 @@ use foreword_ordering::tree::{Bounds, KnowledgeTree, ResidencyEvent, Scope};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// See the module's text. The engine is followed when an order is asked for.
+/// The order of documents over what the engine's cache holds. The engine is followed when an order is asked for.
 pub struct Orders {
-    /// Names the policy.
+    /// Configuration that names the policy.
     ordering: Config,
     state: Mutex<OrdersState>,
 }
@@ -27,13 +27,13 @@ struct OrdersState {
     since: Option<Position>,
     follower: Follower,
     tenants: HashMap<TenantKey, Tenant>,
-    /// Documents that were asked for: trees remember each, held or not.
+    /// Number of documents that were asked for: trees remember each, held or not.
     asked: usize,
 }
 
 struct Tenant {
     tree: KnowledgeTree,
-    /// What stood before documents, the latest last.
+    /// Scopes of documents, the latest last.
     scopes: Vec<Scope>,
     policy: Box<dyn Policy>,
 }
@@ -41,38 +41,38 @@ struct Tenant {
 /// A document to be ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known<'a> {
-    /// Its name in the collection.
+    /// Id of the document in the collection.
     pub id: &'a str,
-    /// As the gateway and the feed know it.
+    /// Fingerprint by which the gateway and the feed know the document.
     pub fingerprint: Fingerprint,
     /// Estimated tokens.
     pub tokens: u32,
 }
 
-/// An order, and how much of it is held.
+/// An order, and how much of it the cache holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ordered {
     /// Ranks, in the order in which the documents should stand.
     pub order: Vec<u16>,
-    /// What the cache holds of that.
+    /// Number of documents at the beginning of the order that the cache holds.
     pub matched: u32,
-    /// Its estimated tokens.
+    /// Estimated tokens of these documents.
     pub matched_tokens: u64,
 }
 
-/// Events looked at in one go.
+/// Number of events read in one go.
 const BATCH: usize = 4_096;
-/// Beginnings of prompts that are looked at where the caller does not know which will be his.
+/// Number of scopes that are tried if the caller does not know its own.
 const SCOPES: usize = 64;
 const BOUNDS: Bounds = Bounds {
     max_nodes: 1 << 20,
     max_tokens: None,
 };
-/// After so many a tree is made anew, from the feed's snapshot.
+/// Number of documents after which a tree is made anew, from the feed's snapshot.
 const MAX_ASKED: usize = 1 << 18;
 
 impl Orders {
-    /// Knows nothing yet.
+    /// Returns orders that know nothing yet.
     #[must_use]
     pub fn new(ordering: Config) -> Self {
         Self {
@@ -81,8 +81,9 @@ impl Orders {
         }
     }
 
-    /// The policy's order of `documents`, which stand in rank order, for the tenant of `salt`: behind `scope`, or behind
-    /// whatever has the most of them. They stay in rank order where the cache holds nothing of the tenant.
+    /// Returns the policy's order of `documents`, which stand in rank order, for the tenant of `salt`: behind `scope`,
+    /// or behind the scope that has the most of them. They stay in rank order if the cache holds nothing of the
+    /// tenant.
     pub fn choose(
         &self,
         feed: &Feed,
@@ -128,7 +129,8 @@ impl Orders {
         })
     }
 
-    /// A chat of the tenant of `salt` goes to the engine with `documents` in this order; `ranks` are theirs.
+    /// Records that a chat of the tenant of `salt` goes to the engine with `documents` in this order; `ranks` are
+    /// theirs.
     pub fn remember(&self, salt: &str, documents: &[Fingerprint], ranks: &[u16]) {
         let mut state = self.lock();
         let Some(tenant) = state.tenants.get_mut(&TenantKey::of(salt)) else {
@@ -143,14 +145,14 @@ impl Orders {
         tenant.policy.remember(&ranked, ranks);
     }
 
-    /// What is in there is valid after every change.
+    /// The state is valid after every change.
     fn lock(&self) -> MutexGuard<'_, OrdersState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl OrdersState {
-    /// Catches up with the engine.
+    /// Follows the engine's feed to its end.
     fn follow(&mut self, feed: &Feed, ordering: &Config) {
         if self.asked > MAX_ASKED {
             *self = Self::default();

@@ -1,4 +1,4 @@
-//! A chat whose documents are still searched for, computed meanwhile (RAGCache, section 5.3, Algorithm 2).
+//! Computes a chat while its documents are still searched for (RAGCache, section 5.3, Algorithm 2).
 //!
 //! ```text
 //!   search   ── stage ──▶ [D1 D3] ── stage ──▶ [D1 D2] ── stage ── stage ──▶ [D1 D2], the end
@@ -7,12 +7,12 @@
 //!                   of D1, D3            D1 is found in the cache                 its tokens are there already
 //! ```
 //!
-//! * A guess is made where the set of the best documents changed. Ranks alone change the hint behind the documents, which
-//!   is short.
-//! * None is prepared while as many requests wait as [`EngineConfig::max_prefill_batch`] says: under load there is
-//!   nothing idle to use. The engine counts both.
-//! * The documents' order is the policy's over what the cache holds, or begins with what the guess before is computing
-//!   right now, whichever saves more. So a guess begins like the one before it as far as it can.
+//! * A guess is made when the set of the best documents has changed. If only ranks change, so does only the hint after
+//!   the documents, which is short.
+//! * No guess is prepared while as many requests wait as [`EngineConfig::max_prefill_batch`] says: under load nothing
+//!   is idle. The engine counts both.
+//! * The documents' order is the policy's over what the cache holds, or begins with what the previous guess is
+//!   computing right now, whichever saves more. So a guess begins like the one before it as far as it can.
 //! * Only the latest stage is looked at: while a guess is prepared, the search goes on and is not waited for.
 //!
 //! [`EngineConfig::max_prefill_batch`]: foreword_engine::engine::EngineConfig
@@ -37,44 +37,44 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::sync::{Semaphore, watch};
 
-/// What a chat's search and its guesses work with.
+/// The parts that a chat's search and its guesses use.
 pub struct Pipeline {
-    /// What finds documents.
+    /// The retriever.
     pub retriever: Arc<Retriever>,
-    /// Whose engine computes the guesses.
+    /// The model whose engine computes the guesses.
     pub model: Arc<Model>,
     /// Finds documents in a prompt.
     pub locator: Locator,
-    /// Requests being prepared at once.
+    /// Bounds the requests that are prepared at once.
     pub preparing: Arc<Semaphore>,
-    /// When nobody wants the answer any more.
+    /// Time after which nobody wants the answer any more.
     pub deadline: Instant,
 }
 
-/// A chat with its documents.
+/// A chat with its retrieved documents.
 pub struct Prepared {
-    /// The body to go on with.
+    /// The body to continue with.
     pub written: Written,
-    /// How many documents were found.
+    /// Number of documents that were found.
     pub documents: usize,
-    /// The name of all guesses at it.
+    /// Id of all guesses at this chat.
     pub id: SpeculationId,
     /// The latest guess.
     pub guess: Option<Speculation>,
 }
 
-/// A prompt that the engine was given before its documents were known for certain. Dropped, it is cancelled.
+/// A prompt that the engine was given before its documents were certain. Dropping it cancels it.
 pub struct Speculation {
-    /// In the order in which they stand.
+    /// Fingerprints of the documents, in the order in which they stand.
     documents: Vec<Fingerprint>,
-    /// Of the documents, sorted.
+    /// Ids of the documents, sorted.
     ids: Vec<String>,
     generation: Generation,
 }
 
 impl Speculation {
-    /// Lets the engine see to it from here: the chat itself, which was submitted under its name, joins or supersedes it,
-    /// and either way it ends.
+    /// Leaves the guess to the engine: the chat itself, which was submitted under its id, joins or supersedes it, and
+    /// either way it ends.
     pub async fn handed_over(mut self) {
         while self.generation.next().await.is_some() {}
     }
@@ -84,7 +84,7 @@ impl Pipeline {
     /// Searches for the documents of `body`, a chat's without its field `retrieval`, for the tenant of `salt`.
     ///
     /// # Errors
-    /// The search's. A guess that fails is none.
+    /// Returns the search's errors. A guess that fails is dropped.
     pub async fn run(
         self: Arc<Self>,
         body: Map<String, Value>,
@@ -95,7 +95,7 @@ impl Pipeline {
         let retriever = Arc::clone(&self.retriever);
         let mut searching = tokio::task::spawn_blocking(move || {
             retriever.search(asked, &mut |found| {
-                // Nobody listens any more when the client has gone.
+                // Nobody listens any more when the client has disconnected.
                 match stages.send(found.to_vec()) {
                     Ok(()) => ControlFlow::Continue(()),
                     Err(_) => ControlFlow::Break(()),
@@ -131,8 +131,8 @@ impl Pipeline {
         })
     }
 
-    /// Has the engine compute the chat with what was found so far, in place of the guess `before`, unless that is the
-    /// same or there is no time for it.
+    /// Has the engine compute the chat with the documents found so far, in place of the guess `before`, unless that is
+    /// the same or there is no time for it.
     async fn guess(
         self: &Arc<Self>,
         chat: &Arc<Unanswered>,
@@ -158,7 +158,7 @@ impl Pipeline {
             .await
             .and_then(|(request, documents)| Ok((self.model.submit(request)?, documents)));
         match submitted {
-            // The engine supersedes the one before.
+            // The engine supersedes the previous guess.
             Ok((generation, documents)) => Some(Speculation {
                 documents,
                 ids,
@@ -171,7 +171,7 @@ impl Pipeline {
         }
     }
 
-    /// Does `work` on a thread that may block; as many at once as there are cores.
+    /// Does `work` on a thread that may block, at most as many at once as there are cores.
     async fn prepare<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, Failure> + Send + 'static,
@@ -188,7 +188,7 @@ impl Pipeline {
             .map_err(Failure::internal)?
     }
 
-    /// The chat's body with `found`, and the documents in their order. `before` is being computed.
+    /// Returns the chat's body with `found`, and the documents in their order. `before` is being computed.
     fn write(
         &self,
         chat: &Unanswered,
@@ -226,7 +226,7 @@ impl Pipeline {
         Ok((written.map_err(skipped)?, documents))
     }
 
-    /// The engine's request for a guess.
+    /// Returns the engine's request for a guess.
     fn request(&self, chat: &Unanswered, written: &Written) -> Result<Request, Failure> {
         let parsed = Chat::parse(&written.body)?;
         let path = written.path.as_ref();
@@ -245,7 +245,7 @@ impl Pipeline {
     }
 }
 
-/// The order that the cache makes most of: `held`'s, or one that begins as `before` does, which is being computed.
+/// Returns the order that saves more: that of `held`, or one that begins like `before`, which is being computed.
 fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered) -> Vec<u16> {
     let rank = |fingerprint: &Fingerprint| {
         let at = known
@@ -266,14 +266,14 @@ fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered) -> Vec<u16> 
     order
 }
 
-/// A chat that is still without its documents.
+/// A chat without its documents yet.
 struct Unanswered {
     body: Map<String, Value>,
     salt: String,
     id: SpeculationId,
 }
 
-/// Names of chats to come.
+/// Number of the next chat's id.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Documents into a chat's body, as the gateway would write them: the core does it.
+//! Writes documents into a chat's body with the core, as the gateway would.
 //!
-//! The order is chosen elsewhere ([`super::orders`]). The core's orderer writes it all the same, with its hint of the
-//! retriever's order, when it is made to want it: one that has sent these documents once, in the order wanted, and knows
-//! nothing else, sends them so again.
+//! The order is chosen elsewhere ([`super::orders`]). The core's orderer still writes it, with its hint of the
+//! retriever's order. To make it choose that order, an orderer that knows nothing else is shown these documents once,
+//! in the order wanted; it then sends them so again.
 
 use super::orders::Known;
 use axum::http::HeaderValue;
@@ -17,19 +17,19 @@ use serde_json::{Map, Value, json};
 /// A chat's body with its documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// What the client might have sent.
+    /// The body, as a client might have sent it.
     pub body: Vec<u8>,
-    /// The documents' path, for whoever finds them in the prompt again.
+    /// The path header of the documents, for finding them in the prompt again.
     pub path: Option<HeaderValue>,
-    /// The documents' ranks, in the order in which they stand.
+    /// Ranks of the documents, in the order in which they stand.
     pub order: Vec<u16>,
 }
 
-/// The configuration of an orderer that only writes, from the gateway's: documents are found and hints worded alike, but
-/// nothing is remembered of chats.
+/// Returns the configuration of an orderer that only writes, from the gateway's: it finds documents and words hints
+/// alike, but remembers nothing of chats.
 ///
 /// # Errors
-/// [`ConfigError`] when the gateway's has a value that it may not have.
+/// Returns a [`ConfigError`] when the gateway's has a value that is not allowed.
 pub fn config(gateway: &RawConfig) -> Result<Config, ConfigError> {
     let mut raw = gateway.clone();
     // The gateway's policy has chosen already. This one adds nothing to what was sent once.
@@ -41,11 +41,11 @@ pub fn config(gateway: &RawConfig) -> Result<Config, ConfigError> {
     Config::try_from(raw)
 }
 
-/// Writes `found`, in rank order, into `body`, a chat's that has no documents. `order` chooses from what stands before
-/// the documents and from the documents themselves.
+/// Writes `found`, in rank order, into `body`, a chat's that has no documents. `order` chooses from the scope and from
+/// the documents themselves.
 ///
 /// # Errors
-/// [`Skip`] when the core does not take the body.
+/// Returns [`Skip`] when the core does not accept the body.
 pub fn write(
     config: &Config,
     body: &Map<String, Value>,
@@ -82,7 +82,7 @@ pub fn write(
             }
         })
         .collect();
-    // Documents that equal each other are sent once. Their ranks are not those of the list any more: it stays as it is.
+    // Equal documents are sent once. Then ranks differ from positions in the list, so the list stays as it is.
     let order = match known.len() == found.len() {
         true => order(run.scope, &known),
         false => ranks.clone(),

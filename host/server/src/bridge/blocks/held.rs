@@ -1,4 +1,4 @@
-//! The blocks that an engine has: where each of them is, what it follows, and which documents end in it. Whose request
+//! The blocks that an engine holds: their tiers, their predecessors, and the documents that end in them. Which request
 //! may use a block is decided elsewhere.
 
 use crate::kv::vllm::read::{BlockHash, Key};
@@ -7,11 +7,12 @@ use foreword_engine::cache::{Document, Tier};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// See the module's text.
+/// The blocks that an engine holds.
 #[derive(Debug, Default)]
 pub(super) struct HeldBlocks {
     blocks: HashMap<BlockHash, Block>,
-    /// The blocks after each, those that are not there included: their children may be. `None`: first ones.
+    /// The blocks after each block. A block that is not held is included, since its children may be. `None`: first
+    /// blocks.
     children: HashMap<Option<BlockHash>, HashSet<BlockHash>>,
 }
 
@@ -19,14 +20,14 @@ pub(super) struct HeldBlocks {
 struct Block {
     parent: Option<BlockHash>,
     tokens: Arc<[TokenId]>,
-    /// Of a first block: what tells it apart beside its tokens, a salt, say; `None`: not known.
+    /// For a first block, the keys that distinguish it besides its tokens, such as a salt; `None`: unknown.
     keys: Option<Vec<Key>>,
-    /// Where it is: on the device, in host memory, elsewhere.
+    /// The tiers that hold it: the device, host memory, another one.
     places: [bool; 3],
     marks: Vec<DocumentEnd>,
 }
 
-/// The last document of a path ends in a block.
+/// The end of a path's last document, which lies in a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DocumentEnd {
     pub(super) salt: Arc<str>,
@@ -39,19 +40,19 @@ impl HeldBlocks {
         self.blocks.len()
     }
 
-    /// Whether it is anywhere.
+    /// Returns whether the block is in any tier.
     pub(super) fn contains(&self, hash: BlockHash) -> bool {
         let block = self.blocks.get(&hash);
         block.is_some_and(|block| block.places.contains(&true))
     }
 
-    /// Whether there is a first block of which only the tokens are known.
+    /// Returns whether there is a first block of which only the tokens are known.
     pub(super) fn has_first_without_keys(&self) -> bool {
         let mut blocks = self.blocks.values();
         blocks.any(|block| block.parent.is_none() && block.keys.is_none())
     }
 
-    /// A block is in `tier` now. Its tokens; `None` when it was there before.
+    /// Records that a block is in `tier`. Returns its tokens; `None` if it was there before.
     pub(super) fn put(
         &mut self,
         hash: BlockHash,
@@ -71,13 +72,14 @@ impl HeldBlocks {
         if was_there {
             return None;
         }
-        // What it first was said to follow: of another word for it nothing would be left to forget.
+        // The first statement of its parent counts: with another one, nothing would remain to be forgotten.
         self.children.entry(block.parent).or_default().insert(hash);
         Some(block.tokens.clone())
     }
 
-    /// A block is in `tier` no more; whether it was there. Where it is [nowhere](Self::contains) now, its marks and those
-    /// [below](Self::below) it are the caller's to take, and then the block itself to [`forget`](Self::forget).
+    /// Records that a block left `tier`, and returns whether it was there. If the block is now
+    /// [nowhere](Self::contains), the caller must take its marks and those of the blocks [below](Self::below) it, and
+    /// then [`forget`](Self::forget) it.
     pub(super) fn take(&mut self, hash: BlockHash, tier: Tier) -> bool {
         let block = self.blocks.get_mut(&hash);
         block.is_some_and(|block| std::mem::replace(&mut block.places[tier as usize], false))
@@ -95,10 +97,10 @@ impl HeldBlocks {
         }
     }
 
-    /// A block and all that follow it, parents first.
+    /// Returns a block and all that follow it, parents first.
     pub(super) fn below(&self, top: BlockHash) -> Vec<BlockHash> {
         let mut found = vec![top];
-        // Nothing keeps an engine's words from being a circle.
+        // An engine's statements could form a circle.
         let mut seen = HashSet::from([top]);
         let mut at = 0;
         while let Some(hash) = found.get(at) {
@@ -109,8 +111,8 @@ impl HeldBlocks {
         found
     }
 
-    /// The block behind `at` that holds the first of `tokens`, and how many those are. A first block must have keys that
-    /// `is_whose` accepts.
+    /// Returns the block after `at` that holds the first of `tokens`, and how many it holds. A first block must have
+    /// keys that `is_whose` accepts.
     pub(super) fn behind(
         &self,
         at: Option<BlockHash>,
@@ -125,11 +127,11 @@ impl HeldBlocks {
                     && (at.is_some() || is_whose(block.keys.as_deref()));
                 fits.then_some((*hash, block.tokens.len()))
             })
-            // Two blocks of the same tokens: any, but always the same one.
+            // Of two blocks with the same tokens, always the same one is taken.
             .min()
     }
 
-    /// Marks a block; whether the mark is new and was kept.
+    /// Marks a block, and returns whether the mark is new and was kept.
     pub(super) fn mark(&mut self, hash: BlockHash, mark: DocumentEnd) -> bool {
         let Some(block) = self.blocks.get_mut(&hash) else {
             return false;
@@ -148,7 +150,7 @@ impl HeldBlocks {
     }
 }
 
-/// Marks of a block; further ones are not kept.
+/// Most marks of a block; further ones are not kept.
 const MAX_MARKS: usize = 8;
 
 #[cfg(test)]

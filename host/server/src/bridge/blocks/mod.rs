@@ -1,5 +1,5 @@
-//! Which documents an engine's blocks hold: from its events, which know blocks and tokens, and from prompts whose
-//! documents are known.
+//! Finds out which documents an engine's blocks hold: from its events, which name blocks and tokens, and from prompts
+//! whose documents are known.
 //!
 //! ```text
 //!   prompt   |system      |document 1         |document 2     |question       tokens, and where documents end
@@ -7,18 +7,19 @@
 //!                               mark 1   mark 2                               on the last block wholly before an end
 //! ```
 //!
-//! Blocks and prompts meet by their tokens, so nobody needs to compute another engine's hashes. Either may come first:
-//! a prompt whose blocks are not all there waits at the last one that is. A document is held while its mark's block and
-//! all blocks before it are; an engine need not drop its last blocks first, and when it drops one in the middle, what
-//! follows it has lost its marks. They come back with the next prompt: less may be known here than is held, never more.
+//! Blocks and prompts are matched by their tokens, so nothing computes another engine's hashes. Either may come first:
+//! a prompt some of whose blocks are missing waits at the last one that is there. A document is held while its mark's
+//! block and all blocks before it are. An engine need not drop its last blocks first. When it drops one in the middle,
+//! the blocks after it lose their marks, which come back with the next prompt. So less may be known here than is held,
+//! never more.
 //!
-//! An engine that does not tell salts tells nothing about salted prompts, and once there are any, nothing about the others
-//! either: the blocks of one tenant would be taken for those of all.
+//! Of an engine that reports no salts, nothing is reported about salted prompts. Once there are any, nothing is
+//! reported about the others either, since the blocks of one tenant would be taken for those of all.
 //!
-//! Layers that keep only a window of a sequence, or a state of it, have blocks of their own; they are passed over. Of a
-//! model with such layers the engine may reuse less than is told.
+//! Layers that keep only a window of a sequence, or a state of it, have blocks of their own, which are skipped. An
+//! engine may reuse less of a model with such layers than is reported.
 //!
-//! [`held`] keeps the blocks, [`waiting`] the prompts; here the two meet, and what comes of it is told.
+//! [`held`] keeps the blocks and [`waiting`] the prompts; this module matches the two and reports the result.
 
 mod held;
 mod waiting;
@@ -32,43 +33,43 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use waiting::{Prompt, WaitingPrompts};
 
-/// See the module's text.
+/// Matches an engine's blocks with prompts, and reports which documents the engine holds.
 #[derive(Debug)]
 pub struct Blocks {
     limits: Limits,
     held: HeldBlocks,
     waiting: WaitingPrompts,
-    /// The next prompt's id.
+    /// Id of the next prompt.
     next: u64,
-    /// Groups of layers whose blocks are passed over.
+    /// Groups of layers whose blocks are skipped.
     partial: HashSet<i64>,
-    /// Whether there was a prompt with a salt, ever.
+    /// Whether there ever was a prompt with a salt.
     salted: bool,
     log: Vec<CacheEvent>,
 }
 
-/// What is remembered.
+/// The limits on what is remembered.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Blocks; an engine that says it has more is not believed, and all is forgotten.
+    /// Most blocks; an engine that reports more is not believed, and everything is forgotten.
     pub blocks: usize,
-    /// Prompts that wait for blocks; beyond it the oldest go.
+    /// Most prompts that wait for blocks; beyond it the oldest are forgotten.
     pub prompts: usize,
-    /// Tokens of the prompts that wait; likewise.
+    /// Most tokens of the waiting prompts; beyond it the oldest are forgotten.
     pub prompt_tokens: usize,
 }
 
-/// How much is remembered now.
+/// The amounts that are remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Blocks that the engine has.
+    /// Number of blocks that the engine holds.
     pub blocks: usize,
-    /// Prompts that wait for blocks.
+    /// Number of prompts that wait for blocks.
     pub prompts: usize,
 }
 
 impl Blocks {
-    /// Of an engine that holds nothing.
+    /// Returns the state of an engine that holds nothing.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -82,7 +83,7 @@ impl Blocks {
         }
     }
 
-    /// How much is remembered.
+    /// Returns how much is remembered.
     pub fn counts(&self) -> Counts {
         Counts {
             blocks: self.held.len(),
@@ -90,12 +91,12 @@ impl Blocks {
         }
     }
 
-    /// What happened since the last call.
+    /// Returns the events since the last call.
     pub fn take_events(&mut self) -> Vec<CacheEvent> {
         std::mem::take(&mut self.log)
     }
 
-    /// The engine is sent, or was sent, this prompt.
+    /// Records that the engine is sent, or was sent, this prompt.
     pub fn prompt(&mut self, tokens: Vec<TokenId>, salt: Arc<str>, documents: DocumentPath) {
         let is_first_salt = !salt.is_empty() && !std::mem::replace(&mut self.salted, true);
         if is_first_salt && self.held.has_first_without_keys() {
@@ -113,7 +114,7 @@ impl Blocks {
         });
     }
 
-    /// The engine says this of its blocks.
+    /// Applies an event of the engine's blocks.
     pub fn event(&mut self, event: BlockEvent) {
         match event {
             BlockEvent::Stored(stored) => {
@@ -127,7 +128,7 @@ impl Blocks {
                 let size = stored.block_tokens.max(1) as usize;
                 let tier = tier(stored.medium.as_deref());
                 let mut parent = stored.parent;
-                // Where there are more blocks than tokens for them, the rest cannot be found by anything.
+                // If there are more blocks than tokens for them, the rest cannot be found.
                 for (hash, tokens) in
                     (stored.blocks.into_iter()).zip(stored.tokens.chunks_exact(size))
                 {
@@ -154,7 +155,7 @@ impl Blocks {
         }
     }
 
-    /// Nothing that was known can be relied on: events were lost, or the engine was restarted.
+    /// Forgets everything, since events were lost or the engine was restarted.
     pub fn forget(&mut self) {
         self.begin_anew(vec![CacheEvent::Gap { events: 0 }]);
     }
@@ -165,7 +166,7 @@ impl Blocks {
         self.begin_anew(log);
     }
 
-    /// Holds nothing, and has `log` to tell.
+    /// Begins anew with nothing held, and `log` to report.
     fn begin_anew(&mut self, log: Vec<CacheEvent>) {
         *self = Self {
             next: self.next,
@@ -196,7 +197,7 @@ impl Blocks {
             salt: "".into(),
             tier,
         });
-        // Whoever waited for it, or for blocks that follow it, goes on.
+        // Prompts that waited for it, or for blocks that follow it, continue.
         for prompt in self.waiting.take_behind(parent) {
             self.walk(prompt);
         }
@@ -233,7 +234,7 @@ impl Blocks {
         }
     }
 
-    /// Follows a prompt along its blocks, marks where its documents end, and lets it wait for the rest.
+    /// Follows a prompt along its blocks, marks where its documents end, and lets it wait for missing blocks.
     fn walk(&mut self, mut prompt: Prompt) {
         let documents = &prompt.documents.documents;
         let ends = documents.iter().map(|document| document.end as usize);
@@ -243,7 +244,7 @@ impl Blocks {
             prompt.at = Some(hash);
             let sizes = prompt.documents.sizes();
             for (count, document) in (1..).zip(&prompt.documents.documents) {
-                // Of the blocks wholly before its end, this is the last.
+                // This is the last block wholly before the document's end.
                 let end = document.end as usize;
                 if (prompt.matched..prompt.matched + size).contains(&end) {
                     let mark = DocumentEnd {
@@ -269,15 +270,15 @@ impl Blocks {
         }
     }
 
-    /// The block that holds the prompt's next tokens, and how many they are.
+    /// Returns the block that holds the prompt's next tokens, and how many it holds.
     fn behind(&self, prompt: &Prompt) -> Option<(BlockHash, usize)> {
         let rest = prompt.tokens.get(prompt.matched..)?;
         let is_whose = |keys: Option<&[Key]>| self.is_whose(keys, &prompt.salt);
         self.held.behind(prompt.at, rest, is_whose)
     }
 
-    /// Whether a first block with these keys may be a request's with this salt, and with nothing else that tells it apart
-    /// (a LoRA, an image). vLLM tells the salt, our own engine its key.
+    /// Returns whether a first block with these keys may belong to a request with this salt, and with nothing else
+    /// that distinguishes it (a LoRA, an image). vLLM reports the salt, our own engine its key.
     fn is_whose(&self, keys: Option<&[Key]>, salt: &str) -> bool {
         match keys {
             None => salt.is_empty() && !self.salted,
@@ -290,7 +291,7 @@ impl Blocks {
     }
 }
 
-/// Groups of layers that are passed over; models have a handful.
+/// Most groups of layers that are skipped; models have a handful.
 const MAX_GROUPS: usize = 64;
 
 fn tier(medium: Option<&str>) -> Tier {

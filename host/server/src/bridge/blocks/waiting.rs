@@ -1,4 +1,4 @@
-//! The prompts that wait for blocks: each behind the last one that it found, and only so many of them.
+//! The prompts that wait for blocks: each waits after the last block that it found, and their number is bounded.
 
 use super::Limits;
 use crate::kv::vllm::read::BlockHash;
@@ -7,35 +7,35 @@ use foreword_engine::cache::DocumentPath;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-/// See the module's text.
+/// The prompts that wait for blocks.
 #[derive(Debug)]
 pub(super) struct WaitingPrompts {
     limits: Limits,
     prompts: HashMap<u64, Prompt>,
-    /// Prompts by the block that they wait behind.
+    /// Prompts by the block after which they wait.
     behind: HashMap<Option<BlockHash>, HashSet<u64>>,
-    /// The oldest first; some of them may have been served since.
+    /// Ids, the oldest first; some of the prompts may have been served since.
     ages: VecDeque<u64>,
-    /// Tokens of all prompts.
+    /// Sum of all prompts' tokens.
     tokens: usize,
 }
 
-/// A prompt that has not found all of its blocks.
+/// A prompt some of whose blocks are missing.
 #[derive(Debug)]
 pub(super) struct Prompt {
-    /// No other prompt's.
+    /// Id of the prompt, which no other prompt has.
     pub(super) id: u64,
     pub(super) tokens: Vec<TokenId>,
     pub(super) salt: Arc<str>,
     pub(super) documents: DocumentPath,
-    /// Tokens of it that blocks hold.
+    /// Number of its tokens that blocks hold.
     pub(super) matched: usize,
     /// The last of these blocks.
     pub(super) at: Option<BlockHash>,
 }
 
 impl WaitingPrompts {
-    /// None, and never more than `limits` say.
+    /// Returns an empty collection that never exceeds `limits`.
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -50,7 +50,7 @@ impl WaitingPrompts {
         self.prompts.len()
     }
 
-    /// Lets a prompt wait behind the block that it is at; where too many wait, the oldest are forgotten.
+    /// Lets a prompt wait after its last block; if too many wait, the oldest are forgotten.
     pub(super) fn push(&mut self, prompt: Prompt) {
         self.behind.entry(prompt.at).or_default().insert(prompt.id);
         self.tokens += prompt.tokens.len();
@@ -59,7 +59,7 @@ impl WaitingPrompts {
         self.let_go();
     }
 
-    /// Takes those that wait behind a block.
+    /// Takes the prompts that wait after a block.
     pub(super) fn take_behind(&mut self, at: Option<BlockHash>) -> Vec<Prompt> {
         let ids = self.behind.remove(&at).into_iter().flatten();
         ids.filter_map(|id| self.prompts.remove(&id))
@@ -82,7 +82,7 @@ impl WaitingPrompts {
                 }
             }
         }
-        // Ids of prompts that wait no more, or that went on and wait elsewhere.
+        // This removes ids of prompts that no longer wait, or that wait elsewhere.
         if self.ages.len() > 2 * self.limits.prompts + 16 {
             let prompts = &self.prompts;
             let mut seen = HashSet::new();

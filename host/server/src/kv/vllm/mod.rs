@@ -1,4 +1,4 @@
-//! vLLM's KV events, as its publisher puts them on the wire (`vllm/distributed/kv_events.py`).
+//! vLLM's KV events on the wire (`vllm/distributed/kv_events.py`).
 //!
 //! ```text
 //!   [ts, [event, …], dp_rank]                                            a batch: always an array
@@ -7,17 +7,18 @@
 //! ```
 //!
 //! vLLM has sent events as maps since the middle of 2026 (its pull request 42892) and as arrays before, and every few
-//! months a field more. [`mod@write`] makes both forms; [`read`] takes both, whatever fields they have beside those it knows.
+//! months it adds a field. [`mod@write`] writes both forms; [`read`] accepts both, whatever fields they have besides
+//! those it knows.
 
 pub mod read;
 pub mod write;
 
-/// How an event is written.
+/// The form of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encoding {
-    /// Fields by name.
+    /// Fields by name, in a map.
     #[default]
     Map,
-    /// Fields by place.
+    /// Fields by position, in an array.
     Array,
 }

@@ -1,74 +1,75 @@
-//! vLLM's events from the wire, of any version and of engines that copy it: maps or arrays, unknown fields, unknown
-//! events, hashes that are numbers of either sign or bytes.
+//! Reads vLLM's events of any version, and those of engines that copy it: maps or arrays, unknown fields, unknown
+//! events, and hashes that are numbers of either sign or bytes.
 
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 
-/// A batch.
+/// A batch of events.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
-    /// Seconds since 1970.
+    /// Time of the batch, in seconds since 1970.
     pub seconds: f64,
-    /// In order.
+    /// The events, in order.
     pub events: Vec<BlockEvent>,
 }
 
 /// An event; blocks are the engine's pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockEvent {
-    /// Blocks that follow each other were computed.
+    /// Consecutive blocks were computed.
     Stored(Stored),
     /// Blocks were dropped.
     Removed {
-        /// In no particular order.
+        /// Hashes of the blocks, in no particular order.
         blocks: Vec<BlockHash>,
-        /// Where from.
+        /// The tier that the blocks were in.
         medium: Option<String>,
-        /// Whose layers' they were: the group's number, 0 where there is one group.
+        /// Number of the group of layers that the blocks belong to; 0 if there is one group.
         group: i64,
     },
-    /// All were.
+    /// All blocks were dropped.
     Cleared,
-    /// An event of a later version.
+    /// The event is of a later version.
     Unknown,
 }
 
 /// Blocks that were computed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// In order.
+    /// Hashes of the blocks, in order.
     pub blocks: Vec<BlockHash>,
-    /// The block before the first; `None`: it is a sequence's first.
+    /// The block before the first one; `None`: the first one begins a sequence.
     pub parent: Option<BlockHash>,
-    /// Of all blocks.
+    /// Tokens of all blocks.
     pub tokens: Vec<u32>,
     /// Tokens in a block.
     pub block_tokens: u32,
-    /// `GPU`, `CPU`, … as the engine calls it.
+    /// The engine's name for the tier: `GPU`, `CPU`, …
     pub medium: Option<String>,
-    /// What tells the first block apart beside its tokens: a LoRA's name, images, the salt; `None`: the engine does
-    /// not say, although there may be something.
+    /// The keys that distinguish the first block besides its tokens: a LoRA's name, images, the salt; `None`: the
+    /// engine does not report them, although there may be some.
     pub keys: Option<Vec<Key>>,
-    /// Whose layers' they are.
+    /// The group of layers that the blocks belong to.
     pub group: Group,
 }
 
-/// Something that a block's hash depends on beside its tokens.
+/// Something besides its tokens that a block's hash depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key {
     /// A name or a salt.
     Text(String),
-    /// An image's place, say.
+    /// Another key, such as an image's place.
     Other,
 }
 
-/// Layers whose KV state an engine keeps in blocks of their own; all of a model's, unless some attend to a window.
+/// A group of layers whose KV state an engine keeps in blocks of its own: all layers of a model, unless some attend to
+/// a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
-    /// Its number.
+    /// Number of the group.
     pub number: i64,
-    /// Whether it keeps less than all of a sequence: the last tokens, or a state.
+    /// Whether it keeps less than the whole sequence: the last tokens, or a state.
     pub is_partial: bool,
 }
 
@@ -76,15 +77,15 @@ pub struct Group {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHash(pub u128);
 
-/// The batch in a message's last frame.
+/// Reads the batch in a message's last frame.
 ///
 /// # Errors
-/// When it is no msgpack, or no batch.
+/// Returns an error when it is not msgpack, or no batch.
 pub fn batch(bytes: &[u8]) -> Result<Batch, rmp_serde::decode::Error> {
     rmp_serde::from_slice(bytes)
 }
 
-/// The fields of each event, as far as they are read, in the order of vLLM's arrays.
+/// Fields of each event that are read, in the order of vLLM's arrays.
 const STORED: [&str; 10] = [
     "block_hashes",
     "parent_block_hash",
@@ -99,7 +100,7 @@ const STORED: [&str; 10] = [
 ];
 const REMOVED: [&str; 3] = ["block_hashes", "medium", "group_idx"];
 
-/// Kinds of layers, in vLLM's words, that keep all of a sequence.
+/// Kinds of layers, by vLLM's names, that keep the whole sequence.
 const WHOLE: [&str; 4] = [
     "full_attention",
     "mla_attention",
@@ -107,12 +108,12 @@ const WHOLE: [&str; 4] = [
     "unknown",
 ];
 
-/// Whether the fields of events of this type mean what they do here.
+/// Returns whether the fields of events of this type have the meaning expected here.
 fn is_known(name: &str) -> bool {
     matches!(name, "BlockStored" | "BlockRemoved" | "AllBlocksCleared")
 }
 
-/// The event of this name; each has some of the fields of one that stores.
+/// Returns the event of this name; each has some of the fields of `Stored`.
 fn event_of(name: &str, fields: Stored) -> BlockEvent {
     match name {
         "BlockStored" => BlockEvent::Stored(fields),

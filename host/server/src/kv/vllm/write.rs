@@ -1,7 +1,7 @@
-//! Events of our cache in vLLM's words.
+//! Writes events of our cache in vLLM's format.
 //!
-//! A block is a page of ours. Its hash is the lower half of the page's; readers compare hashes and compute none. Where
-//! vLLM's `extra_keys` hold a tenant's salt, ours hold its key.
+//! A block is a page of our cache. Its hash is the lower half of the page's; readers compare hashes and compute none.
+//! Where vLLM's `extra_keys` hold a tenant's salt, ours hold its key.
 
 use super::Encoding;
 use foreword_engine::cache::{CacheEvent, PageHash, Tier};
@@ -9,10 +9,11 @@ use foreword_ordering::feed::TenantKey;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// The batch of these events about pages, in msgpack; `None` if it would be empty. `seconds` is the time since 1970.
+/// Returns the batch of these events about pages, in msgpack; `None` if it would be empty. `seconds` is the time since
+/// 1970.
 ///
 /// # Errors
-/// Never in practice: writing to memory does not fail.
+/// This never fails in practice, since writing to memory does not fail.
 pub fn batch(
     events: &[CacheEvent],
     seconds: f64,
@@ -33,7 +34,7 @@ pub fn batch(
     .map(Some)
 }
 
-/// An event, with fields and their order as vLLM has them.
+/// An event, with vLLM's fields in vLLM's order.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "type")]
 #[expect(
@@ -49,7 +50,7 @@ enum Block {
         lora_id: Option<u32>,
         medium: &'static str,
         lora_name: Option<&'static str>,
-        /// For each block: what its hash depends on beside tokens and parent.
+        /// For each block, what its hash depends on besides tokens and parent.
         extra_keys: Vec<Option<[String; 1]>>,
     },
     BlockRemoved {
@@ -59,7 +60,7 @@ enum Block {
     AllBlocksCleared {},
 }
 
-/// An event with its fields by place.
+/// An event with its fields by position.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Places<'a> {
@@ -110,10 +111,10 @@ impl Block {
     }
 }
 
-/// The events in vLLM's words; pages that follow each other become blocks of one event.
+/// Returns the events in vLLM's format; consecutive pages become blocks of one event.
 fn blocks(events: &[CacheEvent]) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
-    // Of the last block stored: whose it is.
+    // The tenant of the last block stored.
     let mut whose: Option<&Arc<str>> = None;
     for event in events {
         match event {
@@ -177,7 +178,7 @@ fn blocks(events: &[CacheEvent]) -> Vec<Block> {
     blocks
 }
 
-/// vLLM's hashes have 64 bits on the wire.
+/// Shortens a hash to vLLM's 64 bits.
 fn short(hash: PageHash) -> u64 {
     hash.0 as u64
 }
