@@ -99,7 +99,7 @@ pub enum Paths {
 /// How to start a gateway.
 #[derive(Debug, Clone)]
 pub struct GatewayOptions {
-    /// Where requests go.
+    /// The address that the gateway sends requests to.
     pub upstream: SocketAddr,
     /// Three engines instead, by `gateway-config/envoy/engines.yaml`.
     pub engines: Option<[SocketAddr; 3]>,
@@ -320,12 +320,12 @@ impl Gateway {
         }
     }
 
-    /// Where clients connect.
+    /// Returns the address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Envoy's admin endpoint.
+    /// Returns the address of Envoy's admin endpoint.
     pub fn admin(&self) -> SocketAddr {
         self.admin
     }

@@ -69,7 +69,7 @@ impl Host {
         Ok(())
     }
 
-    /// Where it listens.
+    /// Returns the address that the host listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

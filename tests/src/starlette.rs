@@ -27,7 +27,7 @@ pub struct Starlette {
 pub struct Routed {
     /// The function that took it; `None`: the router had none.
     pub handler: Option<String>,
-    /// Its method.
+    /// The method of the request.
     pub method: String,
     /// Its path as it arrived, without the query.
     pub raw_path: String,
@@ -57,7 +57,7 @@ impl Starlette {
         }))
     }
 
-    /// Where it listens.
+    /// Returns the address that the application listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

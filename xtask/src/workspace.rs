@@ -53,7 +53,7 @@ impl Workspace {
         })
     }
 
-    /// The repository's root.
+    /// Returns the path of the repository's root.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }

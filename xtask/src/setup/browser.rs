@@ -38,7 +38,7 @@ pub(crate) fn chromium() -> PathBuf {
     std::env::var_os("FOREWORD_CHROMIUM").map_or_else(|| PathBuf::from(CHROMIUM), PathBuf::from)
 }
 
-/// Chromium.
+/// Installs Chromium, unless the program is already there.
 pub(super) fn install_chromium(workspace: &Workspace) -> Result<()> {
     let program = chromium();
     if program.is_file() {
