@@ -183,7 +183,7 @@ mod tests {
         bytes
     }
 
-    /// As Istio's agent does: the last layer must be a gzipped tar that holds `plugin.wasm`.
+    /// Reads the image as Istio's agent does: the last layer must be a gzipped tar that holds `plugin.wasm`.
     #[test]
     fn a_fetcher_finds_the_module_in_the_last_layer() {
         let folder = tempfile::tempdir().unwrap();

@@ -16,7 +16,7 @@ pub(crate) struct ProxyState {
     pub(crate) body: Vec<u8>,
     /// The response's chunk that goes by.
     pub(crate) chunk: Vec<u8>,
-    /// Whether the request was answered here.
+    /// Whether the filter answered the request itself.
     pub(crate) answered: bool,
     pub(crate) resumed: bool,
     pub(crate) log_fields: BTreeMap<String, String>,

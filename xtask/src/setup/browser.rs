@@ -13,7 +13,7 @@ use super::{apt, say};
 use crate::step::Step;
 use crate::workspace::Workspace;
 
-/// Where package.json lies, and below it what it names.
+/// Returns the folder of `package.json`, into which npm installs.
 pub(crate) fn npm_folder(workspace: &Workspace) -> PathBuf {
     workspace.root().join("tests/browser")
 }
