@@ -71,7 +71,7 @@ fn main() {
 
 /// A question to search for.
 struct Question {
-    /// The prepared vector.
+    /// The question's vector, prepared for the search.
     vector: Vec<f32>,
     /// The slot of the vector itself, which is excluded from its answers.
     own: Option<Slot>,

@@ -365,7 +365,7 @@ fn on_cpu(rule: Rule, requests: &[Request], cache: u32, rate: f64) -> (Vec<Serve
     )
 }
 
-/// 5M parameters.
+/// A model of 5 million parameters.
 const SMALL: &str = r#"{"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 768, "vocab_size": 256, "max_position_embeddings": 4096,
     "tie_word_embeddings": true}"#;

@@ -222,7 +222,7 @@ fn ask(client: &mut Client, question: &[f32], tenants: Tenants) -> Result<Durati
     Ok(elapsed)
 }
 
-/// A server.
+/// A server of the host, with the address that it listens on.
 struct House {
     server: Server,
     address: SocketAddr,
@@ -334,7 +334,7 @@ struct Slow {
 }
 
 impl Slow {
-    /// Over XQuAD's paragraphs.
+    /// Returns a search over XQuAD's paragraphs.
     fn over(corpus: &xquad::Corpus) -> Result<Self> {
         let embedder = embedded::embedder();
         let spec = Spec {

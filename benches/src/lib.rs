@@ -44,13 +44,14 @@ pub fn chats() -> Vec<String> {
 pub struct Tables(Vec<String>);
 
 impl Tables {
-    /// Of this process. What begins with `-` is Cargo's, which passes `--bench`.
+    /// Returns the tables named in this process's arguments. Arguments that begin with `-` are Cargo's, which passes
+    /// `--bench`.
     pub fn asked_for() -> Self {
         let words = std::env::args().skip(1);
         Self(words.filter(|word| !word.starts_with('-')).collect())
     }
 
-    /// Whether the table of that name is one of them.
+    /// Returns whether the table `name` is to be printed: it is named, or none is.
     pub fn has(&self, name: &str) -> bool {
         self.0.is_empty() || self.0.iter().any(|table| table == name)
     }

@@ -171,7 +171,7 @@ impl House {
         self.stepper.step(now);
     }
 
-    /// Returns the engine.
+    /// Returns the engine, which computes on a simulated device.
     #[must_use]
     pub fn stepper(&self) -> &Stepper {
         &self.stepper

@@ -70,7 +70,7 @@ pub fn corpus() -> Result<Corpus, String> {
 
 /// A question, and the paragraphs that are retrieved for it, best first.
 pub struct Retrieval {
-    /// Its words.
+    /// The words of the question.
     pub question: String,
     /// Numbers of paragraphs, all of them.
     pub paragraphs: Vec<usize>,

@@ -95,7 +95,7 @@ fn words(system: &Value) -> String {
     }
 }
 
-/// Whether `left` is what is left of `all` when some of it is taken out.
+/// Returns whether `left` is `all` with some characters taken out.
 fn is_in(left: &str, all: &str) -> bool {
     let mut all = all.chars();
     left.chars().all(|c| all.any(|other| other == c))

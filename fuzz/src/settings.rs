@@ -1,31 +1,32 @@
-//! Configurations of the core, one for every number: what a target takes from the beginning of its input.
+//! Configurations of the core, one for every 16-bit number. A fuzz target reads the number from the start of its
+//! input.
 
 use foreword_ordering::{Config, Remembered};
 use serde_json::json;
 
-/// See the module's text.
+/// A configuration of the orderer, chosen by a number that the target takes from its input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings(u16);
 
-/// What is remembered for each tenant and model, where it is bounded.
+/// Bounds of what is remembered for each tenant and model, in configurations that bound it.
 const FEW_MESSAGES: u64 = 8;
 const FEW_BYTES: u64 = 4096;
-/// Tenants and models.
+/// How many trees the core keeps, each of one tenant and model.
 const MAX_TREES: u64 = 4;
 
 impl Settings {
-    /// Those of a number, whose bits are listed in [`Settings::config`].
+    /// Returns the settings of a number. [`Settings::config`] lists what each bit means.
     pub(crate) const fn new(bits: u16) -> Self {
         Self(bits)
     }
 
-    /// Those that the input begins with, and the rest of it.
+    /// Splits an input into its settings and the rest.
     pub(crate) fn read(input: &[u8]) -> Option<(Self, &[u8])> {
         let (bits, rest) = input.split_first_chunk()?;
         Some((Self(u16::from_le_bytes(*bits)), rest))
     }
 
-    /// As [`Settings::read`] wants them.
+    /// Returns an input of these settings and `rest`, which [`Settings::read`] splits again.
     pub(crate) fn before(self, rest: &[u8]) -> Vec<u8> {
         [&self.0.to_le_bytes(), rest].concat()
     }
@@ -34,17 +35,17 @@ impl Settings {
         self.0 >> bit & 1 == 1
     }
 
-    /// Whether documents move, and nothing is written or left out but repeats.
+    /// Returns whether the configuration only moves documents, apart from leaving out repeats.
     pub(crate) fn only_moves(self) -> bool {
         !self.is(3) && !self.is(4) && self.field() != "render"
     }
 
-    /// Whether a group's order depends on its documents alone.
+    /// Returns whether the order of a group depends on its documents alone.
     pub(crate) fn is_sorted(self) -> bool {
         self.policy() == "sorted"
     }
 
-    /// Whether strings are written in escapes alone.
+    /// Returns whether the target writes the request's strings with escapes only.
     pub(crate) fn escapes(self) -> bool {
         self.is(13)
     }

@@ -45,7 +45,7 @@ pub fn filter_module() -> Result<PathBuf> {
     BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
 }
 
-/// Returns a package's module for Envoy's VM.
+/// Returns a package's module for Envoy's Wasm VM.
 pub fn wasm_module(package: &str) -> Result<PathBuf> {
     let target = ["--profile", "wasm", "--target", "wasm32-wasip1"];
     build(&[&target[..], &["-p", package]].concat(), "wasm")

@@ -1,4 +1,4 @@
-//! `foreword kv-bridge` between an engine's events and whoever reads the feed.
+//! `foreword kv-bridge`, which stands between an engine's events and the readers of the feed.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -55,24 +55,24 @@ impl Bridge {
         })
     }
 
-    /// Where it listens for copies of requests.
+    /// Returns the address that the bridge listens on for copies of requests.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where its probes, metrics and KV feed are.
+    /// Returns the address of the bridge's probes, metrics and KV feed.
     pub fn internal(&self) -> SocketAddr {
         self.internal
     }
 
-    /// What it answers there to a `GET`.
+    /// Sends a `GET` to the internal address.
     pub fn get(&self, path: &str) -> Result<Response> {
         let mut client = Client::connect(self.internal)?;
         client.send(format!("GET {path} HTTP/1.1\r\nhost: bridge\r\n\r\n").as_bytes())?;
         client.response()
     }
 
-    /// A counter or gauge of `/metrics` by its full name, labels included; 0 where it is not there yet.
+    /// Returns a counter or gauge of `/metrics` by its full name with labels, or 0 while it is absent.
     pub fn metric(&self, name: &str) -> Result<u64> {
         let response = self.get("/metrics")?;
         ensure!(

@@ -1,8 +1,8 @@
 //! Real Envoy, with or without the filter.
 //!
-//! Its configuration is `gateway-config/envoy/envoy.yaml`, or `dynamic-module.yaml` beside it, the files that users
-//! start, with ports, paths and the plugin's JSON put in. Each replacement must fit exactly once, so a change of the
-//! files cannot go unnoticed.
+//! Its configuration is the file that users start, `gateway-config/envoy/envoy.yaml` or `dynamic-module.yaml` beside
+//! it. Ports, paths and the plugin's JSON are replaced in it. Each replacement must fit exactly once, so a change of
+//! the files cannot go unnoticed.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -30,11 +30,11 @@ pub enum Shell {
 }
 
 impl Shell {
-    /// The one that the environment variable `FOREWORD_SHELL` names (`wasm`, `dynamic`); without it, Wasm. So one
-    /// suite of tests runs against both.
+    /// Returns the shell that the environment variable `FOREWORD_SHELL` names: `wasm` (the default) or `dynamic`. So
+    /// one suite of tests runs against both.
     ///
     /// # Panics
-    /// When it names another.
+    /// Panics when the variable names another shell.
     pub fn chosen() -> Self {
         match std::env::var("FOREWORD_SHELL").as_deref() {
             Err(_) | Ok("wasm") => Self::Wasm,
@@ -61,7 +61,7 @@ impl Shell {
         }
     }
 
-    /// Where the module stands in the template.
+    /// Returns the module's path as the template has it.
     fn module_path(self) -> &'static str {
         match self {
             Self::Wasm => "target/wasm32-wasip1/wasm/foreword_filter.wasm",
@@ -69,7 +69,7 @@ impl Shell {
         }
     }
 
-    /// What Envoy puts before the names of the filter's metrics.
+    /// Returns what Envoy puts before the names of the filter's metrics.
     fn metric_prefix(self) -> &'static str {
         match self {
             Self::Wasm => "wasmcustom.",
@@ -78,10 +78,10 @@ impl Shell {
     }
 }
 
-/// Envoy's ways to choose among several engines.
+/// How Envoy chooses among several engines where no header names one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fallback {
-    /// As `engines.yaml` has it.
+    /// The way that `engines.yaml` configures.
     LeastRequest,
     /// One after the other.
     RoundRobin,
@@ -90,28 +90,28 @@ pub enum Fallback {
 /// Which paths a gateway sends to the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Paths {
-    /// As `envoy.yaml` has it: those that the plugin watches and those that carry no prompt, after they were made plain.
+    /// The paths of `envoy.yaml`: the watched paths and those without a prompt, compared after normalization.
     Listed,
-    /// Every one, as the client spelt it: a configuration that leaves it all to the filter.
+    /// Every path, as the client spelt it. Such a configuration leaves all checks to the filter.
     All,
 }
 
-/// How to start a gateway.
+/// Options of a gateway.
 #[derive(Debug, Clone)]
 pub struct GatewayOptions {
-    /// Where requests go.
+    /// The address that the gateway sends requests to.
     pub upstream: SocketAddr,
-    /// Three engines instead, by `gateway-config/envoy/engines.yaml`.
+    /// Three engines in place of `upstream`, as `gateway-config/envoy/engines.yaml` has them.
     pub engines: Option<[SocketAddr; 3]>,
-    /// Where these engines say what they hold; `None`: where they listen.
+    /// Addresses of the engines' KV feeds; `None`: the addresses that the engines listen on.
     pub feeds: Option<[SocketAddr; 3]>,
-    /// More clusters, of one address each, that the plugin may call.
+    /// Further clusters, of one address each, that the plugin may call.
     pub clusters: Vec<(&'static str, SocketAddr)>,
-    /// Where requests go among several engines that no header names.
+    /// How Envoy chooses an engine where no header names one.
     pub fallback: Fallback,
-    /// Which paths go to an engine at all.
+    /// Which paths go to an engine.
     pub paths: Paths,
-    /// Whether the shipped rate limit holds. It is far above what tests send, and below what benches do.
+    /// Whether the shipped rate limit is kept. It is far above what tests send, and below what benches send.
     pub rate_limit: bool,
     /// The plugin configuration; `None` leaves the filter out.
     pub plugin: Option<Value>,
@@ -119,25 +119,25 @@ pub struct GatewayOptions {
     pub concurrency: u32,
     /// How the filter runs.
     pub shell: Shell,
-    /// A regular expression of the origins whose web pages may speak to it; `None`: none may.
+    /// A regular expression of the origins whose web pages may call the gateway; `None`: none may.
     pub pages: Option<String>,
     /// The filter's module; `None` builds it.
     pub module: Option<PathBuf>,
-    /// Whether the filter's configuration stands in a file of its own that Envoy watches, for [`Gateway::reload`].
+    /// Whether the filter's configuration is a file of its own that Envoy watches, as [`Gateway::reload`] needs.
     pub reloadable: bool,
-    /// Whether Envoy lets the filter hold headers (`allow_on_headers_stop_iteration`), as Istio's and Envoy
-    /// Gateway's resources cannot say.
+    /// Whether Envoy lets the filter hold headers (`allow_on_headers_stop_iteration`). The resources of Istio and
+    /// Envoy Gateway cannot configure that.
     pub headers_may_wait: bool,
-    /// YAML of filters in front of Foreword, or in its place, without indentation.
+    /// YAML, without indentation, of filters in front of Foreword or in its place.
     pub filters_before: Option<String>,
-    /// Variables of Envoy's environment that the filter may read.
+    /// Environment variables of Envoy that the filter may read.
     pub environment: Vec<(&'static str, String)>,
-    /// Whether Envoy logs all that the filter and its VM say.
+    /// Whether Envoy logs all messages of the filter and its VM.
     pub verbose: bool,
 }
 
 impl GatewayOptions {
-    /// The filter with its defaults, one worker.
+    /// Returns the options of a gateway with one worker and the filter's defaults.
     pub fn new(upstream: SocketAddr) -> Self {
         Self {
             upstream,
@@ -204,8 +204,8 @@ impl Gateway {
         Ok(Self { watched, ..gateway })
     }
 
-    /// Starts Envoy as a recipe has it, a file of `gateway-config/`, with the filter's module, free ports and these
-    /// replacements put in; each must fit once.
+    /// Starts Envoy with a recipe, a file of `gateway-config/`. The filter's module, free ports and `replacements` are
+    /// put in; each must fit once.
     pub fn recipe(file: &str, replacements: &[(&str, String)]) -> Result<Self> {
         let text = shipped(file)?;
         let module = Shell::Wasm.module()?;
@@ -232,7 +232,7 @@ impl Gateway {
         Self::launch(folder, &options)
     }
 
-    /// Has Envoy read a configuration, in YAML or JSON, without starting; what it says where it refuses.
+    /// Lets Envoy check a configuration, in YAML or JSON, without starting. The error shows Envoy's message.
     pub fn validate(config: &str) -> Result<()> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("envoy.yaml");
@@ -289,7 +289,7 @@ impl Gateway {
         })
     }
 
-    /// Gives the filter another configuration, and returns when Envoy has taken it, or the error when it refuses.
+    /// Gives the filter another configuration. Returns when Envoy has taken it, or the error when Envoy refuses it.
     pub fn reload(&self, plugin: &Value) -> Result<()> {
         const STATS: &str = "extension_config_discovery.http_filter.foreword.";
         let watched = self.watched.as_ref().context("not `reloadable`")?;
@@ -301,7 +301,7 @@ impl Gateway {
         let before = [count("config_reload")?, count("config_fail")?];
         let new = self.folder.path().join("filter.new");
         fs::write(&new, text)?;
-        // Envoy watches for a file moved into the place, which is never half written.
+        // Envoy watches for a file that is moved into place, so it never reads one half written.
         fs::rename(&new, self.folder.path().join("filter.yaml"))?;
         let deadline = Instant::now() + http::READ_LIMIT;
         loop {
@@ -320,30 +320,30 @@ impl Gateway {
         }
     }
 
-    /// Where clients connect.
+    /// Returns the address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Envoy's admin endpoint.
+    /// Returns the address of Envoy's admin endpoint.
     pub fn admin(&self) -> SocketAddr {
         self.admin
     }
 
-    /// Waits until just so many requests are counted, and with them what became of each: a VM tells its counts at its
+    /// Waits until exactly `count` requests are counted, each with its outcome. A VM publishes its counts at its
     /// ticks.
     ///
     /// # Panics
-    /// They are not within a minute.
+    /// Panics when that takes more than a minute.
     #[track_caller]
     pub fn await_requests(&self, count: u64) {
         self.await_metric("foreword_requests_total", count);
     }
 
-    /// The same for another counter of the filter's.
+    /// Waits until another counter of the filter is exactly `count`.
     ///
     /// # Panics
-    /// As [`Gateway::await_requests`].
+    /// Panics when that takes more than a minute.
     #[track_caller]
     pub fn await_metric(&self, name: &str, count: u64) {
         until(&format!("{name} {count}"), || {
@@ -351,13 +351,13 @@ impl Gateway {
         });
     }
 
-    /// A counter of the filter's own, e.g. `foreword_requests_total`, as [`Gateway::stat`].
+    /// Returns a counter of the filter's own, e.g. `foreword_requests_total`, as [`Gateway::stat`] does.
     pub fn metric(&self, name: &str) -> Result<Option<u64>> {
         self.stat(&format!("{}{name}", self.shell.metric_prefix()))
     }
 
-    /// A counter or gauge of `/stats` by its full name; `None` if Envoy does not know it (counters by reason appear
-    /// with their first request).
+    /// Returns a counter or gauge of `/stats` by its full name, or `None` if Envoy does not know it. Counters by
+    /// reason appear with their first request.
     pub fn stat(&self, name: &str) -> Result<Option<u64>> {
         let stats = admin_get(self.admin, "/stats")?;
         let value = stats
@@ -372,8 +372,9 @@ impl Gateway {
             .transpose()
     }
 
-    /// How often the filter has failed as a whole: VMs lost, or panics caught. By the log, for Envoy counts a lost VM
-    /// (`vm_reload_success`; `vm_reload` counts nothing) when a later request makes it start another.
+    /// Returns how often the filter has failed as a whole: VMs lost, or panics caught. The log is counted, because
+    /// Envoy counts a lost VM (`vm_reload_success`) only when a later request starts another; `vm_reload` counts
+    /// nothing.
     pub fn failures(&self) -> Result<u64> {
         let words = match self.shell {
             Shell::Wasm => "Uncaught RuntimeError",
@@ -382,17 +383,17 @@ impl Gateway {
         Ok(self.log()?.matches(words).count() as u64)
     }
 
-    /// A page of the admin endpoint.
+    /// Returns a page of the admin endpoint.
     pub fn admin_get(&self, path: &str) -> Result<String> {
         admin_get(self.admin, path)
     }
 
-    /// All that Envoy and the filter have logged.
+    /// Returns all that Envoy and the filter have logged.
     pub fn log(&self) -> Result<String> {
         self.process.log()
     }
 
-    /// The YAML of Foreword's own lines in Envoy's configuration, without indentation.
+    /// Returns the YAML, without indentation, of Foreword's own lines in Envoy's configuration.
     pub fn filter_yaml(&self) -> Result<String> {
         let text = fs::read_to_string(self.folder.path().join("envoy.yaml"))?;
         let (_, rest) = text.split_once(FILTER_BEGIN).context("no filter")?;
@@ -403,7 +404,7 @@ impl Gateway {
             .collect())
     }
 
-    /// Ends Envoy in good order and returns its access log, one JSON object a line.
+    /// Stops Envoy in an orderly way. Returns its access log, one JSON object a line.
     pub fn stop(mut self) -> Result<String> {
         let quit = b"POST /quitquitquit HTTP/1.1\r\nhost: admin\r\ncontent-length: 0\r\n\r\n";
         http::exchange(self.admin, quit)?;
@@ -411,7 +412,7 @@ impl Gateway {
         Ok(fs::read_to_string(self.folder.path().join("stdout.log"))?)
     }
 
-    /// Processor time that Envoy has used so far, in user and kernel mode; in steps of 10 ms.
+    /// Returns the processor time that Envoy has used so far, in user and kernel mode, in steps of 10 ms.
     pub fn cpu_time(&self) -> Result<Duration> {
         let path = format!("/proc/{}/stat", self.process.id());
         let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
@@ -423,7 +424,7 @@ impl Gateway {
         Ok(Duration::from_millis(ticks * 10))
     }
 
-    /// Resident memory of the Envoy process in bytes.
+    /// Returns the resident memory of the Envoy process in bytes.
     pub fn resident_bytes(&self) -> Result<u64> {
         let path = format!("/proc/{}/status", self.process.id());
         let status = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
@@ -447,13 +448,13 @@ fn admin_get(admin: SocketAddr, path: &str) -> Result<String> {
     Ok(String::from_utf8(response.body)?)
 }
 
-/// A file of the repository.
+/// Returns the text of a file of the repository.
 fn shipped(file: &str) -> Result<String> {
     let path = repository().join(file);
     fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// A configuration with the Wasm module, with the filter's lines as that shell wants them.
+/// Returns a configuration of the Wasm module with the filter's lines rewritten for `shell`.
 fn with_shell(text: &str, shell: Shell) -> Result<String> {
     if shell == Shell::Wasm {
         return Ok(text.to_owned());
@@ -469,7 +470,7 @@ fn with_shell(text: &str, shell: Shell) -> Result<String> {
     )
 }
 
-/// The users' configuration with this run's addresses, module and plugin configuration.
+/// Returns the users' configuration with this run's addresses, module and plugin configuration.
 fn configuration(
     template: &str,
     options: &GatewayOptions,
@@ -570,8 +571,8 @@ fn configuration(
     }
 }
 
-/// The configuration with the routes that are asked for: the shipped ones and what else the plugin watches, or one for
-/// everything.
+/// Returns the configuration with the chosen routes: the shipped ones and the further paths that the plugin watches,
+/// or one route for everything.
 fn with_paths(text: &str, options: &GatewayOptions) -> Result<String> {
     let route = |path: &str| format!("              - match: {{ path: {path} }}\n");
     match options.paths {
@@ -632,7 +633,7 @@ fn discovered(text: &str, folder: &Path) -> Result<(String, String)> {
     Ok((format!("{before}{discovery}{after}"), filter))
 }
 
-/// Puts the two documents of `cors.yaml` where they say.
+/// Puts the two documents of `cors.yaml` into the configuration where that file's comments say.
 fn with_pages(text: &str, origins: &str) -> Result<String> {
     let cors = shipped("gateway-config/envoy/cors.yaml")?;
     let (filter, host) = cors
@@ -668,7 +669,7 @@ fn replace_once(text: &str, from: &str, to: &str) -> Result<String> {
     }
 }
 
-/// Replaces `begin` and what follows it up to, without, `end`.
+/// Replaces `begin` and the text after it up to `end`, which stays.
 fn replace_between(text: &str, begin: &str, end: &str, to: &str) -> Result<String> {
     let missing = || format!("envoy.yaml has no {begin:?} … {end:?}");
     let (before, rest) = text.split_once(begin).with_context(missing)?;
@@ -678,7 +679,7 @@ fn replace_between(text: &str, begin: &str, end: &str, to: &str) -> Result<Strin
 
 const ENGINES_TEMPLATE: &str = "gateway-config/envoy/engines.yaml";
 
-/// Stands where a plugin's configuration goes.
+/// Marks the place of a plugin's configuration.
 const PLUGIN: &str = "{{plugin}}\n";
 
 /// The lines between these are what Foreword adds to an Envoy configuration.

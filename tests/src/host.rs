@@ -16,10 +16,10 @@ use crate::process::{Process, Watch};
 pub struct Host {
     address: SocketAddr,
     internal: SocketAddr,
-    /// Its program, and the arguments behind the address.
+    /// The path of `foreword`, and the arguments that follow the address.
     program: PathBuf,
     arguments: Vec<OsString>,
-    /// `None` while it is killed.
+    /// The process; `None` while it is killed.
     process: Option<Process>,
     folder: TempDir,
 }
@@ -30,7 +30,8 @@ impl Host {
         Self::start_binary(&host_binary("dev")?, model, args)
     }
 
-    /// The same with this `foreword`. Returns when the host says where it listens; the error shows the end of its log.
+    /// Starts this `foreword` in place of a built one. Returns when the host says where it listens. The error shows
+    /// the end of its log.
     pub fn start_binary(binary: &Path, model: &Path, args: &[&str]) -> Result<Self> {
         let mut arguments = vec![OsString::from("--model"), model.into()];
         arguments.extend(args.iter().map(OsString::from));
@@ -48,12 +49,12 @@ impl Host {
         Ok(host)
     }
 
-    /// Ends it at once, as `kill -9` does.
+    /// Kills the host at once, as `kill -9` does.
     pub fn kill(&mut self) {
         self.process = None;
     }
 
-    /// Starts it again, where it listened before.
+    /// Starts the host again on the same address.
     pub fn revive(&mut self) -> Result<()> {
         let mut command = Command::new(&self.program);
         command.args(["serve", "--listen", &self.address.to_string()]);
@@ -69,24 +70,24 @@ impl Host {
         Ok(())
     }
 
-    /// Where it listens.
+    /// Returns the address that the host listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where its probes, metrics and KV feed are.
+    /// Returns the address of the host's probes, metrics and KV feed.
     pub fn internal(&self) -> SocketAddr {
         self.internal
     }
 
-    /// All that it has said on its standard output.
+    /// Returns all that the host has written to its standard output.
     pub fn log(&self) -> Result<String> {
         let process = self.process.as_ref().context("it is killed")?;
         process.log()
     }
 }
 
-/// The internal listener's address in a line of a server's standard output.
+/// Returns the internal listener's address from a line of a server's standard output.
 pub(crate) fn internal(line: &str) -> Option<SocketAddr> {
     let (_, address) = line.split_once("KV feed on http://")?;
     address.trim().parse().ok()

@@ -57,7 +57,7 @@ impl Process {
             (_, Some(stream)) => Box::new(stream),
             _ => return Err(anyhow!("{name} has no piped stream")),
         };
-        // The channel fills once nobody waits any more; then lines go only to the file.
+        // The channel fills once nobody waits any more. From then on lines go only to the file.
         let (sender, lines) = sync_channel(MAX_WAITING_LINES);
         let reader = std::thread::spawn(move || copy_lines(stream, &mut log, &sender));
         Ok(Self {

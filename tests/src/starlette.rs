@@ -1,5 +1,5 @@
-//! A real Starlette as upstream, and a client of HTTP/2 that sends whatever it is told: `tests/python/`, with what
-//! `cargo xtask setup` puts into `.tools/starlette`.
+//! A real Starlette as upstream, and an HTTP/2 client that sends requests unchecked. Both are programs in
+//! `tests/python/`, which use what `cargo xtask setup` installs in `.tools/starlette`.
 
 use std::fs;
 use std::io::Write;
@@ -25,18 +25,18 @@ pub struct Starlette {
 /// A request as Starlette's router saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routed {
-    /// The function that took it; `None`: the router had none.
+    /// The name of the function that took the request; `None` if the router had none.
     pub handler: Option<String>,
-    /// Its method.
+    /// The method of the request.
     pub method: String,
-    /// Its path as it arrived, without the query.
+    /// The path as it arrived, without the query.
     pub raw_path: String,
-    /// Its body, in Latin-1.
+    /// The body, in Latin-1.
     pub body: String,
 }
 
 impl Starlette {
-    /// Starts it; `None`, said aloud, where `cargo xtask setup` has not installed it.
+    /// Starts Starlette. Returns `None`, and prints why, where `cargo xtask setup` has not installed it.
     pub fn start() -> Result<Option<Self>> {
         let Some(mut command) = python("engine.py") else {
             return Ok(None);
@@ -57,15 +57,16 @@ impl Starlette {
         }))
     }
 
-    /// Where it listens.
+    /// Returns the address that the application listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// All that has arrived, whether a handler took it or not. A request is here before it is answered.
+    /// Returns all requests that have arrived, whether or not a handler took them. A request is listed before it is
+    /// answered.
     pub fn received(&self) -> Result<Vec<Routed>> {
         let text = fs::read_to_string(self.folder.path().join(RECORD)).unwrap_or_default();
-        // The last line may be on its way.
+        // The last line may be incomplete.
         let lines = text
             .split_inclusive('\n')
             .filter(|line| line.ends_with('\n'));
@@ -87,10 +88,11 @@ impl Starlette {
     }
 }
 
-/// A request as its headers' names and values, pseudo-headers first, and its body; nothing checks them but the gateway.
+/// A request: the names and values of its headers, pseudo-headers first, and its body. Only the gateway checks them.
 pub type RawRequest = (Vec<(Vec<u8>, Vec<u8>)>, Vec<u8>);
 
-/// Sends requests over HTTP/2, each on a connection of its own, and returns the status of each; 0 where there was no answer.
+/// Sends requests over HTTP/2, each on a connection of its own. Returns the status of each, or 0 where there was no
+/// answer.
 pub fn over_http2(address: SocketAddr, requests: &[RawRequest]) -> Result<Vec<u16>> {
     let mut command = python("http2.py").context("Starlette and h2 are not installed")?;
     let mut client = command
@@ -107,7 +109,7 @@ pub fn over_http2(address: SocketAddr, requests: &[RawRequest]) -> Result<Vec<u1
         lines += &format!("{}\n", Value::from(line));
     }
     let mut input = client.stdin.take().context("no standard input")?;
-    // It answers while it reads, so somebody else writes.
+    // The program answers while it reads, so another thread writes.
     let writing = std::thread::spawn(move || input.write_all(lines.as_bytes()));
     let output = client.wait_with_output()?;
     ensure!(

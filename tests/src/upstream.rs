@@ -34,7 +34,7 @@ type Script = Box<dyn Fn(&Received, &mut Reply<'_>) -> Result<()> + Send + Sync>
 /// A request as it arrived.
 #[derive(Debug, Clone)]
 pub struct Received {
-    /// The request line.
+    /// The request line as the gateway sent it.
     pub line: String,
     /// Header names in lower case with their values, in order.
     pub headers: Headers,

@@ -11,10 +11,10 @@ use crate::setup;
 use crate::step::Step;
 use crate::workspace::Workspace;
 
-/// The filter's target.
+/// The target triple that the Proxy-Wasm filter is compiled for.
 pub(crate) const FILTER_TARGET: &str = "wasm32-wasip1";
 
-/// How to build.
+/// Options of `cargo xtask build`.
 #[derive(Args)]
 pub(crate) struct Options {
     /// Cargo profile of the host and of the dynamic module
@@ -32,9 +32,9 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 
 /// What was built, for the tests and for the demo.
 pub(crate) struct Built {
-    /// The filter's module.
+    /// Path of the filter's Wasm module.
     pub(crate) filter: PathBuf,
-    /// The `foreword` binary.
+    /// Path of the `foreword` binary.
     pub(crate) host: PathBuf,
 }
 

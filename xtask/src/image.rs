@@ -20,10 +20,10 @@ use crate::build;
 use crate::oci::{self, Entry, Image};
 use crate::workspace::Workspace;
 
-/// What to make.
+/// Options of `cargo xtask image`.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Which program
+    /// Which program the image holds
     #[arg(long, value_enum, default_value_t = Program::Filter)]
     of: Program,
     /// Folder to write; an image that is there already is replaced
@@ -64,7 +64,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The filter's image.
+/// Returns the image of the filter's Wasm module.
 pub(crate) fn filter(module: &[u8]) -> Result<Image> {
     Ok(Image {
         platform: json!({"architecture": "wasm", "os": "wasi", "config": {}}),
@@ -183,7 +183,7 @@ mod tests {
         bytes
     }
 
-    /// As Istio's agent does: the last layer must be a gzipped tar that holds `plugin.wasm`.
+    /// Reads the image as Istio's agent does: the last layer must be a gzipped tar that holds `plugin.wasm`.
     #[test]
     fn a_fetcher_finds_the_module_in_the_last_layer() {
         let folder = tempfile::tempdir().unwrap();

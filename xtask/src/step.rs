@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::cargo;
 
-/// A named command.
+/// A command with a name, which is printed, run and timed.
 pub(crate) struct Step {
     name: String,
     /// The command line as a user would type it, in the repository's root.

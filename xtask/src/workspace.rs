@@ -20,7 +20,7 @@ pub(crate) struct Workspace {
 struct Metadata {
     workspace_root: PathBuf,
     target_directory: PathBuf,
-    /// Of the workspace's members alone: dependencies are left out.
+    /// The workspace's members, without dependencies.
     packages: Vec<Package>,
 }
 
@@ -53,7 +53,7 @@ impl Workspace {
         })
     }
 
-    /// The repository's root.
+    /// Returns the path of the repository's root.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
@@ -78,7 +78,7 @@ impl Workspace {
         self.target.join(profile_folder(profile))
     }
 
-    /// As [`Workspace::artifacts`], for another target.
+    /// Returns the folder of [`Workspace::artifacts`] for another target.
     pub(crate) fn artifacts_for(&self, target: &str, profile: &str) -> PathBuf {
         self.target.join(target).join(profile_folder(profile))
     }

@@ -47,7 +47,7 @@ struct Variant {
     times: Vec<f64>,
 }
 
-/// Prints the table.
+/// Prints the table that compares the routers.
 pub(crate) fn compare() -> Result<()> {
     let trace = workload::bursty(1, REQUESTS, workload::Bursty::default());
     let mut variants = [

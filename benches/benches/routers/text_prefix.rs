@@ -10,10 +10,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::{ENGINES, in_turn};
 
-/// See the module's text.
+/// A router that knows each engine by the blocks of text sent to it.
 #[derive(Default)]
 pub(crate) struct TextPrefix {
-    /// Of each engine.
+    /// The hashes of the blocks that each engine was sent.
     blocks: [HashSet<u64>; ENGINES],
 }
 

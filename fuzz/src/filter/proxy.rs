@@ -4,7 +4,7 @@ use foreword_filter::{Host, HostError, LogLevel, MetricId};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One worker's.
+/// The proxy of one worker.
 #[derive(Debug, Default)]
 pub(crate) struct Proxy(RefCell<ProxyState>);
 
@@ -12,11 +12,11 @@ pub(crate) struct Proxy(RefCell<ProxyState>);
 pub(crate) struct ProxyState {
     pub(crate) request_headers: BTreeMap<String, Vec<u8>>,
     pub(crate) response_headers: BTreeMap<String, Vec<u8>>,
-    /// The request's, buffered.
+    /// The request body that Envoy has buffered.
     pub(crate) body: Vec<u8>,
     /// The response's chunk that goes by.
     pub(crate) chunk: Vec<u8>,
-    /// Whether the request was answered here.
+    /// Whether the filter answered the request itself.
     pub(crate) answered: bool,
     pub(crate) resumed: bool,
     pub(crate) log_fields: BTreeMap<String, String>,

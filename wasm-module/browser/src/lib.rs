@@ -10,12 +10,12 @@
 //! ```
 //!
 //! Nothing is decided here. A class holds a value of `foreword-ordering`; a method reads its arguments (`values`),
-//! asks the core, and writes what it says as plain objects. What those objects look like is `types.d.ts`, by hand, and
-//! held against real results by the package's tests.
+//! calls the core, and writes the result as plain objects. The hand-written `types.d.ts` describes these objects, and
+//! the package's tests compare it with real results.
 //!
-//! No panic crosses the boundary, for a panic is an abort and ends the module. So arguments are taken as whatever
-//! JavaScript passes and checked here, not in the generated glue; and objects come in as JSON, because a getter that
-//! throws in the midst of a call would leave its object locked.
+//! No panic crosses the boundary, since a panic is an abort and ends the module. So arguments are accepted as whatever
+//! JavaScript passes and checked here, not in the generated glue. Objects come in as JSON, because a getter that
+//! throws in the middle of a call would leave its object locked.
 
 #![cfg_attr(
     not(test),
@@ -44,21 +44,22 @@ use wasm_bindgen::prelude::*;
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = include_str!("types.d.ts");
 
-/// In place of std's allocator, which takes 3 KB more of the package.
+/// Replaces std's allocator, which takes 3 KB more of the package.
 #[cfg(target_arch = "wasm32")]
 #[global_allocator]
 static ALLOCATOR: talc::wasm::WasmDynamicTalc = talc::wasm::new_wasm_dynamic_allocator();
 
-/// The policies' names, in the order in which tables show them.
+/// Returns the policies' names, in the order of tables.
 ///
 /// # Errors
+/// There are none that a caller could cause.
 /// None that a caller could cause.
 #[wasm_bindgen(unchecked_return_type = "Policy[]")]
 pub fn policies() -> Result<JsValue, JsValue> {
     values::plain(&PolicyKind::ALL.map(PolicyKind::name))
 }
 
-/// The version of the package.
+/// Returns the version of the package.
 #[wasm_bindgen]
 #[must_use]
 pub fn version() -> String {

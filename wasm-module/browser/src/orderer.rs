@@ -1,4 +1,4 @@
-//! The class `Orderer`: what the gateway does with a request, in the page that writes it.
+//! The class `Orderer`: it does with a request what the gateway does, in the page that writes it.
 
 use crate::values::{self, refused, refused_argument};
 use foreword_ordering::document::Fingerprint;
@@ -8,7 +8,7 @@ use foreword_ordering::{hexadecimal, object};
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
 
-/// Orders documents so that a prompt opens like one that was sent before; holds what was sent.
+/// Orders documents so that a prompt opens like an earlier one; holds what was sent.
 #[wasm_bindgen]
 pub struct Orderer {
     core: foreword_ordering::Orderer,
@@ -16,10 +16,10 @@ pub struct Orderer {
 
 #[wasm_bindgen]
 impl Orderer {
-    /// An orderer that knows nothing yet. `config` is what the gateway calls `ordering`.
+    /// Returns an orderer that knows nothing yet. `config` is what the gateway calls `ordering`.
     ///
     /// # Errors
-    /// `config` has an unknown field, or a value out of its range.
+    /// Throws if `config` has an unknown field, or a value out of its range.
     #[wasm_bindgen(constructor)]
     pub fn new(
         #[wasm_bindgen(unchecked_optional_param_type = "Config | null")] config: &JsValue,
@@ -33,10 +33,10 @@ impl Orderer {
     }
 
     /// Orders the documents of an OpenAI chat body and expects it to be sent. A body that cannot be ordered comes back
-    /// as it was, with the reason in `skipped`.
+    /// unchanged, with the reason in `skipped`.
     ///
     /// # Errors
-    /// An argument is no string.
+    /// Throws if an argument is no string.
     #[wasm_bindgen(unchecked_return_type = "Rewrite")]
     pub fn rewrite(
         &mut self,
@@ -70,7 +70,7 @@ impl Orderer {
     /// Orders documents that stand in no body, and expects them to be sent in that order behind `options.before`.
     ///
     /// # Errors
-    /// There are none, or more than `documents.max`; one has no text.
+    /// Throws if there are no documents, or more than `documents.max`, or if one has no text.
     #[wasm_bindgen(unchecked_return_type = "Ordered")]
     pub fn order(
         &mut self,
@@ -102,10 +102,10 @@ impl Orderer {
         })
     }
 
-    /// The documents that would be found in an OpenAI chat body, without repeats. Nothing is remembered.
+    /// Returns the documents that would be found in an OpenAI chat body, without repeats. Nothing is remembered.
     ///
     /// # Errors
-    /// The body would be skipped; the message says why.
+    /// Throws if the body would be skipped; the message gives the reason.
     #[wasm_bindgen(js_name = documentsOf, unchecked_return_type = "ListedDocument[]")]
     pub fn documents_of(
         &self,
@@ -126,10 +126,11 @@ impl Orderer {
         values::plain(&listed.collect::<Vec<_>>())
     }
 
-    /// The knowledge tree of a tenant and model, the most recently used nodes first, a parent before its children.
+    /// Returns the knowledge tree of a tenant and model, the most recently used nodes first, a parent before its
+    /// children.
     ///
     /// # Errors
-    /// An option has the wrong type or is out of its range.
+    /// Throws if an option has the wrong type or is out of its range.
     #[wasm_bindgen(unchecked_return_type = "TreeNode[]")]
     pub fn tree(
         &self,
@@ -150,19 +151,19 @@ impl Orderer {
         values::plain(&nodes.into_iter().map(TreeNode::from).collect::<Vec<_>>())
     }
 
-    /// Forgets everything, as after the engine was restarted.
+    /// Forgets everything, as is right after a restart of the engine.
     pub fn clear(&mut self) {
         self.core.clear();
     }
 
-    /// Nodes in all trees.
+    /// Returns the number of nodes in all trees.
     #[wasm_bindgen(getter)]
     #[must_use]
     pub fn nodes(&self) -> f64 {
         self.core.nodes() as f64
     }
 
-    /// Messages of chats that are remembered.
+    /// Returns the number of chats' messages that are remembered.
     #[wasm_bindgen(getter, js_name = rememberedMessages)]
     #[must_use]
     pub fn remembered_messages(&self) -> f64 {
@@ -170,7 +171,7 @@ impl Orderer {
     }
 }
 
-/// Nodes that a tree can have (`tree.max_nodes`).
+/// Most nodes that a tree can have (`tree.max_nodes`).
 const MAX_NODES: u32 = 10_000_000;
 
 #[derive(Serialize)]
@@ -223,7 +224,7 @@ struct Skipped {
     message: String,
 }
 
-/// What else the caller's has, a score for instance, is left out before it is read.
+/// A document of the caller's. Its other fields, a score for instance, are left out before it is read.
 #[derive(Default)]
 struct Document {
     id: Option<String>,
@@ -244,7 +245,7 @@ impl Document {
     }
 }
 
-/// Options of `order` and of `tree`; each takes what concerns it.
+/// The options of `order` and of `tree`; each uses those that concern it.
 #[derive(Default)]
 struct Options {
     before: String,

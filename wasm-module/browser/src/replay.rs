@@ -1,4 +1,4 @@
-//! The class `Replay`: a trace under a policy, some requests at a time, so that a worker can tell how far it is.
+//! The class `Replay`: a trace under a policy, some requests at a time, so that a worker can report its progress.
 
 use crate::trace::Trace;
 use crate::values::{self, refused};
@@ -8,21 +8,21 @@ use foreword_simulation::Capacity;
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
 
-/// A policy in front of a simulated engine; holds how far it is in a trace.
+/// A policy in front of a simulated engine, with its position in a trace.
 #[wasm_bindgen]
 pub struct Replay {
     core: foreword_simulation::Replay,
     policy: PolicyKind,
-    /// Requests served.
+    /// Number of requests served.
     served: usize,
 }
 
 #[wasm_bindgen]
 impl Replay {
-    /// An engine that holds nothing, a policy that has learnt nothing.
+    /// Returns a replay with an engine that holds nothing and a policy that has learnt nothing.
     ///
     /// # Errors
-    /// An option is unknown or out of its range.
+    /// Throws if an option is unknown or out of its range.
     #[wasm_bindgen(constructor)]
     pub fn new(
         #[wasm_bindgen(unchecked_optional_param_type = "ReplayOptions | null")] options: &JsValue,
@@ -56,11 +56,11 @@ impl Replay {
         })
     }
 
-    /// Serves the next requests of `trace`, at most so many; what was reused so far. The trace may have grown since the
-    /// last call.
+    /// Serves at most `requests` further requests of `trace`, and returns what was reused so far. The trace may have
+    /// grown since the last call.
     ///
     /// # Errors
-    /// `requests` is no whole number.
+    /// Throws if `requests` is no whole number.
     #[wasm_bindgen(unchecked_return_type = "Reuse")]
     pub fn advance(
         &mut self,
@@ -88,7 +88,7 @@ impl Replay {
     }
 }
 
-/// More than any engine has in a page.
+/// Most tokens of a page: more than any engine has.
 const MAX_PAGE_TOKENS: u32 = 1 << 20;
 
 struct Options {

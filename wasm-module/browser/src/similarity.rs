@@ -7,7 +7,7 @@ use js_sys::{Array, Float32Array, JsString, RegExp};
 use serde::Serialize;
 use wasm_bindgen::{JsCast, prelude::*};
 
-/// What a retriever found for one question, for questions that are nearly the same.
+/// Answers questions with the documents that a retriever found for nearly identical ones.
 #[wasm_bindgen]
 pub struct SimilarityCache {
     core: foreword_similarity::SimilarityCache,
@@ -15,10 +15,10 @@ pub struct SimilarityCache {
 
 #[wasm_bindgen]
 impl SimilarityCache {
-    /// An empty cache.
+    /// Returns an empty cache.
     ///
     /// # Errors
-    /// `config` has an unknown field, or a value out of its range.
+    /// Throws if `config` has an unknown field, or a value out of its range.
     #[wasm_bindgen(constructor)]
     pub fn new(
         #[wasm_bindgen(unchecked_optional_param_type = "SimilarityConfig | null")] config: &JsValue,
@@ -38,11 +38,11 @@ impl SimilarityCache {
         })
     }
 
-    /// The documents of the nearest question that accepts this one; `null`: search, then insert. `nowMs` is the time,
-    /// from any beginning.
+    /// Returns the documents of the nearest question that accepts this one. On `null`, search and then insert. `nowMs`
+    /// is the time, from any beginning.
     ///
     /// # Errors
-    /// The embedding has the wrong length, or a component that is no finite number.
+    /// Throws if the embedding has the wrong length, or a component that is no finite number.
     #[wasm_bindgen(unchecked_return_type = "Hit | null")]
     pub fn lookup(
         &mut self,
@@ -60,10 +60,10 @@ impl SimilarityCache {
         })
     }
 
-    /// Remembers what was found for a question, the documents' ids, best first.
+    /// Remembers what was found for a question: the documents' ids, best first.
     ///
     /// # Errors
-    /// The embedding is not one of this cache's; there are too many documents, or an id is too long.
+    /// Throws if the embedding does not fit this cache, there are too many documents, or an id is too long.
     pub fn insert(
         &mut self,
         #[wasm_bindgen(unchecked_param_type = "Float32Array | number[]")] embedding: &JsValue,
@@ -83,10 +83,10 @@ impl SimilarityCache {
             .map_err(refused)
     }
 
-    /// Forgets every answer that holds one of these documents; how many there were.
+    /// Forgets every answer that holds one of these documents, and returns the number of answers forgotten.
     ///
     /// # Errors
-    /// `documents` is no list of strings.
+    /// Throws if `documents` is no list of strings.
     pub fn invalidate(
         &mut self,
         #[wasm_bindgen(unchecked_param_type = "string[]")] documents: &JsValue,
@@ -95,7 +95,7 @@ impl SimilarityCache {
         Ok(self.core.invalidate(&documents) as f64)
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     #[wasm_bindgen(getter)]
     #[must_use]
     pub fn entries(&self) -> f64 {
@@ -103,14 +103,14 @@ impl SimilarityCache {
     }
 }
 
-/// Half of what a module can address.
+/// Most bytes of a cache: half of what a module can address.
 const MAX_BYTES: u64 = 2 << 30;
 
-/// A text's vector of length 1, without a model: hashed words and their parts. Texts are near when they share words. A
-/// text without letters and digits has no direction, and gets the zero vector.
+/// Returns a text's vector of length 1, without a model: hashed words and their parts. Texts are near when they share
+/// words. A text without letters and digits has no direction, and gets the zero vector.
 ///
 /// # Errors
-/// `dimensions` is out of range.
+/// Throws if `dimensions` is out of range.
 #[wasm_bindgen]
 pub fn embed(
     #[wasm_bindgen(unchecked_param_type = "string")] text: &JsValue,
@@ -126,8 +126,8 @@ pub fn embed(
     Ok(Float32Array::from(vector.as_slice()))
 }
 
-/// A text's words in lower case, with spaces between: what the embedder makes of a text itself, but by the engine's
-/// tables of letters, which the module then need not bring.
+/// Returns a text's words in lower case, with spaces between. The embedder would compute the same, but here the
+/// JavaScript engine's tables of letters do it, so the module need not contain them.
 fn words(text: &JsString) -> String {
     let words = RegExp::new(r"[\p{Alphabetic}\p{N}]+", "gu");
     let found = text.to_lower_case().match_(&words);
@@ -136,7 +136,7 @@ fn words(text: &JsString) -> String {
     })
 }
 
-/// Components of an embedding.
+/// Reads the components of an embedding.
 fn vector(value: &JsValue) -> Result<Vec<f32>, JsValue> {
     if let Some(array) = value.dyn_ref::<Float32Array>() {
         return Ok(array.to_vec());
@@ -146,7 +146,7 @@ fn vector(value: &JsValue) -> Result<Vec<f32>, JsValue> {
 }
 
 fn time(value: &JsValue) -> Result<u64, JsValue> {
-    // Milliseconds of 285,000 years: what a JavaScript number counts exactly.
+    // This is 285,000 years in milliseconds, as far as a JavaScript number counts exactly.
     const LATEST: u64 = (1 << 53) - 1;
     Ok(values::real("nowMs", value)?.clamp(0.0, LATEST as f64) as u64)
 }

@@ -1,11 +1,11 @@
-//! The class `Trace`: a log of requests, read from pieces that are cut anywhere.
+//! The class `Trace`: a log of requests, read from pieces that may be cut anywhere.
 
 use crate::values::{self, refused};
 use foreword_simulation::{BadLine, Bound, CompactTrace, LogReader};
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
 
-/// Requests read from a log: only ids, fingerprints and token counts stay, no text.
+/// The requests of a log. It keeps only ids, fingerprints and token counts, no text.
 #[wasm_bindgen]
 pub struct Trace {
     reader: LogReader,
@@ -15,7 +15,7 @@ pub struct Trace {
     /// Whether that line is longer than [`MAX_LINE_BYTES`]; then it is not held.
     too_long: bool,
     bytes: u64,
-    /// Line breaks seen.
+    /// Number of line breaks seen.
     breaks: u64,
     lines: u64,
     without_documents: u64,
@@ -26,10 +26,11 @@ pub struct Trace {
 
 #[wasm_bindgen]
 impl Trace {
-    /// An empty trace. A document whose line does not tell its tokens weighs `document_tokens`, 256 if absent.
+    /// Returns an empty trace. A document whose line does not state its tokens weighs `document_tokens`, by default
+    /// 256.
     ///
     /// # Errors
-    /// The weight is out of range.
+    /// Throws if the weight is out of range.
     #[wasm_bindgen(constructor)]
     pub fn new(
         #[wasm_bindgen(
@@ -58,7 +59,7 @@ impl Trace {
     /// Reads the next piece of the log. A line that is not understood is counted, and named if it is one of the first.
     ///
     /// # Errors
-    /// The log is longer than a trace may be; what was read so far stays.
+    /// Throws if the log is longer than a trace may be; what was read so far stays.
     pub fn push(
         &mut self,
         #[wasm_bindgen(unchecked_param_type = "Uint8Array")] chunk: &JsValue,
@@ -85,10 +86,10 @@ impl Trace {
         Ok(())
     }
 
-    /// Reads what is left behind the last line break, and says what was read.
+    /// Reads the rest after the last line break, and returns a summary of the log.
     ///
     /// # Errors
-    /// The log is longer than a trace may be.
+    /// Throws if the log is longer than a trace may be.
     #[wasm_bindgen(unchecked_return_type = "TraceSummary")]
     pub fn finish(&mut self) -> Result<JsValue, JsValue> {
         if self.too_long || !self.begun.is_empty() {
@@ -106,17 +107,17 @@ impl Trace {
         })
     }
 
-    /// Requests with documents, so far.
+    /// Returns the number of requests with documents so far.
     #[wasm_bindgen(getter)]
     #[must_use]
     pub fn requests(&self) -> f64 {
         self.requests.requests() as f64
     }
 
-    /// What no order of documents exceeds. Takes some seconds on a long trace.
+    /// Returns a bound that no order of documents exceeds. It takes some seconds on a long trace.
     ///
     /// # Errors
-    /// The seed is no whole number.
+    /// Throws if the seed is no whole number.
     #[wasm_bindgen(js_name = upperBound, unchecked_return_type = "Bound")]
     pub fn upper_bound(
         &self,
@@ -127,7 +128,7 @@ impl Trace {
         values::plain(&BoundOut { share, sampled })
     }
 
-    /// Takes the begun line as a whole one.
+    /// Reads the begun line as a complete one.
     fn line(&mut self) -> Result<(), JsValue> {
         let line = std::mem::take(&mut self.begun);
         let too_long = std::mem::take(&mut self.too_long);
@@ -170,19 +171,19 @@ impl Trace {
     }
 }
 
-/// A log of 20,000 bodies of 50 KB. What stays of it is far less.
+/// Most bytes of a log: 20,000 bodies of 50 KB. What is kept of it is far less.
 const MAX_LOG_BYTES: u64 = 1 << 30;
 
-/// More than any gateway lets through.
+/// Most bytes of a line: more than any gateway lets through.
 const MAX_LINE_BYTES: usize = 16 << 20;
 
-/// Requests of a trace; 60 bytes each.
+/// Most requests of a trace, at 60 bytes each.
 const MAX_REQUESTS: usize = 1_000_000;
 
-/// Documents in all its requests: at most 150 bytes each, which a page's memory of 4 GB holds.
+/// Most documents in all its requests: at most 150 bytes each, which a page's memory of 4 GB holds.
 const MAX_LISTED: u64 = 16_000_000;
 
-/// Bad lines that are named; the others are only counted.
+/// Number of bad lines that are named; further ones are only counted.
 const NAMED: usize = 20;
 
 #[derive(Serialize)]
@@ -200,7 +201,7 @@ struct Summary<'a> {
 
 #[derive(Serialize)]
 struct Named {
-    /// From 1.
+    /// Number of the line, from 1.
     line: u64,
     message: String,
 }

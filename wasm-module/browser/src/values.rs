@@ -1,5 +1,5 @@
-//! What JavaScript passes, checked; what it gets, as plain objects. Every refusal names the argument, what was given
-//! and what is allowed.
+//! Checks the values that JavaScript passes, and creates the plain objects that it gets. Every error names the
+//! argument, the value given and what is allowed.
 
 use js_sys::{Error, JSON, JsString, RangeError, TypeError};
 use serde::Serialize;
@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use std::fmt::Display;
 use wasm_bindgen::{JsCast, JsValue};
 
-/// An `Error` with the words of `reason`.
+/// Returns an `Error` with the words of `reason`.
 pub(crate) fn refused<R: Display>(reason: R) -> JsValue {
     fn told(reason: &dyn Display) -> JsValue {
         Error::new(&reason.to_string()).into()
@@ -15,33 +15,33 @@ pub(crate) fn refused<R: Display>(reason: R) -> JsValue {
     told(&reason)
 }
 
-/// An `Error` with the words of `reason`, for an argument.
+/// Returns an `Error` with the words of `reason`, for an argument.
 pub(crate) fn refused_argument(name: &str, reason: impl Display) -> JsValue {
     refused(format_args!("{name}: {reason}"))
 }
 
-/// A string.
+/// Reads a string.
 pub(crate) fn text(name: &str, value: &JsValue) -> Result<String, JsValue> {
     value
         .as_string()
         .ok_or_else(|| wrong_type(name, value, "a string"))
 }
 
-/// A string, left where it is.
+/// Checks that a value is a string, without copying it.
 pub(crate) fn string<'v>(name: &str, value: &'v JsValue) -> Result<&'v JsString, JsValue> {
     value
         .dyn_ref::<JsString>()
         .ok_or_else(|| wrong_type(name, value, "a string"))
 }
 
-/// Bytes.
+/// Reads bytes.
 pub(crate) fn bytes(name: &str, value: &JsValue) -> Result<Vec<u8>, JsValue> {
     let array = value.dyn_ref::<js_sys::Uint8Array>();
     let array = array.ok_or_else(|| wrong_type(name, value, "a Uint8Array"))?;
     Ok(array.to_vec())
 }
 
-/// A whole number from `low` to `high`; `default` if it is absent.
+/// Reads a whole number from `low` to `high`; `default` if it is absent.
 pub(crate) fn whole(
     name: &str,
     value: &JsValue,
@@ -54,7 +54,7 @@ pub(crate) fn whole(
     let number = value
         .as_f64()
         .ok_or_else(|| wrong_type(name, value, "a number"))?;
-    // Beyond 2^53 a double is no exact number; no limit is.
+    // Beyond 2^53 a double is no exact number; no limit is that large.
     let is_whole = number.fract() == 0.0 && (low as f64..=high as f64).contains(&number);
     if is_whole {
         Ok(number as u64)
@@ -64,7 +64,7 @@ pub(crate) fn whole(
     }
 }
 
-/// A number that is not NaN.
+/// Reads a number that is not NaN.
 pub(crate) fn real(name: &str, value: &JsValue) -> Result<f64, JsValue> {
     let number = value
         .as_f64()
@@ -75,7 +75,7 @@ pub(crate) fn real(name: &str, value: &JsValue) -> Result<f64, JsValue> {
     Ok(number)
 }
 
-/// An object, by way of JSON; `T`'s default if it is absent. serde's words tell what does not fit.
+/// Reads an object, by way of JSON; `T`'s default if it is absent. serde's words say what does not fit.
 pub(crate) fn options<T: DeserializeOwned + Default>(
     name: &str,
     value: &JsValue,
@@ -86,12 +86,12 @@ pub(crate) fn options<T: DeserializeOwned + Default>(
     parsed(name, &json(name, value, &JsValue::NULL)?)
 }
 
-/// An array, by way of JSON.
+/// Reads an array, by way of JSON.
 pub(crate) fn list<T: DeserializeOwned>(name: &str, value: &JsValue) -> Result<Vec<T>, JsValue> {
     objects(name, value, &JsValue::NULL)
 }
 
-/// The same of objects, of which only those fields are taken that an array names.
+/// Reads an array of objects, of which only the fields named in an array are taken.
 pub(crate) fn objects<T: DeserializeOwned>(
     name: &str,
     value: &JsValue,
@@ -107,7 +107,7 @@ fn parsed<T: DeserializeOwned>(name: &str, json: &str) -> Result<T, JsValue> {
     serde_json::from_str(json).map_err(|error| refused_argument(name, without_place(&error)))
 }
 
-/// The JSON of an object or an array, of the fields that an array names, or of all.
+/// Returns the JSON of an object or an array, with the fields named in an array, or with all.
 fn json(name: &str, value: &JsValue, fields: &JsValue) -> Result<String, JsValue> {
     if !value.is_object() {
         return Err(wrong_type(name, value, "an object"));
@@ -118,19 +118,19 @@ fn json(name: &str, value: &JsValue, fields: &JsValue) -> Result<String, JsValue
         .ok_or_else(|| wrong_type(name, value, "an object"))
 }
 
-/// A plain object of `value`'s fields.
+/// Returns a plain object with `value`'s fields.
 pub(crate) fn plain(value: &impl Serialize) -> Result<JsValue, JsValue> {
     value
         .serialize(&serde_wasm_bindgen::Serializer::json_compatible())
         .map_err(|error| refused(error.to_string()))
 }
 
-/// `undefined` or `null`.
+/// Returns whether a value is `undefined` or `null`.
 pub(crate) fn is_absent(value: &JsValue) -> bool {
     value.is_undefined() || value.is_null()
 }
 
-/// serde's words without the line and column of a text that the caller never saw.
+/// Returns serde's words without the line and column of a text that the caller never saw.
 fn without_place(error: &impl Display) -> String {
     let words = error.to_string();
     match words.split_once(" at line ") {

@@ -67,7 +67,7 @@ enum Form {
     Tags,
     /// As a `documents` array, which holds the last turn's only.
     Array,
-    /// Without a body.
+    /// In a request without a body.
     Plain,
 }
 

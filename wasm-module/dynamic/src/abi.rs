@@ -71,9 +71,9 @@ pub(crate) struct EnvoyHttpHeader {
 /// Envoy's scheduler, which calls a configuration's hook from any thread; the module deletes it.
 pub(crate) type ConfigSchedulerPtr = *mut c_void;
 
-/// `http_header_type`.
+/// `http_header_type`: the request's headers.
 pub(crate) const REQUEST_HEADER: u32 = 0;
-/// `http_header_type`.
+/// `http_header_type`: the response's headers.
 pub(crate) const RESPONSE_HEADER: u32 = 2;
 
 /// `http_body_type`: the body that the running hook brought; absent in every other hook.

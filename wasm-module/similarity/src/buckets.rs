@@ -1,4 +1,4 @@
-//! Locality-sensitive hashing: which entries may be near, without looking at all of them.
+//! Locality-sensitive hashing: finds the entries that may be near without looking at all of them.
 //!
 //! ```text
 //!   row ─▶ rotation ─▶ coordinates   x0 .. x15 | x16 .. x31 | ...       one group per table
@@ -12,9 +12,9 @@
 //! ```
 //!
 //! Random hyperplanes are Charikar's (STOC 2002), stretches of lines Datar et al.'s (SoCG 2004), the choice of further
-//! buckets Lv et al.'s (*Multi-Probe LSH*, VLDB 2007, section 4.4). A row that is near is found with high probability,
-//! not always; what is missed costs a search. By the inner product, rows are found by their directions: those of
-//! unlike lengths less surely.
+//! buckets Lv et al.'s (*Multi-Probe LSH*, VLDB 2007, section 4.4). A near row is found with high probability, not
+//! always; a missed row costs a search. With the inner product, rows are found by their directions, so those of unlike
+//! lengths are found less surely.
 
 use super::crossings::crossings;
 use super::metric::Metric;
@@ -23,16 +23,16 @@ use foreword_ordering::object;
 use foreword_ordering::random::Random;
 use std::num::NonZeroU32;
 
-/// Buckets, as written: more tables and probes find more and take longer.
+/// The options of buckets, as written. More tables and probes find more and take longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawBuckets {
-    /// Tables; each takes 12 bytes an entry.
+    /// Number of tables; each takes 12 bytes an entry.
     pub tables: u32,
-    /// Cells that rows of one bucket share. More make smaller buckets, which near rows share less often.
+    /// Number of cells that rows of one bucket share. More make smaller buckets, which near rows share less often.
     pub functions: u32,
-    /// Buckets looked into, in each table.
+    /// Number of buckets looked into, in each table.
     pub probes: u32,
-    /// Entries compared in one look-up, at most: what bounds its time when everything is alike.
+    /// Most entries compared in one look-up, which bounds its time when everything is alike.
     pub max_candidates: u32,
 }
 
@@ -44,37 +44,37 @@ pub(super) struct Buckets {
     shape: RawBuckets,
     cells: Cells,
     rotation: Rotation,
-    /// By table and function.
+    /// Functions, by table and index.
     functions: Vec<Function>,
-    /// Bits of a bucket's number.
+    /// Number of bits of a bucket's number.
     bits: u32,
-    /// By table and bucket: the first slot.
+    /// First slots, by table and bucket.
     heads: Vec<Link>,
-    /// By slot and table.
+    /// Entries, by slot and table.
     places: Vec<BucketEntry>,
-    /// By slot: the last query that saw it.
+    /// The last query that saw a slot, by slot.
     seen: Vec<u32>,
     queries: u32,
-    /// Coordinates of the row at hand.
+    /// Coordinates of the current row.
     coordinates: Vec<f32>,
-    /// Buckets of the row at hand: every table's best, then every table's second best, and so on.
+    /// Buckets of the current row: every table's best, then every table's second best, and so on.
     probes: Vec<u32>,
 }
 
-/// What coordinates are cut into.
+/// The cells into which coordinates are cut.
 #[derive(Clone, Copy, Debug)]
 enum Cells {
-    /// Below zero, or not.
+    /// Two cells: below zero, or not.
     Signs,
     /// Stretches of this width.
     Stretches(f32),
 }
 
-/// How one coordinate's cell goes into a bucket: the bucket is the high bits of the sum of cells times factors.
+/// How one coordinate's cell contributes to a bucket: the bucket is the high bits of the sum of cells times factors.
 #[derive(Clone, Copy, Debug)]
 struct Function {
     factor: u64,
-    /// Where stretches begin, as a part of their width.
+    /// Start of the stretches, as a part of their width.
     offset: f32,
 }
 
@@ -86,7 +86,7 @@ struct BucketEntry {
     behind: Link,
 }
 
-/// A slot, or none, in four bytes.
+/// A slot or none, in four bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Link(Option<NonZeroU32>);
 
@@ -102,7 +102,7 @@ impl Default for RawBuckets {
 }
 
 impl Buckets {
-    /// Empty buckets.
+    /// Returns empty buckets.
     pub(super) fn new(
         shape: RawBuckets,
         metric: Metric,
@@ -137,7 +137,7 @@ impl Buckets {
         }
     }
 
-    /// Puts `slot`, which is in no bucket, where `row` belongs.
+    /// Adds `slot`, which is in no bucket, to the buckets of `row`.
     pub(super) fn add(&mut self, slot: u32, row: &[f32]) {
         self.probe(row, 1);
         let tables = self.shape.tables as usize;
@@ -162,7 +162,7 @@ impl Buckets {
         }
     }
 
-    /// Takes `slot`, which is in its buckets, out of them.
+    /// Removes `slot` from its buckets.
     pub(super) fn remove(&mut self, slot: u32) {
         for table in 0..self.shape.tables as usize {
             let Some(place) = self.place(Link::to(slot), table) else {
@@ -215,8 +215,8 @@ impl Buckets {
         }
     }
 
-    /// The first slot that shares `row`'s bucket in the first table and is `wanted`, among the first `max_candidates`.
-    /// Slots of the very same row share it.
+    /// Returns the first slot that shares `row`'s bucket in the first table and is `wanted`, among the first
+    /// `max_candidates`. Slots of the very same row share it.
     pub(super) fn alike(&mut self, row: &[f32], wanted: impl Fn(u32) -> bool) -> Option<u32> {
         self.probe(row, 1);
         let tables = self.shape.tables as usize;
@@ -228,7 +228,7 @@ impl Buckets {
             .find(|&slot| wanted(slot))
     }
 
-    /// Bytes that buckets take at most.
+    /// Returns the most bytes that buckets take.
     pub(super) fn max_bytes(shape: RawBuckets, dimensions: u32, capacity: u32) -> u64 {
         let tables = u64::from(shape.tables);
         let heads = (tables << bits(capacity)) * size_of::<Link>() as u64;
@@ -273,7 +273,7 @@ impl Buckets {
             .map_or(Link(None), |head| std::mem::replace(head, slot))
     }
 
-    /// The place of a slot, if there is one.
+    /// Returns the entry of a slot, if there is one.
     fn place(&mut self, slot: Link, table: usize) -> Option<&mut BucketEntry> {
         let tables = self.shape.tables as usize;
         self.places.get_mut(slot.slot()? as usize * tables + table)
@@ -281,7 +281,7 @@ impl Buckets {
 }
 
 impl Cells {
-    /// A coordinate's cell, the one behind the nearest border, and how far that border is.
+    /// Returns a coordinate's cell, the cell behind the nearest border, and the distance to that border.
     fn of(self, coordinate: f32, offset: f32) -> (i64, i64, f32) {
         match self {
             Self::Signs => {
@@ -313,18 +313,18 @@ impl Link {
     }
 }
 
-/// The first slot of a bucket.
+/// Returns the first slot of a bucket.
 fn head(heads: &[Link], bits: u32, table: usize, bucket: u32) -> Link {
     let head = heads.get((table << bits) + bucket as usize);
     head.copied().unwrap_or_default()
 }
 
-/// Functions of all tables.
+/// Returns the number of functions of all tables.
 fn count(shape: RawBuckets) -> usize {
     shape.tables as usize * shape.functions as usize
 }
 
-/// Bits of a bucket's number: about as many buckets as entries.
+/// Returns the bits of a bucket's number, for about as many buckets as entries.
 fn bits(capacity: u32) -> u32 {
     capacity
         .checked_next_power_of_two()

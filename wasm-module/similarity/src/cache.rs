@@ -1,4 +1,4 @@
-//! One similarity cache: embeddings of questions to the documents that were retrieved for them.
+//! One similarity cache: it maps embeddings of questions to the documents that were retrieved for them.
 //!
 //! ```text
 //!   slot      0        1        2        3
@@ -22,28 +22,29 @@ use fxhash::FxHashSet;
 
 /// Answers questions with the documents of questions that were nearly the same.
 ///
-/// Of the entries that accept a question, that is, whose tolerance is not exceeded by its distance, the nearest
-/// answers; among equals the one inserted last. Time is the caller's; when it goes backwards it stands still here.
+/// An entry accepts a question if the distance to it does not exceed the entry's tolerance. Of the entries that accept
+/// a question, the nearest answers; among equals the one inserted last. Time is the caller's; when it goes backwards,
+/// it stands still here.
 #[derive(Debug)]
 pub struct SimilarityCache {
     config: RawSimilarity,
     machine: Machine,
     rows: Rows,
-    /// Without them every row is compared.
+    /// Buckets; without them every row is compared.
     buckets: Option<Buckets>,
-    /// By slot: the largest measure that the entry accepts; negative infinity where there is none.
+    /// By slot, the largest measure that the entry accepts; negative infinity if there is none.
     limits: Vec<f32>,
-    /// By slot; as long as `limits`.
+    /// Entries by slot; as many as `limits`.
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
     by_age: Recency,
     by_use: Recency,
-    /// Insertions so far.
+    /// Number of insertions so far.
     inserted: u64,
     now_ms: u64,
     quality: Quality,
     sampling: Random,
-    /// The embedding at hand, as it is compared.
+    /// The current embedding, in the form that is compared.
     query: Vec<f32>,
 }
 
@@ -51,28 +52,28 @@ pub struct SimilarityCache {
 struct Entry {
     documents: Box<[Box<str>]>,
     inserted_ms: u64,
-    /// Which insertion it was.
+    /// Number of the insertion.
     number: u64,
 }
 
-/// What a question's nearest entry says.
+/// The answer of a question's nearest entry.
 #[derive(Debug)]
 pub struct Hit<'c> {
     /// The documents' ids, best first, as they were inserted.
     pub documents: &'c [Box<str>],
-    /// From the question to the entry's own.
+    /// Distance from the question to the entry's own.
     pub distance: f32,
-    /// Since the entry was inserted.
+    /// Time since the entry was inserted.
     pub age_ms: u64,
-    /// Whether this hit is to be checked, and what for.
+    /// Set if this hit is to be checked by a search.
     pub sample: Option<Sample>,
 }
 
-/// What a free slot accepts.
+/// The limit of a free slot, which accepts nothing.
 const NOTHING: f32 = f32::NEG_INFINITY;
 
 impl SimilarityCache {
-    /// An empty cache.
+    /// Returns an empty cache.
     #[must_use]
     pub fn new(config: &SimilarityConfig) -> Self {
         let config = config.raw.clone();
@@ -102,10 +103,11 @@ impl SimilarityCache {
         }
     }
 
-    /// The documents of the nearest question that accepts this one; `None`: search, then [insert](Self::insert).
+    /// Returns the documents of the nearest question that accepts this one. On `None`, search and then
+    /// [insert](Self::insert).
     ///
     /// # Errors
-    /// [`SimilarityError`], of the embedding; it counts as no look-up.
+    /// Returns a [`SimilarityError`] for an invalid embedding, which does not count as a look-up.
     pub fn lookup(
         &mut self,
         embedding: &[f32],
@@ -136,11 +138,11 @@ impl SimilarityCache {
         }))
     }
 
-    /// Keeps the `documents`, best first, that were retrieved for `embedding`; in place of those of the same embedding,
-    /// or else, when the cache is full, of the entry whose turn it is. `tolerance` overrides the cache's own.
+    /// Keeps the `documents`, best first, that were retrieved for `embedding`. They replace those of the same
+    /// embedding, or else, when the cache is full, the entry whose turn it is. `tolerance` overrides the cache's own.
     ///
     /// # Errors
-    /// [`SimilarityError`]; nothing was changed then.
+    /// Returns a [`SimilarityError`]; nothing was changed then.
     pub fn insert<S: AsRef<str>>(
         &mut self,
         embedding: &[f32],
@@ -174,10 +176,11 @@ impl SimilarityCache {
         Ok(())
     }
 
-    /// Forgets every entry that names one of `documents`: they were changed or deleted. Returns how many went.
+    /// Forgets every entry that names one of `documents`, since they were changed or deleted. Returns the number of
+    /// entries forgotten.
     ///
-    /// Takes time in proportion to the ids held, however many are asked for at once. A document that is *new* makes no
-    /// entry known that it would belong to: that is what the time to live is for.
+    /// Takes time in proportion to the ids held, however many are asked for at once. Entries to which a *new* document
+    /// would belong cannot be found; for them there is the time to live.
     pub fn invalidate<S: AsRef<str>>(&mut self, documents: &[S]) -> usize {
         let gone: FxHashSet<&str> = documents.iter().map(AsRef::as_ref).collect();
         let slots: Vec<u32> = (0..)
@@ -194,24 +197,24 @@ impl SimilarityCache {
         slots.len()
     }
 
-    /// Counts a [sampled](Hit::sample) hit against what a fresh search found.
+    /// Compares a [sampled](Hit::sample) hit with the result of a fresh search, and counts it.
     pub fn report<S: AsRef<str>>(&mut self, sample: &Sample, fresh: &[S]) {
         self.quality.report(sample, fresh);
     }
 
-    /// What the answers were worth.
+    /// Returns the counts of the cache's answers.
     #[must_use]
     pub fn quality(&self) -> Quality {
         self.quality
     }
 
-    /// Entries, those included that have expired since the last call.
+    /// Returns the number of entries, including those that have expired since the last call.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// Whether there is no entry.
+    /// Returns whether there is no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -244,7 +247,7 @@ impl SimilarityCache {
         }
     }
 
-    /// Forgets what has lived too long. Entries expire in the order of their insertion.
+    /// Forgets entries whose time to live is over. Entries expire in the order of their insertion.
     fn expire(&mut self, now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);
         let Some(ttl_ms) = self.config.ttl_ms else {
@@ -260,7 +263,7 @@ impl SimilarityCache {
         }
     }
 
-    /// The nearest entry that accepts the query, and its measure.
+    /// Returns the nearest entry that accepts the query, and its measure.
     fn nearest(&mut self) -> Option<(u32, f32)> {
         let mut nearest = Nearest {
             metric: self.config.metric,
@@ -284,8 +287,8 @@ impl SimilarityCache {
         nearest.found
     }
 
-    /// The entry whose key is the query itself. Buckets may overlook it in a crowd: then there are two of the same key,
-    /// and the newer one answers.
+    /// Returns the entry whose key is the query itself. Buckets may overlook it in a crowd: then there are two entries
+    /// of the same key, and the newer one answers.
     fn same(&mut self) -> Option<u32> {
         match &mut self.buckets {
             None => {
@@ -344,7 +347,7 @@ struct Nearest<'c> {
     machine: Machine,
     query: &'c [f32],
     entries: &'c [Option<Entry>],
-    /// Its slot and measure.
+    /// Slot and measure of the entry.
     found: Option<(u32, f32)>,
 }
 
@@ -372,8 +375,8 @@ impl Nearest<'_> {
 }
 
 impl SimilarityConfig {
-    /// Bytes that one cache takes at most: keys, ids at their longest, and what finds them. The allocator's own
-    /// overhead is not in it.
+    /// Returns the most bytes that one cache takes: keys, ids at their longest, and the indexes. The allocator's own
+    /// overhead is not included.
     #[must_use]
     pub fn max_bytes_per_cache(&self) -> u64 {
         let config = &self.raw;
@@ -395,7 +398,7 @@ impl SimilarityConfig {
             + u64::from(config.capacity) * (documents + 2 * slot as u64)
     }
 
-    /// Bytes that all caches take at most.
+    /// Returns the most bytes that all caches take.
     #[must_use]
     pub fn max_bytes(&self) -> u64 {
         self.max_bytes_per_cache()

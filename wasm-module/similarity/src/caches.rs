@@ -6,27 +6,28 @@ use super::metric::SimilarityError;
 use super::quality::{Quality, Sample};
 use fxhash::FxHashMap;
 
-/// Which cache: results of one version of a retriever for one tenant. Another version may find other documents.
+/// Identifies a cache: the results of one version of a retriever for one tenant. Another version may find other
+/// documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheName<'n> {
-    /// Whose question it is.
+    /// The tenant whose question it is.
     pub tenant: &'n str,
-    /// The retriever, its model and its index: whatever changes its answers or its embeddings.
+    /// The version of the retriever, its model and its index: it changes whenever answers or embeddings may change.
     pub retriever: &'n str,
 }
 
-/// Similarity caches, made as they are needed; when there are too many, the least recently used one goes.
+/// Similarity caches, created when needed; when there are too many, the least recently used one is evicted.
 ///
 /// A tenant's answers depend on its own questions alone, as long as no more than `max_caches` are in use. Names count
-/// towards no bound: what they are taken from must bound them.
+/// towards no bound, so their source must bound them.
 #[derive(Debug)]
 pub struct SimilarityCaches {
     config: SimilarityConfig,
-    /// By tenant, then retriever version.
+    /// Caches by tenant, then retriever version.
     caches: FxHashMap<(Box<str>, Box<str>), NamedCache>,
-    /// Calls so far.
+    /// Number of calls so far.
     now: u64,
-    /// Counts of the caches that are gone.
+    /// Counts of the evicted caches.
     gone: Quality,
 }
 
@@ -37,7 +38,7 @@ struct NamedCache {
 }
 
 impl SimilarityCaches {
-    /// No caches yet.
+    /// Returns an empty collection.
     #[must_use]
     pub fn new(config: SimilarityConfig) -> Self {
         Self {
@@ -51,7 +52,7 @@ impl SimilarityCaches {
     /// Looks `embedding` up in the cache `name`; see [`SimilarityCache::lookup`].
     ///
     /// # Errors
-    /// [`SimilarityError`].
+    /// Returns the errors of [`SimilarityCache::lookup`].
     pub fn lookup(
         &mut self,
         name: CacheName<'_>,
@@ -64,7 +65,7 @@ impl SimilarityCaches {
     /// Keeps in the cache `name` what was retrieved for `embedding`; see [`SimilarityCache::insert`].
     ///
     /// # Errors
-    /// [`SimilarityError`].
+    /// Returns the errors of [`SimilarityCache::insert`].
     pub fn insert<S: AsRef<str>>(
         &mut self,
         name: CacheName<'_>,
@@ -77,7 +78,8 @@ impl SimilarityCaches {
             .insert(embedding, documents, tolerance, now_ms)
     }
 
-    /// Forgets the tenant's entries that name one of `documents`, whichever retriever found them. Returns how many.
+    /// Forgets the tenant's entries that name one of `documents`, whichever retriever found them. Returns their
+    /// number.
     pub fn invalidate<S: AsRef<str>>(&mut self, tenant: &str, documents: &[S]) -> usize {
         self.caches
             .iter_mut()
@@ -86,7 +88,7 @@ impl SimilarityCaches {
             .sum()
     }
 
-    /// Counts a sampled hit of the cache `name` against what a fresh search found.
+    /// Compares a sampled hit of the cache `name` with the result of a fresh search, and counts it.
     pub fn report<S: AsRef<str>>(&mut self, name: CacheName<'_>, sample: &Sample, fresh: &[S]) {
         match self.caches.get_mut(&key(name)) {
             Some(kept) => kept.cache.report(sample, fresh),
@@ -94,7 +96,7 @@ impl SimilarityCaches {
         }
     }
 
-    /// What the answers of all caches were worth, those included that are gone.
+    /// Returns the counts of all caches' answers, including the evicted ones.
     #[must_use]
     pub fn quality(&self) -> Quality {
         let mut all = self.gone;
@@ -104,31 +106,31 @@ impl SimilarityCaches {
         all
     }
 
-    /// What the answers of one cache were worth; `None`: there is none of that name.
+    /// Returns the counts of one cache's answers; `None`: there is no cache of that name.
     #[must_use]
     pub fn quality_of(&self, name: CacheName<'_>) -> Option<Quality> {
         Some(self.caches.get(&key(name))?.cache.quality())
     }
 
-    /// Caches kept.
+    /// Returns the number of caches.
     #[must_use]
     pub fn len(&self) -> usize {
         self.caches.len()
     }
 
-    /// Whether there is no cache.
+    /// Returns whether there is no cache.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.caches.is_empty()
     }
 
-    /// Entries in all caches.
+    /// Returns the number of entries in all caches.
     #[must_use]
     pub fn entries(&self) -> usize {
         self.caches.values().map(|kept| kept.cache.len()).sum()
     }
 
-    /// Forgets all entries, as after the index was built anew. Counts stay.
+    /// Forgets all entries, as is right after the index was rebuilt. Counts stay.
     pub fn clear(&mut self) {
         self.gone = self.quality();
         self.caches.clear();

@@ -1,4 +1,4 @@
-//! What may be set of similarity caches: as written ([`RawSimilarity`]), and as checked ([`SimilarityConfig`]).
+//! The configuration of similarity caches: as written ([`RawSimilarity`]), and as checked ([`SimilarityConfig`]).
 
 use super::buckets::RawBuckets;
 use super::metric::Metric;
@@ -6,32 +6,32 @@ use foreword_ordering::ConfigError;
 use foreword_ordering::object;
 use serde::Deserialize;
 
-/// Similarity caches, as written. Every field may be absent; an unknown one is an error.
+/// The configuration of similarity caches, as written. Every field may be absent; an unknown one is an error.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawSimilarity {
-    /// Components of an embedding.
+    /// Number of components of an embedding.
     pub dimensions: u32,
-    /// How far apart two embeddings are.
+    /// The distance of two embeddings.
     pub metric: Metric,
     /// Farthest distance at which an entry answers for another question, unless it has a tolerance of its own. It
     /// depends on the embedding model: sample, and read the false-hit rate. At 0 only the same embedding hits.
     pub tolerance: f64,
-    /// Entries of one cache.
+    /// Most entries of one cache.
     pub capacity: u32,
-    /// Which entry makes room for another.
+    /// Which entry is evicted for another.
     pub eviction: Eviction,
-    /// How entries are found: absent, all are compared, which is exact and fast up to some thousands; given, those in
-    /// likely buckets, which misses a few and is fast up to millions.
+    /// How entries are found. Absent: all are compared, which is exact and fast up to some thousands. Given: those in
+    /// likely buckets are compared, which misses a few and is fast up to millions.
     pub buckets: Option<RawBuckets>,
     /// Milliseconds after which an entry is forgotten; absent: never.
     pub ttl_ms: Option<u64>,
-    /// Documents of one entry, at most.
+    /// Most documents of one entry.
     pub max_documents: u32,
-    /// Bytes of one document's id, at most.
+    /// Most bytes of one document's id.
     pub max_id_bytes: u32,
-    /// Caches, one per tenant and version of the retriever; the least recently used one goes first.
+    /// Most caches, one per tenant and version of the retriever; the least recently used one is evicted first.
     pub max_caches: u32,
-    /// One hit in so many, on average, is to be checked by a fresh search; absent: none.
+    /// One hit in so many, on average, is to be checked by a fresh search; absent: none is.
     pub sample_one_in: Option<u32>,
 }
 
@@ -42,7 +42,7 @@ object!(
     }
 );
 
-/// Which entry makes room for another.
+/// Which entry is evicted for another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Eviction {
@@ -53,7 +53,7 @@ pub enum Eviction {
     Lru,
 }
 
-/// Similarity caches, as checked.
+/// The configuration of similarity caches, as checked.
 #[derive(Clone, Debug)]
 pub struct SimilarityConfig {
     pub(super) raw: RawSimilarity,
@@ -97,7 +97,7 @@ impl SimilarityConfig {
         RawSimilarity::deserialize(value)?.try_into()
     }
 
-    /// Components of an embedding.
+    /// Returns the number of components of an embedding.
     #[must_use]
     pub fn dimensions(&self) -> u32 {
         self.raw.dimensions

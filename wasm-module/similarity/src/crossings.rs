@@ -1,4 +1,5 @@
-//! Which borders of cells to cross, the likeliest first: Lv et al.'s query-directed probing (VLDB 2007, section 4.4).
+//! Enumerates the cells' borders to cross, the likeliest first: Lv et al.'s query-directed probing (VLDB 2007, section
+//! 4.4).
 //!
 //! A near row lies behind a border the more likely the closer the border is, and behind several the more likely the
 //! smaller the sum of their squared distances. Sets of borders come in that order from a heap: after a set whose
@@ -9,8 +10,9 @@ use foreword_ordering::sort::sort_by_key;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// What crossing sets of `borders` changes in sum, the likeliest set first; the first one is empty. A border is its
-/// distance, not negative, and the change that crossing it makes. Of more than 32, the nearest 32 are crossed.
+/// Returns the changes that crossing sets of `borders` makes in sum, the likeliest set first; the first set is empty.
+/// A border is its distance, which is not negative, and the change that crossing it makes. Of more than 32, the
+/// nearest 32 are crossed.
 pub(super) fn crossings(mut borders: Vec<(f32, u64)>) -> impl Iterator<Item = u64> {
     // Floats that are not negative stand in the order of their bits.
     sort_by_key(&mut borders, |border| border.0.to_bits());
@@ -34,7 +36,7 @@ pub(super) fn crossings(mut borders: Vec<(f32, u64)>) -> impl Iterator<Item = u6
     std::iter::once(0).chain(rest)
 }
 
-/// The bits of the sum of a set's squared distances: they order like it, since it is not negative.
+/// Returns the bits of the sum of a set's squared distances: they order like the sum, since it is not negative.
 fn cost(borders: &[(f32, u64)], set: u32) -> u32 {
     let squares = members(borders, set).map(|(distance, _)| distance * distance);
     squares.sum::<f32>().max(0.0).to_bits()

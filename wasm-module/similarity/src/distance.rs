@@ -7,12 +7,12 @@
 //! ```
 //!
 //! The order of additions is part of the definition: sixteen sums run side by side, and are added to each other in one
-//! way. A processor with wider vectors takes more of them at once and finds the same, bit for bit; no sum is contracted
-//! with a product, and there are no transcendental functions. [`Machine`] knows what this processor has, at run time; in
-//! Wasm, and where there is nothing better, the portable code is all there is.
+//! way. A processor with wider vectors takes more of them at once and gets the same result, bit for bit. No sum is
+//! contracted with a product, and there are no transcendental functions. [`Machine`] detects the processor's
+//! instructions at run time; in Wasm, and where there is nothing better, the portable code is used.
 //!
-//! Squares are not negative and rounding is monotonic: a partial sum never exceeds the whole one. So giving up early
-//! loses nothing, and a row that is far away costs one segment.
+//! Squares are not negative and rounding is monotonic, so a partial sum never exceeds the whole one. Giving up early
+//! therefore loses nothing, and a row that is far away costs one segment.
 
 #[cfg(not(target_arch = "wasm32"))]
 mod wide;
@@ -21,17 +21,17 @@ pub(super) use wide::Machine;
 
 /// Lanes of a quad: a vector of SSE2 and of Wasm.
 const QUAD: usize = 4;
-/// All lanes are a vector of AVX-512, or two of AVX2.
+/// Quads of all lanes, which are a vector of AVX-512, or two of AVX2.
 const QUADS: usize = 4;
-/// Additions to each lane of a segment.
+/// Number of additions to each lane of a segment.
 const STEPS: usize = 8;
-/// Components of a segment: rows are padded to a multiple of it.
+/// Number of components of a segment: rows are padded to a multiple of it.
 pub(super) const SEGMENT: usize = QUAD * QUADS * STEPS;
 
 type Lanes = [[f32; QUAD]; QUADS];
 type Segment = [Lanes; STEPS];
 
-/// Which instructions there are. Here: whatever the compiler was told.
+/// The available instructions; here, those that the compiler was told of.
 #[cfg(target_arch = "wasm32")]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Machine;
@@ -42,19 +42,19 @@ impl Machine {
         Self
     }
 
-    /// See [`squared_distance`].
+    /// Computes [`squared_distance`] with these instructions.
     pub(super) fn squared_distance(self, a: &[f32], b: &[f32], limit: f32) -> Option<f32> {
         squared_distance(a, b, limit)
     }
 
-    /// See [`inner_product`].
+    /// Computes [`inner_product`] with these instructions.
     pub(super) fn inner_product(self, a: &[f32], b: &[f32]) -> f32 {
         inner_product(a, b)
     }
 }
 
-/// The squared Euclidean distance of two rows of equal length, a multiple of [`SEGMENT`]; `None` once it exceeds
-/// `limit`.
+/// Returns the squared Euclidean distance of two rows of equal length, a multiple of [`SEGMENT`]; `None` once it
+/// exceeds `limit`.
 fn squared_distance(a: &[f32], b: &[f32], limit: f32) -> Option<f32> {
     sum(a, b, limit, |a, b| {
         let difference = a - b;
@@ -62,12 +62,12 @@ fn squared_distance(a: &[f32], b: &[f32], limit: f32) -> Option<f32> {
     })
 }
 
-/// The inner product of two rows of equal length, a multiple of [`SEGMENT`].
+/// Returns the inner product of two rows of equal length, a multiple of [`SEGMENT`].
 fn inner_product(a: &[f32], b: &[f32]) -> f32 {
     sum(a, b, f32::INFINITY, |a, b| a * b).unwrap_or_default()
 }
 
-/// The sum of terms; `None` once it exceeds `limit`.
+/// Returns the sum of terms; `None` once it exceeds `limit`.
 #[inline(always)]
 fn sum(a: &[f32], b: &[f32], limit: f32, term: impl Fn(f32, f32) -> f32 + Copy) -> Option<f32> {
     let mut sums = [[0.0; QUAD]; QUADS];
@@ -85,7 +85,7 @@ fn sum(a: &[f32], b: &[f32], limit: f32, term: impl Fn(f32, f32) -> f32 + Copy) 
     Some(total(&sums)).filter(|sum| *sum <= limit)
 }
 
-/// A segment's terms of one quad. Quad after quad, so that where there are no vectors four sums stay in registers:
+/// Adds a segment's terms of one quad. It takes quad after quad, so that without vectors four sums stay in registers:
 /// sixteen would not, which takes twice as long in Wasm.
 #[inline(always)]
 fn add(
@@ -109,7 +109,7 @@ fn segments(row: &[f32]) -> impl Iterator<Item = &Segment> {
     segments.iter()
 }
 
-/// The lanes' sums together: halves onto halves.
+/// Returns the sum of the lanes' sums: halves onto halves.
 #[inline(always)]
 fn total(sums: &Lanes) -> f32 {
     let added = |a: [f32; QUAD], b: [f32; QUAD]| {
@@ -121,7 +121,7 @@ fn total(sums: &Lanes) -> f32 {
     (a + c) + (b + d)
 }
 
-/// Behind which segments the sum is looked at: a look costs as much as half a segment.
+/// The segments after which the sum is compared: a comparison costs as much as half a segment.
 #[derive(Default)]
 struct Looks(u32);
 

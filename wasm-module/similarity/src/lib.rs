@@ -1,4 +1,4 @@
-//! The similarity cache: what a retriever found for one question is good enough for a question that is nearly the same.
+//! The similarity cache: it answers a question with the documents that a retriever found for a nearly identical one.
 //!
 //! ```text
 //!   embedding ──▶ nearest key within its tolerance? ──yes──▶ that question's documents, ranked
@@ -8,13 +8,13 @@
 //!                 search, then insert
 //! ```
 //!
-//! An approximate key-value cache after Proximity (Bergman et al., EuroMLSys 2025, Algorithm 1), with what a gateway
-//! needs beside it: a time to live, a cache for each tenant and version of the retriever, invalidation by document,
-//! and an honest account of the hits that were wrong.
+//! It is an approximate key-value cache after Proximity (Bergman et al., EuroMLSys 2025, Algorithm 1), with what a
+//! gateway needs besides: a time to live, a cache for each tenant and version of the retriever, invalidation by
+//! document, and a measured rate of wrong hits.
 //!
 //! | file | answers |
 //! | --- | --- |
-//! | `config` | what may be set, and how much memory that can take |
+//! | `config` | the configuration, and how much memory it can take |
 //! | `metric` | which vectors may be compared, and what a tolerance means |
 //! | `distance` | the arithmetic: the same bits on every target |
 //! | `rows` | where keys are kept |
@@ -23,7 +23,8 @@
 //! | `caches` | the caches of all tenants and retriever versions |
 //! | `quality` | hit rate, false hits, recall |
 //!
-//! Beside it stands [`embedding`], which needs no model. The cache knows no embedding model, no retriever and no text: vectors come in, document ids go out.
+//! The module [`embedding`] needs no model. The cache knows no embedding model, no retriever and no text: vectors come
+//! in, document ids go out.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

@@ -1,64 +1,64 @@
-//! Which vectors may be compared, how far apart two are, and what a tolerance means.
+//! The metrics: which vectors may be compared, how far apart two are, and what a tolerance means.
 
 use super::distance::Machine;
 use serde::Deserialize;
 
-/// How far apart two embeddings are. Take the one that the retriever uses.
+/// The distance of two embeddings. Choose the one that the retriever uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Metric {
     /// The Euclidean distance.
     L2,
-    /// One less the cosine of the angle: 0 for the same direction, 2 for opposite ones. Lengths do not matter.
+    /// One minus the cosine of the angle: 0 for the same direction, 2 for opposite ones. Lengths do not matter.
     #[default]
     Cosine,
-    /// One less the inner product: the cosine's distance if both are of length 1, and below 0 for long vectors that
+    /// One minus the inner product: the cosine's distance if both are of length 1, and below 0 for long vectors that
     /// point the same way.
     InnerProduct,
 }
 
-/// Why an embedding, or what belongs to it, was refused. Nothing was changed then.
+/// The error that an embedding, or what belongs to it, is invalid. Nothing was changed then.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SimilarityError {
-    /// It has the wrong number of components.
+    /// The embedding has the wrong number of components.
     #[error("the embedding has {found} dimensions, this cache is for {expected}")]
     Dimensions {
-        /// Components given.
+        /// Number of components given.
         found: usize,
-        /// Components of every embedding of this cache.
+        /// Number of components of every embedding of this cache.
         expected: u32,
     },
     /// A component is not a number, or infinite.
     #[error("the embedding's component {at} is {value}, it must be finite")]
     NotFinite {
-        /// Its index.
+        /// Index of the component.
         at: usize,
-        /// Its value.
+        /// Value of the component.
         value: f64,
     },
-    /// It is too long for its distances to be finite.
+    /// The embedding is too long for its distances to be finite.
     #[error("the embedding's length is {length}, it may be at most {MAX_LENGTH}")]
     TooLong {
-        /// Its Euclidean length.
+        /// Euclidean length of the embedding.
         length: f64,
     },
-    /// It has no direction, so no cosine.
+    /// The embedding has no direction, so no cosine.
     #[error("the embedding is zero in every component: it has no direction to compare by cosine")]
     NoDirection,
-    /// The tolerance is not one that the metric knows.
+    /// The tolerance is outside the metric's range.
     #[error("a tolerance of {value} is out of range, it must be {low} to {high}")]
     Tolerance {
-        /// What was given.
+        /// The tolerance given.
         value: f64,
-        /// The least that is allowed.
+        /// The least tolerance that is allowed.
         low: f64,
-        /// The most that is allowed.
+        /// The greatest tolerance that is allowed.
         high: f64,
     },
     /// There are more documents than an entry holds.
     #[error("{found} documents, an entry holds at most {limit}")]
     TooManyDocuments {
-        /// Documents given.
+        /// Number of documents given.
         found: usize,
         /// The bound, `max_documents`.
         limit: u32,
@@ -68,7 +68,7 @@ pub enum SimilarityError {
     IdTooLong {
         /// The document's rank, from 0.
         at: usize,
-        /// The id's length.
+        /// Number of bytes of the id.
         bytes: usize,
         /// The bound, `max_id_bytes`.
         limit: u32,
@@ -79,7 +79,7 @@ pub enum SimilarityError {
 const MAX_LENGTH: f64 = 4e18;
 
 impl Metric {
-    /// The tolerances that mean something.
+    /// Returns the range of tolerances.
     pub(super) fn tolerances(self) -> (f64, f64) {
         match self {
             Self::L2 => (0.0, 8e18),
@@ -101,7 +101,7 @@ impl Metric {
         })
     }
 
-    /// The largest [measure](Self::measure) that `tolerance` accepts.
+    /// Returns the largest [measure](Self::measure) that `tolerance` accepts.
     pub(super) fn limit(self, tolerance: f64) -> f32 {
         let tolerance = tolerance as f32;
         match self {
@@ -111,8 +111,8 @@ impl Metric {
         }
     }
 
-    /// How far apart two rows are, in a measure that orders like the distance and is cheaper; `None`: farther than
-    /// `limit`. Rows are what [`Self::row`] wrote.
+    /// Returns a measure of how far apart two rows are, which orders like the distance and is cheaper; `None`: it
+    /// exceeds `limit`. Rows are what [`Self::row`] wrote.
     #[inline]
     pub(super) fn measure(self, machine: Machine, a: &[f32], b: &[f32], limit: f32) -> Option<f32> {
         match self {
@@ -124,7 +124,7 @@ impl Metric {
         }
     }
 
-    /// The distance that a measure stands for.
+    /// Returns the distance that a measure stands for.
     pub(super) fn distance(self, measure: f32) -> f32 {
         match self {
             Self::L2 => measure.sqrt(),
@@ -133,8 +133,8 @@ impl Metric {
         }
     }
 
-    /// Writes `embedding`, checked, into `row` as it is compared: of length 1 for the cosine, and padded with zeros to
-    /// `stride` components.
+    /// Writes `embedding`, checked, into `row` in the form that is compared: of length 1 for the cosine, and padded
+    /// with zeros to `stride` components.
     pub(super) fn row(
         self,
         embedding: &[f32],
@@ -176,7 +176,7 @@ impl Metric {
     }
 }
 
-/// The Euclidean length, in `f64`: no `f32` is too large or too small for its square.
+/// Returns the Euclidean length, in `f64`: no `f32` is too large or too small for its square.
 fn length(embedding: &[f32]) -> f64 {
     const LANES: usize = 8;
     let (chunks, rest) = embedding.as_chunks::<LANES>();

@@ -1,53 +1,53 @@
-//! What a cache's answers were worth: hit rate, and, of the hits that were checked, how many were wrong.
+//! The quality of a cache's answers: the hit rate, and how many of the checked hits were wrong.
 
-/// Counts of one cache, or of many together.
+/// The counts of one cache, or of many together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quality {
-    /// Valid look-ups.
+    /// Number of valid look-ups.
     pub lookups: u64,
-    /// Those that an entry answered.
+    /// Number of look-ups that an entry answered.
     pub hits: u64,
-    /// Hits that were compared with a fresh search.
+    /// Number of hits that were compared with a fresh search.
     pub sampled: u64,
-    /// Those of them whose documents were not the fresh ones, order aside.
+    /// Number of these whose documents were not the fresh ones, regardless of order.
     pub false_hits: u64,
-    /// Documents that the fresh searches found.
+    /// Number of documents that the fresh searches found.
     pub fresh_documents: u64,
-    /// Those of them that the entry held too.
+    /// Number of these that the entry held too.
     pub recalled_documents: u64,
 }
 
-/// A hit that is to be checked: search all the same, and report what was found.
+/// A hit to check: search all the same, and report the result.
 ///
-/// It is the caller's; one that is dropped is not counted. Nothing waits for it.
+/// It belongs to the caller; one that is dropped is not counted. Nothing waits for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a sample is for reporting what a fresh search finds"]
 pub struct Sample {
-    /// What the entry answered with.
+    /// Ids of the documents that the entry answered with.
     pub(super) served: Vec<Box<str>>,
 }
 
 impl Quality {
-    /// Share of look-ups that were hits; `None`: there were none.
+    /// Returns the share of look-ups that were hits; `None`: there were none.
     #[must_use]
     pub fn hit_rate(&self) -> Option<f64> {
         share(self.hits, self.lookups)
     }
 
-    /// Share of sampled hits whose documents differ from a fresh search's; `None`: none was sampled.
+    /// Returns the share of sampled hits whose documents differ from a fresh search's; `None`: none was sampled.
     #[must_use]
     pub fn false_hit_rate(&self) -> Option<f64> {
         share(self.false_hits, self.sampled)
     }
 
-    /// Recall@k of sampled hits, k being what the fresh search returned: the share of its documents that the hit held.
-    /// `None`: no fresh search found anything.
+    /// Returns recall@k of sampled hits, k being the number that the fresh search returned: the share of its documents
+    /// that the hit held. `None`: no fresh search found anything.
     #[must_use]
     pub fn recall(&self) -> Option<f64> {
         share(self.recalled_documents, self.fresh_documents)
     }
 
-    /// Counts `sample` against what a fresh search found.
+    /// Compares `sample` with the result of a fresh search, and counts it.
     pub(super) fn report<S: AsRef<str>>(&mut self, sample: &Sample, fresh: &[S]) {
         let held = |wanted: &str| sample.served.iter().any(|id| &**id == wanted);
         let recalled = fresh.iter().filter(|id| held(id.as_ref())).count();

@@ -1,4 +1,4 @@
-//! A random rotation that costs n log n: what random hyperplanes and random lines are taken from.
+//! A random rotation that costs n log n, from which random hyperplanes and random lines are taken.
 //!
 //! Three rounds of random signs and a Walsh-Hadamard transform act like a matrix of independent Gaussians (Andoni et
 //! al., *Practical and Optimal LSH for Angular Distance*, NIPS 2015, section 3), and keep three bits a dimension where
@@ -6,22 +6,22 @@
 
 use foreword_ordering::random::Random;
 
-/// Rounds of signs and transform.
+/// Number of rounds of signs and transform.
 const ROUNDS: usize = 3;
-/// Fewest coordinates of a rotation: in fewer, three rounds do not mix well.
+/// Least number of coordinates of a rotation: with fewer, three rounds do not mix well.
 const MIN_COORDINATES: usize = 256;
 
-/// Rotations of a vector, as many as are needed for so many coordinates.
+/// Rotations of a vector, as many as a number of coordinates needs.
 #[derive(Debug)]
 pub(super) struct Rotation {
-    /// Coordinates of one rotation, a power of two.
+    /// Number of coordinates of one rotation, a power of two.
     size: usize,
     /// For each rotation and round, `size` factors, 1 or -1.
     signs: Vec<f32>,
 }
 
 impl Rotation {
-    /// For vectors of `dimensions` components, giving at least `coordinates`.
+    /// Returns rotations for vectors of `dimensions` components, which give at least `coordinates`.
     pub(super) fn new(dimensions: u32, coordinates: usize) -> Self {
         let size = size(dimensions);
         let mut random = Random::new(0x0f0e_0d0c);
@@ -50,7 +50,7 @@ impl Rotation {
                 }
                 transform(coordinates);
             }
-            // Each round is longer by the root of `size`; a coordinate's variance shall be the square of the length.
+            // Each round lengthens by the root of `size`; a coordinate's variance must be the square of the length.
             let scale = 1.0 / self.size as f32;
             for value in coordinates {
                 *value *= scale;
@@ -58,7 +58,7 @@ impl Rotation {
         }
     }
 
-    /// Bytes that a rotation takes, with the coordinates that it writes.
+    /// Returns the bytes that a rotation takes, with the coordinates that it writes.
     pub(super) fn bytes(dimensions: u32, coordinates: usize) -> u64 {
         let size = size(dimensions);
         let floats = coordinates.div_ceil(size) * size * (ROUNDS + 1);
@@ -72,7 +72,7 @@ fn size(dimensions: u32) -> usize {
         .max(MIN_COORDINATES)
 }
 
-/// The Walsh-Hadamard transform, not scaled, of a power of two of values.
+/// Applies the Walsh-Hadamard transform, not scaled, to a power of two of values.
 fn transform(values: &mut [f32]) {
     let mut half = 1;
     while half < values.len() {

@@ -1,20 +1,20 @@
-//! Where keys are kept: rows of equal length, in blocks, so that growing copies nothing and memory follows the entries.
+//! Stores keys as rows of equal length, in blocks, so that growing copies nothing and memory follows the entries.
 
 use super::distance::SEGMENT;
 
-/// Rows of one block. A block is the unit of growth: 192 KiB at 768 dimensions.
+/// Number of rows of one block. A block is the unit of growth: 192 KiB at 768 dimensions.
 const ROWS_PER_BLOCK: usize = 64;
 
-/// Rows by slot. A slot that was never written reads as nothing.
+/// Rows by slot. A slot that was never written reads as empty.
 #[derive(Debug)]
 pub(super) struct Rows {
     blocks: Vec<Box<[f32]>>,
-    /// Components of a row, padding included; at least one segment.
+    /// Number of components of a row, padding included; at least one segment.
     stride: usize,
 }
 
 impl Rows {
-    /// No rows yet, of `dimensions` components each.
+    /// Returns an empty store for rows of `dimensions` components.
     pub(super) fn new(dimensions: u32) -> Self {
         Self {
             blocks: Vec::new(),
@@ -22,12 +22,12 @@ impl Rows {
         }
     }
 
-    /// Components of a row, padding included.
+    /// Returns the number of components of a row, padding included.
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
 
-    /// The row in `slot`; empty when there is none.
+    /// Returns the row in `slot`; empty when there is none.
     pub(super) fn get(&self, slot: u32) -> &[f32] {
         let (block, from) = self.place(slot);
         self.blocks
@@ -54,7 +54,7 @@ impl Rows {
         }
     }
 
-    /// Every row of slots below `count`, in their order.
+    /// Iterates over the rows of all slots below `count`, in their order.
     pub(super) fn iter(&self, count: usize) -> impl Iterator<Item = &[f32]> {
         self.blocks
             .iter()
@@ -62,7 +62,7 @@ impl Rows {
             .take(count)
     }
 
-    /// Bytes that `count` rows take at most.
+    /// Returns the most bytes that `count` rows take.
     pub(super) fn max_bytes(dimensions: u32, count: u32) -> u64 {
         let blocks = u64::from(count).div_ceil(ROWS_PER_BLOCK as u64);
         let rows = Self::row_bytes(dimensions) * ROWS_PER_BLOCK as u64;
@@ -70,7 +70,7 @@ impl Rows {
         blocks * (rows + 2 * size_of::<Box<[f32]>>() as u64)
     }
 
-    /// Bytes of one row.
+    /// Returns the bytes of one row.
     pub(super) fn row_bytes(dimensions: u32) -> u64 {
         stride(dimensions) as u64 * size_of::<f32>() as u64
     }
@@ -81,7 +81,7 @@ impl Rows {
     }
 }
 
-/// `dimensions` rounded up to whole segments.
+/// Returns `dimensions` rounded up to whole segments.
 fn stride(dimensions: u32) -> usize {
     (dimensions.max(1) as usize).next_multiple_of(SEGMENT)
 }

@@ -1,6 +1,6 @@
-//! The pairwise upper bound of [`upper_bound`](super::upper_bound) over a compact trace, and affordable on a long one:
-//! the exact bound compares every two requests that share a document, which grows with the square of the trace, so
-//! beyond a budget of comparisons it is estimated from a random sample of the requests.
+//! The pairwise upper bound of [`upper_bound`](super::upper_bound) over a compact trace, at an affordable cost for a
+//! long one. The exact bound compares every two requests that share a document, which grows with the square of the
+//! trace. So beyond a budget of comparisons it is estimated from a random sample of the requests.
 
 use super::CompactTrace;
 use foreword_ordering::document::Fingerprint;
@@ -9,23 +9,25 @@ use foreword_ordering::tree::Scope;
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// No order reuses more than this.
+/// An upper bound on reuse by any order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// Share of the document tokens.
+    /// The bound, as a share of the document tokens.
     pub share: f64,
-    /// Whether it was measured on a sample.
+    /// Whether it was estimated from a sample.
     pub sampled: bool,
 }
 
 impl Bound {
-    /// The bound of `trace`; `seed` draws the sample. `progress` is told of every part that is done, counted from 1.
+    /// Computes the bound of `trace`; `seed` draws the sample. `progress` is called after every part, with its number
+    /// from 1.
     #[must_use]
     pub fn of(trace: &CompactTrace, seed: u64, progress: impl FnMut(usize)) -> Self {
         Self::within(trace, seed, 1, BUDGET, progress)
     }
 
-    /// The same where matches are cut to whole pages of so many tokens, as [`EngineCache`](super::EngineCache) cuts them.
+    /// Computes the bound with matches cut to whole pages of `page_tokens` tokens, as
+    /// [`EngineCache`](super::EngineCache) cuts them.
     #[must_use]
     pub fn in_pages(
         trace: &CompactTrace,
@@ -46,9 +48,9 @@ impl Bound {
         let Places { numbers, counts } = Places::of(trace);
         let every = comparisons(&counts).div_ceil(budget).max(1);
         let mut random = Random::new(seed);
-        // By number: the parts so far that hold it.
+        // By document number, the parts so far that hold it.
         let mut holders: Vec<Vec<u32>> = vec![Vec::new(); counts.len()];
-        // By part: tokens shared with the one that is looked at.
+        // By part, the tokens that it shares with the current one.
         let mut shared: Vec<u64> = Vec::new();
         let (mut reused, mut total) = (0, 0);
         let mut met: Vec<u32> = Vec::new();
@@ -93,14 +95,14 @@ impl Bound {
     }
 }
 
-/// Comparisons that may be made: some seconds.
+/// Most comparisons, which take some seconds.
 const BUDGET: u64 = 400_000_000;
 
 /// Documents by scope, numbered.
 struct Places {
-    /// Of every part's documents, one part behind the other.
+    /// Document numbers of all parts, one part after another.
     numbers: Vec<usize>,
-    /// By number: how many parts hold it.
+    /// By document number, how many parts hold it.
     counts: Vec<u64>,
 }
 
@@ -130,12 +132,12 @@ impl Places {
     }
 }
 
-/// What a document is under a scope.
+/// Returns the identity of a document under a scope.
 fn identity(scope: Scope, document: Fingerprint) -> Fingerprint {
     Fingerprint(xxh3_64_with_seed(&document.0.to_le_bytes(), scope.0))
 }
 
-/// Pairs of parts that share a document, counted by document.
+/// Returns the number of pairs of parts that share a document, counted by document.
 fn comparisons(counts: &[u64]) -> u64 {
     let pairs = counts.iter().map(|&n| n * n.saturating_sub(1) / 2);
     pairs.sum()

@@ -2,29 +2,29 @@
 //! eviction under a capacity in tokens, as vLLM's and SGLang's caches are.
 //!
 //! It answers two questions that the knowledge tree must not: how many tokens a prompt really finds, in whole pages,
-//! and what the engine forgets when it is full. A document is cached or it is not; a page that holds the end of one
+//! and what the engine forgets when it is full. A document is either cached or not. A page that holds the end of one
 //! document and the beginning of the next belongs to the path that goes on, so a match is cut to whole pages.
 
 use super::Retrieved;
 use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
 
-/// How much an engine holds.
+/// The capacity of an engine's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Tokens of documents; `None`: any number.
+    /// Most tokens of documents; `None`: any number.
     pub tokens: Option<u64>,
     /// Tokens in a page; a match is cut to whole pages. 1: exact.
     pub page_tokens: u32,
 }
 
 impl Capacity {
-    /// Holds everything, matches exactly.
+    /// A cache that holds everything and matches exactly.
     pub const UNBOUNDED: Self = Self {
         tokens: None,
         page_tokens: 1,
     };
 
-    /// Room for `prompts` average prompts of `trace`, matched exactly.
+    /// Returns the capacity for `prompts` average prompts of `trace`, matched exactly.
     #[must_use]
     pub fn of_prompts(prompts: u32, trace: &[super::Request]) -> Self {
         let tokens = u128::from(super::document_tokens(trace)) * u128::from(prompts);
@@ -35,7 +35,7 @@ impl Capacity {
         }
     }
 
-    /// The bounds of a knowledge tree that knows what an engine of this capacity holds.
+    /// Returns the bounds of a knowledge tree that knows what an engine of this capacity holds.
     #[must_use]
     pub fn bounds(self) -> Bounds {
         Bounds {
@@ -45,7 +45,7 @@ impl Capacity {
     }
 }
 
-/// See the module's text.
+/// A model of an engine's prefix cache, at the granularity of documents.
 #[derive(Debug)]
 pub struct EngineCache {
     held: KnowledgeTree,
@@ -53,7 +53,7 @@ pub struct EngineCache {
 }
 
 impl EngineCache {
-    /// An empty cache.
+    /// Returns an empty cache.
     #[must_use]
     pub fn new(capacity: Capacity) -> Self {
         Self {
@@ -62,8 +62,8 @@ impl EngineCache {
         }
     }
 
-    /// Computes a prompt whose documents are `path`; the tokens that it found in the cache. Afterwards the path is
-    /// what was used last, and the least recently used leaves have made room for it.
+    /// Computes a prompt whose documents are `path`, and returns the tokens that it found in the cache. Afterwards the
+    /// path is the most recently used one, and the least recently used leaves have been evicted for it.
     pub fn serve<'a>(
         &mut self,
         scope: Scope,
@@ -85,7 +85,7 @@ impl EngineCache {
         found - found % self.page_tokens
     }
 
-    /// Tokens held.
+    /// Returns the number of tokens held.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.held.tokens()

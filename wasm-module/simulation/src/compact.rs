@@ -1,5 +1,5 @@
-//! A trace in little memory: each document once, and requests as lists of 4-byte numbers. A million requests of ten
-//! documents take about 60 MB, the documents themselves aside.
+//! A trace that takes little memory: each document is kept once, and requests are lists of 4-byte numbers. A million
+//! requests of ten documents take about 60 MB, the documents themselves aside.
 
 use super::{Request, Retrieved};
 use foreword_ordering::document::Fingerprint;
@@ -8,28 +8,28 @@ use fxhash::{FxHashMap, FxHashSet};
 
 /// Requests in the order of their arrival.
 ///
-/// A request has parts, one for each group of documents that is ordered by itself; at least one.
+/// A request has at least one part: one for each group of documents that is ordered separately.
 #[derive(Clone, Debug, Default)]
 pub struct CompactTrace {
     documents: Vec<Retrieved>,
-    /// By identity and weight: a log may weigh a document now this way, now that.
+    /// Numbers by identity and weight, since a log may weigh a document differently at times.
     numbers: FxHashMap<(Fingerprint, u32), u32>,
-    /// All parts' documents, by number.
+    /// Document numbers of all parts.
     places: Vec<u32>,
     parts: Vec<Part>,
-    /// Where each request's parts end.
+    /// Ends of each request's parts.
     ends: Vec<usize>,
 }
 
 #[derive(Clone, Debug)]
 struct Part {
     scope: Scope,
-    /// Where its documents end in `places`.
+    /// End of its documents in `places`.
     end: usize,
 }
 
 impl CompactTrace {
-    /// Adds a request; one without parts is none.
+    /// Adds a request; one without parts is ignored.
     pub fn push(&mut self, parts: Vec<Request>) {
         if parts.is_empty() {
             return;
@@ -52,18 +52,18 @@ impl CompactTrace {
         self.ends.push(self.parts.len());
     }
 
-    /// Requests.
+    /// Returns the number of requests.
     pub fn requests(&self) -> usize {
         self.ends.len()
     }
 
-    /// Distinct documents.
+    /// Returns the number of distinct documents.
     pub fn documents(&self) -> usize {
         let distinct: FxHashSet<_> = self.documents.iter().map(|d| d.fingerprint).collect();
         distinct.len()
     }
 
-    /// The parts of request `at`; none beyond the last one.
+    /// Returns the parts of request `at`; none beyond the last one.
     pub fn request(&self, at: usize) -> impl Iterator<Item = Request> + '_ {
         let start = at
             .checked_sub(1)
@@ -76,7 +76,7 @@ impl CompactTrace {
         })
     }
 
-    /// Every part's scope and documents, in order.
+    /// Iterates over every part's scope and documents, in order.
     pub fn parts(&self) -> impl Iterator<Item = (Scope, impl Iterator<Item = &Retrieved>)> {
         let parts = self.parts.iter().enumerate();
         parts.map(|(at, part)| (part.scope, self.part(at)))

@@ -1,14 +1,15 @@
-//! What would be saved: traces of requests, replayed under a policy against a model of an engine's cache.
+//! Simulates what ordering would save: traces of requests are replayed under a policy against a model of an engine's
+//! cache.
 //!
 //! ```text
 //!   trace ──▶ policy + its knowledge tree ──▶ order ──▶ engine cache ──▶ tokens reused
 //! ```
 //!
-//! The policy decides as it would in front of a real engine; the engine is modelled, document by document: what
-//! counts is how many document tokens a prefix match would have saved. Generation, batching and time are not here.
+//! The policy decides as it would in front of a real engine. The engine is modelled document by document: the result
+//! is how many document tokens a prefix match would have saved. Generation, batching and time are not modelled.
 //!
-//! A batch, of which every request is known before the first is sent, is planned here too: [`batch()`] says in which order
-//! its requests go, and the documents inside each.
+//! This crate also plans batches, of which every request is known before the first is sent: [`batch()`] returns the
+//! order of its requests, and of the documents inside each.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -45,7 +46,7 @@ pub use foreword_ordering::listing::{Request, Retrieved};
 /// Requests in the order of their arrival.
 pub type Trace = Vec<Request>;
 
-/// Tokens of a trace's documents.
+/// Returns the tokens of a trace's documents.
 #[must_use]
 pub fn document_tokens(trace: &[Request]) -> u64 {
     trace

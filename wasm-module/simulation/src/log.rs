@@ -1,5 +1,5 @@
-//! Logs of requests, a line at a time: a chat body, or a ranking. Errors name places and limits, never a value of the
-//! line. Where lines come from (a file, a page) is the caller's matter.
+//! Reads logs of requests line by line: a line is a chat body, or a ranking. Errors name places and limits, never a
+//! value of the line. The caller gets the lines from a file or a page.
 
 use super::{Request, Retrieved};
 use foreword_ordering::Config;
@@ -12,25 +12,25 @@ use foreword_ordering::{Skip, string};
 use fxhash::FxHashSet;
 use std::borrow::Cow;
 
-/// Why a line is not a request.
+/// The error that a line is not a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadLine {
-    /// It is longer than what is read of a line.
+    /// The line is too long.
     #[error("the line has more than {limit} bytes")]
     TooLong {
-        /// Bytes of a line.
+        /// Most bytes of a line.
         limit: u64,
     },
-    /// It is not a JSON object.
+    /// The line is not a JSON object.
     #[error("not a JSON object: error at column {column}")]
     NotAnObject {
-        /// Where reading failed, from 1.
+        /// Column where reading failed, from 1.
         column: usize,
     },
-    /// It has the shape of neither.
+    /// The line is neither a body nor a ranking.
     #[error("neither a chat body (no `messages`) nor a ranking (no `docs`)")]
     Neither,
-    /// `request` or `body` is no body.
+    /// `request` or `body` is not a body.
     #[error("`request` (or `body`) is neither an object nor a string that holds one")]
     Request,
     /// `docs` is not a list.
@@ -39,18 +39,18 @@ pub enum BadLine {
     /// An element of `docs` cannot be an id.
     #[error("docs[{index}] is neither a string nor a number")]
     Id {
-        /// Of the element.
+        /// Index of the element.
         index: usize,
     },
-    /// More documents than are ordered at once.
+    /// There are more documents than can be ordered at once.
     #[error("`docs` has {found} documents, more than the limit of {limit}")]
     TooManyDocuments {
-        /// In the line.
+        /// Number of documents in the line.
         found: usize,
-        /// At once.
+        /// Most documents at once.
         limit: u32,
     },
-    /// `tokens` is not what it should be.
+    /// `tokens` is neither a number nor a list of numbers.
     #[error(
         "`tokens` is neither a number from 0 to {} nor a list of such",
         u32::MAX
@@ -59,12 +59,12 @@ pub enum BadLine {
     /// `tokens` does not fit `docs`.
     #[error("`tokens` has {tokens} elements, `docs` has {docs}")]
     TokensOfOthers {
-        /// Elements of `tokens`.
+        /// Number of elements of `tokens`.
         tokens: usize,
-        /// Elements of `docs`.
+        /// Number of elements of `docs`.
         docs: usize,
     },
-    /// The core does not take the body.
+    /// The core does not accept the body.
     #[error("{0}")]
     Body(Skip),
 }
@@ -77,8 +77,8 @@ pub struct LogReader {
 }
 
 impl LogReader {
-    /// Weighs a document whose line does not tell as `document_tokens`. Bodies are read under the default
-    /// configuration, but for the number of documents: as many as can be ordered.
+    /// Returns a reader that weighs a document as `document_tokens` if its line does not state its tokens. Bodies are
+    /// read under the default configuration, except for the number of documents: as many as can be ordered.
     #[must_use]
     pub fn new(document_tokens: u32) -> Self {
         Self {
@@ -87,11 +87,11 @@ impl LogReader {
         }
     }
 
-    /// The request of a line, a part for every group of documents that is ordered by itself; no part where it has no
-    /// documents.
+    /// Returns the request of a line, with a part for every group of documents that is ordered separately; without
+    /// documents it has no part.
     ///
     /// # Errors
-    /// [`BadLine`].
+    /// Returns a [`BadLine`] if the line is not a request.
     pub fn requests(&self, line: &[u8]) -> Result<Vec<Request>, BadLine> {
         parse(line, &self.config, self.document_tokens)
     }
@@ -163,7 +163,7 @@ fn ranking(
         return Ok(Vec::new());
     }
     Ok(vec![Request {
-        // A ranking does not tell what stands before its documents: nothing, for all alike.
+        // A ranking does not state its scope, so all rankings share one.
         scope: Scope(0),
         documents,
     }])

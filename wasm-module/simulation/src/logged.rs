@@ -1,4 +1,4 @@
-//! A line of a log that says more than a request: whose it was, where it went, what the engine said of it.
+//! Reads a line of a log that states more than a request: its tenant, its engine, and the engine's usage.
 //!
 //! ```text
 //!   {"messages": […], …}                                                              the body itself
@@ -6,36 +6,36 @@
 //! ```
 //!
 //! `body` is another name for `request`; either holds the body as an object, or as a string, which access logs write.
-//! `usage` may stand beside the request, in OpenAI's or Anthropic's words; `upstream` is another name for `engine`, and
-//! `cached_tokens` and `prompt_tokens`, the fields of the gateway's access log, may stand by themselves. What else there
-//! is (times, headers) is passed over.
+//! `usage` may stand beside the request, in OpenAI's or Anthropic's words. `upstream` is another name for `engine`.
+//! The fields of the gateway's access log, `cached_tokens` and `prompt_tokens`, may stand on their own. Other fields
+//! (times, headers) are skipped.
 
 use super::BadLine;
 use foreword_ordering::scan::{self, Bad};
 use foreword_ordering::string;
 use std::borrow::Cow;
 
-/// A request in a log, and what is known of it.
+/// A request in a log, with what the log states about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logged<'a> {
     /// The body, or a ranking.
     pub body: Cow<'a, str>,
-    /// Whose it was; empty: nobody says.
+    /// Name of the tenant; empty: unknown.
     pub tenant: Cow<'a, str>,
-    /// Where it went; empty: nobody says.
+    /// The engine that served the request; empty: unknown.
     pub engine: Cow<'a, str>,
-    /// Tokens of the prompt, as the engine counts.
+    /// Tokens of the prompt, by the engine's count.
     pub prompt_tokens: Option<u64>,
-    /// Those of them that the engine had cached.
+    /// Prompt tokens that the engine had cached.
     pub cached_tokens: Option<u64>,
 }
 
-/// What a logged body is.
+/// The kind of a logged body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoggedKind {
     /// The line is a chat body, or holds one.
     Chat,
-    /// A list of documents' ids.
+    /// The line is a list of documents' ids.
     Ranking,
 }
 
@@ -43,8 +43,8 @@ impl<'a> Logged<'a> {
     /// Reads a line.
     ///
     /// # Errors
-    /// [`BadLine::NotAnObject`], [`BadLine::Request`]. What the body is worth says
-    /// [`LogReader::requests`](super::LogReader::requests).
+    /// Returns [`BadLine::NotAnObject`] or [`BadLine::Request`]. [`LogReader::requests`](super::LogReader::requests)
+    /// checks the body itself.
     pub fn read(line: &'a [u8]) -> Result<Self, BadLine> {
         let text = std::str::from_utf8(line).map_err(|error| BadLine::NotAnObject {
             column: error.valid_up_to() + 1,
@@ -111,10 +111,10 @@ impl<'a> Logged<'a> {
         }
     }
 
-    /// What the body is.
+    /// Returns the kind of the body.
     ///
     /// # Errors
-    /// [`BadLine::NotAnObject`], [`BadLine::Neither`].
+    /// Returns [`BadLine::NotAnObject`] or [`BadLine::Neither`].
     pub fn kind(&self) -> Result<LoggedKind, BadLine> {
         let names = ["messages", "message", "docs"];
         let fields = scan::fields(&self.body, names);
@@ -126,19 +126,19 @@ impl<'a> Logged<'a> {
         }
     }
 
-    /// Tokens of the prompt and those that were cached, if both are told.
+    /// Returns the tokens of the prompt and those that were cached, if both are stated.
     #[must_use]
     pub fn usage(&self) -> Option<(u64, u64)> {
         self.prompt_tokens.zip(self.cached_tokens)
     }
 }
 
-/// A number, written as one or as a string of digits.
+/// Parses a number that is written as one, or as a string of digits.
 fn number(value: &str) -> Option<u64> {
     value.trim_matches('"').parse().ok()
 }
 
-/// Tokens of the prompt, and those that were cached, in whatever dialect.
+/// Returns the tokens of the prompt, and those that were cached, in either dialect.
 fn counted(usage: &str) -> [Option<u64>; 2] {
     let names = [
         "prompt_tokens",
@@ -160,7 +160,7 @@ fn counted(usage: &str) -> [Option<u64>; 2] {
     let [read, created] = [read, created].map(|value| value.and_then(number));
     match (prompt.and_then(number), input.and_then(number)) {
         (Some(prompt), _) => [Some(prompt), cached.or(read)],
-        // Anthropic's counts leave out what was read from the cache and what was written to it.
+        // Anthropic's count excludes tokens that were read from the cache or written to it.
         (None, Some(input)) if read.is_some() || created.is_some() => {
             let prompt = input + read.unwrap_or(0) + created.unwrap_or(0);
             [Some(prompt), Some(read.unwrap_or(0))]

@@ -1,12 +1,13 @@
-//! Whole prompts against a model of an engine's cache: tools, system text, history, documents, hints and question, as
-//! the gateway would send them.
+//! Replays whole prompts against a model of an engine's cache: tools, system text, history, documents, hints and
+//! question, as the gateway would send them.
 //!
 //! ```text
 //!   body ──▶ Orderer ──▶ body as sent ──▶ pieces of its prompt ──▶ engine cache ──▶ tokens reused
 //! ```
 //!
-//! The orderer is the gateway's own, so what is decided here is decided there. The cache is [`EngineCache`], whose
-//! paths are pieces (a tool, a line or sentence of the system text, a message, a document) instead of documents alone.
+//! The orderer is the gateway's own, so its decisions are the gateway's. The cache is [`EngineCache`], whose paths
+//! consist of pieces (a tool, a line or sentence of the system text, a message, a document) instead of documents
+//! alone.
 
 use super::{Capacity, EngineCache, Replay, Request, Retrieved, Reuse};
 use crate::Logged;
@@ -21,19 +22,19 @@ use foreword_ordering::{
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What a replay of whole prompts found.
+/// The result of a replay of whole prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromptReuse {
     /// Estimated tokens of the prompts as they were sent.
     pub prompt_tokens: u64,
-    /// Those of them that came from the cache.
+    /// Prompt tokens that came from the cache.
     pub reused_tokens: u64,
-    /// The same of documents alone.
+    /// The same for documents alone.
     pub documents: Reuse,
 }
 
 impl PromptReuse {
-    /// The share that came from the cache; 0 of nothing.
+    /// Returns the share that came from the cache; 0 of nothing.
     #[must_use]
     pub fn share(self) -> f64 {
         if self.prompt_tokens == 0 {
@@ -43,7 +44,7 @@ impl PromptReuse {
         }
     }
 
-    /// Tokens that the engine had to compute.
+    /// Returns the tokens that the engine had to compute.
     #[must_use]
     pub fn computed_tokens(self) -> u64 {
         self.prompt_tokens - self.reused_tokens
@@ -53,28 +54,29 @@ impl PromptReuse {
 /// A replay of whole prompts, request by request.
 pub struct PromptReplay {
     orderer: Orderer,
-    /// Documents that stand in no body.
+    /// The replay of rankings, whose documents stand in no body.
     rankings: Replay,
     cache: EngineCache,
     reuse: PromptReuse,
     /// Numbers of engines by their names.
     engines: FxHashMap<String, EngineId>,
-    /// Whether bodies go as they came.
+    /// Whether bodies are sent as they came.
     as_came: bool,
 }
 
 impl PromptReplay {
-    /// Nothing cached, nothing learnt. Under [`PolicyKind::Retrieval`] bodies go as they came.
+    /// Returns a replay with nothing cached and nothing learnt. Under [`PolicyKind::Retrieval`] bodies are sent as
+    /// they came.
     ///
     /// # Errors
-    /// The configuration is not valid.
+    /// Returns an error if the configuration is not valid.
     pub fn new(
         mut raw: RawConfig,
         kind: PolicyKind,
         capacity: Capacity,
     ) -> Result<Self, ConfigError> {
         raw.policy = kind.name().into();
-        // What the configuration says of the engine's blocks goes before the cache that is modelled.
+        // The configured block size takes precedence over that of the modelled cache.
         if raw.policy_options.block_tokens == 1 {
             raw.policy_options.block_tokens = capacity.page_tokens.max(1);
         }
@@ -93,16 +95,16 @@ impl PromptReplay {
         })
     }
 
-    /// Rewrites bodies under [`PolicyKind::Retrieval`] too: what else the configuration says is done.
+    /// Rewrites bodies under [`PolicyKind::Retrieval`] too: everything else that the configuration says is done.
     pub fn order_all(&mut self) {
         self.as_came = false;
     }
 
-    /// Orders a logged body as the gateway would; what it would send, if that is another one. A body without documents
-    /// goes as it came.
+    /// Orders a logged body as the gateway would, and returns what it would send, if that differs. A body without
+    /// documents is sent as it came.
     ///
     /// # Errors
-    /// Why the body cannot be read.
+    /// Returns the reason why the body cannot be read.
     pub fn decide(&mut self, logged: &Logged<'_>) -> Result<Option<Vec<u8>>, Skip> {
         let count = u16::try_from(self.engines.len()).unwrap_or(u16::MAX);
         let known = self.engines.entry(logged.engine.clone().into_owned());
@@ -130,10 +132,10 @@ impl PromptReplay {
         }
     }
 
-    /// Serves what was [decided](Self::decide) for a logged body.
+    /// Serves the [decision](Self::decide) for a logged body.
     ///
     /// # Errors
-    /// Why the body cannot be read.
+    /// Returns the reason why the body cannot be read.
     pub fn serve(&mut self, logged: &Logged<'_>, sent: Option<&[u8]>) -> Result<(), Skip> {
         let sent = sent.unwrap_or(logged.body.as_bytes());
         let config = self.orderer.config();
@@ -155,7 +157,7 @@ impl PromptReplay {
         self.rankings.decide(request)
     }
 
-    /// Serves a ranking whose documents stand in `order`: the prompt is the documents.
+    /// Serves a ranking whose documents stand in `order`; its prompt consists of the documents.
     pub fn serve_ranking(&mut self, request: &Request, order: &Order) {
         let path = (order.iter()).filter_map(|&rank| request.documents.get(usize::from(rank)));
         let pieces: Vec<(SegmentKind, Retrieved)> = path
@@ -174,7 +176,7 @@ impl PromptReplay {
             self.reuse.prompt_tokens += tokens;
             if *kind == SegmentKind::Document {
                 self.reuse.documents.document_tokens += tokens;
-                // The last one may have been cut by a page's end.
+                // A page's end may have cut the last one.
                 self.reuse.documents.reused_tokens += found.saturating_sub(at).min(tokens);
             }
             at += tokens;
@@ -182,7 +184,7 @@ impl PromptReplay {
         self.reuse.reused_tokens += found;
     }
 
-    /// What was found so far.
+    /// Returns the result so far.
     #[must_use]
     pub fn reuse(&self) -> PromptReuse {
         self.reuse

@@ -1,4 +1,4 @@
-//! A trace under a policy: what share of the document tokens comes from the cache.
+//! Replays a trace under a policy, and finds the share of the document tokens that comes from the cache.
 
 use super::{Capacity, EngineCache, Request, Trace, document_tokens};
 use foreword_ordering::document::{Candidate, Fingerprint};
@@ -7,17 +7,17 @@ use foreword_ordering::tree::KnowledgeTree;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// What a replay found.
+/// The result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reuse {
-    /// Tokens of the documents asked for.
+    /// Tokens of the documents that were requested.
     pub document_tokens: u64,
-    /// Those of them that came from the cache.
+    /// Document tokens that came from the cache.
     pub reused_tokens: u64,
 }
 
 impl Reuse {
-    /// The share that came from the cache; 0 of nothing.
+    /// Returns the share that came from the cache; 0 of nothing.
     #[must_use]
     pub fn share(self) -> f64 {
         if self.document_tokens == 0 {
@@ -28,18 +28,18 @@ impl Reuse {
     }
 }
 
-/// A replay, request by request, for callers that want to time or show it: [`Replay::decide`] is what a gateway
-/// does, [`Replay::serve`] what the engine does.
+/// A replay, request by request, for callers that want to time or show it: [`Replay::decide`] is the gateway's part,
+/// [`Replay::serve`] the engine's.
 pub struct Replay {
     policy: Box<dyn Policy>,
-    /// Under the same bounds as the engine's cache, as an operator would set them.
+    /// The knowledge tree, under the same bounds as the engine's cache, as an operator would set them.
     tree: KnowledgeTree,
     cache: EngineCache,
     reuse: Reuse,
 }
 
 impl Replay {
-    /// Nothing cached, nothing learnt.
+    /// Returns a replay with nothing cached and nothing learnt.
     #[must_use]
     pub fn new(kind: PolicyKind, options: &PolicyOptions, capacity: Capacity) -> Self {
         Self {
@@ -72,7 +72,7 @@ impl Replay {
         order
     }
 
-    /// Serves a request whose documents stand in `order`; the tokens that came from the cache.
+    /// Serves a request whose documents stand in `order`, and returns the tokens that came from the cache.
     pub fn serve(&mut self, request: &Request, order: &Order) -> u64 {
         let path = order
             .iter()
@@ -83,13 +83,13 @@ impl Replay {
         reused
     }
 
-    /// Nodes of the knowledge tree.
+    /// Returns the number of nodes of the knowledge tree.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.tree.len()
     }
 
-    /// What was found so far.
+    /// Returns the result so far.
     #[must_use]
     pub fn reuse(&self) -> Reuse {
         self.reuse
@@ -112,9 +112,10 @@ pub fn replay(
     replay.reuse()
 }
 
-/// The pairwise upper bound: each request is given its largest overlap, in tokens, with any one earlier request of
-/// its scope. No order reaches it on every trace (one request's best order is another's worst), and none exceeds it:
-/// a prefix is cached because one earlier request held all of it. O(requests x overlapping requests).
+/// Returns the pairwise upper bound: each request is given its largest overlap, in tokens, with any one earlier
+/// request of its scope. No order reaches it on every trace (one request's best order is another's worst), and none
+/// exceeds it, since a prefix is cached because one earlier request held all of it. O(requests x overlapping
+/// requests).
 #[must_use]
 pub fn upper_bound(trace: &Trace) -> Reuse {
     let mut postings: FxHashMap<(u64, Fingerprint), Vec<usize>> = FxHashMap::default();

@@ -1,7 +1,7 @@
-//! Traces made up from a seed: the workloads of RAGCache++ (section 4) and three more.
+//! Generates traces from a seed: the workloads of RAGCache++ (section 4) and three more.
 //!
-//! Documents have the paper's 200 tokens. A request's documents stand in random order, so that no policy can lean on
-//! what a ranking says of later requests; the geospatial trace comes with a telling ranking too.
+//! Documents have the paper's 200 tokens. A request's documents stand in random order, so that no policy can exploit
+//! what a ranking reveals of later requests; the geospatial trace is also available with a telling ranking.
 
 use super::{Request, Retrieved, Trace};
 use foreword_ordering::random::Random;
@@ -10,19 +10,19 @@ use foreword_ordering::tree::Scope;
 /// Tokens of every generated document (RAGCache++ section 4.1).
 const TOKENS: u32 = 200;
 
-/// What a bursty trace is made of.
+/// The parameters of a bursty trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bursty {
-    /// Documents in the corpus, in regions of 10.
+    /// Number of documents in the corpus, in regions of 10.
     pub documents: u64,
-    /// Documents in a request; at most 10.
+    /// Number of documents in a request; at most 10.
     pub k: usize,
     /// Share of a request's documents that the next one of its burst keeps.
     pub overlap: f64,
 }
 
 impl Default for Bursty {
-    /// The paper's larger set-up (RTX 4090).
+    /// Returns the paper's larger set-up (RTX 4090).
     fn default() -> Self {
         Self {
             documents: 500,
@@ -32,9 +32,10 @@ impl Default for Bursty {
     }
 }
 
-/// RAGCache++'s main workload: bursts of 10 requests for one region, each keeping `max(1, k * overlap)` documents of
-/// the one before (so that an overlap of 0 still keeps one, as section 4.4 says of their generator) and drawing the
-/// rest from the region. At an overlap of 0.6 the mean Jaccard index of neighbours is 0.55; the paper's is 0.52.
+/// Generates RAGCache++'s main workload: bursts of 10 requests for one region. Each request keeps `max(1, k *
+/// overlap)` documents of the one before (so that an overlap of 0 still keeps one, as section 4.4 says of their
+/// generator) and draws the rest from the region. At an overlap of 0.6 the mean Jaccard index of neighbours is 0.55;
+/// the paper's is 0.52.
 #[must_use]
 pub fn bursty(seed: u64, requests: usize, shape: Bursty) -> Trace {
     const REGION: u64 = 10;
@@ -61,18 +62,18 @@ pub fn bursty(seed: u64, requests: usize, shape: Bursty) -> Trace {
     trace
 }
 
-/// In which order a request's documents come.
+/// The order of a request's documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ranking {
-    /// The best first. A document that ranks well is then likely to be asked for again.
+    /// The best first. A document that ranks well is then likely to be requested again.
     Telling,
-    /// At random.
+    /// A random order.
     Random,
 }
 
-/// RAGCache++'s geospatial workload (section 4.7): 20 cities on a grid, each with 10 documents at places around it.
-/// With a probability of 0.7 a request comes from the last one's city, else from any; it retrieves the `k` documents
-/// nearest to where it comes from.
+/// Generates RAGCache++'s geospatial workload (section 4.7): 20 cities on a grid, each with 10 documents at places
+/// around it. With a probability of 0.7 a request comes from the last one's city, else from any; it retrieves the `k`
+/// documents nearest to its own place.
 #[must_use]
 pub fn geospatial(seed: u64, requests: usize, k: usize, ranking: Ranking) -> Trace {
     const COLUMNS: u64 = 5;
@@ -111,7 +112,8 @@ pub fn geospatial(seed: u64, requests: usize, k: usize, ranking: Ranking) -> Tra
         .collect()
 }
 
-/// Long-tailed topics: a request draws a topic of 100 documents, then `k` distinct ones of it, each by Zipf's law.
+/// Generates long-tailed topics: a request draws a topic of 100 documents, then `k` distinct ones of it, each by
+/// Zipf's law.
 #[must_use]
 pub fn zipf_topics(seed: u64, requests: usize, documents: u64, k: usize) -> Trace {
     const TOPIC: u64 = 100;
@@ -125,8 +127,8 @@ pub fn zipf_topics(seed: u64, requests: usize, documents: u64, k: usize) -> Trac
         .collect()
 }
 
-/// Interleaved conversations of 2 to 8 turns, 20 at a time, over topics of 40 documents. A turn keeps about half of
-/// what the turn before retrieved. Documents stand before the conversation, so turns share their beginnings.
+/// Generates interleaved conversations of 2 to 8 turns, 20 at a time, over topics of 40 documents. A turn keeps about
+/// half of what the turn before retrieved. Documents stand before the conversation, so turns share their beginnings.
 #[must_use]
 pub fn conversations(seed: u64, requests: usize, k: usize) -> Trace {
     const AT_ONCE: u64 = 20;
@@ -166,7 +168,7 @@ pub fn conversations(seed: u64, requests: usize, k: usize) -> Trace {
     trace
 }
 
-/// No document is ever asked for twice: what a policy costs when there is nothing to gain.
+/// Generates requests that share no document, which shows what a policy costs when there is nothing to gain.
 #[must_use]
 pub fn disjoint(requests: usize, k: usize) -> Trace {
     (0..requests as u64)
@@ -199,7 +201,7 @@ fn fill(chosen: &mut Vec<u64>, more: Vec<u64>, k: usize) {
     }
 }
 
-/// `k` distinct documents of the `count` from `first` on (all of them when there are fewer), by Zipf's law.
+/// Returns `k` distinct documents of the `count` from `first` on (all of them if there are fewer), by Zipf's law.
 fn popular(random: &mut Random, first: u64, count: u64, k: usize) -> Vec<u64> {
     let k = k.min(usize::try_from(count).unwrap_or(usize::MAX));
     let mut chosen: Vec<u64> = Vec::with_capacity(k);
@@ -209,8 +211,8 @@ fn popular(random: &mut Random, first: u64, count: u64, k: usize) -> Vec<u64> {
     chosen
 }
 
-/// A number below `count`, by Zipf's law with exponent 1: the inverse transform of the continuous 1/x law, which is
-/// close enough.
+/// Returns a number below `count`, by Zipf's law with exponent 1: the inverse transform of the continuous 1/x law,
+/// which is close enough.
 fn zipf(random: &mut Random, count: u64) -> u64 {
     let drawn = ((count as f64 + 1.0).powf(random.unit()) - 1.0) as u64;
     drawn.min(count.saturating_sub(1))

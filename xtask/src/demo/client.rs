@@ -14,7 +14,7 @@ pub(super) struct Client {
 
 /// The answer to a request.
 pub(super) struct Answer {
-    /// The generated text.
+    /// The text that the model generated.
     pub(super) text: String,
     /// Time from sending the request to the first chunk with content.
     pub(super) ttft: Duration,

@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
-/// Whether the user wants to stop. There is one per process, because signals are per process.
+/// Tells whether the user wants to stop. There is one per process, because signals are per process.
 pub(super) struct Interrupt {
     signal: &'static Signal,
 }

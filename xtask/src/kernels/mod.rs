@@ -27,7 +27,7 @@ const FOLDER: &str = "host/engine/kernels";
 /// The table that git tracks.
 const TABLE: &str = "resources.txt";
 
-/// How to compile.
+/// Options of `cargo xtask kernels`.
 #[derive(Args)]
 pub(crate) struct Options {
     /// Rewrite the table of registers instead of comparing it

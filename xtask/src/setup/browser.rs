@@ -13,7 +13,7 @@ use super::{apt, say};
 use crate::step::Step;
 use crate::workspace::Workspace;
 
-/// Where package.json lies, and below it what it names.
+/// Returns the folder of `package.json`, into which npm installs.
 pub(crate) fn npm_folder(workspace: &Workspace) -> PathBuf {
     workspace.root().join("tests/browser")
 }
@@ -38,7 +38,7 @@ pub(crate) fn chromium() -> PathBuf {
     std::env::var_os("FOREWORD_CHROMIUM").map_or_else(|| PathBuf::from(CHROMIUM), PathBuf::from)
 }
 
-/// Chromium.
+/// Installs Chromium, unless the program is already there.
 pub(super) fn install_chromium(workspace: &Workspace) -> Result<()> {
     let program = chromium();
     if program.is_file() {

@@ -21,7 +21,7 @@ pub(super) struct CargoTool {
 }
 
 impl CargoTool {
-    /// Where the program lies after [`CargoTool::install`].
+    /// Returns the path of the program once [`CargoTool::install`] has run.
     pub(super) fn program(&self, workspace: &Workspace) -> PathBuf {
         self.home(workspace).join("bin").join(self.name)
     }

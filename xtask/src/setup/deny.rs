@@ -17,7 +17,7 @@ const DENY: CargoTool = CargoTool {
     version_arguments: &["--version"],
 };
 
-/// Where cargo-deny lies after [`install`].
+/// Returns the path of cargo-deny once [`install`] has run.
 pub(crate) fn program(workspace: &Workspace) -> PathBuf {
     DENY.program(workspace)
 }

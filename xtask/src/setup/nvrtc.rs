@@ -8,7 +8,7 @@ use super::{say, wheel};
 use crate::workspace::Workspace;
 
 const REQUIREMENT: &str = "nvidia-cuda-nvrtc==13.0.88";
-/// Of the wheel for x86-64 Linux.
+/// The checksum of the wheel for x86-64 Linux.
 const SHA256: &str = "ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575";
 
 /// The compiler's libraries: what is opened, and what that one opens by its name alone.

@@ -50,7 +50,7 @@ pub trait DiskTier: Send + Sync {
 /// What became of the pages that a tier was given, so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCounts {
-    /// Pages written.
+    /// Number of pages written.
     pub written: u64,
     /// Pages not written because too many were waiting.
     pub dropped: u64,

@@ -29,7 +29,7 @@ pub enum CacheEvent {
         hash: PageHash,
         /// Hash of the page before it; `None` for the first page of a sequence.
         parent: Option<PageHash>,
-        /// The page's tokens.
+        /// Tokens of the page.
         tokens: Arc<[TokenId]>,
         /// Cache salt of the tenant; empty where tenants are not told apart.
         salt: Arc<str>,

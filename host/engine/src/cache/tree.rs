@@ -2,9 +2,10 @@
 //!
 //! The tree knows tokens and links. Where a node's page is (`At`) is opaque to it. In the usual radix tree an edge
 //! carries a run of tokens and is split where sequences part inside it (SGLang's RadixAttention, arXiv:2312.07104 §3;
-//! Ruvector's ADR-011, "Prefix Caching for 10x Faster RAG and Chat Applications"). Here a node is exactly one page, so
-//! nothing is ever split: sequences that part inside a page have a page each, and the slots that they share are copied
-//! (copy-on-write). That costs at most one page per fork, and it spares every page table an indirection.
+//! ADR-011, "Prefix Caching for 10x Faster RAG and Chat Applications", of the repository ruvnet/RuVector, January
+//! 2026). Here a node is exactly one page, so nothing is ever split: sequences that part inside a page have a page
+//! each, and the slots that they share are copied (copy-on-write). That costs at most one page per fork, and it spares
+//! every page table an indirection.
 //!
 //! ```text
 //!   salt ""   ──▶ [the cat sat on] ──▶ [a mat and slept]

@@ -220,7 +220,7 @@ pub struct Stats {
     pub finished: u64,
     /// Requests waiting now, including preempted ones.
     pub waiting: u32,
-    /// Requests running now.
+    /// Number of requests that are running now.
     pub running: u32,
     /// Prompt tokens admitted so far.
     pub prompt_tokens: u64,

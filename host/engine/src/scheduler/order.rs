@@ -21,7 +21,7 @@ pub(super) struct Queued<'a> {
     pub(super) overtaken: u32,
 }
 
-/// Who goes first.
+/// The rule by which waiting requests are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
     /// First come, first served.

@@ -71,7 +71,7 @@ pub struct Waiting {
 pub enum Plan {
     /// Release the pages of the running sequence with this index, put it at the head of the queue, and plan again.
     Preempt(usize),
-    /// Compute one step.
+    /// The plan is to compute one step.
     Compute {
         /// Tokens to compute for each running sequence; one with 0 sits this step out.
         running: Vec<u32>,

@@ -184,7 +184,7 @@ impl Cancel {
         }
     }
 
-    /// Whether it was.
+    /// Returns whether it was cancelled.
     pub fn is_cancelled(&self) -> bool {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.cancelled

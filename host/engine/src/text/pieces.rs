@@ -24,7 +24,7 @@ use serde_json::Value as Json;
 /// Which newlines are cuts, where a character that is not white space follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cuts {
-    /// All newlines.
+    /// Every such newline.
     EveryNewline,
     /// Only newlines after a character that is not white space.
     LoneNewlines,

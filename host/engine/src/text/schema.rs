@@ -23,15 +23,15 @@ pub enum SchemaError {
     /// A part that is no schema.
     #[error("{place} must be {wanted}")]
     Malformed {
-        /// Where.
+        /// Path of the part in the schema.
         place: String,
         /// What should stand there.
         wanted: &'static str,
     },
-    /// A bound.
+    /// The schema exceeds a bound.
     #[error("the schema has {found} {what}, more than {limit}")]
     TooLarge {
-        /// What is counted.
+        /// What is counted, in words.
         what: &'static str,
         /// How many there are.
         found: usize,

@@ -57,7 +57,7 @@ enum Pattern {
 }
 
 impl Spelling {
-    /// Parses a `decoder`.
+    /// Parses the `decoder` of a `tokenizer.json`.
     pub(super) fn parse(decoder: serde_json::Value) -> Result<Self, String> {
         if decoder.is_null() {
             return Err("it has no decoder, so tokens cannot be turned into text".to_owned());

@@ -114,7 +114,7 @@ impl Collection {
         &self.vectors
     }
 
-    /// Returns the index.
+    /// Returns the index over the collection's vectors.
     #[must_use]
     pub fn index(&self) -> &dyn Index {
         &*self.index

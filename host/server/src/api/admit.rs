@@ -1,4 +1,4 @@
-//! What all routes with a body have in common: the body within its bounds, a place inside, and an end in time.
+//! What all routes with a body share: the body is read within its bounds, a place is taken, and the time is limited.
 
 use super::App;
 use super::body::{self, Bounds};
@@ -19,7 +19,7 @@ pub(super) struct Admitted {
 /// Reads a request's body and lets it in.
 ///
 /// # Errors
-/// As every request's: 408, 413, 415, 429, 503.
+/// Returns the failures that every request may get: 408, 413, 415, 429, 503.
 pub(super) async fn admit(app: &Arc<App>, request: Request) -> Result<Admitted, Failure> {
     let time = TimeLimit {
         arrival: Instant::now(),
@@ -45,7 +45,8 @@ pub(super) async fn admit(app: &Arc<App>, request: Request) -> Result<Admitted, 
 }
 
 impl TimeLimit {
-    /// What `work` comes to, unless it takes too long or the server is cut off. The place inside is held until then.
+    /// Returns the result of `work`, unless it takes too long or the server is cut off. The place inside is held until
+    /// then.
     pub(super) async fn within<T>(
         self,
         mut pass: Pass,
@@ -60,8 +61,8 @@ impl TimeLimit {
 }
 
 impl App {
-    /// Does `work` on a thread that may block, as many at once as there are cores. It goes on when nobody waits for it
-    /// any more, and so does its permit.
+    /// Does `work` on a thread that may block, at most as many at once as there are cores. It continues when nobody
+    /// waits for it any more, and keeps its permit.
     pub(super) async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, Failure> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Reading a request's body within its bounds, and reading past one that is not wanted.
+//! Reads a request's body within its bounds, and reads past one that is not wanted.
 
 use crate::connections::{self, Arriving, Connection};
 use crate::failure::{Failure, clip};
@@ -10,20 +10,20 @@ use std::pin::{Pin, pin};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, timeout_at};
 
-/// What a body may take.
+/// The bounds of a body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Bytes.
+    /// Most bytes of the body.
     pub(crate) max_bytes: u64,
-    /// Time, from the request's arrival.
+    /// Time from the request's arrival until the body must be complete.
     pub(crate) time: Duration,
 }
 
-/// The whole body of a request that must be JSON within `bounds`, and came at `arrival`.
+/// Reads the whole body of a request that must be JSON within `bounds`, and came at `arrival`.
 ///
 /// # Errors
-/// When it is declared as something else, is too large, or does not arrive in time, or at the rate that its connection
-/// asks for. The rest of it was then read past.
+/// Returns an error when the body is declared as something else, is too large, or does not arrive in time, or at the
+/// rate that its connection requires. The rest of it was then read past.
 pub(crate) async fn read(
     request: Request,
     bounds: Bounds,
@@ -101,7 +101,7 @@ async fn collect(
             return Err(Failure::BodyTooLarge { size: None, limit });
         }
         if arriving.is_some_and(|arriving| !arriving.holds(piece.len())) {
-            // Or it has to go for others; then nobody reads this.
+            // Or it has to be closed for others; then nobody reads this.
             let limit = pace.memory;
             return Err(Failure::BodyTooLarge { size: None, limit });
         }
@@ -114,12 +114,12 @@ async fn collect(
     }
 }
 
-/// How fast a body arrives: so many bytes in every window, one after another.
+/// The rate at which a body must arrive: a number of bytes in every window, one after another.
 struct Pace {
     rate: u32,
-    /// Bytes that all bodies may hold.
+    /// Most bytes that all bodies may hold.
     memory: u64,
-    /// Bytes that a window must bring, and its length; `None`: any speed will do.
+    /// Least bytes of a window, and its length; `None`: any rate is accepted.
     least: Option<(u64, Duration)>,
     window_ends: Pin<Box<Sleep>>,
     in_window: u64,
@@ -144,7 +144,7 @@ impl Pace {
         self.in_window += bytes as u64;
     }
 
-    /// Returns when a window has brought too little.
+    /// Waits until a window has brought too little.
     async fn too_slow(mut self: Pin<&mut Self>) -> Failure {
         let Some((least, window)) = self.least else {
             return std::future::pending().await;
@@ -160,8 +160,9 @@ impl Pace {
     }
 }
 
-/// JSON must be declared as such. It also keeps web pages of other origins from posting to a server on the same
-/// machine: a browser sends this type across origins only after asking, and the question is not answered here.
+/// Checks that the body is declared as JSON. This also keeps web pages of other origins from posting to a server on
+/// the same machine: a browser sends this type across origins only after asking, and the question is not answered
+/// here.
 fn check_type(headers: &HeaderMap) -> Result<(), Failure> {
     let value = headers
         .get(header::CONTENT_TYPE)

@@ -1,10 +1,10 @@
-//! Where grammars are prepared: places of their own, so that whoever asks for hard ones keeps out others who ask for
-//! grammars, and nobody else.
+//! Prepares grammars, in places of their own: requests with hard grammars delay other requests with grammars, and no
+//! others.
 //!
-//! A place is held until the work ends, which its bounds see to (`host/engine/src/text/{grammar,schema}.rs`). When the
-//! request is over before, by its deadline or because its client left, the work is cancelled: it ends at its next
-//! check. Requests wait for a place, up to a bound; beyond that they are told to come back. `/readyz` does not depend
-//! on it, since chats without a grammar are served all the same; `foreword_grammars_total` tells.
+//! A place is held until the work ends, which its bounds ensure (`host/engine/src/text/{grammar,schema}.rs`). When the
+//! request ends before, by its deadline or because its client disconnected, the work is cancelled: it ends at its next
+//! check. Requests wait for a place, up to a bound; beyond it they are told to come back. `/readyz` does not depend on
+//! this, since chats without a grammar are still served; `foreword_grammars_total` counts the outcomes.
 
 use crate::failure::{Failure, SOON};
 use crate::metrics::Outcomes;
@@ -18,14 +18,14 @@ use tokio::sync::Semaphore;
 #[derive(Debug)]
 pub struct Room {
     places: Arc<Semaphore>,
-    /// Those who have a place or wait for one.
+    /// Requests that have a place or wait for one.
     entered: Arc<Semaphore>,
     limit: u32,
     counts: Outcomes,
 }
 
 impl Room {
-    /// One place for four cores, at least one. `counts` is told what became of each.
+    /// Returns one place for four cores, at least one. `counts` counts the outcomes.
     pub(crate) fn new(cores: usize, counts: Outcomes) -> Self {
         Self::with(cores.div_ceil(4), WAITING, counts)
     }
@@ -40,7 +40,7 @@ impl Room {
         }
     }
 
-    /// The grammar, when there is a place for it. Dropping this cancels it.
+    /// Prepares the grammar when there is a place for it. Dropping the future cancels it.
     pub(super) async fn prepare(
         &self,
         model: Arc<Model>,
@@ -85,7 +85,7 @@ impl Room {
     }
 }
 
-/// Counts how it ended, however that was, and ends what nobody waits for.
+/// Counts the outcome, whatever it is, and ends work that nobody waits for.
 struct Ending<'a> {
     counts: &'a Outcomes,
     cancel: Cancel,
@@ -99,7 +99,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Requests that may wait for a place.
+/// Most requests that wait for a place.
 const WAITING: u32 = 32;
 
 #[cfg(test)]

@@ -5,9 +5,10 @@
 //!   {"object": "prefill", "model": "…", "usage": {"prompt_tokens": 812, "prompt_tokens_details": {"cached_tokens": 0}}}
 //! ```
 //!
-//! The messages are the first of a chat to come, which goes on in any way. What the chat template writes behind them
-//! depends on how, so only what it writes in every case is computed. Refused with 429 while requests wait: warming up is
-//! worth nothing that they would have to wait for. Whoever goes away stops it; what is computed stays in the cache.
+//! The messages are the first of a chat to come, which may continue in any way. What the chat template writes after
+//! them depends on that, so only what it writes in every case is computed. The request is refused with 429 while
+//! others wait, since warming up is not worth making them wait. A client that disconnects stops it; what was computed
+//! stays in the cache.
 
 use super::App;
 use super::admit::{Admitted, admit};

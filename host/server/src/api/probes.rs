@@ -14,7 +14,8 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-/// The process is up, and its engine has not ended by itself: whoever asks may restart what is not.
+/// Returns 200 while the process is up and its engine has not ended by itself; an orchestrator may restart it
+/// otherwise.
 pub(super) async fn healthz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let serving = app.gate.phase() <= Phase::Open;
     let health = app.model.get().map(|model| model.engine().health());
@@ -26,9 +27,9 @@ pub(super) async fn healthz(State(app): State<Arc<App>>) -> (StatusCode, Json<Va
     (status, Json(json!({"status": word})))
 }
 
-/// Requests are served: 503 while the model loads, from the first signal to stop, and while a new request would find no
-/// place: `exhausted` then says of what there is none. Places that are taken and given back are no reason, only those
-/// that nobody gives back for [`EXHAUSTED_AFTER`].
+/// Returns 200 while requests are served. It returns 503 while the model loads, from the first signal to stop, and
+/// while a new request would find no place; `exhausted` then names the exhausted resources. Places that are taken and
+/// given back do not count, only those that nobody gives back for [`EXHAUSTED_AFTER`].
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let word = match app.gate.phase() {
         Phase::Loading => "loading",
@@ -51,7 +52,7 @@ pub(super) async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Val
     )
 }
 
-/// What there is none left of.
+/// Returns the names of the exhausted resources.
 fn exhausted(app: &App) -> Vec<&'static str> {
     let places = [
         ("connections", app.connections.is_exhausted(EXHAUSTED_AFTER)),
@@ -65,16 +66,16 @@ fn exhausted(app: &App) -> Vec<&'static str> {
     taken.map(|(name, _)| name).collect()
 }
 
-/// How long places are taken, and none given back, before a server is not ready.
+/// Time after which a server is not ready, if all places are taken and none was given back.
 pub const EXHAUSTED_AFTER: Duration = Duration::from_secs(10);
 
-/// A request for a permit, made by a probe to see whether permits are still given out. One at a time: the next probe asks
-/// how long it has been waiting.
+/// A probe's request for a permit, to see whether permits are still given out. There is one at a time: the next probe
+/// asks how long it has been waiting.
 #[derive(Debug, Default)]
 pub struct Canary(Arc<Mutex<Option<Instant>>>);
 
 impl Canary {
-    /// How long the one that waits has been waiting; sends one if there is none.
+    /// Returns how long the current request has been waiting; sends one if there is none.
     pub fn waits(&self, permits: &Arc<Semaphore>) -> Duration {
         let mut since = lock(&self.0);
         if let Some(since) = *since {
@@ -83,7 +84,7 @@ impl Canary {
         if permits.available_permits() == 0 {
             *since = Some(Instant::now());
             let (since, permits) = (Arc::clone(&self.0), Arc::clone(permits));
-            // It ends with the wait for a permit, which everybody who has one gives back, or with the runtime.
+            // It ends when it gets a permit, since every holder gives its permit back, or with the runtime.
             tokio::spawn(async move {
                 let _permit = permits.acquire().await;
                 *lock(&since) = None;
@@ -93,7 +94,7 @@ impl Canary {
     }
 }
 
-/// What is behind it is replaced whole.
+/// Locks the value, which is only ever replaced as a whole.
 fn lock(since: &Mutex<Option<Instant>>) -> MutexGuard<'_, Option<Instant>> {
     since.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! Requests that no route of a server takes: without a key, with another method, for another URL. Their bodies are read and
-//! thrown away, so that the connection can go on.
+//! Answers requests that no route accepts: without a key, with another method, for another URL. Their bodies are read
+//! and discarded, so that the connection can be used further.
 
 use super::{INTERNAL, body};
 use crate::failure::{Failure, clip};
@@ -10,7 +10,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::any;
 
-/// Lets only holders of a key pass, where there are keys.
+/// Lets only holders of a key pass, if there are keys.
 pub(crate) async fn authorize(
     State(keys): State<Option<ApiKeys>>,
     request: Request,
@@ -34,8 +34,8 @@ pub(crate) async fn method_not_allowed(request: Request) -> Failure {
     failure
 }
 
-/// Adds what a clients' listener answers beyond its routes: the internal listener's paths are refused by its name, and so
-/// are methods and paths that nobody serves.
+/// Adds what a clients' listener answers beyond its routes: it refuses the internal listener's paths with the flag's
+/// name, and also unknown methods and paths.
 pub(crate) fn of_clients<S: Clone + Send + Sync + 'static>(mut router: Router<S>) -> Router<S> {
     for path in INTERNAL {
         router = router.route(path, any(elsewhere));

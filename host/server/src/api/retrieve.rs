@@ -1,13 +1,13 @@
-//! `POST /v1/retrieve`: a question, its documents.
+//! `POST /v1/retrieve`: returns the documents for a question.
 //!
 //! ```text
 //!   {"query": "…", "embedding": […], "k": 5, "filters": {"year": 2024}, "words": true, "order": false, "cache_salt": "…"}
 //!   {"object": "list", "version": "…", "data": [{"id", "title", "text", "metadata", "score", "rank"}, …], "matched": 0}
 //! ```
-//!
-//! With `order` the documents stand as the gateway's policy would have them for requests with that salt, behind whatever
-//! prompt holds the most of them now; `rank` keeps the retriever's order, and `matched` says how many of them are held.
-//! Who writes the prompt and knows what stands before the documents orders better: the gateway does.
+//! With `order` the documents stand in the order of the gateway's policy for requests with that salt, behind the
+//! prompt that holds the most of them now. `rank` keeps the retriever's order, and `matched` says how many of them are
+//! held. A caller that writes the prompt, and so knows what stands before the documents, orders better: the gateway
+//! does.
 
 use super::App;
 use super::admit::{Admitted, admit};
@@ -32,7 +32,7 @@ pub(super) async fn retrieve(
         let app = Arc::clone(&app);
         move || answer(&app, &body)
     };
-    // A store may keep us waiting without computing: it takes no core's permit.
+    // A store may wait without computing, so it takes no core's permit.
     let working = async {
         let working = tokio::task::spawn_blocking(work).await;
         working.map_err(Failure::internal)?
@@ -80,8 +80,8 @@ fn answer(app: &App, body: &[u8]) -> Result<Value, Failure> {
     }))
 }
 
-/// A document as the gateway knows it when it stands in a `documents` array: by the JSON that this answer has, for the
-/// gateway copies it and resolves no escapes.
+/// Returns a document as the gateway knows it in a `documents` array: by the JSON of this response, since the gateway
+/// copies it and resolves no escapes.
 fn known(found: &ScoredDocument) -> Known<'_> {
     let document = &found.document;
     let parts = [&document.id, &document.title, &document.text].map(|part| escaped(part));
@@ -93,7 +93,7 @@ fn known(found: &ScoredDocument) -> Known<'_> {
     }
 }
 
-/// What stands between the quotes of a JSON string.
+/// Returns the text between the quotes of a JSON string.
 fn escaped(text: &str) -> String {
     let quoted = Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()

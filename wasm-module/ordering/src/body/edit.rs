@@ -4,23 +4,23 @@ use crate::sort::sort_by_key;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A range of the body and what stands there instead.
+/// A range of the body and its replacement.
 #[derive(Debug)]
 pub(crate) struct Edit<'a> {
     range: Range<usize>,
     with: Pieces<'a>,
 }
 
-/// What stands there, and what separates it from its neighbours. Few pieces, so that an edit is no list in the heap.
+/// The replacement, with separators from its neighbours. It has few pieces, so that an edit needs no list on the heap.
 pub(super) type Pieces<'a> = [Cow<'a, str>; 3];
 
 impl<'a> Edit<'a> {
-    /// Something else stands in a range of the body.
+    /// Replaces a range of the body.
     pub(crate) fn replace(range: Range<usize>, with: impl Into<Cow<'a, str>>) -> Self {
         Self::pieces(range, ["".into(), with.into(), "".into()])
     }
 
-    /// Something stands between two bytes of the body.
+    /// Inserts between two bytes of the body.
     pub(crate) fn insert(at: usize, with: impl Into<Cow<'a, str>>) -> Self {
         Self::replace(at..at, with)
     }
@@ -30,9 +30,9 @@ impl<'a> Edit<'a> {
     }
 }
 
-/// `body` with `edits` made, which must not overlap.
+/// Returns `body` with `edits` made, which must not overlap.
 pub(crate) fn apply(body: &str, mut edits: Vec<Edit<'_>>) -> Vec<u8> {
-    // No two are alike, for they do not overlap.
+    // No two ranges are equal, since they do not overlap.
     sort_by_key(&mut edits, |edit| (edit.range.start, edit.range.end));
     let added: usize = edits
         .iter()

@@ -1,5 +1,5 @@
-//! Pieces of a JSON text as pieces of the text: where they start, and errors that name the place and never what
-//! stands there.
+//! Pieces of a JSON text as substrings of the body: their offsets, and errors that name the place and never the
+//! content.
 
 use super::Skip;
 use super::scan::{self, Bad, Scan};
@@ -7,12 +7,12 @@ use crate::work::looked;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// What stands between the quotes of a raw JSON string; `None` if it is no string.
+/// Returns the text between the quotes of a raw JSON string; `None` if it is no string.
 pub(crate) fn inner(raw: &str) -> Option<&str> {
     raw.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// The fields by these names of the object that `part` of `body` is, if they say anything.
+/// Returns the named fields of the object `part` of `body`; a field that is absent or `null` is `None`.
 pub(super) fn fields<'a, const N: usize>(
     body: &str,
     part: &'a str,
@@ -21,12 +21,12 @@ pub(super) fn fields<'a, const N: usize>(
     scan::fields(part, names).map_err(|Bad(at)| misplaced(body, part, at))
 }
 
-/// The elements of the list that `part` of `body` is.
+/// Returns the elements of the list `part` of `body`.
 pub(super) fn elements<'a>(body: &str, part: &'a str) -> Result<Vec<&'a str>, Skip> {
     scanned(body, part, Scan::elements)
 }
 
-/// The text of a field, which must be a string if it says anything.
+/// Returns the text of a field, which must be a string unless it is absent or `null`.
 pub(super) fn text<'a>(body: &str, field: Option<&'a str>) -> Result<Cow<'a, str>, Skip> {
     let Some(value) = field else {
         return Ok(Cow::default());
@@ -34,7 +34,7 @@ pub(super) fn text<'a>(body: &str, field: Option<&'a str>) -> Result<Cow<'a, str
     super::string(value).ok_or_else(|| misplaced(body, value, 0))
 }
 
-/// Passes over `part` of `body` as `read` says, all of it.
+/// Scans all of `part` of `body` with `read`.
 pub(super) fn scanned<'a, T>(
     body: &str,
     part: &'a str,
@@ -46,7 +46,7 @@ pub(super) fn scanned<'a, T>(
         .map_err(|Bad(at)| misplaced(body, part, at))
 }
 
-/// An error at the byte `at` of `part`.
+/// Returns an error at the byte `at` of `part`.
 pub(super) fn misplaced(body: &str, part: &str, at: usize) -> Skip {
     let before = body.get(..offset_in(body, part) + at).unwrap_or(body);
     looked(before.len());
@@ -60,7 +60,7 @@ pub(super) fn misplaced(body: &str, part: &str, at: usize) -> Skip {
     Skip::InvalidJson { line, column }
 }
 
-/// Where `part`, a piece of `body`, starts in it.
+/// Returns the offset in `body` of `part`, a piece of it.
 pub(crate) fn offset_in(body: &str, part: &str) -> usize {
     (part.as_ptr() as usize)
         .saturating_sub(body.as_ptr() as usize)

@@ -1,4 +1,4 @@
-//! Documents that plain text marks by its lines: numbered lists, rules, headings.
+//! Finds documents that plain text marks by its lines: numbered lists, rules, headings.
 //!
 //! ```text
 //!   numbered   [1] Text.          rules   ---             headings   # Title
@@ -8,9 +8,9 @@
 //!                                         ---
 //! ```
 //!
-//! Such text may be anything else: steps to be taken in their order, a conversation, code. So these formats are only
-//! looked for on request, never in fenced code, and only where a document's end is marked: a list whose last document
-//! may go on for several paragraphs, nobody knows how many, is left alone.
+//! Such text may be anything else: steps in a certain order, a conversation, code. So these formats are only looked
+//! for on request, never in fenced code, and only where a document's end is marked. A list whose last document may go
+//! on for an unknown number of paragraphs is left alone.
 
 use super::search::{find, pass, trimmed, trimmed_start};
 use super::tags::Span;
@@ -19,23 +19,23 @@ use crate::work::looked;
 use fxhash::FxHashSet;
 use std::ops::Range;
 
-/// Where a text stands that may hold a list.
+/// The author of a text that may hold a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Author {
-    /// A tool: the text is its result and nothing else, so it ends where its last document does.
+    /// A tool: the text is its result and nothing else, so the last document ends where the text does.
     Tool,
-    /// Someone who writes other things too.
+    /// Anyone else, whose text may contain other things too.
     Other,
 }
 
-/// What the lines of a text mark, found in one pass over it.
+/// The marks of a text's lines, found in one pass over it.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     author: Option<Author>,
     end: usize,
     items: Vec<Item>,
     rules: Vec<Range<usize>>,
-    /// Where each line begins, and its title.
+    /// Start and title of each heading.
     headings: Vec<(usize, Range<usize>)>,
 }
 
@@ -43,16 +43,16 @@ pub(super) struct Lines {
 #[derive(Debug)]
 struct Item {
     start: usize,
-    /// Of its number.
+    /// Range of its number.
     digits: Range<usize>,
     /// The first line end before a blank line.
     blank: Option<usize>,
-    /// Whether something follows that blank line.
+    /// Whether text follows that blank line.
     is_parted: bool,
 }
 
-/// Items of one list, at most; what follows belongs to the last one. A body has fewer documents, so that one with more
-/// items is refused all the same, and numbers that are chosen to collide cost the set of them nothing to speak of.
+/// Most items of one list; further ones belong to the last one. A body has fewer documents, so a body with more items
+/// is refused all the same, and numbers that are chosen to collide in the set cost next to nothing.
 const MAX_ITEMS: usize = MAX_CANDIDATES as usize + 1;
 
 impl Lines {
@@ -82,7 +82,7 @@ impl Lines {
         lines
     }
 
-    /// What the line marks, whose words are `words`; whether it begins an item.
+    /// Records what the line marks; `words` is the line's text. Returns whether it begins an item.
     fn mark(
         &mut self,
         text: &str,
@@ -107,7 +107,7 @@ impl Lines {
             }
             Some(b'[') if begins && self.items.len() < MAX_ITEMS => {
                 if let Some((number, digits)) = number_of(text, line) {
-                    // A number that was there before is cited.
+                    // A number that occurred before is a citation.
                     if seen.insert(number) {
                         self.items.push(Item {
                             start: line.start,
@@ -124,7 +124,7 @@ impl Lines {
         false
     }
 
-    /// The line at `start` belongs to the item before it, if there is one.
+    /// Adds the line at `start` to the item before it, if there is one.
     fn go_on(&mut self, is_blank: bool, start: usize, is_ended: bool) {
         let Some(item) = self.items.last_mut() else {
             return;
@@ -136,10 +136,11 @@ impl Lines {
         }
     }
 
-    /// The items of a list whose first lines begin with a number in brackets, each with another one, which is its id.
+    /// Returns the items of a list whose first lines begin with a number in brackets, each with a different one, which
+    /// is its id.
     ///
-    /// Items move with their numbers, so that an answer's `[3]` means what it meant. Outside a tool's result the last one
-    /// ends at a blank line, which no other one may contain then.
+    /// Items move with their numbers, so that an answer's `[3]` keeps its meaning. Outside a tool's result the last
+    /// item ends at a blank line, and then no other item may contain one.
     pub(super) fn numbered(&self, text: &str) -> Vec<Span> {
         let is_tool = self.author == Some(Author::Tool);
         let Some((last, others)) = self.items.split_last() else {
@@ -157,7 +158,8 @@ impl Lines {
         }))
     }
 
-    /// What stands between lines of three or more dashes; in a tool's result also before the first and after the last.
+    /// Returns the text between lines of three or more dashes; in a tool's result also before the first and after the
+    /// last.
     pub(super) fn ruled(&self, text: &str) -> Vec<Span> {
         let (Some(first), Some(last)) = (self.rules.first(), self.rules.last()) else {
             return Vec::new();
@@ -181,7 +183,7 @@ impl Lines {
         several(spans.filter(|span| !span.whole.is_empty()))
     }
 
-    /// The sections of a tool's result under headings of the first level, each with its title as its id.
+    /// Returns the sections of a tool's result under headings of the first level, each with its title as its id.
     pub(super) fn headed(&self, text: &str) -> Vec<Span> {
         if self.author != Some(Author::Tool) {
             return Vec::new();
@@ -195,13 +197,13 @@ impl Lines {
     }
 }
 
-/// One document has no order.
+/// Returns the spans if there are several, since one document has no order.
 fn several(spans: impl Iterator<Item = Span>) -> Vec<Span> {
     let spans: Vec<Span> = spans.collect();
     if spans.len() < 2 { Vec::new() } else { spans }
 }
 
-/// A line without its end.
+/// Returns a line without its end.
 fn without_end(text: &str, line: &Range<usize>) -> Range<usize> {
     let bytes = text.as_bytes().get(line.clone()).unwrap_or_default();
     let ends = bytes.iter().rev();
@@ -212,7 +214,7 @@ fn without_end(text: &str, line: &Range<usize>) -> Range<usize> {
     line.start..line.end - end
 }
 
-/// The number that a line begins with in brackets, and where its digits stand; words must follow.
+/// Returns the number in brackets at the beginning of a line, and the range of its digits; text must follow.
 fn number_of(text: &str, line: &Range<usize>) -> Option<(u32, Range<usize>)> {
     let digits = line.start + 1..pass(text, line.start + 1, |byte| byte.is_ascii_digit());
     if text.as_bytes().get(digits.end) != Some(&b']') {

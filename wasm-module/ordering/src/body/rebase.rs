@@ -1,7 +1,7 @@
-//! A body's hashes as if a part of it had never been there: its messages' chains and its documents' scopes.
+//! Recomputes a body's hashes as if a part of it had never been there: its messages' chains and its documents' scopes.
 //!
-//! What changes from request to request in the head is taken out of what a chat is known by, and of what documents stand
-//! behind. The bytes are not touched: ranges stay those of the body that came.
+//! What changes from request to request in the head is excluded from the chains by which chats are known, and from the
+//! documents' scopes. The bytes are not touched: ranges stay those of the body that came.
 
 use super::chat::{around, folded, rendered_scope};
 use super::json::{offset_in, range_in};
@@ -11,9 +11,9 @@ use std::ops::Range;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 impl Parsed<'_> {
-    /// Makes the hashes those of the body without the ranges `removed`, in their order, and with `tools` as the field of
-    /// its tools. Without either they are those of the body that came. O(messages + bytes before documents + bytes of the
-    /// messages that something is removed from).
+    /// Makes the hashes those of the body without the ranges `removed`, which are in order, and with `tools` as the
+    /// field of its tools. Without either they are those of the body that came. O(messages + bytes before documents +
+    /// bytes of the messages from which something is removed).
     pub(crate) fn rebase(&mut self, tools: Option<&str>, removed: &[Range<usize>]) {
         let mut chain = self.start.chain;
         let mut before = match tools {
@@ -67,7 +67,7 @@ impl Parsed<'_> {
     }
 }
 
-/// What is left of a range of `text` without those `removed`.
+/// Returns the rest of a range of `text` without those `removed`.
 fn left(text: &str, range: Range<usize>, removed: &[&Range<usize>]) -> String {
     let mut out = String::with_capacity(range.len());
     let mut done = range.start;

@@ -1,11 +1,11 @@
-//! Documents in a tool's result that is JSON: the elements of its `results` array, as search tools return them.
+//! Finds documents in a tool's JSON result: the elements of its `results` array, as search tools return them.
 
 use super::json::{inner, range_in};
 use super::scan::{Bad, Scan, say};
 use super::tags::Span;
 
-/// The elements of the array `results` of the object that `text` is; none if one of them does not say by `url`,
-/// `path`, `file`, `filename`, `uri` or `href`, a string, where it comes from.
+/// Returns the elements of the array `results` of the object `text`. Returns none if an element does not state its
+/// source by `url`, `path`, `file`, `filename`, `uri` or `href`, a string.
 pub(super) fn results(text: &str) -> Vec<Span> {
     let mut scan = Scan::new(text);
     let found = elements(text, &mut scan);
@@ -34,7 +34,7 @@ fn elements(text: &str, scan: &mut Scan<'_>) -> Result<Vec<Span>, Bad> {
     Ok(found.unwrap_or_default())
 }
 
-/// An element, which must say where it comes from.
+/// Reads an element, which must state its source.
 fn element(text: &str, scan: &mut Scan<'_>) -> Result<Span, Bad> {
     let start = scan.next();
     let mut fields = scan.fields(["url", "path", "file", "filename", "uri", "href"])?;

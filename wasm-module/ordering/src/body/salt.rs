@@ -1,8 +1,8 @@
-//! A body's `cache_salt`: what an engine keeps prefix caches apart by. vLLM and SGLang read it, and so does our host.
+//! A body's `cache_salt`, by which an engine keeps prefix caches apart. vLLM and SGLang read it, and so does our host.
 //!
-//! Who may choose a salt may choose another's, and learn from the time of an answer what the other has asked. So the
-//! gateway writes its own in place of whatever the client sent. A body in which the field cannot be told for certain
-//! (not JSON, the field twice) is an error: which of two salts an engine takes is the engine's affair.
+//! A client that may choose its salt may choose another's, and learn from the time of an answer what the other has
+//! asked. So the gateway writes its own in place of whatever the client sent. A body in which the field is ambiguous
+//! (not JSON, the field twice) is an error: which of two salts an engine takes depends on the engine.
 
 use super::edit::{self, Edit};
 use super::json::{offset_in, range_in, scanned};
@@ -10,32 +10,32 @@ use super::search::{pass_space, trimmed_ascii};
 use super::{Skip, unescaped};
 use crate::feed::TenantKey;
 
-/// Where a body's salt stands, or is to stand.
+/// The place of a body's salt, whether it is there or not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SaltField<'a> {
-    /// The client's, as written.
+    /// The client's salt, as written.
     given: Option<&'a str>,
-    /// Behind the body's opening brace.
+    /// The offset after the body's opening brace.
     inside: usize,
     /// Whether the body has fields.
     has_fields: bool,
 }
 
-/// The body with `salt` as its `cache_salt`, and every other byte as it came.
+/// Returns the body with `salt` as its `cache_salt`, and every other byte as it came.
 ///
 /// # Errors
-/// [`Skip::InvalidUtf8`], [`Skip::InvalidJson`]: the body may hold a salt that is not seen here.
+/// Returns [`Skip::InvalidUtf8`] or [`Skip::InvalidJson`]: the body may hold a salt that is not seen here.
 pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
     let body = super::text_of(body)?;
     let top = trimmed_ascii(body);
-    // `null` is something: a salt written beside it would not be the last one.
+    // `null` counts as a salt: one written beside it would not be the last one.
     let [given] = scanned(body, top, |scan| scan.fields(["cache_salt"]))?;
     let place = SaltField::new(body, top, given);
     Ok(edit::apply(body, vec![place.write(body, salt)]))
 }
 
 impl<'a> SaltField<'a> {
-    /// In the object `top` of `body`.
+    /// Returns the salt's place in the object `top` of `body`.
     pub(super) fn new(body: &'a str, top: &'a str, given: Option<&'a str>) -> Self {
         let first = pass_space(top, 1);
         Self {
@@ -45,12 +45,12 @@ impl<'a> SaltField<'a> {
         }
     }
 
-    /// The client's, as written.
+    /// Returns the client's salt, as written.
     pub(crate) fn given(&self) -> Option<&'a str> {
         self.given
     }
 
-    /// The edit that makes it `salt`.
+    /// Returns the edit that makes `salt` the body's salt.
     pub(crate) fn write(&self, body: &'a str, salt: &str) -> Edit<'a> {
         let salt = serde_json::to_string(salt).unwrap_or_default();
         match self.given {
@@ -63,7 +63,7 @@ impl<'a> SaltField<'a> {
         }
     }
 
-    /// The key of the salt that the client sent; the default if it sent none.
+    /// Returns the key of the salt that the client sent; the default if it sent none.
     pub(crate) fn key(&self, key_of: fn(&str) -> TenantKey) -> TenantKey {
         let inner = self.given.and_then(super::json::inner);
         inner.map_or_else(TenantKey::default, |salt| key_of(&unescaped(salt)))

@@ -1,7 +1,7 @@
-//! Looks at text for everything that reads a body, and counts what it looks at (see [`crate::work`]).
+//! Searches text for everything that reads a body, and counts the bytes that it looks at (see [`crate::work`]).
 //!
-//! Single bytes are looked for eight at a time: the texts in a body are most of its bytes, and each is looked at several
-//! times. std's own search takes words of the machine's pointers, which have four bytes in WebAssembly.
+//! Single bytes are searched eight at a time: the texts in a body are most of its bytes, and each is looked at several
+//! times. std's own search uses words of the machine's pointer size, which is four bytes in WebAssembly.
 #![allow(
     clippy::disallowed_methods,
     reason = "what the standard library looks at is counted here"
@@ -10,12 +10,12 @@
 use crate::work::looked;
 use std::ops::Range;
 
-/// Where the first `byte` (of ASCII) stands in `text`, from `from` on.
+/// Returns the position of the first `byte` (of ASCII) in `text`, from `from` on.
 pub(super) fn find(text: &str, from: usize, byte: u8) -> Option<usize> {
     find_any(text, from, [byte])
 }
 
-/// Where the first of `bytes` (of ASCII) stands in `text`, from `from` on.
+/// Returns the position of the first of `bytes` (of ASCII) in `text`, from `from` on.
 pub(super) fn find_any<const N: usize>(text: &str, from: usize, bytes: [u8; N]) -> Option<usize> {
     let all = bytes.map(|byte| u64::from(byte) * ONES);
     let at = position(text.as_bytes(), from, |word| {
@@ -24,8 +24,8 @@ pub(super) fn find_any<const N: usize>(text: &str, from: usize, bytes: [u8; N]) 
     (at < text.len()).then_some(at)
 }
 
-/// Where a byte stands, from `from` on, that cannot stand in a JSON string as it is: a quote, a backslash, a control
-/// character. The text's length, if there is none.
+/// Returns the position, from `from` on, of the first byte that cannot stand in a JSON string as it is: a quote, a
+/// backslash, a control character. Returns the text's length if there is none.
 pub(super) fn special(text: &str, from: usize) -> usize {
     const QUOTES: u64 = b'"' as u64 * ONES;
     const BACKSLASHES: u64 = b'\\' as u64 * ONES;
@@ -35,8 +35,8 @@ pub(super) fn special(text: &str, from: usize) -> usize {
     })
 }
 
-/// Where the first `<` stands in what is between the quotes of a JSON string, from `from` on, written as one or as an
-/// escape. Other escapes, of which an ordinary text has many, are passed eight bytes at a time.
+/// Returns the position, from `from` on, of the first `<` in the text between the quotes of a JSON string, written as
+/// one or as an escape. Other escapes, of which an ordinary text has many, are passed eight bytes at a time.
 pub(super) fn find_bracket(text: &str, from: usize) -> Option<usize> {
     const BRACKETS: u64 = b'<' as u64 * ONES;
     const BACKSLASHES: u64 = b'\\' as u64 * ONES;
@@ -44,7 +44,7 @@ pub(super) fn find_bracket(text: &str, from: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let mut from = from;
     loop {
-        // A mark where the byte before the word is a backslash.
+        // The byte before the word gets a mark if it is a backslash.
         let mut before = match from.checked_sub(1).and_then(|at| bytes.get(at)) {
             Some(b'\\') => 1 << 7,
             _ => 0,
@@ -69,7 +69,7 @@ pub(super) fn find_bracket(text: &str, from: usize) -> Option<usize> {
     }
 }
 
-/// Whether the backslash at `at` begins an escape, and is none that another one escapes.
+/// Returns whether the backslash at `at` begins an escape, and is not itself escaped.
 fn is_escape(text: &str, at: usize) -> bool {
     let before = text.as_bytes().get(..at).unwrap_or_default().iter().rev();
     let backslashes = before.take_while(|byte| **byte == b'\\').count();
@@ -77,7 +77,8 @@ fn is_escape(text: &str, at: usize) -> bool {
     backslashes % 2 == 0
 }
 
-/// Where the first byte stands, from `from` on, that is not one of those; the text's length, if there is none.
+/// Returns the position, from `from` on, of the first byte for which `is_one` is false; the text's length if there is
+/// none.
 pub(super) fn pass(text: &str, from: usize, is_one: impl Fn(u8) -> bool) -> usize {
     let bytes = text.as_bytes().get(from..).unwrap_or_default();
     let passed = bytes.iter().take_while(|byte| is_one(**byte)).count();
@@ -85,38 +86,38 @@ pub(super) fn pass(text: &str, from: usize, is_one: impl Fn(u8) -> bool) -> usiz
     from + passed
 }
 
-/// Where the first byte stands, from `from` on, that is no white space of ASCII.
+/// Returns the position, from `from` on, of the first byte that is not ASCII white space.
 pub(super) fn pass_space(text: &str, from: usize) -> usize {
     pass(text, from, |byte| byte.is_ascii_whitespace())
 }
 
-/// `text` without the white space of ASCII at its ends.
+/// Returns `text` without ASCII white space at its ends.
 pub(super) fn trimmed_ascii(text: &str) -> &str {
     let trimmed = text.trim_ascii();
     looked(text.len() - trimmed.len() + 2);
     trimmed
 }
 
-/// `text` without the white space of ASCII that it ends with.
+/// Returns `text` without ASCII white space at its end.
 pub(super) fn trimmed_ascii_end(text: &str) -> &str {
     let trimmed = text.trim_ascii_end();
     looked(text.len() - trimmed.len() + 1);
     trimmed
 }
 
-/// Where the last `byte` (of ASCII) stands in `text`.
+/// Returns the position of the last `byte` (of ASCII) in `text`.
 pub(super) fn find_last(text: &str, byte: u8) -> Option<usize> {
     let found = text.bytes().rposition(|other| other == byte);
     looked(text.len() - found.unwrap_or(0));
     found
 }
 
-/// Whether these words stand in `text`.
+/// Returns whether `text` contains these words.
 pub(super) fn has(text: &str, words: &str) -> bool {
     find_words(text, 0, words).is_some()
 }
 
-/// Where these words stand in `text`, from `from` on.
+/// Returns the position of these words in `text`, from `from` on.
 pub(super) fn find_words(text: &str, from: usize, words: &str) -> Option<usize> {
     let rest = text.get(from..)?;
     let found = rest.find(words);
@@ -124,7 +125,7 @@ pub(super) fn find_words(text: &str, from: usize, words: &str) -> Option<usize> 
     Some(from + found?)
 }
 
-/// `range` of `text` without the white space that it begins with.
+/// Returns `range` of `text` without the white space at its beginning.
 pub(super) fn trimmed_start(text: &str, range: Range<usize>) -> Range<usize> {
     let part = text.get(range.clone()).unwrap_or_default();
     let space = part.len() - part.trim_start().len();
@@ -132,7 +133,7 @@ pub(super) fn trimmed_start(text: &str, range: Range<usize>) -> Range<usize> {
     range.start + space..range.end
 }
 
-/// `range` of `text` without the white space that it ends with.
+/// Returns `range` of `text` without the white space at its end.
 pub(super) fn trimmed_end(text: &str, range: Range<usize>) -> Range<usize> {
     let part = text.get(range.clone()).unwrap_or_default();
     let words = part.trim_end().len();
@@ -140,12 +141,13 @@ pub(super) fn trimmed_end(text: &str, range: Range<usize>) -> Range<usize> {
     range.start..range.start + words
 }
 
-/// `range` of `text` without the white space at its ends.
+/// Returns `range` of `text` without the white space at its ends.
 pub(super) fn trimmed(text: &str, range: Range<usize>) -> Range<usize> {
     trimmed_end(text, trimmed_start(text, range))
 }
 
-/// Whether the byte at `at` is the first one of its line that is no white space, and the line begins behind `from`.
+/// Returns whether the byte at `at` is the first one of its line that is not white space, and the line begins after
+/// `from`.
 pub(super) fn begins_line(text: &str, from: usize, at: usize) -> bool {
     let before = text.get(from..at).unwrap_or_default();
     let space = before.chars().rev();
@@ -161,8 +163,8 @@ pub(super) fn begins_line(text: &str, from: usize, at: usize) -> bool {
     false
 }
 
-/// The first byte from `from` on whose bit is set in what `marks` makes of its word: the lowest one counts, others may
-/// be wrong. The length of `bytes`, if there is none.
+/// Returns the position, from `from` on, of the first byte whose bit is set in what `marks` makes of its word: the
+/// lowest bit counts, others may be wrong. Returns the length of `bytes` if there is none.
 fn position(bytes: &[u8], from: usize, marks: impl FnMut(u64) -> u64) -> usize {
     let at = unmarked(bytes, from, marks);
     looked((at + 1).min(bytes.len()).saturating_sub(from));
@@ -188,7 +190,8 @@ fn unmarked(bytes: &[u8], from: usize, mut marks: impl FnMut(u64) -> u64) -> usi
     at + last.min(rest.len())
 }
 
-/// The high bit of every byte that is zero; of bytes above the lowest such, perhaps of others too (Mycroft 1987).
+/// Sets the high bit of every byte that is zero; above the lowest such byte, perhaps those of others too (Mycroft
+/// 1987).
 fn zeros(word: u64) -> u64 {
     word.wrapping_sub(ONES) & !word & HIGHS
 }

@@ -1,8 +1,8 @@
-//! Documents in a message: tagged spans such as `<document id="a">…</document>`. What wraps them is text.
+//! Finds documents in a message: tagged spans such as `<document id="a">…</document>`. A wrapper around them is text.
 //!
-//! One pass finds every tag that bears a configured name; all else is decided by these marks, and an opening tag's
-//! attributes are read at most once, up to the second opening tag behind it. So the whole is linear in the text, whatever
-//! is in it.
+//! One pass finds every tag that has a configured name. Everything else is decided by these marks, and an opening
+//! tag's attributes are read at most once, up to the second opening tag after it. So the whole is linear in the text,
+//! whatever it contains.
 //!
 //! ```text
 //!   See <doc id=1>. <docs> \n<doc id=2> x </doc> \n<doc id=3> y </doc> </docs>
@@ -16,15 +16,15 @@ use std::ops::Range;
 /// A tagged document in a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Span {
-    /// From `<` to the closing tag's `>`.
+    /// The range from `<` to the closing tag's `>`.
     pub(super) whole: Range<usize>,
-    /// The value of its `id` attribute; `None` when it has none, or an empty one.
+    /// The value of the `id` attribute; `None` if it is absent or empty.
     pub(super) id: Option<Range<usize>>,
 }
 
-/// The documents in `text`, in order; none lies in another: those tagged by one of `names`, or else those by the first of
-/// `loose` that two or more of them bear. A tag that is never closed is text, and so is one whose attributes hold more
-/// than one other opening tag.
+/// Returns the documents in `text`, in order; none lies in another. They are those tagged by one of `names`, or else
+/// those tagged by the first of `loose` that two or more of them have. A tag that is never closed is text, and so is
+/// one whose attributes hold more than one other opening tag.
 pub(super) fn spans(text: &str, names: &[String], loose: &[String]) -> Vec<Span> {
     let tags = Tags::read(text, names, loose);
     let strict = tags.spans(|name| name < names.len());
@@ -37,7 +37,7 @@ pub(super) fn spans(text: &str, names: &[String], loose: &[String]) -> Vec<Span>
     kinds.find(|spans| spans.len() > 1).unwrap_or_default()
 }
 
-/// Where the tag that closes a wrapper of the documents ends, if the first thing after `end` is one.
+/// Returns the end of the tag that closes a wrapper of the documents, if the first thing after `end` is one.
 pub(super) fn wrapper_end(text: &str, end: usize) -> usize {
     let tag = trimmed_start(text, end..text.len()).start;
     let is_closing = text.get(tag..).is_some_and(|tag| tag.starts_with("</"));
@@ -52,35 +52,35 @@ pub(super) fn wrapper_end(text: &str, end: usize) -> usize {
     }
 }
 
-/// The tags of a text that bear a configured name.
+/// The tags of a text that have a configured name.
 struct Tags<'t> {
     text: &'t str,
-    /// In the order of the text.
+    /// Marks in the order of the text.
     marks: Vec<Mark>,
-    /// By name: opening tags.
+    /// Numbers of opening tags, by name.
     openings: SmallVec<[usize; 8]>,
-    /// By name: the first mark that closes it.
+    /// The first mark that closes each name.
     closings: SmallVec<[usize; 8]>,
 }
 
-/// A tag.
+/// A tag in a text.
 #[derive(Clone, Copy)]
 struct Mark {
-    /// Of its `<`.
+    /// Position of its `<`.
     at: usize,
-    /// An opening tag's name ends there; a closing tag ends there.
+    /// End of an opening tag's name, or of a closing tag.
     end: usize,
-    /// Its place among the names, the loose ones behind the others.
+    /// Index of its name; the loose names follow the others.
     name: u16,
     is_closing: bool,
-    /// Of a closing tag: the next mark that closes the same name, or [`NONE`].
+    /// For a closing tag, the next mark that closes the same name, or [`NONE`].
     next: usize,
 }
 
-/// No mark. Not `Option`, which would make marks larger by a third.
+/// Stands for no mark. It is not an `Option`, which would make marks larger by a third.
 const NONE: usize = usize::MAX;
 
-/// Of a tag's name, as configurations allow.
+/// Most bytes of a tag's name that configurations allow.
 const MAX_NAME_BYTES: usize = 64;
 
 impl<'t> Tags<'t> {
@@ -91,7 +91,7 @@ impl<'t> Tags<'t> {
             openings: SmallVec::from_elem(0, names.len() + loose.len()),
             closings: SmallVec::from_elem(NONE, names.len() + loose.len()),
         };
-        // By name: the last mark that closes it.
+        // The last mark that closes each name.
         let mut last = tags.closings.clone();
         let mut at = 0;
         while let Some(open) = find(text, at, b'<') {
@@ -136,10 +136,11 @@ impl<'t> Tags<'t> {
         tags
     }
 
-    /// The documents whose names are wanted.
+    /// Returns the documents whose names are wanted.
     fn spans(&self, is_wanted: impl Fn(usize) -> bool) -> Vec<Span> {
         let mut found = Vec::new();
-        // By name: the first closing tag that is not behind us. Openings are taken in their order, so none goes back.
+        // The first closing tag of each name that is still ahead. Openings are taken in their order, so none goes
+        // back.
         let mut closings = self.closings.clone();
         let mut at = 0;
         for (place, mark) in self.marks.iter().enumerate() {
@@ -150,7 +151,7 @@ impl<'t> Tags<'t> {
             let Some(closing) = closings.get_mut(name) else {
                 continue;
             };
-            // What is never closed need not be read.
+            // A tag that is never closed need not be read.
             while self.closes_before(*closing, mark.end) {
                 *closing = self.next(*closing);
             }
@@ -179,7 +180,7 @@ impl<'t> Tags<'t> {
         found
     }
 
-    /// Whether there is such a closing tag, and it stands before the byte at `at`.
+    /// Returns whether there is such a closing tag, and it stands before the byte at `at`.
     fn closes_before(&self, closing: usize, at: usize) -> bool {
         self.marks.get(closing).is_some_and(|mark| mark.at < at)
     }
@@ -188,8 +189,8 @@ impl<'t> Tags<'t> {
         self.marks.get(closing).map_or(NONE, |mark| mark.next)
     }
 
-    /// The last opening tag between `place` and `closing`, of the same name, that begins a line behind `from`. Then the one
-    /// at `place` is only spoken of, as Open WebUI's prompt does: "(e.g., <source id="1">)".
+    /// Returns the last opening tag between `place` and `closing`, of the same name, that begins a line after `from`.
+    /// Then the tag at `place` is only mentioned, as in Open WebUI's prompt: "(e.g., <source id="1">)".
     fn innermost(&self, place: usize, from: usize, closing: usize) -> Option<(&Mark, Opening)> {
         let name = self.marks.get(place)?.name;
         let between = self.marks.get(place + 1..closing)?.iter().enumerate();
@@ -202,8 +203,8 @@ impl<'t> Tags<'t> {
         })
     }
 
-    /// Reads the opening tag at `place`; `None` if it does not end before the second opening tag behind it, or closes
-    /// itself.
+    /// Reads the opening tag at `place`; `None` if it does not end before the second opening tag after it, or is
+    /// self-closing.
     fn opening(&self, place: usize) -> Option<Opening> {
         let behind = self.marks.get(place + 1..)?.iter();
         let limit = behind.filter(|mark| !mark.is_closing).nth(1);
@@ -214,8 +215,8 @@ impl<'t> Tags<'t> {
     }
 }
 
-/// The name that a tag may have at `at`: as far as there are characters that names are made of, and one more than a name
-/// may have at most.
+/// Returns the name that a tag may have at `at`: the following characters that names consist of, at most one more than
+/// the longest name.
 fn name_at(text: &str, at: usize) -> Range<usize> {
     let end = text.len().min(at + MAX_NAME_BYTES + 1);
     let bytes = text.as_bytes().get(at..end).unwrap_or_default();
@@ -230,11 +231,11 @@ fn is_of_name(byte: u8) -> bool {
 
 struct Opening {
     id: Option<Range<usize>>,
-    /// After its `>`.
+    /// Position after its `>`.
     end: usize,
 }
 
-/// The rest of an opening tag, whose name ends at `at`, if it is one and is not self-closing.
+/// Reads the rest of an opening tag whose name ends at `at`, if it is one and is not self-closing.
 fn read_attributes(text: &str, mut at: usize) -> Option<Opening> {
     let byte = |at: usize| text.as_bytes().get(at).copied();
     let mut id = None;

@@ -1,24 +1,24 @@
-//! The text of a JSON string, with the way back from an offset in it to the byte of the body that it came from.
+//! The text of a JSON string, with a map from offsets in it to the bytes of the body that it came from.
 
 use super::search::find;
 use crate::work::looked;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A JSON string's text, unescaped for searching, and where each part of it stands between the quotes.
+/// A JSON string's text, unescaped for searching, with the place of each part between the quotes.
 ///
-/// The text is for searching alone (an escape that stands for no character becomes U+FFFD); what is written to the
-/// new body is always copied from the old one.
+/// The text is only for searching (an escape that stands for no character becomes U+FFFD); whatever is written to the
+/// new body is copied from the old one.
 #[derive(Debug)]
 pub(crate) struct Text<'a> {
     pub(crate) plain: Cow<'a, str>,
-    /// For every escape: where its character ends in `plain`, and where the escape ends between the quotes.
-    /// Between two escapes both run alike.
+    /// For every escape, the end of its character in `plain`, and the end of the escape between the quotes. Between
+    /// two escapes both offsets advance alike.
     escapes: Vec<(usize, usize)>,
 }
 
 impl<'a> Text<'a> {
-    /// `inner`: what stands between the quotes of a valid JSON string.
+    /// Returns the text of `inner`, the bytes between the quotes of a valid JSON string.
     pub(crate) fn new(inner: &'a str) -> Self {
         let mut next = find(inner, 0, b'\\');
         if next.is_none() {
@@ -46,7 +46,7 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// The bytes between the quotes that `range` of the plain text came from.
+    /// Returns the bytes between the quotes that `range` of the plain text came from.
     pub(crate) fn source(&self, range: &Range<usize>) -> Range<usize> {
         self.source_of(range.start)..self.source_of(range.end)
     }
@@ -63,7 +63,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// The characters that a piece of a JSON string stands for, and where each is written in it.
+/// Iterates over the characters that a piece of a JSON string stands for, with the place of each in it.
 pub(super) fn characters(piece: &str) -> impl Iterator<Item = (char, Range<usize>)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -80,7 +80,7 @@ pub(super) fn characters(piece: &str) -> impl Iterator<Item = (char, Range<usize
     })
 }
 
-/// The character that an escape stands for, and what follows it. `rest` begins after the backslash.
+/// Returns the character that an escape stands for, and the text after it. `rest` begins after the backslash.
 fn unescape(rest: &str) -> (char, &str) {
     let mut chars = rest.chars();
     let character = match chars.next() {
@@ -96,7 +96,7 @@ fn unescape(rest: &str) -> (char, &str) {
     (character, chars.as_str())
 }
 
-/// As [`unescape`], after `\u`.
+/// Does the same as [`unescape`], after `\u`.
 fn unescape_unicode(rest: &str) -> (char, &str) {
     let unit = |text: &str| {
         text.get(..4)

@@ -1,33 +1,33 @@
-//! Why a prompt could not begin like an earlier one: the names that reports, metrics and tables use.
+//! The causes for which a prompt could not begin like an earlier one, by the names in reports, metrics and tables.
 
-/// The cause of a miss. Names are public: they stand in JSON, in metrics and in the documentation.
+/// The cause of a miss. Names are public: they are used in JSON, in metrics and in the documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Cause {
-    /// Nothing differs before what is new.
+    /// Nothing differs before the new part.
     None,
-    /// No earlier request shares anything worth naming.
+    /// No earlier request shares anything significant.
     FirstSeen,
     /// The same tools in another order.
     ToolOrder,
     /// Other tools are offered.
     ToolSet,
-    /// A tool of the same name says something else.
+    /// A tool of the same name has another description or parameters.
     ToolSchema,
     /// The same object with its keys, or a set's elements, in another order.
     KeyOrder,
-    /// The system text says something else.
+    /// The system text has other words.
     SystemText,
     /// A clock, an id, a number or a name that differs between requests which are otherwise alike.
     VolatileValue,
-    /// Nothing but white space differs.
+    /// Only white space differs.
     Whitespace,
-    /// An earlier message was changed, or another one put before it.
+    /// An earlier message was changed, or another one was put before it.
     HistoryEdited,
     /// Earlier messages are gone: a sliding window, or a summary in their place.
     HistoryDropped,
-    /// Contexts are sent with one turn and are gone, or others, when the chat goes on.
+    /// Contexts are sent with one turn and are gone, or replaced, when the chat goes on.
     ContextMoved,
-    /// A system message inside the history, which a template puts before it.
+    /// A system message inside the history, which a template moves before it.
     HoistedSystem,
     /// Other documents were retrieved.
     DocumentSet,
@@ -47,12 +47,12 @@ pub enum Cause {
     Parameters,
     /// The engine computed what an earlier prompt held: it was evicted.
     Evicted,
-    /// What is shared is shorter than a page of the engine's cache.
+    /// The shared prefix is shorter than a page of the engine's cache.
     BelowPage,
 }
 
 impl Cause {
-    /// Every cause, in the order of their declaration.
+    /// All causes, in the order of their declaration.
     pub const ALL: [Self; 23] = [
         Self::None,
         Self::FirstSeen,
@@ -79,7 +79,7 @@ impl Cause {
         Self::BelowPage,
     ];
 
-    /// The name in kebab case.
+    /// Returns the name in kebab case.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -109,14 +109,14 @@ impl Cause {
         }
     }
 
-    /// Whether the request broke nothing: [`Cause::None`] or [`Cause::FirstSeen`].
+    /// Returns whether the request broke nothing: [`Cause::None`] or [`Cause::FirstSeen`].
     #[must_use]
     pub fn is_none(self) -> bool {
         matches!(self, Self::None | Self::FirstSeen)
     }
 }
 
-/// What kind of value is volatile.
+/// The kind of a volatile value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Volatile {
     /// A date or a time.
@@ -130,7 +130,7 @@ pub enum Volatile {
 }
 
 impl Volatile {
-    /// The name in kebab case.
+    /// Returns the name in kebab case.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

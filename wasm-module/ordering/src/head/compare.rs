@@ -1,10 +1,10 @@
-//! Two requests, piece by piece: the first difference, and what kind of difference it is.
+//! Compares two requests piece by piece: finds the first difference, and its kind.
 //!
 //! ```text
 //!   realm (salt, engine, model) ─▶ tools ─▶ hoisted system messages ─▶ system text ─▶ parameters ─▶ messages, documents
 //! ```
 //!
-//! What stands first in the prompt is looked at first, and what follows a difference does not count.
+//! The comparison follows the order of the prompt, and differences after the first one do not count.
 
 use super::cause::{Cause, Volatile};
 use super::diagnosis::Entry;
@@ -14,24 +14,24 @@ use super::segments::SegmentKind;
 use crate::body::Role;
 use fxhash::{FxHashMap, FxHashSet};
 
-/// A piece in its place.
+/// A piece with its place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flat {
     pub(super) id: u32,
     pub(super) kind: SegmentKind,
     pub(super) role: Role,
     pub(super) message: Option<u32>,
-    /// The index of its segment.
+    /// Index of its segment.
     pub(super) segment: u32,
     /// Bytes of the segment's pieces before it.
     pub(super) offset: u32,
     pub(super) tokens: u32,
-    /// Tokens of the prompt up to its end.
+    /// Tokens of the prompt up to the piece's end.
     pub(super) end: u64,
     pub(super) piece: Piece,
 }
 
-/// Both requests.
+/// The new request and the old one.
 pub(super) struct Sides<'s> {
     pub(super) new: &'s Entry,
     pub(super) old: &'s Entry,
@@ -45,9 +45,9 @@ pub(super) struct Difference {
     pub(super) cause: Cause,
     pub(super) volatile: Option<Volatile>,
     pub(super) segment: Option<SegmentKind>,
-    /// The piece of the new request.
+    /// Index of the piece in the new request.
     pub(super) at: Option<usize>,
-    /// The name of the parameter that differs.
+    /// Name of the parameter that differs.
     pub(super) name: Option<&'static str>,
 }
 
@@ -84,7 +84,7 @@ impl Difference {
     }
 }
 
-/// The first difference between two requests.
+/// Returns the first difference between two requests.
 pub(super) fn first_difference(sides: &Sides<'_>) -> Difference {
     let (new, old) = (sides.new, sides.old);
     if new.realm.model != old.realm.model {
@@ -105,23 +105,23 @@ pub(super) fn first_difference(sides: &Sides<'_>) -> Difference {
         .unwrap_or(Difference::NONE)
 }
 
-/// A request's pieces by where they stand.
+/// A request's pieces by region.
 struct Regions<'f> {
     tools: &'f [Flat],
     /// Documents before every message.
     front: &'f [Flat],
-    /// The system text before every other message, with documents in it.
+    /// The system text before every other message, including documents in it.
     system: &'f [Flat],
     messages: Vec<Message<'f>>,
     all: &'f [Flat],
 }
 
-/// A message's pieces.
+/// The pieces of a message.
 #[derive(Clone, Copy)]
 struct Message<'f> {
     role: Role,
     pieces: &'f [Flat],
-    /// Where they begin in the request.
+    /// Index of the first piece in the request.
     start: usize,
 }
 
@@ -135,7 +135,7 @@ impl<'f> Regions<'f> {
         };
         let tools = end_of(0, &|flat| flat.kind == SegmentKind::Tool);
         let front = end_of(tools, &|flat| flat.message.is_none());
-        // A document in the system text is of its message.
+        // A document in the system text belongs to its message.
         let opening = all.iter().filter(|flat| flat.kind == SegmentKind::System);
         let last = opening.filter_map(|flat| flat.message).max();
         let system = end_of(front, &|flat| last.is_some() && flat.message <= last);
@@ -160,7 +160,7 @@ impl<'f> Regions<'f> {
         }
     }
 
-    /// Where `pieces`, a part of all, begins.
+    /// Returns the index of the first of `pieces`, a part of all.
     fn start_of(&self, pieces: &[Flat]) -> usize {
         let start = pieces.as_ptr() as usize - self.all.as_ptr() as usize;
         start / size_of::<Flat>()
@@ -171,7 +171,7 @@ fn is_document(flat: &Flat) -> bool {
     flat.kind == SegmentKind::Document
 }
 
-/// The first place at which two lists differ; `None`: nowhere.
+/// Returns the first index at which two lists differ; `None` if they are equal.
 fn parting(new: &[Flat], old: &[Flat]) -> Option<usize> {
     let same = new
         .iter()
@@ -181,7 +181,7 @@ fn parting(new: &[Flat], old: &[Flat]) -> Option<usize> {
     (same < new.len() || same < old.len()).then_some(same)
 }
 
-/// Whether two lists hold the same, in whatever order.
+/// Returns whether two lists hold the same elements, in any order.
 fn are_permuted<K: Ord>(new: &[Flat], old: &[Flat], key: impl Fn(&Flat) -> K) -> bool {
     if new.len() != old.len() {
         return false;
@@ -198,7 +198,7 @@ fn tools(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
     const KIND: SegmentKind = SegmentKind::Tool;
     let (new, old) = (new.tools, old.tools);
     let at = parting(new, old)?;
-    // The last tool stands for one that is missing behind it.
+    // The last tool stands for one that is missing after it.
     let place = at.min(new.len().saturating_sub(1));
     let found = |cause| {
         let found = Difference::at(cause, KIND, place);
@@ -241,7 +241,7 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
     const KIND: SegmentKind = SegmentKind::System;
     let found = parting(new.system, old.system);
     let Some(at) = found else {
-        // Those of the history follow, where a template puts them before it.
+        // System messages of the history follow, if a template puts them before it.
         if sides.new.inline == sides.old.inline {
             return None;
         }
@@ -285,7 +285,7 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
     Some(wording(&news, &olds, at, KIND, place))
 }
 
-/// What kind of difference there is between two texts that part at `at`.
+/// Returns the kind of difference between two texts that part at `at`.
 fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usize) -> Difference {
     if solid(new) == solid(old) {
         return Difference::at(Cause::Whitespace, kind, place);
@@ -311,7 +311,7 @@ fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usiz
         list.iter()
             .fold(0_u32, |sum, flat| sum.wrapping_add(flat.piece.marks.bag))
     };
-    // Units that were cut otherwise because a value holds a sign that ends one.
+    // These are units that were cut in another way because a value contains a sign that ends one.
     let joined = |list: &[Flat]| {
         list.iter().fold(0_u64, |sum, flat| {
             sum.wrapping_add(u64::from(flat.piece.marks.timeless))
@@ -336,7 +336,7 @@ fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usiz
     Difference::at(Cause::SystemText, kind, place)
 }
 
-/// What differs in the middle of two lists.
+/// Returns the parts in the middle of two lists that differ.
 fn middles<'f>(new: &'f [Flat], old: &'f [Flat], at: usize) -> (&'f [Flat], &'f [Flat]) {
     let ends = new.iter().rev().zip(old.iter().rev());
     let most = new.len().min(old.len()).saturating_sub(at);
@@ -369,7 +369,8 @@ fn parameters(sides: &Sides<'_>) -> Option<Difference> {
     })
 }
 
-/// Whether the new request is a later turn of the old one's chat: what a user asked first is in both, and more follows.
+/// Returns whether the new request is a later turn of the old one's chat: the user's first question is in both, and
+/// more follows.
 fn goes_on(new: &Regions<'_>, old: &Regions<'_>) -> bool {
     let asked = |regions: &Regions<'_>| {
         let first = regions
@@ -405,13 +406,13 @@ fn history(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
             place,
         ));
     }
-    // The last message of both.
+    // This is the last message of both.
     if new_behind == 0 && old_behind == 0
         || one.role == other.role && new_behind == old_behind && piece > 0 && has_documents(one)
     {
         return last(one, other, piece, place);
     }
-    // What follows stands in both, nearer to the beginning or farther.
+    // The following messages stand in both, nearer to the beginning or farther from it.
     let known: FxHashMap<u64, usize> = old
         .messages
         .iter()
@@ -451,7 +452,7 @@ fn has_documents(message: &Message<'_>) -> bool {
     message.pieces.iter().any(is_document)
 }
 
-/// A message's content, as one number.
+/// Returns a message's content as one number.
 fn identity(message: &Message<'_>) -> u64 {
     let start = message.role as u64 + 1;
     message.pieces.iter().fold(start, |hash, flat| {
@@ -459,10 +460,10 @@ fn identity(message: &Message<'_>) -> u64 {
     })
 }
 
-/// Whether one message is the other without the context that it was sent with: the same words, and documents, or a
-/// template's words, in one alone.
+/// Returns whether one message is the other without its context: the words are the same, and only one has documents,
+/// or a template's words.
 fn wanders(new: &Message<'_>, old: &Message<'_>, new_behind: usize, old_behind: usize) -> bool {
-    // Only a chat that went on brings a message back.
+    // Only a chat that went on sends a message again.
     if new_behind <= old_behind {
         return false;
     }
@@ -480,7 +481,7 @@ fn wanders(new: &Message<'_>, old: &Message<'_>, new_behind: usize, old_behind: 
         return false;
     }
     if new_has && old_has {
-        // The template was rendered anew: its last words are the question.
+        // The template was rendered again: its last words are the question.
         return new_words.last() == old_words.last();
     }
     let (plain, rich) = if new_has {
@@ -500,7 +501,7 @@ fn wanders(new: &Message<'_>, old: &Message<'_>, new_behind: usize, old_behind: 
     })
 }
 
-/// The last messages, which hold documents and a question.
+/// Compares the last messages, which hold documents and a question.
 fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option<Difference> {
     let (one, other) = (new.pieces.get(at), old.pieces.get(at));
     if one.is_some_and(is_document) || other.is_some_and(is_document) {
@@ -545,7 +546,7 @@ fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option
     ))
 }
 
-/// A message that another one stands in the place of, and nothing of what follows is in both.
+/// Compares messages at the same place after which nothing is in both.
 fn branch(new: &Message<'_>, old: &Message<'_>, place: usize) -> Option<Difference> {
     if new.role != old.role {
         return None;
@@ -562,7 +563,7 @@ fn branch(new: &Message<'_>, old: &Message<'_>, place: usize) -> Option<Differen
     None
 }
 
-/// A message that was changed, with what follows it the same.
+/// Compares a message that was changed while those after it stayed the same.
 fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Difference {
     const KIND: SegmentKind = SegmentKind::Message;
     if solid(new.pieces) == solid(old.pieces) && new.role == old.role {
@@ -588,7 +589,7 @@ fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Diff
     Difference::at(Cause::HistoryEdited, KIND, place)
 }
 
-/// Documents that part at `at` among these pieces.
+/// Compares documents that part at `at` among these pieces.
 fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Difference> {
     const KIND: SegmentKind = SegmentKind::Document;
     let place = start + at.min(new.len().saturating_sub(1));
@@ -602,7 +603,7 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
     let (news, olds) = (of(new), of(old));
     let is_same = parting(&news, &olds).is_none();
     if is_same {
-        // What stands between them differs: positional headings, say.
+        // The text between them differs: positional headings, say.
         return found(Cause::DocumentText);
     }
     if are_permuted(&news, &olds, |flat| flat.id) {
@@ -618,7 +619,7 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
     let Some(one) = news.get(first) else {
         return found(Cause::DocumentSet);
     };
-    // The same document, written otherwise, stands in the old request, and not here too.
+    // The same document stands in the old request in another wording, and not here too.
     let is_rewritten = !old_ids.contains(&one.id)
         && olds
             .iter()
@@ -640,7 +641,7 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
     found(Cause::DocumentSet)
 }
 
-/// Whether both are one document with another rank, id or wording.
+/// Returns whether both are one document with another rank, id or wording.
 fn is_rewritten(one: &Piece, other: &Piece) -> bool {
     let are_apart_alike = one.apart != 0 && one.apart == other.apart;
     let has_same_name = one.name == other.name;

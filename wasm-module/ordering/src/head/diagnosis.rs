@@ -1,4 +1,4 @@
-//! Why a prompt could not begin like an earlier one: an index of recent requests, and what a new one lost.
+//! Diagnoses why a prompt could not begin like an earlier one, with an index of recent requests.
 //!
 //! ```text
 //!   request ─▶ pieces ─▶ the earlier request that shares most ─▶ first difference ─▶ cause, place, tokens lost
@@ -6,9 +6,9 @@
 //!                 └──── kept as hashes ─┘
 //! ```
 //!
-//! The index holds hashes, counts and marks, and no text. It is bounded in requests and in pieces; the oldest go first.
-//! A request's work is bounded too: of each piece some of the newest requests that held it are looked at, and of those
-//! a few that share most are compared piece by piece (`Effort`).
+//! The index holds hashes, counts and marks, and no text. It is bounded in requests and in pieces; the oldest are
+//! evicted first. A request's work is bounded too: for each piece some of the newest requests that held it are looked
+//! at, and a few of those that share most are compared piece by piece (`Effort`).
 
 use super::cause::{Cause, Volatile};
 use super::compare::{self, Difference, Flat, Sides};
@@ -25,12 +25,12 @@ use smallvec::SmallVec;
 use std::collections::VecDeque;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// How much an [`Index`] keeps, and how closely it looks.
+/// The bounds of an [`Index`], and how closely it looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Most requests that are kept.
     pub requests: u32,
-    /// Distinct pieces kept, some 150 bytes each.
+    /// Most distinct pieces that are kept, some 150 bytes each.
     pub pieces: u32,
     /// How much of a text is looked at.
     pub depth: Depth,
@@ -39,7 +39,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// For whoever reads a log: some hundred megabytes at most.
+    /// Limits for reading a log: some hundred megabytes at most.
     pub const LOG: Self = Self {
         requests: 16_384,
         pieces: 1 << 20,
@@ -47,7 +47,7 @@ impl Limits {
         page_tokens: 16,
     };
 
-    /// For a gateway: a megabyte at most.
+    /// Limits for a gateway: a megabyte at most.
     pub const GATEWAY: Self = Self {
         requests: 64,
         pieces: 4_096,
@@ -56,64 +56,65 @@ impl Limits {
     };
 }
 
-/// A request that is to be explained.
+/// A request to diagnose.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'r, 'a> {
     /// The request's body, parsed.
     pub parsed: &'r Parsed<'a>,
     /// The body's segments.
     pub segments: &'r Segments,
-    /// What else an engine keeps caches apart by: a tenant, a salt.
+    /// A tenant or salt by which an engine also keeps caches apart.
     pub tenant: &'r str,
-    /// The engine that it goes to; empty: there is one, or nobody says.
+    /// Name of the engine that the request goes to; empty: there is one, or it is unknown.
     pub engine: &'r str,
     /// The documents in the order in which they are sent; `None`: as they stand in the body.
     pub sent: Option<&'r [Fingerprint]>,
 }
 
-/// Why a request could not begin like an earlier one.
+/// The reason why a request could not begin like an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
     /// The request's number in its index, from 1.
     pub request: u64,
     /// The number of the earlier request that shares most with it.
     pub earlier: Option<u64>,
-    /// Estimated tokens of its prompt.
+    /// Estimated tokens of the prompt.
     pub prompt_tokens: u64,
-    /// Those of pieces that the earlier prompt holds too, wherever they stand.
+    /// Estimated tokens of pieces that the earlier prompt holds too, at any place.
     pub shared_tokens: u64,
-    /// Those of the longest prefix that any earlier prompt for that engine begins with.
+    /// Estimated tokens of the longest prefix that any earlier prompt for that engine shares.
     pub reused_tokens: u64,
     /// Tokens computed although the earlier prompt held them.
     pub lost_tokens: u64,
-    /// Why the prefix broke.
+    /// The cause that broke the prefix.
     pub cause: Cause,
-    /// What kind of value, for [`Cause::VolatileValue`].
+    /// The kind of value, for [`Cause::VolatileValue`].
     pub volatile: Option<Volatile>,
-    /// The first segment that differs; `None` where it is none of the prompt.
+    /// The first segment that differs; `None` for a difference outside the prompt.
     pub segment: Option<SegmentKind>,
-    /// The tool's or the parameter's name; the role of the message's author. Like `shape` empty at [`Depth::Light`].
+    /// Name of the tool or the parameter, or role of the message's author. Like `shape`, it is empty at
+    /// [`Depth::Light`].
     pub name: String,
-    /// The place of the tool, of the document or of the message among its like, from 0.
+    /// Index of the tool, the document or the message among its like, from 0.
     pub index: u32,
     /// Bytes from the beginning of the tool list's element, the text or the message to the piece that differs.
     pub offset: u32,
-    /// The form of what differs, in classes of characters: see the module `marks`. Never a word of it.
+    /// The form of the differing text, in classes of characters: see the module `marks`. It contains no word of it.
     pub shape: String,
     /// Estimated tokens of the prompt up to the end of each kind of segment, in the order of their first.
     pub extents: SmallVec<[(SegmentKind, u64); 6]>,
 }
 
 impl Diagnosis {
-    /// Takes into account what the engine says of the prompt: its tokens, and how many of them it had cached.
+    /// Applies the engine's report on the prompt: its tokens, and how many of them it had cached.
     ///
-    /// Where it had much less than an earlier prompt began with, that was evicted. Where it had more than was expected,
-    /// less was lost, or nothing.
+    /// If the engine had much less than an earlier prompt shares, that was evicted. If it had more than expected, less
+    /// was lost, or nothing.
     pub fn told(&mut self, prompt: u64, cached: u64, page_tokens: u32) {
         if prompt == 0 || self.prompt_tokens == 0 {
             return;
         }
-        // What is estimated, in the engine's tokens.
+        // Converts estimates to the engine's tokens.
         let scaled = |tokens: u64| {
             let product = u128::from(tokens) * u128::from(prompt);
             u64::try_from(product / u128::from(self.prompt_tokens)).unwrap_or(u64::MAX)
@@ -162,30 +163,30 @@ impl Diagnosis {
 #[derive(Debug)]
 pub struct Index {
     limits: Limits,
-    /// Requests so far.
+    /// Number of requests so far.
     count: u64,
     entries: VecDeque<Entry>,
     parts: FxHashMap<(u64, SegmentKind), Part>,
     pieces: Slab,
-    /// By what pieces are the same as.
+    /// Holders of a piece, by the hash that identifies it.
     holders: FxHashMap<u64, Holders>,
-    /// By what stands before and behind: values that a slot has held lately.
+    /// Values that a slot has held lately, by what stands before and behind it.
     slots: FxHashMap<u64, SmallVec<[u64; 3]>>,
 }
 
-/// A request that is kept.
+/// A request in the index.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) number: u64,
     pub(super) realm: Realm,
     pub(super) parameters: Parameters,
-    /// Sum over system messages in the history.
+    /// Sum of the hashes of the system messages in the history.
     pub(super) inline: u64,
     tokens: u64,
     segments: Box<[Placed]>,
 }
 
-/// By what engines keep caches apart, beside content.
+/// What engines keep caches apart by, besides content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Realm {
     pub(super) model: u64,
@@ -193,10 +194,10 @@ pub(super) struct Realm {
     pub(super) engine: u64,
 }
 
-/// Hashes of the parameters, by their place in the list of names.
+/// Hashes of the parameters, each with its name.
 pub(super) type Parameters = SmallVec<[(&'static str, u64); 2]>;
 
-/// A segment of a request that is kept.
+/// A segment of a request in the index.
 #[derive(Clone, Debug)]
 struct Placed {
     kind: SegmentKind,
@@ -206,14 +207,14 @@ struct Placed {
     pieces: std::sync::Arc<[u32]>,
 }
 
-/// The pieces of a segment that requests share.
+/// The pieces of a segment, which requests share.
 #[derive(Debug)]
 struct Part {
     pieces: std::sync::Arc<[u32]>,
     requests: u32,
 }
 
-/// Which requests held a piece lately.
+/// The requests that held a piece lately.
 #[derive(Debug, Default)]
 struct Holders {
     newest: VecDeque<u64>,
@@ -223,11 +224,11 @@ struct Holders {
 /// How many requests are looked at.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
-    /// For each piece, of those that held it.
+    /// Requests looked at for each piece that they held.
     holders: usize,
-    /// Piece by piece.
+    /// Requests compared piece by piece.
     compared: usize,
-    /// From the beginning on.
+    /// Requests compared from the beginning on.
     beginnings: usize,
 }
 
@@ -248,7 +249,7 @@ impl Effort {
     }
 }
 
-/// Slots whose values are remembered.
+/// Most slots whose values are remembered.
 const SLOTS: usize = 4_096;
 
 /// Pieces by number, each once.
@@ -264,7 +265,7 @@ impl Slab {
         self.list.get(id as usize)?.as_ref().map(|(piece, _)| piece)
     }
 
-    /// The number of a piece, held once more; whether it is new.
+    /// Adds a holder of a piece, and returns the piece's number and whether it is new.
     fn hold(&mut self, piece: Piece) -> (u32, bool) {
         if let Some(&id) = self.by_hash.get(&piece.hash) {
             if let Some(Some((_, held))) = self.list.get_mut(id as usize) {
@@ -289,7 +290,7 @@ impl Slab {
         (id, true)
     }
 
-    /// Lets go of a piece; what it was, if nobody holds it any more.
+    /// Removes a holder of a piece, and returns the piece if it has no other.
     fn release(&mut self, id: u32) -> Option<Piece> {
         let place = self.list.get_mut(id as usize)?;
         let (piece, held) = place.as_mut()?;
@@ -310,7 +311,7 @@ impl Slab {
 }
 
 impl Index {
-    /// An index that knows no request.
+    /// Returns an index that knows no request.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -330,7 +331,7 @@ impl Index {
         self.entries.len()
     }
 
-    /// Whether no request is kept.
+    /// Returns whether no request is kept.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -342,7 +343,7 @@ impl Index {
         self.pieces.len()
     }
 
-    /// Explains a request, and keeps it.
+    /// Diagnoses a request, and keeps it.
     pub fn explain(&mut self, asked: &Asked<'_, '_>) -> Diagnosis {
         let parsed = asked.parsed;
         let salt = parsed.salt.given().unwrap_or_default();
@@ -362,7 +363,7 @@ impl Index {
         diagnosis
     }
 
-    /// Explains a ranking of documents that stand in no body, and keeps it.
+    /// Diagnoses a ranking of documents that stand in no body, and keeps it.
     pub fn explain_ranking(&mut self, documents: &[Retrieved]) -> Diagnosis {
         let realm = Realm {
             model: 0,
@@ -385,7 +386,7 @@ impl Index {
         diagnosis
     }
 
-    /// A request as it is kept.
+    /// Returns a request in the form that is kept.
     fn read(&mut self, asked: &Asked<'_, '_>, realm: Realm, parameters: Parameters) -> Entry {
         let Asked {
             parsed, segments, ..
@@ -411,7 +412,7 @@ impl Index {
                 }
                 _ => segment.hash,
             };
-            // Cut otherwise, its pieces are others.
+            // A segment that is cut in another way has other pieces.
             let key = key ^ u64::from(whose && segment.kind != SegmentKind::Document);
             let make =
                 |known: &Known<'_>| pieces_of(asked, segment, &documents, whose, depth, known);
@@ -423,7 +424,7 @@ impl Index {
         self.entry(realm, parameters, inline, placed)
     }
 
-    /// A segment, its pieces made only if they are not known.
+    /// Returns a segment; its pieces are made only if they are not known.
     fn placed(
         &mut self,
         kind: SegmentKind,
@@ -432,7 +433,7 @@ impl Index {
         key: u64,
         make: impl FnOnce(&Known<'_>) -> SmallVec<[Piece; 4]>,
     ) -> Placed {
-        // A question is a message of the history in the next request.
+        // A question becomes a message of the history in the next request.
         let class = match kind {
             SegmentKind::Question | SegmentKind::Hint => SegmentKind::Message,
             kind => kind,
@@ -498,7 +499,7 @@ impl Index {
         entry
     }
 
-    /// The pieces of a request, one behind the other.
+    /// Returns the pieces of a request, one after another.
     fn flat(&self, entry: &Entry) -> Vec<Flat> {
         let mut flat = Vec::with_capacity(entry.segments.len() * 2);
         let mut bytes = 0_u64;
@@ -527,7 +528,7 @@ impl Index {
         flat
     }
 
-    /// What a request lost, and where: by its pieces.
+    /// Returns what a request lost, and where, by its pieces.
     fn diagnose(&mut self, entry: &Entry) -> (Diagnosis, Option<(Difference, Flat)>) {
         let flat = self.flat(entry);
         let mut diagnosis = Diagnosis {
@@ -551,7 +552,7 @@ impl Index {
             return (diagnosis, None);
         };
         diagnosis.reused_tokens = best.reused;
-        // A word in common is nothing in common.
+        // A word in common does not count.
         if best.prefix == 0 && best.reused == 0 && best.shared.saturating_mul(20) < entry.tokens {
             return (diagnosis, None);
         }
@@ -605,7 +606,7 @@ impl Index {
         let Some(value) = new.get(at).filter(|flat| flat.piece.bytes <= LONGEST_SLOT) else {
             return found;
         };
-        // One unit in the place of another: what stands around it is the same.
+        // One unit replaces another if its surroundings are the same.
         let hash = |list: &[Flat], at: Option<usize>| {
             let flat = at.and_then(|at| list.get(at));
             flat.map_or(0, |flat| flat.piece.hash)
@@ -632,13 +633,13 @@ impl Index {
         found
     }
 
-    /// Earlier requests by what they have in common with these pieces, roughly, the most first.
+    /// Returns earlier requests with a rough score of what they share with these pieces, the highest first.
     fn candidates(&self, flat: &[Flat]) -> SmallVec<[(u64, u64); 64]> {
         let mut found: SmallVec<[(u64, u64); 64]> = SmallVec::new();
         let Some(oldest) = self.entries.front().map(|entry| entry.number) else {
             return found;
         };
-        // By a request's place among those that are kept; a log's are too many for a list.
+        // Scores by a request's index among those that are kept; a log has too many for a list.
         let mut few: SmallVec<[u64; 128]> = SmallVec::new();
         let mut many: FxHashMap<u64, u64> = FxHashMap::default();
         if self.entries.len() <= FEW {
@@ -669,8 +670,8 @@ impl Index {
         found
     }
 
-    /// The earlier request that shares most: of equal ones that with the longest prefix, then the newest. One of the same
-    /// model, salt and engine is preferred where it shares about as much.
+    /// Returns the earlier request that shares most; among equals the one with the longest prefix, then the newest.
+    /// One of the same model, salt and engine is preferred if it shares about as much.
     fn best(&self, entry: &Entry, flat: &[Flat], candidates: &[(u64, u64)]) -> Option<Best> {
         let effort = Effort::of(self.limits.depth);
         let mut new: SmallVec<[(u64, u32); 64]> = flat
@@ -726,13 +727,13 @@ impl Index {
         Some(Best { reused, ..chosen })
     }
 
-    /// Tokens of the prefix that both prompts begin with.
+    /// Returns the tokens of the prefix that both prompts share.
     fn prefix(&self, entry: &Entry, flat: &[Flat], earlier: &Entry) -> u64 {
         let mut pieces = earlier
             .segments
             .iter()
             .flat_map(|placed| placed.pieces.iter().map(|id| (*id, placed.kind)));
-        // Where a template puts system messages of the history first, all that follows them moves.
+        // If a template puts system messages of the history first, everything after them moves.
         let is_hoisted = entry.inline != earlier.inline;
         let mut end = 0;
         for flat in flat {
@@ -751,7 +752,7 @@ impl Index {
         self.entries.get(at)
     }
 
-    /// Keeps a request; the oldest make room.
+    /// Keeps a request; the oldest ones are evicted for it.
     fn keep(&mut self, entry: Entry) {
         let most = Effort::of(self.limits.depth).holders;
         for placed in &entry.segments {
@@ -807,7 +808,7 @@ impl Index {
         }
     }
 
-    /// Says where the difference is, in words that hold nothing of the text.
+    /// Describes where the difference is, in words that hold nothing of the text.
     fn tell(
         &self,
         diagnosis: &mut Diagnosis,
@@ -828,7 +829,7 @@ impl Index {
             _ => segment.message.unwrap_or(0),
         };
         if self.limits.depth == Depth::Light {
-            // Names and forms are told to nobody there.
+            // At this depth, names and forms are not reported.
             return;
         }
         match segment.kind {
@@ -844,7 +845,7 @@ impl Index {
         diagnosis.shape = shown.map(marks::shape).unwrap_or_default();
     }
 
-    /// The unit of a segment's text that begins at that offset.
+    /// Returns the unit of a segment's text that begins at that offset.
     fn words_at<'a>(
         &self,
         asked: &Asked<'_, 'a>,
@@ -867,7 +868,7 @@ impl Index {
     }
 }
 
-/// What is known of the best earlier request.
+/// The best earlier request found.
 #[derive(Clone, Copy, Debug)]
 struct Best {
     number: u64,
@@ -877,7 +878,7 @@ struct Best {
     reused: u64,
 }
 
-/// Tokens of `new` that `old` holds too; both are sorted.
+/// Returns the tokens of `new` that `old` holds too; both are sorted.
 fn in_both(new: &[(u64, u32)], old: &[u64]) -> u64 {
     let mut old = old.iter().peekable();
     let mut shared = 0;
@@ -890,13 +891,13 @@ fn in_both(new: &[(u64, u32)], old: &[u64]) -> u64 {
     shared
 }
 
-/// Requests whose scores stand in a list.
+/// Most requests whose scores stand in a list.
 const FEW: usize = 1_024;
 
-/// Bytes of a value that a slot may hold.
+/// Most bytes of a value that a slot may hold.
 const LONGEST_SLOT: u32 = 160;
 
-/// The pieces of a segment.
+/// Returns the pieces of a segment.
 fn pieces_of(
     asked: &Asked<'_, '_>,
     segment: &Segment,
@@ -946,7 +947,7 @@ fn pieces_of(
     pieces
 }
 
-/// Puts documents into the order in which they are sent, each within those that it stands together with.
+/// Puts documents into the order in which they are sent, each within its group.
 fn arrange(placed: &mut [Placed], segments: &Segments, sent: &[Fingerprint]) {
     let rank = |key: u64| {
         sent.iter()
@@ -961,7 +962,7 @@ fn arrange(placed: &mut [Placed], segments: &Segments, sent: &[Fingerprint]) {
             break;
         };
         let message = placed.get(first).and_then(|placed| placed.message);
-        // What stands between documents of one group stays where it is.
+        // The text between documents of one group stays where it is.
         let mut group: Vec<usize> = Vec::new();
         for (at, placed) in placed.iter().enumerate().skip(first) {
             if placed.message != message {
@@ -985,7 +986,7 @@ fn arrange(placed: &mut [Placed], segments: &Segments, sent: &[Fingerprint]) {
     }
 }
 
-/// See [`Diagnosis::extents`].
+/// Computes [`Diagnosis::extents`].
 fn extents(flat: &[Flat]) -> SmallVec<[(SegmentKind, u64); 6]> {
     let mut extents: SmallVec<[(SegmentKind, u64); 6]> = SmallVec::new();
     for flat in flat {
@@ -1014,8 +1015,8 @@ fn hash_of(text: &str) -> u64 {
 }
 
 impl Diagnosis {
-    /// Takes into account how many tokens of documents the engine is believed to hold: where its feed has taken back what
-    /// an earlier prompt began with, that was evicted.
+    /// Applies the tokens of documents that the engine is believed to hold: if its feed has removed what an earlier
+    /// prompt shares, that was evicted.
     pub fn believed(&mut self, document_tokens: u64, page_tokens: u32) {
         let mut start = 0;
         let mut expected = 0_u64;
@@ -1039,9 +1040,9 @@ impl Diagnosis {
     }
 }
 
-/// The configuration is what bodies are read by; see [`Parsed::segments`].
+/// The methods take the configuration by which bodies are read; see [`Parsed::segments`].
 impl Index {
-    /// Explains and keeps a request that was read as `parsed` and `rewritten`, if it was: its prompt is what is sent.
+    /// Diagnoses and keeps a request that was read as `parsed` and `rewritten`, if it was: its prompt is the one sent.
     pub fn explain_sent(
         &mut self,
         parsed: &Parsed<'_>,
@@ -1071,10 +1072,10 @@ impl Index {
         })
     }
 
-    /// Reads, explains and keeps the body of a request that goes as it came.
+    /// Reads, diagnoses and keeps the body of a request that is sent as it came.
     ///
     /// # Errors
-    /// [`Skip`](crate::Skip): the body cannot be read.
+    /// Returns a [`Skip`](crate::Skip) if the body cannot be read.
     pub fn explain_body(
         &mut self,
         body: &[u8],

@@ -6,9 +6,9 @@
 //!   template    [You are Ada.] [Be brief.] <  slot: 2  >  [Cite.]       acts from here on
 //! ```
 //!
-//! A **template** is a system text as its stable units and the slots between them. A text belongs to a template if it has
-//! its units in their order, all but few; what it has instead stands in slots. A slot is volatile once it has held two
-//! different values, never before: a constant harms nothing. Nothing of a text is kept but hashes.
+//! A **template** is a system text as its stable units and the slots between them. A text belongs to a template if it
+//! has all but few of its units, in their order; the text that it has instead stands in slots. A slot is volatile once
+//! it has held two different values, never before, since a constant does no harm. Only hashes of texts are kept.
 
 use super::texts::Unit;
 use smallvec::SmallVec;
@@ -19,25 +19,25 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(super) struct Learned {
     templates: Vec<Template>,
     now: u64,
-    /// Grows whenever what is volatile changes.
+    /// A version that grows whenever the set of volatile slots changes.
     pub(super) version: u64,
 }
 
 #[derive(Debug)]
 struct Template {
-    /// Hashes and bytes of the stable units.
+    /// Hash and bytes of each stable unit.
     stable: Vec<(u64, u32)>,
-    /// Before, between and behind them: one more than units.
+    /// The slots before, between and after them: one more than units.
     slots: Vec<Slot>,
     last_used: u64,
 }
 
-/// What stands between two stable units.
+/// The text between two stable units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Slot {
-    /// Hash of the first value that it held; 0: none yet.
+    /// Hash of its first value; 0: none yet.
     first: u64,
-    /// Whether it has held another one.
+    /// Whether it has held another value.
     is_volatile: bool,
 }
 
@@ -58,8 +58,8 @@ impl Seen {
 }
 
 impl Learned {
-    /// Learns from the units of a system text, and says of each whether it stands in a volatile slot. O(units), for as
-    /// many templates as are kept.
+    /// Learns from the units of a system text, and returns for each whether it stands in a volatile slot. O(units),
+    /// for a bounded number of templates.
     pub(super) fn learn(&mut self, units: &[Seen]) -> Vec<bool> {
         let mut volatile = vec![false; units.len()];
         if units.len() > MAX_UNITS {
@@ -68,7 +68,7 @@ impl Learned {
         self.now += 1;
         let found = (self.templates.iter().enumerate())
             .filter_map(|(at, template)| Some((at, template.fit(units)?)))
-            // The one that has most of it; of equals the one used last.
+            // The template that has most of the text; among equals the one used last.
             .max_by_key(|(at, fit)| {
                 let last_used = self
                     .templates
@@ -101,16 +101,16 @@ impl Learned {
     }
 }
 
-/// How a text fits a template.
+/// The fit of a text and a template.
 struct Fit {
-    /// Of the template's stable units and the text's: those that are the same.
+    /// Pairs of a template's stable unit and the text's equal unit.
     pairs: Vec<(usize, usize)>,
-    /// Bytes of these.
+    /// Bytes of these units.
     bytes: u64,
 }
 
 impl Template {
-    /// `None`: it does not.
+    /// Returns the fit; `None` if the text does not belong to the template.
     fn fit(&self, units: &[Seen]) -> Option<Fit> {
         let mut pairs = Vec::with_capacity(units.len());
         let (mut next, mut since) = (0, 0);
@@ -137,7 +137,7 @@ impl Template {
         (left <= MAX_GAP && is_shared).then_some(Fit { pairs, bytes })
     }
 
-    /// Takes a text into the template; whether that changed what is volatile.
+    /// Merges a text into the template, and returns whether that changed the set of volatile slots.
     fn take(&mut self, units: &[Seen], fit: &Fit, volatile: &mut [bool]) -> bool {
         let mut changed = false;
         let is_whole = fit.pairs.len() == self.stable.len();
@@ -177,7 +177,7 @@ impl Template {
         changed
     }
 
-    /// One slot of the stable units from `from` to `to`, which the text does not have, and of the slots around them.
+    /// Merges the stable units from `from` to `to`, which the text lacks, and the slots around them into one slot.
     fn joined(&self, from: usize, to: usize) -> Slot {
         let units = self.stable.get(from..to).unwrap_or_default();
         let slots = self.slots.get(from..=to).unwrap_or_default();
@@ -195,8 +195,8 @@ fn hashed(hashes: impl Iterator<Item = u64>) -> u64 {
     hash.max(1)
 }
 
-/// Whether words look like data: a value, a name, a place, a time. What reads like an instruction, or like the persona,
-/// is never data, for a system message's authority is lost when it moves.
+/// Returns whether words look like data: a value, a name, a place, a time. Text that reads like an instruction, or
+/// like the persona, is never data, since it would lose a system message's authority when it moves.
 pub(super) fn looks_like_data(words: &str) -> bool {
     if words.len() > MAX_DATA_BYTES || words.contains("```") || words.contains('<') {
         return false;
@@ -215,7 +215,7 @@ pub(super) fn looks_like_data(words: &str) -> bool {
         [one, two, three] => *one == "you" && *two == "are" && !ADDRESSING.contains(three),
         _ => false,
     });
-    // A name, a number, a label with a value.
+    // This accepts a name, a number, a label with a value.
     let mut chars = words.chars();
     chars.next();
     let tells = words.contains([':', '=', '@', '/'])
@@ -223,7 +223,7 @@ pub(super) fn looks_like_data(words: &str) -> bool {
     !(commands || opens || persona) && tells
 }
 
-/// Words that instructions are made of.
+/// Words that occur in instructions.
 const COMMANDS: &[&str] = &[
     "must",
     "mustn't",
@@ -278,7 +278,7 @@ const COMMANDS: &[&str] = &[
     "without",
 ];
 
-/// Words by which instructions begin.
+/// Words with which instructions begin.
 const OPENERS: &[&str] = &[
     "use",
     "be",
@@ -332,7 +332,7 @@ const OPENERS: &[&str] = &[
     "focus",
 ];
 
-/// What follows `you are` where no persona does.
+/// Words after `you are` that describe no persona.
 const ADDRESSING: &[&str] = &[
     "talking",
     "speaking",
@@ -348,16 +348,16 @@ const ADDRESSING: &[&str] = &[
     "running",
 ];
 
-/// Bytes of a unit that may be data.
+/// Most bytes of a unit that may be data.
 const MAX_DATA_BYTES: usize = 240;
 
-/// Units that a text may have in a slot, and that it may lack.
+/// Most units that a text may have in a slot, and most that it may lack.
 const MAX_GAP: usize = 8;
 
-/// Templates of one tenant and model.
+/// Most templates of one tenant and model.
 const MAX_TEMPLATES: usize = 8;
 
-/// Units of a system text; of a longer one nothing is learned.
+/// Most units of a system text; nothing is learned from a longer one.
 const MAX_UNITS: usize = 4_096;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! What a text is apart from what tends to change in it: hashes of the text without its white space, without its dates
-//! and ids, without its numbers, without its names.
+//! Identifies a text apart from what tends to change in it: hashes of the text without its white space, without its
+//! dates and ids, without its numbers, without its names.
 //!
-//! Two texts that differ, and whose hashes without dates agree, differ in a date and in nothing else. So the index needs
-//! to hold no text to say so. One pass over the bytes, which stand as between the quotes of a JSON string.
+//! Two texts that differ, and whose hashes without dates agree, differ only in a date. So the index can tell without
+//! holding any text. The hashes take one pass over the bytes, which stand as between the quotes of a JSON string.
 //!
 //! ```text
 //!   Current time: 2026-11-22 14:03:09, for Anna Berg at desk 12.
@@ -16,15 +16,16 @@ use std::ops::Range;
 /// Hashes of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks {
-    /// Of the bytes that are no white space. It [joins](Solid::then): two texts cut at different places compare.
+    /// Hash of the bytes that are not white space. It [joins](Solid::then), so texts cut at different places can be
+    /// compared.
     pub(super) solid: Solid,
-    /// Without dates and times, and without ids.
+    /// Hash without dates and times, and without ids.
     pub(super) timeless: u32,
-    /// Without numbers either.
+    /// Hash without dates, ids and numbers.
     pub(super) numberless: u32,
-    /// Without names and other values either; behind a label, without anything.
+    /// Hash also without names and other values; behind a label, without any value.
     pub(super) valueless: u32,
-    /// Of the words, in whatever order.
+    /// Hash of the words, in any order.
     pub(super) bag: u32,
     /// Whether dates or times were left out.
     pub(super) has_time: bool,
@@ -33,7 +34,7 @@ pub(super) struct Marks {
 }
 
 impl Marks {
-    /// The marks of `text`.
+    /// Returns the marks of `text`.
     pub(super) fn of(text: &str) -> Self {
         let words = words(text);
         let mut marks = Self {
@@ -73,7 +74,7 @@ impl Marks {
         }
     }
 
-    /// What kind of value alone makes `self` and `other` differ, if one does.
+    /// Returns the kind of value in which alone `self` and `other` differ, if there is one.
     pub(super) fn differ_by(&self, other: &Self) -> Option<Volatile> {
         if self.timeless == other.timeless {
             let is_time = self.has_time && (other.has_time || !self.has_id);
@@ -90,8 +91,8 @@ impl Marks {
     }
 }
 
-/// A hash of the bytes of a text that are no white space, and how many they are: a polynomial, so that the hash of two
-/// texts joined follows from theirs.
+/// A hash of the bytes of a text that are not white space, and their number. It is a polynomial, so that the hash of
+/// two texts joined follows from theirs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Solid {
     hash: u64,
@@ -108,7 +109,7 @@ impl Solid {
             if byte == b'\\' {
                 byte = match bytes.next() {
                     Some(b'n' | b't' | b'r') | None => continue,
-                    // The escape, told from the letter by a bit that ASCII does not have.
+                    // An escape differs from its letter by a bit that ASCII does not use.
                     Some(escape) => escape | 0x80,
                 };
             } else if byte.is_ascii_whitespace() {
@@ -120,7 +121,7 @@ impl Solid {
         solid
     }
 
-    /// The hash of both texts, one behind the other.
+    /// Returns the hash of both texts, one after the other.
     pub(super) fn then(self, other: Self) -> Self {
         let shifted = self.hash.wrapping_mul(Self::BASE.wrapping_pow(other.bytes));
         Self {
@@ -129,14 +130,13 @@ impl Solid {
         }
     }
 
-    /// Whether there is nothing but white space.
+    /// Returns whether there is only white space.
     pub(super) fn is_empty(self) -> bool {
         self.bytes == 0
     }
 }
 
-/// A hash of words and of what stands between them, where words that are hidden leave one mark, however many there are
-/// side by side.
+/// A hash of words and of the text between them. Hidden words leave one mark, however many stand side by side.
 #[derive(Clone, Copy, Default)]
 struct Stream {
     hash: u64,
@@ -180,10 +180,10 @@ impl Stream {
     }
 }
 
-/// What a hidden word leaves.
+/// The mark that a hidden word leaves.
 const HIDDEN: u64 = 0x5851_f42d_4c95_7f2d;
 
-/// Whether what stands between two values may belong to one: `Tue, Jun 16`, `12:03 / 13:04`.
+/// Returns whether the text between two values may belong to one: `Tue, Jun 16`, `12:03 / 13:04`.
 fn is_joint(between: &str) -> bool {
     between.len() <= 3 && between.bytes().all(|byte| b" ,.-/|".contains(&byte))
 }
@@ -202,7 +202,7 @@ fn folded(hash: u64) -> u32 {
     (hash >> 32) as u32 ^ hash as u32
 }
 
-/// What kind of word it is.
+/// The class of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Plain,
@@ -219,7 +219,7 @@ struct Word {
     class: Class,
 }
 
-/// The words of a text. Numbers beside dates belong to them.
+/// Returns the words of a text. Numbers beside dates belong to them.
 fn words(text: &str) -> SmallVec<[Word; 24]> {
     let bytes = text.as_bytes();
     let mut words: SmallVec<[Word; 24]> = SmallVec::new();
@@ -268,7 +268,7 @@ fn is_of_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte >= 0x80 || b"_-.:@+/%'".contains(&byte)
 }
 
-/// The class of a word, which `begins` a sentence or not.
+/// Returns the class of a word; `begins` says whether it begins a sentence.
 fn class_of(word: &str, begins: bool) -> Class {
     let bytes = word.as_bytes();
     let digits = bytes.iter().filter(|byte| byte.is_ascii_digit()).count();
@@ -304,7 +304,7 @@ fn class_of(word: &str, begins: bool) -> Class {
     Class::Plain
 }
 
-/// `2026-11-22`, `22/11/2026`, `14:03`, `2026-11-22T14:03:09.123Z`, `14h03`.
+/// Returns whether a word is a time: `2026-11-22`, `22/11/2026`, `14:03`, `2026-11-22T14:03:09.123Z`, `14h03`.
 fn is_time(word: &str) -> bool {
     let mut shape: SmallVec<[u8; 32]> = SmallVec::new();
     for byte in word.bytes().take(40) {
@@ -326,7 +326,7 @@ fn is_time(word: &str) -> bool {
         || starts(b"99h99")
 }
 
-/// `8/22/2026` and its like.
+/// Returns whether a word is a date like `8/22/2026`.
 fn is_slashed(shape: &[u8]) -> bool {
     let mut parts = 0;
     for part in shape.split(|byte| *byte == b'/') {
@@ -346,7 +346,8 @@ fn is_ordinal(word: &str, digits: usize, letters: usize) -> bool {
             .any(|end| word.ends_with(end))
 }
 
-/// A UUID, hexadecimal digits, `session_8f3a`, or letters and digits in no order that words have.
+/// Returns whether a word is an id: a UUID, hexadecimal digits, `session_8f3a`, or letters and digits in an order that
+/// words do not have.
 fn is_id(word: &str, digits: usize, letters: usize) -> bool {
     let bytes = word.as_bytes();
     let hexadecimal = bytes.iter().filter(|byte| byte.is_ascii_hexdigit()).count();
@@ -364,7 +365,7 @@ fn is_id(word: &str, digits: usize, letters: usize) -> bool {
     {
         return true;
     }
-    // How often letters and digits take turns.
+    // Number of changes between letters and digits.
     let mut turns = 0;
     let kinds = bytes.iter().map(u8::is_ascii_digit);
     for (kind, next) in kinds.clone().zip(kinds.skip(1)) {
@@ -373,7 +374,7 @@ fn is_id(word: &str, digits: usize, letters: usize) -> bool {
     digits + letters >= 8 && digits >= 2 && letters >= 2 && turns >= 3
 }
 
-/// Names of months and weekdays, and what stands behind a time.
+/// Returns whether a word names a month or a weekday, or follows a time.
 fn is_calendar(word: &str) -> bool {
     const NAMES: [&str; 19] = [
         "january",
@@ -410,7 +411,7 @@ fn is_calendar(word: &str) -> bool {
     })
 }
 
-/// Numbers beside words of the calendar are days and years; words of the calendar without a number are none.
+/// Makes numbers beside words of the calendar part of the date; words of the calendar without a number are no date.
 fn join_dates(text: &str, words: &mut [Word]) {
     let is_near = |left: &Word, right: &Word| {
         let between = text.get(left.range.end..right.range.start);
@@ -430,8 +431,8 @@ fn join_dates(text: &str, words: &mut [Word]) {
     }
 }
 
-/// Where the value of `label: value` begins, if the text is that: a label of some words, and a value that is short and
-/// tells nobody what to do.
+/// Returns where the value of `label: value` begins, if the text has that form: a label of some words, and a value
+/// that is short and no instruction.
 fn label_end(text: &str, words: &[Word]) -> Option<usize> {
     let colon = text.find(": ")?;
     let label = text.get(..colon)?;
@@ -455,15 +456,15 @@ fn label_end(text: &str, words: &[Word]) -> Option<usize> {
         .then_some(colon + 2)
 }
 
-/// Words of sentences that tell a model what to do.
+/// Words of sentences that instruct a model.
 const INSTRUCTIONS: [&str; 32] = [
     "always", "never", "must", "should", "do", "don't", "not", "answer", "use", "reply", "respond",
     "write", "cite", "say", "tell", "ask", "give", "keep", "avoid", "only", "if", "when", "you",
     "be", "is", "are", "can", "may", "will", "please", "make", "ensure",
 ];
 
-/// The form of what stands in a text, for people to recognise it by and without a word of it: classes of characters,
-/// `2026-11-22 14:03` as `9999-99-99 99:99`. What tends to change is shown, or else the beginning; at most
+/// Returns the form of a text, by which people recognise it without a word of it: classes of characters, so
+/// `2026-11-22 14:03` is `9999-99-99 99:99`. It shows what tends to change, or else the beginning; at most
 /// [`MAX_SHAPE`] characters.
 pub(super) fn shape(text: &str) -> String {
     let words = words(text);
@@ -502,11 +503,11 @@ pub(super) fn shape(text: &str) -> String {
         .collect()
 }
 
-/// Characters of a [`shape`].
+/// Most characters of a [`shape`].
 pub(super) const MAX_SHAPE: usize = 24;
 
-/// A hash of a document's text without what a retriever may write into it: attributes of the tag that it stands in,
-/// its number, its score, rank, distance or id, when it was found.
+/// Returns a hash of a document's text without what a retriever may write into it: the attributes of its tag, its
+/// number, its score, rank, distance or id, and when it was found.
 pub(super) fn apart_from_rank(text: &str) -> u32 {
     let text = behind_tag(text);
     let words = words(text);
@@ -518,7 +519,7 @@ pub(super) fn apart_from_rank(text: &str) -> u32 {
         let between = text.get(done..word.range.start).unwrap_or_default();
         done = word.range.end;
         let is_value = matches!(word.class, Class::Number | Class::Id | Class::Time);
-        // `[3] …`, `3. …`: the first word, and it stands in brackets or before a sign.
+        // This is the first word, in brackets or before a sign: `[3] …`, `3. …`.
         let is_count = at == 0
             && word.class == Class::Number
             && text
@@ -539,7 +540,7 @@ pub(super) fn apart_from_rank(text: &str) -> u32 {
     folded(stream.hash)
 }
 
-/// Words before a number that tells a document's place in a result, or when it was found.
+/// Words before a number that states a document's place in a result, or when it was found.
 const RANKS: [&str; 18] = [
     "score",
     "rank",
@@ -561,7 +562,7 @@ const RANKS: [&str; 18] = [
     "rerank_score",
 ];
 
-/// What stands behind the tag that a text opens with.
+/// Returns the text after the tag that a text opens with.
 fn behind_tag(text: &str) -> &str {
     let is_tag =
         text.starts_with('<') && text.as_bytes().get(1).is_some_and(u8::is_ascii_alphabetic);
@@ -569,8 +570,8 @@ fn behind_tag(text: &str) -> &str {
     end.and_then(|end| text.get(end + 1..)).unwrap_or(text)
 }
 
-/// The least hashes of a text's pairs of words, by eight functions: texts of which one was made from the other share
-/// most of them.
+/// Returns the least hashes of a text's pairs of words, by eight functions: texts of which one was made from the other
+/// share most of them.
 pub(super) fn sketch(text: &str) -> [u8; 8] {
     let text = behind_tag(text);
     let mut least = [u64::MAX; 8];
@@ -587,7 +588,7 @@ pub(super) fn sketch(text: &str) -> [u8; 8] {
     least.map(|least| (least >> 28) as u8)
 }
 
-/// Whether of two sketches half or more agree.
+/// Returns whether at least half of two sketches agree.
 pub(super) fn are_alike(one: [u8; 8], other: [u8; 8]) -> bool {
     one.iter()
         .zip(&other)

@@ -1,4 +1,4 @@
-//! What is known to change in a system text, by its looks.
+//! The built-in patterns of words that change in system texts.
 //!
 //! | class | what is done |
 //! | --- | --- |
@@ -7,9 +7,9 @@
 //! | `drop` | it is left out |
 //! | `leave` | nothing |
 //!
-//! A pattern is a regular expression (the syntax of the crate `regex-lite`: linear time, no look-around) that is held
-//! against each line, without its break. Most lines are the same in every request, so what was found in one is remembered
-//! by its hash; and a pattern of ours is only tried where a word occurs that it needs.
+//! A pattern is a regular expression (the syntax of the crate `regex-lite`: linear time, no look-around) that is
+//! matched against each line, without its line break. Most lines are the same in every request, so the matches of a
+//! line are remembered by its hash. A built-in pattern is only tried on lines that contain a word that it needs.
 
 use regex_lite::Regex;
 use serde::Deserialize;
@@ -19,13 +19,13 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// It moves, with its words, behind the documents of the newest user message.
+    /// The span moves, word for word, behind the documents of the newest user message.
     Move,
     /// The conversation's first value stays.
     Freeze,
     /// The span is left out of the prompt.
     Drop,
-    /// It stays as it is.
+    /// The span stays as it is.
     Leave,
 }
 
@@ -35,25 +35,27 @@ pub(crate) struct Pattern {
     pub(crate) name: Box<str>,
     pub(crate) class: Class,
     regex: Regex,
-    /// One of these must occur in a line; empty: it is tried on every line.
+    /// Words, one of which must occur in a line; empty: the pattern is tried on every line.
     words: &'static [&'static str],
-    /// What must stand in the text before the line.
+    /// Text that must occur before the line.
     inside: &'static str,
-    /// What engines that match bytes of the client's own need as it is.
+    /// Whether upstreams that match bytes of the client's own need the line as it is.
     pub(crate) is_billing: bool,
 }
 
-/// Where a pattern was found in a line.
+/// A match of a pattern in a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Match {
     pub(super) range: Range<usize>,
-    /// Its index.
+    /// Index of the pattern.
     pub(super) pattern: usize,
 }
 
 impl Pattern {
+    /// Compiles a pattern.
+    ///
     /// # Errors
-    /// What is wrong with the expression.
+    /// Returns what is wrong with the expression.
     pub(crate) fn new(name: &str, class: Class, pattern: &str) -> Result<Self, String> {
         let regex = Regex::new(pattern).map_err(|error| error.to_string())?;
         Ok(Self {
@@ -66,7 +68,7 @@ impl Pattern {
         })
     }
 
-    /// The patterns that are built in.
+    /// Returns the built-in patterns.
     pub(crate) fn table() -> Vec<Self> {
         let built = TABLE.iter().filter_map(|row| {
             let mut pattern = Self::new(row.name, row.class, row.pattern).ok()?;
@@ -79,7 +81,7 @@ impl Pattern {
     }
 }
 
-/// What `patterns` find in a line, first to last, none in another; the first of the patterns wins.
+/// Returns the matches of `patterns` in a line, first to last; none lies in another, and earlier patterns win.
 pub(super) fn matches(patterns: &[Pattern], before: &str, line: &str) -> Vec<Match> {
     let mut found: Vec<Match> = Vec::new();
     for (at, pattern) in patterns.iter().enumerate() {
@@ -127,7 +129,7 @@ const fn row(
 
 const BILLING: &str = "billing-line";
 
-/// Literals of the sources named in the documentation's table of clients.
+/// The built-in patterns, whose literals come from the sources named in the documentation's table of clients.
 const TABLE: &[Row] = &[
     row(
         BILLING,
@@ -220,7 +222,7 @@ const TABLE: &[Row] = &[
     ),
 ];
 
-/// Of one pattern in one line.
+/// Most matches of one pattern in one line.
 const MAX_MATCHES: usize = 16;
 
 #[cfg(test)]

@@ -6,10 +6,10 @@
 //!                                               "Read:"            "\n"               "Why?"
 //! ```
 //!
-//! Segments are ranges of the body, so they hold no text. The segments of one message tile it: they lie side by side and
-//! leave out no byte. Only documents of a `documents` array stand elsewhere in the body than in the prompt. Nothing is
-//! read twice: the ranges are those that the parser has seen, and a whole message's hash is made of the one by which its
-//! chat is known.
+//! Segments are ranges of the body, so they hold no text. The segments of one message tile it: they lie side by side
+//! and leave out no byte. Only documents of a `documents` array stand elsewhere in the body than in the prompt.
+//! Nothing is read twice: the ranges are those that the parser found, and a whole message's hash is made from the one
+//! by which its chat is known.
 
 use crate::body::{Group, GroupLayout, Message, Parsed, Role, Source, offset_in, range_in};
 use crate::config::Config;
@@ -18,25 +18,25 @@ use crate::hint::HintTemplate;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What a segment of a prompt is.
+/// The kind of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SegmentKind {
-    /// One element of `tools`.
+    /// An element of `tools`.
     Tool,
     /// A system message before every other message, or a part of one between documents.
     System,
-    /// A message of the history; in the last user message, what stands before its last document.
+    /// A message of the history; in the last user message, the text before its last document.
     Message,
     /// One document's block.
     Document,
-    /// The sentence that tells the retriever's ranking, where the body holds one already.
+    /// The sentence that gives the retriever's ranking, if the body holds one already.
     Hint,
-    /// What the last message asks, if a user wrote it.
+    /// The text of the last message after its documents, if a user wrote it.
     Question,
 }
 
 impl SegmentKind {
-    /// One word for reports and metrics.
+    /// Returns the kind as one word for reports and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -49,7 +49,7 @@ impl SegmentKind {
         }
     }
 
-    /// Every kind, in the order in which they usually follow each other.
+    /// All kinds, in the order in which they usually follow each other.
     pub const ALL: [Self; 6] = [
         Self::Tool,
         Self::System,
@@ -65,31 +65,32 @@ impl SegmentKind {
 pub struct Segment {
     /// The kind of text that the segment holds.
     pub kind: SegmentKind,
-    /// Who speaks in the message that it stands in; [`Role::Other`] for tools.
+    /// Role of the message that it stands in; [`Role::Other`] for tools.
     pub role: Role,
-    /// The index of the message that it stands in, a `system` field counted as the first one; `None`: before all.
+    /// Index of the message that it stands in, with a `system` field counted as the first one; `None`: before all
+    /// messages.
     pub message: Option<u32>,
-    /// The bytes of the body. A document that a retriever found stands in no body: its range is empty, where it would be
-    /// written.
+    /// The range of the body. A document that a retriever found stands in no body: its range is empty, at the place
+    /// where it would be written.
     pub range: Range<usize>,
-    /// The tool's or the document's place among its like in the request, from 0.
+    /// Index of the tool or the document among its like in the request, from 0.
     pub index: u32,
-    /// Hash of the bytes; a document's fingerprint. Equal bytes in two messages of one role have equal hashes if both are
-    /// whole messages or neither is.
+    /// Hash of the bytes; for a document, its fingerprint. Equal bytes in two messages of one role have equal hashes
+    /// if both are whole messages or neither is.
     pub hash: u64,
-    /// Estimated tokens.
+    /// Estimated tokens of the segment.
     pub tokens: u32,
 }
 
-/// The segments of one request's prompt: see the [module](self).
+/// The segments of one request's prompt; see the [module documentation](self).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segments {
-    /// In the order of the prompt.
+    /// The segments, in the order of the prompt.
     pub list: Vec<Segment>,
 }
 
 impl Segments {
-    /// The segments of a body. O(segments), beside the hashes of what stands between documents.
+    /// Returns the segments of a body. O(segments), besides the hashes of the text between documents.
     #[must_use]
     pub fn of(parsed: &Parsed<'_>, config: &Config) -> Self {
         let mut reading = Reading {
@@ -115,14 +116,14 @@ impl Segments {
         Self { list: reading.list }
     }
 
-    /// Estimated tokens of all segments.
+    /// Returns the estimated tokens of all segments.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         let tokens = self.list.iter().map(|segment| u64::from(segment.tokens));
         tokens.sum()
     }
 
-    /// The segments before the first document of the last message that holds any, or before the question.
+    /// Returns the segments before the first document of the last message that holds any, or before the question.
     #[must_use]
     pub fn head(&self) -> &[Segment] {
         let end = self.list.iter().position(|segment| {
@@ -137,20 +138,22 @@ impl Segments {
 }
 
 impl<'a> Parsed<'a> {
-    /// The body's segments: see [`Segments`].
+    /// Returns the body's segments; see [`Segments`].
     #[must_use]
     pub fn segments(&self, config: &Config) -> Segments {
         Segments::of(self, config)
     }
 
-    /// Fields beside messages and tools that a chat template may render, by their names, as written: `tool_choice`,
-    /// `response_format`, `reasoning_effort`, `thinking`, `chat_template`, `chat_template_kwargs`.
+    /// Iterates over the fields besides messages and tools that a chat template may render, by their names, as
+    /// written: `tool_choice`, `response_format`, `reasoning_effort`, `thinking`, `chat_template`,
+    /// `chat_template_kwargs`.
     pub fn parameters(&self) -> impl Iterator<Item = (&'static str, &'a str)> {
         let fields = crate::body::PARAMETERS.into_iter().zip(self.parameters);
         fields.filter_map(|(name, value)| Some((name, value?)))
     }
 
-    /// The content of the message of that index, as written; `None` if there is no such message, or it has none.
+    /// Returns the content of the message of that index, as written; `None` if there is no such message, or it has
+    /// none.
     #[must_use]
     pub fn content(&self, message: u32) -> Option<&'a str> {
         let message = self.messages.get(message as usize)?;
@@ -169,7 +172,7 @@ impl<'a> Parsed<'a> {
         self.salt.given()
     }
 
-    /// The model's name, empty when the body has none.
+    /// Returns the model's name, empty when the body has none.
     #[must_use]
     pub fn model(&self) -> &str {
         &self.model
@@ -234,7 +237,7 @@ impl Reading<'_, '_> {
             done = start;
             for found in &group.found {
                 let range = match &found.source {
-                    // One that was retrieved is no piece of the body.
+                    // A retrieved document is no piece of the body.
                     Source::Parts { text: words, .. } if is_within(text, words) => {
                         range_in(text, words)
                     }
@@ -272,7 +275,7 @@ impl Reading<'_, '_> {
         self.words(kind, message, at, done..whole.end);
     }
 
-    /// Words of a message, if there are any in `range`.
+    /// Adds the words of a message in `range`, if there are any.
     fn words(&mut self, kind: SegmentKind, message: &Message<'_>, at: u32, range: Range<usize>) {
         if range.is_empty() {
             return;
@@ -317,11 +320,11 @@ fn slots_of<'g>(group: &'g Group<'_>) -> &'g [Range<usize>] {
     }
 }
 
-/// Where an order hint stands, if one does right behind the documents.
+/// Returns the range of an order hint directly after the documents, if there is one.
 fn hint_behind(text: &str, template: &HintTemplate, range: Range<usize>) -> Option<Range<usize>> {
     let rest = text.get(range.clone())?;
     let mut words = rest;
-    // What a hint is separated from the documents by: see `HintSpot`.
+    // A hint is separated from the documents as in `HintSpot`.
     words = words.strip_prefix(HINT_BLOCK).unwrap_or(words);
     while let Some(behind) = words.strip_prefix(r"\n") {
         words = behind;
@@ -331,7 +334,7 @@ fn hint_behind(text: &str, template: &HintTemplate, range: Range<usize>) -> Opti
     Some(start..start + length)
 }
 
-/// What a hint is opened by behind documents that are blocks.
+/// The opening of a hint after documents that are blocks.
 const HINT_BLOCK: &str = r#",{"type":"text","text":""#;
 
 fn is_within(text: &str, part: &str) -> bool {

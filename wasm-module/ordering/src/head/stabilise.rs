@@ -7,8 +7,9 @@
 //!                                                  drop ▶ taken out
 //! ```
 //!
-//! The body is not written here: a [`Decision`] is ranges of it. The hashes by which chats and scopes are known are made of
-//! the head without its volatile spans ([`Parsed::rebase`]), so that what is behind them is known again.
+//! The body is not written here: a [`Decision`] consists of ranges of it. The hashes by which chats and scopes are
+//! known are computed without the head's volatile spans ([`Parsed::rebase`]), so what follows them is recognised
+//! again.
 
 use super::config::{Head, HeadMode, Upstream};
 use super::decision::{Decision, Form, Frozen, Moved, merged};
@@ -23,19 +24,19 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What is known of the heads of one tenant and model. Nothing until there was one; bounded.
+/// What is known of the heads of one tenant and model. It is bounded.
 #[derive(Debug, Default)]
 pub(crate) struct Heads {
     tools: Tools,
     learned: Learned,
-    /// What patterns find in a line, by its hash.
+    /// Matches of patterns in a line, by the line's hash.
     lines: Lru<Box<[Match]>>,
-    /// Heads that nothing is to be done with, as long as no more is learned.
+    /// Heads with which nothing needs to be done, as long as nothing more is learned.
     settled: Lru<(u64, u64)>,
 }
 
 impl Heads {
-    /// Decides what is done with the head of `parsed`. O(bytes that are new) for tools, lines and templates.
+    /// Decides what is done with the head of `parsed`. O(new bytes) for tools, lines and templates.
     pub(crate) fn decide<'a>(&mut self, config: &Head, parsed: &Parsed<'a>) -> Decision<'a> {
         let mut decision = Decision::default();
         if config.mode == HeadMode::Off {
@@ -49,7 +50,7 @@ impl Heads {
             return decision;
         }
         if !self.system(config, parsed, &mut decision) {
-            // What the upstream checks is not touched anywhere.
+            // Nothing is changed in a head that the upstream checks.
             decision.report.left += 1;
             return decision;
         }
@@ -80,12 +81,12 @@ impl Heads {
         decision
     }
 
-    /// The forms of tools that were first seen here since this was last asked.
+    /// Takes the forms of tools that were first seen here since the last call.
     pub(crate) fn take_told(&mut self) -> Vec<Form> {
         self.tools.take_told()
     }
 
-    /// Takes a form that another worker has seen.
+    /// Applies a form that another worker has seen.
     pub(crate) fn learn(&mut self, form: &Form) {
         self.tools.learn(form);
     }
@@ -179,7 +180,7 @@ impl Heads {
                 }
             }
             crate::sort::sort_by_key(&mut names, |(at, _)| *at);
-            // A slot moves as a whole or not at all: what is left of it would still break the prefix.
+            // A slot moves as a whole or not at all: the rest of it would still break the prefix.
             let is_data = |at: usize| {
                 let unit = text.units.get(at);
                 let words = unit.and_then(|unit| text.text.plain.get(unit.range.clone()));
@@ -215,7 +216,7 @@ impl Heads {
                 }
                 moved.push((words, unit.hash));
             }
-            // A line of which all is dropped goes with its break.
+            // A line that is dropped completely takes its line break with it.
             for range in &mut cut {
                 let line = text
                     .units
@@ -264,7 +265,7 @@ impl Heads {
         true
     }
 
-    /// What the patterns find in a text.
+    /// Returns the matches of the patterns in a text.
     fn found(&mut self, config: &Head, text: &SystemText<'_>) -> Vec<FoundDocument> {
         let mut all = Vec::new();
         if config.patterns.is_empty() {
@@ -304,7 +305,7 @@ impl Heads {
                 .map(|found| &**found)
                 .unwrap_or_default();
             for found in found {
-                // A collision of hashes may name what is no range of this line.
+                // After a collision of hashes, a match may be no range of this line.
                 let range = unit.line.start + found.range.start..unit.line.start + found.range.end;
                 if range.end <= unit.line.end && plain.get(range.clone()).is_some() {
                     all.push(FoundDocument {
@@ -317,7 +318,7 @@ impl Heads {
         all
     }
 
-    /// For each text, which of its units stand in a volatile slot.
+    /// Returns for each text which of its units stand in a volatile slot.
     fn volatile(
         &mut self,
         config: &Head,
@@ -336,7 +337,7 @@ impl Heads {
                 let overlaps = |hit: &FoundDocument| {
                     hit.range.start < unit.range.end && unit.range.start < hit.range.end
                 };
-                // What a pattern takes care of is no slot.
+                // A span that a pattern covers is no slot.
                 if !hits.iter().filter(acts).any(overlaps) {
                     seen.push(Seen::of(unit));
                     places.push((nth, at));
@@ -361,13 +362,13 @@ impl Heads {
     }
 }
 
-/// Where a pattern was found in a plain text.
+/// A match of a pattern in a plain text.
 struct FoundDocument {
     range: Range<usize>,
     pattern: usize,
 }
 
-/// The message that what moves is written into: the last one of a user's that is not a tool's result.
+/// Returns the message into which moved words are written: the last one of a user's that is not a tool's result.
 fn target(parsed: &Parsed<'_>) -> Option<u32> {
     let target = parsed.messages.iter().rposition(|message| {
         message.role == Role::User
@@ -377,7 +378,8 @@ fn target(parsed: &Parsed<'_>) -> Option<u32> {
     target.and_then(|at| u32::try_from(at).ok())
 }
 
-/// What the decision depends on, but for what is learned; `None` where that is more than hashes that are there.
+/// Returns a key of everything that the decision depends on, except what is learned; `None` if that is more than
+/// existing hashes.
 fn key_of(parsed: &Parsed<'_>) -> Option<u64> {
     let mut opening = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
     opening.try_fold(parsed.start.before, |key, message| {
@@ -388,17 +390,17 @@ fn key_of(parsed: &Parsed<'_>) -> Option<u64> {
     })
 }
 
-/// What a span is called that no pattern knows.
+/// Name of a span that no pattern knows.
 const LEARNED: &str = "learned";
 
-/// Inside which Claude Code, opencode and Cline write the date.
+/// The tag in which Claude Code, opencode and Cline write the date.
 const ENVIRONMENT: &str = "<env>";
 
-/// Bytes of a line that patterns are held against.
+/// Most bytes of a line that patterns are matched against.
 const MAX_LINE_BYTES: usize = 2_048;
 
-/// Lines remembered.
+/// Most lines that are remembered.
 const MAX_LINES: usize = 4_096;
 
-/// Heads remembered that nothing is to be done with.
+/// Most heads that are remembered as needing nothing.
 const MAX_SETTLED: usize = 256;

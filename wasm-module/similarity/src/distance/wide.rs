@@ -1,10 +1,10 @@
-//! The same sums by the widest vectors that this processor has. `pulp` asks it once, and keeps what is unsafe about
-//! instructions that may be missing to itself.
+//! Computes the same sums with the widest vectors of this processor. `pulp` detects them once, and contains the unsafe
+//! code for instructions that may be missing.
 
 use super::{Lanes, Looks, QUAD, QUADS, SEGMENT, total};
 use pulp::{Arch, Simd, WithSimd};
 
-/// Which instructions there are.
+/// The available instructions.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Machine(Arch);
 
@@ -13,7 +13,7 @@ impl Machine {
         Self(Arch::new())
     }
 
-    /// See [`squared_distance`](super::squared_distance).
+    /// Computes [`squared_distance`](super::squared_distance) with these instructions.
     pub(in super::super) fn squared_distance(
         self,
         a: &[f32],
@@ -23,7 +23,7 @@ impl Machine {
         self.0.dispatch(Squares { a, b, limit })
     }
 
-    /// See [`inner_product`](super::inner_product).
+    /// Computes [`inner_product`](super::inner_product) with these instructions.
     pub(in super::super) fn inner_product(self, a: &[f32], b: &[f32]) -> f32 {
         self.0.dispatch(Products { a, b })
     }
@@ -84,7 +84,7 @@ impl WithSimd for Products<'_> {
     }
 }
 
-/// The lanes' sums in `VECTORS` vectors.
+/// Sums the lanes in `VECTORS` vectors.
 #[inline(always)]
 fn sum<S: Simd, const VECTORS: usize>(
     simd: S,

@@ -1,4 +1,4 @@
-//! Feature hashing (Weinberger et al., ICML 2009) of words and their parts: text to a vector of length 1.
+//! Feature hashing (Weinberger et al., ICML 2009) of words and their parts: it turns a text into a vector of length 1.
 //!
 //! ```text
 //!   "Who won the game?"
@@ -16,13 +16,13 @@ use foreword_ordering::sort::sort_by_key;
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Texts to vectors, without a model.
+/// Embeds texts without a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashingEmbedder {
     dimensions: u32,
 }
 
-/// The number of dimensions is out of range.
+/// The error that the number of dimensions is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} dimensions are out of range, it must be 1 to {MAX_DIMENSIONS}")]
 pub struct DimensionsError(u32);
@@ -30,22 +30,22 @@ pub struct DimensionsError(u32);
 /// Most dimensions of a vector.
 pub const MAX_DIMENSIONS: u32 = 16_384;
 
-/// What a trigram of a word weighs beside the word, times the square root of how many there are.
+/// Weight of a word's trigrams together relative to the word, times the square root of their number.
 const PARTS: f32 = 0.5;
-/// Characters of a trigram.
+/// Number of characters of a trigram.
 const GRAM: usize = 3;
-/// Characters from which a word has its full weight.
+/// Number of characters from which a word has its full weight.
 const FULL_LENGTH: usize = 8;
 
-/// Kinds of features: the seeds of their hashes.
+/// Kinds of features, as the seeds of their hashes.
 const WORD_SEED: u64 = 1;
 const GRAM_SEED: u64 = 2;
 
 impl HashingEmbedder {
-    /// An embedder into `dimensions` dimensions. Fewer than some hundred make unlike words share components.
+    /// Returns an embedder into `dimensions` dimensions. With fewer than some hundred, unlike words share components.
     ///
     /// # Errors
-    /// [`DimensionsError`] unless there are 1 to [`MAX_DIMENSIONS`].
+    /// Returns [`DimensionsError`] unless there are 1 to [`MAX_DIMENSIONS`].
     pub fn new(dimensions: u32) -> Result<Self, DimensionsError> {
         if (1..=MAX_DIMENSIONS).contains(&dimensions) {
             Ok(Self { dimensions })
@@ -54,24 +54,24 @@ impl HashingEmbedder {
         }
     }
 
-    /// Components of its vectors.
+    /// Returns the number of components of its vectors.
     #[must_use]
     pub fn dimensions(&self) -> u32 {
         self.dimensions
     }
 
-    /// The vector of `text`, of length 1; `None`: the text has no letter and no digit. Case and the
-    /// order of words do not matter, nor what stands between them.
+    /// Returns the vector of `text`, of length 1; `None`: the text has no letter and no digit. Case, the order of
+    /// words and the characters between them do not matter.
     ///
-    /// Takes time in proportion to the text, and memory to its different words.
+    /// Takes time in proportion to the text, and memory in proportion to its different words.
     #[must_use]
     pub fn embed(&self, text: &str) -> Option<Vec<f32>> {
         let lower = text.to_lowercase();
         self.embed_words(lower.split(|c: char| !c.is_alphanumeric()))
     }
 
-    /// The vector of a text's `words`, for a caller that has them already: in lower case, letters and digits alone.
-    /// Empty ones do not count.
+    /// Returns the vector of a text's `words`, for a caller that has them already: in lower case, letters and digits
+    /// alone. Empty words do not count.
     #[must_use]
     pub fn embed_words<'w>(&self, words: impl Iterator<Item = &'w str>) -> Option<Vec<f32>> {
         let mut vector = vec![0.0; self.dimensions as usize];
@@ -83,7 +83,7 @@ impl HashingEmbedder {
             }
         }
         let squares: f32 = vector.iter().map(|value| value * value).sum();
-        // Features that share a component may cancel out, so a text of few words may come to nothing.
+        // Features that share a component may cancel out, so a text of few words may have no vector.
         if squares == 0.0 {
             return None;
         }
@@ -95,7 +95,7 @@ impl HashingEmbedder {
     }
 }
 
-/// The features of words by hash, each with its weights added up, in the order of their hashes.
+/// Returns the features of words by hash, each with its weights added up, in the order of their hashes.
 fn features<'w>(words: impl Iterator<Item = &'w str>) -> Vec<(u64, f32)> {
     let mut weights: FxHashMap<u64, f32> = FxHashMap::default();
     let mut add = |hash, weight| *weights.entry(hash).or_insert(0.0) += weight;

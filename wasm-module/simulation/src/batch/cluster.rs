@@ -1,4 +1,4 @@
-//! Clusters of requests that share documents: the pair that shares most is joined, again and again.
+//! Clusters requests that share documents: the pair that shares most is joined, again and again.
 //!
 //! A join of two clusters keeps the documents that both hold, and saves their tokens once. Greedily taking the pair
 //! that saves most is what average-linkage clustering on a distance (RAGBoost, section 4.1) approximates. Compared by
@@ -12,11 +12,11 @@ use std::collections::BinaryHeap;
 /// A set of requests.
 #[derive(Debug)]
 pub(super) struct Cluster {
-    /// What all of them hold, ascending.
+    /// Documents that all of them hold, ascending.
     pub(super) documents: Vec<u32>,
     /// The two clusters that were joined; `None`: a leaf.
     pub(super) children: Option<[u32; 2]>,
-    /// Whether it is part of no other.
+    /// Whether it is part of no other cluster.
     pub(super) is_root: bool,
     tokens: u64,
 }
@@ -63,27 +63,27 @@ const REACH: usize = 1024;
 
 struct Joining<'a> {
     clusters: Vec<Cluster>,
-    /// By document.
+    /// Holders by document.
     holders: Vec<Holders>,
     tokens: &'a [u64],
     /// By cluster, the tokens that it shares with the one whose partner is sought; else 0.
     shared: Vec<u64>,
-    /// The clusters of which `shared` is not 0.
+    /// Clusters of which `shared` is not 0.
     met: Vec<u32>,
     /// Every root's best pair with an older one, and pairs that have become void.
     pairs: BinaryHeap<Pair>,
 }
 
-/// Clusters that hold a document.
+/// The clusters that hold a document.
 #[derive(Default)]
 struct Holders {
-    /// Ascending; some of them are no roots any more.
+    /// The clusters, ascending; some of them may no longer be roots.
     clusters: Vec<u32>,
-    /// How many are not.
+    /// Number of these that are no longer roots.
     joined: usize,
 }
 
-/// Two clusters to join. Each pair belongs to its younger member, which met the older one when it was made; so the
+/// Two clusters to join. Each pair belongs to its younger member, which met the older one when it was made. So the
 /// best of all pairs is the best of every root's best.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
@@ -174,8 +174,8 @@ impl Joining<'_> {
         self.add(both, Some(children));
     }
 
-    /// Makes a root part of another cluster. Lists of which half are no roots are cleared of those, so that a list is
-    /// walked once for every cluster that leaves it.
+    /// Makes a root part of another cluster. Lists of which half are no longer roots are cleared of those, so that a
+    /// list is walked once for every cluster that leaves it.
     fn retire(&mut self, id: u32) {
         let Some(cluster) = self.clusters.get_mut(id as usize) else {
             return;
@@ -201,7 +201,7 @@ impl Joining<'_> {
     }
 }
 
-/// What two ascending lists have in common.
+/// Returns the common elements of two ascending lists.
 fn common(a: &[u32], b: &[u32]) -> Vec<u32> {
     let mut b = b.iter().peekable();
     a.iter()

@@ -1,5 +1,5 @@
-//! A batch: every request is known before the first is sent, so the order of documents in each and the order of the
-//! requests are both ours.
+//! Plans a batch: every request is known before the first is sent, so both the order of the requests and the order of
+//! documents in each can be chosen.
 //!
 //! ```text
 //!   A {1 2 3 7}    agglomerate        {1 2} ─┬─ {1 2 3} ─┬─ A      depth first      A: 1 2 3 7
@@ -21,21 +21,22 @@ use foreword_ordering::document::Fingerprint;
 use foreword_ordering::policy::Order;
 use fxhash::FxHashMap;
 
-/// A request of a batch, in its place.
+/// A request of a planned batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// Its position in the batch as it was given.
     pub request: usize,
-    /// In which order its documents shall stand.
+    /// The order in which its documents are to stand.
     pub order: Order,
 }
 
 /// Plans a batch so that prompts share prefixes, weighed in tokens, and those that do stand together. Every request
 /// occurs once, and its order is a permutation of its documents (a request has at most `u16::MAX` of them, far more
-/// than [`foreword_ordering::policy::MAX_CANDIDATES`]). Requests of different scopes share nothing. Where sharing leaves a
-/// choice, earlier requests go first and documents stand in rank order.
+/// than [`foreword_ordering::policy::MAX_CANDIDATES`]). Requests of different scopes share nothing. Where sharing
+/// leaves a choice, earlier requests go first and documents stand in rank order.
 ///
-/// Deterministic. Time grows with the pairs of requests that share documents (`agglomerate`); memory is linear in the batch's documents.
+/// The plan is deterministic. Time grows with the pairs of requests that share documents (`agglomerate`); memory is
+/// linear in the batch's documents.
 #[must_use]
 pub fn batch(requests: &[Request]) -> Vec<Planned> {
     let corpus = Corpus::of(requests);
@@ -44,18 +45,18 @@ pub fn batch(requests: &[Request]) -> Vec<Planned> {
     Emission::new(&corpus, &clusters, &members).run()
 }
 
-/// The batch in small numbers: documents by falling number of requests that hold them, scope by scope.
+/// The batch in small numbers: documents are numbered by falling number of requests that hold them, scope by scope.
 struct Corpus {
-    /// A document's tokens; at least 1, for a document without any is still worth sharing.
+    /// Tokens of each document; at least 1, since a document without any is still worth sharing.
     tokens: Vec<u64>,
-    /// The documents of every request, in rank order.
+    /// Documents of every request, in rank order.
     requests: Vec<Vec<u32>>,
 }
 
 impl Corpus {
     fn of(requests: &[Request]) -> Self {
         let mut numbers: FxHashMap<(u64, Fingerprint), u32> = FxHashMap::default();
-        // Tokens and number of holders, as they are met.
+        // Tokens and number of holders, in the order of first occurrence.
         let mut documents: Vec<(u64, u32)> = Vec::new();
         let mut lists: Vec<Vec<u32>> = Vec::with_capacity(requests.len());
         for request in requests {
@@ -91,8 +92,8 @@ impl Corpus {
         }
     }
 
-    /// The requests' document sets, each once, and the requests that have it, in order of arrival. In lexicographic
-    /// order, which by the numbering puts sets that share frequent documents near each other.
+    /// Returns the requests' document sets, each once, and the requests that have it, in order of arrival. The sets
+    /// are in lexicographic order, which by the numbering puts sets that share frequent documents near each other.
     fn distinct_sets(&self) -> (Vec<Vec<u32>>, Vec<Vec<usize>>) {
         let mut sorted: Vec<(Vec<u32>, usize)> = self
             .requests
@@ -125,13 +126,13 @@ impl Corpus {
 struct Emission<'a> {
     corpus: &'a Corpus,
     clusters: &'a [Cluster],
-    /// The requests of every leaf.
+    /// Requests of every leaf.
     members: &'a [Vec<usize>],
     /// The earliest request below every cluster.
     earliest: Vec<usize>,
-    /// The documents from the root to where the walk stands.
+    /// Documents from the root to the current place of the walk.
     path: Vec<u32>,
-    /// Where in `path` a document stands; stale for those that do not.
+    /// Index in `path` of each document; stale for those that are not in it.
     places: Vec<u32>,
     plan: Vec<Planned>,
 }
@@ -168,7 +169,7 @@ impl<'a> Emission<'a> {
             .map(|(id, _)| id)
             .collect();
         self.latest_first(&mut roots);
-        // Clusters to visit, the next one last, and the documents of their parents' paths.
+        // Clusters to visit, the next one last, and the number of documents of their parents' paths.
         let mut stack: Vec<(u32, usize)> = roots.into_iter().map(|root| (root, 0)).collect();
         while let Some((id, depth)) = stack.pop() {
             let Some(cluster) = self.clusters.get(id as usize) else {
@@ -191,7 +192,7 @@ impl<'a> Emission<'a> {
         clusters.sort_by_key(|&id| std::cmp::Reverse(self.earliest.get(id as usize)));
     }
 
-    /// Adds to the path what `cluster` shares beyond it, as its earliest request ranks it.
+    /// Adds to the path what `cluster` shares beyond it, in the order of its earliest request.
     fn extend(&mut self, id: u32, cluster: &Cluster) {
         let earliest = self.earliest.get(id as usize);
         let ranked = earliest.and_then(|&request| self.corpus.requests.get(request));

@@ -22,7 +22,7 @@ pub(crate) struct Wire {
 pub(crate) enum Form {
     /// With names, since 2026.
     Map,
-    /// By place, before.
+    /// Fields by position, as before 2026.
     Array,
 }
 

@@ -20,7 +20,7 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What tests vary.
+/// The settings of the server that tests vary.
 pub(crate) struct Options {
     pub(crate) max_body_bytes: u64,
     pub(crate) request_timeout: Duration,

@@ -33,7 +33,7 @@ pub(crate) const TEMPLATE: &str = "\
 {{- raise_exception('unknown role ' ~ message.role) }}\
 {%- endif %}<|user|>{{ message.content }}{% endfor %}<|assistant|>";
 
-/// See the module.
+/// A backend whose answer is written in its prompt, as the table above says.
 pub(crate) struct Parrot {
     slots: Vec<TokenId>,
     steps: Steps,

@@ -23,7 +23,7 @@ pub(crate) const CHECKPOINT: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/fixtures/qwen2");
 
 impl Process {
-    /// Serves [`CHECKPOINT`].
+    /// Starts `foreword serve` with [`CHECKPOINT`].
     pub(crate) fn serve(arguments: &[&str]) -> Self {
         Self::start("serve", Path::new(CHECKPOINT), arguments)
     }

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// Where a file came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// There was none.
+    /// There was no file, so it was created.
     Created,
     /// It was there, with this many pages.
     Restored(u32),

@@ -93,7 +93,7 @@ pub enum DiskError {
     /// The file could not be opened or made.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
         /// What the system says.
         source: io::Error,
@@ -104,7 +104,7 @@ pub enum DiskError {
     /// What is there is not a file that this tier made for its user alone.
     #[error("{}: {reason}; remove it or name another file", path.display())]
     Refused {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
@@ -112,9 +112,9 @@ pub enum DiskError {
     /// The capacity has no room for a page.
     #[error("{capacity} bytes of disk have no room for a page of {page_bytes} bytes")]
     TooSmall {
-        /// [`DiskConfig::capacity`].
+        /// The configured [`DiskConfig::capacity`].
         capacity: u64,
-        /// [`DiskConfig::page_bytes`].
+        /// The configured [`DiskConfig::page_bytes`].
         page_bytes: usize,
     },
 }

@@ -102,7 +102,7 @@ struct Limited {
 enum Then {
     /// Nothing reaches it any more, as after a kill.
     Lost,
-    /// It is full.
+    /// The disk is full from then on.
     Full,
 }
 

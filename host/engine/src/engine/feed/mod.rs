@@ -72,7 +72,7 @@ pub struct HeldPages {
     pub device: u64,
     /// Pages in host memory.
     pub host: u64,
-    /// Pages on disk.
+    /// Number of pages on disk.
     pub disk: u64,
 }
 

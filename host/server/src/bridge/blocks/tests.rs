@@ -37,7 +37,7 @@ fn removed(numbers: &[u64]) -> BlockEvent {
     }
 }
 
-/// The same elsewhere.
+/// Returns the event as it would be in the medium `name`.
 fn in_medium(name: &str, mut event: BlockEvent) -> BlockEvent {
     let (BlockEvent::Stored(Stored { medium, .. }) | BlockEvent::Removed { medium, .. }) =
         &mut event

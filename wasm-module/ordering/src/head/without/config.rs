@@ -1,9 +1,9 @@
-//! The configuration of the head in a build without it: there is none.
+//! The configuration of the head in a build without the feature: there is none.
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
-/// What is done with the head, as written (`ordering.head`): nothing can be, in this build.
+/// The configuration of the head as written (`ordering.head`): in this build it has no fields.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RawHead {}
 
@@ -13,19 +13,19 @@ impl<'de> Deserialize<'de> for RawHead {
     }
 }
 
-/// Whether the head is changed.
+/// How a head is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HeadMode {
-    /// Nothing is looked at.
+    /// The head is not looked at.
     #[default]
     Off,
-    /// What would be done is decided, counted and told; the body goes as it came.
+    /// Changes are decided, counted and reported, but the body is sent as it came.
     Report,
-    /// It is done.
+    /// Changes are made.
     Apply,
 }
 
-/// What is done with the head, checked.
+/// The configuration of the head, checked.
 #[derive(Clone, Debug)]
 pub struct Head;
 
@@ -35,7 +35,7 @@ impl Head {
         Ok(Self)
     }
 
-    /// The mode.
+    /// Returns the mode.
     #[must_use]
     pub fn mode(&self) -> HeadMode {
         HeadMode::Off

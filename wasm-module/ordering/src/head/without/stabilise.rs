@@ -1,4 +1,4 @@
-//! Stabilising in a build without it: nothing is known, and nothing is done.
+//! Stabilising in a build without the feature: nothing is known, and nothing is done.
 
 use crate::body::Parsed;
 use crate::head::config::Head;
