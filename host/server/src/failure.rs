@@ -8,6 +8,7 @@
 //! | 404 | `model_not_found`, `unknown_url` | another model, another path, a path of the internal listener |
 //! | 405 | `method_not_allowed` | the path exists, the method does not |
 //! | 403 | `feed_key_required` | the KV feed, asked for elsewhere than on loopback, and not sealed |
+//! | 403 | `operators_key_required` | the cache is to be emptied, and there is no key to ask for |
 //! | 408 | `body_timeout` | the request's body did not arrive in time, or too slowly |
 //! | 413 | `body_too_large` | the body is over the limit |
 //! | 415 | `unsupported_media_type` | the body is not declared as JSON |
@@ -76,6 +77,11 @@ pub enum Failure {
     /// The feed would tell what documents there are to whoever reaches it.
     #[error("without a key of its own the feed is served on loopback only: give --feed-key-file")]
     FeedKeyRequired,
+    /// Emptying the cache costs every tenant.
+    #[error(
+        "without keys the cache is emptied on the internal listener alone, and there on loopback: give --kv-key-file or --api-key-file"
+    )]
+    OperatorsKeyRequired,
     /// The path exists, the method does not.
     #[error("{path} does not take {method}; see the `allow` header")]
     Method {
@@ -219,6 +225,9 @@ impl Failure {
                 (StatusCode::NOT_FOUND, REQUEST, "unknown_url")
             }
             Self::FeedKeyRequired => (StatusCode::FORBIDDEN, REQUEST, "feed_key_required"),
+            Self::OperatorsKeyRequired => {
+                (StatusCode::FORBIDDEN, REQUEST, "operators_key_required")
+            }
             Self::Method { .. } => (
                 StatusCode::METHOD_NOT_ALLOWED,
                 REQUEST,

@@ -35,6 +35,7 @@ pub struct Model {
     eos_tokens: Vec<TokenId>,
     vocabulary: u32,
     max_positions: u32,
+    page_tokens: u32,
     engine: Engine,
 }
 
@@ -116,6 +117,7 @@ impl Model {
             eos_tokens,
             vocabulary: backend.vocabulary(),
             max_positions: backend.max_positions(),
+            page_tokens: backend.page_tokens(),
             engine: start(backend),
         })
     }
@@ -142,6 +144,11 @@ impl Model {
     /// Tokens that prompt and answer may have together.
     pub fn max_positions(&self) -> u32 {
         self.max_positions
+    }
+
+    /// Tokens of a page of KV state.
+    pub fn page_tokens(&self) -> u32 {
+        self.page_tokens
     }
 
     /// Its tokenizer.

@@ -8,6 +8,7 @@ mod chat;
 mod choices;
 mod completions;
 mod dashboard;
+mod drop_in;
 mod format;
 mod hostile;
 mod kv;

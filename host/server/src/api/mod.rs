@@ -5,6 +5,7 @@
 //! | `/v1/chat/completions`, `/v1/completions` | POST | yes |
 //! | `/v1/embeddings`, `/v1/retrieve`, `/v1/prefill` | POST | yes |
 //! | `/v1/models`, `/v1/models/{id}` | GET | yes |
+//! | what routers ask of an engine, see [`drop_in`] | | see there |
 //!
 //! and on the internal listener, for whoever runs the server and not for its clients:
 //!
@@ -20,6 +21,7 @@
 mod admit;
 pub(crate) mod body;
 mod dialect;
+pub mod drop_in;
 mod embeddings;
 mod generate;
 pub mod grammars;
@@ -34,6 +36,7 @@ mod stream;
 
 pub use probes::{Canary, EXHAUSTED_AFTER};
 
+use self::drop_in::{DropIn, Operators};
 use crate::connections::Book;
 use crate::gate::Gate;
 use crate::keys::ApiKeys;
@@ -69,6 +72,12 @@ pub struct App {
     pub spans: Option<Spans>,
     /// The keys to ask for under `/v1`; `None`: nobody is asked.
     pub keys: Option<ApiKeys>,
+    /// The keys of whoever runs the server; `None`: there are none.
+    pub operators: Option<ApiKeys>,
+    /// Whether others than this machine reach the internal listener.
+    pub is_internal_exposed: bool,
+    /// The engine in whose words routers are answered.
+    pub drop_in: DropIn,
     /// Bounds of a request.
     pub limits: Limits,
     /// The feed of what the engine's cache holds.
@@ -109,8 +118,17 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models", get(models::list))
         // A wildcard: names such as `organisation/model` have slashes.
         .route("/v1/models/{*id}", get(models::show))
+        .merge(drop_in::told())
         .method_not_allowed_fallback(refusals::method_not_allowed)
         .route_layer(from_fn_with_state(app.keys.clone(), refusals::authorize));
+    // Without a key, whoever sends a chat could empty the cache of all.
+    let operators = match app.operators.clone() {
+        Some(keys) => Operators::Keys(keys),
+        None => Operators::Nobody,
+    };
+    let router = router
+        .merge(drop_in::open())
+        .merge(drop_in::flushing(operators));
     refusals::of_clients(router)
         .layer(from_fn_with_state(Arc::clone(&app), observe))
         .with_state(app)
@@ -119,10 +137,18 @@ pub fn router(app: Arc<App>) -> Router {
 /// The routes of the internal listener.
 pub fn internal(app: Arc<App>) -> Router {
     let feed = kv::http::router(Arc::clone(&app.readers));
+    let operators = match app.operators.clone() {
+        Some(keys) => Operators::Keys(keys),
+        None if app.is_internal_exposed => Operators::Nobody,
+        None => Operators::Everybody,
+    };
     Router::new()
         .route("/healthz", get(probes::healthz))
         .route("/readyz", get(probes::readyz))
         .route("/metrics", get(probes::metrics))
+        .merge(drop_in::open())
+        .merge(drop_in::told())
+        .merge(drop_in::flushing(operators))
         .merge(feed.with_state(()))
         .method_not_allowed_fallback(refusals::method_not_allowed)
         .fallback(refusals::unknown_url)

@@ -12,6 +12,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, ValueEnum};
 use foreword_engine::engine::{EngineConfig, Health};
 use foreword_server::api::Limits;
+use foreword_server::api::drop_in::DropIn;
 use foreword_server::gate::Phase;
 use foreword_server::keys::ApiKeys;
 use foreword_server::kv::publisher;
@@ -79,6 +80,9 @@ pub(crate) struct Arguments {
     /// Collector of OpenTelemetry spans, http://localhost:4318, say; without it none are made
     #[arg(help_heading = LIMITS, long, value_name = "URL")]
     otlp_endpoint: Option<String>,
+    /// Engine in whose words routers are answered where engines differ: `owned_by` of /v1/models, and /get_load
+    #[arg(help_heading = EVENTS, long, value_enum, value_name = "ENGINE", default_value_t = Replaced::Vllm)]
+    drop_in: Replaced,
     /// Address for vLLM's KV events over ZeroMQ, tcp://*:5557, say; whoever connects reads prompts as token ids
     #[arg(help_heading = EVENTS, long, value_name = "ENDPOINT", value_parser = endpoint)]
     kv_events_endpoint: Option<SocketAddr>,
@@ -104,12 +108,19 @@ const KEYS: &str = "Keys";
 
 const CONNECTIONS: &str = "The internal listener, and connections";
 
-const EVENTS: &str = "KV events in vLLM's words";
+const EVENTS: &str = "In other engines' words";
 
 #[derive(Clone, Copy, ValueEnum)]
 enum KvEncoding {
     Map,
     Array,
+}
+
+/// The engine that a host stands in for.
+#[derive(Clone, Copy, ValueEnum)]
+enum Replaced {
+    Vllm,
+    Sglang,
 }
 
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
@@ -172,6 +183,10 @@ fn server_config(arguments: &Arguments) -> anyhow::Result<Config> {
             max_body_bytes: arguments.max_body_bytes,
             body_time: arguments.listener.body_time(),
             request_timeout: Duration::from_secs(arguments.request_timeout_s),
+        },
+        drop_in: match arguments.drop_in {
+            Replaced::Vllm => DropIn::Vllm,
+            Replaced::Sglang => DropIn::Sglang,
         },
         kv_keys: arguments
             .kv_key_file
