@@ -5,6 +5,7 @@
 //! | 400 | `invalid_value` | a field, or the body itself, is not what the API takes |
 //! | 400 | `context_length_exceeded` | prompt and answer do not fit |
 //! | 401 | `invalid_api_key` | keys are configured and none of them was sent |
+//! | 404 | `response_not_found` | the response to go on from, or asked for, is not kept |
 //! | 404 | `model_not_found`, `unknown_url` | another model, another path, a path of the internal listener |
 //! | 405 | `method_not_allowed` | the path exists, the method does not |
 //! | 403 | `feed_key_required` | the KV feed, asked for elsewhere than on loopback, and not sealed |
@@ -48,7 +49,7 @@ pub enum Failure {
         limit: u32,
     },
     /// No known key came with the request.
-    #[error("a valid API key is required, as `Authorization: Bearer KEY`")]
+    #[error("a valid API key is required, as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     Unauthorized,
     /// The request names a model that is not served here.
     #[error("the model `{asked}` does not exist here; this server serves `{served}`")]
@@ -57,6 +58,14 @@ pub enum Failure {
         asked: String,
         /// The name served.
         served: String,
+    },
+    /// No such response is kept for this client.
+    #[error("the response `{id}` is not kept here, or no longer")]
+    UnknownResponse {
+        /// The id sent, clipped.
+        id: String,
+        /// The field that it stood in; `None`: the path.
+        param: Option<&'static str>,
     },
     /// No such path.
     #[error("unknown URL: {method} {path}")]
@@ -167,6 +176,31 @@ impl Failure {
         }
     }
 
+    /// As it is told where fields of a chat have other names: those at the beginning of the field's, and of the message.
+    #[must_use]
+    pub fn renamed(self, names: &[(&str, &str)]) -> Self {
+        let Self::Invalid {
+            param: Some(param),
+            message,
+        } = self
+        else {
+            return self;
+        };
+        let renamed = |text: String| {
+            let found = names.iter().find_map(|(from, to)| {
+                let rest = text.strip_prefix(from)?;
+                let is_whole =
+                    !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_');
+                is_whole.then(|| format!("{to}{rest}"))
+            });
+            found.unwrap_or(text)
+        };
+        Self::Invalid {
+            param: Some(renamed(param)),
+            message: renamed(message),
+        }
+    }
+
     /// Our own fault.
     pub fn internal(cause: impl std::fmt::Display) -> Self {
         Self::Internal {
@@ -221,6 +255,7 @@ impl Failure {
             }
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, REQUEST, "invalid_api_key"),
             Self::UnknownModel { .. } => (StatusCode::NOT_FOUND, REQUEST, "model_not_found"),
+            Self::UnknownResponse { .. } => (StatusCode::NOT_FOUND, REQUEST, "response_not_found"),
             Self::UnknownUrl { .. } | Self::Elsewhere { .. } => {
                 (StatusCode::NOT_FOUND, REQUEST, "unknown_url")
             }
@@ -275,6 +310,7 @@ impl Failure {
         let param = match self {
             Self::Invalid { param, .. } => param.as_deref(),
             Self::UnknownModel { .. } => Some("model"),
+            Self::UnknownResponse { param, .. } => *param,
             _ => None,
         };
         json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})
@@ -294,6 +330,7 @@ impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         self.log();
         let mut response = (self.status(), axum::Json(self.body())).into_response();
+        response.extensions_mut().insert(Wording(self.to_string()));
         let headers = response.headers_mut();
         match self {
             Self::QueueFull { retry_after, .. } => {
@@ -314,6 +351,10 @@ impl IntoResponse for Failure {
         response
     }
 }
+
+/// The public words of the failure that a response tells, for whoever tells it in another API's shape.
+#[derive(Clone, Debug)]
+pub(crate) struct Wording(pub(crate) String);
 
 /// When to come back where nobody can tell when there will be room.
 pub const SOON: Duration = Duration::from_secs(1);

@@ -18,6 +18,8 @@ use foreword_engine::text::{
     Cancel, ChatTemplate, Grammars, OPEN_TOOL_CALL, SchemaError, TokenCache, TokenCacheStats,
     Tokenizer,
 };
+use serde_json::Value;
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -179,6 +181,28 @@ impl Model {
         chat: &Chat,
         placer: &Placer<'_>,
     ) -> Result<(Request, Calls, Option<Wanted>), Failure> {
+        let (prompt, calls, forced) = self.render(chat)?;
+        // The template has written the special tokens that open a prompt.
+        let placed = placer.place(&prompt);
+        let bytes = placed.as_ref().map(Placed::bytes).unwrap_or_default();
+        let (tokens, counts) = self.encode(&prompt, false, &chat.options, &bytes)?;
+        let documents = placed.and_then(|placed| placed.in_tokens(&counts));
+        let mut request = self.request(tokens, "messages", &chat.options, None)?;
+        request.documents = documents;
+        Ok((request, calls, Wanted::of(&chat.options.format).or(forced)))
+    }
+
+    /// The tokens of a chat's prompt. Costs as [`Model::chat_request`].
+    ///
+    /// # Errors
+    /// When the chat does not fit the template.
+    pub fn chat_tokens(&self, chat: &Chat) -> Result<Vec<TokenId>, Failure> {
+        let (prompt, _, _) = self.render(chat)?;
+        Ok(self.encode(&prompt, false, &chat.options, &[])?.0)
+    }
+
+    /// A chat's prompt, where calls will stand in its answer, and the grammar of a call that is forced.
+    fn render(&self, chat: &Chat) -> Result<(String, Calls, Option<Wanted>), Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
                 "messages",
@@ -188,7 +212,7 @@ impl Model {
         let tools = chat.tools.as_ref();
         let mut prompt = template
             .render_with(
-                &chat.messages,
+                &with_known_roles(template, &chat.messages),
                 tools.map(|tools| &tools.shown),
                 chat.documents.as_ref(),
                 chat.template_variables.as_ref(),
@@ -209,14 +233,7 @@ impl Model {
             Some(ToolChoice::Auto) if template.tags_tool_calls() => (Calls::Tagged, None),
             _ => (Calls::None, None),
         };
-        // The template has written the special tokens that open a prompt.
-        let placed = placer.place(&prompt);
-        let bytes = placed.as_ref().map(Placed::bytes).unwrap_or_default();
-        let (tokens, counts) = self.encode(&prompt, false, &chat.options, &bytes)?;
-        let documents = placed.and_then(|placed| placed.in_tokens(&counts));
-        let mut request = self.request(tokens, "messages", &chat.options, None)?;
-        request.documents = documents;
-        Ok((request, calls, Wanted::of(&chat.options.format).or(forced)))
+        Ok((prompt, calls, forced))
     }
 
     /// The engine's request to compute the beginning that all chats have in common which open with these messages.
@@ -237,8 +254,9 @@ impl Model {
             Some("user") => "assistant",
             _ => "user",
         };
+        let known = with_known_roles(template, &chat.messages);
         let render = |text: &str| {
-            let mut messages = chat.messages.clone();
+            let mut messages = Value::clone(&known);
             if let Some(messages) = messages.as_array_mut() {
                 messages.push(serde_json::json!({"role": next, "content": text}));
             }
@@ -282,6 +300,38 @@ impl Model {
             &completion.options,
             Some(COMPLETION_TOKENS),
         )
+    }
+
+    /// The tokens of `text`, with or without the special ones that open a prompt. Costs as [`Model::chat_request`].
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn text_tokens(&self, text: &str, special: bool) -> Result<Vec<TokenId>, Failure> {
+        let tokens = self.tokenizer.encode(text, special);
+        tokens.map_err(Failure::internal)
+    }
+
+    /// The text that `tokens` stand for, special ones by their names.
+    ///
+    /// # Errors
+    /// When there is no such token.
+    pub fn text_of(&self, tokens: &[TokenId]) -> Result<String, Failure> {
+        let bytes: Vec<Vec<u8>> = (tokens.iter().enumerate())
+            .map(|(index, token)| {
+                self.bytes_of(*token).ok_or_else(|| {
+                    let message =
+                        format!("tokens[{index}] is {token}, which is no token of this model");
+                    Failure::invalid("tokens", message)
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(String::from_utf8_lossy(&bytes.concat()).into_owned())
+    }
+
+    /// What a token stands for: maybe a part of a character, or a special token's name.
+    pub fn bytes_of(&self, token: TokenId) -> Option<Vec<u8>> {
+        let special = || self.tokenizer.special_name(token).map(String::into_bytes);
+        self.tokenizer.bytes(token).or_else(special)
     }
 
     /// The tokens of `text`, and how many stand before each of `bytes`.
@@ -380,7 +430,22 @@ impl Model {
     }
 }
 
-fn last_role(messages: &serde_json::Value) -> Option<&str> {
+/// The messages with `system` for `developer`, which is OpenAI's newer name for it, where the template does not know it.
+fn with_known_roles<'m>(template: &ChatTemplate, messages: &'m Value) -> Cow<'m, Value> {
+    let list = messages.as_array().map_or(&[][..], Vec::as_slice);
+    if template.knows_developer() || list.iter().all(|message| message["role"] != "developer") {
+        return Cow::Borrowed(messages);
+    }
+    let mut list = list.to_vec();
+    for message in &mut list {
+        if message["role"] == "developer" {
+            message["role"] = "system".into();
+        }
+    }
+    Cow::Owned(Value::Array(list))
+}
+
+fn last_role(messages: &Value) -> Option<&str> {
     messages.as_array()?.last()?.get("role")?.as_str()
 }
 
@@ -403,7 +468,7 @@ pub struct Wanted {
     /// Where it stood in the request.
     field: &'static str,
     /// `None`: any object.
-    schema: Option<serde_json::Value>,
+    schema: Option<Value>,
 }
 
 impl Wanted {

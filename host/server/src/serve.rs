@@ -12,6 +12,7 @@ use crate::metrics::{Metrics, Numbers};
 use crate::model::Model;
 use crate::retrieval::{self, Retriever};
 use crate::spans::Spans;
+use crate::transcripts::{self, Transcripts};
 use anyhow::Context;
 use foreword_ordering::Config as OrderingConfig;
 use foreword_ordering::feed::FeedKey;
@@ -40,6 +41,8 @@ pub struct Config {
     pub limits: Limits,
     /// The engine in whose words routers are answered.
     pub drop_in: DropIn,
+    /// How many responses are kept for those that go on from them; `None`: none.
+    pub store: Option<transcripts::Bounds>,
     /// The keys to ask for under `/v1/kv`; `None`: those of the API, unless the feed has a key itself.
     pub kv_keys: Option<ApiKeys>,
     /// What the feed is sealed with.
@@ -140,6 +143,9 @@ impl Server {
             is_internal_exposed: internal_address
                 .is_some_and(|address| !address.ip().is_loopback()),
             drop_in: config.drop_in,
+            transcripts: config
+                .store
+                .map(|bounds| Arc::new(Transcripts::new(bounds))),
             limits: config.limits,
             preparing: Arc::new(Semaphore::new(cores)),
         });

@@ -3,6 +3,11 @@
 //! | route | methods | key needed |
 //! | --- | --- | --- |
 //! | `/v1/chat/completions`, `/v1/completions` | POST | yes |
+//! | `/v1/responses`, `/v1/responses/{id}/cancel` | POST | yes |
+//! | `/v1/responses/{id}` | GET, DELETE | yes |
+//! | `/v1/responses/{id}/input_items` | GET | yes |
+//! | `/v1/messages`, `/v1/messages/count_tokens` | POST | yes |
+//! | `/v1/chat/completions/render`, `/v1/completions/render`, `/tokenize`, `/detokenize` | POST | yes |
 //! | `/v1/embeddings`, `/v1/retrieve`, `/v1/prefill` | POST | yes |
 //! | `/v1/models`, `/v1/models/{id}` | GET | yes |
 //! | what routers ask of an engine, see [`drop_in`] | | see there |
@@ -27,12 +32,16 @@ mod generate;
 pub mod grammars;
 mod job;
 mod logprobs;
+mod messages;
 mod models;
 mod prefill;
 mod probes;
 pub(crate) mod refusals;
+mod responses;
 mod retrieve;
+mod shape;
 mod stream;
+mod tokens;
 
 pub use probes::{Canary, EXHAUSTED_AFTER};
 
@@ -46,10 +55,11 @@ use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::retrieval::Retriever;
 use crate::spans::Spans;
+use crate::transcripts::Transcripts;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
 use foreword_ordering::path::Locator;
@@ -78,6 +88,8 @@ pub struct App {
     pub is_internal_exposed: bool,
     /// The engine in whose words routers are answered.
     pub drop_in: DropIn,
+    /// Responses for those that go on from them; `None`: none are kept.
+    pub transcripts: Option<Arc<Transcripts>>,
     /// Bounds of a request.
     pub limits: Limits,
     /// The feed of what the engine's cache holds.
@@ -112,6 +124,22 @@ pub fn router(app: Arc<App>) -> Router {
     let router = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completion))
+        .route("/v1/responses", post(generate::responses))
+        .route(
+            "/v1/responses/{id}",
+            get(responses::show).delete(responses::forget),
+        )
+        .route(
+            "/v1/responses/{id}/input_items",
+            get(responses::input_items),
+        )
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/messages", post(generate::messages))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/v1/chat/completions/render", post(tokens::render_chat))
+        .route("/v1/completions/render", post(tokens::render_completion))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
         .route("/v1/embeddings", post(embeddings::embed))
         .route("/v1/retrieve", post(retrieve::retrieve))
         .route("/v1/prefill", post(prefill::prefill))
@@ -131,6 +159,7 @@ pub fn router(app: Arc<App>) -> Router {
         .merge(drop_in::flushing(operators));
     refusals::of_clients(router)
         .layer(from_fn_with_state(Arc::clone(&app), observe))
+        .layer(from_fn(messages::in_anthropics_words))
         .with_state(app)
 }
 

@@ -3,6 +3,7 @@
 mod cache;
 mod retrieval;
 mod scheduling;
+mod store;
 
 use super::device;
 use super::listener;
@@ -56,6 +57,8 @@ pub(crate) struct Arguments {
     /// that are found here (`retrieval`) are ordered by it too
     #[arg(help_heading = DOCUMENTS, long, value_name = "FILE")]
     ordering: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Responses that are kept")]
+    store: store::Arguments,
     #[command(flatten, next_help_heading = DOCUMENTS)]
     retrieval: retrieval::Arguments,
     /// Bytes of a request's body; larger ones are refused with 413
@@ -184,6 +187,7 @@ fn server_config(arguments: &Arguments) -> anyhow::Result<Config> {
             body_time: arguments.listener.body_time(),
             request_timeout: Duration::from_secs(arguments.request_timeout_s),
         },
+        store: arguments.store.bounds(),
         drop_in: match arguments.drop_in {
             Replaced::Vllm => DropIn::Vllm,
             Replaced::Sglang => DropIn::Sglang,

@@ -5,6 +5,7 @@ use foreword_engine::engine::{EngineConfig, Rule};
 use std::time::Duration;
 
 #[derive(clap::Args)]
+#[group(id = "scheduling")]
 pub(crate) struct Arguments {
     /// Which of a tenant's waiting requests goes first; between tenants shares are always fair
     #[arg(long, value_enum, default_value_t = Order::CachedFirst)]
