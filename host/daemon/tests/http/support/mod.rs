@@ -15,6 +15,7 @@ use foreword_server::kv::publisher;
 use foreword_server::model::Model;
 use foreword_server::retrieval;
 use foreword_server::serve::{Config, Server};
+use foreword_server::transcripts;
 use parrot::{Parrot, Steps};
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -30,6 +31,7 @@ pub(crate) struct Options {
     pub(crate) max_running: u32,
     pub(crate) keys: Option<ApiKeys>,
     pub(crate) otlp_endpoint: Option<String>,
+    pub(crate) store: Option<transcripts::Bounds>,
     pub(crate) drop_in: DropIn,
     pub(crate) kv_keys: Option<ApiKeys>,
     pub(crate) feed_key: Option<FeedKey>,
@@ -52,6 +54,7 @@ impl Default for Options {
             max_running: 8,
             keys: None,
             otlp_endpoint: None,
+            store: None,
             drop_in: DropIn::default(),
             kv_keys: None,
             feed_key: None,
@@ -153,6 +156,7 @@ pub(crate) async fn loading(options: Options) -> Server {
             body_time: options.body_time,
             request_timeout: options.request_timeout,
         },
+        store: options.store,
         drop_in: options.drop_in,
         kv_keys: options.kv_keys,
         ordering: foreword_ordering::Config::default(),
