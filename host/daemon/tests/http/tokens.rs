@@ -48,6 +48,11 @@ async fn prompts_are_rendered_without_an_answer() {
         .await
         .json();
     assert_eq!(chat["token_ids"], json!(HI));
+    let response = post(address, "/v1/responses/render", &json!({"input": "hi"})).await;
+    assert_eq!(response.json()["token_ids"], json!(HI));
+    let wrong = json!({"input": "hi", "previous_response_id": "resp_1"});
+    let wrong = post(address, "/v1/responses/render", &wrong).await;
+    wrong.error(400, "invalid_value", Some("previous_response_id"));
     let one = post(address, "/v1/completions/render", &json!({"prompt": "hi"}))
         .await
         .json();

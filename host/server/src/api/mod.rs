@@ -7,7 +7,7 @@
 //! | `/v1/responses/{id}` | GET, DELETE | yes |
 //! | `/v1/responses/{id}/input_items` | GET | yes |
 //! | `/v1/messages`, `/v1/messages/count_tokens` | POST | yes |
-//! | `/v1/chat/completions/render`, `/v1/completions/render`, `/tokenize`, `/detokenize` | POST | yes |
+//! | `/v1/chat/completions/render`, `/v1/responses/render`, `/v1/completions/render`, `/tokenize`, `/detokenize` | POST | yes |
 //! | `/v1/embeddings`, `/v1/retrieve`, `/v1/prefill` | POST | yes |
 //! | `/v1/models`, `/v1/models/{id}` | GET | yes |
 //! | what routers ask of an engine, see [`drop_in`] | | see there |
@@ -137,6 +137,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/messages", post(generate::messages))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/chat/completions/render", post(tokens::render_chat))
+        .route("/v1/responses/render", post(tokens::render_response))
         .route("/v1/completions/render", post(tokens::render_completion))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))

@@ -1,11 +1,13 @@
-//! `POST /tokenize`, `/detokenize`, `/v1/chat/completions/render` and `/v1/completions/render`, as vLLM has them: the
-//! tokens of a prompt, for routers that look for them in engines' KV events. Nothing is generated.
+//! `POST /tokenize`, `/detokenize`, `/v1/chat/completions/render`, `/v1/responses/render` and `/v1/completions/render`, as
+//! vLLM has them: the tokens of a prompt, for routers that look for them in engines' KV events. Nothing is generated.
 
 use super::admit::{Admitted, admit};
 use super::{App, RequestId};
 use crate::failure::{Failure, clip};
 use crate::model::Model;
-use crate::request::{Chat, Detokenize, Tokenize, Tokenized, completions_to_render};
+use crate::request::{
+    Chat, Detokenize, ResponsesRequest, Tokenize, Tokenized, completions_to_render, responses,
+};
 use axum::Json;
 use axum::extract::{Extension, Request, State};
 use foreword_engine::TokenId;
@@ -64,6 +66,27 @@ pub(super) async fn render_chat(
         Ok(rendered(model, &format!("chatcmpl-{}", id.0), &tokens))
     })
     .await
+}
+
+pub(super) async fn render_response(
+    State(app): State<Arc<App>>,
+    Extension(id): Extension<RequestId>,
+    request: Request,
+) -> Result<Json<Value>, Failure> {
+    let rendered = work(&app, request, move |model, body| {
+        let response = ResponsesRequest::parse(body)?;
+        if response.previous.is_some() {
+            let message =
+                "previous_response_id cannot be rendered: send the earlier items as input";
+            return Err(Failure::invalid("previous_response_id", message));
+        }
+        let chat = response.chat(&[])?;
+        check_name(model, chat.options.model.as_deref())?;
+        let tokens = model.chat_tokens(&chat)?;
+        Ok(rendered(model, &format!("resp-{}", id.0), &tokens))
+    })
+    .await;
+    rendered.map_err(|failure| failure.renamed(responses::NAMES))
 }
 
 pub(super) async fn render_completion(
