@@ -40,6 +40,32 @@ pub(super) fn paths(
         .collect()
 }
 
+/// A list of paths of which a part in braces may stand for what differs.
+pub(super) fn routes(value: &Value) -> Result<Vec<String>, ConfigError> {
+    let routes = paths("routes", 1, value)?;
+    for route in &routes {
+        if !is_pattern(route) {
+            let limit = "a path in which braces enclose a name of 1 to 32 lower-case letters, one in each part between \"/\"";
+            return Err(invalid("routes", &Value::from(route.as_str()), limit));
+        }
+    }
+    Ok(routes)
+}
+
+fn is_pattern(route: &str) -> bool {
+    route.split('/').all(|part| {
+        let Some((before, rest)) = part.split_once('{') else {
+            return !part.contains('}');
+        };
+        let Some((name, behind)) = rest.split_once('}') else {
+            return false;
+        };
+        let is_name =
+            (1..=32).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_lowercase());
+        is_name && !before.contains('}') && !behind.contains(['{', '}'])
+    })
+}
+
 pub(super) fn max_body_bytes(value: &Value) -> Result<u32, ConfigError> {
     value
         .as_u64()

@@ -22,7 +22,7 @@ use thiserror::Error;
 use crate::agreement::AgreementConfig;
 use crate::engines::{EngineConfig, engines};
 use crate::retrieval::RetrievalConfig;
-use field::{experiment, max_body_bytes, one_of, own_header, paths};
+use field::{experiment, max_body_bytes, one_of, own_header};
 pub(crate) use field::{header_name, invalid, object, switch};
 pub(crate) use tenant::{KEY, feed_key};
 pub use tenant::{SaltKey, TenantSource};
@@ -38,7 +38,7 @@ pub const SCHEMA: &str = include_str!("schema.json");
 pub struct Config {
     /// Handed to the core as it is.
     pub ordering: OrderingConfig,
-    /// Paths, without query, on which a `POST` is looked at. Not empty.
+    /// Paths, without query, on which a `POST` is looked at; `{name}` stands for a part of one. Not empty.
     pub routes: Vec<String>,
     /// Longest body that is read; longer ones pass or are refused.
     pub max_body_bytes: u32,
@@ -147,9 +147,7 @@ impl Config {
         let audience = raw.audience(&engines);
         let config = Self {
             ordering,
-            routes: raw
-                .routes
-                .map_or_default(default_routes, |value| paths("routes", 1, value))?,
+            routes: raw.routes.map_or_default(default_routes, field::routes)?,
             max_body_bytes: raw
                 .max_body_bytes
                 .map_or_default(|| DEFAULT_MAX_BODY_BYTES, max_body_bytes)?,
@@ -213,6 +211,13 @@ impl Config {
             return Err(ConfigError::Conflict {
                 field: "salt",
                 rule: "it is derived from the tenant's name, so it needs `tenant`",
+            });
+        }
+        if config.salt.is_some() && config.routes.iter().any(|route| route.contains('{')) {
+            return Err(ConfigError::Conflict {
+                field: "routes",
+                rule: "with `salt` a path is compared byte by byte, and an API that names its model in the path knows no \
+                       `cache_salt`: none may have a part in braces",
             });
         }
         if (config.open_paths.iter()).any(|open| config.routes.contains(open)) {
@@ -440,7 +445,7 @@ fn default_routes() -> Vec<String> {
 }
 
 /// OpenAI's and Anthropic's; their bodies are read alike.
-const DEFAULT_ROUTES: [&str; 2] = ["/v1/chat/completions", "/v1/messages"];
+const DEFAULT_ROUTES: [&str; 3] = ["/v1/chat/completions", "/v1/messages", "/v1/responses"];
 const DEFAULT_REPORT_HEADER: &str = "x-foreword";
 const DEFAULT_PATH_HEADER: &str = "x-foreword-path";
 const DEFAULT_MAX_BODY_BYTES: u32 = 4 << 20;

@@ -14,11 +14,13 @@
 
 mod config;
 mod health;
+mod responses;
 
 use foreword_ordering::{EngineCandidate, EngineId};
 
 pub(crate) use self::config::{EngineConfig, FeedConfig, engines};
 use self::health::EngineHealth;
+use self::responses::KeptResponses;
 use crate::host::{Host, HostError};
 
 /// See the module's text.
@@ -27,6 +29,7 @@ pub(crate) struct Engines {
     list: Vec<EngineConfig>,
     /// Keys in shared data, one for each engine; none where there is nothing to choose, or no shared data.
     keys: Vec<String>,
+    responses: KeptResponses,
 }
 
 /// A request on its way to an engine.
@@ -64,6 +67,7 @@ impl Engines {
                 }
                 engines.keys.push(key);
             }
+            engines.responses = KeptResponses::open(host, list, ring)?;
         }
         Ok(engines)
     }
@@ -73,6 +77,7 @@ impl Engines {
         Self {
             list: list.to_vec(),
             keys: Vec::new(),
+            responses: KeptResponses::default(),
         }
     }
 
@@ -107,6 +112,25 @@ impl Engines {
         let first = request_number.checked_rem(count).unwrap_or(0);
         choices.rotate_left(usize::try_from(first).unwrap_or(0));
         choices
+    }
+
+    /// Of the `choices` the one that keeps the tenant's response of that id, if one does; else all.
+    pub(crate) fn keeping(
+        &self,
+        host: &impl Host,
+        choices: Vec<EngineCandidate>,
+        tenant: &str,
+        response: Option<&str>,
+    ) -> Vec<EngineCandidate> {
+        let response = response.filter(|_| self.are_several());
+        let engine = response.and_then(|id| self.responses.engine(host, tenant, id));
+        let keeper = choices.iter().find(|choice| Some(choice.engine) == engine);
+        keeper.map_or_else(|| choices.clone(), |keeper| vec![*keeper])
+    }
+
+    /// The engine has answered a tenant with the response of that id.
+    pub(crate) fn keep(&self, host: &impl Host, tenant: &str, response: &str, engine: EngineId) {
+        self.responses.keep(host, tenant, response, engine);
     }
 
     /// The request goes to that engine, which has `tokens` to compute for it.

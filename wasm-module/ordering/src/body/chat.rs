@@ -537,7 +537,12 @@ pub(crate) struct Start<'a> {
     pub(super) preceding: [Option<&'a str>; PRECEDING.len()],
 }
 
-impl Start<'_> {
+impl<'a> Start<'a> {
+    pub(super) fn previous_response(&self) -> Option<Cow<'a, str>> {
+        let [id, ..] = self.preceding;
+        super::string(id?)
+    }
+
     /// What [`Start::before`] is with that field in the place of the one that came.
     pub(crate) fn before_with(&self, field: &str) -> u64 {
         let before = if self.is_functions {

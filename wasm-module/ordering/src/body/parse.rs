@@ -45,7 +45,7 @@ pub struct Parsed<'a> {
     pub(crate) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
-impl Parsed<'_> {
+impl<'a> Parsed<'a> {
     /// What the chat begins with: its messages up to the user's first. The same at every turn.
     pub(crate) fn start(&self) -> Chain {
         let mut messages = self.messages.iter();
@@ -65,6 +65,12 @@ impl Parsed<'_> {
             self.model = Cow::Owned(model.to_owned());
         }
         Ok(())
+    }
+
+    /// The id of the response that the request continues, which the engine keeps: `previous_response_id`.
+    #[must_use]
+    pub fn previous_response(&self) -> Option<Cow<'a, str>> {
+        self.start.previous_response()
     }
 
     /// Whether there is a document, in whatever turn.
