@@ -65,8 +65,9 @@ impl UsageReader {
         let starts = self.first.windows(NAME.len()).enumerate();
         let mut starts = starts.filter(|(_, window)| *window == NAME);
         starts.find_map(|(at, _)| {
-            let (_, rest) = self.first.split_at_checked(at + NAME.len())?;
-            let value = rest.trim_ascii_start().strip_prefix(b":")?;
+            let (_, rest) = self.first.split_at_checked(at)?;
+            let value = rest.strip_prefix(NAME)?.trim_ascii_start();
+            let value = value.strip_prefix(b":")?;
             let value = value.trim_ascii_start().strip_prefix(b"\"")?;
             let id = value.split(|byte| *byte == b'"').next()?;
             // It ends before what was copied does.

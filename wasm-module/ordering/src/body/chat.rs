@@ -328,7 +328,8 @@ impl<'a> Chat<'a> {
         ] = fields;
         let model = text(body, model)?;
         named(&model)?;
-        if let ("contents", [only]) = (format.messages, listed.as_slice())
+        if formats::ALL
+            && let ("contents", [only]) = (format.messages, listed.as_slice())
             && let Some((field, functions)) = functions_in(body, only)
         {
             (tools, listed) = (Some(field), functions);

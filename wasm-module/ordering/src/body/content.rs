@@ -85,11 +85,11 @@ pub(super) fn pieces<'a>(
 ) -> Result<Pieces<'a>, Skip> {
     match holds {
         Holds::Parts(author) => parts(body, content, author, style),
-        Holds::Passages => Ok(Pieces {
+        Holds::Passages if formats::ALL => Ok(Pieces {
             pieces: passages(body, content)?,
             ..Pieces::default()
         }),
-        Holds::Nothing => Ok(Pieces::default()),
+        Holds::Passages | Holds::Nothing => Ok(Pieces::default()),
     }
 }
 
@@ -165,7 +165,8 @@ fn parts<'a>(
             Nested::Content(content) => {
                 all.extend(parts(body, content, Author::Tool, found.style)?.pieces);
             }
-            Nested::Object(object) => said_in(object, &mut all),
+            Nested::Object(object) if formats::ALL => said_in(object, &mut all),
+            Nested::Object(_) => {}
         }
     }
     all.extend(pieces);

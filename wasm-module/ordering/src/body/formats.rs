@@ -15,6 +15,7 @@ use super::chat::Role;
 use super::json::{inner, text};
 use super::lists::Author;
 use super::{Skip, scan};
+use crate::sort::sort_by_key;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 
@@ -301,6 +302,6 @@ pub(super) fn passage_label(passage: &str) -> Option<&str> {
 pub(super) fn texts_of_result(object: &str) -> SmallVec<[&str; 3]> {
     let texts = scan::fields(object, ["result", "output", "content"]).unwrap_or_default();
     let mut texts: SmallVec<[&str; 3]> = texts.into_iter().flatten().filter_map(inner).collect();
-    texts.sort_unstable_by_key(|text| text.as_ptr() as usize);
+    sort_by_key(&mut texts, |text| text.as_ptr() as usize);
     texts
 }

@@ -20,7 +20,7 @@ pub struct Question<'a> {
     pub opening: Opening<'a>,
 }
 
-/// The beginning of a chat's prompt, as JSON.
+/// The beginning of a chat's prompt, as JSON; empty for other formats than a chat completion's and Anthropic's.
 #[derive(Debug, Default)]
 pub struct Opening<'a> {
     /// The messages before the first one of a user or an assistant; empty: there is nothing to compute ahead.
