@@ -50,6 +50,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let usage = r#""usage":{"prompt_tokens":50,"prompt_tokens_details":{"cached_tokens":16}}"#;
     let word = "data: {\"choices\":[{\"delta\":{\"content\":\"word\"}}],\"usage\":null}\n\n";
     let anthropic = r#""usage":{"input_tokens":10,"cache_creation_input_tokens":20,"cache_read_input_tokens":70}"#;
+    let responses = r#""usage":{"input_tokens":80,"input_tokens_details":{"cached_tokens":64}}"#;
     let answers = [
         format!("{{\"choices\":[],{usage}}}"),
         format!(
@@ -60,6 +61,14 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
             "event: message_start\ndata: {{\"message\":{{{anthropic}}}}}\n\n{}",
             word.repeat(90)
         ),
+        format!("{{\"id\":\"resp_1\",\"output\":[],{responses},\"metadata\":{{}}}}"),
+        format!(
+            "event: response.created\ndata: {{\"response\":{{\"id\":\"resp_1\",\"usage\":null}}}}\n\n{}data: \
+             {{\"type\":\"response.completed\",\"response\":{{{responses}}}}}\n\n",
+            word.repeat(90)
+        ),
+        r#"{"candidates":[],"usageMetadata":{"promptTokenCount":80,"cachedContentTokenCount":64},"modelVersion":"m"}"#.to_owned(),
+        r#"{"metrics":{},"usage":{"inputTokens":10,"cacheReadInputTokens":70,"cacheWriteInputTokens":20}}"#.to_owned(),
         r#"{"content":"Say \"usage\": {\"prompt_tokens\": 1}"}"#.to_owned(),
     ];
     let cuts = [0, 6, 250];

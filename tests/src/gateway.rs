@@ -581,7 +581,12 @@ fn with_paths(text: &str, options: &GatewayOptions) -> Result<String> {
             let watched = watched.and_then(|plugin| plugin["routes"].as_array());
             let mut more = String::new();
             for path in watched.into_iter().flatten().filter_map(Value::as_str) {
-                if !text.contains(&route(path)) {
+                if path.contains('{') {
+                    more += &format!(
+                        "              - match: {{ safe_regex: {{ regex: {:?} }} }}\n                route: *engine\n",
+                        regex_of(path)
+                    );
+                } else if !text.contains(&route(path)) {
                     more += &format!(
                         "{}                route: *engine\n",
                         route(&format!("{path:?}"))
@@ -607,6 +612,18 @@ fn with_paths(text: &str, options: &GatewayOptions) -> Result<String> {
             Ok(text)
         }
     }
+}
+
+/// What matches the paths of a route with names in braces.
+fn regex_of(route: &str) -> String {
+    let mut parts = route.split('{');
+    let mut regex = parts.next().unwrap_or_default().replace('.', "[.]");
+    for part in parts {
+        let (_, behind) = part.split_once('}').unwrap_or_default();
+        regex += "[^/]+";
+        regex += &behind.replace('.', "[.]");
+    }
+    regex
 }
 
 /// The configuration with the filter in a file of its own in `folder`, and that file.

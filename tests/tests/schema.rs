@@ -170,6 +170,12 @@ fn values(path: &str, part: &Value, random: &mut Random) -> Value {
             json!(vec!["/a"; 65]),
             json!(["a"]),
             json!(["/~!$&'()*+,;=:@\"<>"]),
+            json!(["/v1beta/models/{model}:generateContent", "/{a}/{b}"]),
+            json!(["/{Model}"]),
+            json!(["/{a}{b}"]),
+            json!(["/a}"]),
+            json!(["/{}"]),
+            json!([format!("/{{{}}}", "a".repeat(33))]),
         ],
         "template" => vec![
             json!("{order}"),

@@ -57,7 +57,7 @@ fn an_empty_configuration_gives_the_documented_defaults() {
     let log = gateway.log().unwrap();
     assert!(
         log.contains(
-            "routes=/v1/chat/completions,/v1/messages max_body_bytes=4194304 mode=order \
+            "routes=/v1/chat/completions,/v1/messages,/v1/responses max_body_bytes=4194304 mode=order \
              experiment=off tenants=off salts=off"
         ),
         "{log}"

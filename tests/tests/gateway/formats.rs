@@ -24,7 +24,10 @@ fn gateway(upstream: &Upstream) -> Gateway {
     configured(
         upstream,
         json!({
-            "routes": ["/v1/chat/completions", "/v1/messages", "/v1/chat", "/v2/chat"],
+            "routes": [
+                "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/chat", "/v2/chat",
+                "/v1beta/models/{model}:generateContent", "/model/{model}/converse",
+            ],
             "ordering": {
                 "hint": {"enabled": false},
                 "conversation": {"deduplicate": false},
@@ -58,7 +61,7 @@ fn tool(content: String) -> Value {
 }
 
 /// Every API and format, by name, with its route.
-const FORMATS: [(&str, &str, Body); 16] = [
+const FORMATS: [(&str, &str, Body); 24] = [
     ("content parts", "/v1/chat/completions", |names| {
         let text = joined(names, "\n", |name| {
             format!("<doc id='{name}'>{}</doc>", words(name))
@@ -180,6 +183,83 @@ const FORMATS: [(&str, &str, Body); 16] = [
             "documents": names.map(document),
         })
     }),
+    ("Responses, a string", "/v1/responses", |names| {
+        let text = joined(names, "\n", |name| {
+            format!("<doc id='{name}'>{}</doc>", words(name))
+        });
+        json!({"model": "m", "instructions": "Be brief.", "input": text + "\nWhy?"})
+    }),
+    ("Responses, parts of an item", "/v1/responses", |names| {
+        let text = joined(names, "\n", |name| {
+            format!("<doc id='{name}'>{}</doc>", words(name))
+        });
+        json!({"model": "m", "input": [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "input_text", "text": text}, {"type": "input_text", "text": "Why?"}]},
+        ]})
+    }),
+    ("Responses, a function's output", "/v1/responses", |names| {
+        let result = names.map(|name| json!({"url": name, "text": words(name), "score": 0.5}));
+        let output = json!({"results": result}).to_string();
+        json!({"model": "m", "stream": true, "input": [
+            {"role": "user", "content": "Why?"},
+            {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "<doc>a</doc><doc>b</doc>"},
+            {"id": "fc_1", "type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": output},
+        ]})
+    }),
+    ("Responses, a file search", "/v1/responses", |names| {
+        let result = names.map(
+            |name| json!({"file_id": name, "filename": name, "score": 0.5, "text": words(name)}),
+        );
+        json!({"model": "m", "previous_response_id": "resp_1", "input": [
+            {"id": "fs_1", "type": "file_search_call", "status": "completed", "queries": ["q"], "results": result},
+            {"role": "user", "content": "Why?"},
+        ]})
+    }),
+    (
+        "Gemini's parts",
+        "/v1beta/models/gemini-2.5-pro:generateContent",
+        |names| {
+            let text = joined(names, "\n", |name| {
+                format!("<doc id='{name}'>{}</doc>", words(name))
+            });
+            json!({"systemInstruction": {"parts": [{"text": "Be brief."}]}, "contents": [{"role": "user", "parts": [{"text": text}, {"text": "Why?"}]}]})
+        },
+    ),
+    (
+        "Gemini's function responses",
+        "/v1beta/models/gemini-2.5-pro:generateContent",
+        |names| {
+            let result = names.map(|name| json!({"uri": name, "text": words(name)}));
+            json!({"contents": [
+                {"role": "user", "parts": [{"text": "Why?"}]},
+                {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {}}}]},
+                {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"results": result}}}]},
+            ]})
+        },
+    ),
+    (
+        "Converse's documents",
+        "/model/anthropic.claude-v1%3A0/converse",
+        |names| {
+            let block = |name: &str| json!({"document": {"format": "txt", "name": name, "source": {"text": words(name)}}});
+            let [a, b, c] = names.map(block);
+            json!({"system": [{"text": "Be brief."}], "messages": [{"role": "user", "content": [a, b, c, {"text": "Why?"}]}]})
+        },
+    ),
+    (
+        "Converse's tool results",
+        "/model/anthropic.claude-v1%3A0/converse",
+        |names| {
+            let block = |name: &str| json!({"document": {"format": "txt", "name": name, "source": {"text": words(name)}}});
+            json!({"messages": [
+                {"role": "user", "content": [{"text": "Why?"}]},
+                {"role": "assistant", "content": [{"toolUse": {"toolUseId": "t", "name": "f", "input": {}}}]},
+                {"role": "user", "content": [{"toolResult": {"toolUseId": "t", "content": names.map(block)}}]},
+            ]})
+        },
+    ),
 ];
 
 #[test]
@@ -234,7 +314,10 @@ fn a_refusal_is_told_in_the_clients_dialect() {
     let gateway = configured(
         &upstream,
         json!({
-            "routes": ["/v1/chat/completions", "/v1/messages", "/v1/chat", "/v2/chat"],
+            "routes": [
+                "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/chat", "/v2/chat",
+                "/v1beta/models/{model}:generateContent", "/model/{model}/converse",
+            ],
             "on_failure": "refuse",
             "max_body_bytes": 100,
         }),
@@ -242,6 +325,9 @@ fn a_refusal_is_told_in_the_clients_dialect() {
     let openai = |code| json!({"error": {"message": null, "type": "invalid_request_error", "param": null, "code": code}});
     let anthropic = |kind| json!({"type": "error", "error": {"type": kind, "message": null}});
     let cohere = json!({"message": null});
+    let gemini =
+        |code: u16| json!({"error": {"code": code, "message": null, "status": "INVALID_ARGUMENT"}});
+    let bedrock = json!({"__type": "ValidationException", "message": null});
     let long = "x".repeat(101);
     for (path, body, status, expected) in [
         ("/v1/chat/completions", "{", 400, openai("invalid-json")),
@@ -254,6 +340,10 @@ fn a_refusal_is_told_in_the_clients_dialect() {
             400,
             anthropic("invalid_request_error"),
         ),
+        ("/v1/responses", "{", 400, openai("invalid-json")),
+        ("/v1beta/models/m:generateContent", "{", 400, gemini(400)),
+        ("/v1beta/models/m:generateContent", &long, 413, gemini(413)),
+        ("/model/m/converse", "{", 400, bedrock),
         ("/v1/chat", "{", 400, cohere.clone()),
         ("/v2/chat", &long, 413, cohere),
     ] {

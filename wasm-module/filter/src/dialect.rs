@@ -7,7 +7,9 @@
 //! | --- | --- | --- |
 //! | `/messages` | Anthropic | `{"type":"error","error":{"type","message"}}` |
 //! | `/chat` | Cohere | `{"message"}` |
-//! | anything else | OpenAI | `{"error":{"message","type","param","code"}}` |
+//! | `:generateContent`, `:streamGenerateContent` | Gemini | `{"error":{"code","message","status"}}` |
+//! | `/converse`, `/converse-stream` | Bedrock | `{"__type","message"}` |
+//! | anything else: `/chat/completions`, `/responses` | OpenAI | `{"error":{"message","type","param","code"}}` |
 
 use serde::Serialize;
 
@@ -18,14 +20,20 @@ pub(crate) enum Dialect {
     OpenAi,
     Anthropic,
     Cohere,
+    Gemini,
+    Bedrock,
 }
 
 impl Dialect {
     /// Returns the dialect of a route.
     pub(crate) fn of(route: &str) -> Self {
-        match route.rsplit('/').next() {
-            Some("messages") => Self::Anthropic,
-            Some("chat") => Self::Cohere,
+        let last = route.rsplit('/').next().unwrap_or_default();
+        match last {
+            "messages" => Self::Anthropic,
+            "chat" => Self::Cohere,
+            "converse" | "converse-stream" => Self::Bedrock,
+            _ if last.ends_with(":generateContent") => Self::Gemini,
+            _ if last.ends_with(":streamGenerateContent") => Self::Gemini,
             _ => Self::OpenAi,
         }
     }
@@ -77,6 +85,29 @@ impl Dialect {
                 },
             }),
             Self::Cohere => serde_json::to_vec(&Cohere { message }),
+            Self::Gemini => serde_json::to_vec(&Gemini {
+                error: GeminiError {
+                    code: status,
+                    message,
+                    status: match status {
+                        403 => "PERMISSION_DENIED",
+                        404 => "NOT_FOUND",
+                        503 => "UNAVAILABLE",
+                        500.. => "INTERNAL",
+                        _ => "INVALID_ARGUMENT",
+                    },
+                },
+            }),
+            Self::Bedrock => serde_json::to_vec(&Bedrock {
+                r#type: match status {
+                    403 => "AccessDeniedException",
+                    404 => "ResourceNotFoundException",
+                    503 => "ServiceUnavailableException",
+                    500.. => "InternalServerException",
+                    _ => "ValidationException",
+                },
+                message,
+            }),
         };
         body.unwrap_or_default()
     }
@@ -115,6 +146,27 @@ struct Cohere<'a> {
     message: &'a str,
 }
 
+/// <https://docs.cloud.google.com/apis/design/errors#http_mapping>
+#[derive(Serialize)]
+struct Gemini<'a> {
+    error: GeminiError<'a>,
+}
+
+#[derive(Serialize)]
+struct GeminiError<'a> {
+    code: u16,
+    message: &'a str,
+    status: &'a str,
+}
+
+/// <https://docs.aws.amazon.com/bedrock/latest/APIReference/CommonErrors.html>: the type may stand in a header, or here.
+#[derive(Serialize)]
+struct Bedrock<'a> {
+    #[serde(rename = "__type")]
+    r#type: &'a str,
+    message: &'a str,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,6 +180,14 @@ mod tests {
             ("/anthropic/v1/messages", Dialect::Anthropic),
             ("/v1/chat", Dialect::Cohere),
             ("/v2/chat", Dialect::Cohere),
+            ("/v1/responses", Dialect::OpenAi),
+            ("/v1beta/models/{model}:generateContent", Dialect::Gemini),
+            (
+                "/v1beta/models/{model}:streamGenerateContent",
+                Dialect::Gemini,
+            ),
+            ("/model/{model}/converse", Dialect::Bedrock),
+            ("/model/{model}/converse-stream", Dialect::Bedrock),
             ("/", Dialect::OpenAi),
             ("/mymessages", Dialect::OpenAi),
         ] {
@@ -167,6 +227,29 @@ mod tests {
         assert_eq!(
             error(Dialect::Cohere, 413),
             json!({"message": "too \"long\""})
+        );
+        assert_eq!(
+            error(Dialect::Gemini, 413),
+            json!({"error": {"code": 413, "message": "too \"long\"", "status": "INVALID_ARGUMENT"}})
+        );
+        assert_eq!(
+            error(Dialect::Bedrock, 413),
+            json!({"__type": "ValidationException", "message": "too \"long\""})
+        );
+        let kinds = [403, 404, 500, 503].map(|status| {
+            [
+                error(Dialect::Gemini, status)["error"]["status"].clone(),
+                error(Dialect::Bedrock, status)["__type"].clone(),
+            ]
+        });
+        assert_eq!(
+            json!(kinds),
+            json!([
+                ["PERMISSION_DENIED", "AccessDeniedException"],
+                ["NOT_FOUND", "ResourceNotFoundException"],
+                ["INTERNAL", "InternalServerException"],
+                ["UNAVAILABLE", "ServiceUnavailableException"],
+            ])
         );
         let kinds = [400, 403, 404, 415, 500, 503].map(|status| {
             [Dialect::OpenAi, Dialect::Anthropic]

@@ -21,6 +21,8 @@ pub(crate) struct PendingResponse {
     usage_reader: Option<UsageReader>,
     /// What the response reports of the prompt.
     counted: Option<PromptUsage>,
+    /// Who asked, and which engine answers, where there is something to choose.
+    asked: Option<(Box<str>, EngineId)>,
 }
 
 impl PendingResponse {
@@ -35,10 +37,19 @@ impl PendingResponse {
             dispatch: Some(dispatch),
             usage_reader: None,
             counted: None,
+            asked: None,
         }
     }
 
-    /// Handles the start of the response, the engine's or the proxy's own.
+    /// The same of a request whose answer the chosen engine may keep for this tenant.
+    pub(crate) fn of_tenant(mut self, plugin: &Plugin, tenant: &str) -> Self {
+        let engine = self.dispatch.as_ref().map(|dispatch| dispatch.engine);
+        let engine = engine.filter(|_| plugin.engines().are_several());
+        self.asked = engine.map(|engine| (tenant.into(), engine));
+        self
+    }
+
+    /// The answer begins, the engine's or the proxy's own.
     pub(crate) fn on_headers(&mut self, host: &impl Host, plugin: &Plugin) {
         let status = logged(host, host.response_header(":status")).flatten();
         let status = status.as_deref();
@@ -49,6 +60,9 @@ impl PendingResponse {
                 Some(other) => {
                     plugin.settle(host, dispatch, DispatchResult::Failed);
                     plugin.answered_by(host, other);
+                    if let Some((_, engine)) = &mut self.asked {
+                        *engine = other;
+                    }
                     if let Some(record) = &mut self.record {
                         plugin.undo(host, record);
                         plugin.went_to(host, record, other);
@@ -89,11 +103,15 @@ impl PendingResponse {
 
     /// Handles the end of the response.
     pub(crate) fn on_end(&mut self, host: &impl Host, plugin: &Plugin) {
-        if let Some(counted) = self
-            .usage_reader
-            .take()
-            .and_then(|usage_reader| usage_reader.counted())
+        let Some(usage_reader) = self.usage_reader.take() else {
+            return;
+        };
+        if let Some((tenant, engine)) = &self.asked
+            && let Some(id) = usage_reader.response_id()
         {
+            plugin.engines().keep(host, tenant, id, *engine);
+        }
+        if let Some(counted) = usage_reader.counted() {
             self.counted = Some(counted);
             plugin.counted(host, self.record.as_ref(), self.arm, counted);
         }

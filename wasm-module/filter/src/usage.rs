@@ -1,5 +1,4 @@
-//! Reads what an engine's answer reports of a prompt: `usage`, in JSON or in a stream of events, OpenAI's or
-//! Anthropic's.
+//! What an engine says of a prompt in its answer: `usage`, or Gemini's `usageMetadata`, in JSON or in a stream of events.
 //!
 //! ```text
 //!   {"id": …, "choices": […], "usage": {"prompt_tokens": 1200, "prompt_tokens_details": {"cached_tokens": 1024}, …}}
@@ -8,8 +7,16 @@
 //!   └────────── the first bytes ─────────┘                          └────────── the last bytes ──────────┘
 //! ```
 //!
-//! An answer is forwarded as it comes, chunk by chunk. Its first and last bytes are copied on the way, and parsed when
-//! it has ended. Text that a model wrote cannot pass for usage, since its quotation marks are escaped there.
+//! | API | tokens of the prompt | of these, held |
+//! | --- | --- | --- |
+//! | OpenAI chat | `prompt_tokens` | `prompt_tokens_details.cached_tokens` |
+//! | OpenAI Responses | `input_tokens` | `input_tokens_details.cached_tokens` |
+//! | Anthropic | `input_tokens` and both `cache_…_input_tokens` | `cache_read_input_tokens` |
+//! | Bedrock Converse | `inputTokens` and both `cache…InputTokens` | `cacheReadInputTokens` |
+//! | Gemini | `promptTokenCount` | `cachedContentTokenCount` |
+//!
+//! An answer goes on as it comes, chunk by chunk; its first and last bytes are copied on the way, and looked at when it
+//! has ended. Text that a model wrote cannot pass for usage, since its quotation marks are escaped there.
 
 use serde::Deserialize;
 
@@ -52,7 +59,25 @@ impl UsageReader {
         Ok(())
     }
 
-    /// Returns the last count of the prompt in the answer.
+    /// The id by which a Responses API keeps the answer, if it is one of such an API: `resp_…`.
+    pub(crate) fn response_id(&self) -> Option<&str> {
+        const NAME: &[u8] = br#""id""#;
+        let starts = self.first.windows(NAME.len()).enumerate();
+        let mut starts = starts.filter(|(_, window)| *window == NAME);
+        starts.find_map(|(at, _)| {
+            let (_, rest) = self.first.split_at_checked(at)?;
+            let value = rest.strip_prefix(NAME)?.trim_ascii_start();
+            let value = value.strip_prefix(b":")?;
+            let value = value.trim_ascii_start().strip_prefix(b"\"")?;
+            let id = value.split(|byte| *byte == b'"').next()?;
+            // It ends before what was copied does.
+            let is_whole = id.len() < value.len() && id.len() <= MAX_ID_BYTES;
+            let id = str::from_utf8(id).ok().filter(|_| is_whole)?;
+            (id.starts_with("resp_") && !id.contains('\\')).then_some(id)
+        })
+    }
+
+    /// The last count of the prompt that the answer holds.
     pub(crate) fn counted(&self) -> Option<PromptUsage> {
         last_count(&self.last).or_else(|| last_count(&self.first))
     }
@@ -74,7 +99,9 @@ fn count_at(bytes: &[u8], at: usize) -> Option<PromptUsage> {
         return None;
     }
     let (_, rest) = bytes.split_at_checked(at)?;
-    let rest = rest.strip_prefix(KEY)?.trim_ascii_start();
+    let rest = rest.strip_prefix(KEY)?;
+    let rest = rest.strip_prefix(GEMINIS).unwrap_or(rest);
+    let rest = rest.strip_prefix(b"\"")?.trim_ascii_start();
     let object = rest.strip_prefix(b":")?.trim_ascii_start();
     let mut objects = serde_json::Deserializer::from_slice(object).into_iter::<Usage>();
     objects.next()?.ok()?.counted()
@@ -82,12 +109,21 @@ fn count_at(bytes: &[u8], at: usize) -> Option<PromptUsage> {
 
 #[derive(Deserialize)]
 struct Usage {
+    #[serde(alias = "promptTokenCount")]
     prompt_tokens: Option<u64>,
     prompt_tokens_details: Option<Details>,
-    /// Anthropic's field: tokens that were neither read from the cache nor written to it.
+    /// Anthropic's and Bedrock's: what was neither read from the cache nor written to it. With details it is Responses',
+    /// which counts all.
+    #[serde(alias = "inputTokens")]
     input_tokens: Option<u64>,
+    input_tokens_details: Option<Details>,
+    #[serde(alias = "cacheReadInputTokens")]
     cache_read_input_tokens: Option<u64>,
+    #[serde(alias = "cacheWriteInputTokens")]
     cache_creation_input_tokens: Option<u64>,
+    /// Gemini's; absent where it is 0.
+    #[serde(rename = "cachedContentTokenCount")]
+    cached_content: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -97,14 +133,20 @@ struct Details {
 
 impl Usage {
     fn counted(self) -> Option<PromptUsage> {
+        let within = |details: Option<Details>| details?.cached_tokens;
         if let Some(prompt) = self.prompt_tokens {
-            let details = self.prompt_tokens_details;
-            let cached = details.and_then(|details| details.cached_tokens);
+            let cached = within(self.prompt_tokens_details).or(self.cached_content);
             return Some(PromptUsage { prompt, cached });
         }
+        let input = self.input_tokens?;
+        if let Some(details) = self.input_tokens_details {
+            return Some(PromptUsage {
+                prompt: input,
+                cached: details.cached_tokens,
+            });
+        }
         let read = self.cache_read_input_tokens;
-        let prompt = self
-            .input_tokens?
+        let prompt = input
             .saturating_add(read.unwrap_or(0))
             .saturating_add(self.cache_creation_input_tokens.unwrap_or(0));
         Some(PromptUsage {
@@ -114,9 +156,14 @@ impl Usage {
     }
 }
 
-const KEY: &[u8] = br#""usage""#;
+/// What every name of such an object begins with.
+const KEY: &[u8] = br#""usage"#;
+/// How Gemini's goes on.
+const GEMINIS: &[u8] = b"Metadata";
 
-/// Number of first bytes; Anthropic's first event is some 500 bytes long.
+/// Of a response's id.
+const MAX_ID_BYTES: usize = 256;
+/// Anthropic's first event is some 500 bytes long.
 const FIRST_BYTES: usize = 2048;
 /// Number of last bytes: OpenAI's last event, or what stands behind an answer's text.
 const LAST_BYTES: usize = 4096;
@@ -193,6 +240,99 @@ mod tests {
              event: message_stop\ndata: {{\"type\":\"message_stop\"}}\n\n"
         );
         check(&stream, Some((100, Some(70))));
+    }
+
+    #[test]
+    fn responses_answers_and_streams_are_read() {
+        let usage = r#""usage":{"input_tokens":120,"input_tokens_details":{"cached_tokens":96,"input_tokens_per_turn":[]},"output_tokens":7,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":127}"#;
+        let response = |usage: &str| {
+            format!(
+                r#"{{"id":"resp_1","object":"response","output":[],"tools":[{{"name":"usage","parameters":{{"properties":{{"usage":{{"type":"string"}}}}}}}}],{usage},"user":null,"metadata":{{}}}}"#
+            )
+        };
+        check(&response(usage), Some((120, Some(96))));
+        let delta = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"word\"}\n\n";
+        let stream = |last: &str| {
+            format!(
+                "event: response.created\ndata: {{\"type\":\"response.created\",\"response\":{}}}\n\n{}event: \
+                 response.{last}\ndata: {{\"type\":\"response.{last}\",\"response\":{},\"sequence_number\":9}}\n\n",
+                response(r#""usage":null"#),
+                delta.repeat(300),
+                response(usage),
+            )
+        };
+        for last in ["completed", "incomplete", "failed"] {
+            check(&stream(last), Some((120, Some(96))));
+        }
+        check(
+            r#"{"usage":{"input_tokens":9,"input_tokens_details":{}}}"#,
+            Some((9, None)),
+        );
+    }
+
+    #[test]
+    fn a_response_is_known_by_its_id() {
+        let id = |text: &str| {
+            let mut usage_reader = UsageReader::default();
+            for chunk in text.as_bytes().chunks(7) {
+                let read = |from: usize, size: usize| -> Result<_, ()> {
+                    Ok(chunk[from..from + size].to_vec())
+                };
+                usage_reader.take(chunk.len(), read).unwrap();
+            }
+            usage_reader.response_id().map(str::to_owned)
+        };
+        let stream = "event: response.created\ndata: {\"type\":\"response.created\",\"sequence_number\":0,\"response\":{\"id\":\"resp_1\"}}\n\n";
+        for (text, expected) in [
+            (
+                r#"{"id": "resp_68a", "output": [{"id": "resp_2"}]}"#,
+                Some("resp_68a"),
+            ),
+            (stream, Some("resp_1")),
+            (
+                r#"{"output": [{"id": "msg_1"}], "id" : "resp_3"}"#,
+                Some("resp_3"),
+            ),
+            (r#"{"id": "chatcmpl-1"}"#, None),
+            (r#"{"id": "resp_1"#, None),
+            (r#"{"id": 7}"#, None),
+            (r#"{"content": "\"id\": \"resp_1\""}"#, None),
+            ("", None),
+        ] {
+            assert_eq!(id(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn geminis_answers_and_streams_are_read() {
+        let usage = r#""usageMetadata": {"promptTokenCount": 80, "cachedContentTokenCount": 64, "candidatesTokenCount": 3, "totalTokenCount": 83, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 80}]}"#;
+        let answer = format!(
+            r#"{{"candidates": [], {usage}, "modelVersion": "gemini-2.5-flash", "responseId": "r"}}"#
+        );
+        check(&answer, Some((80, Some(64))));
+        let first = r#"{"candidates": [], "usageMetadata": {"promptTokenCount": 80}}"#;
+        check(first, Some((80, None)));
+        let stream = format!(
+            "{}data: {answer}\r\n\r\n",
+            format!("data: {first}\r\n\r\n").repeat(100)
+        );
+        check(&stream, Some((80, Some(64))));
+    }
+
+    #[test]
+    fn converses_answers_and_streams_are_read() {
+        let usage = r#""usage":{"inputTokens":10,"outputTokens":5,"totalTokens":115,"cacheReadInputTokens":70,"cacheWriteInputTokens":20}"#;
+        check(
+            &format!(r#"{{"output":{{}},"metrics":{{"latencyMs":1}},{usage}}}"#),
+            Some((100, Some(70))),
+        );
+        check(
+            r#"{"usage":{"inputTokens":10,"outputTokens":5}}"#,
+            Some((10, None)),
+        );
+        // Frames of `application/vnd.amazon.eventstream` are binary; what is in them is not.
+        let frame = format!("\u{0}\u{0}\u{1}:event-type\u{7}\u{0}metadata{{{usage}}}\u{1a}");
+        check(&frame.repeat(3), Some((100, Some(70))));
     }
 
     #[test]

@@ -14,7 +14,7 @@ struct Format {
     body: fn(&[u32]) -> Body,
 }
 
-const FORMATS: [Format; 17] = [
+const FORMATS: [Format; 29] = [
     Format {
         name: "tags",
         body: |ids| {
@@ -200,7 +200,200 @@ const FORMATS: [Format; 17] = [
             (format!(r#"{{"message":{message}}}"#), documents)
         },
     },
+    Format {
+        name: "Responses, a string",
+        body: |ids| {
+            let (input, documents) = text(ids, "Read.\n", "\n", "\nWhy?", |id| tagged("doc", id));
+            (
+                format!(r#"{{"instructions":"Be brief.","input": {input},"stream":true}}"#),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "Responses, a message's parts",
+        body: |ids| {
+            let (text, documents) = text(ids, "Read.\n", "\n", "", |id| tagged("doc", id));
+            in_items(
+                &format!(
+                    r#"{{"type":"message","role":"user","content":[{{"type":"input_text","text":{text}}},
+                    {{"type":"input_image","image_url":"data:<doc>"}},{{"type":"input_text","text":"Why?"}}]}}"#
+                ),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "Responses, a function's output",
+        body: |ids| {
+            let (output, documents) = text(ids, "{\"results\":[", ",", "]}", |id| {
+                result(id).to_string()
+            });
+            in_items(
+                &format!(
+                    r#"{{"type":"function_call","call_id":"c","name":"f","arguments":"{{\"q\":\"<doc>a</doc>\"}}"}},
+                    {{"type":"function_call_output","call_id":"c","output":{output}}}"#
+                ),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "Responses, a custom tool's output in parts",
+        body: |ids| {
+            let (output, documents) = text(ids, "", "\n\n---\n\n", "", words);
+            in_items(
+                &format!(
+                    r#"{{"type":"custom_tool_call","call_id":"c","name":"f","input":"<doc>a</doc>"}},
+                    {{"type":"custom_tool_call_output","call_id":"c","output":[{{"type":"input_text","text":{output}}}]}}"#
+                ),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "Responses, a file search",
+        body: |ids| {
+            let documents: Vec<String> = ids.iter().map(|id| {
+                json!({"file_id": format!("file-{id}"), "filename": format!("{id}.md"), "score": 0.5, "text": words(*id), "attributes": {}}).to_string()
+            }).collect();
+            in_items(
+                &format!(
+                    r#"{{"type":"file_search_call","id":"fs_1","queries":["<doc>a</doc>"],"status":"completed","results":[ {}]}}"#,
+                    documents.join(" ,\n")
+                ),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "Gemini",
+        body: |ids| {
+            let (text, documents) = text(ids, "Read.\n", "\n", "", |id| tagged("document", id));
+            (
+                format!(
+                    r#"{{"systemInstruction":{{"parts":[{{"text":"Be brief."}}]}},"contents":[{{"role":"user","parts":[{{"text":"Hello"}}]}},
+                        {{"role":"model","parts":[{{"text":"Hello?"}}]}},{{"parts":[{{"text":{text}}},{{"text":"Why?"}}]}}],
+                        "cachedContent":"cachedContents/1"}}"#
+                ),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "Gemini's system text",
+        body: |ids| {
+            let (text, documents) = text(ids, "Read.\n", "\n", "\nBe brief.", |id| {
+                tagged("document", id)
+            });
+            (
+                format!(
+                    r#"{{"system_instruction":{{"parts":[{{"text":{text}}}]}},"contents":[{{"parts":[{{"text":"Why?"}}]}}]}}"#
+                ),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "Gemini, a function's text",
+        body: |ids| {
+            let (text, documents) = text(ids, "", "\n\n", "", |id| numbered(id) + "\n\nMore.");
+            in_response(
+                &format!(r#"{{"name":"f","response":{{"n":1,"result":{text}}}}}"#),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "Gemini, a function's results",
+        body: |ids| {
+            let documents: Vec<String> = ids.iter().map(|id| result(*id).to_string()).collect();
+            in_response(
+                &format!(
+                    r#"{{"id":"1","name":"f","response":{{"n":1, "results" :[ {}],"output":"Done."}}}}"#,
+                    documents.join(" , ")
+                ),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "Converse",
+        body: |ids| {
+            let documents: Vec<String> = ids.iter().map(|id| in_converse(*id)).collect();
+            (
+                format!(
+                    r#"{{"system":[{{"text":"Be brief."}},{{"cachePoint":{{"type":"default"}}}}],"messages":[{{"role":"user","content":[{{"text":"Read."}},{},{{"text":"Why?"}}]}}]}}"#,
+                    documents.join(", ")
+                ),
+                documents,
+            )
+        },
+    },
+    Format {
+        name: "Converse, a tool's documents",
+        body: |ids| {
+            let documents: Vec<String> = ids.iter().map(|id| in_converse(*id)).collect();
+            in_tool_result(&documents.join(" ,"), documents)
+        },
+    },
+    Format {
+        name: "Converse, a tool's JSON",
+        body: |ids| {
+            let documents: Vec<String> = ids.iter().map(|id| result(*id).to_string()).collect();
+            in_tool_result(
+                &format!(r#"{{"json":{{"results":[{}]}}}}"#, documents.join(",")),
+                documents,
+            )
+        },
+    },
 ];
+
+/// A body of Responses with every kind of item that is left alone, and then these.
+fn in_items(items: &str, documents: Vec<String>) -> Body {
+    (
+        format!(
+            r#"{{"model":"m","previous_response_id":"resp_1","input":[{{"role":"developer","content":"Be brief."}},
+                {{"role":"user","content":"Hello"}},{{"id":"rs_1","type":"reasoning","summary":[{{"type":"summary_text","text":"<doc>a</doc><doc>b</doc>"}}]}},
+                {{"type":"message","id":"msg_1","status":"completed","role":"assistant","content":[{{"type":"output_text","text":"Hello?","annotations":[]}}]}},
+                {{"type":"web_search_call","id":"ws_1","action":{{"query":"<doc>a</doc><doc>b</doc>"}}}},
+                {{"type":"item_reference","id":"msg_2"}}, {{"id":"msg_3"}}, {{"type":"later","content":"<doc>a</doc><doc>b</doc>"}}, 7, {items}]}}"#
+        ),
+        documents,
+    )
+}
+
+/// A body of Gemini's with what a function gave.
+fn in_response(response: &str, documents: Vec<String>) -> Body {
+    (
+        format!(
+            r#"{{"contents":[{{"role":"user","parts":[{{"text":"Why?"}}]}},{{"role":"model","parts":[{{"functionCall":{{"name":"f","args":{{}}}}}}]}},
+                {{"role":"user","parts":[{{"functionResponse":{response}}}]}}]}}"#
+        ),
+        documents,
+    )
+}
+
+/// A body of Converse's with what a tool gave.
+fn in_tool_result(content: &str, documents: Vec<String>) -> Body {
+    (
+        format!(
+            r#"{{"messages":[{{"role":"user","content":[{{"text":"Why?"}}]}},{{"role":"assistant","content":[{{"toolUse":{{"toolUseId":"t","name":"f","input":{{}}}}}}]}},
+                {{"role":"user","content":[{{"toolResult":{{"toolUseId":"t","content":[{content}],"status":"success"}}}}]}}]}}"#
+        ),
+        documents,
+    )
+}
+
+/// A document as Converse has it.
+fn in_converse(id: u32) -> String {
+    let source = match id % 2 {
+        0 => json!({"text": words(id)}),
+        _ => json!({"content": [{"text": words(id)}]}),
+    };
+    json!({"document": {"format": "txt", "name": format!("Document {id}"), "source": source}})
+        .to_string()
+}
 
 /// Everything is looked for, and the policy moves whatever it finds.
 fn config() -> Value {
@@ -356,7 +549,9 @@ fn documents_that_an_answer_counts_stay_where_they_are() {
     let first = json!({"documents": [snippet(1), snippet(2)], "message": "?"});
     let inside = |id: u32| json!({"type": "document", "document": unnamed(id)});
     let of_tool = json!({"messages": [{"role": "tool", "content": [inside(1), inside(2)]}]});
-    for body in [blocks, cohere, first, of_tool] {
+    let converse = |id: u32| json!({"document": {"name": id.to_string(), "source": {"text": words(id)}, "citations": {"enabled": true}}});
+    let converse = json!({"messages": [{"role": "user", "content": [converse(1), converse(2), {"text": "?"}]}]});
+    for body in [blocks, cohere, first, of_tool, converse] {
         let refused = Orderer::new(checked(&config()))
             .rewrite(Tenant::default(), body.to_string().as_bytes());
         assert_eq!(refused.err(), Some(Skip::NoDocuments), "{body}");
@@ -405,7 +600,16 @@ fn a_chat_of_coheres_first_api_is_known_again() {
 /// JSON without an empty place: a repeat is sent again, where a tagged one would be left out.
 #[test]
 fn places_that_must_be_filled_are() {
-    for Format { name, body } in &FORMATS[8..16] {
+    let new = [
+        "Responses, a function's output",
+        "Responses, a file search",
+        "Gemini, a function's results",
+        "Converse",
+        "Converse, a tool's documents",
+        "Converse, a tool's JSON",
+    ];
+    let new = FORMATS.iter().filter(|format| new.contains(&format.name));
+    for Format { name, body } in FORMATS[8..16].iter().chain(new) {
         if *name == "system" {
             continue;
         }
@@ -439,5 +643,152 @@ fn a_system_prompt_is_part_of_what_precedes_documents() {
             .rewrite(Tenant::default(), body(system).as_bytes())
             .unwrap();
         assert_eq!(rewrite.report.matched, matched, "{system}");
+    }
+}
+
+/// What a chat sends at its first turn and at its second, with these words in it.
+type Turns = fn(&str, &str) -> [Value; 2];
+
+const DOCUMENT: &str =
+    "<doc id='a'>What A says of it, at such length that it is worth a reference to it</doc>";
+
+/// Chats of the formats whose messages are not called so.
+const CHATS: [(&str, Turns); 4] = [
+    ("Responses", |first, second| {
+        let question = json!({"role": "user", "content": first});
+        let thought = json!({"type": "reasoning", "id": "r", "summary": []});
+        let said = [json!({"type": "output_text", "text": "So."})];
+        let said = json!({"type": "message", "role": "assistant", "content": said});
+        let next = json!({"type": "message", "role": "user", "content": second});
+        [
+            json!({"instructions": "x", "input": [question]}),
+            json!({"instructions": "x", "input": [question, thought, said, next]}),
+        ]
+    }),
+    ("Responses, behind calls", |first, second| {
+        let question = json!({"role": "user", "content": [{"type": "input_text", "text": first}]});
+        let call = json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"});
+        let output = json!({"type": "function_call_output", "call_id": "c", "output": second});
+        [
+            json!({"input": [question]}),
+            json!({"input": [question, {"type": "reasoning", "id": "r", "summary": []}, call, output]}),
+        ]
+    }),
+    ("Gemini", |first, second| {
+        let said = |role: &str, text: &str| json!({"role": role, "parts": [{"text": text}]});
+        [
+            json!({"contents": [said("user", first)]}),
+            json!({"contents": [said("user", first), said("model", "So."), said("user", second)]}),
+        ]
+    }),
+    ("Converse", |first, second| {
+        let said = |role: &str, text: &str| json!({"role": role, "content": [{"text": text}]});
+        [
+            json!({"messages": [said("user", first)]}),
+            json!({"messages": [said("user", first), said("assistant", "So."), said("user", second)]}),
+        ]
+    }),
+];
+
+#[test]
+fn a_chat_of_every_format_is_known_again_by_its_messages() {
+    for (name, turns) in CHATS {
+        let [first, second] = turns(
+            &format!("{DOCUMENT} Why?"),
+            &format!("{DOCUMENT} And then?"),
+        );
+        let mut orderer = Orderer::new(Config::default());
+        orderer
+            .rewrite(Tenant::default(), first.to_string().as_bytes())
+            .unwrap();
+        let rewrite = orderer
+            .rewrite(Tenant::default(), second.to_string().as_bytes())
+            .unwrap();
+        assert_eq!(
+            (rewrite.report.deduplicated, rewrite.report.replayed),
+            (1, 1),
+            "{name}"
+        );
+        let out = String::from_utf8(rewrite.body.unwrap()).unwrap();
+        assert_eq!(out.matches("What A says").count(), 1, "{name}: {out}");
+        assert!(out.contains("And then?"), "{name}: {out}");
+    }
+}
+
+/// What the server keeps stands before the documents of a request, so it is part of what precedes them.
+#[test]
+fn what_a_server_keeps_precedes_the_documents() {
+    let text = "<doc id='a'>A</doc><doc id='b'>B</doc>?";
+    let responses = |field: &str, value: Value| json!({"input": text, field: value}).to_string();
+    let gemini = |cached: &str| {
+        json!({"contents": [{"parts": [{"text": text}]}], "cachedContent": cached}).to_string()
+    };
+    let mut orderer = Orderer::new(Config::default());
+    for (body, matched) in [
+        (responses("previous_response_id", json!("resp_1")), 0),
+        (responses("previous_response_id", json!("resp_1")), 2),
+        (responses("previous_response_id", json!("resp_2")), 0),
+        (responses("conversation", json!("resp_1")), 0),
+        (responses("conversation", json!({"id": "c"})), 0),
+        (responses("conversation", json!({"id": "c"})), 2),
+        (responses("instructions", json!("x")), 0),
+        (responses("instructions", json!("x")), 2),
+        (responses("previous_response_id", Value::Null), 0),
+        (responses("conversation", Value::Null), 2),
+        (gemini("cachedContents/1"), 0),
+        (gemini("cachedContents/1"), 2),
+        (gemini("cachedContents/2"), 0),
+    ] {
+        let rewrite = orderer.rewrite(Tenant::default(), body.as_bytes()).unwrap();
+        assert_eq!(rewrite.report.matched, matched, "{body}");
+    }
+}
+
+/// Gemini and Bedrock name the model in the path.
+#[test]
+fn a_body_without_a_model_gets_one_and_keeps_its_own() {
+    let body = json!({"contents": [{"parts": [{"text": "<doc>a</doc><doc>b</doc>"}]}]}).to_string();
+    let mut orderer = Orderer::new(Config::default());
+    for (model, matched) in [("x", 0), ("y", 0), ("x", 2)] {
+        let mut parsed = foreword_ordering::parse(body.as_bytes(), orderer.config()).unwrap();
+        parsed.for_model(model).unwrap();
+        let options = foreword_ordering::RewriteOptions::default();
+        let rewrite = orderer.rewrite_parsed(&options, Tenant::default(), &mut parsed);
+        assert_eq!(rewrite.unwrap().report.matched, matched, "{model}");
+    }
+    let config = Config::default();
+    let mut named = foreword_ordering::parse(br#"{"model":"m","input":"a"}"#, &config).unwrap();
+    named.for_model("x").unwrap();
+    assert_eq!(named.model(), "m");
+    let mut parsed = foreword_ordering::parse(body.as_bytes(), &config).unwrap();
+    let refused = parsed.for_model(&"m".repeat(513));
+    assert_eq!(
+        refused,
+        Err(Skip::LongModelName {
+            bytes: 513,
+            limit: 512
+        })
+    );
+}
+
+/// A field of that name is another thing in a chat completion.
+#[test]
+fn another_formats_fields_are_unknown_ones_where_there_are_messages() {
+    let user = json!({"role": "user", "content": "<doc>a</doc><doc>b</doc>"});
+    for (field, value) in [
+        ("input", json!("<doc>c</doc>")),
+        ("input", json!([1, 2, 3])),
+        ("input", json!(7)),
+        ("contents", json!({"parts": [{"text": "<doc>c</doc>"}]})),
+        ("chat_history", json!("x")),
+        ("instructions", json!({"parts": 7})),
+        ("toolConfig", json!("x")),
+        ("text", json!("x")),
+        ("reasoning", json!(null)),
+    ] {
+        let body = json!({"messages": [user], field: value}).to_string();
+        let mut orderer = Orderer::new(Config::default());
+        let rewrite = orderer.rewrite(Tenant::default(), body.as_bytes()).unwrap();
+        assert_eq!(rewrite.report.documents, 2, "{body}");
     }
 }

@@ -206,6 +206,38 @@ fn what_no_pattern_knows_is_learned_by_the_third_request() {
     assert!(alone.body.is_none());
 }
 
+/// What changes in the system text moves into the last user message as that format writes a text, and tools stand by name
+/// wherever it keeps them.
+#[test]
+fn heads_of_every_format_open_alike() {
+    for (body, expected) in [
+        (
+            r#"{"instructions":"Be brief.\nCurrent time: 12:00","input":[{"role":"user","content":[{"type":"input_text","text":"hi"}]}],"tools":[{"type":"function","name":"b"},{"type":"function","name":"a"}]}"#,
+            r#"{"instructions":"Be brief.","input":[{"role":"user","content":[{"type":"input_text","text":"Current time: 12:00"},{"type":"input_text","text":"hi"}]}],"tools":[{"type":"function","name":"a"},{"type":"function","name":"b"}]}"#,
+        ),
+        (
+            r#"{"instructions":"Be brief.\nCurrent time: 12:00","input":"hi"}"#,
+            r#"{"instructions":"Be brief.","input":"Current time: 12:00\n\nhi"}"#,
+        ),
+        (
+            r#"{"systemInstruction":{"parts":[{"text":"Be brief.\nCurrent time: 12:00"}]},"contents":[{"parts":[{"text":"hi"}]}],"tools":[{"functionDeclarations":[{"name":"b"},{"name":"a"}]}]}"#,
+            r#"{"systemInstruction":{"parts":[{"text":"Be brief."}]},"contents":[{"parts":[{"text":"Current time: 12:00"},{"text":"hi"}]}],"tools":[{"functionDeclarations":[{"name":"a"},{"name":"b"}]}]}"#,
+        ),
+        (
+            r#"{"system":[{"text":"Be brief.\nCurrent time: 12:00"}],"messages":[{"role":"user","content":[{"text":"hi"}]}],"toolConfig":{"tools":[{"toolSpec":{"name":"b"}},{"toolSpec":{"name":"a"}}]}}"#,
+            r#"{"system":[{"text":"Be brief."}],"messages":[{"role":"user","content":[{"text":"Current time: 12:00"},{"text":"hi"}]}],"toolConfig":{"tools":[{"toolSpec":{"name":"a"}},{"toolSpec":{"name":"b"}}]}}"#,
+        ),
+    ] {
+        assert_eq!(sent(&mut apply(), body), expected);
+        // A retry of what was sent is sent as it was.
+        let mut orderer = apply();
+        sent(&mut orderer, body);
+        assert_eq!(sent(&mut orderer, body), expected);
+    }
+    let marked = r#"{"system":[{"text":"Current time: 12:00"},{"cachePoint":{"type":"default"}}],"messages":[{"role":"user","content":[{"text":"hi"}]}],"toolConfig":{"tools":[{"toolSpec":{"name":"b"}},{"toolSpec":{"name":"a"}},{"cachePoint":{"type":"default"}}]}}"#;
+    assert_eq!(sent(&mut apply(), marked), marked);
+}
+
 #[test]
 fn a_billing_line_is_dropped_for_engines_and_left_for_its_reader() {
     let body = r#"{"system":[{"type":"text","text":"x-anthropic-billing-header: cc_version=2.1; cch=a5145;"},{"type":"text","text":"You are Claude Code.","cache_control":{"type":"ephemeral"}}],"messages":[{"role":"user","content":"hi"}],"tools":[{"name":"b"},{"name":"a"}]}"#;

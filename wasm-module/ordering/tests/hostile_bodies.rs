@@ -66,8 +66,13 @@ fn a_chat_of_more_messages_than_any_has_is_left_as_it_came() {
         skip.to_string(),
         "the request has 16385 messages, more than the limit of 16384"
     );
-    let history = vec!["{}"; 16_385].join(",");
-    let cohere = format!(r#"{{"message":"a","chat_history":[{history}]}}"#);
-    let skip = orderer.rewrite(Tenant::default(), cohere.as_bytes()).err();
-    assert_eq!(skip, Some(Skip::TooManyMessages { found: 16_385 }));
+    let messages = vec!["{}"; 16_385].join(",");
+    for body in [
+        format!(r#"{{"message":"a","chat_history":[{messages}]}}"#),
+        format!(r#"{{"input":[{messages}]}}"#),
+        format!(r#"{{"contents":[{messages}]}}"#),
+    ] {
+        let skip = orderer.rewrite(Tenant::default(), body.as_bytes()).err();
+        assert_eq!(skip, Some(Skip::TooManyMessages { found: 16_385 }));
+    }
 }

@@ -105,6 +105,82 @@ fn coheres_first_api_has_a_preamble_a_history_and_documents_in_their_array() {
 }
 
 #[test]
+fn responses_instructions_come_first_and_its_items_are_messages() {
+    let body = r#"{"input":[{"role":"user","content":"u"},{"type":"reasoning","id":"r"},{"type":"function_call_output","call_id":"c","output":"<doc id=a>x</doc>"},{"role":"user","content":"Why?"}],"tools":[{"type":"function","name":"f"}],"instructions":"s"}"#;
+    assert_eq!(
+        told(body),
+        [
+            ("tools", r#"{"type":"function","name":"f"}"#),
+            ("system", r#""s""#),
+            ("history", r#"{"role":"user","content":"u"}"#),
+            ("history", r#"{"type":"reasoning","id":"r"}"#),
+            (
+                "history",
+                r#"{"type":"function_call_output","call_id":"c","output":""#
+            ),
+            ("documents", "<doc id=a>x</doc>"),
+            ("history", r#""}"#),
+            ("question", r#"{"role":"user","content":"Why?"}"#),
+        ]
+    );
+    let list = segments(body).list;
+    let roles: Vec<Role> = list.iter().skip(1).map(|segment| segment.role).collect();
+    assert_eq!(
+        roles,
+        [
+            Role::System,
+            Role::User,
+            Role::Assistant,
+            Role::Tool,
+            Role::Tool,
+            Role::Tool,
+            Role::User
+        ]
+    );
+    let plain = r#"{"input":"Read <doc>x</doc> Why?","instructions":null}"#;
+    assert_eq!(
+        told(plain),
+        [
+            ("history", r#""Read "#),
+            ("documents", "<doc>x</doc>"),
+            ("question", r#" Why?""#)
+        ]
+    );
+}
+
+#[test]
+fn tools_are_found_wherever_a_format_keeps_them() {
+    let gemini = r#"{"contents":[{"parts":[{"text":"Why?"}]}],"tools":[{"functionDeclarations":[{"name":"b"},{"name":"a"}]}],"systemInstruction":{"parts":[{"text":"s"}]}}"#;
+    assert_eq!(
+        told(gemini),
+        [
+            ("tools", r#"{"name":"b"}"#),
+            ("tools", r#"{"name":"a"}"#),
+            ("system", r#"{"parts":[{"text":"s"}]}"#),
+            ("question", r#"{"parts":[{"text":"Why?"}]}"#),
+        ]
+    );
+    // Beside another tool they move together.
+    let both = r#"{"contents":[{"parts":[]}],"tools":[{"functionDeclarations":[{"name":"b"}]},{"googleSearch":{}}]}"#;
+    assert_eq!(
+        told(both)[..2],
+        [
+            ("tools", r#"{"functionDeclarations":[{"name":"b"}]}"#),
+            ("tools", r#"{"googleSearch":{}}"#),
+        ]
+    );
+    let converse = r#"{"toolConfig":{"toolChoice":{"auto":{}},"tools":[{"toolSpec":{"name":"b"}}]},"messages":[{"role":"user","content":[{"text":"Why?"}]}],"system":[{"text":"s"}]}"#;
+    assert_eq!(
+        told(converse),
+        [
+            ("tools", r#"{"toolSpec":{"name":"b"}}"#),
+            ("system", r#"[{"text":"s"}]"#),
+            ("question", r#"{"role":"user","content":[{"text":"Why?"}]}"#),
+        ]
+    );
+}
+
+#[test]
 fn an_arrays_documents_stand_where_they_will_be_written() {
     let body = r#"{"messages":[{"role":"system","content":"s"},{"role":"user","content":"Why?"}],"documents":["one",{"text":"two"}]}"#;
     assert_eq!(

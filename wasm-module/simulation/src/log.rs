@@ -1,6 +1,7 @@
 //! Reads logs of requests line by line: a line is a chat body, or a ranking. Errors name places and limits, never a
 //! value of the line. The caller gets the lines from a file or a page.
 
+use super::logged::{LoggedKind, kind_of};
 use super::{Request, Retrieved};
 use foreword_ordering::Config;
 use foreword_ordering::document::Fingerprint;
@@ -27,8 +28,8 @@ pub enum BadLine {
         /// Column where reading failed, from 1.
         column: usize,
     },
-    /// The line is neither a body nor a ranking.
-    #[error("neither a chat body (no `messages`) nor a ranking (no `docs`)")]
+    /// It has the shape of neither.
+    #[error("neither a chat body (no `messages`, `input` or `contents`) nor a ranking (no `docs`)")]
     Neither,
     /// `request` or `body` is not a body.
     #[error("`request` (or `body`) is neither an object nor a string that holds one")]
@@ -101,17 +102,16 @@ fn parse(line: &[u8], config: &Config, document_tokens: u32) -> Result<Vec<Reque
     let text = std::str::from_utf8(line).map_err(|error| BadLine::NotAnObject {
         column: error.valid_up_to() + 1,
     })?;
-    // Cohere's first API has a `message`.
-    let [messages, message, docs, tokens] =
-        scan::fields(text, ["messages", "message", "docs", "tokens"])
-            .map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
-    match (messages.or(message), docs) {
-        (Some(_), _) => match documents_of(line, config) {
+    let names = ["messages", "message", "input", "contents", "docs", "tokens"];
+    let fields = scan::fields(text, names);
+    let [messages, message, input, contents, docs, tokens] =
+        fields.map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
+    match kind_of([messages, message, input, contents, docs])? {
+        LoggedKind::Chat => match documents_of(line, config) {
             Err(Skip::NoDocuments) => Ok(Vec::new()),
             found => found.map_err(BadLine::Body),
         },
-        (None, Some(docs)) => ranking(docs, tokens, document_tokens),
-        (None, None) => Err(BadLine::Neither),
+        LoggedKind::Ranking => ranking(docs.unwrap_or("[]"), tokens, document_tokens),
     }
 }
 

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! `body` is another name for `request`; either holds the body as an object, or as a string, which access logs write.
-//! `usage` may stand beside the request, in OpenAI's or Anthropic's words. `upstream` is another name for `engine`.
-//! The fields of the gateway's access log, `cached_tokens` and `prompt_tokens`, may stand on their own. Other fields
-//! (times, headers) are skipped.
+//! `usage` may stand beside the request, in the words of any API; `upstream` is another name for `engine`, and
+//! `cached_tokens` and `prompt_tokens`, the fields of the gateway's access log, may stand by themselves. What else there
+//! is (times, headers) is passed over.
 
 use super::BadLine;
 use foreword_ordering::scan::{self, Bad};
@@ -90,7 +90,10 @@ impl<'a> Logged<'a> {
         };
         let words = |value: Option<&'a str>| value.and_then(string).unwrap_or_default();
         let answer = response.filter(|response| response.starts_with('{'));
-        let told = answer.and_then(|answer| scan::fields(answer, ["usage"]).ok()?[0]);
+        let told = answer.and_then(|answer| {
+            let [usage, geminis] = scan::fields(answer, ["usage", "usageMetadata"]).ok()?;
+            usage.or(geminis)
+        });
         let [used_prompt, used_cached] = usage.or(told).map_or([None; 2], counted);
         Ok(Self {
             body,
@@ -116,14 +119,9 @@ impl<'a> Logged<'a> {
     /// # Errors
     /// Returns [`BadLine::NotAnObject`] or [`BadLine::Neither`].
     pub fn kind(&self) -> Result<LoggedKind, BadLine> {
-        let names = ["messages", "message", "docs"];
+        let names = ["messages", "message", "input", "contents", "docs"];
         let fields = scan::fields(&self.body, names);
-        let fields = fields.map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
-        match fields {
-            [None, None, Some(_)] => Ok(LoggedKind::Ranking),
-            [None, None, None] => Err(BadLine::Neither),
-            _ => Ok(LoggedKind::Chat),
-        }
+        kind_of(fields.map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?)
     }
 
     /// Returns the tokens of the prompt and those that were cached, if both are stated.
@@ -133,7 +131,17 @@ impl<'a> Logged<'a> {
     }
 }
 
-/// Parses a number that is written as one, or as a string of digits.
+/// What a body is by its fields `messages`, `message` (Cohere's first API), `input` (Responses), `contents` (Gemini) and
+/// `docs`. A ranking may have an `input` of its own.
+pub(super) fn kind_of(fields: [Option<&str>; 5]) -> Result<LoggedKind, BadLine> {
+    match fields {
+        [None, None, _, _, Some(_)] => Ok(LoggedKind::Ranking),
+        [None, None, None, None, None] => Err(BadLine::Neither),
+        _ => Ok(LoggedKind::Chat),
+    }
+}
+
+/// A number, written as one or as a string of digits.
 fn number(value: &str) -> Option<u64> {
     value.trim_matches('"').parse().ok()
 }
@@ -148,10 +156,21 @@ fn counted(usage: &str) -> [Option<u64>; 2] {
         "cache_read_input_tokens",
         "cache_creation_input_tokens",
     ];
-    let Ok(fields) = scan::fields(usage, names) else {
+    // Bedrock's and Gemini's.
+    let others = [
+        "inputTokens",
+        "cacheReadInputTokens",
+        "cacheWriteInputTokens",
+        "promptTokenCount",
+        "cachedContentTokenCount",
+    ];
+    let (Ok(fields), Ok(others)) = (scan::fields(usage, names), scan::fields(usage, others)) else {
         return [None; 2];
     };
     let [prompt, details, input, input_details, read, created] = fields;
+    let [bedrocks, bedrocks_read, written, geminis, held] = others;
+    let (prompt, input) = (prompt.or(geminis), input.or(bedrocks));
+    let (read, created) = (read.or(bedrocks_read).or(held), created.or(written));
     let within = |details: Option<&str>| {
         let [cached] = scan::fields(details?, ["cached_tokens"]).ok()?;
         number(cached?)
@@ -183,6 +202,7 @@ mod tests {
             r#"{"messages":[],"usage":{"prompt_tokens":3}}"#,
             r#"{"docs":["a"],"body":{}}"#,
             r#"{"message":"Why?"}"#,
+            r#"{"input":"Why?"}"#,
             r#"{"other":1}"#,
         ] {
             assert_eq!(read(line), Logged::bare(line));
@@ -221,8 +241,32 @@ mod tests {
             counted(r#"{"input_tokens":30,"input_tokens_details":{"cached_tokens":16}}"#),
             (Some(30), Some(16))
         );
+        assert_eq!(
+            counted(r#"{"inputTokens":3,"cacheReadInputTokens":40,"cacheWriteInputTokens":2}"#),
+            (Some(45), Some(40))
+        );
+        assert_eq!(
+            counted(r#"{"promptTokenCount":30,"cachedContentTokenCount":16}"#),
+            (Some(30), Some(16))
+        );
         assert_eq!(counted(r#"{"prompt_tokens":-1}"#), (None, None));
         assert_eq!(counted("7"), (None, None));
+    }
+
+    #[test]
+    fn a_body_of_every_format_is_a_chat() {
+        for (body, kind) in [
+            (r#"{"messages":[]}"#, Ok(LoggedKind::Chat)),
+            (r#"{"message":"a","docs":[]}"#, Ok(LoggedKind::Chat)),
+            (r#"{"input":"a"}"#, Ok(LoggedKind::Chat)),
+            (r#"{"contents":[]}"#, Ok(LoggedKind::Chat)),
+            (r#"{"docs":["a"],"input":"a"}"#, Ok(LoggedKind::Ranking)),
+            (r#"{"prompt":"a"}"#, Err(BadLine::Neither)),
+        ] {
+            assert_eq!(Logged::bare(body).kind(), kind, "{body}");
+        }
+        let line = r#"{"request":{"contents":[]},"response":{"usageMetadata":{"promptTokenCount":9,"cachedContentTokenCount":4}}}"#;
+        assert_eq!(read(line).usage(), Some((9, 4)));
     }
 
     #[test]

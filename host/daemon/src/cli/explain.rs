@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 pub(crate) const HELP: &str = "Lines of a log, in JSON:
-  a chat body, OpenAI's, Anthropic's or Cohere's; or
+  a chat body, OpenAI's (chat or Responses), Anthropic's, Cohere's, Gemini's or Bedrock's; or
   {\"docs\": [ids, best first], …}, as for `foreword replay`; or
   {\"request\": a body, as an object or a string, \"response\": {\"usage\": {…}}, \"tenant\": …, \"engine\": …}, where all but
   the request may be absent. `body` says `request`, `upstream` says `engine`; `usage`, or `prompt_tokens` and

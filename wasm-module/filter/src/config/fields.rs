@@ -182,6 +182,22 @@ impl<'v> Fields<'v> {
             .collect()
     }
 
+    /// Reads a list of paths of requests. A name in braces may stand for what differs in one part of a path.
+    pub(super) fn routes(
+        &self,
+        field: &'static str,
+        default: impl FnOnce() -> Vec<String>,
+    ) -> Result<Vec<String>, ConfigError> {
+        let routes = self.paths(field, 1, default)?;
+        match routes.iter().find(|route| !is_pattern(route)) {
+            None => Ok(routes),
+            Some(route) => {
+                let limit = "a path in which braces enclose a name of 1 to 32 lower-case letters, one in each part between \"/\"";
+                Err(invalid(field, &Value::from(route.as_str()), limit))
+            }
+        }
+    }
+
     /// Reads the name of a header of the filter's own. The filter removes it from requests and writes its own, so it
     /// must not be one that HTTP itself needs. `null` switches it off.
     pub(super) fn own_header(
@@ -297,6 +313,20 @@ fn is_path(path: &str) -> bool {
     path.starts_with('/')
         && path.len() <= MAX_PATH_BYTES
         && path.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+fn is_pattern(route: &str) -> bool {
+    route.split('/').all(|part| {
+        let Some((before, rest)) = part.split_once('{') else {
+            return !part.contains('}');
+        };
+        let Some((name, behind)) = rest.split_once('}') else {
+            return false;
+        };
+        let is_name =
+            (1..=32).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_lowercase());
+        is_name && !before.contains('}') && !behind.contains(['{', '}'])
+    })
 }
 
 /// Returns the error of a value that is not what the `limit` says.

@@ -47,7 +47,7 @@ pub const SCHEMA: &str = include_str!("schema.json");
 pub struct Config {
     /// Handed to the core as it is.
     pub ordering: OrderingConfig,
-    /// Paths, without query, on which a `POST` is looked at. Not empty.
+    /// Paths, without query, on which a `POST` is looked at; `{name}` stands for a part of one. Not empty.
     pub routes: Vec<String>,
     /// Longest body that is read; longer ones pass or are refused.
     pub max_body_bytes: u32,
@@ -165,7 +165,7 @@ impl Config {
         let path_header = fields.own_header("path_header", Some(DEFAULT_PATH_HEADER))?;
         let config = Self {
             ordering,
-            routes: fields.paths("routes", 1, || DEFAULT_ROUTES.map(str::to_owned).to_vec())?,
+            routes: fields.routes("routes", || DEFAULT_ROUTES.map(str::to_owned).to_vec())?,
             max_body_bytes: fields.number(
                 "max_body_bytes",
                 1..=LIMIT_MAX_BODY_BYTES,
@@ -205,6 +205,13 @@ impl Config {
             return Err(ConfigError::Conflict {
                 field: "salt",
                 rule: "it is derived from the tenant's name, so it needs `tenant`",
+            });
+        }
+        if config.salt.is_some() && config.routes.iter().any(|route| route.contains('{')) {
+            return Err(ConfigError::Conflict {
+                field: "routes",
+                rule: "with `salt` a path is compared byte by byte, and an API that names its model in the path knows no \
+                       `cache_salt`: none may have a part in braces",
             });
         }
         if (config.open_paths.iter()).any(|open| config.routes.contains(open)) {
@@ -407,7 +414,7 @@ fn explained(value: Option<&Value>) -> Result<u32, ConfigError> {
 }
 
 /// OpenAI's and Anthropic's; their bodies are read alike.
-const DEFAULT_ROUTES: [&str; 2] = ["/v1/chat/completions", "/v1/messages"];
+const DEFAULT_ROUTES: [&str; 3] = ["/v1/chat/completions", "/v1/messages", "/v1/responses"];
 const DEFAULT_REPORT_HEADER: &str = "x-foreword";
 const DEFAULT_PATH_HEADER: &str = "x-foreword-path";
 const DEFAULT_MAX_BODY_BYTES: u32 = 4 << 20;

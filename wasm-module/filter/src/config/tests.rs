@@ -13,7 +13,10 @@ fn error(json: &str) -> String {
 fn an_empty_configuration_and_an_empty_object_give_the_defaults() {
     for json in ["", " \n", "{}"] {
         let config = Config::from_json(json.as_bytes()).unwrap();
-        assert_eq!(config.routes, ["/v1/chat/completions", "/v1/messages"]);
+        assert_eq!(
+            config.routes,
+            ["/v1/chat/completions", "/v1/messages", "/v1/responses"]
+        );
         assert_eq!(config.max_body_bytes, 4_194_304);
         assert_eq!(config.tenant, None);
         assert_eq!(config.salt, None);
@@ -153,6 +156,22 @@ fn a_bad_value_is_named_with_field_value_and_limit() {
             ["log_fields", "\"yes\"", "true or false"],
         ),
         (r#"{"routes": null}"#, ["routes", "null", "1 to 64"]),
+        (
+            r#"{"routes": ["/a/{model"]}"#,
+            ["routes", "\"/a/{model\"", "braces"],
+        ),
+        (
+            r#"{"routes": ["/{a}{b}"]}"#,
+            ["routes", "\"/{a}{b}\"", "one in each part"],
+        ),
+        (
+            r#"{"routes": ["/{Model}"]}"#,
+            ["routes", "\"/{Model}\"", "lower-case"],
+        ),
+        (
+            r#"{"routes": ["/{model}"], "tenant": {"header": "t"}, "salt": {"key_env": "A"}}"#,
+            ["routes", "byte by byte", "cache_salt"],
+        ),
         (
             r#"{"report_header": "host"}"#,
             ["report_header", "\"host\"", "begins with \"x-\""],

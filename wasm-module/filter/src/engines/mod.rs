@@ -13,10 +13,12 @@
 //! one, so that Envoy's retry goes to them.
 
 mod health;
+mod responses;
 
 use foreword_ordering::{EngineCandidate, EngineId};
 
 use self::health::EngineHealth;
+use self::responses::KeptResponses;
 pub(crate) use crate::config::{EngineConfig, FeedConfig};
 use crate::host::{Host, HostError};
 
@@ -26,6 +28,7 @@ pub(crate) struct Engines {
     list: Vec<EngineConfig>,
     /// Keys in shared data, one for each engine; none if there is one engine, or no shared data.
     keys: Vec<String>,
+    responses: KeptResponses,
 }
 
 /// A request that was sent to an engine.
@@ -64,6 +67,7 @@ impl Engines {
                 }
                 engines.keys.push(key);
             }
+            engines.responses = KeptResponses::open(host, list, ring)?;
         }
         Ok(engines)
     }
@@ -73,6 +77,7 @@ impl Engines {
         Self {
             list: list.to_vec(),
             keys: Vec::new(),
+            responses: KeptResponses::default(),
         }
     }
 
@@ -109,7 +114,26 @@ impl Engines {
         choices
     }
 
-    /// Records that a request was sent to that engine, with `tokens` to compute.
+    /// Of the `choices` the one that keeps the tenant's response of that id, if one does; else all.
+    pub(crate) fn keeping(
+        &self,
+        host: &impl Host,
+        choices: Vec<EngineCandidate>,
+        tenant: &str,
+        response: Option<&str>,
+    ) -> Vec<EngineCandidate> {
+        let response = response.filter(|_| self.are_several());
+        let engine = response.and_then(|id| self.responses.engine(host, tenant, id));
+        let keeper = choices.iter().find(|choice| Some(choice.engine) == engine);
+        keeper.map_or_else(|| choices.clone(), |keeper| vec![*keeper])
+    }
+
+    /// The engine has answered a tenant with the response of that id.
+    pub(crate) fn keep(&self, host: &impl Host, tenant: &str, response: &str, engine: EngineId) {
+        self.responses.keep(host, tenant, response, engine);
+    }
+
+    /// The request goes to that engine, which has `tokens` to compute for it.
     pub(crate) fn send(
         &self,
         host: &impl Host,

@@ -18,6 +18,7 @@
 //! of the prompt is read on the way ([`crate::usage`]).
 
 mod listed;
+mod route;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -33,11 +34,12 @@ use crate::host::{CallResponse, Host, HostError, LogLevel};
 use crate::misses;
 use crate::outcome::{self, Fault, RequestOutcome, reason};
 use crate::pending::PendingResponse;
-use crate::plugin::{Plugin, RequestDocuments, Rewritten, Route};
+use crate::plugin::{Plugin, RequestDocuments, Rewritten, Route, for_model};
 use crate::retrieval::{Reason, Search, SearchReport, SearchStep};
 use crate::salt::Identity;
 use crate::usage::PromptUsage;
 use listed::{Asked, Listed};
+use route::route_of;
 
 pub(crate) use listed::Unlisted;
 
@@ -47,7 +49,9 @@ pub struct Exchange {
     phase: Phase,
     /// The dialect of the client, if the request is watched.
     dialect: Dialect,
-    /// The pending response, once a watched request has gone on.
+    /// The model that the request's path names.
+    model: Option<String>,
+    /// Once the request has gone on, if it is ours.
     pending: Option<PendingResponse>,
     /// The search for documents, if there was a need for one.
     search: Option<Box<Search>>,
@@ -131,6 +135,7 @@ impl Exchange {
             plugin,
             phase: Phase::Bystander,
             dialect: Dialect::default(),
+            model: None,
             pending: None,
             search: None,
             ended: None,
@@ -352,9 +357,11 @@ impl Exchange {
         if method != b"POST" {
             return Ok(None);
         }
-        let mut routes = config.routes.iter();
-        let route = routes.find(|route| is_route(path, route.as_bytes()));
-        Ok(route.map(|route| Dialect::of(route)))
+        let Some((route, model)) = route_of(path, &config.routes) else {
+            return Ok(None);
+        };
+        self.model = model;
+        Ok(Some(Dialect::of(route)))
     }
 
     /// Returns whether the request asks to be left alone. The header is removed, since it is meant for the gateway.
@@ -477,7 +484,9 @@ impl Exchange {
         let Some(retrieval) = self.plugin.retrieval().filter(|_| is_ordered) else {
             return RetrievalNeed::None(RequestDocuments::Nothing);
         };
-        let Ok(parsed) = foreword_ordering::parse(came, &config.ordering) else {
+        let parsed = foreword_ordering::parse(came, &config.ordering);
+        let parsed = parsed.and_then(|parsed| for_model(parsed, self.model.as_deref()));
+        let Ok(parsed) = parsed else {
             // The core will say what is wrong.
             return RetrievalNeed::None(RequestDocuments::Nothing);
         };
@@ -560,9 +569,11 @@ impl Exchange {
         if let Some(cut) = held.cut.clone().filter(|cut| cut.end <= came.len()) {
             body.to_mut().drain(cut);
         }
+        let tenant = held.identity.tenant().name;
         let sent = if held.bypassed {
             let route = self.plugin.route(host, body.len());
-            *pending = Some(PendingResponse::new(None, None, route.dispatch));
+            let answer = PendingResponse::new(None, None, route.dispatch);
+            *pending = Some(answer.of_tenant(&self.plugin, tenant));
             direct(host, &route)?;
             salted(&body, held, reason::BYPASS)?
         } else {
@@ -572,7 +583,7 @@ impl Exchange {
                 head,
                 miss,
             } = (self.plugin)
-                .rewrite(host, &held.identity, &body, known)
+                .rewrite(host, &held.identity, &body, known, self.model.as_deref())
                 .ok_or(Fault::Busy)?;
             noted.head = (!head.is_empty()).then_some(head);
             noted.miss = miss.map(Box::new);
@@ -584,7 +595,8 @@ impl Exchange {
                 }
                 Err(skip) => (None, None, Err(skip)),
             };
-            *pending = Some(PendingResponse::new(record, arm, route.dispatch));
+            let awaited = PendingResponse::new(record, arm, route.dispatch);
+            *pending = Some(awaited.of_tenant(&self.plugin, tenant));
             direct(host, &route)?;
             match answer {
                 Ok(sent) => sent,
@@ -732,31 +744,7 @@ fn salted(
     })
 }
 
-/// Returns whether an engine may take `path` for `route`: many engines compare after they have decoded `%` escapes.
-/// Without salts, a path that is missed costs an ordering; with them, [`listed`] decides.
-fn is_route(path: &[u8], route: &[u8]) -> bool {
-    let mut rest = path;
-    for expected in route {
-        let (byte, behind) = match rest {
-            [b'%', high, low, behind @ ..] => {
-                let digit = |byte: &u8| char::from(*byte).to_digit(16);
-                match (digit(high), digit(low)) {
-                    (Some(high), Some(low)) => (high << 4 | low, behind),
-                    _ => return false,
-                }
-            }
-            [byte, behind @ ..] => (u32::from(*byte), behind),
-            [] => return false,
-        };
-        if byte != u32::from(*expected) {
-            return false;
-        }
-        rest = behind;
-    }
-    rest.is_empty()
-}
-
-/// Replaces the body with `new` and updates `content-length`; on an error the old body stays.
+/// Puts `new` in the place of the body and lets `content-length` follow; on an error the old body stands.
 fn replace(
     host: &impl Host,
     held: &BufferedRequest,

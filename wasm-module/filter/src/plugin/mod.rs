@@ -150,14 +150,15 @@ impl Plugin {
         self.salts.is_some()
     }
 
-    /// Calls the core and measures its time. Before, it learns what other workers did; afterwards, it publishes the
-    /// record. Returns `None` if this very thread is using the orderer, which no known proxy can cause.
+    /// Asks the core and times it, for the model that the request's path names; learns before what other workers did, and tells them afterwards. `None` if this very
+    /// thread is using the orderer, which no known proxy can bring about.
     pub(crate) fn rewrite<'b>(
         &self,
         host: &impl Host,
         identity: &Identity,
         body: &'b [u8],
         known: RequestDocuments<'b>,
+        model: Option<&str>,
     ) -> Option<Rewritten> {
         let mut knowledge = self.knowledge()?;
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_REQUEST);
@@ -170,16 +171,20 @@ impl Plugin {
             (Mode::Order, Some(experiment)) => Trial::Experiment(experiment),
             (Mode::Order, None) => Trial::None,
         };
+        let Knowledge {
+            orderer, misses, ..
+        } = &mut *knowledge;
+        let parsed = known.parsed(body, orderer.config());
+        let parsed = parsed.and_then(|parsed| for_model(parsed, model));
+        let response = parsed.as_ref().ok().and_then(Parsed::previous_response);
+        let tenant = identity.tenant().name;
+        let choices = (self.engines).keeping(host, choices, tenant, response.as_deref());
         let options = RewriteOptions {
             salt: identity.salt(),
             key_of: Some(TenantKey::of),
             trial,
             choices: &choices,
         };
-        let Knowledge {
-            orderer, misses, ..
-        } = &mut *knowledge;
-        let parsed = known.parsed(body, orderer.config());
         let mut miss = None;
         let answer = parsed.and_then(|mut parsed| {
             let answer = orderer.rewrite_parsed(&options, identity.tenant(), &mut parsed);
@@ -334,6 +339,17 @@ impl Plugin {
     pub(crate) fn count(&self, host: &impl Host, outcome: &RequestOutcome) {
         self.metrics.count(host, outcome);
     }
+}
+
+/// A body, for the model that its request's path names, if it names none itself.
+pub(crate) fn for_model<'b>(
+    mut parsed: Parsed<'b>,
+    model: Option<&str>,
+) -> Result<Parsed<'b>, Skip> {
+    if let Some(model) = model {
+        parsed.for_model(model)?;
+    }
+    Ok(parsed)
 }
 
 fn least_loaded(choices: &[EngineCandidate]) -> EngineId {

@@ -17,7 +17,13 @@ fn body(documents: &[u64]) -> String {
 
 fn send(plugin: &Plugin, host: &ScriptedHost, body: &str) -> (Option<Vec<u8>>, Report) {
     let identity = plugin.identity(String::new());
-    let rewrite = plugin.rewrite(host, &identity, body.as_bytes(), RequestDocuments::Nothing);
+    let rewrite = plugin.rewrite(
+        host,
+        &identity,
+        body.as_bytes(),
+        RequestDocuments::Nothing,
+        None,
+    );
     let rewrite = rewrite.unwrap().answer.unwrap();
     (rewrite.body, rewrite.report)
 }

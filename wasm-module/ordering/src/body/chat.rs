@@ -1,6 +1,6 @@
 //! A chat's messages: what may hold documents in them, what precedes each in the prompt, and by what a chat is known
-//! again. A body of Anthropic's Messages API is read alike: its `system` is a message before the others. So is one of
-//! Cohere's first API: its `preamble` comes first, then `chat_history`, then `message`, which is the user's.
+//! again. Bodies of every [format](super::formats) are read alike: the system text is a message before the others, and
+//! Cohere's `message`, or an `input` that is a string, is the user's last one.
 //!
 //! ```text
 //!   messages   m0 ───────── m1 ───────── m2        as the client sends them
@@ -8,11 +8,14 @@
 //!   before     H(tools)     H(·, m0)     H(·, m1)  every byte: what stands before a message in the prompt
 //! ```
 
-use super::content::{Piece, pieces};
-use super::json::{offset_in, range_in, scanned, text};
-use super::lists::Author;
+use super::content::{Piece, Pieces, pieces};
+use super::formats::{
+    self, COHERE_AT, FORMATS, Format, MAX_FIELDS, MAX_FORMATS, PRECEDING, PartStyle, RawMessage,
+    Said,
+};
+use super::json::{elements, offset_in, range_in, scanned, text};
 use super::salt::SaltField;
-use super::scan::{Bad, Scan, fields, say};
+use super::scan::{self, Bad, Scan, fields, say};
 use super::search::{pass_space, trimmed_ascii};
 use super::{MAX_MESSAGES, MAX_MODEL_BYTES, Skip};
 use crate::tree::Scope;
@@ -42,6 +45,8 @@ pub(super) struct Chat<'a> {
     pub(super) retrieval: Option<&'a str>,
     /// Whether it is a body of Cohere's first API.
     pub(super) is_cohere: bool,
+    /// Whether its messages are those of a chat completion.
+    pub(super) is_chat: bool,
     /// The elements of `tools`, or of `functions` where there are no tools.
     pub(super) tools: Vec<&'a str>,
     pub(super) start: Start<'a>,
@@ -75,13 +80,13 @@ pub(super) struct ParsedMessage<'a> {
 /// Who speaks in a message, whatever the API calls them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// `system`, `developer`, Anthropic's `system` field, Cohere's `preamble`.
+    /// `system`, `developer`, and the system text that a body holds beside its messages.
     System,
     /// `user`.
     User,
-    /// `assistant`, `CHATBOT`.
+    /// `assistant`, `CHATBOT`, `model`; a call that the model made.
     Assistant,
-    /// `tool`, `function`.
+    /// `tool`, `function`; what a tool or a search gave.
     Tool,
     /// Any other role, or none.
     #[default]
@@ -89,7 +94,7 @@ pub enum Role {
 }
 
 impl Role {
-    fn of(role: &str) -> Self {
+    pub(super) fn of(role: &str) -> Self {
         match role {
             "system" | "developer" => Self::System,
             "user" => Self::User,
@@ -114,18 +119,22 @@ pub(crate) enum Wrap {
     /// Nothing: the place is inside a string.
     None,
     /// A text part of its own: the place is behind the `[` of a content array, which has other parts or not.
-    Part { others: bool },
+    Part { others: bool, style: PartStyle },
 }
 
 /// A chat request's messages, and its other fields by [`FIELDS`], as written.
 #[derive(Default)]
 struct RawChat<'a> {
-    messages: Option<RawMessages<'a>>,
+    /// By [`FORMATS`].
+    lists: [Option<RawMessages<'a>>; MAX_FORMATS],
+    /// The system texts, by [`FORMATS`].
+    systems: [Option<&'a str>; MAX_FORMATS],
     /// The elements of these fields, whose bytes are passed over once.
     tools: Vec<&'a str>,
     functions: Vec<&'a str>,
     fields: [Option<&'a str>; FIELDS.len()],
     parameters: [Option<&'a str>; PARAMETERS.len()],
+    preceding: [Option<&'a str>; PRECEDING.len()],
 }
 
 /// Fields beside messages and tools that a chat template may render, or that choose how it renders.
@@ -138,11 +147,8 @@ pub(crate) const PARAMETERS: [&str; 6] = [
     "chat_template_kwargs",
 ];
 
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 11] = [
     "model",
-    "system",
-    "preamble",
-    "chat_history",
     "message",
     "tools",
     "functions",
@@ -158,52 +164,113 @@ const FIELDS: [&str; 14] = [
 impl<'a> RawChat<'a> {
     fn read(scan: &mut Scan<'a>) -> Result<Self, Bad> {
         let mut chat = Self::default();
-        scan.object(|scan, name| {
-            if name != "messages" {
-                if PARAMETERS.contains(&name) {
-                    return scan.field(name, &PARAMETERS, &mut chat.parameters);
-                }
-                let tools = match name {
-                    "tools" => &mut chat.tools,
-                    "functions" => &mut chat.functions,
-                    _ => return scan.field(name, &FIELDS, &mut chat.fields),
-                };
-                let value = scan.list_or_value(tools)?;
-                return scan.place(name, value, &FIELDS, &mut chat.fields);
-            }
-            match chat.messages.replace(RawMessages::read(scan)?) {
-                None => Ok(()),
-                Some(_) => Err(Bad(scan.next())),
-            }
-        })?;
+        scan.object(|scan, name| chat.field(scan, name))?;
         Ok(chat)
     }
-}
 
-/// A message's fields, as written, if they say anything, and all of it.
-struct RawMessage<'a> {
-    raw: &'a str,
-    role: Option<&'a str>,
-    content: Option<&'a str>,
-    /// Cohere's first API calls it so.
-    message: Option<&'a str>,
+    fn field(&mut self, scan: &mut Scan<'a>, name: &str) -> Result<(), Bad> {
+        for ((format, list), system) in FORMATS.iter().zip(&mut self.lists).zip(&mut self.systems) {
+            if format.messages == name {
+                return match list.replace(RawMessages::read(scan, format)?) {
+                    None => Ok(()),
+                    Some(_) => Err(Bad(scan.next())),
+                };
+            }
+            if format.system.contains(&name) {
+                return scan.field("", &[""], std::slice::from_mut(system));
+            }
+        }
+        if PARAMETERS.contains(&name) {
+            return scan.field(name, &PARAMETERS, &mut self.parameters);
+        }
+        if let Some(name) = formats::parameter(name) {
+            return self.parameter(scan, name);
+        }
+        if formats::ALL && PRECEDING.contains(&name) {
+            return scan.field(name, &PRECEDING, &mut self.preceding);
+        }
+        if formats::is_tool_config(name) && scan.peek() == Some(b'{') {
+            // Converse's tools and its choice among them; Gemini's choice alone.
+            return scan.object(|scan, name| match formats::parameter(name) {
+                Some(name) => self.parameter(scan, name),
+                None if name == "tools" => self.tools(scan, name),
+                None => scan.value().map(|_| ()),
+            });
+        }
+        match name {
+            "tools" | "functions" => self.tools(scan, name),
+            _ => scan.field(name, &FIELDS, &mut self.fields),
+        }
+    }
+
+    fn tools(&mut self, scan: &mut Scan<'a>, name: &str) -> Result<(), Bad> {
+        let tools = match name {
+            "tools" => &mut self.tools,
+            _ => &mut self.functions,
+        };
+        let value = scan.list_or_value(tools)?;
+        scan.place(name, value, &FIELDS, &mut self.fields)
+    }
+
+    /// A parameter by a name of another format's. Beside one by its own name it says nothing.
+    fn parameter(&mut self, scan: &mut Scan<'a>, name: &str) -> Result<(), Bad> {
+        let value = scan.value()?;
+        let place = PARAMETERS.iter().position(|known| *known == name);
+        if let Some(field) = place.and_then(|at| self.parameters.get_mut(at)) {
+            field.get_or_insert(value);
+        }
+        Ok(())
+    }
+
+    /// The format's place whose messages are taken.
+    fn format(&self) -> usize {
+        let holds =
+            |list: &Option<RawMessages<'_>>| list.as_ref().is_some_and(|list| list.count > 0);
+        let mut chats = self.lists.iter().take(COHERE_AT);
+        let [_, message, ..] = self.fields;
+        match chats.position(holds) {
+            Some(at) => at,
+            None if message.is_some_and(|message| message != "null") => COHERE_AT,
+            None => 0,
+        }
+    }
 }
 
 /// A list of messages, of which as many are kept as a chat may have.
 #[derive(Default)]
 struct RawMessages<'a> {
     kept: Vec<RawMessage<'a>>,
+    /// A user's only message, where a string stands instead of a list.
+    only: Option<&'a str>,
     count: usize,
 }
 
 impl<'a> RawMessages<'a> {
-    fn read(scan: &mut Scan<'a>) -> Result<Self, Bad> {
+    fn read(scan: &mut Scan<'a>, format: &Format) -> Result<Self, Bad> {
         let mut messages = Self::default();
+        match scan.peek() {
+            Some(b'"') if !format.is_strict => {
+                messages.only = Some(scan.value()?);
+                messages.count = 1;
+                return Ok(messages);
+            }
+            Some(b'[') => {}
+            _ if !format.is_strict => return scan.value().map(|_| messages),
+            _ => {}
+        }
         scan.list(|scan| {
-            let message = RawMessage::read(scan)?;
+            let start = scan.next();
+            let mut fields = [None; MAX_FIELDS];
+            if scan.peek() == Some(b'{') || format.is_strict {
+                scan.read_fields(format.fields, &mut fields)?;
+                say(&mut fields);
+            } else {
+                scan.value()?;
+            }
             messages.count += 1;
             if messages.count <= MAX_MESSAGES {
-                messages.kept.push(message);
+                let raw = scan.since(start);
+                messages.kept.push(RawMessage { raw, fields });
             }
             Ok(())
         })?;
@@ -211,26 +278,11 @@ impl<'a> RawMessages<'a> {
     }
 
     /// All of them.
-    fn all(self) -> Result<Vec<RawMessage<'a>>, Skip> {
+    fn all(&self) -> Result<&[RawMessage<'a>], Skip> {
         match self.count {
             found if found > MAX_MESSAGES => Err(Skip::TooManyMessages { found }),
-            _ => Ok(self.kept),
+            _ => Ok(&self.kept),
         }
-    }
-}
-
-impl<'a> RawMessage<'a> {
-    fn read(scan: &mut Scan<'a>) -> Result<Self, Bad> {
-        let start = scan.next();
-        let mut fields = scan.fields(["role", "content", "message"])?;
-        say(&mut fields);
-        let [role, content, message] = fields;
-        Ok(Self {
-            raw: scan.since(start),
-            role,
-            content,
-            message,
-        })
     }
 }
 
@@ -243,25 +295,29 @@ fn user_id(metadata: &str) -> Option<&str> {
 impl<'a> Chat<'a> {
     pub(super) fn read(body: &'a str) -> Result<Self, Skip> {
         let top = trimmed_ascii(body);
+        let raw = scanned(body, top, RawChat::read)?;
+        let at = raw.format();
         let RawChat {
-            messages,
+            mut lists,
+            mut systems,
             tools: mut listed,
             functions: listed_functions,
             mut fields,
             mut parameters,
-        } = scanned(body, top, RawChat::read)?;
+            mut preceding,
+        } = raw;
+        let format = FORMATS.get(at).ok_or(Skip::NoDocuments)?;
         // `null` is something here: a salt written beside it would not be the last one, and what is meant for the gateway
         // is cut out whatever it says. In other fields it is nothing.
         let [.., salt, retrieval] = fields;
         say(&mut fields);
         say(&mut parameters);
+        say(&mut preceding);
+        say(&mut systems);
         let [
             model,
-            system,
-            preamble,
-            history,
             message,
-            tools,
+            mut tools,
             functions,
             documents,
             user,
@@ -271,14 +327,16 @@ impl<'a> Chat<'a> {
             ..,
         ] = fields;
         let model = text(body, model)?;
-        if model.len() > MAX_MODEL_BYTES {
-            return Err(Skip::LongModelName {
-                bytes: model.len(),
-                limit: MAX_MODEL_BYTES,
-            });
+        named(&model)?;
+        if formats::ALL
+            && let ("contents", [only]) = (format.messages, listed.as_slice())
+            && let Some((field, functions)) = functions_in(body, only)
+        {
+            (tools, listed) = (Some(field), functions);
         }
         let asked = [tools, user, safety_identifier, prompt_cache_key, metadata];
-        hashed(asked.into_iter().flatten().map(str::len).sum());
+        let known = asked.into_iter().chain(preceding).flatten();
+        hashed(known.map(str::len).sum());
         let asking = [
             user,
             safety_identifier,
@@ -295,44 +353,43 @@ impl<'a> Chat<'a> {
         } else {
             tools
         };
-        let mut place = MessageReader {
-            chain: asking.into_iter().fold(Chain(0), |chain, value| {
-                chain.then("", xxh3_128(value.unwrap_or_default().as_bytes()))
-            }),
-            before,
-            turn: 0,
-        };
+        let asking = asking.into_iter().fold(Chain(0), |chain, value| {
+            chain.then("", xxh3_128(value.unwrap_or_default().as_bytes()))
+        });
+        let named = PRECEDING.into_iter().zip(preceding);
+        let chain = named.fold(asking, |chain, (name, value)| match value {
+            Some(value) => chain.then(name, xxh3_128(value.as_bytes())),
+            None => chain,
+        });
         let start = Start {
-            chain: place.chain,
-            before: place.before,
+            chain,
+            before: behind(before, &preceding),
             field: field.filter(|_| !listed.is_empty()),
             is_functions: tools.is_none(),
+            preceding,
         };
-        let messages = messages.unwrap_or_default().all()?;
-        let is_cohere = message.is_some() && messages.is_empty();
-        let (system, earlier, last) = if is_cohere {
-            let history = history.map(|history| scanned(body, history, RawMessages::read));
-            let history = history.transpose()?.unwrap_or_default().all()?;
-            (preamble, history, message)
-        } else {
-            (system, messages, None)
+        let mut place = MessageReader {
+            chain: start.chain,
+            before: start.before,
+            turn: 0,
+            style: format.style,
+            is_in_run: false,
         };
+        let is_cohere = at == COHERE_AT;
+        let list = lists.get_mut(at).and_then(Option::take).unwrap_or_default();
+        let last = message.filter(|_| is_cohere).or(list.only);
+        let earlier = list.all()?;
         let mut messages = Vec::with_capacity(earlier.len() + 2);
-        if let Some(system) = system {
-            messages.push(place.message(body, system, "system".into(), Some(system))?);
+        if let Some(system) = systems.get(at).copied().flatten() {
+            let said = Said::message("system".into(), Some(parts_of(body, system)?));
+            messages.push(place.message(body, system, said)?);
         }
         for message in earlier {
-            let role = text(body, message.role)?;
-            let role = match role.as_ref() {
-                "USER" => "user".into(),
-                "CHATBOT" => "assistant".into(),
-                _ => role,
-            };
-            let content = message.content.or(message.message);
-            messages.push(place.message(body, message.raw, role, content)?);
+            let said = (format.said)(body, message)?;
+            messages.push(place.message(body, message.raw, said)?);
         }
         if let Some(last) = last {
-            messages.push(place.message(body, last, "user".into(), Some(last))?);
+            messages.push(place.message(body, last, Said::message("user".into(), Some(last)))?);
         }
         Ok(Self {
             model,
@@ -341,6 +398,7 @@ impl<'a> Chat<'a> {
             documents,
             retrieval,
             is_cohere,
+            is_chat: at == 0,
             tools: listed,
             start,
             parameters,
@@ -348,11 +406,52 @@ impl<'a> Chat<'a> {
     }
 }
 
+/// Whether a model's name is short enough.
+pub(super) fn named(model: &str) -> Result<(), Skip> {
+    match model.len() {
+        bytes if bytes > MAX_MODEL_BYTES => Err(Skip::LongModelName {
+            bytes,
+            limit: MAX_MODEL_BYTES,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The list in which Gemini's only tool declares functions, and these.
+fn functions_in<'a>(body: &str, tool: &'a str) -> Option<(&'a str, Vec<&'a str>)> {
+    let names = ["functionDeclarations", "function_declarations"];
+    let [functions, other] = scan::fields(tool, names).ok()?;
+    let field = functions.or(other).filter(|field| field.starts_with('['))?;
+    let functions = elements(body, field).ok()?;
+    (!functions.is_empty()).then_some((field, functions))
+}
+
+/// The content of a system text: Gemini's is an object with a list of parts.
+fn parts_of<'a>(body: &str, system: &'a str) -> Result<&'a str, Skip> {
+    if !formats::ALL || !system.starts_with('{') {
+        return Ok(system);
+    }
+    let [parts] = super::json::fields(body, system, ["parts"])?;
+    Ok(parts.unwrap_or(system))
+}
+
+/// What precedes the first message: `before`, and what these fields name.
+fn behind(before: u64, preceding: &[Option<&str>]) -> u64 {
+    let named = (1_u8..).zip(preceding);
+    named.fold(before, |before, (at, value)| match value {
+        Some(value) => folded(&[&[at], value.as_bytes()], before),
+        None => before,
+    })
+}
+
 /// Where reading the messages has come to.
 struct MessageReader {
     chain: Chain,
     before: u64,
     turn: u32,
+    style: PartStyle,
+    /// Whether the last message was of an assistant's turn that its items make up together.
+    is_in_run: bool,
 }
 
 impl MessageReader {
@@ -361,32 +460,36 @@ impl MessageReader {
         &mut self,
         body: &'a str,
         raw: &'a str,
-        role_name: Cow<'a, str>,
-        content: Option<&'a str>,
+        said: Said<'a>,
     ) -> Result<ParsedMessage<'a>, Skip> {
-        let role = role_name.as_ref();
-        let content = content.unwrap_or_default();
+        let Said {
+            role,
+            role_name,
+            content,
+            holds,
+        } = said;
         let start = offset_in(body, content) + 1;
-        let author = match role {
-            "tool" | "function" => Author::Tool,
-            _ => Author::Other,
-        };
-        let pieces = pieces(body, content, author)?;
+        let Pieces {
+            pieces,
+            style,
+            is_result,
+        } = pieces(body, content, holds, self.style)?;
         let wrap = match content.as_bytes().first() {
             Some(b'"') => Some(Wrap::None),
             Some(b'[') => Some(Wrap::Part {
                 others: content.as_bytes().get(pass_space(content, 1)) != Some(&b']'),
+                style,
             }),
             _ => None,
         };
         // The content, most of the bytes, is hashed once for both hashes.
         let hash = xxh3_128(content.as_bytes());
-        hashed(raw.len() + role.len());
+        hashed(raw.len() + role_name.len());
         let (head, tail) = around(raw, content);
-        self.chain = self.chain.then(role, hash);
+        self.chain = self.chain.then(&role_name, hash);
         let parts = [head.as_bytes(), &hash.to_le_bytes(), tail.as_bytes()];
         let turn = ParsedMessage {
-            role: Role::of(role),
+            role,
             content_hash: hash,
             content,
             hash: folded(&parts, 0),
@@ -394,14 +497,18 @@ impl MessageReader {
             before: self.before,
             turn: self.turn,
             entry: wrap
-                .filter(|_| role == "user")
+                .filter(|_| role == Role::User && !is_result)
                 .map(|wrap| Entry { at: start, wrap }),
             raw,
             pieces,
             role_name,
         };
         self.before = folded(&parts, self.before);
-        self.turn += u32::from(turn.role_name == "assistant");
+        // Items of one answer, a message among them, are one turn.
+        let is_item = self.style == PartStyle::Input;
+        let speaks = role == Role::Assistant;
+        self.turn += u32::from(speaks && !(is_item && self.is_in_run));
+        self.is_in_run = speaks;
         Ok(turn)
     }
 }
@@ -427,9 +534,16 @@ pub(crate) struct Start<'a> {
     /// The field that the tools stand in, as written.
     pub(crate) field: Option<&'a str>,
     pub(crate) is_functions: bool,
+    /// What the fields [`PRECEDING`] say.
+    pub(super) preceding: [Option<&'a str>; PRECEDING.len()],
 }
 
-impl Start<'_> {
+impl<'a> Start<'a> {
+    pub(super) fn previous_response(&self) -> Option<Cow<'a, str>> {
+        let [id, ..] = self.preceding;
+        super::string(id?)
+    }
+
     /// What [`Start::before`] is with that field in the place of the one that came.
     pub(crate) fn before_with(&self, field: &str) -> u64 {
         let before = if self.is_functions {
@@ -437,7 +551,7 @@ impl Start<'_> {
         } else {
             0
         };
-        xxh3_64_with_seed(field.as_bytes(), before)
+        behind(xxh3_64_with_seed(field.as_bytes(), before), &self.preceding)
     }
 }
 

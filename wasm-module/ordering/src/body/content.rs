@@ -1,4 +1,4 @@
-//! What a message's content is made of: a string, or a list of parts (OpenAI) or blocks (Anthropic).
+//! What a message's content is made of: a string, or a list of parts (OpenAI, Gemini) or blocks (Anthropic, Bedrock).
 //!
 //! ```text
 //!   "content": [ {"type":"document",…}, {"type":"document",…}, {"type":"text","text":"…"}, {"type":"tool_result",…} ]
@@ -11,8 +11,10 @@
 //! (`cache_control`).
 
 use super::Skip;
-use super::json::{inner, scanned};
+use super::formats::{self, Holds, PartStyle};
+use super::json::{elements, inner, scanned};
 use super::lists::Author;
+use super::results::results;
 use super::scan::{self, Bad, Scan, say};
 use smallvec::SmallVec;
 
@@ -21,8 +23,29 @@ use smallvec::SmallVec;
 pub(super) enum Piece<'a> {
     /// What stands between the quotes of a text.
     Text(&'a str, Author),
-    /// Blocks that are documents, side by side.
-    Blocks(Vec<Block<'a>>),
+    /// Blocks that are documents, side by side, among others of that style.
+    Blocks(Vec<Block<'a>>, PartStyle),
+    /// Elements of a list of results that are documents, side by side: nothing else has a place among them.
+    Results(Vec<Block<'a>>),
+}
+
+/// What a content is made of.
+#[derive(Debug, Default)]
+pub(super) struct Pieces<'a> {
+    /// What may hold documents, in the order of the prompt.
+    pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
+    /// How its parts are written.
+    pub(super) style: PartStyle,
+    /// Whether it is a tool's result, behind which nobody else may speak.
+    pub(super) is_result: bool,
+}
+
+/// What a block holds that has blocks or texts of its own.
+enum Nested<'a> {
+    /// A content.
+    Content(&'a str),
+    /// An object whose fields say what was found.
+    Object(&'a str),
 }
 
 /// A block that is a document.
@@ -46,23 +69,50 @@ struct RawPart<'a> {
     document: Option<&'a str>,
     citations: Option<&'a str>,
     cache_control: Option<&'a str>,
+    /// A result's, by Converse's name and by Gemini's two.
+    result: Option<&'a str>,
+    response: Option<&'a str>,
+    /// A block of Converse's result.
+    json: Option<&'a str>,
 }
 
-/// The pieces of a message's `content`, which `author` wrote.
+/// The pieces of a message's `content`, among whose parts a text is written in that style, if they do not say otherwise.
 pub(super) fn pieces<'a>(
     body: &'a str,
     content: &'a str,
+    holds: Holds,
+    style: PartStyle,
+) -> Result<Pieces<'a>, Skip> {
+    match holds {
+        Holds::Parts(author) => parts(body, content, author, style),
+        Holds::Passages if formats::ALL => Ok(Pieces {
+            pieces: passages(body, content)?,
+            ..Pieces::default()
+        }),
+        Holds::Passages | Holds::Nothing => Ok(Pieces::default()),
+    }
+}
+
+fn parts<'a>(
+    body: &'a str,
+    content: &'a str,
     author: Author,
-) -> Result<SmallVec<[Piece<'a>; 1]>, Skip> {
+    style: PartStyle,
+) -> Result<Pieces<'a>, Skip> {
     let mut pieces = SmallVec::new();
+    let mut found = Pieces {
+        style,
+        ..Pieces::default()
+    };
     if let Some(text) = inner(content) {
-        pieces.push(Piece::Text(text, author));
+        found.pieces.push(Piece::Text(text, author));
     }
     if !content.starts_with('[') {
-        return Ok(pieces);
+        return Ok(found);
     }
     let mut blocks = Vec::new();
-    let mut results: SmallVec<[(usize, &'a str); 4]> = SmallVec::new();
+    let mut results: SmallVec<[(usize, Nested<'a>); 4]> = SmallVec::new();
+    let mut is_first = true;
     // One pass over all parts: they are most of a body that has any.
     scanned(body, content, |scan| {
         scan.list(|scan| {
@@ -71,6 +121,11 @@ pub(super) fn pieces<'a>(
                 Some(b'{') => Some(RawPart::read(scan)?),
                 _ => scan.value().map(|_| None)?,
             };
+            if let Some(part) = &part
+                && std::mem::take(&mut is_first)
+            {
+                found.style = PartStyle::of(part.kind);
+            }
             let label = part.as_ref().and_then(RawPart::label);
             if let Some(label) = label {
                 let raw = scan.since(start);
@@ -78,37 +133,93 @@ pub(super) fn pieces<'a>(
                 return Ok(());
             }
             if !blocks.is_empty() {
-                pieces.push(Piece::Blocks(std::mem::take(&mut blocks)));
+                pieces.push(Piece::Blocks(std::mem::take(&mut blocks), found.style));
             }
             let Some(part) = part else {
                 return Ok(());
             };
             let text = part.text.and_then(inner);
             pieces.extend(text.map(|text| Piece::Text(text, author)));
-            // A result holds no results: this goes one level deep, however deep a body may be.
-            if part.is("tool_result") && author == Author::Other {
-                results.push((pieces.len(), part.content.unwrap_or_default()));
+            if let Some(nested) = part.nested(author) {
+                found.is_result |= part.kind.is_none() && author == Author::Other;
+                results.push((pieces.len(), nested));
             }
             Ok(())
         })
     })?;
     if !blocks.is_empty() {
-        pieces.push(Piece::Blocks(blocks));
+        pieces.push(Piece::Blocks(blocks, found.style));
     }
     if results.is_empty() {
-        return Ok(pieces);
+        found.pieces = pieces;
+        return Ok(found);
     }
     // What is in the results, each where it stands.
     let mut all = SmallVec::with_capacity(pieces.len() + results.len());
     let mut pieces = pieces.into_iter();
     let mut taken = 0;
-    for (at, content) in results {
+    for (at, nested) in results {
         all.extend(pieces.by_ref().take(at - taken));
         taken = at;
-        all.extend(self::pieces(body, content, Author::Tool)?);
+        match nested {
+            Nested::Content(content) => {
+                all.extend(parts(body, content, Author::Tool, found.style)?.pieces);
+            }
+            Nested::Object(object) if formats::ALL => said_in(object, &mut all),
+            Nested::Object(_) => {}
+        }
     }
     all.extend(pieces);
-    Ok(all)
+    found.pieces = all;
+    Ok(found)
+}
+
+/// The pieces of a tool's result that is an object: its texts, and the documents among its `results`.
+fn said_in<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>) {
+    let documents = results(object).into_iter().filter_map(|span| {
+        let label = span.id.and_then(|id| object.get(id));
+        Some(Block {
+            raw: object.get(span.whole)?,
+            label: label.unwrap_or_default(),
+        })
+    });
+    let mut documents: Option<Vec<Block<'a>>> = Some(documents.collect());
+    for text in formats::texts_of_result(object) {
+        let is_before = |found: &Vec<Block<'_>>| {
+            (found.first()).is_some_and(|first| first.raw.as_ptr() < text.as_ptr())
+        };
+        pieces.extend(
+            documents
+                .take_if(|found| is_before(found))
+                .map(Piece::Results),
+        );
+        pieces.push(Piece::Text(text, Author::Tool));
+    }
+    pieces.extend(
+        documents
+            .filter(|found| !found.is_empty())
+            .map(Piece::Results),
+    );
+}
+
+/// The passages that a search found, side by side.
+fn passages<'a>(body: &'a str, content: &'a str) -> Result<SmallVec<[Piece<'a>; 1]>, Skip> {
+    let mut pieces = SmallVec::new();
+    if !content.starts_with('[') {
+        return Ok(pieces);
+    }
+    let mut side_by_side = Vec::new();
+    for raw in elements(body, content)? {
+        match formats::passage_label(raw) {
+            Some(label) => side_by_side.push(Block { raw, label }),
+            None if side_by_side.is_empty() => {}
+            None => pieces.push(Piece::Results(std::mem::take(&mut side_by_side))),
+        }
+    }
+    if !side_by_side.is_empty() {
+        pieces.push(Piece::Results(side_by_side));
+    }
+    Ok(pieces)
 }
 
 impl<'a> RawPart<'a> {
@@ -122,6 +233,9 @@ impl<'a> RawPart<'a> {
             "document",
             "citations",
             "cache_control",
+            "toolResult",
+            "functionResponse",
+            "json",
         ];
         let mut fields = scan.fields(names)?;
         say(&mut fields);
@@ -135,6 +249,9 @@ impl<'a> RawPart<'a> {
             part.document,
             part.citations,
             part.cache_control,
+            part.result,
+            part.response,
+            part.json,
         ] = fields;
         Ok(part)
     }
@@ -143,8 +260,33 @@ impl<'a> RawPart<'a> {
         self.kind.and_then(inner) == Some(kind)
     }
 
+    /// What it holds, if it is a tool's result. A result holds no results: this goes one level deep, however deep a body
+    /// may be.
+    fn nested(&self, author: Author) -> Option<Nested<'a>> {
+        let object = |value: Option<&'a str>| value.filter(|value| value.starts_with('{'));
+        if author == Author::Other && self.is("tool_result") {
+            return Some(Nested::Content(self.content.unwrap_or_default()));
+        }
+        if !formats::ALL || self.kind.is_some() {
+            return None;
+        }
+        if author == Author::Tool {
+            return object(self.json).map(Nested::Object);
+        }
+        if let Some(result) = object(self.result) {
+            let [content] = scan::fields(result, ["content"]).ok()?;
+            return Some(Nested::Content(content.unwrap_or_default()));
+        }
+        let [response] = scan::fields(object(self.response)?, ["response"]).ok()?;
+        object(response).map(Nested::Object)
+    }
+
     /// What the block is called, if it is a document that may move; empty if it is called nothing.
     fn label(&self) -> Option<&'a str> {
+        if self.kind.is_none() {
+            let document = self.document.filter(|document| document.starts_with('{'))?;
+            return formats::converse_label(document);
+        }
         let is_document = self.is("document") || self.is("search_result");
         let cites = self
             .citations
@@ -166,17 +308,22 @@ impl<'a> RawPart<'a> {
 mod tests {
     use super::*;
 
+    fn labels(blocks: &[Block<'_>]) -> String {
+        let labels: Vec<&str> = blocks.iter().map(|block| block.label).collect();
+        labels.join(", ")
+    }
+
     /// The pieces of a content, in short.
     fn found(content: &str) -> Vec<String> {
-        let pieces = pieces(content, content, Author::Other).unwrap().into_iter();
+        let parts = Holds::Parts(Author::Other);
+        let pieces = pieces(content, content, parts, PartStyle::Typed).unwrap();
+        let pieces = pieces.pieces.into_iter();
         pieces
             .map(|piece| match piece {
                 Piece::Text(text, Author::Other) => text.into(),
                 Piece::Text(text, Author::Tool) => format!("tool: {text}"),
-                Piece::Blocks(blocks) => {
-                    let labels: Vec<&str> = blocks.iter().map(|block| block.label).collect();
-                    format!("blocks: {}", labels.join(", "))
-                }
+                Piece::Blocks(blocks, _) => format!("blocks: {}", labels(&blocks)),
+                Piece::Results(blocks) => format!("results: {}", labels(&blocks)),
             })
             .collect()
     }

@@ -1,13 +1,13 @@
-//! Chat bodies, OpenAI's, Anthropic's and Cohere's: where their documents stand, and the body with the documents in
-//! another order.
+//! Chat bodies of every [format](formats), OpenAI's, Anthropic's, Cohere's, Gemini's and Bedrock's: where their documents
+//! stand, and the body with the documents in another order.
 //!
 //! Nothing is ever parsed into values and printed again: [`chat`] finds the messages and hashes them, [`content`] takes
 //! their contents apart, [`parse`](parse::parse) finds the documents' byte ranges, a policy orders them, [`render`] says
 //! what stands in each place, [`edit`] copies ranges. So every byte outside the documents stays as it came, and a
 //! document's text keeps its escapes.
 //!
-//! The three dialects differ in what a message may hold, not in what it means, so they are read alike: no body says
-//! which one it is.
+//! The formats differ in where messages stand and what a message may hold, not in what it means, so they are read alike:
+//! no body says which one it is.
 //!
 //! ```text
 //! {"messages":[{"role":"user","content":"<doc id=\"a\">…</doc>\n<doc id=\"b\">…</doc>\nWhy?"}], …}
@@ -21,6 +21,7 @@ mod chat;
 mod content;
 pub(crate) mod edit;
 pub(crate) mod escape;
+mod formats;
 mod found;
 mod json;
 mod lists;
@@ -44,6 +45,7 @@ pub use array::Retrieved;
 pub(crate) use array::element_text;
 pub use chat::Role;
 pub(crate) use chat::{Chain, Entry, PARAMETERS, Wrap};
+pub(crate) use formats::PartStyle;
 pub(crate) use found::{FoundDocument, Group, GroupLayout, Message, Source};
 pub(crate) use json::{inner as inner_of, offset_in, range_in};
 pub use parse::{Parsed, parse, parse_with};
@@ -77,7 +79,7 @@ pub enum Skip {
         /// Of the first byte that does not belong.
         offset: usize,
     },
-    /// The body is not a JSON object of an OpenAI chat request's shape.
+    /// The body is not a JSON object of a chat request's shape.
     #[error("the body is not a chat request in JSON: error at line {line}, column {column}")]
     InvalidJson {
         /// Where reading failed, from 1.

@@ -5,8 +5,9 @@
 
 use super::Skip;
 use super::array::Retrieved;
-use super::chat::{Chain, Chat, PARAMETERS, ParsedMessage, Start};
+use super::chat::{Chain, Chat, PARAMETERS, ParsedMessage, Start, named};
 use super::content::{Block, Piece};
+use super::formats::PartStyle;
 use super::found::{Finder, FoundDocument, Group, GroupLayout, HintSpot, Message};
 use super::json::{offset_in, range_in};
 use super::lists::{Author, Lines};
@@ -35,6 +36,8 @@ pub struct Parsed<'a> {
     /// Documents that are to be written into the message of that index, before its own.
     pub(crate) rendered: Option<(usize, Group<'a>)>,
     pub(super) retrieval: Option<&'a str>,
+    /// Whether its messages are those of a chat completion.
+    pub(super) is_chat: bool,
     /// The elements of `tools`, or of `functions` where there are no tools.
     pub(crate) tools: Vec<&'a str>,
     pub(crate) start: Start<'a>,
@@ -42,7 +45,7 @@ pub struct Parsed<'a> {
     pub(crate) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
-impl Parsed<'_> {
+impl<'a> Parsed<'a> {
     /// What the chat begins with: its messages up to the user's first. The same at every turn.
     pub(crate) fn start(&self) -> Chain {
         let mut messages = self.messages.iter();
@@ -50,6 +53,24 @@ impl Parsed<'_> {
         asked
             .or(self.messages.first())
             .map_or(Chain(0), |message| message.chain)
+    }
+
+    /// Says which model a body is for that does not name one: Gemini's and Bedrock's name it in their path.
+    ///
+    /// # Errors
+    /// [`Skip::LongModelName`]; the body stays without a model's name then.
+    pub fn for_model(&mut self, model: &str) -> Result<(), Skip> {
+        if self.model.is_empty() {
+            named(model)?;
+            self.model = Cow::Owned(model.to_owned());
+        }
+        Ok(())
+    }
+
+    /// The id of the response that the request continues, which the engine keeps: `previous_response_id`.
+    #[must_use]
+    pub fn previous_response(&self) -> Option<Cow<'a, str>> {
+        self.start.previous_response()
     }
 
     /// Whether there is a document, in whatever turn.
@@ -107,7 +128,8 @@ fn read<'a>(
         for piece in &message.pieces {
             groups.extend(match piece {
                 Piece::Text(text, author) => finder.text(&mut before, text, *author)?,
-                Piece::Blocks(blocks) => finder.blocks(&mut before, blocks)?,
+                Piece::Blocks(blocks, style) => finder.blocks(&mut before, blocks, Some(*style))?,
+                Piece::Results(blocks) => finder.blocks(&mut before, blocks, None)?,
             });
         }
         messages.push(Message {
@@ -131,6 +153,7 @@ fn read<'a>(
         messages,
         rendered,
         retrieval: chat.retrieval,
+        is_chat: chat.is_chat,
         tools: chat.tools,
         start: chat.start,
         parameters: chat.parameters,
@@ -234,16 +257,23 @@ impl<'a> Finder<'a, '_> {
             })
     }
 
-    /// Blocks of a message's content that are documents, side by side.
+    /// Blocks of a message's content that are documents, side by side; without a style they are elements of a result, and
+    /// no text may stand among them.
     fn blocks(
         &mut self,
         before: &mut Before<'a>,
         blocks: &[Block<'a>],
+        style: Option<PartStyle>,
     ) -> Result<Option<Group<'a>>, Skip> {
         let (Some(first), Some(last)) = (blocks.first(), blocks.last()) else {
             return Ok(None);
         };
-        if !self.config.formats.blocks {
+        let formats = &self.config.formats;
+        let is_on = match style {
+            Some(_) => formats.blocks,
+            None => formats.results,
+        };
+        if !is_on {
             return Ok(None);
         }
         self.add(blocks.len())?;
@@ -258,9 +288,9 @@ impl<'a> Finder<'a, '_> {
                 slots: slots.collect(),
                 all_filled: true,
             },
-            hint: Some(HintSpot {
+            hint: style.map(|style| HintSpot {
                 at: range_in(self.body, last.raw).end,
-                before: r#",{"type":"text","text":""#,
+                before: style.open_behind(),
                 after: r#""}"#,
             }),
         }))

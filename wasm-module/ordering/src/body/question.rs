@@ -5,10 +5,9 @@
 //!                  opening          text                        field, cut out of what is sent
 //! ```
 
-use super::json::{self, elements, fields, inner, range_in, scanned};
-use super::scan::say;
+use super::json::{elements, fields, inner, range_in};
 use super::search::{find_last, pass_space, trimmed_ascii, trimmed_ascii_end};
-use super::{Parsed, Skip, unescaped};
+use super::{Message, Parsed, Role, Skip, unescaped};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -21,7 +20,7 @@ pub struct Question<'a> {
     pub opening: Opening<'a>,
 }
 
-/// The beginning of a chat's prompt, as JSON.
+/// The beginning of a chat's prompt, as JSON; empty for other formats than a chat completion's and Anthropic's.
 #[derive(Debug, Default)]
 pub struct Opening<'a> {
     /// The messages before the first one of a user or an assistant; empty: there is nothing to compute ahead.
@@ -50,48 +49,43 @@ impl<'a> Parsed<'a> {
 /// [`Skip::InvalidJson`] where the prompt's opening cannot be told from its body.
 pub fn question<'a>(parsed: &Parsed<'a>) -> Result<Question<'a>, Skip> {
     let body = parsed.text;
-    let names = ["model", "system", "tools", "cache_salt", "messages"];
-    // Messages that are `null` are no list.
-    let mut found = scanned(body, trimmed_ascii(body), |scan| scan.fields(names))?;
-    let [.., messages] = found;
-    say(&mut found);
-    let [model, system, tools, cache_salt, _] = found;
-    let mut opening = Opening::default();
-    // Anthropic's: a field instead of a message.
-    opening.messages.extend(system.map(|system| {
-        let message = format!(r#"{{"role":"system","content":{system}}}"#);
-        Cow::Owned(message)
-    }));
-    let mut opens = true;
-    let mut text = None;
-    let messages = messages.map_or(Ok(Vec::new()), |list| elements(body, list))?;
-    for message in messages {
-        let [role, content] = fields(body, message, ["role", "content"])?;
-        let role = json::text(body, role)?;
-        opens &= matches!(role.as_ref(), "system" | "developer");
-        if opens {
-            opening.messages.push(Cow::Borrowed(message));
-        }
-        if role == "user" {
-            let content = content.unwrap_or_default();
-            // As the documents: into the last message that has room for them.
-            if content.starts_with(['"', '[']) {
-                text = text_in(body, content)?;
-            }
-        }
-    }
-    let fields = [
-        ("model", model),
-        ("tools", tools),
-        ("cache_salt", cache_salt),
-    ];
-    let fields = fields.into_iter();
-    opening.fields = fields
-        .filter_map(|(name, value)| Some((name, value?)))
-        .collect();
+    // As the documents: into the last message that has room for them.
+    let asks = |message: &&Message<'_>| message.role == Role::User && message.entry.is_some();
+    let last = parsed.messages.iter().rev().find(asks);
+    let text = match last {
+        Some(message) => text_in(body, message.content)?,
+        None => None,
+    };
+    // What a warm-up is made of is a chat completion's.
+    let opening = match parsed.is_chat {
+        true => opening(parsed)?,
+        false => Opening::default(),
+    };
     Ok(Question {
         text: text.filter(|text| !trimmed_ascii(text).is_empty()),
         opening,
+    })
+}
+
+fn opening<'a>(parsed: &Parsed<'a>) -> Result<Opening<'a>, Skip> {
+    let body = parsed.text;
+    let names = ["model", "tools", "cache_salt"];
+    let values = fields(body, trimmed_ascii(body), names)?;
+    let opens = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
+    let messages = opens.map(|message| match message.raw == message.content {
+        // Anthropic's: a field instead of a message.
+        true => Cow::Owned(format!(
+            r#"{{"role":"system","content":{}}}"#,
+            message.content
+        )),
+        false => Cow::Borrowed(message.raw),
+    });
+    let values = names.into_iter().zip(values);
+    Ok(Opening {
+        messages: messages.collect(),
+        fields: values
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect(),
     })
 }
 

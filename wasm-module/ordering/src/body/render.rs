@@ -107,13 +107,11 @@ pub(crate) fn fits(wrap: Wrap, text: &str) -> bool {
         .is_some_and(|inner| is_value(&format!("\"{inner}\"")))
 }
 
-/// What stands before and behind blocks that are inserted.
-fn wrapping(wrap: Wrap) -> [&'static str; 2] {
-    const OPEN: &str = r#"{"type":"text","text":""#;
+/// What stands before and behind what is inserted.
+pub(crate) fn wrapping(wrap: Wrap) -> [&'static str; 2] {
     match wrap {
         Wrap::None => ["", ""],
-        Wrap::Part { others: true } => [OPEN, r#""},"#],
-        Wrap::Part { others: false } => [OPEN, r#""}"#],
+        Wrap::Part { others, style } => [style.open(), if others { r#""},"# } else { r#""}"# }],
     }
 }
 

@@ -78,7 +78,11 @@ impl<'a> Scan<'a> {
     }
 
     /// The same for any number of names, so that its code is there once.
-    fn read_fields(&mut self, names: &[&str], fields: &mut [Option<&'a str>]) -> Result<(), Bad> {
+    pub(super) fn read_fields(
+        &mut self,
+        names: &[&str],
+        fields: &mut [Option<&'a str>],
+    ) -> Result<(), Bad> {
         self.object(|scan, name| scan.field(name, names, fields))
     }
 

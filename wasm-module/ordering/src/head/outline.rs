@@ -92,8 +92,11 @@ pub(super) fn tool(raw: &str) -> Piece {
 
 /// What a tool is called, as written.
 pub(super) fn tool_name(raw: &str) -> Option<&str> {
-    let [name, function, kind] = scan::fields(raw, ["name", "function", "type"]).ok()?;
-    let inner = function.and_then(|function| scan::fields(function, ["name"]).ok()?[0]);
+    let names = ["name", "function", "toolSpec", "type"];
+    let [name, function, spec, kind] = scan::fields(raw, names).ok()?;
+    let inner = function
+        .or(spec)
+        .and_then(|function| scan::fields(function, ["name"]).ok()?[0]);
     inner_of(name.or(inner).or(kind)?)
 }
 
@@ -218,6 +221,8 @@ pub(super) fn texts<'a>(
     let content = message.content;
     match inner_of(content) {
         Some(text) => add(text, true),
+        // An item that is left alone.
+        None if content.starts_with('{') => add(content, false),
         None => parts(content, &mut add),
     }
     let whole = offset_in(body, message.raw);
@@ -227,10 +232,15 @@ pub(super) fn texts<'a>(
             "reasoning_content",
             "function_call",
             "thinking",
+            "call_id",
+            "name",
         ];
-        for value in scan::fields(message.raw, names)
-            .unwrap_or_default()
-            .into_iter()
+        let found = scan::fields(message.raw, names).unwrap_or_default();
+        // A message's `name` says who speaks; beside a `call_id` it is what is called.
+        let [.., call_id, name] = found;
+        let rendered = found.into_iter().take(names.len() - 2);
+        for value in rendered
+            .chain([name.filter(|_| call_id.is_some())])
             .flatten()
         {
             add(value, false);

@@ -54,12 +54,12 @@ impl<'a> SystemText<'a> {
             }
             let mut scan = crate::body::scan::Scan::new(message.content);
             for part in scan.elements().unwrap_or_default() {
-                let text = fields(part, ["text", "cache_control"]);
-                let [text, mark] = text.unwrap_or_default();
+                let text = fields(part, ["text", "cache_control", "cachePoint"]);
+                let [text, mark, point] = text.unwrap_or_default();
                 if let Some(source) = text.and_then(inner) {
                     texts.push(Self::new(parsed.text, source, Some(part), &documents));
                 }
-                if mark.is_some() {
+                if mark.or(point).is_some() {
                     texts.iter_mut().for_each(|text| text.is_marked = true);
                 }
             }

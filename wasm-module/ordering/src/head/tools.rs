@@ -14,7 +14,8 @@
 //! What may be reordered: the keys of objects, and the arrays `required` and the members of `dependentRequired`. What may
 //! not: any other array (`enum`, `oneOf`, `anyOf`, `allOf`, `prefixItems`), and anything in `enum`, `const`, `default` and
 //! examples, which are values that the model may copy. A tool with a key that comes twice, or with an escape in a key, is
-//! left alone. Where a tool carries `cache_control`, all are: the client has said where its prefix ends.
+//! left alone. Where a tool carries `cache_control`, or a `cachePoint` stands among them, all are: the client has said
+//! where its prefix ends.
 
 use super::decision::Form;
 use crate::body::scan::{Scan, fields};
@@ -148,7 +149,8 @@ impl Tools {
     }
 
     fn read(&mut self, tool: &str) -> Known {
-        let marked = tool.contains("\"cache_control\"");
+        let marked = ["\"cache_control\"", "\"cachePoint\""];
+        let marked = marked.into_iter().any(|mark| tool.contains(mark));
         let name = name_of(tool).map(|name| crate::body::range_in(tool, name));
         let name = name.unwrap_or_default();
         let Some(layout) = Layout::of(tool) else {
@@ -181,11 +183,12 @@ impl Tools {
     }
 }
 
-/// What a tool is called, as between quotes: `function.name` (OpenAI), `name` (Anthropic, Cohere, functions), else its
-/// `type`, which names those that a provider brings.
+/// What a tool is called, as between quotes: `function.name` (OpenAI), `toolSpec.name` (Bedrock), `name` (Responses,
+/// Anthropic, Cohere, Gemini's functions), else its `type`, which names those that a provider brings.
 pub(crate) fn name_of(tool: &str) -> Option<&str> {
-    let [function, name, kind] = fields(tool, ["function", "name", "type"]).ok()?;
-    let inner = function.and_then(|function| {
+    let names = ["function", "toolSpec", "name", "type"];
+    let [function, spec, name, kind] = fields(tool, names).ok()?;
+    let inner = function.or(spec).and_then(|function| {
         let [name] = fields(function, ["name"]).ok()?;
         name
     });

@@ -90,7 +90,7 @@ mod tests {
     use super::record::{ChatContinuation, SentRun};
     use super::*;
     use crate::arrangement::{Arrangement, Slot};
-    use crate::body::{Chain, Wrap};
+    use crate::body::{Chain, PartStyle, Wrap};
     use crate::conversation::memory::{AddedMessage, MessageKey};
     use crate::conversation::sent::{Kept, Pin, Pinned, SentMessage, Written};
     use crate::document::Fingerprint;
@@ -143,12 +143,17 @@ mod tests {
 
     fn pin() -> impl Strategy<Value = Pin> {
         let numbers = (any::<[u64; 2]>(), any::<u32>());
-        ("[a-zé]{0,20}", 0_u8..3, numbers, 0_usize..4).prop_map(|(text, wrap, numbers, count)| {
+        ("[a-zé]{0,20}", 0_u8..7, numbers, 0_usize..4).prop_map(|(text, wrap, numbers, count)| {
             let ([digest, references], tokens) = numbers;
             let (wrap, text) = match wrap {
                 0 => (Wrap::None, text),
-                1 => (Wrap::Part { others: false }, part(&text)),
-                _ => (Wrap::Part { others: true }, part(&text) + ","),
+                wrap => {
+                    let style = PartStyle::ALL[usize::from(wrap - 1) / 2];
+                    let others = wrap % 2 == 0;
+                    let comma = if others { "," } else { "" };
+                    let text = [style.open(), &text, "\"}", comma].concat();
+                    (Wrap::Part { others, style }, text)
+                }
             };
             let all = 0..text.len();
             let document = |at| Pinned::new(Fingerprint(at), 300, &all, &(0..0)).unwrap();
@@ -352,7 +357,8 @@ mod tests {
 
     #[test]
     fn a_pinned_text_that_does_not_fit_its_place_is_refused() {
-        let others = |others| Wrap::Part { others };
+        let style = PartStyle::Typed;
+        let others = |others| Wrap::Part { others, style };
         for (wrap, text, is_good) in [
             (Wrap::None, r"a\n\u00e9", true),
             (Wrap::None, r#"a\""#, true),

@@ -18,7 +18,7 @@ use super::correction::{Corrected, Correction, Usage};
 use super::residency::Residency;
 use crate::arrangement::{Arrangement, Slot};
 use crate::body::render::fits;
-use crate::body::{Chain, Wrap};
+use crate::body::{Chain, PartStyle, Wrap};
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::conversation::memory::{AddedMessage, MessageKey};
 use crate::conversation::sent::{Kept, Pin, Pinned, SentMessage, Written};
@@ -285,7 +285,7 @@ impl Writer {
     fn pin(&mut self, pin: &Pin) {
         self.byte(match pin.wrap {
             Wrap::None => 0,
-            Wrap::Part { others } => 1 + u8::from(others),
+            Wrap::Part { others, style } => 1 + u8::from(others) + 2 * style as u8,
         });
         self.text(&pin.text);
         self.number(pin.tokens.into());
@@ -391,8 +391,11 @@ impl Reader<'_> {
     fn pin(&mut self) -> Result<Pin, BadBytes> {
         let wrap = match self.byte()? {
             0 => Wrap::None,
-            byte @ (1 | 2) => Wrap::Part { others: byte == 2 },
-            _ => return Err(self.bad("0, 1 or 2")),
+            byte => Wrap::Part {
+                others: byte % 2 == 0,
+                style: (PartStyle::ALL.get(usize::from((byte - 1) / 2)).copied())
+                    .ok_or_else(|| self.bad("a wrap from 0 to 6"))?,
+            },
         };
         let text = self.text()?;
         if !fits(wrap, &text) {

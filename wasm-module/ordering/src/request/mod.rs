@@ -468,13 +468,9 @@ impl<'a> Request<'_, 'a> {
 
 /// Returns words as they are inserted before a message's text.
 fn before_text(wrap: Wrap, words: &str) -> String {
-    match wrap {
-        Wrap::None => [words, r"\n\n"].concat(),
-        Wrap::Part { others } => {
-            let comma = if others { "," } else { "" };
-            [r#"{"type":"text","text":""#, words, "\"}", comma].concat()
-        }
-    }
+    let [open, close] = render::wrapping(wrap);
+    let end = if wrap == Wrap::None { r"\n\n" } else { close };
+    [open, words, end].concat()
 }
 
 /// Returns what was rendered, for keeping; `None` if it is too large for that.

@@ -204,6 +204,100 @@ pub(crate) const BODIES: &[(&str, [&str; 3])] = &[
             "{}]}",
         ],
     ),
+    ("items", [r#"{"input":["#, "{},", "{}]}"]),
+    (
+        "items that are left alone",
+        [r#"{"input":["#, r#"{"type":"later"},"#, "1]}"],
+    ),
+    (
+        "parts of items",
+        [
+            r#"{"input":[{"role":"user","content":["#,
+            r#"{"type":"input_text","text":"<doc "},"#,
+            "1]}]}",
+        ],
+    ),
+    (
+        "outputs of functions",
+        [
+            r#"{"input":["#,
+            r#"{"type":"function_call_output","output":[{"text":"<doc "}]},"#,
+            "1]}",
+        ],
+    ),
+    (
+        "passages",
+        [
+            r#"{"input":[{"type":"file_search_call","results":["#,
+            r#"{"text":"","filename":""},"#,
+            "1]}]}",
+        ],
+    ),
+    ("an input", [r#"{"input":""#, "a='<doc ' ", r#""}"#]),
+    (
+        "contents",
+        [
+            r#"{"contents":["#,
+            r#"{"parts":[{"text":"<doc "}]},"#,
+            "{}]}",
+        ],
+    ),
+    (
+        "responses of functions",
+        [
+            r#"{"contents":[{"parts":["#,
+            r#"{"functionResponse":{"response":{"result":"<doc ","results":[{"url":"a"}]}}},"#,
+            "1]}]}",
+        ],
+    ),
+    (
+        "a response of a function",
+        [
+            r#"{"contents":[{"parts":[{"functionResponse":{"response":{"results":["#,
+            r#"{"url":"a"},"#,
+            r#"{"url":"b"}]}}}]}]}"#,
+        ],
+    ),
+    (
+        "functions",
+        [
+            r#"{"contents":[{}],"tools":[{"functionDeclarations":["#,
+            r#"{"name":"f"},"#,
+            "{}]}]}",
+        ],
+    ),
+    (
+        "documents of Converse",
+        [
+            r#"{"messages":[{"role":"user","content":["#,
+            r#"{"document":{"name":"a","source":{}}},"#,
+            "1]}]}",
+        ],
+    ),
+    (
+        "tool results of Converse",
+        [
+            r#"{"messages":[{"role":"user","content":["#,
+            r#"{"toolResult":{"content":[{"json":{"results":[{"url":"a"}]}}]}},"#,
+            "1]}]}",
+        ],
+    ),
+    (
+        "results in results of Converse",
+        [
+            r#"{"messages":[{"role":"user","content":"#,
+            r#"[{"toolResult":{"content":"#,
+            "1",
+        ],
+    ),
+    (
+        "tools of Converse",
+        [
+            r#"{"messages":[{}],"toolConfig":{"tools":["#,
+            r#"{"toolSpec":{"name":"f"}},"#,
+            "{}]}}",
+        ],
+    ),
     (
         "names",
         [r#"{"messages":[],"#, r#""\u0061b":1,"#, r#""z":1}"#],

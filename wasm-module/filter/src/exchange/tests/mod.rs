@@ -1,6 +1,7 @@
 //! One exchange at a time, against the scripted host.
 
 mod answers;
+mod formats;
 mod retrieval;
 
 use super::*;
@@ -592,7 +593,9 @@ fn with_salts_what_is_not_exactly_a_listed_path_goes_no_further_whatever_on_fail
         "v1/chat/completions",
         "http://gateway/v1/chat/completions",
         "/v1/completions",
-        "/v1/responses",
+        "/v1/responses/",
+        "/v1/responses/resp_1",
+        "/v1/responses/resp_1/cancel",
         "/v1/embeddings",
         "/v1/kv/snapshot",
         "/metrics",

@@ -127,13 +127,24 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn no_text_costs_more_than_a_few_looks_a_byte(text in texts(), shape in 0..4) {
+    fn no_text_costs_more_than_a_few_looks_a_byte(text in texts(), shape in 0..9) {
         let text = text.as_str();
         let body = match shape {
             0 => format!(r#"{{"messages":[{{"role":"user","content":"{text}"}}]}}"#),
             1 => format!(r#"{{"messages":[{{"role":"tool","content":"{text}"}}]}}"#),
             2 => format!(
                 r#"{{"messages":[{{"role":"user","content":[{{"type":"tool_result","content":[{{"type":"text","text":"{text}"}}]}}]}}]}}"#
+            ),
+            3 => format!(r#"{{"input":"{text}"}}"#),
+            4 => format!(r#"{{"input":[{{"type":"function_call_output","output":"{text}"}}]}}"#),
+            5 => format!(
+                r#"{{"contents":[{{"parts":[{{"functionResponse":{{"response":{{"output":"{text}"}}}}}}]}}]}}"#
+            ),
+            6 => format!(
+                r#"{{"messages":[{{"role":"user","content":[{{"toolResult":{{"content":[{{"text":"{text}"}}]}}}}]}}]}}"#
+            ),
+            7 => format!(
+                r#"{{"systemInstruction":{{"parts":[{{"text":"{text}"}}]}},"contents":[{{"parts":[{{"text":"{text}"}}]}}]}}"#
             ),
             _ => format!(r#"{{"documents":[{{"id":"{text}","text":"{text}"}}],"messages":[{{"role":"user","content":"a"}}]}}"#),
         };

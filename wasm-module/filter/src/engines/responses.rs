@@ -1,0 +1,174 @@
+//! Which engine keeps which response: a request with `previous_response_id` can be answered by that engine alone.
+//!
+//! ```text
+//!   answer of a  {"id": "resp_1", …}              ──▶ shared data: page of hash(tenant, resp_1) ← (hash, a)
+//!   request      {"previous_response_id": "resp_1"} ◀── a is the only choice, while it is one
+//! ```
+//!
+//! All workers read and write the pages; a page that is full forgets its oldest entry. An id is hashed with its tenant's
+//! name, so that nobody learns where another tenant's response is kept.
+
+use foreword_ordering::EngineId;
+use foreword_ordering::document::Fingerprint;
+
+use super::EngineConfig;
+use crate::host::{Host, HostError};
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct KeptResponses {
+    /// Keys in shared data, one for each page; none where there is nothing to choose.
+    pages: Vec<String>,
+    /// A hash of each engine's name.
+    engines: Vec<u64>,
+}
+
+impl KeptResponses {
+    /// Makes the pages, where nobody has.
+    pub(super) fn open(
+        host: &impl Host,
+        list: &[EngineConfig],
+        ring: &str,
+    ) -> Result<Self, HostError> {
+        let mut pages = Vec::with_capacity(PAGES);
+        for page in 0..PAGES {
+            let key = format!("foreword/responses/{LAYOUT}/{ring}/{page}");
+            if host.shared_data(&key)?.is_none() {
+                host.set_shared_data(&key, &[], None)?;
+            }
+            pages.push(key);
+        }
+        let engines = list.iter().map(|engine| hash_of(&[&engine.name]));
+        Ok(Self {
+            pages,
+            engines: engines.collect(),
+        })
+    }
+
+    /// The engine that keeps the response, as far as anybody has seen it answer.
+    pub(super) fn engine(&self, host: &impl Host, tenant: &str, id: &str) -> Option<EngineId> {
+        let hash = hash_of(&[tenant, id]);
+        let (page, _) = host.shared_data(self.page(hash)?).ok()??;
+        let (entries, _) = page.as_chunks::<ENTRY>();
+        let (_, engine) = entries.iter().map(read).find(|(kept, _)| *kept == hash)?;
+        let mut engines = (0..).map(EngineId).zip(&self.engines);
+        let (engine, _) = engines.find(|(_, name)| **name == engine)?;
+        Some(engine)
+    }
+
+    /// The engine has answered with the response of that id. Given up after some attempts: the next request with it is
+    /// sent like any other then.
+    pub(super) fn keep(&self, host: &impl Host, tenant: &str, id: &str, engine: EngineId) {
+        let hash = hash_of(&[tenant, id]);
+        let name = self.engines.get(usize::from(engine.0));
+        let (Some(key), Some(name)) = (self.page(hash), name) else {
+            return;
+        };
+        for _ in 0..ATTEMPTS {
+            let Ok(Some((page, number))) = host.shared_data(key) else {
+                return;
+            };
+            let (entries, _) = page.as_chunks::<ENTRY>();
+            let mut new = [hash.to_le_bytes(), name.to_le_bytes()].concat();
+            let others = entries.iter().filter(|entry| read(entry).0 != hash);
+            for entry in others.take(MAX_ENTRIES - 1) {
+                new.extend_from_slice(entry);
+            }
+            match host.set_shared_data(key, &new, Some(number)) {
+                Ok(false) => {}
+                Ok(true) | Err(_) => return,
+            }
+        }
+    }
+
+    fn page(&self, hash: u64) -> Option<&str> {
+        let count = u64::try_from(self.pages.len()).ok()?;
+        let page = usize::try_from(hash.checked_rem(count)?).ok()?;
+        self.pages.get(page).map(String::as_str)
+    }
+}
+
+fn hash_of(parts: &[&str]) -> u64 {
+    let parts: Vec<&[u8]> = parts.iter().map(|part| part.as_bytes()).collect();
+    Fingerprint::of(&parts).0
+}
+
+fn read(entry: &[u8; ENTRY]) -> (u64, u64) {
+    let (numbers, _) = entry.as_chunks::<8>();
+    let mut numbers = numbers.iter().map(|bytes| u64::from_le_bytes(*bytes));
+    let mut next = || numbers.next().unwrap_or_default();
+    (next(), next())
+}
+
+/// Of the pages' form: another one begins anew.
+const LAYOUT: u32 = 1;
+const PAGES: usize = 64;
+/// Of one page: 4,096 responses in all, in 64 KiB.
+const MAX_ENTRIES: usize = 64;
+/// Bytes: the response's hash, and its engine's.
+const ENTRY: usize = 16;
+const ATTEMPTS: u32 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::engines;
+    use crate::tests::scripted::ScriptedHost;
+    use serde_json::json;
+
+    fn kept(host: &ScriptedHost, names: &[&str]) -> KeptResponses {
+        let list = names.iter().enumerate();
+        let list =
+            list.map(|(at, name)| json!({"name": name, "address": format!("10.0.0.{at}:80")}));
+        let list = json!(list.collect::<Vec<_>>());
+        KeptResponses::open(host, &engines(Some(&list)).unwrap(), "r").unwrap()
+    }
+
+    #[test]
+    fn every_worker_finds_the_engine_that_keeps_a_tenants_response() {
+        let host = ScriptedHost::default();
+        let (one, other) = (kept(&host, &["a", "b"]), kept(&host, &["a", "b"]));
+        assert_eq!(one.engine(&host, "red", "resp_1"), None);
+        one.keep(&host, "red", "resp_1", EngineId(1));
+        assert_eq!(other.engine(&host, "red", "resp_1"), Some(EngineId(1)));
+        assert_eq!(other.engine(&host, "blue", "resp_1"), None);
+        // Engines are known by their names, wherever these stand.
+        let turned = kept(&host, &["b", "c"]);
+        assert_eq!(turned.engine(&host, "red", "resp_1"), Some(EngineId(0)));
+        assert_eq!(
+            kept(&host, &["c", "d"]).engine(&host, "red", "resp_1"),
+            None
+        );
+        other.keep(&host, "red", "resp_1", EngineId(0));
+        assert_eq!(one.engine(&host, "red", "resp_1"), Some(EngineId(0)));
+    }
+
+    #[test]
+    fn the_oldest_responses_are_forgotten_and_shared_data_stays_within_its_bound() {
+        let host = ScriptedHost::default();
+        let kept = kept(&host, &["a", "b"]);
+        let id = |number: usize| format!("resp_{number}");
+        for number in 0..20_000 {
+            kept.keep(&host, "", &id(number), EngineId(1));
+        }
+        let bytes: usize = host.shared().values().map(|(value, _)| value.len()).sum();
+        assert!(bytes <= PAGES * MAX_ENTRIES * ENTRY, "{bytes}");
+        assert_eq!(kept.engine(&host, "", &id(19_999)), Some(EngineId(1)));
+        assert_eq!(kept.engine(&host, "", &id(0)), None);
+    }
+
+    #[test]
+    fn a_page_that_somebody_else_wrote_and_a_proxy_that_refuses_cost_nothing() {
+        let host = ScriptedHost::default();
+        let kept = kept(&host, &["a", "b"]);
+        for (value, _) in host.shared().values_mut() {
+            *value = b"something else that is no entry".to_vec();
+        }
+        assert_eq!(kept.engine(&host, "", "resp_1"), None);
+        kept.keep(&host, "", "resp_1", EngineId(1));
+        assert_eq!(kept.engine(&host, "", "resp_1"), Some(EngineId(1)));
+        host.refuse("shared_data");
+        assert_eq!(kept.engine(&host, "", "resp_1"), None);
+        kept.keep(&host, "", "resp_2", EngineId(1));
+    }
+}

@@ -1,0 +1,307 @@
+//! The body formats: which field holds the messages, and what an entry of it says.
+//!
+//! | format | messages | system text | entry |
+//! | --- | --- | --- | --- |
+//! | OpenAI chat, Anthropic, Bedrock Converse, Cohere v2 | `messages` | `system` | `role`, `content` |
+//! | OpenAI Responses | `input`, a string or items | `instructions` | by its `type` |
+//! | Gemini | `contents` | `systemInstruction` | `role`, `parts` |
+//! | Cohere v1 | `chat_history`, then `message` | `preamble` | `role`, `message` |
+//!
+//! No body says which format it has: the first row whose list holds anything is taken. A format is an entry of
+//! [`FORMATS`]; everything behind it knows messages alone. Without the feature `formats`, which a module for pages leaves
+//! off, Responses, Gemini and the blocks of Converse are unknown fields like others.
+
+use super::chat::Role;
+use super::json::{inner, text};
+use super::lists::Author;
+use super::{Skip, scan};
+use crate::sort::sort_by_key;
+use smallvec::SmallVec;
+use std::borrow::Cow;
+
+/// Whether every format is read.
+pub(super) const ALL: bool = cfg!(feature = "formats");
+
+/// A body format: see the [module](self).
+pub(super) struct Format {
+    /// The field that holds the messages.
+    pub(super) messages: &'static str,
+    /// The names of the field that holds the system text.
+    pub(super) system: &'static [&'static str],
+    /// The fields of an entry that [`Format::said`] is given, at most [`MAX_FIELDS`].
+    pub(super) fields: &'static [&'static str],
+    /// Says what an entry is, by these fields.
+    pub(super) said: for<'a> fn(&str, &RawMessage<'a>) -> Result<Said<'a>, Skip>,
+    /// How a text is written into an empty list of parts.
+    pub(super) style: PartStyle,
+    /// Whether a value of another shape is an error, not an unknown field.
+    pub(super) is_strict: bool,
+}
+
+/// Fields of an entry that a format may ask for.
+pub(super) const MAX_FIELDS: usize = 8;
+
+/// Rows of [`FORMATS`], at most.
+pub(super) const MAX_FORMATS: usize = 4;
+
+/// The formats, the first of which is taken for a body without messages; Cohere's first one, whose question is a field of
+/// its own, comes last.
+pub(super) const FORMATS: &[Format] = if ALL {
+    &[CHAT, RESPONSES, GEMINI, COHERE]
+} else {
+    &[CHAT, COHERE]
+};
+
+/// The place of Cohere's first format.
+pub(super) const COHERE_AT: usize = FORMATS.len() - 1;
+
+const CHAT: Format = Format {
+    messages: "messages",
+    system: &["system"],
+    fields: CHAT_FIELDS,
+    said: chat,
+    style: PartStyle::Typed,
+    is_strict: true,
+};
+
+const COHERE: Format = Format {
+    messages: "chat_history",
+    system: &["preamble"],
+    is_strict: false,
+    ..CHAT
+};
+
+const RESPONSES: Format = Format {
+    messages: "input",
+    system: &["instructions"],
+    fields: &[
+        "type",
+        "role",
+        "content",
+        "output",
+        "results",
+        "arguments",
+        "input",
+        "id",
+    ],
+    said: item,
+    style: PartStyle::Input,
+    is_strict: false,
+};
+
+const GEMINI: Format = Format {
+    messages: "contents",
+    system: &["systemInstruction", "system_instruction"],
+    fields: &["role", "parts"],
+    said: content,
+    style: PartStyle::Bare,
+    is_strict: false,
+};
+
+/// Cohere's first API calls the content `message`.
+const CHAT_FIELDS: &[&str] = &["role", "content", "message"];
+
+/// Fields that name what precedes every message of the body, which the body does not hold.
+pub(super) const PRECEDING: [&str; 3] = ["previous_response_id", "conversation", "cachedContent"];
+
+/// Whether the field of that name holds the tools, or the choice among them, inside an object.
+pub(super) fn is_tool_config(name: &str) -> bool {
+    ALL && matches!(name, "toolConfig" | "tool_config")
+}
+
+/// Which of the parameters a field is, if a format has another name for it.
+pub(super) fn parameter(name: &str) -> Option<&'static str> {
+    match name {
+        "text" if ALL => Some("response_format"),
+        "reasoning" if ALL => Some("reasoning_effort"),
+        "toolChoice" | "functionCallingConfig" if ALL => Some("tool_choice"),
+        _ => None,
+    }
+}
+
+/// An entry's fields, as written, if they say anything, and all of it.
+pub(super) struct RawMessage<'a> {
+    pub(super) raw: &'a str,
+    pub(super) fields: [Option<&'a str>; MAX_FIELDS],
+}
+
+/// What an entry is.
+pub(super) struct Said<'a> {
+    pub(super) role: Role,
+    /// As the chain has it.
+    pub(super) role_name: Cow<'a, str>,
+    /// By what the chain knows the message, beside its role; empty if by nothing.
+    pub(super) content: &'a str,
+    pub(super) holds: Holds,
+}
+
+/// What may hold documents in a content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holds {
+    /// Its texts and parts, which this author wrote.
+    Parts(Author),
+    /// Its elements, each of which is a passage that a search found.
+    Passages,
+    /// Nothing: its bytes are never looked into.
+    Nothing,
+}
+
+impl<'a> Said<'a> {
+    /// A message with a role of its own.
+    pub(super) fn message(role_name: Cow<'a, str>, content: Option<&'a str>) -> Self {
+        let role = Role::of(&role_name);
+        let author = match role {
+            Role::Tool => Author::Tool,
+            _ => Author::Other,
+        };
+        Self {
+            role,
+            role_name,
+            content: content.unwrap_or_default(),
+            holds: Holds::Parts(author),
+        }
+    }
+
+    /// What an engine or a tool wrote, of which nothing is touched.
+    fn sealed(role: Role, kind: &'a str, content: &'a str) -> Self {
+        Self {
+            role,
+            role_name: kind.into(),
+            content,
+            holds: Holds::Nothing,
+        }
+    }
+}
+
+/// A chat's message: OpenAI's, Anthropic's, Converse's, Cohere's.
+fn chat<'a>(body: &str, message: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
+    let [role, content, message, ..] = message.fields;
+    let role = text(body, role)?;
+    let role = match role.as_ref() {
+        "USER" => "user".into(),
+        "CHATBOT" => "assistant".into(),
+        _ => role,
+    };
+    Ok(Said::message(role, content.or(message)))
+}
+
+/// An item of Responses' `input`. One of a kind that is not known here is left alone.
+fn item<'a>(body: &str, item: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
+    let [kind, role, content, output, results, arguments, input, id] = item.fields;
+    let kind = kind.and_then(inner).unwrap_or("message");
+    Ok(match kind {
+        // Without a role it is a reference to an item that the server keeps.
+        "message" if role.is_none() => {
+            Said::sealed(Role::Other, "item_reference", id.unwrap_or(item.raw))
+        }
+        "message" => Said::message(text(body, role)?, content),
+        "function_call_output" | "custom_tool_call_output" => Said::message("tool".into(), output),
+        "file_search_call" => Said {
+            role: Role::Tool,
+            role_name: kind.into(),
+            content: results.or(id).unwrap_or_default(),
+            holds: Holds::Passages,
+        },
+        "function_call" => Said::sealed(Role::Assistant, kind, arguments.unwrap_or_default()),
+        "custom_tool_call" => Said::sealed(Role::Assistant, kind, input.unwrap_or_default()),
+        "item_reference" => Said::sealed(Role::Other, kind, id.unwrap_or_default()),
+        "reasoning" => Said::sealed(Role::Assistant, kind, item.raw),
+        _ => Said::sealed(Role::Other, kind, item.raw),
+    })
+}
+
+/// An entry of Gemini's `contents`. Without a role it is the user's.
+fn content<'a>(body: &str, content: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
+    let [role, parts, ..] = content.fields;
+    let role = match role {
+        Some(_) => text(body, role)?,
+        None => "user".into(),
+    };
+    let mut said = Said::message(
+        match role.as_ref() {
+            "model" => "assistant".into(),
+            _ => role,
+        },
+        parts,
+    );
+    // A tool's result is a part, whoever is said to speak.
+    said.holds = Holds::Parts(Author::Other);
+    Ok(said)
+}
+
+/// How a list of parts writes a text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum PartStyle {
+    /// `{"type":"text","text":"…"}`: OpenAI chat, Anthropic, Cohere.
+    #[default]
+    Typed,
+    /// `{"type":"input_text","text":"…"}`: Responses.
+    Input,
+    /// `{"text":"…"}`: Gemini, Converse.
+    Bare,
+}
+
+impl PartStyle {
+    /// How a part of that `type`, as written, has its neighbours written.
+    pub(super) fn of(kind: Option<&str>) -> Self {
+        if !ALL {
+            return Self::Typed;
+        }
+        match kind.and_then(inner) {
+            None => Self::Bare,
+            Some(kind) if kind.starts_with("input_") || kind.starts_with("output_") => Self::Input,
+            Some(_) => Self::Typed,
+        }
+    }
+
+    /// What stands before a text.
+    pub(crate) fn open(self) -> &'static str {
+        match self {
+            Self::Typed => r#"{"type":"text","text":""#,
+            Self::Input => r#"{"type":"input_text","text":""#,
+            Self::Bare => r#"{"text":""#,
+        }
+    }
+
+    /// The same behind another part.
+    pub(crate) fn open_behind(self) -> &'static str {
+        match self {
+            Self::Typed => r#",{"type":"text","text":""#,
+            Self::Input => r#",{"type":"input_text","text":""#,
+            Self::Bare => r#",{"text":""#,
+        }
+    }
+
+    /// Every way.
+    pub(crate) const ALL: [Self; 3] = [Self::Typed, Self::Input, Self::Bare];
+}
+
+/// What Converse's block `document` is called, if it may move: an answer that cites documents counts them.
+pub(super) fn converse_label(document: &str) -> Option<&str> {
+    if !ALL {
+        return None;
+    }
+    let [name, source, citations] = scan::fields(document, ["name", "source", "citations"]).ok()?;
+    source?;
+    let cites = citations
+        .is_some_and(|citations| scan::fields(citations, ["enabled"]) != Ok([Some("false")]));
+    (!cites).then(|| name.and_then(inner).unwrap_or_default())
+}
+
+/// What a passage of `file_search_call.results` is called; `None` if it holds no text. Answers cite files by name or id.
+pub(super) fn passage_label(passage: &str) -> Option<&str> {
+    if !passage.starts_with('{') {
+        return None;
+    }
+    let [text, filename, file_id] = scan::fields(passage, ["text", "filename", "file_id"]).ok()?;
+    text.and_then(inner)?;
+    Some(filename.or(file_id).and_then(inner).unwrap_or_default())
+}
+
+/// The texts of a tool's result that is an object, as written between their quotes, in their order.
+pub(super) fn texts_of_result(object: &str) -> SmallVec<[&str; 3]> {
+    let texts = scan::fields(object, ["result", "output", "content"]).unwrap_or_default();
+    let mut texts: SmallVec<[&str; 3]> = texts.into_iter().flatten().filter_map(inner).collect();
+    sort_by_key(&mut texts, |text| text.as_ptr() as usize);
+    texts
+}
