@@ -39,7 +39,7 @@ impl std::fmt::Debug for FeedConfig {
     }
 }
 
-/// Reads the engines, in their order. Without any given there is one, of which nothing is known.
+/// Reads the engines, in their order. Without any, there is one engine of which nothing is known.
 pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, ConfigError> {
     let Some(value) = value else {
         return Ok(vec![EngineConfig {
