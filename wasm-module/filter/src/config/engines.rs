@@ -84,7 +84,7 @@ pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, Config
 
 fn engine(value: &Value) -> Result<EngineConfig, ConfigError> {
     let known = ["name", "address", "feed", "block_tokens"];
-    // A feed's token may be in it.
+    // The value may hold a feed's token.
     let fields = Fields::secret("engines", value, &known)?;
     let address = fields.given("engines.address").map(address).transpose()?;
     let block_tokens = fields.given("engines.block_tokens").map(|value| {
