@@ -264,6 +264,8 @@ impl House {
                 body_time: Duration::from_secs(60),
                 request_timeout: Duration::from_secs(600),
             },
+            store: None,
+            drop_in: foreword_server::api::drop_in::DropIn::default(),
             kv_keys: None,
             ordering: foreword_ordering::Config::default(),
             retrieval: retrieval::Config {

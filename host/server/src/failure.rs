@@ -5,9 +5,11 @@
 //! | 400 | `invalid_value` | a field, or the body itself, is not what the API takes |
 //! | 400 | `context_length_exceeded` | prompt and answer do not fit |
 //! | 401 | `invalid_api_key` | keys are configured and none of them was sent |
+//! | 404 | `response_not_found` | the response to go on from, or asked for, is not kept |
 //! | 404 | `model_not_found`, `unknown_url` | another model, another path, a path of the internal listener |
 //! | 405 | `method_not_allowed` | the path exists, the method does not |
 //! | 403 | `feed_key_required` | the KV feed, asked for elsewhere than on loopback, and not sealed |
+//! | 403 | `operators_key_required` | the cache is to be emptied, and there is no key to ask for |
 //! | 408 | `body_timeout` | the request's body did not arrive in time, or too slowly |
 //! | 413 | `body_too_large` | the body is over the limit |
 //! | 415 | `unsupported_media_type` | the body is not declared as JSON |
@@ -46,8 +48,8 @@ pub enum Failure {
         /// Tokens that fit.
         limit: u32,
     },
-    /// The request carries no accepted key.
-    #[error("a valid API key is required, as `Authorization: Bearer KEY`")]
+    /// No known key came with the request.
+    #[error("a valid API key is required, as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     Unauthorized,
     /// The request names a model that is not served here.
     #[error("the model `{asked}` does not exist here; this server serves `{served}`")]
@@ -57,7 +59,15 @@ pub enum Failure {
         /// The name served.
         served: String,
     },
-    /// There is no such path.
+    /// No such response is kept for this client.
+    #[error("the response `{id}` is not kept here, or no longer")]
+    UnknownResponse {
+        /// The id sent, clipped.
+        id: String,
+        /// The field that it stood in; `None`: the path.
+        param: Option<&'static str>,
+    },
+    /// No such path.
     #[error("unknown URL: {method} {path}")]
     UnknownUrl {
         /// The request's method.
@@ -76,6 +86,11 @@ pub enum Failure {
     /// The feed would tell anyone who reaches it which documents there are.
     #[error("without a key of its own the feed is served on loopback only: give --feed-key-file")]
     FeedKeyRequired,
+    /// Emptying the cache costs every tenant.
+    #[error(
+        "without keys the cache is emptied on the internal listener alone, and there on loopback: give --kv-key-file or --api-key-file"
+    )]
+    OperatorsKeyRequired,
     /// The path exists, the method does not.
     #[error("{path} does not take {method}; see the `allow` header")]
     Method {
@@ -161,7 +176,32 @@ impl Failure {
         }
     }
 
-    /// Returns the failure of the server itself.
+    /// As it is told where fields of a chat have other names: those at the beginning of the field's, and of the message.
+    #[must_use]
+    pub fn renamed(self, names: &[(&str, &str)]) -> Self {
+        let Self::Invalid {
+            param: Some(param),
+            message,
+        } = self
+        else {
+            return self;
+        };
+        let renamed = |text: String| {
+            let found = names.iter().find_map(|(from, to)| {
+                let rest = text.strip_prefix(from)?;
+                let is_whole =
+                    !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_');
+                is_whole.then(|| format!("{to}{rest}"))
+            });
+            found.unwrap_or(text)
+        };
+        Self::Invalid {
+            param: Some(renamed(param)),
+            message: renamed(message),
+        }
+    }
+
+    /// Our own fault.
     pub fn internal(cause: impl std::fmt::Display) -> Self {
         Self::Internal {
             cause: cause.to_string(),
@@ -215,10 +255,14 @@ impl Failure {
             }
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, REQUEST, "invalid_api_key"),
             Self::UnknownModel { .. } => (StatusCode::NOT_FOUND, REQUEST, "model_not_found"),
+            Self::UnknownResponse { .. } => (StatusCode::NOT_FOUND, REQUEST, "response_not_found"),
             Self::UnknownUrl { .. } | Self::Elsewhere { .. } => {
                 (StatusCode::NOT_FOUND, REQUEST, "unknown_url")
             }
             Self::FeedKeyRequired => (StatusCode::FORBIDDEN, REQUEST, "feed_key_required"),
+            Self::OperatorsKeyRequired => {
+                (StatusCode::FORBIDDEN, REQUEST, "operators_key_required")
+            }
             Self::Method { .. } => (
                 StatusCode::METHOD_NOT_ALLOWED,
                 REQUEST,
@@ -266,6 +310,7 @@ impl Failure {
         let param = match self {
             Self::Invalid { param, .. } => param.as_deref(),
             Self::UnknownModel { .. } => Some("model"),
+            Self::UnknownResponse { param, .. } => *param,
             _ => None,
         };
         json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})
@@ -285,6 +330,7 @@ impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         self.log();
         let mut response = (self.status(), axum::Json(self.body())).into_response();
+        response.extensions_mut().insert(Wording(self.to_string()));
         let headers = response.headers_mut();
         match self {
             Self::QueueFull { retry_after, .. } => {
@@ -306,7 +352,11 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The time in `retry-after` when it is unknown when there will be room.
+/// The public words of the failure that a response tells, for whoever tells it in another API's shape.
+#[derive(Clone, Debug)]
+pub(crate) struct Wording(pub(crate) String);
+
+/// When to come back where nobody can tell when there will be room.
 pub const SOON: Duration = Duration::from_secs(1);
 
 /// Returns the value of `retry-after`: rounded up, at least one.

@@ -56,14 +56,17 @@ impl ApiKeys {
         self.0.len()
     }
 
-    /// Returns whether `headers` carry one of the keys as `Authorization: Bearer KEY`.
+    /// Whether `headers` carry one of the keys, as `Authorization: Bearer KEY` or, in Anthropic's manner, `x-api-key: KEY`.
     pub fn admit(&self, headers: &HeaderMap) -> bool {
         self.holder(headers).is_some()
     }
 
     /// Returns the number of the key that `headers` carry.
     pub fn holder(&self, headers: &HeaderMap) -> Option<usize> {
-        let value = headers.get(header::AUTHORIZATION)?;
+        let Some(value) = headers.get(header::AUTHORIZATION) else {
+            let key = headers.get("x-api-key")?.as_bytes();
+            return self.0.get(key.trim_ascii()).copied();
+        };
         let (scheme, key) = value.as_bytes().split_at_checked(b"bearer ".len())?;
         if !scheme.eq_ignore_ascii_case(b"bearer ") {
             return None;

@@ -29,3 +29,4 @@ pub mod retrieval;
 pub mod serve;
 pub mod spans;
 pub mod tiers;
+pub mod transcripts;

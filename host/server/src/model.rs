@@ -18,6 +18,8 @@ use foreword_engine::text::{
     Cancel, ChatTemplate, Grammars, OPEN_TOOL_CALL, SchemaError, TokenCache, TokenCacheStats,
     Tokenizer,
 };
+use serde_json::Value;
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -36,6 +38,7 @@ pub struct Model {
     eos_tokens: Vec<TokenId>,
     vocabulary: u32,
     max_positions: u32,
+    page_tokens: u32,
     engine: Engine,
 }
 
@@ -117,6 +120,7 @@ impl Model {
             eos_tokens,
             vocabulary: backend.vocabulary(),
             max_positions: backend.max_positions(),
+            page_tokens: backend.page_tokens(),
             engine: start(backend),
         })
     }
@@ -145,7 +149,12 @@ impl Model {
         self.max_positions
     }
 
-    /// Returns its tokenizer.
+    /// Tokens of a page of KV state.
+    pub fn page_tokens(&self) -> u32 {
+        self.page_tokens
+    }
+
+    /// Its tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
@@ -174,6 +183,28 @@ impl Model {
         chat: &Chat,
         placer: &Placer<'_>,
     ) -> Result<(Request, Calls, Option<Wanted>), Failure> {
+        let (prompt, calls, forced) = self.render(chat)?;
+        // The template has written the special tokens that open a prompt.
+        let placed = placer.place(&prompt);
+        let bytes = placed.as_ref().map(Placed::bytes).unwrap_or_default();
+        let (tokens, counts) = self.encode(&prompt, false, &chat.options, &bytes)?;
+        let documents = placed.and_then(|placed| placed.in_tokens(&counts));
+        let mut request = self.request(tokens, "messages", &chat.options, None)?;
+        request.documents = documents;
+        Ok((request, calls, Wanted::of(&chat.options.format).or(forced)))
+    }
+
+    /// The tokens of a chat's prompt. Costs as [`Model::chat_request`].
+    ///
+    /// # Errors
+    /// When the chat does not fit the template.
+    pub fn chat_tokens(&self, chat: &Chat) -> Result<Vec<TokenId>, Failure> {
+        let (prompt, _, _) = self.render(chat)?;
+        Ok(self.encode(&prompt, false, &chat.options, &[])?.0)
+    }
+
+    /// A chat's prompt, where calls will stand in its answer, and the grammar of a call that is forced.
+    fn render(&self, chat: &Chat) -> Result<(String, Calls, Option<Wanted>), Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
                 "messages",
@@ -183,7 +214,7 @@ impl Model {
         let tools = chat.tools.as_ref();
         let mut prompt = template
             .render_with(
-                &chat.messages,
+                &with_known_roles(template, &chat.messages),
                 tools.map(|tools| &tools.shown),
                 chat.documents.as_ref(),
                 chat.template_variables.as_ref(),
@@ -204,14 +235,7 @@ impl Model {
             Some(ToolChoice::Auto) if template.tags_tool_calls() => (Calls::Tagged, None),
             _ => (Calls::None, None),
         };
-        // The template has written the special tokens that open a prompt.
-        let placed = placer.place(&prompt);
-        let bytes = placed.as_ref().map(Placed::bytes).unwrap_or_default();
-        let (tokens, counts) = self.encode(&prompt, false, &chat.options, &bytes)?;
-        let documents = placed.and_then(|placed| placed.in_tokens(&counts));
-        let mut request = self.request(tokens, "messages", &chat.options, None)?;
-        request.documents = documents;
-        Ok((request, calls, Wanted::of(&chat.options.format).or(forced)))
+        Ok((prompt, calls, forced))
     }
 
     /// Returns the engine's request to compute the beginning that all chats with these opening messages share. It
@@ -232,8 +256,9 @@ impl Model {
             Some("user") => "assistant",
             _ => "user",
         };
+        let known = with_known_roles(template, &chat.messages);
         let render = |text: &str| {
-            let mut messages = chat.messages.clone();
+            let mut messages = Value::clone(&known);
             if let Some(messages) = messages.as_array_mut() {
                 messages.push(serde_json::json!({"role": next, "content": text}));
             }
@@ -279,7 +304,39 @@ impl Model {
         )
     }
 
-    /// Returns the tokens of `text`, and how many stand before each of `bytes`.
+    /// The tokens of `text`, with or without the special ones that open a prompt. Costs as [`Model::chat_request`].
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn text_tokens(&self, text: &str, special: bool) -> Result<Vec<TokenId>, Failure> {
+        let tokens = self.tokenizer.encode(text, special);
+        tokens.map_err(Failure::internal)
+    }
+
+    /// The text that `tokens` stand for, special ones by their names.
+    ///
+    /// # Errors
+    /// When there is no such token.
+    pub fn text_of(&self, tokens: &[TokenId]) -> Result<String, Failure> {
+        let bytes: Vec<Vec<u8>> = (tokens.iter().enumerate())
+            .map(|(index, token)| {
+                self.bytes_of(*token).ok_or_else(|| {
+                    let message =
+                        format!("tokens[{index}] is {token}, which is no token of this model");
+                    Failure::invalid("tokens", message)
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(String::from_utf8_lossy(&bytes.concat()).into_owned())
+    }
+
+    /// What a token stands for: maybe a part of a character, or a special token's name.
+    pub fn bytes_of(&self, token: TokenId) -> Option<Vec<u8>> {
+        let special = || self.tokenizer.special_name(token).map(String::into_bytes);
+        self.tokenizer.bytes(token).or_else(special)
+    }
+
+    /// The tokens of `text`, and how many stand before each of `bytes`.
     fn encode(
         &self,
         text: &str,
@@ -376,7 +433,22 @@ impl Model {
     }
 }
 
-fn last_role(messages: &serde_json::Value) -> Option<&str> {
+/// The messages with `system` for `developer`, which is OpenAI's newer name for it, where the template does not know it.
+fn with_known_roles<'m>(template: &ChatTemplate, messages: &'m Value) -> Cow<'m, Value> {
+    let list = messages.as_array().map_or(&[][..], Vec::as_slice);
+    if template.knows_developer() || list.iter().all(|message| message["role"] != "developer") {
+        return Cow::Borrowed(messages);
+    }
+    let mut list = list.to_vec();
+    for message in &mut list {
+        if message["role"] == "developer" {
+            message["role"] = "system".into();
+        }
+    }
+    Cow::Owned(Value::Array(list))
+}
+
+fn last_role(messages: &Value) -> Option<&str> {
     messages.as_array()?.last()?.get("role")?.as_str()
 }
 
@@ -398,8 +470,8 @@ const COMPLETION_TOKENS: u32 = 16;
 pub struct Wanted {
     /// The field of the request that asks for it.
     field: &'static str,
-    /// The schema; `None`: any object.
-    schema: Option<serde_json::Value>,
+    /// `None`: any object.
+    schema: Option<Value>,
 }
 
 impl Wanted {

@@ -1,5 +1,6 @@
 //! A server's life: it listens at once, opens when the model is loaded, and drains when told to stop.
 
+use crate::api::drop_in::DropIn;
 use crate::api::grammars::Room;
 use crate::api::{self, App, Canary, Limits, router};
 use crate::connections::{self, Book, Bounds, Listening};
@@ -11,6 +12,7 @@ use crate::metrics::{Metrics, Numbers};
 use crate::model::Model;
 use crate::retrieval::{self, Retriever};
 use crate::spans::Spans;
+use crate::transcripts::{self, Transcripts};
 use anyhow::Context;
 use foreword_ordering::Config as OrderingConfig;
 use foreword_ordering::feed::FeedKey;
@@ -38,7 +40,11 @@ pub struct Config {
     pub otlp_endpoint: Option<String>,
     /// Bounds of a request.
     pub limits: Limits,
-    /// Keys required under `/v1/kv`; `None`: those of the API, unless the feed has a key itself.
+    /// The engine in whose words routers are answered.
+    pub drop_in: DropIn,
+    /// How many responses are kept for those that go on from them; `None`: none.
+    pub store: Option<transcripts::Bounds>,
+    /// The keys to ask for under `/v1/kv`; `None`: those of the API, unless the feed has a key itself.
     pub kv_keys: Option<ApiKeys>,
     /// Key that seals the feed.
     pub feed_key: Option<FeedKey>,
@@ -101,12 +107,15 @@ impl Server {
             let model = Arc::clone(&model);
             move || {
                 model.get().map(|model| Numbers {
+                    model: model.name().to_owned(),
+                    page_tokens: model.page_tokens(),
                     engine: model.engine().stats(),
                     tokens: model.token_cache_stats(),
                 })
             }
         };
         let gate = Gate::new(config.max_inside);
+        let operators = config.kv_keys.clone().or_else(|| config.keys.clone());
         let access = access(
             config.kv_keys,
             config.keys.as_ref(),
@@ -131,6 +140,13 @@ impl Server {
             retriever: Arc::new(Retriever::new(config.retrieval)),
             spans: config.otlp_endpoint.as_deref().map(Spans::to).transpose()?,
             keys: config.keys,
+            operators,
+            is_internal_exposed: internal_address
+                .is_some_and(|address| !address.ip().is_loopback()),
+            drop_in: config.drop_in,
+            transcripts: config
+                .store
+                .map(|bounds| Arc::new(Transcripts::new(bounds))),
             limits: config.limits,
             preparing: Arc::new(Semaphore::new(cores)),
         });

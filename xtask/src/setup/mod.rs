@@ -7,6 +7,7 @@
 mod apt;
 mod browser;
 mod cargo_tool;
+mod clients;
 mod cyclonedx;
 mod deny;
 mod embedder;
@@ -38,6 +39,7 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     for_demo(workspace)?;
     zmq::install(workspace)?;
     starlette::install(workspace)?;
+    clients::install(workspace)?;
     helm::install(workspace)?;
     pgserver::install(workspace)?;
     for_browser_tests(workspace)?;

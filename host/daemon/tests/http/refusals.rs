@@ -165,7 +165,7 @@ async fn parts_other_than_text_are_refused() {
     );
     assert_eq!(
         message,
-        "messages[0].content[0].type must be \"text\", got \"image_url\""
+        "messages[0].content[0] is an image (\"image_url\"), and this model reads text alone"
     );
 }
 

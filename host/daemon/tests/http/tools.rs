@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 const PATH: &str = "/v1/chat/completions";
 
 /// A template in the manner of Hermes and Qwen.
-const HERMES: &str = "\
+pub(crate) const HERMES: &str = "\
 {%- if tools %}{{ tools | tojson }} Call: <tool_call>…</tool_call>{% endif %}\
 {%- if enable_thinking is defined and not enable_thinking %}/no_think{% endif %}\
 {%- for message in messages %}<|user|>{{ message.content }}{% endfor %}<|assistant|>";

@@ -8,7 +8,8 @@ pub struct StopStrings {
     stops: Vec<String>,
     /// The longest suffix of the text so far that begins a stop string.
     held: String,
-    stopped: bool,
+    /// The stop string that was met.
+    met: Option<usize>,
 }
 
 impl StopStrings {
@@ -18,23 +19,23 @@ impl StopStrings {
         Self {
             stops,
             held: String::new(),
-            stopped: false,
+            met: None,
         }
     }
 
     /// Takes the next piece of text. Returns the text that may be shown now, and whether a stop string was met; after
     /// one, no more text is to be shown. Text that may begin a stop string is held back.
     pub fn push(&mut self, text: &str) -> (String, bool) {
-        if self.stopped {
+        if self.met.is_some() {
             return (String::new(), true);
         }
         let mut text = std::mem::take(&mut self.held) + text;
-        let met = self
-            .stops
-            .iter()
-            .filter_map(|stop| text.find(stop).map(|start| (start + stop.len(), start)));
-        if let Some((_, start)) = met.min() {
-            self.stopped = true;
+        let met = self.stops.iter().enumerate().filter_map(|(index, stop)| {
+            text.find(stop)
+                .map(|start| (start + stop.len(), start, index))
+        });
+        if let Some((_, start, index)) = met.min() {
+            self.met = Some(index);
             text.truncate(start);
             return (text, true);
         }
@@ -46,6 +47,13 @@ impl StopStrings {
             .unwrap_or(0);
         self.held = text.split_off(text.len() - held);
         (text, false)
+    }
+
+    /// Returns the stop string that ended the text, if one did.
+    pub fn met(&self) -> Option<&str> {
+        self.met
+            .and_then(|index| self.stops.get(index))
+            .map(String::as_str)
     }
 
     /// Returns the text that was held back, when the stream ends without a stop string.

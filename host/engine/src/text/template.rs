@@ -34,6 +34,8 @@ pub struct ChatTemplate {
     reads_parts: bool,
     /// Whether the template shows the model tool calls in the format of [`super::ToolCalls`].
     tags_tool_calls: bool,
+    /// Whether the template has a word for the role `developer`.
+    knows_developer: bool,
 }
 
 /// Most instructions in one rendering: some tens of milliseconds. A conversation of a thousand messages takes some tens
@@ -155,6 +157,12 @@ impl ChatTemplate {
         self.tags_tool_calls
     }
 
+    /// Returns whether the template knows the role `developer`: one that does not name it drops its messages, refuses
+    /// them, or writes a role that the model never saw.
+    pub fn knows_developer(&self) -> bool {
+        self.knows_developer
+    }
+
     fn new(templates: Vec<(&'static str, String)>, config: &Json) -> Result<Self, String> {
         let mut environment = Environment::new();
         let mut syntax = SyntaxConfig::builder();
@@ -181,6 +189,9 @@ impl ChatTemplate {
         let tags_tool_calls = templates
             .iter()
             .any(|(_, source)| source.contains(super::OPEN_TOOL_CALL));
+        let knows_developer = templates
+            .iter()
+            .any(|(_, source)| source.contains("developer"));
         for (name, source) in templates {
             if source.len() > MAX_SOURCE {
                 let size = source.len();
@@ -205,6 +216,7 @@ impl ChatTemplate {
             special_tokens,
             reads_parts: false,
             tags_tool_calls,
+            knows_developer,
         };
         template.reads_parts = template.probe();
         Ok(template)

@@ -17,6 +17,8 @@ pub struct Piece {
     pub logprobs: Vec<Scored>,
     /// The reason why the choice ended; `None` while it continues.
     pub end: Option<End>,
+    /// The stop string that ended it, if one did.
+    pub stopped_by: Option<String>,
 }
 
 /// The reason why a choice ended.
@@ -122,6 +124,7 @@ impl<'m> ChoiceStream<'m> {
             parts,
             logprobs,
             end: None,
+            stopped_by: None,
         })
     }
 
@@ -165,6 +168,7 @@ impl<'m> ChoiceStream<'m> {
             parts,
             logprobs,
             end: Some(end),
+            stopped_by: self.stops.met().map(str::to_owned),
         }
     }
 

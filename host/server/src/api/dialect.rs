@@ -1,17 +1,37 @@
-//! The two shapes of OpenAI's answers: chat completions and text completions, whole and in chunks.
+//! The APIs that generate, and two of their shapes: OpenAI's chat completions and text completions, whole and in chunks.
 
 use super::logprobs;
 use crate::answer::{End, Scored, Usage};
+use crate::request::{anthropic, responses};
 use foreword_engine::text::ToolCall;
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Which shape.
+/// Which of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Chat,
     Completion,
+}
+
+/// The API that a request was sent to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Api {
+    OpenAi(Dialect),
+    Responses,
+    Messages,
+}
+
+impl Api {
+    /// The names that a chat's fields have in it, where they are others.
+    pub(super) fn names(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::OpenAi(_) => &[],
+            Self::Responses => responses::NAMES,
+            Self::Messages => anthropic::NAMES,
+        }
+    }
 }
 
 /// What all objects of one answer have in common.

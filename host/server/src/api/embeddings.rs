@@ -14,14 +14,17 @@ pub(super) async fn embed(
     request: Request,
 ) -> Result<Json<Value>, Failure> {
     let Admitted { body, pass, time } = admit(&app, request).await?;
+    let served = app.model.get().map(|model| model.name().to_owned());
     let work = {
         let retriever = Arc::clone(&app.retriever);
         move || {
             let asked = Embeddings::parse(&body)?;
             let embedder = retriever.embedder()?;
-            if let Some(model) = asked.model.filter(|model| model != embedder.name()) {
+            // Clients that know one name for a server ask under that.
+            let name = asked.model.as_deref().unwrap_or(embedder.name());
+            if name != embedder.name() && Some(name) != served.as_deref() {
                 return Err(Failure::UnknownModel {
-                    asked: clip(&model),
+                    asked: clip(name),
                     served: embedder.name().to_owned(),
                 });
             }
@@ -48,7 +51,7 @@ pub(super) async fn embed(
             Ok(json!({
                 "object": "list",
                 "data": data,
-                "model": embedder.name(),
+                "model": name,
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             }))
         }

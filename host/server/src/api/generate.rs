@@ -1,4 +1,5 @@
-//! `POST /v1/chat/completions` and `POST /v1/completions`: from body to answer.
+//! `POST /v1/chat/completions`, `/v1/completions`, `/v1/responses` and `/v1/messages`: from body to answer. They differ in
+//! how a body is read ([`crate::request`]) and how an answer is told ([`super::shape`]); in between there is one path.
 //!
 //! ```text
 //!   read the body ─▶ enter the gate ─▶ parse, render, tokenise ─▶ submit ─▶ deliver whole, or stream
@@ -7,8 +8,11 @@
 //! ```
 
 use super::admit::{Admitted, admit};
-use super::dialect::{Dialect, Envelope, Whole};
+use super::dialect::{Api, Dialect, Envelope};
 use super::job::Job;
+use super::messages::MessagesShape;
+use super::responses::{self, Keep, ResponsesShape};
+use super::shape::{OpenAi, Shape};
 use super::stream::stream;
 use super::{App, RequestId};
 use crate::answer::{Reading, Record, TimeLimit};
@@ -16,15 +20,17 @@ use crate::failure::{Failure, clip};
 use crate::gate::Phase;
 use crate::kv::place::{PATH_HEADER, Placer};
 use crate::model::{Calls, Model, Wanted};
-use crate::request::{Chat, Completion, Delivery, Options, Retrieving};
+use crate::request::{
+    Chat, Completion, Delivery, MessagesRequest, Options, ResponsesRequest, Retrieving,
+};
 use crate::retrieval::pipeline::{Pipeline, Speculation};
 use crate::spans::RequestSpan;
+use crate::transcripts::Owner;
 use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use foreword_engine::engine::{self, SpeculationId};
-use foreword_engine::text::Part;
 use serde_json::Value;
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -34,7 +40,23 @@ pub(super) async fn chat(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, Failure> {
-    generate(&app, Dialect::Chat, id, request).await
+    generate(&app, Api::OpenAi(Dialect::Chat), id, request).await
+}
+
+pub(super) async fn responses(
+    State(app): State<Arc<App>>,
+    Extension(id): Extension<RequestId>,
+    request: Request,
+) -> Result<Response, Failure> {
+    generate(&app, Api::Responses, id, request).await
+}
+
+pub(super) async fn messages(
+    State(app): State<Arc<App>>,
+    Extension(id): Extension<RequestId>,
+    request: Request,
+) -> Result<Response, Failure> {
+    generate(&app, Api::Messages, id, request).await
 }
 
 pub(super) async fn completion(
@@ -42,17 +64,31 @@ pub(super) async fn completion(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, Failure> {
-    generate(&app, Dialect::Completion, id, request).await
+    generate(&app, Api::OpenAi(Dialect::Completion), id, request).await
 }
 
 async fn generate(
     app: &Arc<App>,
-    dialect: Dialect,
+    api: Api,
+    id: RequestId,
+    request: Request,
+) -> Result<Response, Failure> {
+    let answered = answer(app, api, id, request).await;
+    answered.map_err(|failure| failure.renamed(api.names()))
+}
+
+async fn answer(
+    app: &Arc<App>,
+    api: Api,
     id: RequestId,
     request: Request,
 ) -> Result<Response, Failure> {
     let traced = request.extensions().get::<RequestSpan>().cloned();
     let path = request.headers().get(PATH_HEADER).cloned();
+    let key = app
+        .keys
+        .as_ref()
+        .and_then(|keys| keys.holder(request.headers()));
     let Admitted {
         body,
         mut pass,
@@ -60,12 +96,18 @@ async fn generate(
     } = admit(app, request).await?;
     let model = app.model.get().cloned().ok_or(Failure::Loading)?;
     let prepare = async {
-        let chat = match dialect {
-            Dialect::Chat => with_documents(app, &model, body, path, time).await?,
-            Dialect::Completion => WithDocuments::none(body, path),
+        let chat = match api {
+            Api::OpenAi(Dialect::Chat) => with_documents(app, &model, body, path, time).await?,
+            _ => WithDocuments::none(body, path),
         };
-        let (body, path) = (chat.body, chat.path);
-        let mut prepared = prepare(app, Arc::clone(&model), dialect, body, path).await?;
+        let asked = Asked {
+            api,
+            id: id.0,
+            key,
+            body: chat.body,
+            path: chat.path,
+        };
+        let mut prepared = prepare(app, Arc::clone(&model), asked).await?;
         if let Some(wanted) = prepared.grammar.take() {
             let constraint = app.grammars.prepare(Arc::clone(&model), wanted).await?;
             prepared.request.constraint = Some(constraint);
@@ -81,7 +123,8 @@ async fn generate(
         mut request,
         choices,
         reading,
-        delivery,
+        shape,
+        streams,
         grammar: _,
     } = prepared;
     request.deadline = Some(time.deadline().into_std());
@@ -100,7 +143,6 @@ async fn generate(
     let (speculation, guess) = guessed.map_or((None, None), |(id, guess)| (Some(id), guess));
     request.speculation = speculation;
     let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
-    let logprobs = request.top_logprobs.is_some();
     let generation = model.submit(request).inspect_err(|failure| {
         // In a server that serves, an engine that has stopped has died: stop being ready.
         if matches!(failure, Failure::Stopping) {
@@ -111,8 +153,7 @@ async fn generate(
         tokio::spawn(guess.handed_over());
     }
     let job = Job {
-        envelope: Envelope::new(dialect, &id.0, model.name()),
-        logprobs,
+        shape,
         generation,
         record: Record::new(
             Arc::clone(&app.metrics),
@@ -127,9 +168,9 @@ async fn generate(
         time,
         model,
     };
-    let mut response = match delivery {
-        Delivery::Whole => whole(job).await?,
-        Delivery::Stream { include_usage } => stream(job, include_usage),
+    let mut response = match streams {
+        false => whole(job).await?,
+        true => stream(job),
     };
     if let Some(retrieved) = retrieved {
         response
@@ -209,64 +250,140 @@ async fn with_documents(
     }
 }
 
+/// A request's body and what else its preparation needs.
+struct Asked {
+    api: Api,
+    /// The request's id.
+    id: String,
+    /// The number of the API key that it came with.
+    key: Option<usize>,
+    body: Bytes,
+    path: Option<HeaderValue>,
+}
+
 /// What a body asks for.
 struct Prepared {
     request: engine::Request,
     choices: u32,
     reading: Reading,
-    delivery: Delivery,
+    /// How the answer is told, and whether it is streamed.
+    shape: Shape,
+    streams: bool,
     /// Prepared apart, since it may take long.
     grammar: Option<Wanted>,
 }
 
 /// Parses the body and makes the engine's request of it, on a thread that may block. The permit goes with the work:
 /// the number of such threads stays bounded even when clients leave meanwhile.
-async fn prepare(
-    app: &Arc<App>,
-    model: Arc<Model>,
-    dialect: Dialect,
-    body: Bytes,
-    path: Option<HeaderValue>,
-) -> Result<Prepared, Failure> {
-    let permit = Arc::clone(&app.preparing)
-        .acquire_owned()
-        .await
-        .map_err(Failure::internal)?;
-    let app = Arc::clone(app);
-    let work = move || {
-        let _permit = permit;
-        let (request, calls, options, grammar) = match dialect {
-            Dialect::Chat => {
-                let chat = Chat::parse(&body)?;
-                check_model(&model, &chat.options)?;
-                let counts = &app.metrics.placements;
-                let placer = Placer::new(&app.locator, path.as_ref(), &body, counts);
-                let (request, calls, grammar) = model.chat_request(&chat, &placer)?;
-                (request, calls, chat.options, grammar)
+async fn prepare(app: &Arc<App>, model: Arc<Model>, asked: Asked) -> Result<Prepared, Failure> {
+    let work = {
+        let app = Arc::clone(app);
+        move || match asked.api {
+            Api::OpenAi(dialect) => prepare_openai(&app, &model, dialect, &asked),
+            Api::Responses => prepare_response(&app, &model, &asked),
+            Api::Messages => {
+                let chat = MessagesRequest::parse(&asked.body)?.0;
+                let shape = Shape::Messages(MessagesShape::new(model.name()));
+                prepare_chat(&app, &model, &asked, chat, |_| shape)
             }
-            Dialect::Completion => {
-                let completion = Completion::parse(&body)?;
-                check_model(&model, &completion.options)?;
-                let request = model.completion_request(&completion)?;
-                let grammar = Wanted::of(&completion.options.format);
-                (request, Calls::None, completion.options, grammar)
-            }
-        };
-        Ok(Prepared {
-            request,
-            choices: options.choices,
-            reading: Reading {
-                stop: options.stop,
-                continues: dialect == Dialect::Completion,
-                calls,
-            },
-            delivery: options.delivery,
-            grammar,
-        })
+        }
     };
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(Failure::internal)?
+    app.blocking(work).await
+}
+
+fn prepare_openai(
+    app: &App,
+    model: &Model,
+    dialect: Dialect,
+    asked: &Asked,
+) -> Result<Prepared, Failure> {
+    let shape = |options: &Options| {
+        let include_usage = matches!(
+            options.delivery,
+            Delivery::Stream {
+                include_usage: true
+            }
+        );
+        Shape::OpenAi(OpenAi::new(
+            Envelope::new(dialect, &asked.id, model.name()),
+            options.choices as usize,
+            options.top_logprobs.is_some(),
+            include_usage,
+        ))
+    };
+    match dialect {
+        Dialect::Chat => {
+            let chat = Chat::parse(&asked.body)?;
+            prepare_chat(app, model, asked, chat, shape)
+        }
+        Dialect::Completion => {
+            let completion = Completion::parse(&asked.body)?;
+            let options = &completion.options;
+            check_model(model, options)?;
+            Ok(Prepared {
+                request: model.completion_request(&completion)?,
+                choices: options.choices,
+                shape: shape(options),
+                streams: matches!(options.delivery, Delivery::Stream { .. }),
+                grammar: Wanted::of(&options.format),
+                reading: Reading {
+                    stop: completion.options.stop,
+                    continues: true,
+                    calls: Calls::None,
+                },
+            })
+        }
+    }
+}
+
+fn prepare_response(app: &App, model: &Model, asked: &Asked) -> Result<Prepared, Failure> {
+    let mut response = ResponsesRequest::parse(&asked.body)?;
+    let owner = Owner {
+        key: asked.key,
+        salt: response.cache_salt.clone(),
+    };
+    let mut input = match &response.previous {
+        Some(id) => responses::earlier(app, &owner, id)?,
+        None => Vec::new(),
+    };
+    let chat = response.chat(&input)?;
+    input.append(&mut response.input);
+    let transcripts = app.transcripts.clone().filter(|_| response.store);
+    let keep = transcripts.map(|transcripts| Keep {
+        transcripts,
+        owner,
+        input,
+    });
+    let shape = ResponsesShape::new(model.name(), response.told, keep);
+    let shape = Shape::Responses(Box::new(shape));
+    prepare_chat(app, model, asked, chat, |_| shape)
+}
+
+/// Of whatever was read as a chat.
+fn prepare_chat(
+    app: &App,
+    model: &Model,
+    asked: &Asked,
+    chat: Chat,
+    shape: impl FnOnce(&Options) -> Shape,
+) -> Result<Prepared, Failure> {
+    check_model(model, &chat.options)?;
+    let counts = &app.metrics.placements;
+    let placer = Placer::new(&app.locator, asked.path.as_ref(), &asked.body, counts);
+    let (request, calls, grammar) = model.chat_request(&chat, &placer)?;
+    let options = chat.options;
+    Ok(Prepared {
+        request,
+        choices: options.choices,
+        shape: shape(&options),
+        streams: matches!(options.delivery, Delivery::Stream { .. }),
+        grammar,
+        reading: Reading {
+            stop: options.stop,
+            continues: false,
+            calls,
+        },
+    })
 }
 
 pub(super) fn check_model(model: &Model, options: &Options) -> Result<(), Failure> {
@@ -281,25 +398,9 @@ pub(super) fn check_model(model: &Model, options: &Options) -> Result<(), Failur
 
 async fn whole(job: Job) -> Result<Response, Failure> {
     let model = Arc::clone(&job.model);
-    let logprobs = job.logprobs;
-    let (mut answer, envelope) = job.start(&model);
-    let mut choices: Vec<Whole> = Vec::new();
-    choices.resize_with(answer.choices(), || Whole {
-        logprobs: logprobs.then(Vec::new),
-        ..Whole::default()
-    });
+    let (mut answer, mut shape) = job.start(&model);
     while let Some(piece) = answer.next().await? {
-        let choice = &mut choices[piece.choice];
-        for part in piece.parts {
-            match part {
-                Part::Text(text) => choice.text.push_str(&text),
-                Part::Call(call) => choice.calls.push(call),
-            }
-        }
-        if let Some(logprobs) = &mut choice.logprobs {
-            logprobs.extend(piece.logprobs);
-        }
-        choice.end = piece.end;
+        shape.take(piece);
     }
-    Ok(axum::Json(envelope.whole(choices, answer.usage())).into_response())
+    Ok(axum::Json(shape.whole(answer.usage())).into_response())
 }

@@ -1,6 +1,6 @@
 //! What stands between a submitted request and its answer, whole or streamed.
 
-use super::dialect::Envelope;
+use super::shape::Shape;
 use crate::answer::{Answer, Reading, Record, TimeLimit};
 use crate::gate::Pass;
 use crate::model::Model;
@@ -10,9 +10,7 @@ use std::sync::Arc;
 /// A submitted generation with all that its answer needs.
 pub(super) struct Job {
     pub(super) model: Arc<Model>,
-    pub(super) envelope: Envelope,
-    /// Whether log-probabilities were asked for.
-    pub(super) logprobs: bool,
+    pub(super) shape: Shape,
     pub(super) generation: Generation,
     /// The other choices.
     pub(super) waiting: Vec<Request>,
@@ -23,8 +21,8 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// The answer, and the envelope that it goes in.
-    pub(super) fn start(self, model: &Model) -> (Answer<'_>, Envelope) {
+    /// The answer, and the shape that it takes.
+    pub(super) fn start(self, model: &Model) -> (Answer<'_>, Shape) {
         let answer = Answer::new(
             model,
             self.generation,
@@ -34,6 +32,6 @@ impl Job {
             self.time,
             self.record,
         );
-        (answer, self.envelope)
+        (answer, self.shape)
     }
 }

@@ -3,8 +3,14 @@
 //! | route | methods | key needed |
 //! | --- | --- | --- |
 //! | `/v1/chat/completions`, `/v1/completions` | POST | yes |
+//! | `/v1/responses`, `/v1/responses/{id}/cancel` | POST | yes |
+//! | `/v1/responses/{id}` | GET, DELETE | yes |
+//! | `/v1/responses/{id}/input_items` | GET | yes |
+//! | `/v1/messages`, `/v1/messages/count_tokens` | POST | yes |
+//! | `/v1/chat/completions/render`, `/v1/responses/render`, `/v1/completions/render`, `/tokenize`, `/detokenize` | POST | yes |
 //! | `/v1/embeddings`, `/v1/retrieve`, `/v1/prefill` | POST | yes |
 //! | `/v1/models`, `/v1/models/{id}` | GET | yes |
+//! | what routers ask of an engine, see [`drop_in`] | | see there |
 //!
 //! and on the internal listener, for whoever runs the server and not for its clients:
 //!
@@ -20,20 +26,26 @@
 mod admit;
 pub(crate) mod body;
 mod dialect;
+pub mod drop_in;
 mod embeddings;
 mod generate;
 pub mod grammars;
 mod job;
 mod logprobs;
+mod messages;
 mod models;
 mod prefill;
 mod probes;
 pub(crate) mod refusals;
+mod responses;
 mod retrieve;
+mod shape;
 mod stream;
+mod tokens;
 
 pub use probes::{Canary, EXHAUSTED_AFTER};
 
+use self::drop_in::{DropIn, Operators};
 use crate::connections::Book;
 use crate::gate::Gate;
 use crate::keys::ApiKeys;
@@ -43,10 +55,11 @@ use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::retrieval::Retriever;
 use crate::spans::Spans;
+use crate::transcripts::Transcripts;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
 use foreword_ordering::path::Locator;
@@ -69,6 +82,14 @@ pub struct App {
     pub spans: Option<Spans>,
     /// The keys to ask for under `/v1`; `None`: nobody is asked.
     pub keys: Option<ApiKeys>,
+    /// The keys of whoever runs the server; `None`: there are none.
+    pub operators: Option<ApiKeys>,
+    /// Whether others than this machine reach the internal listener.
+    pub is_internal_exposed: bool,
+    /// The engine in whose words routers are answered.
+    pub drop_in: DropIn,
+    /// Responses for those that go on from them; `None`: none are kept.
+    pub transcripts: Option<Arc<Transcripts>>,
     /// Bounds of a request.
     pub limits: Limits,
     /// The feed of what the engine's cache holds.
@@ -103,26 +124,61 @@ pub fn router(app: Arc<App>) -> Router {
     let router = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completion))
+        .route("/v1/responses", post(generate::responses))
+        .route(
+            "/v1/responses/{id}",
+            get(responses::show).delete(responses::forget),
+        )
+        .route(
+            "/v1/responses/{id}/input_items",
+            get(responses::input_items),
+        )
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/messages", post(generate::messages))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/v1/chat/completions/render", post(tokens::render_chat))
+        .route("/v1/responses/render", post(tokens::render_response))
+        .route("/v1/completions/render", post(tokens::render_completion))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
         .route("/v1/embeddings", post(embeddings::embed))
         .route("/v1/retrieve", post(retrieve::retrieve))
         .route("/v1/prefill", post(prefill::prefill))
         .route("/v1/models", get(models::list))
         // A wildcard: names such as `organisation/model` have slashes.
         .route("/v1/models/{*id}", get(models::show))
+        .merge(drop_in::told())
         .method_not_allowed_fallback(refusals::method_not_allowed)
         .route_layer(from_fn_with_state(app.keys.clone(), refusals::authorize));
+    // Without a key, whoever sends a chat could empty the cache of all.
+    let operators = match app.operators.clone() {
+        Some(keys) => Operators::Keys(keys),
+        None => Operators::Nobody,
+    };
+    let router = router
+        .merge(drop_in::open())
+        .merge(drop_in::flushing(operators));
     refusals::of_clients(router)
         .layer(from_fn_with_state(Arc::clone(&app), observe))
+        .layer(from_fn(messages::in_anthropics_words))
         .with_state(app)
 }
 
 /// The routes of the internal listener.
 pub fn internal(app: Arc<App>) -> Router {
     let feed = kv::http::router(Arc::clone(&app.readers));
+    let operators = match app.operators.clone() {
+        Some(keys) => Operators::Keys(keys),
+        None if app.is_internal_exposed => Operators::Nobody,
+        None => Operators::Everybody,
+    };
     Router::new()
         .route("/healthz", get(probes::healthz))
         .route("/readyz", get(probes::readyz))
         .route("/metrics", get(probes::metrics))
+        .merge(drop_in::open())
+        .merge(drop_in::told())
+        .merge(drop_in::flushing(operators))
         .merge(feed.with_state(()))
         .method_not_allowed_fallback(refusals::method_not_allowed)
         .fallback(refusals::unknown_url)

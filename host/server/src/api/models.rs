@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
     let model = app.model.get().ok_or(Failure::Loading)?;
-    Ok(Json(json!({"object": "list", "data": [describe(model)]})))
+    Ok(Json(
+        json!({"object": "list", "data": [describe(&app, model)]}),
+    ))
 }
 
 pub(super) async fn show(
@@ -24,16 +26,19 @@ pub(super) async fn show(
             served: model.name().to_owned(),
         });
     }
-    Ok(Json(describe(model)))
+    Ok(Json(describe(&app, model)))
 }
 
-/// OpenAI's model object, with vLLM's `max_model_len`.
-fn describe(model: &Model) -> Value {
+/// OpenAI's model object, with what routers read of an engine's: `max_model_len`, `root`, and by `owned_by` whose words
+/// it speaks.
+fn describe(app: &App, model: &Model) -> Value {
     json!({
         "id": model.name(),
         "object": "model",
         "created": model.created_s(),
-        "owned_by": "foreword",
+        "owned_by": app.drop_in.name(),
+        "root": model.name(),
+        "parent": null,
         "max_model_len": model.max_positions(),
     })
 }

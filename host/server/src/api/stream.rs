@@ -9,7 +9,8 @@
 //!   data: [DONE]
 //! ```
 //!
-//! Several choices come interleaved, each under its `index`. A failure after the stream has begun is an event with OpenAI's error object, and no `[DONE]`.
+//! That is a chat's; what a response and a message send is in [`super::responses`] and [`super::messages`]. Several choices come interleaved, each under its
+//! `index`. A failure after the stream has begun is an event with the error in the API's own words, and no last event.
 //!
 //! One task makes the events of one stream, so that its deadline holds even while the client does not read. It ends
 //! when the stream is dropped; it holds the request's [`Pass`](crate::gate::Pass), so whoever waits for the gate to be
@@ -21,23 +22,21 @@ use crate::failure::Failure;
 use axum::http::{HeaderValue, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use foreword_engine::text::Part;
 use futures_util::stream;
-use serde_json::Value;
 use std::convert::Infallible;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
 /// The response that streams `job`'s answer.
-pub(super) fn stream(job: Job, include_usage: bool) -> Response {
+pub(super) fn stream(job: Job) -> Response {
     let (sender, mut receiver) = mpsc::channel(EVENTS);
     tokio::spawn(
         async move {
             tokio::select! {
                 biased;
                 () = sender.closed() => {}
-                () = send_answer(job, include_usage, &sender) => {}
+                () = send_answer(job, &sender) => {}
             }
         }
         .in_current_span(),
@@ -61,56 +60,28 @@ pub(super) fn stream(job: Job, include_usage: bool) -> Response {
     response
 }
 
-async fn send_answer(job: Job, include_usage: bool, sender: &mpsc::Sender<Event>) {
+async fn send_answer(job: Job, sender: &mpsc::Sender<Event>) {
     let model = Arc::clone(&job.model);
-    let logprobs = job.logprobs;
-    let (mut answer, envelope) = job.start(&model);
-    // OpenAI's chunks carry an empty usage where the last one will carry a full one.
-    let dress = |mut chunk: Value| {
-        if include_usage && let Some(chunk) = chunk.as_object_mut() {
-            chunk.entry("usage").or_insert(Value::Null);
-        }
-        Event::default().data(chunk.to_string())
-    };
+    let (mut answer, mut shape) = job.start(&model);
     let outcome: Result<(), Failure> = async {
-        let mut opened = vec![false; answer.choices()];
-        let mut calls = vec![0; answer.choices()];
+        for event in shape.opening() {
+            send(sender, event, &mut answer).await?;
+        }
         while let Some(piece) = answer.next().await? {
-            let index = piece.choice;
-            let mut chunks = Vec::new();
-            if !std::mem::replace(&mut opened[index], true) {
-                chunks.extend(envelope.opening(index));
-            }
-            // A piece's tokens go with the first chunk of it.
-            let mut tokens = Some(&*piece.logprobs).filter(|_| logprobs);
-            for part in &piece.parts {
-                chunks.push(match part {
-                    Part::Text(text) => envelope.text(index, text, tokens),
-                    Part::Call(call) => {
-                        calls[index] += 1;
-                        envelope.call(index, calls[index] - 1, call, tokens)
-                    }
-                });
-                tokens = tokens.map(|_| &[][..]);
-            }
-            if tokens.is_some_and(|tokens| !tokens.is_empty()) {
-                chunks.push(envelope.text(index, "", tokens));
-            }
-            chunks.extend(piece.end.map(|end| envelope.end(index, end)));
-            for chunk in chunks {
-                send(sender, dress(chunk), &mut answer).await?;
+            for event in shape.piece(piece, answer.usage()) {
+                send(sender, event, &mut answer).await?;
             }
         }
-        if include_usage {
-            send(sender, dress(envelope.usage(answer.usage())), &mut answer).await?;
+        for event in shape.finish(answer.usage()) {
+            send(sender, event, &mut answer).await?;
         }
-        send(sender, Event::default().data("[DONE]"), &mut answer).await
+        Ok(())
     }
     .await;
     if let Err(failure) = outcome {
         failure.log();
-        // A client that has stopped reading leaves no room for this; it sees the stream end without `[DONE]`.
-        let _ = sender.try_send(Event::default().data(failure.body().to_string()));
+        // A client that has stopped reading leaves no room for this; it sees the stream end without its last event.
+        let _ = sender.try_send(shape.failure(&failure, answer.usage()));
     }
 }
 

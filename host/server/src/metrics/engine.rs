@@ -11,7 +11,11 @@ use std::fmt;
 
 /// The engine's counters.
 pub struct Numbers {
-    /// Counters of requests, pages and steps.
+    /// The model's name.
+    pub model: String,
+    /// Tokens of a page.
+    pub page_tokens: u32,
+    /// Of requests, pages and steps.
     pub engine: Stats,
     /// Counters of the texts of its prompts.
     pub tokens: TokenCacheStats,
@@ -31,6 +35,7 @@ impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for Scraped<F
         let Some(Numbers {
             engine: stats,
             tokens,
+            ..
         }) = (self.0)()
         else {
             return Ok(());
@@ -63,6 +68,58 @@ impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for Scraped<F
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
         }
         Ok(())
+    }
+}
+
+/// Tells in vLLM's words what routers and autoscalers read of vLLM: how many requests run and wait, how full the pages
+/// are, and how many there are. `engine` is vLLM's rank; there is one here.
+pub(super) struct InVllmsWords<F>(pub(super) F);
+
+impl<F> fmt::Debug for InVllmsWords<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("InVllmsWords")
+    }
+}
+
+impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for InVllmsWords<F> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(numbers) = (self.0)() else {
+            return Ok(());
+        };
+        let stats = &numbers.engine;
+        let labels = [("model_name", numbers.model.as_str()), ("engine", "0")];
+        let used = f64::from(stats.pages_in_use) / f64::from(stats.pages.max(1));
+        for (name, help, value) in [
+            (
+                "vllm:num_requests_running",
+                "Requests running in the engine",
+                f64::from(stats.running),
+            ),
+            (
+                "vllm:num_requests_waiting",
+                "Requests waiting in the engine",
+                f64::from(stats.waiting),
+            ),
+            (
+                "vllm:kv_cache_usage_perc",
+                "Part of the pages held by running requests, 1 for all",
+                used,
+            ),
+        ] {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+        }
+        let (page, pages) = (numbers.page_tokens.to_string(), stats.pages.to_string());
+        let labels = [
+            ("block_size", page.as_str()),
+            ("num_gpu_blocks", pages.as_str()),
+            ("enable_prefix_caching", "True"),
+            ("engine", "0"),
+        ];
+        let help = "Pages of KV state: tokens of each, and how many there are";
+        let mut family =
+            encoder.encode_descriptor("vllm:cache_config_info", help, None, MetricType::Gauge)?;
+        ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)
     }
 }
 

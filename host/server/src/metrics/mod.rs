@@ -30,6 +30,13 @@
 //! | `foreword_pages`, `foreword_pages_in_use`, `foreword_pages_cached` | gauge | |
 //! | `foreword_host_pages`, `foreword_host_pages_cached` | gauge | |
 //!
+//! and in vLLM's words, for routers and autoscalers that know no others:
+//!
+//! | name | kind | labels |
+//! | --- | --- | --- |
+//! | `vllm:num_requests_running`, `vllm:num_requests_waiting`, `vllm:kv_cache_usage_perc` | gauge | `model_name`, `engine` (`0`) |
+//! | `vllm:cache_config_info` | gauge, 1 | `block_size`, `num_gpu_blocks`, `enable_prefix_caching`, `engine` |
+//!
 //! The engine's own numbers are read on each scrape; before the model is loaded they are absent.
 
 mod counts;
@@ -41,7 +48,7 @@ pub use engine::Numbers;
 
 use crate::connections;
 use axum::http::StatusCode;
-use engine::Scraped;
+use engine::{InVllmsWords, Scraped};
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
@@ -108,18 +115,19 @@ impl GenerationOutcome {
 }
 
 impl Metrics {
-    /// Returns metrics that export the engine's `numbers` once there are any.
-    pub fn new(numbers: impl Fn() -> Option<Numbers> + Send + Sync + 'static) -> Self {
-        let mut registry = Registry::with_prefix("foreword");
-        let http = Responses::registered(&mut registry);
-        let connections = connections::Counts::registered(&mut registry);
+    /// Metrics that tell the engine's `numbers` once there are any.
+    pub fn new(numbers: impl Fn() -> Option<Numbers> + Clone + Send + Sync + 'static) -> Self {
+        let mut root = Registry::default();
+        let registry = root.sub_registry_with_prefix("foreword");
+        let http = Responses::registered(registry);
+        let connections = connections::Counts::registered(registry);
         let help = "Generations by how they ended";
-        let generations = Outcomes::registered(&mut registry, "generations", help);
-        let placements = Placements::registered(&mut registry);
+        let generations = Outcomes::registered(registry, "generations", help);
+        let placements = Placements::registered(registry);
         let help = "Grammars for answers by what became of them";
-        let grammars = Outcomes::registered(&mut registry, "grammars", help);
+        let grammars = Outcomes::registered(registry, "grammars", help);
         let help = "Searches for documents by what became of them";
-        let retrievals = Outcomes::registered(&mut registry, "retrievals", help);
+        let retrievals = Outcomes::registered(registry, "retrievals", help);
         let retrieval_seconds = {
             // The buckets reach from 100 µs to 13 s.
             let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
@@ -171,9 +179,10 @@ impl Metrics {
             request_seconds: seconds("request_seconds", "From arrival to the end of the answer"),
             registry: Registry::default(),
         };
-        registry.register_collector(Box::new(Scraped(numbers)));
+        registry.register_collector(Box::new(Scraped(numbers.clone())));
+        root.register_collector(Box::new(InVllmsWords(numbers)));
         Self {
-            registry,
+            registry: root,
             ..metrics
         }
     }

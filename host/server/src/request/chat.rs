@@ -1,6 +1,7 @@
 //! `POST /v1/chat/completions`: the fields of a chat request.
 
-use super::fields::{Fields, show, take_objects, wrong_type};
+use super::fields::{Fields, take_objects, wrong_type};
+use super::parts::not_text;
 use super::{Format, Options, ToolChoice, Tools};
 use crate::failure::Failure;
 use serde_json::{Map, Value};
@@ -27,7 +28,10 @@ impl Chat {
     /// # Errors
     /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
-        let mut fields = Fields::parse(body)?;
+        Self::take(Fields::parse(body)?)
+    }
+
+    pub(super) fn take(mut fields: Fields) -> Result<Self, Failure> {
         let top_logprobs = take_logprobs(&mut fields)?;
         let chat = Self {
             messages: take_messages(&mut fields)?,
@@ -133,12 +137,8 @@ fn check_parts(at: &str, parts: &[Value]) -> Result<(), Failure> {
                 return Err(Failure::invalid(&*at, format!("{at} must be a string")));
             }
             _ => {
-                let found = part.get("type").map_or_else(|| "none".to_owned(), show);
-                let at = format!("{at}[{index}].type");
-                return Err(Failure::invalid(
-                    &*at,
-                    format!("{at} must be \"text\", got {found}"),
-                ));
+                let kind = part.get("type").unwrap_or(&Value::Null);
+                return Err(not_text(&format!("{at}[{index}]"), kind));
             }
         }
     }

@@ -30,7 +30,10 @@ impl Completion {
     /// # Errors
     /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
-        let mut fields = Fields::parse(body)?;
+        Self::take(Fields::parse(body)?)
+    }
+
+    pub(super) fn take(mut fields: Fields) -> Result<Self, Failure> {
         let prompt = match fields.take("prompt") {
             Some(value) => check_prompt(value)?,
             None => return Err(Failure::invalid("prompt", "prompt is missing")),
@@ -69,7 +72,7 @@ fn check_prompt(value: Value) -> Result<Prompt, Failure> {
     }
 }
 
-fn check_tokens(at: &str, values: &[Value]) -> Result<Prompt, Failure> {
+pub(super) fn check_tokens(at: &str, values: &[Value]) -> Result<Prompt, Failure> {
     let check = |(index, value): (usize, &Value)| {
         let token = value
             .as_u64()

@@ -40,6 +40,16 @@ impl Fields {
         Self(fields)
     }
 
+    /// What was not taken.
+    pub(super) fn rest(self) -> Map<String, Value> {
+        self.0
+    }
+
+    /// A field that stays.
+    pub(super) fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
     pub(super) fn take(&mut self, name: &str) -> Option<Value> {
         self.0
             .get_mut(name)

@@ -8,21 +8,28 @@
 //!   nothing, because an answer that silently ignores them would be a wrong answer;
 //! - unknown: ignored, as every OpenAI-compatible server does (`user`, `metadata`, …).
 
+pub mod anthropic;
 mod chat;
 mod completion;
 mod embeddings;
 mod fields;
 mod format;
 mod options;
+mod parts;
 mod prompt;
+pub mod responses;
 mod retrieve;
+mod tokens;
 mod tools;
 
+pub use anthropic::MessagesRequest;
 pub use chat::Chat;
 pub use completion::{Completion, Prompt};
 pub use embeddings::{Embeddings, Encoding};
 pub use format::Format;
 pub use options::{Delivery, Options};
 pub use prompt::ChatPrompt;
+pub use responses::ResponsesRequest;
 pub use retrieve::{Retrieve, Retrieving, SearchQuery};
+pub use tokens::{Detokenize, Tokenize, Tokenized, completions_to_render};
 pub use tools::{ToolChoice, Tools};

@@ -3,6 +3,7 @@
 mod cache;
 mod retrieval;
 mod scheduling;
+mod store;
 
 use super::device;
 use super::listener;
@@ -12,6 +13,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, ValueEnum};
 use foreword_engine::engine::{EngineConfig, Health};
 use foreword_server::api::Limits;
+use foreword_server::api::drop_in::DropIn;
 use foreword_server::gate::Phase;
 use foreword_server::keys::ApiKeys;
 use foreword_server::kv::publisher;
@@ -55,6 +57,8 @@ pub(crate) struct Arguments {
     /// Documents that the host finds (`retrieval`) are ordered by it too
     #[arg(help_heading = DOCUMENTS, long, value_name = "FILE")]
     ordering: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Responses that are kept")]
+    store: store::Arguments,
     #[command(flatten, next_help_heading = DOCUMENTS)]
     retrieval: retrieval::Arguments,
     /// Largest body of a request, in bytes; larger ones are refused with 413
@@ -79,7 +83,10 @@ pub(crate) struct Arguments {
     /// Collector of OpenTelemetry spans, such as http://localhost:4318; without it there are no spans
     #[arg(help_heading = LIMITS, long, value_name = "URL")]
     otlp_endpoint: Option<String>,
-    /// Address for vLLM's KV events over ZeroMQ, such as tcp://*:5557; subscribers can read prompts as token ids
+    /// Engine in whose words routers are answered where engines differ: `owned_by` of /v1/models, and /get_load
+    #[arg(help_heading = EVENTS, long, value_enum, value_name = "ENGINE", default_value_t = Replaced::Vllm)]
+    drop_in: Replaced,
+    /// Address for vLLM's KV events over ZeroMQ, tcp://*:5557, say; whoever connects reads prompts as token ids
     #[arg(help_heading = EVENTS, long, value_name = "ENDPOINT", value_parser = endpoint)]
     kv_events_endpoint: Option<SocketAddr>,
     /// Address where subscribers get KV events that they missed
@@ -104,12 +111,19 @@ const KEYS: &str = "Keys";
 
 const CONNECTIONS: &str = "The internal listener, and connections";
 
-const EVENTS: &str = "KV events in vLLM's words";
+const EVENTS: &str = "In other engines' words";
 
 #[derive(Clone, Copy, ValueEnum)]
 enum KvEncoding {
     Map,
     Array,
+}
+
+/// The engine that a host stands in for.
+#[derive(Clone, Copy, ValueEnum)]
+enum Replaced {
+    Vllm,
+    Sglang,
 }
 
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
@@ -172,6 +186,11 @@ fn server_config(arguments: &Arguments) -> anyhow::Result<Config> {
             max_body_bytes: arguments.max_body_bytes,
             body_time: arguments.listener.body_time(),
             request_timeout: Duration::from_secs(arguments.request_timeout_s),
+        },
+        store: arguments.store.bounds(),
+        drop_in: match arguments.drop_in {
+            Replaced::Vllm => DropIn::Vllm,
+            Replaced::Sglang => DropIn::Sglang,
         },
         kv_keys: arguments
             .kv_key_file

@@ -182,6 +182,10 @@ impl Reply {
                 Some(rest) => rest.split_once('\n').expect("more than an id").1,
                 None => &chunk,
             };
+            let event = match event.strip_prefix("event: ") {
+                Some(rest) => rest.split_once('\n').expect("more than a name").1,
+                None => event,
+            };
             let data = event
                 .strip_prefix("data: ")
                 .and_then(|rest| rest.strip_suffix("\n\n"));

@@ -8,12 +8,14 @@ pub(crate) mod process;
 use foreword_engine::engine::{EngineConfig, Stats};
 use foreword_ordering::feed::FeedKey;
 use foreword_server::api::Limits;
+use foreword_server::api::drop_in::DropIn;
 use foreword_server::connections::Bounds;
 use foreword_server::keys::ApiKeys;
 use foreword_server::kv::publisher;
 use foreword_server::model::Model;
 use foreword_server::retrieval;
 use foreword_server::serve::{Config, Server};
+use foreword_server::transcripts;
 use parrot::{Parrot, Steps};
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -29,6 +31,8 @@ pub(crate) struct Options {
     pub(crate) max_running: u32,
     pub(crate) keys: Option<ApiKeys>,
     pub(crate) otlp_endpoint: Option<String>,
+    pub(crate) store: Option<transcripts::Bounds>,
+    pub(crate) drop_in: DropIn,
     pub(crate) kv_keys: Option<ApiKeys>,
     pub(crate) feed_key: Option<FeedKey>,
     pub(crate) internal: Option<SocketAddr>,
@@ -50,6 +54,8 @@ impl Default for Options {
             max_running: 8,
             keys: None,
             otlp_endpoint: None,
+            store: None,
+            drop_in: DropIn::default(),
             kv_keys: None,
             feed_key: None,
             internal: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
@@ -150,6 +156,8 @@ pub(crate) async fn loading(options: Options) -> Server {
             body_time: options.body_time,
             request_timeout: options.request_timeout,
         },
+        store: options.store,
+        drop_in: options.drop_in,
         kv_keys: options.kv_keys,
         ordering: foreword_ordering::Config::default(),
         retrieval: options.retrieval,

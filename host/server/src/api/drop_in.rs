@@ -1,0 +1,257 @@
+//! What routers and their kind ask of an engine: whether it is well, what it serves, how busy it is. With these, a host
+//! stands where vLLM or SGLang stood.
+//!
+//! | route | who asks | key |
+//! | --- | --- | --- |
+//! | `/health`, `/health_generate`, `/ping`, `/version`, `/is_sleeping` | every router, at its start and then every minute | none |
+//! | `/server_info`, `/get_server_info`, `/model_info`, `/get_model_info` | sglang-router, vllm-router, smg | the API's |
+//! | `/load`, `/get_load`, `/v1/loads` | power of two choices, smg's monitor | the API's |
+//! | `POST /reset_prefix_cache`, `/flush_cache` | whoever runs the server | the operator's |
+//!
+//! The clients' listener has all of them, since a router knows an engine by one address. They tell of the server and of
+//! counts over everybody; what tells of a tenant's documents is on the internal listener alone, and so is `/metrics`. The
+//! internal listener has them too, and asks for the operator's key alone.
+
+use super::{App, probes};
+use crate::failure::Failure;
+use crate::gate::Phase;
+use crate::keys::ApiKeys;
+use crate::model::Model;
+use axum::Json;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use foreword_engine::engine::Health;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The engine in whose words routers are answered, where engines differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DropIn {
+    /// `owned_by` is `vllm`, and `/get_load` an object with `load`.
+    #[default]
+    Vllm,
+    /// `owned_by` is `sglang`, and `/get_load` a list with `num_tokens`.
+    Sglang,
+}
+
+impl DropIn {
+    /// As `/v1/models` has it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+        }
+    }
+}
+
+/// Who may empty the cache, which costs every tenant.
+pub(super) enum Operators {
+    /// Whoever holds one of these keys.
+    Keys(ApiKeys),
+    /// Everybody who reaches the listener.
+    Everybody,
+    /// Nobody: there is no key to ask for, and others than the operator reach the listener.
+    Nobody,
+}
+
+/// The routes that need no key.
+pub(super) fn open() -> Router<Arc<App>> {
+    Router::new()
+        .route("/health", get(health))
+        .route("/health_generate", get(health))
+        .route("/ping", get(health).post(health))
+        .route("/version", get(version))
+        .route("/is_sleeping", get(is_sleeping))
+}
+
+/// The routes that tell of the server and its load.
+pub(super) fn told() -> Router<Arc<App>> {
+    Router::new()
+        .route("/server_info", get(server_info))
+        .route("/get_server_info", get(server_info))
+        .route("/model_info", get(model_info))
+        .route("/get_model_info", get(model_info))
+        .route("/load", get(load))
+        .route("/get_load", get(get_load))
+        .route("/v1/loads", get(loads))
+}
+
+/// The routes that empty the cache, for `operators`.
+pub(super) fn flushing(operators: Operators) -> Router<Arc<App>> {
+    Router::new()
+        .route("/reset_prefix_cache", post(flush))
+        .route("/flush_cache", post(flush).get(flush))
+        .route_layer(from_fn_with_state(Arc::new(operators), ask_operators))
+}
+
+async fn ask_operators(
+    State(operators): State<Arc<Operators>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Failure> {
+    match &*operators {
+        Operators::Keys(keys) if keys.admit(request.headers()) => {}
+        Operators::Keys(_) => return Err(Failure::Unauthorized),
+        Operators::Everybody => {}
+        Operators::Nobody => return Err(Failure::OperatorsKeyRequired),
+    }
+    Ok(next.run(request).await)
+}
+
+/// Whether requests may be sent here: as `/readyz`, and while the engine has not ended by itself.
+async fn health(State(app): State<Arc<App>>) -> Response {
+    let ended = app
+        .model
+        .get()
+        .is_some_and(|model| matches!(model.engine().health(), Health::Ended { .. }));
+    if ended && app.gate.phase() <= Phase::Open {
+        let failed = Json(json!({"status": "failed"}));
+        return (StatusCode::SERVICE_UNAVAILABLE, failed).into_response();
+    }
+    probes::readyz(State(app)).await.into_response()
+}
+
+async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// Never: but a router that was told of an engine's sleep asks.
+async fn is_sleeping() -> Json<Value> {
+    Json(json!({"is_sleeping": false}))
+}
+
+/// What both engines tell, in the words of both: nothing of the machine's files is in it.
+async fn server_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+    let model = app.model.get().ok_or(Failure::Loading)?;
+    let load = Load::of(model);
+    Ok(Json(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "model_path": model.name(),
+        "served_model_name": model.name(),
+        "context_length": model.max_positions(),
+        "page_size": model.page_tokens(),
+        "max_total_num_tokens": load.all_tokens,
+        "tp_size": 1,
+        "dp_size": 1,
+        "vllm_config": {
+            "model_config": {
+                "model": model.name(),
+                "served_model_name": model.name(),
+                "max_model_len": model.max_positions(),
+            },
+            "cache_config": {
+                "block_size": model.page_tokens(),
+                "num_gpu_blocks": model.engine().stats().pages,
+                "enable_prefix_caching": true,
+            },
+            "parallel_config": {"tensor_parallel_size": 1, "data_parallel_size": 1},
+        },
+    })))
+}
+
+async fn model_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+    let model = app.model.get().ok_or(Failure::Loading)?;
+    Ok(Json(json!({
+        "model_path": model.name(),
+        "served_model_name": model.name(),
+        "is_generation": true,
+        "max_model_len": model.max_positions(),
+        "max_context_length": model.max_positions(),
+    })))
+}
+
+/// How busy the engine is.
+struct Load {
+    running: u32,
+    waiting: u32,
+    /// Tokens that requests hold room for, and that there is room for in all.
+    held_tokens: u64,
+    all_tokens: u64,
+}
+
+impl Load {
+    fn of(model: &Model) -> Self {
+        let stats = model.engine().stats();
+        let tokens = |pages| u64::from(pages) * u64::from(model.page_tokens());
+        Self {
+            running: stats.running,
+            waiting: stats.waiting,
+            held_tokens: tokens(stats.pages_in_use),
+            all_tokens: tokens(stats.pages),
+        }
+    }
+
+    fn requests(&self) -> u64 {
+        u64::from(self.running) + u64::from(self.waiting)
+    }
+
+    /// The part of the room that is held.
+    fn usage(&self) -> f64 {
+        self.held_tokens as f64 / self.all_tokens.max(1) as f64
+    }
+}
+
+async fn load(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+    let model = app.model.get().ok_or(Failure::Loading)?;
+    Ok(Json(json!({"server_load": Load::of(model).requests()})))
+}
+
+async fn get_load(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+    let model = app.model.get().ok_or(Failure::Loading)?;
+    let load = Load::of(model);
+    Ok(Json(match app.drop_in {
+        DropIn::Vllm => json!({"load": load.requests()}),
+        DropIn::Sglang => json!([{
+            "dp_rank": 0,
+            "num_reqs": load.requests(),
+            "num_waiting_reqs": load.waiting,
+            "num_tokens": load.held_tokens,
+        }]),
+    }))
+}
+
+async fn loads(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+    let model = app.model.get().ok_or(Failure::Loading)?;
+    let load = Load::of(model);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default().as_secs_f64();
+    let usage = load.usage();
+    Ok(Json(json!({
+        "timestamp": now,
+        "version": env!("CARGO_PKG_VERSION"),
+        "dp_rank_count": 1,
+        "loads": [{
+            "dp_rank": 0,
+            "timestamp": now,
+            "num_running_reqs": load.running,
+            "num_waiting_reqs": load.waiting,
+            "num_used_tokens": load.held_tokens,
+            "max_total_num_tokens": load.all_tokens,
+            "token_usage": usage,
+            "utilization": usage,
+            "queues": {"waiting": load.waiting},
+        }],
+        "aggregate": {
+            "total_running_reqs": load.running,
+            "total_waiting_reqs": load.waiting,
+            "total_reqs": load.requests(),
+            "avg_token_usage": usage,
+            "avg_utilization": usage,
+        },
+    })))
+}
+
+/// Takes back every page of the cache that no running request holds.
+async fn flush(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+    let model = app.model.get().cloned().ok_or(Failure::Loading)?;
+    // It waits for the step in progress.
+    let freed = tokio::task::spawn_blocking(move || model.engine().clear_cache()).await;
+    let freed = freed.map_err(Failure::internal)?;
+    tracing::info!(pages = freed, "the cache was emptied on request");
+    Ok(Json(json!({"success": true, "freed_pages": freed})))
+}

@@ -1,0 +1,359 @@
+//! `/v1/responses`: OpenAI's Responses, streamed or whole, and those that are kept.
+//!
+//! ```text
+//!   response.created, response.in_progress                          at once
+//!   response.output_item.added                                      a message, or a call of a tool
+//!     response.content_part.added                                   (message)
+//!     response.output_text.delta …, response.output_text.done
+//!     response.content_part.done
+//!     response.function_call_arguments.delta, …done                 (call)
+//!   response.output_item.done
+//!   response.completed | .incomplete | .failed                      with the usage
+//! ```
+//!
+//! Events are numbered from 0. A response is kept only by a server that was started to keep some, for its owner alone
+//! ([`crate::transcripts`]).
+
+use super::App;
+use super::messages::random_id;
+use crate::answer::{End, Piece, Usage};
+use crate::failure::{Failure, clip};
+use crate::transcripts::{Owner, Transcript, Transcripts};
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use axum::response::sse::Event;
+use foreword_engine::text::{Part, ToolCall};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::time::Instant;
+
+/// An answer as a response.
+pub(super) struct ResponsesShape {
+    id: String,
+    /// What is the same in every telling: the request's words, the model, the time.
+    told: Map<String, Value>,
+    output: Vec<Value>,
+    /// The id and the text of the message that is being written, which is not among `output` yet.
+    open: Option<(String, String)>,
+    end: Option<End>,
+    sequence: u64,
+    keep: Option<Keep>,
+}
+
+/// Where a response is kept when it is complete.
+pub(super) struct Keep {
+    pub(super) transcripts: Arc<Transcripts>,
+    pub(super) owner: Owner,
+    /// What it answers.
+    pub(super) input: Vec<Value>,
+}
+
+impl ResponsesShape {
+    /// `told`: what it repeats of its request.
+    pub(super) fn new(model: &str, mut told: Map<String, Value>, keep: Option<Keep>) -> Self {
+        let created = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        told.insert("created_at".to_owned(), created.as_secs().into());
+        told.insert("model".to_owned(), model.into());
+        told.insert("store".to_owned(), keep.is_some().into());
+        Self {
+            id: format!("resp_{}", random_id()),
+            told,
+            output: Vec::new(),
+            open: None,
+            end: None,
+            sequence: 0,
+            keep,
+        }
+    }
+
+    pub(super) fn opening(&mut self) -> Vec<Event> {
+        let response = self.response("in_progress", None);
+        ["response.created", "response.in_progress"]
+            .map(|name| self.event(name, json!({"response": response})))
+            .into()
+    }
+
+    pub(super) fn piece(&mut self, piece: Piece) -> Vec<Event> {
+        let mut events = Vec::new();
+        for part in piece.parts {
+            match part {
+                Part::Text(text) if text.is_empty() => {}
+                Part::Text(text) => self.text(&text, &mut events),
+                Part::Call(call) => {
+                    self.close("completed", &mut events);
+                    self.call(&call, &mut events);
+                }
+            }
+        }
+        self.end = self.end.or(piece.end);
+        events
+    }
+
+    pub(super) fn finish(&mut self, usage: Usage) -> Vec<Event> {
+        let mut events = Vec::new();
+        let response = self.complete(usage, &mut events);
+        let name = match self.end {
+            Some(End::Length) => "response.incomplete",
+            _ => "response.completed",
+        };
+        let last = self.event(name, json!({"response": response}));
+        events.push(last);
+        events
+    }
+
+    pub(super) fn failure(&mut self, failure: &Failure, usage: Usage) -> Event {
+        let mut response = self.response("failed", Some(usage));
+        response["error"] = json!({"code": "server_error", "message": failure.to_string()});
+        self.event("response.failed", json!({"response": response}))
+    }
+
+    pub(super) fn whole(&mut self, usage: Usage) -> Value {
+        self.complete(usage, &mut Vec::new())
+    }
+
+    /// Ends what is open, and keeps the response where it is to be kept.
+    fn complete(&mut self, usage: Usage, events: &mut Vec<Event>) -> Value {
+        let status = match self.end {
+            Some(End::Length) => "incomplete",
+            _ => "completed",
+        };
+        if self.output.is_empty() && self.open.is_none() {
+            self.begin(events);
+        }
+        self.close(status, events);
+        let mut response = self.response(status, Some(usage));
+        if status == "incomplete" {
+            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        } else {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            response["completed_at"] = now.unwrap_or_default().as_secs().into();
+        }
+        if let Some(Keep {
+            transcripts,
+            owner,
+            input,
+        }) = self.keep.take()
+        {
+            let transcript = Transcript {
+                response: response.clone(),
+                input,
+            };
+            transcripts.keep(&owner, &self.id, &transcript, Instant::now());
+        }
+        response
+    }
+
+    fn response(&self, status: &str, usage: Option<Usage>) -> Value {
+        let mut response = json!({"id": self.id, "object": "response", "status": status});
+        if let Value::Object(response) = &mut response {
+            response.extend(self.told.clone());
+            response.insert("error".to_owned(), Value::Null);
+            response.insert("incomplete_details".to_owned(), Value::Null);
+            response.insert("output".to_owned(), self.output.clone().into());
+            let usage = usage.map_or(Value::Null, usage_object);
+            response.insert("usage".to_owned(), usage);
+        }
+        response
+    }
+
+    fn begin(&mut self, events: &mut Vec<Event>) {
+        let id = format!("msg_{}", random_id());
+        let index = self.output.len();
+        let item = message(&id, "in_progress", Vec::new());
+        let added = json!({"output_index": index, "item": item});
+        events.push(self.event("response.output_item.added", added));
+        let part = json!({"item_id": id, "output_index": index, "content_index": 0, "part": output_text("")});
+        events.push(self.event("response.content_part.added", part));
+        self.open = Some((id, String::new()));
+    }
+
+    fn text(&mut self, text: &str, events: &mut Vec<Event>) {
+        if self.open.is_none() {
+            self.begin(events);
+        }
+        let index = self.output.len();
+        let id = match &mut self.open {
+            Some((id, whole)) => {
+                whole.push_str(text);
+                id.clone()
+            }
+            None => return,
+        };
+        let delta = json!({"item_id": id, "output_index": index, "content_index": 0, "delta": text, "logprobs": []});
+        events.push(self.event("response.output_text.delta", delta));
+    }
+
+    fn close(&mut self, status: &str, events: &mut Vec<Event>) {
+        let Some((id, text)) = self.open.take() else {
+            return;
+        };
+        let index = self.output.len();
+        let part = output_text(&text);
+        let done = json!({"item_id": id, "output_index": index, "content_index": 0, "text": text, "logprobs": []});
+        events.push(self.event("response.output_text.done", done));
+        let done = json!({"item_id": id, "output_index": index, "content_index": 0, "part": part});
+        events.push(self.event("response.content_part.done", done));
+        let item = message(&id, status, vec![part]);
+        let done = json!({"output_index": index, "item": item});
+        events.push(self.event("response.output_item.done", done));
+        self.output.push(item);
+    }
+
+    fn call(&mut self, call: &ToolCall, events: &mut Vec<Event>) {
+        let index = self.output.len();
+        let (id, call_id) = (
+            format!("fc_{}", random_id()),
+            format!("call_{}", random_id()),
+        );
+        let item = |status: &str, arguments: &str| {
+            json!({
+                "id": id,
+                "type": "function_call",
+                "status": status,
+                "call_id": call_id,
+                "name": call.name,
+                "arguments": arguments,
+            })
+        };
+        let added = json!({"output_index": index, "item": item("in_progress", "")});
+        events.push(self.event("response.output_item.added", added));
+        let delta = json!({"item_id": id, "output_index": index, "delta": call.arguments});
+        events.push(self.event("response.function_call_arguments.delta", delta));
+        let done = json!({"item_id": id, "output_index": index, "name": call.name, "arguments": call.arguments});
+        events.push(self.event("response.function_call_arguments.done", done));
+        let item = item("completed", &call.arguments);
+        let done = json!({"output_index": index, "item": item});
+        events.push(self.event("response.output_item.done", done));
+        self.output.push(item);
+    }
+
+    fn event(&mut self, name: &str, mut data: Value) -> Event {
+        data["type"] = name.into();
+        data["sequence_number"] = self.sequence.into();
+        self.sequence += 1;
+        Event::default().event(name).data(data.to_string())
+    }
+}
+
+fn message(id: &str, status: &str, content: Vec<Value>) -> Value {
+    json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
+}
+
+fn output_text(text: &str) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+}
+
+fn usage_object(usage: Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": u64::from(usage.prompt) + u64::from(usage.completion),
+    })
+}
+
+/// What a kept response that another goes on from says: its input and its output.
+pub(super) fn earlier(app: &App, owner: &Owner, id: &str) -> Result<Vec<Value>, Failure> {
+    let field = "previous_response_id";
+    let Some(transcripts) = &app.transcripts else {
+        let message = "previous_response_id needs kept responses, and this server keeps none: start it with --store, or send the earlier items as input";
+        return Err(Failure::invalid(field, message));
+    };
+    let found = transcripts.get(owner, id, Instant::now());
+    let Transcript { response, input } = found.ok_or_else(|| unknown(id, Some(field)))?;
+    let mut items = input;
+    if let Some(output) = response["output"].as_array() {
+        items.extend(output.iter().cloned());
+    }
+    Ok(items)
+}
+
+fn unknown(id: &str, param: Option<&'static str>) -> Failure {
+    Failure::UnknownResponse {
+        id: clip(id),
+        param,
+    }
+}
+
+/// The responses that are kept, and whose `headers` say that they are: those that were asked for without a salt, since
+/// these requests have no body to hold one.
+fn kept(app: &App, headers: &HeaderMap) -> Result<(Arc<Transcripts>, Owner), Failure> {
+    let Some(transcripts) = app.transcripts.clone() else {
+        let message = "this server keeps no responses: start it with --store";
+        return Err(Failure::invalid("response_id", message));
+    };
+    let owner = Owner {
+        key: app.keys.as_ref().and_then(|keys| keys.holder(headers)),
+        salt: String::new(),
+    };
+    Ok((transcripts, owner))
+}
+
+/// `GET /v1/responses/{id}`.
+pub(super) async fn show(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, Failure> {
+    let (transcripts, owner) = kept(&app, &headers)?;
+    let found = transcripts.get(&owner, &id, Instant::now());
+    let found = found.ok_or_else(|| unknown(&id, None))?;
+    Ok(Json(found.response))
+}
+
+/// `DELETE /v1/responses/{id}`.
+pub(super) async fn forget(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, Failure> {
+    let (transcripts, owner) = kept(&app, &headers)?;
+    if !transcripts.forget(&owner, &id, Instant::now()) {
+        return Err(unknown(&id, None));
+    }
+    Ok(Json(
+        json!({"id": id, "object": "response", "deleted": true}),
+    ))
+}
+
+/// `GET /v1/responses/{id}/input_items`, the latest first, as OpenAI has it.
+pub(super) async fn input_items(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, Failure> {
+    let (transcripts, owner) = kept(&app, &headers)?;
+    let found = transcripts.get(&owner, &id, Instant::now());
+    let found = found.ok_or_else(|| unknown(&id, None))?;
+    let mut items = found.input;
+    for (index, item) in items.iter_mut().enumerate() {
+        if let Value::Object(item) = item {
+            item.entry("type").or_insert("message".into());
+            item.entry("id")
+                .or_insert_with(|| format!("item_{index}").into());
+        }
+    }
+    items.reverse();
+    let end = |item: Option<&Value>| item.map(|item| item["id"].clone());
+    Ok(Json(json!({
+        "object": "list",
+        "first_id": end(items.first()),
+        "last_id": end(items.last()),
+        "has_more": false,
+        "data": items,
+    })))
+}
+
+/// `POST /v1/responses/{id}/cancel`: only what runs in the background can be cancelled, and nothing does.
+pub(super) async fn cancel(Path(id): Path<String>) -> Failure {
+    let message = format!(
+        "the response {} does not run in the background: close its connection to cancel it",
+        clip(&id)
+    );
+    Failure::invalid("response_id", message)
+}

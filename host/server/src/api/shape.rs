@@ -1,0 +1,175 @@
+//! An answer in the words of the API that was asked: whole as one object, or as the events of a stream.
+//!
+//! ```text
+//!   Answer ── Piece ──▶ Shape ─┬─ OpenAi     chat and text completions      chunks, `[DONE]`
+//!                              ├─ Responses  items                          named events, numbered
+//!                              └─ Messages   content blocks                 named events
+//! ```
+//!
+//! A shape takes pieces in their order and remembers what it must tell again at the end. It knows nothing of the engine.
+
+use super::dialect::{Envelope, Whole};
+use super::messages::MessagesShape;
+use super::responses::ResponsesShape;
+use crate::answer::{Piece, Usage};
+use crate::failure::Failure;
+use axum::response::sse::Event;
+use foreword_engine::text::Part;
+use serde_json::Value;
+
+/// See the module.
+pub(super) enum Shape {
+    OpenAi(OpenAi),
+    Responses(Box<ResponsesShape>),
+    Messages(MessagesShape),
+}
+
+impl Shape {
+    /// What a stream sends at once.
+    pub(super) fn opening(&mut self) -> Vec<Event> {
+        match self {
+            Self::OpenAi(_) | Self::Messages(_) => Vec::new(),
+            Self::Responses(shape) => shape.opening(),
+        }
+    }
+
+    /// What a stream sends of a piece.
+    pub(super) fn piece(&mut self, piece: Piece, usage: Usage) -> Vec<Event> {
+        match self {
+            Self::OpenAi(shape) => shape.piece(&piece),
+            Self::Responses(shape) => shape.piece(piece),
+            Self::Messages(shape) => shape.piece(piece, usage),
+        }
+    }
+
+    /// What a stream sends last.
+    pub(super) fn finish(&mut self, usage: Usage) -> Vec<Event> {
+        match self {
+            Self::OpenAi(shape) => shape.finish(usage),
+            Self::Responses(shape) => shape.finish(usage),
+            Self::Messages(shape) => shape.finish(usage),
+        }
+    }
+
+    /// What a stream sends instead of the rest.
+    pub(super) fn failure(&mut self, failure: &Failure, usage: Usage) -> Event {
+        match self {
+            Self::OpenAi(_) => Event::default().data(failure.body().to_string()),
+            Self::Responses(shape) => shape.failure(failure, usage),
+            Self::Messages(_) => super::messages::failure_event(failure),
+        }
+    }
+
+    /// Takes a piece of an answer that is sent whole.
+    pub(super) fn take(&mut self, piece: Piece) {
+        match self {
+            Self::OpenAi(shape) => shape.take(piece),
+            Self::Responses(shape) => drop(shape.piece(piece)),
+            Self::Messages(shape) => drop(shape.piece(piece, Usage::default())),
+        }
+    }
+
+    /// The answer that was taken.
+    pub(super) fn whole(&mut self, usage: Usage) -> Value {
+        match self {
+            Self::OpenAi(shape) => {
+                let choices = std::mem::take(&mut shape.choices);
+                shape.envelope.whole(choices, usage)
+            }
+            Self::Responses(shape) => shape.whole(usage),
+            Self::Messages(shape) => shape.whole(usage),
+        }
+    }
+}
+
+/// Chat and text completions.
+pub(super) struct OpenAi {
+    envelope: Envelope,
+    logprobs: bool,
+    include_usage: bool,
+    /// Of an answer that is sent whole.
+    choices: Vec<Whole>,
+    /// Of a stream: which choices have begun, and how many calls each has made.
+    opened: Vec<bool>,
+    calls: Vec<usize>,
+}
+
+impl OpenAi {
+    pub(super) fn new(
+        envelope: Envelope,
+        choices: usize,
+        logprobs: bool,
+        include_usage: bool,
+    ) -> Self {
+        let mut whole = Vec::new();
+        whole.resize_with(choices, || Whole {
+            logprobs: logprobs.then(Vec::new),
+            ..Whole::default()
+        });
+        Self {
+            envelope,
+            logprobs,
+            include_usage,
+            choices: whole,
+            opened: vec![false; choices],
+            calls: vec![0; choices],
+        }
+    }
+
+    fn piece(&mut self, piece: &Piece) -> Vec<Event> {
+        let (index, envelope) = (piece.choice, &self.envelope);
+        let mut chunks = Vec::new();
+        if !std::mem::replace(&mut self.opened[index], true) {
+            chunks.extend(envelope.opening(index));
+        }
+        // A piece's tokens go with the first chunk of it.
+        let mut tokens = Some(&*piece.logprobs).filter(|_| self.logprobs);
+        for part in &piece.parts {
+            chunks.push(match part {
+                Part::Text(text) => envelope.text(index, text, tokens),
+                Part::Call(call) => {
+                    self.calls[index] += 1;
+                    envelope.call(index, self.calls[index] - 1, call, tokens)
+                }
+            });
+            tokens = tokens.map(|_| &[][..]);
+        }
+        if tokens.is_some_and(|tokens| !tokens.is_empty()) {
+            chunks.push(envelope.text(index, "", tokens));
+        }
+        chunks.extend(piece.end.map(|end| envelope.end(index, end)));
+        chunks.into_iter().map(|chunk| self.dress(chunk)).collect()
+    }
+
+    fn finish(&self, usage: Usage) -> Vec<Event> {
+        let usage = self
+            .include_usage
+            .then(|| self.dress(self.envelope.usage(usage)));
+        let done = Event::default().data("[DONE]");
+        usage.into_iter().chain([done]).collect()
+    }
+
+    /// OpenAI's chunks carry an empty usage where the last one will carry a full one.
+    fn dress(&self, mut chunk: Value) -> Event {
+        if self.include_usage
+            && let Some(chunk) = chunk.as_object_mut()
+        {
+            chunk.entry("usage").or_insert(Value::Null);
+        }
+        Event::default().data(chunk.to_string())
+    }
+
+    fn take(&mut self, piece: Piece) {
+        let choice = &mut self.choices[piece.choice];
+        for part in piece.parts {
+            match part {
+                Part::Text(text) => choice.text.push_str(&text),
+                Part::Call(call) => choice.calls.push(call),
+            }
+        }
+        if let Some(logprobs) = &mut choice.logprobs {
+            logprobs.extend(piece.logprobs);
+        }
+        choice.end = piece.end;
+    }
+}

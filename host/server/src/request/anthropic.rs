@@ -1,0 +1,554 @@
+//! `POST /v1/messages`: Anthropic's Messages, read as the chat that they stand for.
+//!
+//! | block | in the chat |
+//! | --- | --- |
+//! | `system`, a string or text blocks | a system message |
+//! | `text` | a part of its message |
+//! | `document` with a text or content for a source, `search_result` | a document, as the gateway writes them, in its place |
+//! | `tool_use` | a call of a tool by the assistant |
+//! | `tool_result` | a `tool` message before the rest of the user's; its documents as above |
+//! | `thinking` | `reasoning_content` of its message; what is redacted is left out |
+//! | anything else, images and files | refused by name: the model could not be shown it |
+//!
+//! `cache_control` asks for nothing here: the cache finds every prefix by itself.
+
+use super::Chat;
+use super::fields::{Fields, show, wrong_type};
+use super::parts::{self, Conversation};
+use crate::failure::Failure;
+use serde_json::{Value, json};
+
+/// A request, as the chat that it is.
+#[derive(Debug)]
+pub struct MessagesRequest(pub Chat);
+
+/// Names of a chat's fields that are others in Messages.
+pub const NAMES: &[(&str, &str)] = &[
+    (
+        "response_format.json_schema.schema",
+        "output_config.format.schema",
+    ),
+    ("response_format", "output_config.format"),
+    ("stop", "stop_sequences"),
+];
+
+impl MessagesRequest {
+    /// # Errors
+    /// [`Failure::Invalid`]; some fields have the names that they have in a chat, see [`NAMES`].
+    pub fn parse(body: &[u8]) -> Result<Self, Failure> {
+        let fields = Fields::parse(body)?;
+        if fields.get("max_tokens").is_none() {
+            return Err(Failure::invalid("max_tokens", "max_tokens is missing"));
+        }
+        translate(fields).map(Self)
+    }
+
+    /// A request whose tokens shall only be counted.
+    ///
+    /// # Errors
+    /// As [`MessagesRequest::parse`].
+    pub fn to_count(body: &[u8]) -> Result<Self, Failure> {
+        let mut fields = Fields::parse(body)?;
+        fields.take("max_tokens");
+        translate(fields).map(Self)
+    }
+}
+
+fn translate(mut fields: Fields) -> Result<Chat, Failure> {
+    for field in ["mcp_servers", "container"] {
+        let asked = fields.take(field);
+        if asked.is_some_and(|asked| asked.as_array().is_none_or(|list| !list.is_empty())) {
+            let message = format!("{field} is not supported: this server runs no tools of its own");
+            return Err(Failure::invalid(field, message));
+        }
+    }
+    if fields.take("retrieval").is_some() {
+        let message = "retrieval is not supported: it is a field of /v1/chat/completions";
+        return Err(Failure::invalid("retrieval", message));
+    }
+    let mut conversation = Conversation::default();
+    match fields.take("system") {
+        None => {}
+        Some(system) => {
+            let blocks = take_blocks("system", &system)?;
+            let text = |block: Block| match block {
+                Block::Text(text) => Ok(text),
+                Block::Other { at, kind } => Err(refused(&at, &kind)),
+            };
+            let texts = blocks.into_iter().map(text).collect::<Result<_, _>>()?;
+            conversation.message("system", texts);
+        }
+    }
+    let messages = match fields.take("messages") {
+        Some(Value::Array(messages)) if !messages.is_empty() => messages,
+        Some(Value::Array(_)) => {
+            return Err(Failure::invalid("messages", "messages must not be empty"));
+        }
+        Some(other) => return Err(wrong_type("messages", "an array", &other)),
+        None => return Err(Failure::invalid("messages", "messages is missing")),
+    };
+    for (index, message) in messages.iter().enumerate() {
+        take_message(&mut conversation, &format!("messages[{index}]"), message)?;
+    }
+    let tools = fields.take("tools").map(nest_tools).transpose()?;
+    let choice = fields.take("tool_choice");
+    let choice = choice.map(|choice| nest_choice(&choice)).transpose()?;
+    let format = take_format(&mut fields)?;
+    let thinking = take_thinking(&mut fields)?;
+    let stop = fields.take("stop_sequences");
+    for ignored in ["metadata", "stop", "n", "logprobs", "documents"] {
+        fields.take(ignored);
+    }
+    let mut rest = fields.rest();
+    rest.insert("messages".to_owned(), conversation.messages());
+    for (name, value) in [
+        ("tools", tools),
+        ("tool_choice", choice),
+        ("response_format", format),
+        ("stop", stop),
+    ] {
+        if let Some(value) = value {
+            rest.insert(name.to_owned(), value);
+        }
+    }
+    if let Some(thinking) = thinking {
+        let variables = rest
+            .entry("chat_template_kwargs")
+            .or_insert_with(|| json!({}));
+        if let Value::Object(variables) = variables {
+            variables
+                .entry("enable_thinking")
+                .or_insert(thinking.into());
+        }
+    }
+    Chat::take(Fields::of(rest))
+}
+
+/// `thinking`, for templates that can be asked to let the model think or not.
+fn take_thinking(fields: &mut Fields) -> Result<Option<bool>, Failure> {
+    match fields.take("thinking") {
+        None => Ok(None),
+        Some(thinking) => match thinking["type"].as_str() {
+            Some("enabled" | "adaptive") => Ok(Some(true)),
+            Some("disabled") => Ok(Some(false)),
+            _ => {
+                let message = format!(
+                    "thinking.type must be \"enabled\", \"adaptive\" or \"disabled\", got {}",
+                    show(&thinking["type"])
+                );
+                Err(Failure::invalid("thinking.type", message))
+            }
+        },
+    }
+}
+
+/// `output_config.format`, or `output_format` as it was called before, as a chat has it.
+fn take_format(fields: &mut Fields) -> Result<Option<Value>, Failure> {
+    let config = fields.take("output_config");
+    let format = match config {
+        None => fields.take("output_format"),
+        Some(Value::Object(mut config)) => config.get_mut("format").map(Value::take),
+        Some(other) => return Err(wrong_type("output_config", "an object", &other)),
+    };
+    match format.filter(|format| !format.is_null()) {
+        None => Ok(None),
+        Some(mut format) => match format["type"].as_str() {
+            Some("json_schema") => {
+                let schema = format.get_mut("schema").map(Value::take);
+                Ok(Some(json!({
+                    "type": "json_schema",
+                    "json_schema": {"name": "output", "schema": schema},
+                })))
+            }
+            _ => {
+                let message = format!(
+                    "output_config.format.type must be \"json_schema\", got {}",
+                    show(&format["type"])
+                );
+                Err(Failure::invalid("output_config.format.type", message))
+            }
+        },
+    }
+}
+
+fn nest_tools(tools: Value) -> Result<Value, Failure> {
+    let tools = match tools {
+        Value::Array(tools) => tools,
+        other => return Err(wrong_type("tools", "an array", &other)),
+    };
+    let nest = |(index, tool): (usize, Value)| {
+        let at = format!("tools[{index}]");
+        let Value::Object(mut tool) = tool else {
+            return Err(wrong_type(&at, "an object", &tool));
+        };
+        if let Some(kind) = tool.get("type").filter(|kind| !kind.is_null())
+            && kind != "custom"
+        {
+            let message = format!(
+                "{at}.type must be \"custom\", got {}: this server runs no tools of its own",
+                show(kind)
+            );
+            return Err(Failure::invalid(format!("{at}.type"), message));
+        }
+        let name = tool.get_mut("name").map(Value::take).unwrap_or_default();
+        if !name.is_string() {
+            return Err(wrong_type(&format!("{at}.name"), "a string", &name));
+        }
+        let mut function = json!({"name": name});
+        for (from, to) in [
+            ("description", "description"),
+            ("input_schema", "parameters"),
+        ] {
+            if let Some(value) = tool.get_mut(from).filter(|value| !value.is_null()) {
+                function[to] = value.take();
+            }
+        }
+        Ok(json!({"type": "function", "function": function}))
+    };
+    let nested = tools.into_iter().enumerate().map(nest);
+    nested.collect::<Result<_, _>>().map(Value::Array)
+}
+
+fn nest_choice(choice: &Value) -> Result<Value, Failure> {
+    match choice["type"].as_str() {
+        Some("auto") => Ok("auto".into()),
+        Some("any") => Ok("required".into()),
+        Some("none") => Ok("none".into()),
+        Some("tool") if choice["name"].is_string() => {
+            Ok(json!({"type": "function", "function": {"name": choice["name"]}}))
+        }
+        Some("tool") => Err(wrong_type("tool_choice.name", "a string", &choice["name"])),
+        _ => {
+            let message = format!(
+                "tool_choice.type must be \"auto\", \"any\", \"tool\" or \"none\", got {}",
+                show(&choice["type"])
+            );
+            Err(Failure::invalid("tool_choice.type", message))
+        }
+    }
+}
+
+fn take_message(conversation: &mut Conversation, at: &str, message: &Value) -> Result<(), Failure> {
+    if !message.is_object() {
+        return Err(wrong_type(at, "an object", message));
+    }
+    let role = match message["role"].as_str() {
+        Some(role @ ("user" | "assistant" | "system")) => role,
+        _ => {
+            let got = show(&message["role"]);
+            return Err(Failure::invalid(
+                format!("{at}.role"),
+                format!("{at}.role must be \"user\" or \"assistant\", got {got}"),
+            ));
+        }
+    };
+    let blocks = take_blocks(&format!("{at}.content"), &message["content"])?;
+    match role {
+        "assistant" => take_answer(conversation, blocks),
+        role => take_question(conversation, role, blocks),
+    }
+}
+
+fn take_question(
+    conversation: &mut Conversation,
+    role: &str,
+    blocks: Vec<Block>,
+) -> Result<(), Failure> {
+    let mut texts = Vec::new();
+    let mut results = 0;
+    for block in blocks {
+        match block {
+            Block::Text(text) => texts.push(text),
+            Block::Other { at, kind } if kind["type"] == "tool_result" && role == "user" => {
+                let Some(id) = kind["tool_use_id"].as_str() else {
+                    let at = format!("{at}.tool_use_id");
+                    return Err(wrong_type(&at, "a string", &kind["tool_use_id"]));
+                };
+                let inner = match &kind["content"] {
+                    Value::Null => Vec::new(),
+                    content => take_blocks(&format!("{at}.content"), content)?,
+                };
+                let text = |block| match block {
+                    Block::Text(text) => Ok(text),
+                    Block::Other { at, kind } => Err(refused(&at, &kind)),
+                };
+                let inner = inner.into_iter().map(text).collect::<Result<_, _>>()?;
+                conversation.result(id, inner);
+                results += 1;
+            }
+            Block::Other { at, kind } => return Err(refused(&at, &kind)),
+        }
+    }
+    if !texts.is_empty() || results == 0 {
+        conversation.message(role, texts);
+    }
+    Ok(())
+}
+
+fn take_answer(conversation: &mut Conversation, blocks: Vec<Block>) -> Result<(), Failure> {
+    let mut texts = Vec::new();
+    let mut calls = Vec::new();
+    for block in blocks {
+        match block {
+            Block::Text(text) => texts.push(text),
+            Block::Other { at, mut kind } => match kind["type"].as_str() {
+                Some("thinking") => {
+                    let thinking = kind["thinking"].as_str().unwrap_or_default();
+                    conversation.reasoning(thinking.to_owned());
+                }
+                Some("redacted_thinking") => {}
+                Some("tool_use") => {
+                    for name in ["id", "name"] {
+                        if !kind[name].is_string() {
+                            return Err(wrong_type(
+                                &format!("{at}.{name}"),
+                                "a string",
+                                &kind[name],
+                            ));
+                        }
+                    }
+                    if !kind["input"].is_object() {
+                        return Err(wrong_type(
+                            &format!("{at}.input"),
+                            "an object",
+                            &kind["input"],
+                        ));
+                    }
+                    let input = kind["input"].take();
+                    calls.push((kind, input));
+                }
+                _ => return Err(refused(&at, &kind)),
+            },
+        }
+    }
+    conversation.assistant(texts);
+    for (call, input) in calls {
+        let word = |name: &str| call[name].as_str().unwrap_or_default().to_owned();
+        conversation.call(&word("id"), &word("name"), input);
+    }
+    Ok(())
+}
+
+/// A block that is text, or has become one, and one that is not.
+enum Block {
+    Text(String),
+    Other { at: String, kind: Value },
+}
+
+/// A string, or an array of blocks.
+fn take_blocks(at: &str, content: &Value) -> Result<Vec<Block>, Failure> {
+    let blocks = match content {
+        Value::String(text) => return Ok(vec![Block::Text(text.clone())]),
+        Value::Array(blocks) => blocks,
+        other => return Err(wrong_type(at, "a string or an array of blocks", other)),
+    };
+    let take = |(index, block): (usize, &Value)| {
+        let at = format!("{at}[{index}]");
+        match block["type"].as_str() {
+            Some("text") => text_of(&at, block).map(Block::Text),
+            Some("document") => document(&at, block).map(Block::Text),
+            Some("search_result") => search_result(&at, block).map(Block::Text),
+            Some(_) => Ok(Block::Other {
+                at,
+                kind: block.clone(),
+            }),
+            None => Err(wrong_type(
+                &format!("{at}.type"),
+                "a string",
+                &block["type"],
+            )),
+        }
+    };
+    blocks.iter().enumerate().map(take).collect()
+}
+
+fn text_of(at: &str, block: &Value) -> Result<String, Failure> {
+    match &block["text"] {
+        Value::String(text) => Ok(text.clone()),
+        other => Err(wrong_type(&format!("{at}.text"), "a string", other)),
+    }
+}
+
+/// The texts of blocks that may only be texts, line by line.
+fn texts(at: &str, content: &Value) -> Result<String, Failure> {
+    let blocks = match content {
+        Value::String(text) => return Ok(text.clone()),
+        Value::Array(blocks) => blocks,
+        other => return Err(wrong_type(at, "a string or an array of blocks", other)),
+    };
+    let take = |(index, block): (usize, &Value)| {
+        let at = format!("{at}[{index}]");
+        match block["type"].as_str() {
+            Some("text") => text_of(&at, block),
+            _ => Err(refused(&at, block)),
+        }
+    };
+    let texts = blocks.iter().enumerate().map(take);
+    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+fn document(at: &str, block: &Value) -> Result<String, Failure> {
+    let source = &block["source"];
+    let at_source = format!("{at}.source");
+    let text = match source["type"].as_str() {
+        Some("text") => match &source["data"] {
+            Value::String(text) => text.clone(),
+            other => return Err(wrong_type(&format!("{at_source}.data"), "a string", other)),
+        },
+        Some("content") => texts(&format!("{at_source}.content"), &source["content"])?,
+        Some(kind @ ("base64" | "url" | "file")) => {
+            let message = format!(
+                "{at_source}.type is \"{kind}\", a file, and this model reads text alone: send its text"
+            );
+            return Err(Failure::invalid(format!("{at_source}.type"), message));
+        }
+        _ => {
+            let message = format!(
+                "{at_source}.type must be \"text\" or \"content\", got {}",
+                show(&source["type"])
+            );
+            return Err(Failure::invalid(format!("{at_source}.type"), message));
+        }
+    };
+    let text = match block["context"].as_str() {
+        Some(context) if !context.is_empty() => format!("{context}\n\n{text}"),
+        _ => text,
+    };
+    let title = block["title"].as_str().unwrap_or_default();
+    Ok(parts::document("", title, &text))
+}
+
+fn search_result(at: &str, block: &Value) -> Result<String, Failure> {
+    let text = texts(&format!("{at}.content"), &block["content"])?;
+    let word = |name: &str| block[name].as_str().unwrap_or_default();
+    Ok(parts::document(word("source"), word("title"), &text))
+}
+
+fn refused(at: &str, block: &Value) -> Failure {
+    parts::not_text(at, &block["type"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chat(body: &Value) -> Result<Chat, Failure> {
+        MessagesRequest::to_count(body.to_string().as_bytes()).map(|request| request.0)
+    }
+
+    fn refusal(body: &Value) -> (String, String) {
+        match chat(body) {
+            Err(Failure::Invalid { param, message }) => (param.unwrap_or_default(), message),
+            other => panic!("expected a refusal, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn blocks_become_messages_in_their_order() {
+        let body = json!({
+            "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+            "messages": [
+                {"role": "user", "content": [
+                    {"type": "document", "title": "A", "source": {"type": "text", "media_type": "text/plain", "data": "Ada."}},
+                    {"type": "document", "context": "old", "source": {"type": "content", "content": [{"type": "text", "text": "Bob."}]}},
+                    {"type": "search_result", "source": "https://x", "title": "X", "content": [{"type": "text", "text": "Cy."}]},
+                    {"type": "text", "text": "Who?"},
+                ]},
+                {"role": "assistant", "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                    {"type": "text", "text": "Let me see."},
+                    {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
+                ]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "one"}]},
+                    {"type": "text", "text": "Go on."},
+                ]},
+            ],
+        });
+        let expected = json!([
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [
+                {"type": "text", "text": "<document>\nA\n\nAda.\n</document>\n"},
+                {"type": "text", "text": "<document>\nold\n\nBob.\n</document>\n"},
+                {"type": "text", "text": "<document id=\"https://x\">\nX\n\nCy.\n</document>\n"},
+                {"type": "text", "text": "Who?"},
+            ]},
+            {"role": "assistant", "content": "Let me see.", "reasoning_content": "Hm.", "tool_calls": [
+                {"id": "t1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
+            ]},
+            {"role": "tool", "tool_call_id": "t1", "content": "one"},
+            {"role": "user", "content": "Go on."},
+        ]);
+        assert_eq!(chat(&body).unwrap().messages, expected);
+    }
+
+    #[test]
+    fn options_have_their_names_in_a_chat() {
+        let chat = chat(&json!({
+            "messages": [{"role": "user", "content": "Hi"}],
+            "stop_sequences": ["x"],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}],
+            "tool_choice": {"type": "any"},
+            "thinking": {"type": "disabled"},
+        }))
+        .unwrap();
+        assert_eq!(chat.options.stop, ["x"]);
+        let tools = chat.tools.unwrap();
+        let expected = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+        assert_eq!(tools.shown, expected);
+        assert!(matches!(tools.choice, super::super::ToolChoice::Forced(_)));
+        assert_eq!(
+            chat.template_variables,
+            Some(json!({"enable_thinking": false}))
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_shown_or_done_is_named() {
+        let block = |block: Value| json!({"messages": [{"role": "user", "content": [block]}]});
+        for (body, param) in [
+            (json!({}), "messages"),
+            (
+                json!({"messages": [{"role": "tool", "content": "x"}]}),
+                "messages[0].role",
+            ),
+            (
+                json!({"messages": [{"role": "user"}]}),
+                "messages[0].content",
+            ),
+            (
+                block(json!({"type": "image", "source": {"type": "base64"}})),
+                "messages[0].content[0].type",
+            ),
+            (
+                block(
+                    json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf"}}),
+                ),
+                "messages[0].content[0].source.type",
+            ),
+            (
+                block(
+                    json!({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}),
+                ),
+                "messages[0].content[0].content[0].type",
+            ),
+            (
+                json!({"system": [{"type": "image"}], "messages": [{"role": "user", "content": "x"}]}),
+                "system[0].type",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "web_search_20250305", "name": "w"}]}),
+                "tools[0].type",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": "x"}}),
+                "tool_choice.type",
+            ),
+        ] {
+            assert_eq!(refusal(&body).0, param, "{body}");
+        }
+        let missing =
+            MessagesRequest::parse(br#"{"messages": [{"role": "user", "content": "x"}]}"#);
+        assert_eq!(missing.unwrap_err().to_string(), "max_tokens is missing");
+    }
+}

@@ -1,0 +1,174 @@
+//! What the shapes that are not OpenAI's chat have in common when they are read as one: messages put together part by
+//! part, and documents written as the gateway writes them.
+
+use super::fields::show;
+use crate::failure::Failure;
+use serde_json::{Map, Value, json};
+use std::fmt::Write;
+
+/// A chat's messages in the making.
+#[derive(Debug, Default)]
+pub(super) struct Conversation {
+    messages: Vec<Map<String, Value>>,
+    /// Of the assistant's next message.
+    reasoning: String,
+}
+
+impl Conversation {
+    /// A message of `role` with these texts.
+    pub(super) fn message(&mut self, role: &str, texts: Vec<String>) {
+        let mut message = Map::new();
+        message.insert("role".to_owned(), role.into());
+        message.insert("content".to_owned(), content(texts));
+        self.messages.push(message);
+    }
+
+    /// What the assistant said.
+    pub(super) fn assistant(&mut self, texts: Vec<String>) {
+        self.message("assistant", texts);
+        self.reasoned();
+    }
+
+    /// What the assistant thought before its next message.
+    pub(super) fn reasoning(&mut self, text: String) {
+        self.reasoning.push_str(&text);
+    }
+
+    /// A call of a tool by the assistant: in its message, if that is the last one.
+    pub(super) fn call(&mut self, id: &str, name: &str, arguments: Value) {
+        let last = self.messages.last();
+        let is_assistants =
+            last.is_some_and(|last| last.get("role").and_then(Value::as_str) == Some("assistant"));
+        if !is_assistants {
+            self.assistant(vec![String::new()]);
+        }
+        let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        let last = self.messages.last_mut();
+        let calls = last.map(|last| last.entry("tool_calls").or_insert_with(|| json!([])));
+        if let Some(Value::Array(calls)) = calls {
+            calls.push(call);
+        }
+    }
+
+    /// What a tool returned.
+    pub(super) fn result(&mut self, id: &str, texts: Vec<String>) {
+        self.message("tool", texts);
+        if let Some(last) = self.messages.last_mut() {
+            let content = last.shift_remove("content");
+            last.insert("tool_call_id".to_owned(), id.into());
+            last.insert("content".to_owned(), content.unwrap_or_default());
+        }
+    }
+
+    /// Documents that were found for what the user wrote: behind it, or in a message of the user's where another stands
+    /// between.
+    pub(super) fn documents(&mut self, blocks: Vec<String>) {
+        if blocks.is_empty() {
+            return;
+        }
+        let last = self.messages.last_mut();
+        let users = last.filter(|last| last.get("role").and_then(Value::as_str) == Some("user"));
+        let Some(users) = users else {
+            self.message("user", blocks);
+            return;
+        };
+        let mut texts = match users.get_mut("content").map(Value::take) {
+            Some(Value::String(text)) => vec![text],
+            Some(Value::Array(parts)) => {
+                let texts = parts.iter().filter_map(|part| part["text"].as_str());
+                texts.map(str::to_owned).collect()
+            }
+            _ => Vec::new(),
+        };
+        texts.extend(blocks);
+        users.insert("content".to_owned(), content(texts));
+    }
+
+    /// The messages.
+    pub(super) fn messages(self) -> Value {
+        self.messages.into_iter().map(Value::Object).collect()
+    }
+
+    fn reasoned(&mut self) {
+        let reasoning = std::mem::take(&mut self.reasoning);
+        if let Some(last) = self.messages.last_mut()
+            && !reasoning.is_empty()
+        {
+            last.insert("reasoning_content".to_owned(), reasoning.into());
+        }
+    }
+}
+
+/// One text as it is, several as parts.
+fn content(mut texts: Vec<String>) -> Value {
+    if texts.len() <= 1 {
+        return texts.pop().unwrap_or_default().into();
+    }
+    let parts = texts.into_iter();
+    parts
+        .map(|text| json!({"type": "text", "text": text}))
+        .collect()
+}
+
+/// A document's block, as the gateway renders it: nothing that a client or a retriever says ends it early.
+pub(super) fn document(id: &str, title: &str, text: &str) -> String {
+    let mut block = "<document".to_owned();
+    if !id.is_empty() {
+        block.push_str(" id=\"");
+        for character in id.chars() {
+            match character {
+                '"' => block.push_str("&quot;"),
+                '<' => block.push_str("&lt;"),
+                '>' => block.push_str("&gt;"),
+                control if control.is_control() => {
+                    // Writing to a string does not fail.
+                    let _ = write!(block, "&#{};", u32::from(control));
+                }
+                other => block.push(other),
+            }
+        }
+        block.push('"');
+    }
+    block.push_str(">\n");
+    if !title.is_empty() {
+        block.push_str(&enclosed(title));
+        block.push_str("\n\n");
+    }
+    block.push_str(&enclosed(text));
+    block.push_str("\n</document>\n");
+    block
+}
+
+/// A text without the closing tag of the block that it is put in, however it is written.
+fn enclosed(text: &str) -> String {
+    const CLOSING: &[u8] = b"</document";
+    let bytes = text.as_bytes();
+    let mut enclosed = String::with_capacity(text.len());
+    let mut copied = 0;
+    for (at, window) in bytes.windows(CLOSING.len()).enumerate() {
+        if window.eq_ignore_ascii_case(CLOSING) {
+            enclosed.push_str(&text[copied..at]);
+            enclosed.push_str("&lt;");
+            copied = at + 1;
+        }
+    }
+    enclosed.push_str(&text[copied..]);
+    enclosed
+}
+
+/// The failure of a part that is no text.
+pub(super) fn not_text(at: &str, kind: &Value) -> Failure {
+    let shown = show(kind);
+    let what = match kind.as_str().unwrap_or_default() {
+        kind if kind.contains("image") => "an image",
+        kind if kind.contains("audio") => "audio",
+        kind if kind.contains("video") => "a video",
+        kind if kind.contains("file") => "a file",
+        _ => {
+            let message = format!("{at}.type must be that of a text, got {shown}");
+            return Failure::invalid(format!("{at}.type"), message);
+        }
+    };
+    let message = format!("{at} is {what} ({shown}), and this model reads text alone");
+    Failure::invalid(format!("{at}.type"), message)
+}

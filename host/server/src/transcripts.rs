@@ -1,0 +1,290 @@
+//! Responses kept for those that go on from them (`previous_response_id`), and for whoever asks for them again.
+//!
+//! ```text
+//!   owner (key, salt) ──▶ id ──▶ response, and the items that led to it     each its own, none another's
+//! ```
+//!
+//! Bounded in number, bytes and time, over all owners: who is over the bound loses the oldest of the owner that holds
+//! most, so nobody's flood takes another's. Everything is in memory and ends with the process. Times are arguments.
+
+use serde_json::Value;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How much is kept, and how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Responses of all owners.
+    pub responses: usize,
+    /// Bytes of all owners, as JSON.
+    pub bytes: usize,
+    /// From a response's end.
+    pub time: Duration,
+}
+
+/// Whose a response is: the number of the API key that it was asked for with, and the salt.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Owner {
+    /// `None` where nobody is asked for a key.
+    pub key: Option<usize>,
+    /// The request's `cache_salt`; empty where it had none.
+    pub salt: String,
+}
+
+/// The responses that a server keeps.
+#[derive(Debug)]
+pub struct Transcripts {
+    bounds: Bounds,
+    kept: Mutex<Kept>,
+}
+
+/// A response that was kept.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Transcript {
+    /// The response, as its client got it.
+    pub response: Value,
+    /// The items that it answered, from the beginning of the chat.
+    pub input: Vec<Value>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    owners: HashMap<Owner, Shelf>,
+    bytes: usize,
+    responses: usize,
+}
+
+/// What is kept of one owner, the oldest first.
+#[derive(Debug, Default)]
+struct Shelf {
+    entries: VecDeque<Entry>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: String,
+    ended: Instant,
+    /// Response and items as one text: a value in memory takes many times as much.
+    json: String,
+}
+
+impl Entry {
+    /// What it counts for: what it says, and what holding it takes.
+    fn bytes(&self) -> usize {
+        self.id.len() + self.json.len() + 128
+    }
+}
+
+impl Transcripts {
+    /// Nothing yet.
+    pub fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            kept: Mutex::default(),
+        }
+    }
+
+    /// Keeps what ended now; not where it alone is over the bound.
+    pub fn keep(&self, owner: &Owner, id: &str, transcript: &Transcript, now: Instant) {
+        let json = serde_json::json!([transcript.response, transcript.input]).to_string();
+        let entry = Entry {
+            id: id.to_owned(),
+            ended: now,
+            json,
+        };
+        let bytes = entry.bytes();
+        if bytes > self.bounds.bytes || self.bounds.responses == 0 {
+            return;
+        }
+        let kept = &mut *self.lock();
+        kept.expire(now, self.bounds.time);
+        while kept.responses >= self.bounds.responses || kept.bytes + bytes > self.bounds.bytes {
+            if !kept.drop_one() {
+                break;
+            }
+        }
+        let shelf = kept.owners.entry(owner.clone()).or_default();
+        shelf.entries.push_back(entry);
+        shelf.bytes += bytes;
+        kept.bytes += bytes;
+        kept.responses += 1;
+    }
+
+    /// The response of this id, if it is this owner's and was kept until now.
+    pub fn get(&self, owner: &Owner, id: &str, now: Instant) -> Option<Transcript> {
+        let json = {
+            let kept = &mut *self.lock();
+            kept.expire(now, self.bounds.time);
+            let entries = &kept.owners.get(owner)?.entries;
+            entries.iter().find(|entry| entry.id == id)?.json.clone()
+        };
+        let (response, input) = serde_json::from_str(&json).ok()?;
+        Some(Transcript { response, input })
+    }
+
+    /// Forgets a response; `false` where there was none.
+    pub fn forget(&self, owner: &Owner, id: &str, now: Instant) -> bool {
+        let kept = &mut *self.lock();
+        kept.expire(now, self.bounds.time);
+        let Some(shelf) = kept.owners.get_mut(owner) else {
+            return false;
+        };
+        let Some(index) = shelf.entries.iter().position(|entry| entry.id == id) else {
+            return false;
+        };
+        let entry = shelf.entries.remove(index);
+        let bytes = entry.map_or(0, |entry| entry.bytes());
+        shelf.bytes -= bytes;
+        if shelf.entries.is_empty() {
+            kept.owners.remove(owner);
+        }
+        kept.bytes -= bytes;
+        kept.responses -= 1;
+        true
+    }
+
+    /// How many are kept, and their bytes.
+    pub fn held(&self) -> (usize, usize) {
+        let kept = self.lock();
+        (kept.responses, kept.bytes)
+    }
+
+    /// What is behind it is changed whole.
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    fn expire(&mut self, now: Instant, time: Duration) {
+        let (mut bytes, mut responses) = (0, 0);
+        self.owners.retain(|_, shelf| {
+            while let Some(entry) = shelf
+                .entries
+                .pop_front_if(|entry| now.saturating_duration_since(entry.ended) >= time)
+            {
+                shelf.bytes -= entry.bytes();
+                bytes += entry.bytes();
+                responses += 1;
+            }
+            !shelf.entries.is_empty()
+        });
+        self.bytes -= bytes;
+        self.responses -= responses;
+    }
+
+    /// Drops the oldest of the owner that holds most bytes.
+    fn drop_one(&mut self) -> bool {
+        let most = self.owners.iter().max_by_key(|(_, shelf)| shelf.bytes);
+        let Some(owner) = most.map(|(owner, _)| owner.clone()) else {
+            return false;
+        };
+        let Some(shelf) = self.owners.get_mut(&owner) else {
+            return false;
+        };
+        if let Some(entry) = shelf.entries.pop_front() {
+            shelf.bytes -= entry.bytes();
+            self.bytes -= entry.bytes();
+            self.responses -= 1;
+        }
+        if shelf.entries.is_empty() {
+            self.owners.remove(&owner);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foreword_ordering::random::Random;
+    use serde_json::json;
+
+    const BOUNDS: Bounds = Bounds {
+        responses: 4,
+        bytes: 2000,
+        time: Duration::from_secs(60),
+    };
+
+    fn owner(salt: &str) -> Owner {
+        Owner {
+            key: None,
+            salt: salt.to_owned(),
+        }
+    }
+
+    fn transcript(text: &str) -> Transcript {
+        Transcript {
+            response: json!({"id": "r"}),
+            input: vec![json!(text)],
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_is_its_owners_alone_until_its_time_is_over() {
+        let kept = Transcripts::new(BOUNDS);
+        let now = Instant::now();
+        kept.keep(&owner("a"), "r1", &transcript("x"), now);
+        assert_eq!(kept.get(&owner("a"), "r1", now), Some(transcript("x")));
+        assert_eq!(kept.get(&owner("b"), "r1", now), None);
+        let other_key = Owner {
+            key: Some(1),
+            ..owner("a")
+        };
+        assert_eq!(kept.get(&other_key, "r1", now), None);
+        assert!(!kept.forget(&owner("b"), "r1", now));
+        let later = now + Duration::from_secs(59);
+        assert!(kept.get(&owner("a"), "r1", later).is_some());
+        let too_late = now + Duration::from_secs(60);
+        assert_eq!(kept.get(&owner("a"), "r1", too_late), None);
+        assert_eq!(kept.held(), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_takes_its_own_oldest_and_nobody_elses() {
+        let kept = Transcripts::new(BOUNDS);
+        let now = Instant::now();
+        kept.keep(&owner("quiet"), "q", &transcript("x"), now);
+        for index in 0..50 {
+            let id = format!("f{index}");
+            kept.keep(&owner("flood"), &id, &transcript("xxxxxxxx"), now);
+        }
+        assert!(kept.get(&owner("quiet"), "q", now).is_some());
+        assert!(kept.get(&owner("flood"), "f49", now).is_some());
+        assert!(kept.get(&owner("flood"), "f0", now).is_none());
+        kept.keep(&owner("flood"), "huge", &transcript(&"x".repeat(3000)), now);
+        assert!(kept.get(&owner("flood"), "huge", now).is_none());
+        assert!(kept.get(&owner("flood"), "f49", now).is_some());
+        assert!(kept.forget(&owner("flood"), "f49", now));
+        assert!(kept.get(&owner("flood"), "f49", now).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whatever_happens_the_bounds_hold_and_the_books_agree() {
+        let kept = Transcripts::new(BOUNDS);
+        let mut random = Random::new(7);
+        let mut now = Instant::now();
+        for step in 0..2000 {
+            now += Duration::from_secs(random.below(5));
+            let owner = owner(&random.below(5).to_string());
+            match random.below(3) {
+                0 => {
+                    kept.forget(&owner, &random.below(2000).to_string(), now);
+                }
+                _ => {
+                    let text = "x".repeat(random.below(900) as usize);
+                    kept.keep(&owner, &step.to_string(), &transcript(&text), now);
+                }
+            }
+            let state = kept.lock();
+            let entries = || state.owners.values().flat_map(|shelf| &shelf.entries);
+            let bytes: usize = entries().map(Entry::bytes).sum();
+            assert_eq!((state.responses, state.bytes), (entries().count(), bytes));
+            assert!(state.responses <= BOUNDS.responses && state.bytes <= BOUNDS.bytes);
+            assert!(state.owners.values().all(|shelf| !shelf.entries.is_empty()));
+        }
+    }
+}
