@@ -317,7 +317,7 @@ impl RawConfig {
     /// Reads the fields that a JSON configuration has; the others keep their values.
     ///
     /// # Errors
-    /// [`ConfigError::Shape`].
+    /// Returns [`ConfigError::Shape`] for anything else than JSON of this shape.
     pub fn read_json(&mut self, text: &[u8]) -> Result<(), ConfigError> {
         let mut json = serde_json::Deserializer::from_slice(text);
         Self::deserialize_in_place(&mut json, self)?;

@@ -92,7 +92,7 @@ impl SimilarityConfig {
     /// Reads and checks a configuration that is already parsed.
     ///
     /// # Errors
-    /// [`ConfigError`].
+    /// Returns [`ConfigError`] for JSON of another shape and for a value out of bounds.
     pub fn from_value(value: &serde_json::Value) -> Result<Self, ConfigError> {
         RawSimilarity::deserialize(value)?.try_into()
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Which of the two.
+/// Which of OpenAI's two completion routes a request was sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Chat,
@@ -24,7 +24,7 @@ pub(super) enum Api {
 }
 
 impl Api {
-    /// The names that a chat's fields have in it, where they are others.
+    /// Returns the names that this API gives to a chat's fields, where they differ.
     pub(super) fn names(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::OpenAi(_) => &[],
@@ -34,7 +34,7 @@ impl Api {
     }
 }
 
-/// What all objects of one answer have in common.
+/// The fields that all objects of one answer have in common.
 pub(super) struct Envelope {
     dialect: Dialect,
     id: String,
@@ -42,12 +42,12 @@ pub(super) struct Envelope {
     model: String,
 }
 
-/// A choice, complete.
+/// A complete choice.
 #[derive(Default)]
 pub(super) struct Whole {
     pub(super) text: String,
     pub(super) calls: Vec<ToolCall>,
-    /// If they were asked for.
+    /// The tokens' log-probabilities, if the request asked for them.
     pub(super) logprobs: Option<Vec<Scored>>,
     /// `None` only while it is being put together.
     pub(super) end: Option<End>,
@@ -103,7 +103,7 @@ impl Envelope {
         choice
     }
 
-    /// What a stream sends before the first piece of a choice, if anything.
+    /// Returns the event before the first piece of a choice, if the dialect has one.
     pub(super) fn opening(&self, index: usize) -> Option<Value> {
         match self.dialect {
             Dialect::Chat => {
@@ -114,7 +114,7 @@ impl Envelope {
         }
     }
 
-    /// More text, with its tokens if they were asked for.
+    /// Returns the event of more text, with its tokens if the request asked for them.
     pub(super) fn text(&self, index: usize, text: &str, logprobs: Option<&[Scored]>) -> Value {
         let choice = match self.dialect {
             Dialect::Chat => json!({"delta": {"content": text}}),
@@ -123,7 +123,7 @@ impl Envelope {
         self.chunk(index, choice, logprobs, None)
     }
 
-    /// A call of a tool, the `number`th of its choice, in one piece.
+    /// Returns the event of a whole tool call, the `number`th of its choice.
     pub(super) fn call(
         &self,
         index: usize,

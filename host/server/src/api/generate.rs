@@ -180,16 +180,16 @@ async fn answer(
     Ok(response)
 }
 
-/// How many documents were found for a chat that asked for some, or `failed`.
+/// The response header with the number of documents found for a chat that asked for some, or `failed`.
 const X_FOREWORD_RETRIEVED: HeaderName = HeaderName::from_static("x-foreword-retrieved");
 
-/// A chat that needs no documents, or has them.
+/// A chat that needs no documents, or already has them.
 struct WithDocuments {
     body: Bytes,
     path: Option<HeaderValue>,
-    /// The name under which the engine may know it already, and what it knows.
+    /// The id under which the engine may have speculated on the chat, and that speculation.
     guessed: Option<(SpeculationId, Option<Speculation>)>,
-    /// For the header.
+    /// The value of [`X_FOREWORD_RETRIEVED`].
     retrieved: Option<HeaderValue>,
 }
 
@@ -250,7 +250,7 @@ async fn with_documents(
     }
 }
 
-/// A request's body and what else its preparation needs.
+/// A request's body, with what else its preparation needs.
 struct Asked {
     api: Api,
     /// The request's id.
@@ -261,12 +261,12 @@ struct Asked {
     path: Option<HeaderValue>,
 }
 
-/// What a body asks for.
+/// The generation that a body asks for.
 struct Prepared {
     request: engine::Request,
     choices: u32,
     reading: Reading,
-    /// How the answer is told, and whether it is streamed.
+    /// The form of the answer, which is streamed if `streams`.
     shape: Shape,
     streams: bool,
     /// Prepared apart, since it may take long.
@@ -359,7 +359,7 @@ fn prepare_response(app: &App, model: &Model, asked: &Asked) -> Result<Prepared,
     prepare_chat(app, model, asked, chat, |_| shape)
 }
 
-/// Of whatever was read as a chat.
+/// Prepares a request of any API that was read as a chat.
 fn prepare_chat(
     app: &App,
     model: &Model,

@@ -210,7 +210,7 @@ fn usage_object(usage: Usage) -> Value {
     })
 }
 
-/// What a stream sends when it fails.
+/// Returns the event that a stream sends when it fails.
 pub(super) fn failure_event(failure: &Failure) -> Event {
     event("error", error(failure.status(), &failure.to_string()))
 }

@@ -70,17 +70,17 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tracing::Instrument;
 
-/// What all handlers share.
+/// The state that all handlers share.
 pub struct App {
-    /// Who may come in.
+    /// The gate, which admits requests.
     pub gate: Arc<Gate>,
-    /// Set before the gate opens.
+    /// The model, which is set before the gate opens.
     pub model: Arc<OnceLock<Arc<Model>>>,
     /// Counters and histograms.
     pub metrics: Arc<Metrics>,
     /// Spans of requests; `None`: nobody collects them.
     pub spans: Option<Spans>,
-    /// The keys to ask for under `/v1`; `None`: nobody is asked.
+    /// The keys that requests under `/v1` need; `None`: they need none.
     pub keys: Option<ApiKeys>,
     /// The keys of whoever runs the server; `None`: there are none.
     pub operators: Option<ApiKeys>,
@@ -186,7 +186,7 @@ pub fn internal(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// What clients look for in vain, and are told so.
+/// Paths of the internal listener. The error that a client gets for them here names that listener.
 const INTERNAL: [&str; 5] = [
     "/healthz",
     "/readyz",

@@ -32,7 +32,7 @@ use tokio::time::Instant;
 /// An answer as a response.
 pub(super) struct ResponsesShape {
     id: String,
-    /// What is the same in every telling: the request's words, the model, the time.
+    /// The fields that are the same in every event: those of the request, the model, the time.
     told: Map<String, Value>,
     output: Vec<Value>,
     /// The id and the text of the message that is being written, which is not among `output` yet.
@@ -42,11 +42,11 @@ pub(super) struct ResponsesShape {
     keep: Option<Keep>,
 }
 
-/// Where a response is kept when it is complete.
+/// The store that keeps a response once it is complete.
 pub(super) struct Keep {
     pub(super) transcripts: Arc<Transcripts>,
     pub(super) owner: Owner,
-    /// What it answers.
+    /// The items that the response answers.
     pub(super) input: Vec<Value>,
 }
 
@@ -257,7 +257,7 @@ fn usage_object(usage: Usage) -> Value {
     })
 }
 
-/// What a kept response that another goes on from says: its input and its output.
+/// Returns the items of a kept response that a request continues: its input, then its output.
 pub(super) fn earlier(app: &App, owner: &Owner, id: &str) -> Result<Vec<Value>, Failure> {
     let field = "previous_response_id";
     let Some(transcripts) = &app.transcripts else {

@@ -17,7 +17,7 @@ use axum::response::sse::Event;
 use foreword_engine::text::Part;
 use serde_json::Value;
 
-/// See the module.
+/// The form of an answer in one of the APIs.
 pub(super) enum Shape {
     OpenAi(OpenAi),
     Responses(Box<ResponsesShape>),
@@ -25,7 +25,7 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    /// What a stream sends at once.
+    /// Returns the events that a stream sends at once.
     pub(super) fn opening(&mut self) -> Vec<Event> {
         match self {
             Self::OpenAi(_) | Self::Messages(_) => Vec::new(),
@@ -33,7 +33,7 @@ impl Shape {
         }
     }
 
-    /// What a stream sends of a piece.
+    /// Returns the events that a stream sends for a piece.
     pub(super) fn piece(&mut self, piece: Piece, usage: Usage) -> Vec<Event> {
         match self {
             Self::OpenAi(shape) => shape.piece(&piece),
@@ -42,7 +42,7 @@ impl Shape {
         }
     }
 
-    /// What a stream sends last.
+    /// Returns the events that end a stream.
     pub(super) fn finish(&mut self, usage: Usage) -> Vec<Event> {
         match self {
             Self::OpenAi(shape) => shape.finish(usage),
@@ -51,7 +51,7 @@ impl Shape {
         }
     }
 
-    /// What a stream sends instead of the rest.
+    /// Returns the event that a stream sends in place of the rest when the generation fails.
     pub(super) fn failure(&mut self, failure: &Failure, usage: Usage) -> Event {
         match self {
             Self::OpenAi(_) => Event::default().data(failure.body().to_string()),
@@ -69,7 +69,7 @@ impl Shape {
         }
     }
 
-    /// The answer that was taken.
+    /// Returns the whole answer, made of the pieces that were taken.
     pub(super) fn whole(&mut self, usage: Usage) -> Value {
         match self {
             Self::OpenAi(shape) => {
@@ -87,9 +87,9 @@ pub(super) struct OpenAi {
     envelope: Envelope,
     logprobs: bool,
     include_usage: bool,
-    /// Of an answer that is sent whole.
+    /// The choices of an answer that is sent whole.
     choices: Vec<Whole>,
-    /// Of a stream: which choices have begun, and how many calls each has made.
+    /// Which choices of a stream have begun. `calls` counts the tool calls of each.
     opened: Vec<bool>,
     calls: Vec<usize>,
 }

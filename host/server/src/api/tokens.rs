@@ -106,7 +106,7 @@ pub(super) async fn render_completion(
     .await
 }
 
-/// A prompt's tokens as vLLM's renderer tells them.
+/// Returns a prompt's tokens in the form of vLLM's renderer.
 fn rendered(model: &Model, id: &str, tokens: &[TokenId]) -> Value {
     json!({"request_id": id, "model": model.name(), "token_ids": tokens})
 }
@@ -121,7 +121,7 @@ fn check_name(model: &Model, asked: Option<&str>) -> Result<(), Failure> {
     }
 }
 
-/// What `read` makes of the body, on a thread that may block.
+/// Runs `read` on the request's body, on a thread that may block.
 async fn work(
     app: &Arc<App>,
     request: Request,

@@ -39,7 +39,7 @@ impl std::fmt::Debug for FeedConfig {
     }
 }
 
-/// Reads the engines, in their order. Without any given there is one, of which nothing is known.
+/// Reads the engines, in their order. Without any, there is one engine of which nothing is known.
 pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, ConfigError> {
     let Some(value) = value else {
         return Ok(vec![EngineConfig {
@@ -84,7 +84,7 @@ pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, Config
 
 fn engine(value: &Value) -> Result<EngineConfig, ConfigError> {
     let known = ["name", "address", "feed", "block_tokens"];
-    // A feed's token may be in it.
+    // The value may hold a feed's token.
     let fields = Fields::secret("engines", value, &known)?;
     let address = fields.given("engines.address").map(address).transpose()?;
     let block_tokens = fields.given("engines.block_tokens").map(|value| {

@@ -143,7 +143,7 @@ impl<'v> Fields<'v> {
         cluster.ok_or_else(|| invalid(field, &Value::Null, CLUSTER))
     }
 
-    /// Reads the path that another server is asked under.
+    /// Reads the path under which another server is called.
     pub(super) fn path(&self, field: &'static str) -> Result<Option<String>, ConfigError> {
         let limit = || {
             format!(
@@ -235,8 +235,8 @@ impl<'v> Fields<'v> {
         Ok(Some(token.to_owned()))
     }
 
-    /// Reads a key, or the name of the environment variable that holds one. `None`: neither is there, or both are.
-    /// Errors tell a key's length alone.
+    /// Reads a key, or the name of the environment variable that holds one. Returns `None` if neither is given, or
+    /// both are. Errors show only a key's length.
     pub(super) fn key(
         &self,
         [key, environment]: [&'static str; 2],
@@ -357,9 +357,9 @@ pub(super) fn hidden(field: &'static str, value: &Value, limit: &str) -> ConfigE
     }
 }
 
-/// What a key must be.
+/// The description of a key in errors.
 pub(crate) const KEY: &str = "64 to 256 hexadecimal digits (try `openssl rand -hex 32`)";
-/// What errors show in place of a secret.
+/// The text that errors show in place of a secret.
 const HIDDEN: &str = "…";
 const CLUSTER: &str = "the name of an Envoy cluster, 1 to 256 visible ASCII characters";
 const MAX_CLUSTER_BYTES: usize = 256;

@@ -45,84 +45,85 @@ pub const SCHEMA: &str = include_str!("schema.json");
 
 /// A checked configuration.
 pub struct Config {
-    /// Handed to the core as it is.
+    /// The core's configuration, passed on unchanged.
     pub ordering: OrderingConfig,
     /// Paths, without query, on which a `POST` is looked at; `{name}` stands for a part of one. Not empty.
     pub routes: Vec<String>,
     /// Longest body that is read; longer ones pass or are refused.
     pub max_body_bytes: u32,
-    /// Whether documents are moved, or only counted.
+    /// Whether documents are moved, or what would be done is only reported.
     pub mode: Mode,
-    /// Which requests go on in the client's order, for comparison.
+    /// The experiment that leaves some requests in the client's order for comparison; `None`: there is none.
     pub experiment: Option<Experiment>,
-    /// Who says whose a request is; without it all requests share one tenant.
+    /// The source of a request's tenant; `None`: all requests share one tenant.
     pub tenant: Option<TenantSource>,
-    /// What cache salts are made with; only with tenants.
+    /// The key that cache salts are made with; present only with `tenant`.
     pub salt: Option<SaltKey>,
-    /// Paths, without query, that carry no prompt and are let through without a salt. Where salts are on, what is neither
-    /// here nor in `routes` is refused. Empty without salts, which need no such list.
+    /// Paths, without query, that carry no prompt and go on without a salt. With salts, a path that is neither here
+    /// nor in `routes` is refused. Without salts the list is empty, since none is needed.
     pub open_paths: Vec<String>,
-    /// What happens to a request that cannot be ordered through the client's own fault.
+    /// The treatment of a request that cannot be ordered through the client's own fault.
     pub on_failure: OnFailure,
-    /// Lower-case name of the response header that says what was done.
+    /// Lower-case name of the response header that reports what was done.
     pub report_header: Option<String>,
-    /// Lower-case name of the request header that lets a request pass. Always removed.
+    /// Lower-case name of the request header that lets a request pass unchanged. The filter always removes the header.
     pub bypass_header: Option<String>,
     /// Whether the request's headers wait for its body.
     pub request_headers: RequestHeaders,
-    /// Where the chosen path is told to the engine.
+    /// The request header that tells the engine the chosen path.
     pub path_header: PathHeader,
-    /// Whether what was done is also written where access logs find it.
+    /// Whether the report is also written to filter state, where access logs find it.
     pub log_fields: bool,
-    /// At least one.
+    /// The engines behind the gateway, at least one.
     pub(crate) engines: Vec<EngineConfig>,
-    /// Recent requests of a tenant by which it is explained why a prompt could not begin like an earlier one; 0: nothing
-    /// is explained.
+    /// Number of a tenant's recent requests that a request is compared with, to explain why its prompt could not begin
+    /// like an earlier one. 0: nothing is explained.
     pub(crate) explain: u32,
-    /// What workers tell each other.
+    /// The agreement between workers.
     pub(crate) agreement: AgreementConfig,
-    /// Where documents come from for chats that bring none; `None`: from nowhere.
+    /// The source of documents for chats that bring none; `None`: such chats stay without.
     pub(crate) retrieval: Option<RetrievalConfig>,
-    /// A hash of what says whose requests these are. Configurations that differ in it have nothing to tell each other.
+    /// A hash of the routes, the source of tenants and the engines. Workers whose configurations differ in it have
+    /// nothing to tell each other.
     pub(crate) audience: u64,
 }
 
-/// Whether documents are moved.
+/// Whether documents are moved or only reported on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// They are.
+    /// Documents are moved.
     Order,
-    /// What would be done is decided and reported; every document goes on as it came.
+    /// The order is decided and reported, but every document goes on as it came.
     DryRun,
 }
 
 /// Whether a request's headers wait for its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestHeaders {
-    /// They go on together with the new body, and state its length. The proxy must be told to allow it
-    /// (`allow_on_headers_stop_iteration`, Envoy 1.35 and later): without that it never delivers the body, and the
-    /// request hangs.
+    /// Headers go on together with the new body and state its length. The proxy must allow that with
+    /// `allow_on_headers_stop_iteration` (Envoy 1.35 and later). Otherwise it never delivers the body, and the request
+    /// hangs.
     Hold,
-    /// They go on at once, without `content-length`: the body follows in chunks. For control planes that cannot set
-    /// that option.
+    /// Headers go on at once, without `content-length`, and the body follows in chunks. This is for control planes
+    /// that cannot set the option.
     Release,
 }
 
 /// The request header that holds the chosen path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathHeader {
-    /// In lower case. One from the client is always removed.
+    /// Lower-case name of the header. One from the client is always removed.
     pub name: String,
-    /// Whether it is written.
+    /// Whether the filter writes the header.
     pub enabled: bool,
 }
 
-/// What happens to a request that cannot be ordered through the client's own fault.
+/// The treatment of a request that cannot be ordered through the client's own fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
-    /// It goes on as the client wrote it.
+    /// The request goes on as the client wrote it.
     Pass,
-    /// It is answered with an error in OpenAI's shape.
+    /// The request is answered with an error in the dialect of its route.
     Refuse,
 }
 
@@ -223,7 +224,8 @@ impl Config {
         Ok(config)
     }
 
-    /// A choice of engines is told in headers, and what a feed says is told to other workers.
+    /// Checks what several engines and feeds require: the choice of an engine is told in headers, and a feed's events
+    /// are told to other workers.
     fn check_engines(&self) -> Result<(), ConfigError> {
         if self.engines.len() > 1 && self.request_headers == RequestHeaders::Release {
             return Err(ConfigError::Conflict {
@@ -247,7 +249,7 @@ impl Config {
         Ok(())
     }
 
-    /// Headers that mean something to the filter must be told apart.
+    /// Checks that the headers with a meaning to the filter have different names.
     fn check_headers(&self) -> Result<(), ConfigError> {
         let tenant = match &self.tenant {
             Some(TenantSource::Header(name)) => Some(name),
@@ -275,46 +277,46 @@ impl Config {
     }
 }
 
-/// Why a configuration was refused. The proxy logs it and does not start, or keeps the old configuration.
+/// The reason why a configuration was refused. The proxy logs it and does not start, or keeps the old configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// JSON, or not even that, but no object.
+    /// The configuration is no JSON object.
     #[error("plugin configuration: it is not a JSON object")]
     NotAnObject,
-    /// Not JSON, or a field that does not exist.
+    /// The configuration is not JSON, or has an unknown or repeated field.
     #[error("plugin configuration: {0}")]
     Json(serde_json::Error),
-    /// The core refused its part.
+    /// The core refused the part `ordering`.
     #[error("plugin configuration: ordering: {0}")]
     Ordering(String),
-    /// The core refused the similarity cache.
+    /// The core refused the part `retrieval.similarity`.
     #[error("plugin configuration: retrieval: {0}")]
     Retrieval(String),
     /// A field's value is outside its limits.
     #[error("plugin configuration: {field}: {value} is not {limit}")]
     Invalid {
-        /// The field.
+        /// The path of the field.
         field: &'static str,
-        /// The value, as JSON, shortened; of a key only its length.
+        /// The value as JSON, shortened. Of a key, only its length.
         value: String,
-        /// What would be accepted.
+        /// The accepted values.
         limit: String,
     },
-    /// A field does not fit another one, or the proxy.
+    /// A field contradicts another field, or the proxy's environment.
     #[error("plugin configuration: {field}: {rule}")]
     Conflict {
-        /// The field.
+        /// The path of the field.
         field: &'static str,
-        /// What does not hold.
+        /// The rule that is broken.
         rule: &'static str,
     },
 }
 
-/// The configuration as written. Values stay untyped so that each check can name its field: serde's own
-/// messages name the type alone.
+/// The configuration as written. Values stay untyped so that each check can name its field: serde's own messages name
+/// only the type.
 #[derive(Default)]
 struct Raw {
-    /// The core reads it itself, and its errors name lines and columns of this text.
+    /// The core's part, as text. The core reads it itself, and its errors name lines and columns of this text.
     ordering: Option<Box<RawValue>>,
     fields: Map<String, Value>,
 }
@@ -373,8 +375,8 @@ impl<'de> Deserialize<'de> for Raw {
     }
 }
 
-/// Returns a hash of what says whose requests these are. What may change in a running gateway, such as bounds and
-/// policies, is no part of it.
+/// Returns a hash of the routes, the source of tenants and the engines. Settings that may change in a running gateway,
+/// such as bounds and policies, are no part of it.
 fn audience(fields: &Fields<'_>, engines: &[EngineConfig]) -> u64 {
     let [routes, tenant] = ["routes", "tenant"].map(|field| format!("{:?}", fields.get(field)));
     let engines = engines.iter().map(|engine| (&engine.name, engine.address));
@@ -382,8 +384,8 @@ fn audience(fields: &Fields<'_>, engines: &[EngineConfig]) -> u64 {
     Fingerprint::of(&[&routes, &tenant, &engines].map(String::as_bytes)).0
 }
 
-/// Reads the core's part. What a retriever found stays in a chat if it `keeps` it and nothing else is said: no client
-/// sends it again.
+/// Reads the core's part. If retrieval keeps its documents (`keeps`) and `conversation.pin` is not given, pinning is
+/// on: no client sends such documents again.
 fn ordering(json: Option<&RawValue>, keeps: bool) -> Result<OrderingConfig, ConfigError> {
     let mut raw = RawOrderingConfig::default();
     raw.conversation.pin = keeps;
@@ -407,7 +409,7 @@ fn experiment(value: &Value) -> Result<Experiment, ConfigError> {
         .ok_or_else(|| invalid("experiment.control_share", share, "a number from 0 to 1"))
 }
 
-/// Reads `{"requests": …}`: the number of requests by which others are explained.
+/// Reads `{"requests": …}`, the number of recent requests by which others are explained.
 fn explained(value: Option<&Value>) -> Result<u32, ConfigError> {
     let fields = Fields::of("explain", value, &["requests"])?;
     fields.number("explain.requests", 0..=MAX_EXPLAINED, DEFAULT_EXPLAINED)
@@ -421,7 +423,7 @@ const DEFAULT_MAX_BODY_BYTES: u32 = 4 << 20;
 /// A worker's Wasm memory never shrinks and aborts near 1 GiB; a body needs a few times its own size there.
 const LIMIT_MAX_BODY_BYTES: u32 = 32 << 20;
 const DEFAULT_EXPERIMENT: &str = "default";
-/// Recent requests of a tenant that a request is compared with.
+/// Default number of a tenant's recent requests that a request is compared with.
 const DEFAULT_EXPLAINED: u32 = 64;
 const MAX_EXPLAINED: u32 = 1_024;
 

@@ -23,7 +23,7 @@ pub(crate) struct RetrievalConfig {
     pub(crate) embedding: Embedding,
     /// The similarity cache; `None`: every chat is searched for.
     pub(crate) similarity: Option<SimilarityConfig>,
-    /// Most bytes of all documents that the similarity cache's entries name.
+    /// Limit on the bytes of all documents that the similarity cache's entries name.
     pub(crate) max_document_bytes: usize,
     pub(crate) warm_up: Option<WarmUp>,
     /// The text before and after the documents, as between the quotes of a JSON string.
@@ -56,7 +56,7 @@ pub(crate) struct Embedding {
 #[derive(Clone)]
 pub(crate) struct WarmUp {
     pub(crate) engine: Peer,
-    /// Most warm-ups at once, of one worker (of all workers, in the dynamic module).
+    /// Limit on simultaneous warm-ups, of one worker or, in the dynamic module, of all workers.
     pub(crate) max_in_flight: u32,
 }
 
@@ -99,8 +99,8 @@ impl RetrievalConfig {
     }
 }
 
-/// Reads what happens to a chat that no documents could be had for. `continue` and `fail` are older words for
-/// `pass` and `refuse`.
+/// Reads how a chat is treated when no documents could be retrieved. `continue` and `fail` are older words for `pass`
+/// and `refuse`.
 fn on_failure(fields: &Fields<'_>) -> Result<OnFailure, ConfigError> {
     const FIELD: &str = "retrieval.on_failure";
     match fields.get(FIELD).and_then(Value::as_str) {
@@ -153,7 +153,7 @@ impl WarmUp {
     }
 }
 
-/// Checks the core's part, and the room that it may take in a VM.
+/// Checks the core's part, and the memory that it may take in a VM.
 fn similarity(value: &Value) -> Result<SimilarityConfig, ConfigError> {
     const TOLERANCE: &str = "similarity.tolerance";
     let refused = |error| match error {
@@ -212,7 +212,7 @@ const FIELDS: [&str; 15] = [
     "warm_up",
     "wrapper",
 ];
-/// A worker's VM ends near 1 GiB.
+/// Limit on the memory of all similarity caches of a VM, which ends near 1 GiB.
 const MAX_SIMILARITY_BYTES: u64 = 512 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Who says whose a request is, and the key of the salts that keep tenants apart in the engine.
+//! The source of a request's tenant, and the key of the salts that keep tenants apart in the engine.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::ConfigError;
 use super::fields::{Fields, header_name, hidden, invalid};
 
-/// Who says whose a request is. Never the body: whoever writes it could choose.
+/// The source of a request's tenant. The body is never the source: whoever writes it could choose the tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TenantSource {
     /// The request header of this lower-case name. The proxy must set or check it before the filter sees it.
@@ -16,12 +16,13 @@ pub enum TenantSource {
     Claim(Vec<String>),
 }
 
-/// A secret: what cache salts are made with, or what an engine's feed is sealed with.
+/// A secret key, of cache salts or of an engine's feed.
 #[derive(Clone, PartialEq, Eq)]
 pub enum SaltKey {
-    /// The bytes.
+    /// The bytes of the key.
     Bytes(Vec<u8>),
-    /// The proxy's environment variable that holds them, in hexadecimal digits. Configurations are shown on admin pages.
+    /// The name of the proxy's environment variable that holds the key in hexadecimal digits. So the key does not
+    /// appear on admin pages, which show configurations.
     Environment(String),
 }
 
@@ -42,7 +43,7 @@ impl SaltKey {
     }
 }
 
-/// Never the bytes.
+/// Prints no byte of the key.
 impl fmt::Debug for SaltKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -83,7 +84,8 @@ pub(super) fn source(value: &Value) -> Result<TenantSource, ConfigError> {
     }
 }
 
-/// A claim's name, or the names on the way to a nested one. Dots mean nothing: names of claims have them.
+/// Returns the path to a claim: its name, or the names on the way to a nested one. Dots have no meaning, since names
+/// of claims may contain them.
 fn claim_path(claim: &Value) -> Result<Vec<String>, ConfigError> {
     let single = std::slice::from_ref(claim);
     let parts = claim.as_array().map_or(single, Vec::as_slice);
@@ -102,8 +104,8 @@ fn path_part(value: &Value) -> Option<String> {
     (fits && !part.contains('\0')).then(|| part.to_owned())
 }
 
-/// Reads `{"key": …}` or `{"key_env": …}`, and `open_paths` beside either: the key, and the paths that go on without a
-/// salt. Errors tell a key's length alone.
+/// Reads `{"key": …}` or `{"key_env": …}`, either with `open_paths`. Returns the key, and the paths that go on without
+/// a salt. Errors show only a key's length.
 pub(super) fn salt(value: &Value) -> Result<(SaltKey, Vec<String>), ConfigError> {
     let either = || hidden("salt", value, EITHER_KEY);
     let fields = Fields::secret("salt", value, &["key", "key_env", "open_paths"]);
@@ -119,10 +121,11 @@ pub(super) fn salt(value: &Value) -> Result<(SaltKey, Vec<String>), ConfigError>
     ))
 }
 
-/// Where Envoy's `jwt_authn` keeps what it has verified.
+/// The namespace of dynamic metadata in which Envoy's `jwt_authn` keeps the claims that it has verified.
 const JWT_AUTHN_NAMESPACE: &str = "envoy.filters.http.jwt_authn";
 const EITHER_KEY: &str = "an object with either `key` or `key_env`, and perhaps `open_paths`";
-/// What clients ask before they chat: which models there are, and whether the engine lives (vLLM's and SGLang's name for it).
+/// Paths that clients ask before they chat: the list of models, and the health of the engine (as vLLM and SGLang name
+/// it).
 const DEFAULT_OPEN_PATHS: [&str; 2] = ["/v1/models", "/health"];
 const PART: &str = "a string of 1 to 256 characters";
 const MAX_PART_CHARS: usize = 256;
