@@ -166,7 +166,7 @@ enum Format {
     /// By tags: a place may be empty, or hold other words.
     Tagged,
     /// By what stands between them: every place must be filled.
-    DistinctDocuments,
+    List,
     /// As Listed, in JSON, where no hint has a place.
     Elements,
 }
@@ -194,7 +194,7 @@ impl<'a> Finder<'a, '_> {
         let scope = before.scope(offset + text.source(&first.whole).start);
         let hint_at = match format {
             Format::Tagged => Some(tags::wrapper_end(&text.plain, last.whole.end)),
-            Format::DistinctDocuments => Some(last.whole.end),
+            Format::List => Some(last.whole.end),
             Format::Elements => None,
         };
         let hint = hint_at.map(|at| HintSpot {
@@ -249,7 +249,7 @@ impl<'a> Finder<'a, '_> {
             .or_else(|| {
                 let lines = self.has_lists().then(|| Lines::read(plain, author))?;
                 let listed = |is_on: bool, find: &dyn Fn(&Lines) -> Vec<Span>| {
-                    found(is_on.then(|| find(&lines))?, Format::DistinctDocuments)
+                    found(is_on.then(|| find(&lines))?, Format::List)
                 };
                 listed(formats.numbered, &|lines| lines.numbered(plain))
                     .or_else(|| listed(formats.rules, &|lines| lines.ruled(plain)))

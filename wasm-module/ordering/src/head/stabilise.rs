@@ -102,7 +102,7 @@ impl Heads {
             return true;
         }
         let texts = SystemText::all(parsed);
-        let found: Vec<Vec<FoundDocument>> =
+        let found: Vec<Vec<PatternMatch>> =
             texts.iter().map(|text| self.found(config, text)).collect();
         let mut all = found.iter().flatten();
         if config.upstream == Upstream::Anthropic
@@ -266,7 +266,7 @@ impl Heads {
     }
 
     /// Returns the matches of the patterns in a text.
-    fn found(&mut self, config: &Head, text: &SystemText<'_>) -> Vec<FoundDocument> {
+    fn found(&mut self, config: &Head, text: &SystemText<'_>) -> Vec<PatternMatch> {
         let mut all = Vec::new();
         if config.patterns.is_empty() {
             return all;
@@ -308,7 +308,7 @@ impl Heads {
                 // After a collision of hashes, a match may be no range of this line.
                 let range = unit.line.start + found.range.start..unit.line.start + found.range.end;
                 if range.end <= unit.line.end && plain.get(range.clone()).is_some() {
-                    all.push(FoundDocument {
+                    all.push(PatternMatch {
                         range,
                         pattern: found.pattern,
                     });
@@ -323,18 +323,18 @@ impl Heads {
         &mut self,
         config: &Head,
         texts: &[SystemText<'_>],
-        found: &[Vec<FoundDocument>],
+        found: &[Vec<PatternMatch>],
     ) -> Vec<Vec<bool>> {
         let mut seen: Vec<Seen> = Vec::new();
         let mut places: Vec<(usize, usize)> = Vec::new();
         for (nth, text) in texts.iter().enumerate() {
             let hits = found.get(nth).map(Vec::as_slice).unwrap_or_default();
-            let acts = |hit: &&FoundDocument| {
+            let acts = |hit: &&PatternMatch| {
                 let pattern = config.patterns.get(hit.pattern);
                 pattern.is_some_and(|pattern| pattern.class != Class::Leave)
             };
             for (at, unit) in text.units.iter().enumerate() {
-                let overlaps = |hit: &FoundDocument| {
+                let overlaps = |hit: &PatternMatch| {
                     hit.range.start < unit.range.end && unit.range.start < hit.range.end
                 };
                 // A span that a pattern covers is no slot.
@@ -363,7 +363,7 @@ impl Heads {
 }
 
 /// A match of a pattern in a plain text.
-struct FoundDocument {
+struct PatternMatch {
     range: Range<usize>,
     pattern: usize,
 }
