@@ -422,6 +422,26 @@ mod tests {
     }
 
     #[test]
+    fn a_field_is_told_under_the_name_that_its_api_has_for_it() {
+        let names = [
+            ("response_format.json_schema", "text.format"),
+            ("stop", "stop_sequences"),
+        ];
+        for (param, told) in [
+            ("response_format.json_schema.schema", "text.format.schema"),
+            ("stop", "stop_sequences"),
+            ("stops", "stops"),
+            ("seed", "seed"),
+        ] {
+            let failure = Failure::invalid(param, format!("{param} must be a number, stop"));
+            let body = failure.renamed(&names).body();
+            assert_eq!(body["error"]["param"], told);
+            let message = format!("{told} must be a number, stop");
+            assert_eq!(body["error"]["message"], message);
+        }
+    }
+
+    #[test]
     fn clipping_respects_characters() {
         assert_eq!(clip(&"é".repeat(100)), "é".repeat(100));
         assert_eq!(clip(&"é".repeat(101)), format!("{}…", "é".repeat(100)));

@@ -131,7 +131,7 @@ async fn the_cache_is_emptied_by_operators_alone() {
     assert_eq!(get(one.internal(), "/get_load").await.status, 200);
     assert_eq!(get(one.address(), "/health").await.status, 200);
     assert_eq!(
-        with_key(one.address(), "GET", "/flush_cache", "tenant").await,
+        with_key(one.address(), "POST", "/flush_cache", "tenant").await,
         200
     );
     // Without keys, clients cannot.

@@ -76,6 +76,12 @@ async fn embeddings_come_in_openais_shape() {
     assert_eq!(answer["usage"]["total_tokens"], 4);
     let vector = answer["data"][0]["embedding"].as_array().unwrap();
     assert_eq!(vector.len(), 768);
+    let served = json!({"input": ["the ferry", "the train"], "model": MODEL});
+    let served = post(house.address(), path, &served).await.json();
+    assert_eq!(
+        (&served["model"], &served["data"]),
+        (&json!(MODEL), &answer["data"])
+    );
 
     let body = json!({"input": "the ferry", "encoding_format": "base64", "dimensions": 768});
     let answer = post(house.address(), path, &body).await.json();

@@ -85,7 +85,7 @@ pub(super) fn told() -> Router<Arc<App>> {
 pub(super) fn flushing(operators: Operators) -> Router<Arc<App>> {
     Router::new()
         .route("/reset_prefix_cache", post(flush))
-        .route("/flush_cache", post(flush).get(flush))
+        .route("/flush_cache", post(flush))
         .route_layer(from_fn_with_state(Arc::new(operators), ask_operators))
 }
 
