@@ -238,7 +238,7 @@ fn a_changed_body_goes_on_and_an_answer_of_the_modules_own_does_not() {
     let module = self::module(&answering);
     let outcome = start(&module).unwrap().play(&request).unwrap();
     assert_eq!(outcome.forwarded, None);
-    assert_eq!(outcome.local.unwrap().status, 429);
+    assert_eq!(outcome.local.as_ref().unwrap().status, 429);
     assert_eq!(outcome.response_header(":status"), Some(&b"429"[..]));
     assert_eq!(outcome.response_body, b"it says why");
 }
