@@ -6,7 +6,7 @@
 mod cli;
 
 use clap::{Parser, Subcommand};
-use cli::{check_config, evaluate, explain, ingest, kv_bridge, measure, replay, serve};
+use cli::{check_config, evaluate, explain, ingest, kv_bridge, measure, rehearse, replay, serve};
 use std::process::ExitCode;
 
 /// Foreword's host, which serves a language model and reuses what its prompts have in common, and the gateway's tools.
@@ -40,6 +40,8 @@ enum Command {
     /// Check whether the gateway's filter would accept a configuration
     #[command(after_help = check_config::HELP)]
     CheckConfig(check_config::Arguments),
+    /// Play a log of requests through the filter's module under wasmtime, and tell what it would do
+    Rehearse(rehearse::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -54,5 +56,6 @@ fn main() -> ExitCode {
         Command::Ingest(arguments) => ingest::run(&arguments),
         Command::Measure(arguments) => measure::run(&arguments),
         Command::CheckConfig(arguments) => check_config::run(&arguments),
+        Command::Rehearse(arguments) => rehearse::run(arguments),
     }
 }

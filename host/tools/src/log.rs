@@ -3,16 +3,13 @@
 
 use anyhow::{Context, Result};
 use foreword_report::progress;
-use foreword_simulation::BadLine;
+use foreword_simulation::{BadLine, Lines};
 use indicatif::ProgressBar;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-/// Most bytes of a line: more than any gateway lets through.
-const MAX_LINE_BYTES: u64 = 64 << 20;
-
-/// Number of bad lines that are named; further ones are only counted.
+/// Bad lines that are named; the others are only counted.
 const NAMED: u64 = 20;
 
 /// What happens at a bad line.
@@ -75,7 +72,7 @@ pub(crate) fn read(
         let (file, bar) = opened().with_context(failed)?;
         let mut lines = Lines::new(file);
         loop {
-            let number = lines.number + 1;
+            let number = lines.number() + 1;
             let Some(bytes) = lines.next().with_context(failed)? else {
                 break;
             };
@@ -94,7 +91,7 @@ pub(crate) fn read(
                 counts.refuse(path, number, reason, on_bad, &bar)?;
             }
             if counts.lines % progress::STRIDE as u64 == 0 {
-                bar.set_position(lines.bytes);
+                bar.set_position(lines.bytes());
             }
         }
         bar.finish_and_clear();
@@ -146,62 +143,4 @@ pub(crate) fn names(files: &[PathBuf]) -> String {
         .map(|file| file.display().to_string())
         .collect();
     names.join(", ")
-}
-
-/// The lines of a reader, each at most [`MAX_LINE_BYTES`] long.
-struct Lines<R> {
-    reader: R,
-    limit: u64,
-    line: Vec<u8>,
-    /// Number of lines read.
-    number: u64,
-    /// Number of bytes read.
-    bytes: u64,
-}
-
-impl<R: BufRead> Lines<R> {
-    fn new(reader: R) -> Self {
-        Self {
-            reader,
-            limit: MAX_LINE_BYTES,
-            line: Vec::new(),
-            number: 0,
-            bytes: 0,
-        }
-    }
-
-    /// Returns the next line; a longer one is skipped without being held.
-    fn next(&mut self) -> std::io::Result<Option<Result<&[u8], BadLine>>> {
-        self.line.clear();
-        let mut reader = (&mut self.reader).take(self.limit + 1);
-        let read = reader.read_until(b'\n', &mut self.line)? as u64;
-        if read == 0 {
-            return Ok(None);
-        }
-        self.number += 1;
-        self.bytes += read;
-        if read > self.limit && !self.line.ends_with(b"\n") {
-            self.bytes += self.reader.skip_until(b'\n')? as u64;
-            return Ok(Some(Err(BadLine::TooLong { limit: self.limit })));
-        }
-        Ok(Some(Ok(&self.line)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_beyond_the_limit_is_passed_over_and_the_next_one_read() {
-        let mut lines = Lines::new(&b"1234\n12345\n\nend"[..]);
-        lines.limit = 4;
-        assert_eq!(lines.next().unwrap(), Some(Ok(&b"1234\n"[..])));
-        let too_long = BadLine::TooLong { limit: 4 };
-        assert_eq!(lines.next().unwrap(), Some(Err(too_long)));
-        assert_eq!(lines.next().unwrap(), Some(Ok(&b"\n"[..])));
-        assert_eq!(lines.next().unwrap(), Some(Ok(&b"end"[..])));
-        assert_eq!(lines.next().unwrap(), None);
-        assert_eq!((lines.number, lines.bytes), (4, 15));
-    }
 }

@@ -9,10 +9,7 @@ use crate::{gateway, send, tagged, tagged_texts, without_hint};
 fn two_megabytes_without_documents_pass_to_the_byte() {
     let upstream = Upstream::start().unwrap();
     let gateway = gateway(&upstream);
-    let body = format!(
-        r#"{{"messages": [{{"role": "user", "content": "{}"}}]}}"#,
-        "é0123456".repeat(222_222)
-    );
+    let body = two_megabytes_without_documents();
     assert!(body.len() > 2_000_000);
     let response = send(&gateway, &body);
     assert_eq!(response.report(), "passed; reason=no-documents");
@@ -20,6 +17,13 @@ fn two_megabytes_without_documents_pass_to_the_byte() {
         upstream.last().unwrap().body == body.as_bytes(),
         "the body changed on its way"
     );
+}
+
+pub(crate) fn two_megabytes_without_documents() -> String {
+    format!(
+        r#"{{"messages": [{{"role": "user", "content": "{}"}}]}}"#,
+        "é0123456".repeat(222_222)
+    )
 }
 
 #[test]
@@ -154,21 +158,18 @@ fn http_1_0_is_refused_by_envoy_itself() {
     assert!(upstream.received().is_empty());
 }
 
-#[test]
-fn what_is_not_a_readable_body_passes_to_the_byte() {
-    let upstream = Upstream::start().unwrap();
-    let gateway = gateway(&upstream);
-    let documents = tagged(&["a", "b"]);
-    let gzip: &[u8] = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab\xae\x05\x00\x43\xbf\xa6\xa3";
+/// Header lines and bodies that are let through, and why; `documents` is a body with documents.
+pub(crate) fn unreadable(documents: &str) -> Vec<(Vec<&'static str>, Vec<u8>, &'static str)> {
+    const GZIP: &[u8] = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab\xae\x05\x00\x43\xbf\xa6\xa3";
     let json = "content-type: application/json";
-    for (headers, body, reason) in [
-        (vec![json, "content-encoding: gzip"], gzip, "encoded"),
+    let cases: [(Vec<&'static str>, &[u8], &'static str); 9] = [
+        (vec![json, "content-encoding: gzip"], GZIP, "encoded"),
         (
             vec!["content-type: text/plain"],
             documents.as_bytes(),
             "not-json",
         ),
-        (vec![json], b"".as_slice(), "empty-body"),
+        (vec![json], b"", "empty-body"),
         (vec![json], br#"{"messages": ["#, "invalid-json"),
         (
             vec![json],
@@ -187,8 +188,19 @@ fn what_is_not_a_readable_body_passes_to_the_byte() {
             br#"{"messages": [{"role": "user", "content": "Why?"}], "documents": [{"id": 1}]}"#,
             "malformed-document",
         ),
-    ] {
-        let response = exchange(gateway.address(), &post_with(&headers, body)).unwrap();
+    ];
+    cases
+        .into_iter()
+        .map(|(headers, body, reason)| (headers, body.to_vec(), reason))
+        .collect()
+}
+
+#[test]
+fn what_is_not_a_readable_body_passes_to_the_byte() {
+    let upstream = Upstream::start().unwrap();
+    let gateway = gateway(&upstream);
+    for (headers, body, reason) in unreadable(&tagged(&["a", "b"])) {
+        let response = exchange(gateway.address(), &post_with(&headers, &body)).unwrap();
         assert_eq!(response.status, 200, "{reason}");
         assert_eq!(response.report(), format!("passed; reason={reason}"));
         assert_eq!(upstream.last().unwrap().body, body, "{reason}");

@@ -20,25 +20,27 @@ fn send_to(gateway: &Gateway, path: &str, body: &str) -> Response {
 
 /// A gateway that looks at every API's route, finds documents in every format and writes no hint.
 fn gateway(upstream: &Upstream) -> Gateway {
+    configured(upstream, plugin())
+}
+
+/// Its configuration.
+pub(crate) fn plugin() -> Value {
     let documents = json!({"field": "reorder", "numbered": true, "rules": true, "headings": true});
-    configured(
-        upstream,
-        json!({
-            "routes": [
-                "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/chat", "/v2/chat",
-                "/v1beta/models/{model}:generateContent", "/model/{model}/converse",
-            ],
-            "ordering": {
-                "hint": {"enabled": false},
-                "conversation": {"deduplicate": false},
-                "documents": documents,
-            },
-        }),
-    )
+    json!({
+        "routes": [
+            "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/chat", "/v2/chat",
+            "/v1beta/models/{model}:generateContent", "/model/{model}/converse",
+        ],
+        "ordering": {
+            "hint": {"enabled": false},
+            "conversation": {"deduplicate": false},
+            "documents": documents,
+        },
+    })
 }
 
 /// A body that holds three documents, by their names, in the given order.
-type Body = fn([&str; 3]) -> Value;
+pub(crate) type Body = fn([&str; 3]) -> Value;
 
 fn words(name: &str) -> String {
     format!("What {name} \"says\"\\ é.")
@@ -61,7 +63,7 @@ fn tool(content: String) -> Value {
 }
 
 /// Every API and format, by name, with its route.
-const FORMATS: [(&str, &str, Body); 24] = [
+pub(crate) const FORMATS: [(&str, &str, Body); 24] = [
     ("content parts", "/v1/chat/completions", |names| {
         let text = joined(names, "\n", |name| {
             format!("<doc id='{name}'>{}</doc>", words(name))

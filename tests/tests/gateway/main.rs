@@ -14,6 +14,7 @@ mod operations;
 mod ordering;
 mod pages;
 mod paths;
+mod rehearsal;
 mod released;
 mod retrieval;
 mod streams;

@@ -7,8 +7,8 @@
 //!
 //! `body` is another name for `request`; either holds the body as an object, or as a string, which access logs write.
 //! `usage` may stand beside the request, in the words of any API; `upstream` is another name for `engine`, and
-//! `cached_tokens` and `prompt_tokens`, the fields of the gateway's access log, may stand by themselves. What else there
-//! is (times, headers) is passed over.
+//! `cached_tokens` and `prompt_tokens`, the fields of the gateway's access log, may stand by themselves, and so may `path`. What
+//! else there is (times, headers) is passed over.
 
 use super::BadLine;
 use foreword_ordering::scan::{self, Bad};
@@ -24,7 +24,9 @@ pub struct Logged<'a> {
     pub tenant: Cow<'a, str>,
     /// The engine that served the request; empty: unknown.
     pub engine: Cow<'a, str>,
-    /// Tokens of the prompt, by the engine's count.
+    /// Path that the request was sent to; empty: unknown.
+    pub path: Cow<'a, str>,
+    /// Tokens of the prompt, as the engine counts.
     pub prompt_tokens: Option<u64>,
     /// Prompt tokens that the engine had cached.
     pub cached_tokens: Option<u64>,
@@ -60,6 +62,7 @@ impl<'a> Logged<'a> {
             "tenant",
             "engine",
             "upstream",
+            "path",
             "prompt_tokens",
             "cached_tokens",
         ];
@@ -74,6 +77,7 @@ impl<'a> Logged<'a> {
             tenant,
             engine,
             upstream,
+            path,
             prompt,
             cached,
         ] = scan::fields(text, names).map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
@@ -99,6 +103,7 @@ impl<'a> Logged<'a> {
             body,
             tenant: words(tenant),
             engine: words(engine.or(upstream)),
+            path: words(path),
             prompt_tokens: used_prompt.or(prompt.and_then(number)),
             cached_tokens: used_cached.or(cached.and_then(number)),
         })
@@ -109,6 +114,7 @@ impl<'a> Logged<'a> {
             body: Cow::Borrowed(text),
             tenant: Cow::default(),
             engine: Cow::default(),
+            path: Cow::default(),
             prompt_tokens: None,
             cached_tokens: None,
         }
@@ -211,10 +217,11 @@ mod tests {
 
     #[test]
     fn a_request_may_be_an_object_or_a_string_beside_what_is_known_of_it() {
-        let line = r#"{"time":1,"request":{"messages":[]},"tenant":"a","upstream":"e:1","response":{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}}"#;
+        let line = r#"{"time":1,"request":{"messages":[]},"tenant":"a","upstream":"e:1","path":"/v1/messages","response":{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}}"#;
         let logged = read(line);
         assert_eq!(logged.body, r#"{"messages":[]}"#);
         assert_eq!((&*logged.tenant, &*logged.engine), ("a", "e:1"));
+        assert_eq!(logged.path, "/v1/messages");
         assert_eq!(logged.usage(), Some((9, 4)));
         let logged = read(r#"{"body":"{\"messages\":[]}","prompt_tokens":"12","cached_tokens":8}"#);
         assert_eq!(

@@ -1,0 +1,146 @@
+//! Proxy-wasm ABI 0.2.1: its numbers, and how it writes maps and paths. [The specification](https://github.com/proxy-wasm/spec/tree/main/abi-versions/v0.2.1)
+//! names them; where it is silent, Envoy's host (`proxy-wasm-cpp-host`, `src/exports.cc`) decides.
+
+/// What a host call answers.
+pub(crate) mod status {
+    pub(crate) const OK: i32 = 0;
+    pub(crate) const NOT_FOUND: i32 = 1;
+    pub(crate) const BAD_ARGUMENT: i32 = 2;
+    pub(crate) const INVALID_MEMORY_ACCESS: i32 = 6;
+    pub(crate) const EMPTY: i32 = 7;
+    pub(crate) const CAS_MISMATCH: i32 = 8;
+    pub(crate) const INTERNAL_FAILURE: i32 = 10;
+    pub(crate) const UNIMPLEMENTED: i32 = 12;
+}
+
+/// The maps of headers, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MapType {
+    RequestHeaders,
+    RequestTrailers,
+    ResponseHeaders,
+    ResponseTrailers,
+    CallHeaders,
+    CallTrailers,
+}
+
+impl MapType {
+    /// gRPC's metadata (4, 5) is no map of ours.
+    pub(crate) fn of(number: i32) -> Option<Self> {
+        Some(match number {
+            0 => Self::RequestHeaders,
+            1 => Self::RequestTrailers,
+            2 => Self::ResponseHeaders,
+            3 => Self::ResponseTrailers,
+            6 => Self::CallHeaders,
+            7 => Self::CallTrailers,
+            _ => return None,
+        })
+    }
+}
+
+/// The buffers, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BufferType {
+    RequestBody,
+    ResponseBody,
+    CallBody,
+    VmConfiguration,
+    PluginConfiguration,
+}
+
+impl BufferType {
+    /// A connection's bytes (2, 3), gRPC's (5) and a foreign function's (8) are no buffers of ours.
+    pub(crate) fn of(number: i32) -> Option<Self> {
+        Some(match number {
+            0 => Self::RequestBody,
+            1 => Self::ResponseBody,
+            4 => Self::CallBody,
+            6 => Self::VmConfiguration,
+            7 => Self::PluginConfiguration,
+            _ => return None,
+        })
+    }
+}
+
+/// Names and values of headers, in their order.
+pub type Headers = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// Writes a map: the number of pairs, each one's two lengths, then names and values, a 0 byte behind each.
+pub(crate) fn written(map: &Headers) -> Vec<u8> {
+    let number = |length: usize| u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes();
+    let mut bytes = Vec::from(number(map.len()));
+    for (name, value) in map {
+        bytes.extend(number(name.len()));
+        bytes.extend(number(value.len()));
+    }
+    for (name, value) in map {
+        bytes.extend(name);
+        bytes.push(0);
+        bytes.extend(value);
+        bytes.push(0);
+    }
+    bytes
+}
+
+/// Reads a map that [`written`] could have written; names in lower case. `None`: it is none. No bytes are no headers.
+pub(crate) fn read(bytes: &[u8]) -> Option<Headers> {
+    if bytes.is_empty() {
+        return Some(Headers::new());
+    }
+    let number = |at: usize| -> Option<usize> {
+        let bytes = bytes.get(at..at.checked_add(4)?)?;
+        usize::try_from(u32::from_le_bytes(bytes.try_into().ok()?)).ok()
+    };
+    let count = number(0)?;
+    let mut at = 4_usize.checked_add(count.checked_mul(8)?)?;
+    // A count that the bytes cannot hold reserves nothing.
+    if at > bytes.len() {
+        return None;
+    }
+    let mut headers = Headers::with_capacity(count);
+    for index in 0..count {
+        let mut field = |length: usize| -> Option<Vec<u8>> {
+            let end = at.checked_add(length)?;
+            let field = bytes.get(at..end)?;
+            at = end.checked_add(1)?;
+            Some(field.to_vec())
+        };
+        let lengths = (number(4 + 8 * index)?, number(8 + 8 * index)?);
+        let name = field(lengths.0)?.to_ascii_lowercase();
+        headers.push((name, field(lengths.1)?));
+    }
+    Some(headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_is_read_as_it_was_written() {
+        let pair = |name: &str, value: &str| (name.into(), value.into());
+        for map in [
+            vec![],
+            vec![pair("a", "")],
+            vec![pair(":path", "/v1"), pair("x", "y\0z")],
+        ] {
+            assert_eq!(read(&written(&map)), Some(map));
+        }
+        assert_eq!(read(b""), Some(vec![]));
+    }
+
+    #[test]
+    fn what_is_no_map_is_refused_whatever_it_claims() {
+        let map = written(&vec![(b"name".to_vec(), b"value".to_vec())]);
+        for end in 1..map.len() - 1 {
+            assert_eq!(read(&map[..end]), None, "{end} bytes");
+        }
+        for claim in [1, 2, u32::MAX] {
+            assert_eq!(read(&claim.to_le_bytes()), None);
+        }
+        let mut long = map;
+        long[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(read(&long), None);
+    }
+}

@@ -1,0 +1,101 @@
+//! Bodies and configurations.
+
+use super::{ENV, Failure, Vm, bytes, call, give, offset, refused, write_number};
+use crate::abi::{BufferType, status};
+use crate::state::State;
+use wasmtime::{Linker, Result};
+
+pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
+    linker.func_wrap(
+        ENV,
+        "proxy_get_buffer_bytes",
+        |mut vm: Vm<'_>, buffer: i32, start: i32, size: i32, at: i32, size_at: i32| {
+            call(&mut vm, "proxy_get_buffer_bytes", |vm| {
+                let buffer = BufferType::of(buffer).and_then(|buffer| vm.data().buffer(buffer));
+                let buffer = buffer.ok_or(Failure::Status(status::NOT_FOUND))?;
+                let start = start.cast_unsigned();
+                let Some(end) = start.checked_add(size.cast_unsigned()) else {
+                    return refused(status::BAD_ARGUMENT);
+                };
+                let end = (end as usize).min(buffer.len());
+                // Nothing there: the module's variables stay as they are.
+                let part = buffer.get(start as usize..end).unwrap_or_default().to_vec();
+                if part.is_empty() {
+                    return Ok(());
+                }
+                give(vm, &part, at, size_at)
+            })
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_get_buffer_status",
+        |mut vm: Vm<'_>, buffer: i32, size_at: i32, flags_at: i32| {
+            call(&mut vm, "proxy_get_buffer_status", |vm| {
+                let buffer = BufferType::of(buffer).and_then(|buffer| vm.data().buffer(buffer));
+                let size = buffer.ok_or(Failure::Status(status::NOT_FOUND))?.len();
+                write_number(vm, size_at, u32::try_from(size).unwrap_or(u32::MAX))?;
+                write_number(vm, flags_at, 0)
+            })
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_set_buffer_bytes",
+        |mut vm: Vm<'_>, buffer: i32, start: i32, size: i32, at: i32, length: i32| {
+            call(&mut vm, "proxy_set_buffer_bytes", |vm| {
+                let new = bytes(vm, at, length)?;
+                let buffer = BufferType::of(buffer);
+                let body = buffer.and_then(|buffer| vm.data_mut().body(buffer));
+                let body = body.ok_or(Failure::Status(status::NOT_FOUND))?;
+                if set(body, offset(start), offset(size), new) {
+                    Ok(())
+                } else {
+                    refused(status::BAD_ARGUMENT)
+                }
+            })
+        },
+    )?;
+    Ok(())
+}
+
+/// As Envoy does it: from the beginning, `size` bytes are replaced; behind the end, bytes are added; elsewhere nothing is
+/// done.
+fn set(body: &mut Vec<u8>, start: usize, size: usize, new: Vec<u8>) -> bool {
+    if start == 0 {
+        if size >= body.len() {
+            *body = new;
+        } else {
+            body.splice(..size, new);
+        }
+        return true;
+    }
+    let is_behind = start >= body.len();
+    if is_behind {
+        body.extend(new);
+    }
+    is_behind
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_changed_at_its_ends_and_nowhere_else() {
+        for (start, size, result) in [
+            (0, 0, Some("newbody")),
+            (0, 2, Some("newdy")),
+            (0, 4, Some("new")),
+            (0, usize::MAX, Some("new")),
+            (4, 0, Some("bodynew")),
+            (usize::MAX, 9, Some("bodynew")),
+            (1, 2, None),
+        ] {
+            let mut body = b"body".to_vec();
+            let done = set(&mut body, start, size, b"new".to_vec());
+            assert_eq!(done, result.is_some());
+            assert_eq!(body, result.unwrap_or("body").as_bytes());
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Maps of headers. Names are compared in lower case, as Envoy keeps them.
+
+use super::{Answered, ENV, Failure, Vm, bytes, call, give, refused, write_number};
+use crate::abi::{self, Headers, MapType, status};
+use crate::state::State;
+use wasmtime::{Linker, Result};
+
+pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
+    linker.func_wrap(
+        ENV,
+        "proxy_get_header_map_pairs",
+        |mut vm: Vm<'_>, map: i32, at: i32, size_at: i32| {
+            call(&mut vm, "proxy_get_header_map_pairs", |vm| {
+                let written = abi::written(this(vm, map)?);
+                give(vm, &written, at, size_at)
+            })
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_get_header_map_size",
+        |mut vm: Vm<'_>, map: i32, size_at: i32| {
+            call(&mut vm, "proxy_get_header_map_size", |vm| {
+                let size = abi::written(this(vm, map)?).len();
+                write_number(vm, size_at, u32::try_from(size).unwrap_or(u32::MAX))
+            })
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_set_header_map_pairs",
+        |mut vm: Vm<'_>, map: i32, at: i32, size: i32| {
+            call(&mut vm, "proxy_set_header_map_pairs", |vm| {
+                let pairs = bytes(vm, at, size)?;
+                let pairs = abi::read(&pairs).ok_or(Failure::Status(status::BAD_ARGUMENT))?;
+                *this(vm, map)? = pairs;
+                Ok(())
+            })
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_get_header_map_value",
+        |mut vm: Vm<'_>, map: i32, key: i32, key_size: i32, at: i32, size_at: i32| {
+            call(&mut vm, "proxy_get_header_map_value", |vm| {
+                let name = name(vm, key, key_size)?;
+                let is_logging = vm.data().stream.is_logging;
+                let found = match this(vm, map) {
+                    Err(_) if is_logging => None,
+                    map => map?.iter().find(|(known, _)| *known == name).cloned(),
+                };
+                match found {
+                    Some((_, value)) => give(vm, &value, at, size_at),
+                    None => refused(status::NOT_FOUND),
+                }
+            })
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_add_header_map_value",
+        |mut vm: Vm<'_>, map: i32, key: i32, key_size: i32, at: i32, size: i32| {
+            call(&mut vm, "proxy_add_header_map_value", |vm| {
+                let name = name(vm, key, key_size)?;
+                let value = bytes(vm, at, size)?;
+                this(vm, map)?.push((name, value));
+                Ok(())
+            })
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_replace_header_map_value",
+        |mut vm: Vm<'_>, map: i32, key: i32, key_size: i32, at: i32, size: i32| {
+            call(&mut vm, "proxy_replace_header_map_value", |vm| {
+                let name = name(vm, key, key_size)?;
+                let value = bytes(vm, at, size)?;
+                replace(this(vm, map)?, name, value);
+                Ok(())
+            })
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_remove_header_map_value",
+        |mut vm: Vm<'_>, map: i32, key: i32, key_size: i32| {
+            call(&mut vm, "proxy_remove_header_map_value", |vm| {
+                let name = name(vm, key, key_size)?;
+                this(vm, map)?.retain(|(known, _)| *known != name);
+                Ok(())
+            })
+        },
+    )?;
+    Ok(())
+}
+
+/// A map that is there now.
+fn this<'a>(vm: &'a mut Vm<'_>, map: i32) -> Answered<&'a mut Headers> {
+    let map = MapType::of(map).and_then(|map| vm.data_mut().map(map));
+    map.ok_or(Failure::Status(status::BAD_ARGUMENT))
+}
+
+fn name(vm: &mut Vm<'_>, at: i32, size: i32) -> Answered<Vec<u8>> {
+    Ok(bytes(vm, at, size)?.to_ascii_lowercase())
+}
+
+/// The first value is replaced where it stands, the others go.
+fn replace(headers: &mut Headers, name: Vec<u8>, value: Vec<u8>) {
+    let Some(first) = headers.iter().position(|(known, _)| *known == name) else {
+        headers.push((name, value));
+        return;
+    };
+    let mut at = 0;
+    headers.retain(|(known, _)| {
+        at += 1;
+        at - 1 <= first || *known != name
+    });
+    if let Some((_, old)) = headers.get_mut(first) {
+        *old = value;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replaced_header_has_one_value_where_the_first_stood() {
+        let headers = |pairs: &[(&str, &str)]| -> Headers {
+            let pairs = pairs.iter();
+            pairs
+                .map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()))
+                .collect()
+        };
+        let mut map = headers(&[("a", "1"), ("b", "2"), ("a", "3"), ("c", "4")]);
+        replace(&mut map, b"a".to_vec(), b"9".to_vec());
+        assert_eq!(map, headers(&[("a", "9"), ("b", "2"), ("c", "4")]));
+        replace(&mut map, b"d".to_vec(), b"5".to_vec());
+        assert_eq!(
+            map,
+            headers(&[("a", "9"), ("b", "2"), ("c", "4"), ("d", "5")])
+        );
+    }
+}

@@ -1,0 +1,121 @@
+//! The host calls of proxy-wasm, as Envoy answers them.
+//!
+//! | module | calls |
+//! | --- | --- |
+//! | `headers` | maps of headers |
+//! | `buffers` | bodies and configurations |
+//! | `properties` | what is known of proxy and request |
+//! | `shared` | data and queues that VMs share, metrics |
+//! | `outside` | clusters called, requests let go, answered or closed; log, clock, tick |
+//! | `wasi` | the part of WASI that Envoy has; clock and random numbers are the same in every run |
+//!
+//! A call that reaches outside of the module's memory answers `InvalidMemoryAccess` and does nothing.
+
+mod buffers;
+mod headers;
+mod outside;
+mod properties;
+mod shared;
+mod wasi;
+
+use crate::abi::status;
+use crate::state::State;
+use wasmtime::{Caller, Linker, Result};
+
+/// Gives a linker all calls.
+pub(crate) fn define(linker: &mut Linker<State>) -> Result<()> {
+    headers::define(linker)?;
+    buffers::define(linker)?;
+    properties::define(linker)?;
+    shared::define(linker)?;
+    outside::define(linker)?;
+    wasi::define(linker)
+}
+
+/// Where host calls of proxy-wasm are.
+const ENV: &str = "env";
+
+type Vm<'a> = Caller<'a, State>;
+
+/// A status that ends a call; wasmtime's errors end the callback.
+enum Failure {
+    Status(i32),
+    Trap(wasmtime::Error),
+}
+
+impl<E: Into<wasmtime::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Trap(error.into())
+    }
+}
+
+type Answered<T = ()> = std::result::Result<T, Failure>;
+
+fn refused<T>(status: i32) -> Answered<T> {
+    Err(Failure::Status(status))
+}
+
+/// Counts a call, and answers with its status.
+fn call(
+    vm: &mut Vm<'_>,
+    name: &'static str,
+    work: impl FnOnce(&mut Vm<'_>) -> Answered,
+) -> Result<i32> {
+    vm.data_mut().count(name);
+    match work(vm) {
+        Ok(()) => Ok(status::OK),
+        Err(Failure::Status(status)) => Ok(status),
+        Err(Failure::Trap(error)) => Err(error),
+    }
+}
+
+/// The module's bytes from `at` on, which it hands over.
+fn bytes(vm: &mut Vm<'_>, at: i32, size: i32) -> Answered<Vec<u8>> {
+    let (at, size) = (offset(at), offset(size));
+    vm.data_mut().take(size)?;
+    let Some(memory) = vm.data().memory else {
+        return refused(status::INVALID_MEMORY_ACCESS);
+    };
+    let end = at.checked_add(size);
+    let found = end.and_then(|end| memory.data(&*vm).get(at..end));
+    found
+        .map(<[u8]>::to_vec)
+        .ok_or(Failure::Status(status::INVALID_MEMORY_ACCESS))
+}
+
+/// Writes to the module's memory.
+fn write(vm: &mut Vm<'_>, at: i32, bytes: &[u8]) -> Answered {
+    let Some(memory) = vm.data().memory else {
+        return refused(status::INVALID_MEMORY_ACCESS);
+    };
+    memory
+        .write(&mut *vm, offset(at), bytes)
+        .map_err(|_| Failure::Status(status::INVALID_MEMORY_ACCESS))
+}
+
+fn write_number(vm: &mut Vm<'_>, at: i32, number: u32) -> Answered {
+    write(vm, at, &number.to_le_bytes())
+}
+
+/// Hands the module a copy in room that the module itself makes, and says where and how long it is.
+fn give(vm: &mut Vm<'_>, value: &[u8], at: i32, size_at: i32) -> Answered {
+    let length = i32::try_from(value.len()).map_err(|_| Failure::Status(status::BAD_ARGUMENT))?;
+    let mut place = 0;
+    if length > 0 {
+        let Some(allocate) = vm.data().allocate.clone() else {
+            return refused(status::INTERNAL_FAILURE);
+        };
+        place = allocate.call(&mut *vm, length)?;
+        if place == 0 {
+            return refused(status::INVALID_MEMORY_ACCESS);
+        }
+        write(vm, place, value)?;
+    }
+    write(vm, at, &place.to_le_bytes())?;
+    write(vm, size_at, &length.to_le_bytes())
+}
+
+/// Wasm's addresses and sizes have no sign.
+fn offset(value: i32) -> usize {
+    value.cast_unsigned() as usize
+}

@@ -1,0 +1,88 @@
+//! What is known of proxy and request, by paths whose parts end in 0 bytes.
+
+use super::{ENV, Vm, bytes, call, give, refused};
+use crate::abi::{Headers, status};
+use crate::state::State;
+use wasmtime::{Linker, Result};
+
+pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
+    linker.func_wrap(
+        ENV,
+        "proxy_get_property",
+        |mut vm: Vm<'_>, path: i32, path_size: i32, at: i32, size_at: i32| {
+            call(&mut vm, "proxy_get_property", |vm| {
+                let path = bytes(vm, path, path_size)?;
+                match value(vm.data(), without_end(&path)) {
+                    Some(value) => give(vm, &value, at, size_at),
+                    None => refused(status::NOT_FOUND),
+                }
+            })
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_set_property",
+        |mut vm: Vm<'_>, path: i32, path_size: i32, at: i32, size: i32| {
+            call(&mut vm, "proxy_set_property", |vm| {
+                let path = bytes(vm, path, path_size)?;
+                let value = bytes(vm, at, size)?;
+                let properties = &mut vm.data_mut().stream.properties;
+                // Envoy's filter state is written once.
+                if properties.contains_key(without_end(&path)) {
+                    return refused(status::BAD_ARGUMENT);
+                }
+                properties.insert(without_end(&path).to_vec(), value);
+                Ok(())
+            })
+        },
+    )?;
+    Ok(())
+}
+
+fn without_end(path: &[u8]) -> &[u8] {
+    path.strip_suffix(&[0]).unwrap_or(path)
+}
+
+/// The names are Envoy's ("Attributes").
+fn value(state: &State, path: &[u8]) -> Option<Vec<u8>> {
+    let stream = &state.stream;
+    if let Some(value) = stream.properties.get(path) {
+        return Some(value.clone());
+    }
+    let header = |headers: &Option<Headers>, name: &[u8]| {
+        let mut headers = headers.iter().flatten();
+        let (_, value) = headers.find(|(known, _)| *known == name)?;
+        Some(value.clone())
+    };
+    let request = |name: &[u8]| header(&stream.request_headers, name);
+    let mut parts = path.splitn(3, |byte| *byte == 0);
+    let mut part = || parts.next();
+    match (part()?, part(), part()) {
+        (b"plugin_name" | b"plugin_root_id", None, None) => Some(PLUGIN.into()),
+        (b"plugin_vm_id", None, None) => Some(Vec::new()),
+        (b"request", Some(b"path"), None) => request(b":path"),
+        (b"request", Some(b"url_path"), None) => {
+            let mut path = request(b":path")?;
+            let end = path.iter().position(|byte| *byte == b'?');
+            path.truncate(end.unwrap_or(path.len()));
+            Some(path)
+        }
+        (b"request", Some(b"method"), None) => request(b":method"),
+        (b"request", Some(b"host"), None) => request(b":authority"),
+        (b"request", Some(b"scheme"), None) => request(b":scheme"),
+        (b"request", Some(b"protocol"), None) => Some(b"HTTP/1.1".to_vec()),
+        (b"request", Some(b"headers"), Some(name)) => request(&name.to_ascii_lowercase()),
+        (b"response", Some(b"headers"), Some(name)) => {
+            header(&stream.response_headers, &name.to_ascii_lowercase())
+        }
+        (b"response", Some(b"code"), None) => {
+            let status = header(&stream.response_headers, b":status")?;
+            let code: u64 = str::from_utf8(&status).ok()?.parse().ok()?;
+            Some(code.to_le_bytes().into())
+        }
+        _ => None,
+    }
+}
+
+/// The plugin's name and root id.
+const PLUGIN: &[u8] = b"rehearsed";

@@ -1,0 +1,279 @@
+//! A proxy: VMs that share data, requests played through one after the other in turn, and a clock that moves a little with
+//! each. So the same log gives the same instructions every time, with any number of VMs.
+
+use crate::abi::Headers;
+use crate::fault::Fault;
+use crate::module::Module;
+use crate::request::{Outcome, Request};
+use crate::shared::{MetricKind, Shared};
+use crate::state::{CallAnswer, LEVELS, State};
+use crate::stream::{self, Around};
+use crate::vm::{CallbackUse, StartError, Vm};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How a proxy runs a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// The plugin's configuration, byte for byte.
+    pub configuration: Vec<u8>,
+    /// What the module finds in its environment.
+    pub environment: Vec<(String, String)>,
+    /// What clusters answer to calls; a call of any other cluster fails.
+    pub answers: BTreeMap<String, CallAnswer>,
+    /// VMs, at least one.
+    pub workers: usize,
+    /// Time between two requests.
+    pub interval: Duration,
+    /// Holding headers holds the body too, as in Envoy without `allow_on_headers_stop_iteration`.
+    pub headers_hold_all: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            configuration: Vec::new(),
+            environment: Vec::new(),
+            answers: BTreeMap::new(),
+            workers: 1,
+            interval: Duration::from_millis(10),
+            headers_hold_all: false,
+        }
+    }
+}
+
+impl CallAnswer {
+    /// Status 200, and this JSON body.
+    #[must_use]
+    pub fn json(body: Vec<u8>) -> Self {
+        let answer = crate::request::Answer::json(body);
+        Self {
+            headers: answer.headers,
+            body: answer.body,
+        }
+    }
+}
+
+/// See the module's text.
+pub struct Proxy<'m> {
+    module: &'m Module,
+    setup: Setup,
+    configuration: Rc<[u8]>,
+    environment: Rc<[(String, String)]>,
+    shared: Rc<RefCell<Shared>>,
+    vms: Vec<Vm>,
+    turn: usize,
+    now_ns: u64,
+    /// Of VMs that are gone.
+    past: Totals,
+}
+
+/// What all VMs of a proxy did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// The most memory that one VM had.
+    pub memory_peak_bytes: u64,
+    /// By name, without those that were never made.
+    pub calls: BTreeMap<&'static str, u64>,
+    /// By name, without those that never ran.
+    pub callbacks: BTreeMap<&'static str, CallbackUse>,
+    /// Lines of the log: trace, debug, info, warn, error, critical.
+    pub log_lines: [u64; LEVELS],
+    /// Counters' sums, gauges' values and histograms' numbers of samples, by name.
+    pub metrics: BTreeMap<String, i64>,
+    /// Faults outside of requests: in ticks, queues, and at the end.
+    pub faults: Vec<Fault>,
+    /// VMs that were started in the place of one that failed.
+    pub restarts: u64,
+}
+
+impl<'m> Proxy<'m> {
+    /// Starts the VMs.
+    ///
+    /// # Errors
+    /// The plugin did not start.
+    pub fn start(module: &'m Module, setup: Setup) -> Result<Self, StartError> {
+        let mut proxy = Self {
+            module,
+            configuration: setup.configuration.clone().into(),
+            environment: setup.environment.clone().into(),
+            setup,
+            shared: Rc::default(),
+            vms: Vec::new(),
+            turn: 0,
+            now_ns: BEGIN_NS,
+            past: Totals::default(),
+        };
+        for index in 0..proxy.setup.workers.max(1) {
+            let vm = proxy.vm(index)?;
+            proxy.vms.push(vm);
+        }
+        Ok(proxy)
+    }
+
+    fn vm(&self, index: usize) -> Result<Vm, StartError> {
+        let mut state = State::new(
+            index,
+            Rc::clone(&self.shared),
+            Rc::clone(&self.configuration),
+            Rc::clone(&self.environment),
+            self.module.limits.memory_bytes,
+        );
+        state.now_ns = self.now_ns;
+        Vm::start(self.module, state)
+    }
+
+    /// Plays a request on the VM whose turn it is. A VM that fails is replaced, as Envoy's `FAIL_RELOAD` does.
+    ///
+    /// # Errors
+    /// The plugin did not start again.
+    pub fn play(&mut self, request: &Request) -> Result<Outcome, StartError> {
+        self.pass_time()?;
+        let index = self.turn % self.vms.len().max(1);
+        self.turn += 1;
+        let answers = &self.setup.answers;
+        let answer = |cluster: &str| answers.get(cluster).cloned().unwrap_or_default();
+        let around = Around {
+            answer: &answer,
+            holds_all: self.setup.headers_hold_all,
+        };
+        let Some(vm) = self.vms.get_mut(index) else {
+            return Err(StartError::Shape("there is no VM".to_owned()));
+        };
+        let outcome = stream::play(vm, request, &around);
+        if outcome.fault.is_some() {
+            self.replace(index)?;
+        }
+        self.tell_queues()?;
+        Ok(outcome)
+    }
+
+    /// The clock moves, and plugins tick whose time it is.
+    fn pass_time(&mut self) -> Result<(), StartError> {
+        let interval = u64::try_from(self.setup.interval.as_nanos()).unwrap_or(u64::MAX);
+        self.now_ns = self.now_ns.saturating_add(interval);
+        let now_ns = self.now_ns;
+        for index in 0..self.vms.len() {
+            self.beside(index, |vm| vm.moment(now_ns).map(|_| ()))?;
+        }
+        Ok(())
+    }
+
+    fn tell_queues(&mut self) -> Result<(), StartError> {
+        for _ in 0..QUEUES_IN_A_ROW {
+            let ready = self.shared.borrow_mut().next_ready();
+            let Some((vm, queue)) = ready else { break };
+            self.beside(vm, |vm| vm.queue_ready(queue))?;
+        }
+        Ok(())
+    }
+
+    /// Runs what is of no request, and answers the calls that it makes.
+    fn beside(
+        &mut self,
+        index: usize,
+        work: impl FnOnce(&mut Vm) -> Result<(), Fault>,
+    ) -> Result<(), StartError> {
+        let Some(vm) = self.vms.get_mut(index) else {
+            return Ok(());
+        };
+        let answers = &self.setup.answers;
+        let answer = |cluster: &str| answers.get(cluster).cloned().unwrap_or_default();
+        let done = work(vm).and_then(|()| vm.answer_calls(answer));
+        if let Err(fault) = done {
+            if self.past.faults.len() < FAULTS {
+                self.past.faults.push(fault);
+            }
+            self.replace(index)?;
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self, index: usize) -> Result<(), StartError> {
+        let new = self.vm(index)?;
+        if let Some(vm) = self.vms.get_mut(index) {
+            let old = std::mem::replace(vm, new);
+            self.past.add(&old);
+            self.past.restarts += 1;
+        }
+        Ok(())
+    }
+
+    /// Faults outside of requests so far.
+    #[must_use]
+    pub fn faults(&self) -> &[Fault] {
+        &self.past.faults
+    }
+
+    /// The end: plugins tick once more and go.
+    ///
+    /// # Errors
+    /// The plugin did not start again.
+    pub fn finish(mut self) -> Result<Totals, StartError> {
+        for index in 0..self.vms.len() {
+            self.beside(index, |vm| {
+                vm.tick()?;
+                vm.end()
+            })?;
+        }
+        let mut totals = self.past;
+        for vm in &self.vms {
+            totals.add(vm);
+        }
+        let shared = self.shared.borrow();
+        let metrics = shared
+            .metrics()
+            .iter()
+            .filter(|metric| metric.value != 0 || metric.kind == MetricKind::Gauge);
+        totals.metrics = metrics
+            .map(|metric| (metric.name.clone(), metric.value))
+            .collect();
+        Ok(totals)
+    }
+}
+
+impl Totals {
+    fn add(&mut self, vm: &Vm) {
+        let state = vm.store.data();
+        self.memory_peak_bytes = self.memory_peak_bytes.max(state.watch.peak);
+        for (name, count) in &state.calls {
+            *self.calls.entry(name).or_default() += count;
+        }
+        for (name, used) in &vm.uses {
+            let sum = self.callbacks.entry(name).or_default();
+            sum.count += used.count;
+            sum.fuel += used.fuel;
+            sum.most_fuel = sum.most_fuel.max(used.most_fuel);
+        }
+        for (sum, lines) in self.log_lines.iter_mut().zip(state.log_lines) {
+            *sum += lines;
+        }
+    }
+}
+
+impl std::fmt::Debug for Proxy<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Proxy")
+            .field("setup", &self.setup)
+            .field("vms", &self.vms.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Headers of a request or an answer, from text.
+#[must_use]
+pub fn headers(pairs: &[(&str, &str)]) -> Headers {
+    let pairs = pairs.iter();
+    pairs
+        .map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()))
+        .collect()
+}
+
+/// The clock's first reading, some moment in 2026: never today's, which would make two runs differ.
+const BEGIN_NS: u64 = 1_780_000_000_000_000_000;
+/// Queues told of in a row: a module that answers each entry with another one does not hold up everything.
+const QUEUES_IN_A_ROW: usize = 1024;
+/// Faults outside of requests that are kept.
+const FAULTS: usize = 100;

@@ -1,0 +1,158 @@
+//! The report: one HTML file that needs nothing else.
+
+use super::figures::{Figures, Of};
+use super::table::change;
+use foreword_report::words::{escaped, grouped};
+use std::fmt::Write as _;
+
+const TITLE: &str = "Foreword rehearse: what a module would do";
+
+/// The page.
+pub(super) fn page(figures: &Figures) -> String {
+    let of = &figures.new;
+    let values = [
+        ("log", escaped(&figures.log)),
+        ("module", escaped(&of.module)),
+        ("config", config(of)),
+        ("workers", grouped(figures.workers.max(1) as u64)),
+        ("requests", grouped(of.played.rows.len() as u64)),
+        (
+            "skipped",
+            grouped(of.played.counts.bad + of.played.counts.rankings),
+        ),
+        ("changed", grouped(of.changed() as u64)),
+        ("answered", grouped(of.answered() as u64)),
+        ("traps", grouped(of.played.faults() as u64)),
+        ("fuel_p50", grouped(of.fuel.p50)),
+        ("fuel_p99", grouped(of.fuel.p99)),
+        ("calls_p50", grouped(of.calls.p50)),
+        ("calls_p99", grouped(of.calls.p99)),
+        ("memory", grouped(of.played.totals.memory_peak_bytes)),
+        ("outcomes", outcomes(of)),
+        ("callbacks", callbacks(of)),
+        ("faults", faults(figures)),
+        ("against", against(figures)),
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+    ];
+    foreword_report::page(TITLE, "", include_str!("page.html"), &values)
+}
+
+fn config(of: &Of) -> String {
+    if of.config.is_empty() {
+        "none".to_owned()
+    } else {
+        escaped(&of.config)
+    }
+}
+
+fn outcomes(of: &Of) -> String {
+    let mut rows = String::new();
+    for (name, count) in &of.played.outcomes {
+        let _ = writeln!(
+            rows,
+            "<tr><th>{}</th><td>{}</td></tr>",
+            escaped(name),
+            grouped(*count)
+        );
+    }
+    rows
+}
+
+fn callbacks(of: &Of) -> String {
+    let mut rows = String::new();
+    for (name, used) in &of.played.totals.callbacks {
+        let _ = writeln!(
+            rows,
+            "<tr><th>{name}</th><td>{}</td><td>{}</td><td>{}</td></tr>",
+            grouped(used.count),
+            grouped(used.fuel / used.count.max(1)),
+            grouped(used.most_fuel)
+        );
+    }
+    rows
+}
+
+fn faults(figures: &Figures) -> String {
+    let faults = figures.faults(&figures.new);
+    if faults.is_empty() {
+        return "<p>Every callback ended as it should.</p>".to_owned();
+    }
+    let mut list = String::from("<ul>\n");
+    for named in faults {
+        let _ = writeln!(
+            list,
+            "<li>{}: {}</li>",
+            escaped(&named.at),
+            escaped(&named.fault.to_string())
+        );
+    }
+    list.push_str("</ul>");
+    list
+}
+
+fn against(figures: &Figures) -> String {
+    let Some(against) = &figures.against else {
+        return String::new();
+    };
+    let (old, new) = (&against.old, &figures.new);
+    let mut html = format!(
+        "<div class=\"card\">\n<h2>Against {}</h2>\n<p>Configuration: {}. {} of {} requests differ.</p>\n<table>\n\
+         <thead><tr><th></th><th>old</th><th>new</th><th></th></tr></thead>\n<tbody>\n",
+        escaped(&old.module),
+        config(old),
+        grouped(against.differences.len() as u64),
+        grouped(new.played.rows.len() as u64),
+    );
+    let rows = [
+        ("changed", old.changed() as u64, new.changed() as u64),
+        (
+            "traps",
+            old.played.faults() as u64,
+            new.played.faults() as u64,
+        ),
+        ("instructions, p50", old.fuel.p50, new.fuel.p50),
+        ("instructions, p99", old.fuel.p99, new.fuel.p99),
+        ("calls, p50", old.calls.p50, new.calls.p50),
+        (
+            "memory, bytes",
+            old.played.totals.memory_peak_bytes,
+            new.played.totals.memory_peak_bytes,
+        ),
+    ];
+    for (name, old, new) in rows {
+        let _ = writeln!(
+            html,
+            "<tr><th>{name}</th><td>{}</td><td>{}</td><td>{}</td></tr>",
+            grouped(old),
+            grouped(new),
+            change(old, new)
+        );
+    }
+    html.push_str("</tbody>\n</table>\n");
+    if !against.differences.is_empty() {
+        html.push_str("<table>\n<thead><tr><th>request</th><th>differs in</th><th>old</th><th>new</th></tr></thead>\n<tbody>\n");
+        for difference in against.differences.iter().take(LISTED) {
+            let _ = writeln!(
+                html,
+                "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td></tr>",
+                escaped(&figures.at(difference.place)),
+                difference.what.join(", "),
+                grouped(difference.fuel[0]),
+                grouped(difference.fuel[1])
+            );
+        }
+        html.push_str("</tbody>\n</table>\n");
+        if against.differences.len() > LISTED {
+            let more = grouped((against.differences.len() - LISTED) as u64);
+            let _ = writeln!(
+                html,
+                "<p class=\"soft\">… and {more} more; <code>--json</code> has them all.</p>"
+            );
+        }
+    }
+    html.push_str("</div>");
+    html
+}
+
+/// Differences that are listed.
+const LISTED: usize = 500;

@@ -1,0 +1,359 @@
+//! A log played through one module, line by line.
+
+use super::Options;
+use crate::fault::Fault;
+use crate::module::Module;
+use crate::proxy::{Proxy, Setup, Totals};
+use crate::request::{Answer, Outcome, Request};
+use anyhow::{Context, Result, bail};
+use foreword_report::progress;
+use foreword_simulation::{BadLine, Lines, Logged, LoggedKind};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::BufReader;
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(super) struct Played {
+    pub(super) rows: Vec<Row>,
+    pub(super) counts: Counts,
+    pub(super) totals: Totals,
+    /// By what the module says of itself in `x-foreword`.
+    pub(super) outcomes: BTreeMap<String, u64>,
+    /// Faults between requests: before which one, if any came.
+    pub(super) beside: Vec<(Option<Place>, Fault)>,
+}
+
+/// What was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Lines that are not blank.
+    pub(super) lines: u64,
+    /// Of these, not understood.
+    pub(super) bad: u64,
+    /// Of these, rankings: they have no body.
+    pub(super) rankings: u64,
+}
+
+/// Where a request's line stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The file's place in the list.
+    pub(super) file: usize,
+    /// From 1.
+    pub(super) line: u64,
+}
+
+/// What is kept of a request.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) place: Place,
+    /// Whether the engine got another body than came.
+    pub(super) is_changed: bool,
+    /// The status of the module's own answer.
+    pub(super) answered: Option<u32>,
+    /// Of what the engine got, if it got something.
+    pub(super) body: Option<u64>,
+    pub(super) headers: u64,
+    /// Of what the client got: the module's own answer, or the engine's as it came by.
+    pub(super) response: u64,
+    pub(super) fuel: u64,
+    pub(super) calls: u64,
+    pub(super) fault: Option<Box<Fault>>,
+}
+
+impl Row {
+    fn new(place: Place, request: &Request, outcome: Outcome) -> Self {
+        let forwarded = outcome.forwarded.as_ref();
+        Self {
+            place,
+            is_changed: forwarded.is_some_and(|forwarded| forwarded.body != request.body),
+            answered: outcome.local.as_ref().map(|local| local.status),
+            body: forwarded.map(|forwarded| hash(&forwarded.body)),
+            headers: forwarded.map_or(0, |forwarded| hash(&forwarded.headers)),
+            response: hash(&(&outcome.response_headers, &outcome.response_body)),
+            fuel: outcome.fuel,
+            calls: outcome.calls,
+            fault: outcome.fault.map(Box::new),
+        }
+    }
+
+    /// What differs in the other version's row of the same request.
+    pub(super) fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let differs = [
+            ("fault", self.fault != other.fault),
+            ("body", self.body != other.body),
+            ("headers", self.headers != other.headers),
+            (
+                "response",
+                self.response != other.response || self.answered != other.answered,
+            ),
+        ];
+        let differs = differs.into_iter().filter(|(_, differs)| *differs);
+        differs.map(|(what, _)| what).collect()
+    }
+}
+
+/// The same for the same value in every run.
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// How the module learns whose a request is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Tenant {
+    /// By a header.
+    Header(String),
+    /// By a claim in the request's metadata: the property's path, a 0 byte between two parts.
+    Claim(String),
+    /// Not at all.
+    Nowhere,
+}
+
+impl Tenant {
+    /// As Foreword's configuration says; another module's says nothing.
+    pub(super) fn of(configuration: &[u8]) -> Self {
+        let configuration: Value = serde_json::from_slice(configuration).unwrap_or_default();
+        let tenant = &configuration["tenant"];
+        if let Some(header) = tenant["header"].as_str() {
+            return Self::Header(header.to_ascii_lowercase());
+        }
+        let claim: Vec<&str> = match &tenant["claim"] {
+            Value::String(claim) => vec![claim],
+            Value::Array(parts) => parts.iter().filter_map(Value::as_str).collect(),
+            _ => return Self::Nowhere,
+        };
+        let namespace = tenant["namespace"].as_str().unwrap_or(JWT_AUTHN);
+        let payload = tenant["payload"].as_str().unwrap_or_default();
+        let path = ["metadata", "filter_metadata", namespace, payload];
+        Self::Claim([&path, &*claim].concat().join("\0"))
+    }
+}
+
+const JWT_AUTHN: &str = "envoy.filters.http.jwt_authn";
+
+/// Plays the logs of `options`; bad lines are named if `is_told`.
+pub(super) fn play(
+    options: &Options,
+    module: &Module,
+    setup: Setup,
+    tenant: &Tenant,
+    is_told: bool,
+) -> Result<Played> {
+    let mut proxy = Proxy::start(module, setup)?;
+    let mut played = Played::default();
+    for (index, path) in options.files.iter().enumerate() {
+        let failed = || format!("cannot read {}", path.display());
+        let file = File::open(path).with_context(failed)?;
+        let bytes = usize::try_from(file.metadata().with_context(failed)?.len())?;
+        let bar = is_told
+            .then(|| progress::bar("rehearsing", bytes))
+            .transpose()?;
+        let mut lines = Lines::new(BufReader::new(file));
+        loop {
+            let place = Place {
+                file: index,
+                line: lines.number() + 1,
+            };
+            let Some(line) = lines.next().with_context(failed)? else {
+                break;
+            };
+            let request = match line {
+                Ok(line) if line.trim_ascii().is_empty() => continue,
+                Ok(line) => request(options, tenant, line),
+                Err(reason) => Err(reason),
+            };
+            played.counts.lines += 1;
+            match request {
+                Ok(Some(request)) => played.add(&mut proxy, place, &request)?,
+                Ok(None) => played.counts.rankings += 1,
+                Err(reason) => {
+                    let named = format!("{}:{}: {reason}", path.display(), place.line);
+                    if options.strict {
+                        bail!(named);
+                    }
+                    played.counts.bad += 1;
+                    if let Some(bar) = bar.as_ref().filter(|_| played.counts.bad <= NAMED) {
+                        bar.suspend(|| eprintln!("skipped: {named}"));
+                    }
+                }
+            }
+            if let Some(bar) = &bar
+                && played.counts.lines.is_multiple_of(progress::STRIDE as u64)
+            {
+                bar.set_position(lines.bytes());
+            }
+        }
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+    }
+    let known = proxy.faults().len();
+    played.totals = proxy.finish()?;
+    let last = played.totals.faults.iter().skip(known);
+    played
+        .beside
+        .extend(last.map(|fault| (None, fault.clone())));
+    Ok(played)
+}
+
+/// The request of a line; `None`: it has no body.
+fn request(options: &Options, tenant: &Tenant, line: &[u8]) -> Result<Option<Request>, BadLine> {
+    let logged = Logged::read(line)?;
+    match logged.kind() {
+        Ok(LoggedKind::Ranking) => return Ok(None),
+        Ok(LoggedKind::Chat) => {}
+        // A body within a line may be anything that a client sends. A line by itself is one, or a mistake.
+        Err(_) if logged.body.len() < line.trim_ascii().len() => {}
+        Err(reason) => return Err(reason),
+    }
+    let path = if logged.path.is_empty() {
+        &options.path
+    } else {
+        &*logged.path
+    };
+    let mut request = Request::post(path, logged.body.as_bytes().to_vec());
+    request.piece_bytes = options.piece_bytes;
+    for (name, value) in &options.headers {
+        request
+            .headers
+            .retain(|(known, _)| known != name.as_bytes());
+        request.add(name, value);
+    }
+    if !logged.tenant.is_empty() {
+        match tenant {
+            Tenant::Header(header) => request.add(header, &logged.tenant),
+            Tenant::Claim(path) => request
+                .properties
+                .push((path.as_bytes().to_vec(), logged.tenant.as_bytes().to_vec())),
+            Tenant::Nowhere => {}
+        }
+    }
+    if !logged.engine.is_empty() {
+        let path = b"upstream\0address".to_vec();
+        let engine = logged.engine.as_bytes().to_vec();
+        request.properties.push((path, engine));
+    }
+    request.answer = Answer::json(answer(&logged));
+    Ok(Some(request))
+}
+
+/// What the engine said of the prompt, in OpenAI's words.
+fn answer(logged: &Logged<'_>) -> Vec<u8> {
+    let mut usage = serde_json::Map::new();
+    if let Some(prompt) = logged.prompt_tokens {
+        usage.insert("prompt_tokens".to_owned(), prompt.into());
+    }
+    if let Some(cached) = logged.cached_tokens {
+        let details = serde_json::json!({ "cached_tokens": cached });
+        usage.insert("prompt_tokens_details".to_owned(), details);
+    }
+    if usage.is_empty() {
+        return b"{}".to_vec();
+    }
+    let answer = serde_json::json!({"choices": [], "usage": usage});
+    answer.to_string().into_bytes()
+}
+
+impl Played {
+    fn add(&mut self, proxy: &mut Proxy<'_>, place: Place, request: &Request) -> Result<()> {
+        let known = proxy.faults().len();
+        let outcome = proxy.play(request)?;
+        let new = proxy.faults().iter().skip(known);
+        self.beside
+            .extend(new.map(|fault| (Some(place), fault.clone())));
+        if let Some(name) = outcome.response_header("x-foreword").and_then(said) {
+            *self.outcomes.entry(name).or_default() += 1;
+        }
+        self.rows.push(Row::new(place, request, outcome));
+        Ok(())
+    }
+
+    /// How many callbacks failed.
+    pub(super) fn faults(&self) -> usize {
+        let in_requests = self.rows.iter().filter(|row| row.fault.is_some()).count();
+        in_requests + self.beside.len()
+    }
+}
+
+/// The first word of a report, and its reason: what is of the request itself is left out.
+fn said(report: &[u8]) -> Option<String> {
+    let report = str::from_utf8(report).ok()?;
+    let mut fields = report.split("; ");
+    let is_word = |word: &str| {
+        let mut bytes = word.bytes();
+        word.len() <= 40 && bytes.all(|byte| byte.is_ascii_lowercase() || byte == b'-')
+    };
+    let outcome = fields.next().filter(|outcome| is_word(outcome))?;
+    let reason = fields.find_map(|field| field.strip_prefix("reason="));
+    Some(match reason.filter(|reason| is_word(reason)) {
+        Some(reason) => format!("{outcome}, {reason}"),
+        None => outcome.to_owned(),
+    })
+}
+
+impl Counts {
+    /// Which lines were left out, on standard error; nothing when none was.
+    pub(super) fn tell(self) {
+        if self.bad > NAMED {
+            eprintln!("skipped: … and {} more", self.bad - NAMED);
+        }
+        if self.bad > 0 {
+            eprintln!(
+                "{} of {} lines are bad and were skipped",
+                self.bad, self.lines
+            );
+        }
+        if self.rankings > 0 {
+            let Self {
+                rankings, lines, ..
+            } = self;
+            eprintln!("{rankings} of {lines} lines are rankings: they have no body to play");
+        }
+    }
+}
+
+/// Bad lines that are named; the others are only counted.
+const NAMED: u64 = 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_goes_where_the_configuration_looks_for_it() {
+        let of = |json: &str| Tenant::of(json.as_bytes());
+        assert_eq!(
+            of(r#"{"tenant": {"header": "X-Tenant"}}"#),
+            Tenant::Header("x-tenant".to_owned())
+        );
+        assert_eq!(
+            of(r#"{"tenant": {"claim": ["org", "id"], "payload": "jwt"}}"#),
+            Tenant::Claim(
+                "metadata\0filter_metadata\0envoy.filters.http.jwt_authn\0jwt\0org\0id".to_owned()
+            )
+        );
+        for other in ["", "{}", "no JSON", r#"{"tenant": 7}"#] {
+            assert_eq!(of(other), Tenant::Nowhere);
+        }
+    }
+
+    #[test]
+    fn a_report_is_counted_by_its_words_alone() {
+        let said = |report: &str| said(report.as_bytes());
+        assert_eq!(
+            said("ordered; policy=foresight; documents=3"),
+            Some("ordered".to_owned())
+        );
+        assert_eq!(
+            said("passed; reason=no-documents"),
+            Some("passed, no-documents".to_owned())
+        );
+        assert_eq!(said("A secret text"), None);
+        assert_eq!(said("passed; reason=A secret"), Some("passed".to_owned()));
+    }
+}

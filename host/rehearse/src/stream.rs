@@ -1,0 +1,233 @@
+//! A request's way through a VM, as Envoy drives a filter.
+//!
+//! ```text
+//!   create ─▶ headers ─▶ body, piece by piece ─▶ trailers ─▶ engine, or the module's own answer
+//!                                                                 └─▶ headers ─▶ body ─▶ log, done, delete
+//!   after each callback: the calls of clusters that it made are answered
+//! ```
+//!
+//! A callback that pauses holds what has come; the next one sees it with what comes then. Headers that were let go cannot be
+//! read any more. The module's own answer goes through its response callbacks, like the engine's.
+
+use crate::abi::Headers;
+use crate::fault::{Fault, FaultKind};
+use crate::request::{Forwarded, Outcome, Request};
+use crate::state::{CallAnswer, Stream};
+use crate::vm::{Action, Vm};
+
+/// What the proxy around the VM does.
+pub(crate) struct Around<'a> {
+    /// What a cluster answers.
+    pub(crate) answer: &'a dyn Fn(&str) -> CallAnswer,
+    /// Holding headers holds the body too (Envoy without `allow_on_headers_stop_iteration`).
+    pub(crate) holds_all: bool,
+}
+
+/// Plays a request. After a fault the VM is of no use any more.
+pub(crate) fn play(vm: &mut Vm, request: &Request, around: &Around<'_>) -> Outcome {
+    let before = (vm.fuel, vm.store.data().call_count);
+    vm.store.data_mut().stream = Stream {
+        request_headers: Some(request.headers.clone()),
+        properties: request.properties.iter().cloned().collect(),
+        ..Stream::default()
+    };
+    let mut outcome = Outcome {
+        forwarded: None,
+        local: None,
+        response_headers: Headers::new(),
+        response_body: Vec::new(),
+        fault: None,
+        fuel: 0,
+        calls: 0,
+    };
+    outcome.fault = way(vm, request, around, &mut outcome).err();
+    let after = vm.store.data_mut();
+    if outcome.local.is_none() {
+        outcome.local = after.stream.local.take();
+    }
+    outcome.calls = after.call_count - before.1;
+    outcome.fuel = vm.fuel - before.0;
+    outcome
+}
+
+fn way(
+    vm: &mut Vm,
+    request: &Request,
+    around: &Around<'_>,
+    outcome: &mut Outcome,
+) -> Result<(), Fault> {
+    let context = vm.create()?;
+    let mut sent = Forwarded::default();
+    let asked = self::request(vm, context, request, around, &mut sent)?;
+    if asked {
+        outcome.forwarded = Some(sent);
+    }
+    let stream = &mut vm.store.data_mut().stream;
+    outcome.local = stream.local.clone();
+    if !stream.is_closed {
+        response(vm, context, request, around, outcome)?;
+    }
+    let stream = &mut vm.store.data_mut().stream;
+    stream.is_logging = true;
+    stream.request_headers = Some(match &outcome.forwarded {
+        Some(forwarded) => forwarded.headers.clone(),
+        None => request.headers.clone(),
+    });
+    stream.response_headers = Some(outcome.response_headers.clone());
+    vm.finish(context)
+}
+
+/// Whether the engine got the request.
+fn request(
+    vm: &mut Vm,
+    context: i32,
+    request: &Request,
+    around: &Around<'_>,
+    sent: &mut Forwarded,
+) -> Result<bool, Fault> {
+    let is_body_empty = request.body.is_empty() && request.piece_bytes.is_none();
+    let mut last = "proxy_on_request_headers";
+    let action = vm.request_headers(context, is_body_empty && request.trailers.is_empty())?;
+    let mut held = settled(vm, action, around)?;
+    if is_over(vm) {
+        return Ok(false);
+    }
+    if !held {
+        let_go(vm, sent);
+    } else if around.holds_all {
+        return Err(held_for_ever(last));
+    }
+    let size = request.piece_bytes.unwrap_or(usize::MAX).max(1);
+    let mut pieces = request.body.chunks(size).peekable();
+    let mut empty = (!is_body_empty && request.body.is_empty()).then_some(&[][..]);
+    let mut body: Vec<u8> = Vec::new();
+    while let Some(piece) = pieces.next().or_else(|| empty.take()) {
+        let end = pieces.peek().is_none() && request.trailers.is_empty();
+        body.extend(piece);
+        vm.store.data_mut().stream.request_body = Some(std::mem::take(&mut body));
+        last = "proxy_on_request_body";
+        let action = vm.request_body(context, end)?;
+        let is_held = settled(vm, action, around)?;
+        if is_over(vm) {
+            return Ok(false);
+        }
+        body = vm
+            .store
+            .data_mut()
+            .stream
+            .request_body
+            .take()
+            .unwrap_or_default();
+        if !is_held {
+            if held {
+                let_go(vm, sent);
+            }
+            sent.body.append(&mut body);
+        }
+        held = is_held;
+    }
+    if !request.trailers.is_empty() {
+        let stream = &mut vm.store.data_mut().stream;
+        stream.request_trailers = Some(request.trailers.clone());
+        stream.request_body = held.then(|| std::mem::take(&mut body));
+        last = "proxy_on_request_trailers";
+        let action = vm.request_trailers(context)?;
+        let is_held = settled(vm, action, around)?;
+        if is_over(vm) {
+            return Ok(false);
+        }
+        body = vm
+            .store
+            .data_mut()
+            .stream
+            .request_body
+            .take()
+            .unwrap_or_default();
+        if !is_held {
+            if held {
+                let_go(vm, sent);
+            }
+            sent.body.append(&mut body);
+        }
+        held = is_held;
+    }
+    if held {
+        return Err(held_for_ever(last));
+    }
+    Ok(true)
+}
+
+/// Headers go on to the engine, unless they went before.
+fn let_go(vm: &mut Vm, sent: &mut Forwarded) {
+    if let Some(headers) = vm.store.data_mut().stream.request_headers.take() {
+        sent.headers = headers;
+    }
+}
+
+/// Answers the calls that a callback of the request made; whether the request is still held.
+fn settled(vm: &mut Vm, action: Action, around: &Around<'_>) -> Result<bool, Fault> {
+    vm.answer_calls(around.answer)?;
+    let resumed = std::mem::take(&mut vm.store.data_mut().stream.request_goes_on);
+    Ok(action == Action::Pause && !resumed)
+}
+
+/// The module answered by itself or closed the stream.
+fn is_over(vm: &Vm) -> bool {
+    let stream = &vm.store.data().stream;
+    stream.local.is_some() || stream.is_closed
+}
+
+fn response(
+    vm: &mut Vm,
+    context: i32,
+    request: &Request,
+    around: &Around<'_>,
+    outcome: &mut Outcome,
+) -> Result<(), Fault> {
+    let (headers, body) = match &outcome.local {
+        Some(local) => {
+            let status = (b":status".to_vec(), local.status.to_string().into_bytes());
+            let headers = [status].into_iter().chain(local.headers.iter().cloned());
+            (headers.collect(), local.body.clone())
+        }
+        None => (request.answer.headers.clone(), request.answer.body.clone()),
+    };
+    let mut last = "proxy_on_response_headers";
+    let stream = &mut vm.store.data_mut().stream;
+    stream.response_headers = Some(headers);
+    let action = vm.response_headers(context, body.is_empty())?;
+    let mut held = answered(vm, action, around)?;
+    if !held {
+        let headers = vm.store.data_mut().stream.response_headers.take();
+        outcome.response_headers = headers.unwrap_or_default();
+    }
+    if !body.is_empty() {
+        vm.store.data_mut().stream.response_body = Some(body);
+        last = "proxy_on_response_body";
+        let action = vm.response_body(context, true)?;
+        held = answered(vm, action, around)?;
+        let stream = &mut vm.store.data_mut().stream;
+        outcome.response_body = stream.response_body.take().unwrap_or_default();
+        if let Some(headers) = stream.response_headers.take() {
+            outcome.response_headers = headers;
+        }
+    }
+    if held {
+        return Err(held_for_ever(last));
+    }
+    Ok(())
+}
+
+fn answered(vm: &mut Vm, action: Action, around: &Around<'_>) -> Result<bool, Fault> {
+    vm.answer_calls(around.answer)?;
+    let resumed = std::mem::take(&mut vm.store.data_mut().stream.response_goes_on);
+    Ok(action == Action::Pause && !resumed)
+}
+
+fn held_for_ever(callback: &'static str) -> Fault {
+    Fault {
+        callback,
+        kind: FaultKind::Held,
+        place: None,
+    }
+}
