@@ -76,7 +76,7 @@ impl Figures {
             let pairs = old.rows.iter().zip(&new.played.rows);
             let differences = pairs.filter_map(|(old, new)| {
                 let what = old.differences(new);
-                (!what.is_empty()).then(|| Difference {
+                (!what.is_empty()).then_some(Difference {
                     place: new.place,
                     what,
                     fuel: [old.fuel, new.fuel],
