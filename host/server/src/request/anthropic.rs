@@ -232,15 +232,12 @@ fn take_message(conversation: &mut Conversation, at: &str, message: &Value) -> R
     if !message.is_object() {
         return Err(wrong_type(at, "an object", message));
     }
-    let role = match message["role"].as_str() {
-        Some(role @ ("user" | "assistant" | "system")) => role,
-        _ => {
-            let got = show(&message["role"]);
-            return Err(Failure::invalid(
-                format!("{at}.role"),
-                format!("{at}.role must be \"user\" or \"assistant\", got {got}"),
-            ));
-        }
+    let Some(role @ ("user" | "assistant" | "system")) = message["role"].as_str() else {
+        let got = show(&message["role"]);
+        return Err(Failure::invalid(
+            format!("{at}.role"),
+            format!("{at}.role must be \"user\" or \"assistant\", got {got}"),
+        ));
     };
     let blocks = take_blocks(&format!("{at}.content"), &message["content"])?;
     match role {

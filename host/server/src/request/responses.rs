@@ -192,10 +192,9 @@ fn told(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
     if !told["metadata"].is_object() {
         return Err(wrong_type("metadata", "an object", &told["metadata"]));
     }
-    for field in ["parallel_tool_calls"] {
-        if !told[field].is_boolean() {
-            return Err(wrong_type(field, "a boolean", &told[field]));
-        }
+    let field = "parallel_tool_calls";
+    if !told[field].is_boolean() {
+        return Err(wrong_type(field, "a boolean", &told[field]));
     }
     told.insert("background".to_owned(), json!(false));
     told.insert("service_tier".to_owned(), json!("default"));
