@@ -9,7 +9,7 @@ export interface Config {
   hint?: { enabled?: boolean; template?: string; label?: string; separator?: string; location?: string };
   documents?: {
     field?: "render" | "reorder" | "ignore"; tags?: string[]; loose_tags?: string[]; max?: number;
-    blocks?: boolean; results?: boolean; numbered?: boolean; rules?: boolean; headings?: boolean;
+    blocks?: boolean; results?: boolean; clients?: boolean; numbered?: boolean; rules?: boolean; headings?: boolean;
   };
   tree?: { max_nodes?: number; max_tokens?: number; max_trees?: number };
   conversation?: {

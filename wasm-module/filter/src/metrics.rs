@@ -48,7 +48,7 @@ pub(crate) struct Metrics {
     heads_applied: Counter,
     heads_reported: Counter,
     /// In the order of [`head_counts`].
-    heads: [Counter; 7],
+    heads: [Counter; 10],
     /// Requests and tokens lost, in the order of [`misses::COUNTED`].
     misses: Vec<[Counter; 2]>,
     engine_prompt_tokens: Counter,

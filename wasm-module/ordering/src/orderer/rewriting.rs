@@ -140,6 +140,8 @@ impl<'r> Rewriting<'r> {
                 runs,
                 chat,
                 forms: Vec::new(),
+                claims: Vec::new(),
+                context: None,
             },
             head: HeadReport::default(),
             body,

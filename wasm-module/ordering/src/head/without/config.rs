@@ -35,6 +35,11 @@ impl Head {
         Ok(Self)
     }
 
+    #[allow(clippy::unused_self, reason = "its twin uses it")]
+    pub(crate) fn keeps_contexts(&self) -> bool {
+        false
+    }
+
     /// The mode.
     #[must_use]
     pub fn mode(&self) -> HeadMode {
