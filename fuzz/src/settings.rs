@@ -97,11 +97,18 @@ impl Settings {
 
 /// Asserts that an orderer of bounded settings remembers no more than it may.
 pub(crate) fn is_within(remembered: Remembered) {
-    let Remembered { messages, bytes } = remembered;
-    assert!(
-        messages <= FEW_MESSAGES * MAX_TREES && bytes <= FEW_BYTES * MAX_TREES,
-        "{messages} messages of {bytes} bytes are remembered"
-    );
+    let Remembered {
+        messages,
+        bytes,
+        contexts,
+        context_bytes,
+    } = remembered;
+    for (messages, bytes) in [(messages, bytes), (contexts, context_bytes)] {
+        assert!(
+            messages <= FEW_MESSAGES * MAX_TREES && bytes <= FEW_BYTES * MAX_TREES,
+            "{messages} messages of {bytes} bytes are remembered"
+        );
+    }
 }
 
 const POLICIES: [&str; 8] = [

@@ -42,6 +42,8 @@ export interface Config {
     blocks?: boolean;
     /** So are the elements of a tool result's JSON array `results`, if each has a `url`, `path`, `file`, `filename`, `uri` or `href`. */
     results?: boolean;
+    /** So are contexts as AnythingLLM, Dify, LlamaIndex and RAGFlow write them without tags of their own. */
+    clients?: boolean;
     /** So are the items of a list `[1] …`, each with its number. */
     numbered?: boolean;
     /** So is what stands between lines `---`. */

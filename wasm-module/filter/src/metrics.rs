@@ -47,8 +47,8 @@ pub(crate) struct Metrics {
     /// Requests whose heads were changed; below, those whose heads would have been.
     heads_applied: Counter,
     heads_reported: Counter,
-    /// Counts of what was done with heads, in the order of [`head_counts`].
-    heads: [Counter; 7],
+    /// In the order of [`head_counts`].
+    heads: [Counter; 10],
     /// Requests and tokens lost, in the order of [`misses::COUNTED`].
     misses: Vec<[Counter; 2]>,
     engine_prompt_tokens: Counter,

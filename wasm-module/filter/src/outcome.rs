@@ -135,8 +135,8 @@ pub(crate) fn head_fields(head: &HeadReport) -> Vec<(&'static str, String)> {
     fields
 }
 
-/// Returns the counts of a report on a head, by their names in header and log.
-pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); 7] {
+/// The counts of a report on a head, by their names in header and log.
+pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); 10] {
     [
         ("head_tools", head.tools_moved),
         ("head_schemas", head.tools_reformed),
@@ -145,6 +145,9 @@ pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); 7] {
         ("head_frozen", head.frozen),
         ("head_dropped", head.dropped),
         ("head_left", head.left),
+        ("head_restored", head.restored),
+        ("head_relocated", head.relocated),
+        ("head_doubtful", head.doubtful),
     ]
 }
 

@@ -85,9 +85,11 @@ pub struct RawDocuments {
     /// `file`, `filename`, `uri` or `href`. On by default, since they are what a search found. No hint is written into
     /// JSON.
     pub results: bool,
-    /// Whether the items of a numbered list, `[1] …` and so on, are documents. Off by default, since they may be
-    /// steps. Items keep their numbers, so that citations hold; so a document is recognised only under the number that
-    /// it had.
+    /// Whether contexts are documents that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts without tags of their
+    /// own. On: each is told by words that stand in nobody else's text.
+    pub clients: bool,
+    /// Whether the items of a numbered list, `[1] …` and so on, are documents. Off: they may be steps. Items keep their
+    /// numbers, so that citations hold; so a document is known again only under the number that it had.
     pub numbered: bool,
     /// Whether the text between lines of dashes, `---`, is a document. Off by default, since it may be anything. Such
     /// documents have no names, so no hint gives the retriever's order.
@@ -100,7 +102,9 @@ pub struct RawDocuments {
 }
 
 object!(
-    impl<'de> RawDocuments { field, tags, loose_tags, blocks, results, numbered, rules, headings, max }
+    impl<'de> RawDocuments {
+        field, tags, loose_tags, blocks, results, clients, numbered, rules, headings, max
+    }
 );
 
 /// What happens to a `documents` array in the body.
@@ -189,6 +193,8 @@ pub(crate) struct Formats {
     pub(crate) loose_tags: Vec<String>,
     pub(crate) blocks: bool,
     pub(crate) results: bool,
+    #[cfg_attr(not(feature = "head"), allow(dead_code, reason = "not looked for"))]
+    pub(crate) clients: bool,
     pub(crate) numbered: bool,
     pub(crate) rules: bool,
     pub(crate) headings: bool,
@@ -255,12 +261,13 @@ impl Default for RawDocuments {
     fn default() -> Self {
         Self {
             field: DocumentsField::Render,
-            tags: ["document", "doc", "passage", "source"]
+            tags: ["document", "doc", "passage", "source", "contextItem"]
                 .map(String::from)
                 .to_vec(),
             loose_tags: ["context", "reference", "file"].map(String::from).to_vec(),
             blocks: true,
             results: true,
+            clients: true,
             numbered: false,
             rules: false,
             headings: false,
@@ -374,7 +381,12 @@ impl Config {
         &self.head
     }
 
-    /// Returns whether documents are written into messages and stay there.
+    /// Whether contexts that clients take out of their chats' history stay in it.
+    pub(crate) fn keeps_contexts(&self) -> bool {
+        self.pin.is_some() && self.head.keeps_contexts()
+    }
+
+    /// Whether documents are written into messages and stay there.
     pub(crate) fn pins(&self) -> bool {
         self.pin.is_some() && self.field == DocumentsField::Render
     }
@@ -486,6 +498,7 @@ impl TryFrom<RawConfig> for Config {
                 loose_tags: raw.documents.loose_tags,
                 blocks: raw.documents.blocks,
                 results: raw.documents.results,
+                clients: raw.documents.clients,
                 numbered: raw.documents.numbered,
                 rules: raw.documents.rules,
                 headings: raw.documents.headings,

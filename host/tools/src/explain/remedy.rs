@@ -50,7 +50,7 @@ impl Part {
             Self::Patterns => head(json!({"volatile": {"patterns": true, "learn": false}})),
             Self::Learned => head(json!({"volatile": {"patterns": true, "learn": true}})),
             Self::Documents => head(json!({})),
-            Self::Pin => json!({"head": {"mode": "off"}, "conversation": {"pin": true}}),
+            Self::Pin => json!({"head": off, "conversation": {"pin": true}}),
             Self::Policy => json!({"head": {"mode": "off"}, "conversation": {"pin": false}}),
         }
     }
@@ -68,7 +68,9 @@ impl Part {
                 r#""ordering": {"head": {"mode": "apply", "volatile": {"patterns": true, "learn": true}}}"#
             }
             Self::Documents => r#""ordering": {"head": {"mode": "apply"}}"#,
-            Self::Pin => r#""ordering": {"conversation": {"pin": true}}"#,
+            Self::Pin => {
+                r#""ordering": {"conversation": {"pin": true}, "head": {"mode": "apply"}}"#
+            }
             Self::Policy => r#""ordering": {"policy": "foresight"}"#,
         }
     }

@@ -225,6 +225,7 @@ fn rendered<'a>(
             label,
             tokens: estimate_tokens(id.len() + title.len() + text.len()),
             source: Source::Parts { id, title, text },
+            numbered: None,
         }
     });
     let group = Group {

@@ -575,7 +575,7 @@ pub(super) fn rendered_scope(before: u64) -> Scope {
 }
 
 impl Chain {
-    pub(super) fn then(self, role: &str, content: u128) -> Self {
+    pub(crate) fn then(self, role: &str, content: u128) -> Self {
         let mut link: SmallVec<[u8; 64]> = SmallVec::new();
         link.extend_from_slice(&self.0.to_le_bytes());
         link.extend_from_slice(&content.to_le_bytes());

@@ -2,6 +2,7 @@
 
 use super::Skip;
 use super::chat::{Chain, Entry, Role};
+use super::numbered::{Numbered, NumberedBlock};
 use crate::config::Config;
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
@@ -62,6 +63,8 @@ pub(crate) struct FoundDocument<'a> {
     pub(crate) label: &'a str,
     pub(crate) tokens: u32,
     pub(crate) source: Source<'a>,
+    /// Where its number stands, if its client numbers documents by their places.
+    pub(super) numbered: Option<Numbered>,
 }
 
 /// Where a document's bytes come from.
@@ -113,7 +116,24 @@ impl<'a> FoundDocument<'a> {
             label,
             tokens: estimate_tokens(whole.len()),
             source: Source::Whole(whole),
+            numbered: None,
         }
+    }
+
+    /// The block of a document that its client numbers.
+    pub(crate) fn numbered_block(&self) -> Option<NumberedBlock<'a>> {
+        let Source::Whole(whole) = self.source else {
+            return None;
+        };
+        Some(NumberedBlock {
+            whole,
+            numbered: self.numbered.clone()?,
+        })
+    }
+
+    /// Whether its client numbers it.
+    pub(crate) fn is_numbered(&self) -> bool {
+        self.numbered.is_some()
     }
 
     /// The block as it stands in a message of the body; `None` if the client sends the document apart.

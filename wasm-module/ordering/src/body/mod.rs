@@ -18,13 +18,22 @@
 
 mod array;
 mod chat;
+#[cfg(feature = "head")]
+mod clients;
 mod content;
+#[cfg(feature = "head")]
+mod contexts;
 pub(crate) mod edit;
 pub(crate) mod escape;
 mod formats;
 mod found;
 mod json;
 mod lists;
+#[cfg(feature = "head")]
+mod numbered;
+#[cfg(not(feature = "head"))]
+#[path = "unnumbered.rs"]
+mod numbered;
 mod parse;
 mod question;
 mod rebase;
@@ -45,9 +54,12 @@ pub use array::Retrieved;
 pub(crate) use array::element_text;
 pub use chat::Role;
 pub(crate) use chat::{Chain, Entry, PARAMETERS, Wrap};
+#[cfg(feature = "head")]
+pub(crate) use contexts::{context_range, last_text};
 pub(crate) use formats::PartStyle;
 pub(crate) use found::{FoundDocument, Group, GroupLayout, Message, Source};
 pub(crate) use json::{inner as inner_of, offset_in, range_in};
+pub(crate) use numbered::NumberedBlock;
 pub use parse::{Parsed, parse, parse_with};
 pub use question::{Question, question};
 pub use salt::salted;

@@ -11,6 +11,7 @@ use super::formats::PartStyle;
 use super::found::{Finder, FoundDocument, Group, GroupLayout, HintSpot, Message};
 use super::json::{offset_in, range_in};
 use super::lists::{Author, Lines};
+use super::numbered::Numbered;
 use super::results::results;
 use super::salt::SaltField;
 use super::search::{find_any, find_bracket, has};
@@ -179,11 +180,12 @@ impl<'a> Finder<'a, '_> {
         source: &'a str,
         author: Author,
     ) -> Result<Option<Group<'a>>, Skip> {
-        if !self.may_hold_documents(source, author) {
+        let is_clients = self.is_clients(source, author);
+        if !is_clients && !self.may_hold_documents(source, author) {
             return Ok(None);
         }
         let text = Text::new(source);
-        let Some((spans, format)) = self.spans(&text.plain, author) else {
+        let Some((spans, format)) = self.spans(&text.plain, author, is_clients) else {
             return Ok(None);
         };
         let (Some(first), Some(last)) = (spans.first(), spans.last()) else {
@@ -204,11 +206,18 @@ impl<'a> Finder<'a, '_> {
         });
         let mut found = Vec::with_capacity(spans.len());
         let mut slots = Vec::with_capacity(spans.len());
-        for span in &spans {
+        let numbered = match format {
+            Format::Tagged => Numbered::all(&text, &spans),
+            Format::List | Format::Elements => vec![None; spans.len()],
+        };
+        for (span, numbered) in spans.iter().zip(numbered) {
             let range = text.source(&span.whole);
             let whole = source.get(range.clone()).unwrap_or_default();
             let id = span.id.as_ref().and_then(|id| source.get(text.source(id)));
-            found.push(FoundDocument::whole(whole, id.unwrap_or_default()));
+            found.push(FoundDocument {
+                numbered,
+                ..FoundDocument::whole(whole, id.unwrap_or_default())
+            });
             slots.push(offset + range.start..offset + range.end);
         }
         Ok(Some(Group {
@@ -231,15 +240,35 @@ impl<'a> Finder<'a, '_> {
             || self.has_lists() && may_hold_lists(source, formats)
     }
 
+    /// Whether a text may hold documents as well-known clients write them.
+    #[cfg(feature = "head")]
+    fn is_clients(&self, source: &str, author: Author) -> bool {
+        self.config.formats.clients && author == Author::Other && super::clients::may_hold(source)
+    }
+
+    #[cfg(not(feature = "head"))]
+    #[allow(clippy::unused_self, reason = "its twin uses it")]
+    fn is_clients(&self, _: &str, _: Author) -> bool {
+        false
+    }
+
     fn has_lists(&self) -> bool {
         let formats = &self.config.formats;
         formats.numbered || formats.rules || formats.headings
     }
 
     /// The documents in a text, and how they are told from what is around them.
-    fn spans(&self, plain: &str, author: Author) -> Option<(Vec<Span>, Format)> {
+    #[cfg_attr(not(feature = "head"), allow(unused_variables, reason = "it is false"))]
+    fn spans(&self, plain: &str, author: Author, is_clients: bool) -> Option<(Vec<Span>, Format)> {
         let formats = &self.config.formats;
         let found = |spans: Vec<Span>, format| (!spans.is_empty()).then_some((spans, format));
+        #[cfg(feature = "head")]
+        if is_clients {
+            let spans = super::clients::spans(plain);
+            if !spans.is_empty() {
+                return Some((spans, Format::Tagged));
+            }
+        }
         let tagged = tags::spans(plain, &self.config.tags, &formats.loose_tags);
         found(tagged, Format::Tagged)
             .or_else(|| {

@@ -337,7 +337,7 @@ pub fn fields<'a, const N: usize>(
 }
 
 /// Whether `text` is one value and nothing else.
-pub(super) fn is_value(text: &str) -> bool {
+pub(crate) fn is_value(text: &str) -> bool {
     let mut scan = Scan::new(text);
     scan.value().is_ok() && scan.end().is_ok()
 }

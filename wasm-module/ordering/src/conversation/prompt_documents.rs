@@ -3,6 +3,7 @@
 //! Identity is by bytes: a fingerprint only finds the block to compare with. So no collision, deliberate or not, can
 //! hide a document behind another one.
 
+use crate::body::NumberedBlock;
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 
@@ -13,6 +14,9 @@ pub(crate) struct PromptDocuments<'a> {
     blocks: FxHashMap<Fingerprint, (u32, &'a str)>,
     /// Documents by label; `None`: several documents have that label.
     labels: FxHashMap<&'a str, Option<Fingerprint>>,
+    /// Documents that their client numbers, by what they are without the number: the turn and the question with which one
+    /// first stands.
+    numbered: FxHashMap<Fingerprint, (u32, u32, NumberedBlock<'a>)>,
 }
 
 impl<'a> PromptDocuments<'a> {
@@ -37,7 +41,19 @@ impl<'a> PromptDocuments<'a> {
             .or_insert(Some(fingerprint));
     }
 
-    /// Returns whether a turn before `turn` may hold the document; [`PromptDocuments::holds`] makes sure.
+    /// A document that its client numbers is sent in `turn`, with the chat's question of that number.
+    pub(crate) fn add_numbered(&mut self, turn: u32, question: u32, block: NumberedBlock<'a>) {
+        let known = self.numbered.entry(block.identity());
+        known.or_insert((turn, question, block));
+    }
+
+    /// The question with which a turn before `turn` holds the document, and what it is called there.
+    pub(crate) fn place_of(&self, turn: u32, block: &NumberedBlock<'_>) -> Option<(u32, String)> {
+        let (shown, question, known) = self.numbered.get(&block.identity())?;
+        (*shown < turn && known.is(block)).then(|| (*question, known.name()))
+    }
+
+    /// Whether a turn before `turn` may hold the document; [`PromptDocuments::holds`] makes sure.
     pub(crate) fn may_hold(&self, turn: u32, fingerprint: Fingerprint) -> bool {
         self.blocks
             .get(&fingerprint)

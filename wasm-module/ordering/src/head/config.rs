@@ -16,11 +16,13 @@ pub struct RawHead {
     pub volatile: RawVolatile,
     /// Bytes that are moved in one request, as written in its body, 0 to 65,536; what is more stays where it is.
     pub max_moved_bytes: u32,
+    /// What is done with contexts that a client writes into the newest request alone.
+    pub contexts: RawContexts,
     /// What stands behind the gateway.
     pub upstream: Upstream,
 }
 
-object!(impl<'de> RawHead { mode, tools, volatile, max_moved_bytes, upstream });
+object!(impl<'de> RawHead { mode, tools, volatile, max_moved_bytes, contexts, upstream });
 
 /// Whether the head is changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -56,6 +58,19 @@ pub struct RawHeadTools {
 }
 
 object!(impl<'de> RawHeadTools { order, schemas });
+
+/// What is done with contexts that a client writes into the newest request alone, as written. Both take
+/// [`pin`](crate::config::RawConversation::pin).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawContexts {
+    /// Whether a chat's earlier user message that comes back without the contexts that it was sent with gets them back.
+    pub restore: bool,
+    /// Whether contexts in the system text stand in the newest user message instead, the one that they were found for: in
+    /// front of the chat they would change at every turn.
+    pub relocate: bool,
+}
+
+object!(impl<'de> RawContexts { restore, relocate });
 
 /// What is done with words that change, as written.
 #[derive(Clone, Debug, PartialEq)]
@@ -111,7 +126,17 @@ impl Default for RawHead {
             tools: RawHeadTools::default(),
             volatile: RawVolatile::default(),
             max_moved_bytes: 2_048,
+            contexts: RawContexts::default(),
             upstream: Upstream::Tokens,
+        }
+    }
+}
+
+impl Default for RawContexts {
+    fn default() -> Self {
+        Self {
+            restore: true,
+            relocate: true,
         }
     }
 }
@@ -165,6 +190,7 @@ pub struct Head {
     pub(crate) patterns: Vec<Pattern>,
     pub(crate) learn: bool,
     pub(crate) max_moved_bytes: usize,
+    pub(crate) contexts: RawContexts,
     pub(crate) upstream: Upstream,
 }
 
@@ -195,8 +221,14 @@ impl Head {
             patterns,
             learn: raw.volatile.learn,
             max_moved_bytes: raw.max_moved_bytes as usize,
+            contexts: raw.contexts,
             upstream: raw.upstream,
         })
+    }
+
+    /// Whether contexts are put back.
+    pub(crate) fn keeps_contexts(&self) -> bool {
+        self.mode == HeadMode::Apply && self.contexts.restore
     }
 
     /// Returns the mode.

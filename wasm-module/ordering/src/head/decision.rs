@@ -1,7 +1,7 @@
 //! What is done with a head, as data: ranges of the client's body, and what stands there instead.
 
 use super::report::HeadReport;
-use crate::body::{Parsed, range_in};
+use crate::body::{Chain, Parsed, range_in};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -78,6 +78,27 @@ pub(crate) struct Form {
     pub(crate) canonical: u64,
     /// For each list of two members or more, in the canonical order of lists, the ranks of its members as they stand.
     pub(crate) order: Box<[u8]>,
+}
+
+/// A user message as it was sent to be ordered: with contexts that its client leaves out later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ContextMessage {
+    /// By what it is known without them.
+    pub(crate) key: u128,
+    /// Its content, as written.
+    pub(crate) content: Box<str>,
+    /// The text in it that contexts and question stand in, without quotes.
+    pub(crate) text: Range<u32>,
+    /// Its estimated tokens.
+    pub(crate) tokens: u32,
+}
+
+/// How a chat went on behind a [`ContextMessage`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) key: u128,
+    /// The chain of the message that follows it.
+    pub(crate) next: Chain,
 }
 
 /// Ranges in their order, those that touch or overlap as one.

@@ -19,9 +19,15 @@ pub struct HeadReport {
     pub frozen: u32,
     /// Spans that were left out.
     pub dropped: u32,
+    /// Earlier messages of the chat that got the contexts back that they were sent with.
+    pub restored: u32,
+    /// Groups of contexts that moved out of the system text to the question that they were found for.
+    pub relocated: u32,
+    /// Earlier messages that go without contexts, for these may be another chat's.
+    pub doubtful: u32,
     /// Volatile spans that stay as they are: they look like instructions, or there is no room or place for them.
     pub left: u32,
-    /// Every span and every tool of these, as ranges of the client's body.
+    /// Every message, span and tool of these, as ranges of the client's body.
     pub changes: Vec<Change>,
 }
 
@@ -47,12 +53,16 @@ pub enum ChangeKind {
     Frozen,
     /// The span was left out of the prompt.
     Dropped,
+    /// The contexts moved out of the system text, with their words, before the newest question.
+    Context,
+    /// A message's content that stands there as it was sent before, contexts included.
+    Restored,
 }
 
 impl HeadReport {
     /// Whether there is anything to be told.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.left == 0
+        self.changes.is_empty() && self.left + self.doubtful == 0
     }
 }

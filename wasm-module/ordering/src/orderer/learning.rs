@@ -43,6 +43,14 @@ impl Orderer {
         }
         let state = (self.tenants).of(&self.config, self.now, record.tenant(), &record.model);
         state.take(record.engine, &record.runs);
+        for claim in &record.claims {
+            state.contexts.claim(claim.key, claim.next);
+        }
+        if let Some(message) = &record.context
+            && self.config.pin.is_some()
+        {
+            state.contexts.record(message.clone());
+        }
         if let Some(ChatContinuation { after, added }) = &record.chat
             && let Some(path) = after.map_or(Some(Path::new()), |place| state.memory.path_to(place))
         {

@@ -25,6 +25,7 @@ use crate::experiment::Arm;
 use crate::feed::TenantKey;
 use crate::head::HeadReport;
 use crate::head::config::HeadMode;
+use crate::head::contexts::{self, ContextMemory, Newest, Plan};
 use crate::head::decision::Decision;
 use crate::head::stabilise::Heads;
 use crate::standalone::{self, StandaloneDocument, StandaloneOrder};
@@ -106,10 +107,88 @@ impl Orderer {
         }
         self.now += 1;
         let mut decision = self.decide(tenant, parsed);
-        // In a dry run the body is sent as it came, and that is what is learnt.
+        let Some(mut plan) = self.plan(options, tenant, parsed, &decision) else {
+            let arm = self.settle(options, tenant, parsed, &decision);
+            return self.rewrite_as(options, tenant, parsed, decision, arm);
+        };
+        let read_on = (!plan.is_empty()).then(|| plan.body(parsed.text));
+        let read = read_on.as_ref();
+        let read = read.map(|text| {
+            let mut read = body::parse(text.as_bytes(), &self.config)?;
+            // The path may have named it.
+            read.for_model(&parsed.model)?;
+            Ok::<_, Skip>(read)
+        });
+        // It may have more documents than a request may have, or a document that is none where it moved: then it goes as it came.
+        let read = read.transpose().ok();
+        let read = read.filter(|read| read.as_ref().is_none_or(|read| plan.is_whole(read)));
+        let Some(mut read) = read else {
+            let arm = self.settle(options, tenant, parsed, &decision);
+            return self.rewrite_as(options, tenant, parsed, decision, arm);
+        };
+        let report = &mut decision.report;
+        report.restored = u32::try_from(plan.claims.len()).unwrap_or(u32::MAX);
+        report.relocated = plan.moved;
+        report.doubtful = plan.doubtful;
+        report.changes.extend(plan.changes());
+        let newest = plan.newest(&self.config, read.as_ref().unwrap_or(parsed));
+        let mut rewrite = match &mut read {
+            None => {
+                let arm = self.settle(options, tenant, parsed, &decision);
+                self.rewrite_as(options, tenant, parsed, decision, arm)
+            }
+            Some(read) => {
+                plan.shift(&mut decision);
+                // How a chat begins in the body that is read on is the same at every turn.
+                match self.settle(options, tenant, read, &decision) {
+                    (arm, true) => self.rewrite_as(options, tenant, read, decision, (arm, true)),
+                    settled => self.rewrite_as(options, tenant, parsed, decision, settled),
+                }
+            }
+        };
+        if let (Ok(rewrite), true) = (&mut rewrite, read.is_some())
+            && rewrite.head.applied
+        {
+            rewrite.ordered = true;
+            rewrite.body = rewrite.body.take().or(read_on.map(String::into_bytes));
+        }
+        if let Some(state) = self.tenants.get_mut(tenant, &parsed.model) {
+            let message = match newest {
+                Newest::Contexts(message) if rewrite.is_ok() => {
+                    state.contexts.record(message.clone());
+                    Some(message)
+                }
+                Newest::Contexts(_) | Newest::Known => None,
+                Newest::Bare(keys) => {
+                    let keys = keys.into_iter().flatten();
+                    keys.for_each(|key| state.contexts.contest(key));
+                    None
+                }
+            };
+            // The chat's first messages are the last to be forgotten.
+            for claim in plan.claims.iter().rev() {
+                state.contexts.claim(claim.key, claim.next);
+            }
+            let claims = std::mem::take(&mut plan.claims);
+            if let Ok(rewrite) = &mut rewrite {
+                rewrite.record.tell_contexts(claims, message.as_ref());
+            }
+        }
+        rewrite
+    }
+
+    /// The chat's arm, and whether the decision is applied. Then the hashes of `parsed` are those of the body without what
+    /// it takes out.
+    fn settle(
+        &self,
+        options: &RewriteOptions<'_>,
+        tenant: Tenant<'_>,
+        parsed: &mut Parsed<'_>,
+        decision: &Decision<'_>,
+    ) -> (Option<Arm>, bool) {
+        // In a dry run the body goes as it came, and that is what is learnt.
         let is_dry = matches!(options.trial, Trial::DryRun);
         let mut applies = self.config.head.mode() == HeadMode::Apply && !is_dry;
-        let mut report = std::mem::take(&mut decision.report);
         if applies {
             parsed.rebase(decision.tools_field(parsed).as_deref(), &decision.unknown());
         }
@@ -119,6 +198,19 @@ impl Orderer {
             parsed.rebase(None, &[]);
             applies = false;
         }
+        (arm, applies)
+    }
+
+    /// Rewrites a body on which all is decided and settled; `decision` is of that body.
+    fn rewrite_as(
+        &mut self,
+        options: &RewriteOptions<'_>,
+        tenant: Tenant<'_>,
+        parsed: &Parsed<'_>,
+        mut decision: Decision<'_>,
+        (arm, applies): (Option<Arm>, bool),
+    ) -> Result<Rewrite, Skip> {
+        let mut report = std::mem::take(&mut decision.report);
         report.applied = applies && !report.changes.is_empty();
         self.head.clone_from(&report);
         let writes = applies && decision.writes();
@@ -138,7 +230,27 @@ impl Orderer {
         Ok(rewrite)
     }
 
-    /// Returns what was done with the head of the last request, or would be, whatever happened to its documents.
+    /// What is done about contexts that wander; `None`: nothing.
+    fn plan<'a>(
+        &self,
+        options: &RewriteOptions<'_>,
+        tenant: Tenant<'_>,
+        parsed: &Parsed<'a>,
+        decision: &Decision<'a>,
+    ) -> Option<Plan<'a>> {
+        if matches!(options.trial, Trial::DryRun) {
+            return None;
+        }
+        let state = self.tenants.get(tenant, &parsed.model);
+        contexts::plan(
+            &self.config,
+            parsed,
+            decision,
+            state.map(|state| &state.contexts),
+        )
+    }
+
+    /// What was done with the head of the last request, or would be, whatever became of its documents.
     #[must_use]
     pub fn last_head(&self) -> &HeadReport {
         &self.head
@@ -216,9 +328,12 @@ impl Orderer {
     #[must_use]
     pub fn remembered(&self) -> Remembered {
         let memories = || self.tenants.iter().map(|state| &state.memory);
+        let contexts = || self.tenants.iter().map(|state| &state.contexts);
         Remembered {
             messages: memories().map(|memory| memory.len() as u64).sum(),
             bytes: memories().map(Memory::bytes).sum(),
+            contexts: contexts().map(|known| known.len() as u64).sum(),
+            context_bytes: contexts().map(ContextMemory::bytes).sum(),
         }
     }
 }

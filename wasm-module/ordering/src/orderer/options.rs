@@ -65,4 +65,8 @@ pub struct Remembered {
     pub messages: u64,
     /// Estimated bytes that they take.
     pub bytes: u64,
+    /// Messages with contexts that their clients may leave out later. The bounds hold for these apart.
+    pub contexts: u64,
+    /// Estimated bytes that these take.
+    pub context_bytes: u64,
 }

@@ -142,6 +142,8 @@ impl<'r> Rewriting<'r> {
                 runs,
                 chat,
                 forms: Vec::new(),
+                claims: Vec::new(),
+                context: None,
             },
             head: HeadReport::default(),
             body,

@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::conversation::memory::Memory;
 use crate::engines::EngineId;
 use crate::feed::TenantKey;
+use crate::head::contexts::ContextMemory;
 use crate::peer_update::SentRun;
 use crate::policy::Policy;
 use crate::tenant::Tenant;
@@ -26,6 +27,8 @@ pub(super) struct TenantState {
     pub(super) trees: Trees,
     pub(super) policy: Box<dyn Policy>,
     pub(super) memory: Memory,
+    /// Messages with contexts that their clients leave out later.
+    pub(super) contexts: ContextMemory,
     last_used: u64,
 }
 
@@ -53,6 +56,7 @@ impl TenantStore {
             trees: Trees::new(config.tree),
             policy: config.policy(),
             memory: Memory::new(config.memory),
+            contexts: ContextMemory::new(config.memory),
             last_used: now,
         });
         state.last_used = now;

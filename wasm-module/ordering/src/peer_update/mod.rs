@@ -50,7 +50,7 @@ impl PeerUpdate {
     pub fn decode(bytes: &[u8]) -> Result<Self, BadBytes> {
         let mut from = Reader::new(bytes);
         if from.byte()? != VERSION {
-            return Err(from.bad("version 3"));
+            return Err(from.bad("version 4"));
         }
         let update = match from.byte()? {
             RECORD => Self::OrderingRecord(OrderingRecord::read(&mut from)?),
@@ -79,7 +79,7 @@ fn encoded(kind: u8, write: impl FnOnce(&mut Writer)) -> Vec<u8> {
     to.0
 }
 
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 const RECORD: u8 = 1;
 const RESIDENCY: u8 = 2;
 const CORRECTION: u8 = 3;
@@ -96,7 +96,7 @@ mod tests {
     use crate::document::Fingerprint;
     use crate::engines::EngineId;
     use crate::feed::{Event, TenantKey};
-    use crate::head::decision::Form;
+    use crate::head::decision::{Claim, ContextMessage, Form};
     use crate::tree::Scope;
     use proptest::prelude::*;
 
@@ -228,6 +228,18 @@ mod tests {
                         order: [1, 0].into(),
                     })
                     .collect(),
+                claims: (runs.iter())
+                    .map(|run| Claim {
+                        key: u128::from(run.scope.0) << 64,
+                        next: Chain(run.scope.0.into()),
+                    })
+                    .collect(),
+                context: runs.first().map(|run| ContextMessage {
+                    key: run.scope.0.into(),
+                    content: r#"[{"text":"é\n?"}]"#.into(),
+                    text: 10..15,
+                    tokens: run.before,
+                }),
                 runs,
                 chat,
             })
@@ -314,6 +326,36 @@ mod tests {
             }],
             chat: None,
             forms: Vec::new(),
+            claims: Vec::new(),
+            context: None,
+        }
+    }
+
+    #[test]
+    fn a_message_with_contexts_that_is_none_is_refused() {
+        for (content, text, is_good) in [
+            (r#""a?""#, 1..3, true),
+            (r#""a?""#, 1..2, false),
+            (r#""a?""#, 0..3, false),
+            (r#""a?""#, 1..9, false),
+            (r#""a?"#, 1..2, false),
+            (r#""a?","role":"system""#, 1..3, false),
+            (r#"[{"text":"a"}]"#, 10..11, true),
+            (r#"[{"text":"a"}]"#, 3..4, false),
+            (r#"{"text":"a"}"#, 9..10, false),
+            ("7", 0..1, false),
+        ] {
+            let record = OrderingRecord {
+                context: Some(ContextMessage {
+                    key: 1,
+                    content: content.into(),
+                    text: text.clone(),
+                    tokens: 1,
+                }),
+                ..sent(1, 0)
+            };
+            let read = PeerUpdate::decode(&record.encode());
+            assert_eq!(read.is_ok(), is_good, "{content} {text:?}");
         }
     }
 
@@ -326,7 +368,7 @@ mod tests {
         bytes.extend([2, 1, 0, 0, 0, 0, 0, 0, 100, 0x80, 1, 2]);
         bytes.extend([0, 0, 0, 0, 0, 0, 0, 0, 100]);
         bytes.extend([1, 0, 0, 0, 0, 0, 0, 0, 100]);
-        bytes.extend([1, 1, 0, 0, 0]);
+        bytes.extend([1, 1, 0, 0, 0, 0, 0]);
         assert_eq!(PeerUpdate::OrderingRecord(sent(2, 128)).encode(), bytes);
     }
 
@@ -339,7 +381,7 @@ mod tests {
         let twice = [&run[..], &[2], &[0; 18], &[1, 0, 0, 0]].concat();
         for (bytes, error) in [
             (&[][..], "more bytes at byte 0"),
-            (&[9], "version 3 at byte 1"),
+            (&[9], "version 4 at byte 1"),
             (&[VERSION, 9], "a kind at byte 2"),
             (&[VERSION, RECORD, 2, 0xff, 0xff], "UTF-8 at byte 3"),
             (

@@ -1,14 +1,16 @@
 //! The record of one request: the paths that it sent, and the messages that it added to its chat.
 //!
-//! A record holds hashes, counts and places, and the names of tenant and model. It holds no text of questions or
-//! answers, and of documents only those that the chat keeps although its client does not send them again: a worker
-//! that continues the chat gets them from here or not at all. Its size depends on the request's documents: about
-//! eleven bytes each, and the texts that are kept.
+//! A record holds hashes, counts and places, and the tenant's and the model's names. Of documents, questions and answers it
+//! holds no word, but for documents that the chat keeps though its client does not send them again: whoever goes on with
+//! the chat has them from here or not at all. A message that these stand in is told whole, question included. A record is as
+//! large as the request has documents: about eleven bytes each, and these texts.
 //!
 //! ```text
-//!   record     text tenant, key, text model, engine, tokens, list of runs, option of chat, list of forms
+//!   record     text tenant, key, text model, engine, tokens, list of runs, option of chat, list of forms, list of claims,
+//!              option of context
 //!   run      scope, tokens before and matched, list of (fingerprint, tokens), option of as many ranks
 //!   chat     option of (chain, lineage), list of (message, chain, list of arrangements, option of written, option of kept)
+//!   claim    key, chain of what follows     context   key, text content, range of its text, tokens
 //!   kept     text moved, list of spans' hashes, list of frozen texts     form   canonical hash, list of ranks
 //!   written  list's fingerprint, arrangement, option of pin     arrangement   byte hinted, list of slots
 //!   pin      byte wrap, text, tokens, digest, references, list of (fingerprint, tokens, block's range, label's range)
@@ -18,6 +20,7 @@ use super::correction::{Corrected, Correction, Usage};
 use super::residency::Residency;
 use crate::arrangement::{Arrangement, Slot};
 use crate::body::render::fits;
+use crate::body::scan::is_value;
 use crate::body::{Chain, PartStyle, Wrap};
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::conversation::memory::{AddedMessage, MessageKey};
@@ -25,7 +28,7 @@ use crate::conversation::sent::{Kept, Pin, Pinned, SentMessage, Written};
 use crate::document::Fingerprint;
 use crate::engines::EngineId;
 use crate::feed::{Event, TenantKey};
-use crate::head::decision::Form;
+use crate::head::decision::{Claim, ContextMessage, Form};
 use crate::path::Run;
 use crate::tenant::Tenant;
 use crate::tree::Scope;
@@ -46,6 +49,10 @@ pub struct OrderingRecord {
     pub(crate) chat: Option<ChatContinuation>,
     /// The key orders of tools that this request was the first to use.
     pub(crate) forms: Vec<Form>,
+    /// The messages that contexts were put back into.
+    pub(crate) claims: Vec<Claim>,
+    /// The newest message, if its client may leave its contexts out later.
+    pub(crate) context: Option<ContextMessage>,
 }
 
 /// Documents that were sent one after another.
@@ -210,6 +217,17 @@ impl OrderingRecord {
             to.bytes(&form.canonical.to_le_bytes());
             to.list(&form.order, |to, rank| to.byte(*rank));
         });
+        to.list(&self.claims, |to, claim| {
+            to.bytes(&claim.key.to_le_bytes());
+            to.bytes(&claim.next.0.to_le_bytes());
+        });
+        to.option(self.context.as_ref(), |to, context| {
+            to.bytes(&context.key.to_le_bytes());
+            to.text(&context.content);
+            to.number(context.text.start.into());
+            to.number(context.text.end.into());
+            to.number(context.tokens.into());
+        });
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, BadBytes> {
@@ -227,6 +245,13 @@ impl OrderingRecord {
                     order: from.list(Reader::byte)?.into(),
                 })
             })?,
+            claims: from.list(|from| {
+                Ok(Claim {
+                    key: u128::from_le_bytes(from.array()?),
+                    next: from.chain()?,
+                })
+            })?,
+            context: from.option(Reader::context)?,
         })
     }
 }
@@ -262,8 +287,7 @@ impl ChatContinuation {
     pub(crate) fn within_limit(after: Option<MessageKey>, added: &[AddedMessage]) -> Option<Self> {
         let mut room = PINNED_BYTES;
         let has_room = |added: &&AddedMessage| {
-            let holds_texts = added.sent.pin().is_some() || added.sent.kept.is_some();
-            let pinned = holds_texts.then(|| added.sent.bytes());
+            let pinned = holds_texts(added).then(|| added.sent.bytes());
             let left = room.checked_sub(pinned.unwrap_or(0));
             room = left.unwrap_or(0);
             left.is_some()
@@ -445,12 +469,51 @@ impl Reader<'_> {
         })
     }
 
+    fn context(&mut self) -> Result<ContextMessage, BadBytes> {
+        let key = u128::from_le_bytes(self.array()?);
+        let content = self.text()?;
+        let text: Range<u32> = self.narrow("a range")?..self.narrow("a range")?;
+        let range = text.start as usize..text.end as usize;
+        let is_text = content
+            .get(range.start.wrapping_sub(1)..range.end + 1)
+            .is_some_and(is_value);
+        if !is_value(&content) || !content.starts_with(['"', '[']) || !is_text {
+            return Err(self.bad("a content with a text"));
+        }
+        Ok(ContextMessage {
+            key,
+            content,
+            text,
+            tokens: self.narrow("tokens")?,
+        })
+    }
+
     fn chain(&mut self) -> Result<Chain, BadBytes> {
         Ok(Chain(u128::from_le_bytes(self.array()?)))
     }
 }
 
-/// Most bytes of the pinned texts of one record: some five documents of 300 words, or a score of passages.
+impl OrderingRecord {
+    /// What the next request of the chat is to be known by; a text that there is no room for is not told.
+    pub(crate) fn tell_contexts(&mut self, claims: Vec<Claim>, context: Option<&ContextMessage>) {
+        let added = self.chat.iter().flat_map(|chat| &chat.added);
+        let pinned: u64 = added
+            .filter_map(|added| holds_texts(added).then(|| added.sent.bytes()))
+            .sum();
+        let room = PINNED_BYTES.saturating_sub(pinned);
+        self.context = context
+            .filter(|context| context.content.len() as u64 <= room)
+            .cloned();
+        self.claims = claims;
+    }
+}
+
+/// Whether texts are told of a message.
+fn holds_texts(added: &AddedMessage) -> bool {
+    added.sent.pin().is_some() || added.sent.kept.is_some()
+}
+
+/// Of the pinned turns of one record, or of its message with contexts: some five documents of 300 words, or a score of passages.
 const PINNED_BYTES: u64 = 12 << 10;
 
 /// Tokens by which an engine may hold less than believed: one page, of the largest size.

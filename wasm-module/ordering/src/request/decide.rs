@@ -3,8 +3,8 @@
 
 use super::{OrderingMode, Request};
 use crate::arrangement::{Arrangement, DistinctDocuments, Slot, keeps_repeats, narrowed};
-use crate::body::Group;
 use crate::body::render::block;
+use crate::body::{FoundDocument, Group};
 use crate::document::Candidate;
 use crate::hint::OrderHint;
 use crate::policy::Order;
@@ -29,14 +29,17 @@ impl<'a> Request<'_, 'a> {
         known: &Arrangement,
         group: &Group<'a>,
         listed: &DistinctDocuments,
+        turn: u32,
     ) -> Decision {
         let mut arrangement = known.clone();
         let slots = arrangement.slots.iter_mut();
         for slot in slots.filter(|slot| slot.is_reference()) {
             let index = slot.index();
             let fingerprint = listed.fingerprint_at(index);
-            let is_named = (group.found.get(usize::from(index)))
-                .is_some_and(|found| self.shown.names(found.label, fingerprint));
+            let is_named = (group.found.get(usize::from(index))).is_some_and(|found| {
+                self.shown.names(found.label, fingerprint)
+                    || self.reference_by_number(found, turn).is_some()
+            });
             if !is_named {
                 *slot = Slot::document(index);
             }
@@ -62,8 +65,10 @@ impl<'a> Request<'_, 'a> {
         known.is_of(listed)
             && references.all(|slot| {
                 let fingerprint = listed.fingerprint_at(slot.index());
-                (group.found.get(usize::from(slot.index())))
-                    .is_some_and(|found| self.shown.holds(turn, fingerprint, &block(found)))
+                (group.found.get(usize::from(slot.index()))).is_some_and(|found| {
+                    self.shown.holds(turn, fingerprint, &block(found))
+                        || self.reference_by_number(found, turn).is_some()
+                })
             })
     }
 
@@ -165,6 +170,7 @@ impl<'a> Request<'_, 'a> {
             let Some(found) = group.found.get(usize::from(index)) else {
                 continue;
             };
+            *is_reference = self.reference_by_number(found, turn).is_some();
             if !self.shown.may_hold(turn, fingerprint)
                 || !self.shown.names(found.label, fingerprint)
             {
@@ -183,14 +189,29 @@ impl<'a> Request<'_, 'a> {
                 names
             });
             let block = block(found);
-            *is_reference = names.get(found.label) == Some(&1)
+            *is_reference |= names.get(found.label) == Some(&1)
                 && words.len() < block.len()
                 && self.shown.holds(turn, fingerprint, &block);
         }
         references
     }
 
-    /// Returns the order hint for the documents of a group in this arrangement, if there can be one.
+    /// What is sent in the place of a document that its client numbers, where an earlier turn holds it under whatever number:
+    /// its block, under the number that it has now, with words that say where it stands.
+    pub(super) fn reference_by_number(
+        &self,
+        found: &FoundDocument<'a>,
+        turn: u32,
+    ) -> Option<String> {
+        let template = self.config.deduplicate.as_ref();
+        let template = template.filter(|_| self.config.keeps_contexts())?;
+        let block = found.numbered_block()?;
+        let (question, name) = self.shown.place_of(turn, &block)?;
+        let words = template.render(&format!("{name} of question {question}"))?;
+        block.with_words(&words)
+    }
+
+    /// The order hint for the documents of a group that are arranged so, if it can have one.
     fn order_hint(
         &self,
         group: &Group<'a>,

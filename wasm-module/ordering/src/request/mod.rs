@@ -12,7 +12,7 @@ pub use self::report::Report;
 use self::decide::Decision;
 use crate::arrangement::{Arrangement, DistinctDocuments, keeps_repeats, narrowed};
 use crate::body::{
-    Entry, FoundDocument, Group, GroupLayout, Message, Parsed, Wrap,
+    Entry, Group, GroupLayout, Message, Parsed, Role, Wrap,
     edit::Edit,
     render::{self, Rendering, Sent},
 };
@@ -81,6 +81,7 @@ pub(crate) fn arrange<'a>(
         head,
         frozen: Box::default(),
         mode,
+        question: 0,
         tree,
         policy,
         last_turn: parsed.messages.last().map_or(0, |message| message.turn),
@@ -102,6 +103,7 @@ pub(crate) fn arrange<'a>(
     let mut known = path.iter().peekable();
     let last = parsed.messages.len().saturating_sub(1);
     for (message, at) in parsed.messages.iter().zip(0_u32..) {
+        request.question += u32::from(message.role == Role::User);
         let turn = known
             .next_if(|(known, _)| *known == at)
             .and_then(|(_, id)| memory.sent(*id));
@@ -140,7 +142,9 @@ struct Request<'r, 'a> {
     mode: OrderingMode,
     tree: &'r mut KnowledgeTree,
     policy: &'r mut dyn Policy,
-    /// The chat's last turn; no reference points into it.
+    /// The user's messages so far.
+    question: u32,
+    /// The chat's last turn: what stands in it is referred to by nothing.
     last_turn: u32,
     /// Estimated tokens pinned in the known messages.
     pinned_tokens: u64,
@@ -308,7 +312,7 @@ impl<'a> Request<'_, 'a> {
             order,
             hint,
         } = match known {
-            Some(known) => self.again(known, group, &listed),
+            Some(known) => self.again(known, group, &listed, turn),
             None => self.decide(group, &listed, turn),
         };
 
@@ -334,6 +338,12 @@ impl<'a> Request<'_, 'a> {
                 if let Some(found) = group.found.get(usize::from(index)) {
                     let block = found.block_in_message().filter(|_| !keeps_repeats(group));
                     self.shown.add(turn, fingerprint, found.label, block);
+                    let numbered = found.numbered_block();
+                    let numbered =
+                        numbered.filter(|_| self.config.keeps_contexts() && !keeps_repeats(group));
+                    if let Some(block) = numbered {
+                        self.shown.add_numbered(turn, self.question, block);
+                    }
                 }
             }
         }
@@ -357,7 +367,7 @@ impl<'a> Request<'_, 'a> {
         let rendering = if stays {
             None
         } else {
-            let sent = self.sent_of(group, &arrangement, &listed);
+            let sent = self.sent_of(group, &arrangement, &listed, turn);
             let hint = hint.map(|hint| hint.words);
             let hint = match words {
                 Some(words) => Some(self.behind(group, hint, words)),
@@ -392,13 +402,21 @@ impl<'a> Request<'_, 'a> {
         group: &'g Group<'a>,
         arrangement: &Arrangement,
         listed: &DistinctDocuments,
+        turn: u32,
     ) -> Vec<Sent<'g, 'a>> {
         let found = |index: u16| group.found.get(usize::from(index));
-        let words =
-            |found: &FoundDocument<'_>| self.config.deduplicate.as_ref()?.render(found.label);
         let slots = arrangement.slots.iter().filter_map(|slot| {
             let found = found(slot.index())?;
-            let words = slot.is_reference().then(|| words(found)).flatten();
+            let fingerprint = listed.fingerprint_at(slot.index());
+            let words = slot.is_reference().then(|| {
+                let is_named = self.shown.names(found.label, fingerprint);
+                let by_number = || self.reference_by_number(found, turn);
+                match found.is_numbered() && !(is_named && self.shown.may_hold(turn, fingerprint)) {
+                    true => by_number(),
+                    false => self.config.deduplicate.as_ref()?.render(found.label),
+                }
+            });
+            let words = words.flatten();
             Some(words.map_or(Sent::Document(found), Sent::Reference))
         });
         let repeats = listed.repeats.iter().filter(|_| keeps_repeats(group));

@@ -35,7 +35,12 @@ impl Head {
         Ok(Self)
     }
 
-    /// Returns the mode.
+    #[allow(clippy::unused_self, reason = "its twin uses it")]
+    pub(crate) fn keeps_contexts(&self) -> bool {
+        false
+    }
+
+    /// The mode.
     #[must_use]
     pub fn mode(&self) -> HeadMode {
         HeadMode::Off

@@ -1,0 +1,186 @@
+//! Where contexts stand in a content, for whoever puts them back or moves them: the text that a question stands in, and the
+//! documents of a text with what holds them.
+
+use super::clients;
+use super::json::{inner, offset_in, range_in};
+use super::scan::{Scan, fields};
+use super::search;
+use super::text::Text;
+use std::ops::Range;
+
+/// Where the last text of a content stands in `body`, between its quotes; `None`: it has none.
+pub(crate) fn last_text(body: &str, content: &str) -> Option<Range<usize>> {
+    if let Some(text) = inner(content) {
+        return Some(range_in(body, text));
+    }
+    let parts = Scan::new(content).elements().ok()?;
+    let text = parts.into_iter().rev().find_map(|part| {
+        let [text] = fields(part, ["text"]).ok()?;
+        text.and_then(inner)
+    })?;
+    Some(range_in(body, text))
+}
+
+/// The range of `body` that documents take which stand in `found`, a part of `content`: with the tags around them and,
+/// where nothing follows, with their heading. `None`: they stand in no text.
+pub(crate) fn context_range(
+    body: &str,
+    content: &str,
+    found: Range<usize>,
+) -> Option<Range<usize>> {
+    let text = texts(body, content)
+        .into_iter()
+        .find(|text| text.start <= found.start && found.end <= text.end)?;
+    if let Some(frame) = framed(body, &text, &found) {
+        return Some(frame);
+    }
+    let [mut start, mut end] = [found.start, found.end];
+    // Tags side by side around the documents, from the inside out.
+    while let Some((opening, closing)) = wrapped(body, &text, start..end) {
+        (start, end) = (opening, closing);
+    }
+    let behind = body.get(end..text.end)?;
+    if is_blank(behind) {
+        end = text.end;
+        let before = trimmed_end(body.get(text.start..start)?);
+        let headless = HEADINGS
+            .iter()
+            .find_map(|heading| before.strip_suffix(heading));
+        // White space before them goes too: a request without documents has none.
+        start = text.start + headless.map_or(before, trimmed_end).len();
+    }
+    Some(start..end)
+}
+
+/// Where the words stand by which a client's documents are told, around those `found` in that text.
+fn framed(body: &str, text: &Range<usize>, found: &Range<usize>) -> Option<Range<usize>> {
+    let source = body.get(text.clone())?;
+    if !clients::may_hold(source) {
+        return None;
+    }
+    let plain = Text::new(source);
+    let frame = plain.source(&clients::frame(&plain.plain)?);
+    let frame = text.start + frame.start..text.start + frame.end;
+    (frame.start <= found.start && found.end <= frame.end).then_some(frame)
+}
+
+/// The texts of a content.
+fn texts(body: &str, content: &str) -> Vec<Range<usize>> {
+    if let Some(text) = inner(content) {
+        return vec![range_in(body, text)];
+    }
+    let parts = Scan::new(content).elements().unwrap_or_default();
+    let texts = parts.into_iter().filter_map(|part| {
+        let [text] = fields(part, ["text"]).ok()?;
+        text.and_then(inner)
+    });
+    texts.map(|text| range_in(body, text)).collect()
+}
+
+/// Where a tag opens right before the range that one of its name closes right behind.
+fn wrapped(body: &str, text: &Range<usize>, range: Range<usize>) -> Option<(usize, usize)> {
+    let behind = trimmed_start(body.get(range.end..text.end)?);
+    let tag = behind.strip_prefix("</")?;
+    let close = search::find(tag, 0, b'>')?;
+    let (name, rest) = (tag.get(..close)?, tag.get(close + 1..)?);
+    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.chars().all(is_name) {
+        return None;
+    }
+    let before = trimmed_end(body.get(text.start..range.start)?);
+    let opening = before
+        .strip_suffix('>')?
+        .strip_suffix(name)?
+        .strip_suffix('<')?;
+    Some((text.start + opening.len(), offset_in(body, rest)))
+}
+
+/// What is left without the white space at the end, escaped as in JSON.
+fn trimmed_end(mut text: &str) -> &str {
+    loop {
+        let less = search::trimmed_end(text, 0..text.len());
+        let less = text.get(less).unwrap_or_default();
+        let cut = SPACES.iter().find_map(|space| {
+            let cut = less.strip_suffix(space)?;
+            // The backslash itself may be escaped.
+            let slashes = cut.bytes().rev().take_while(|byte| *byte == b'\\').count();
+            slashes.is_multiple_of(2).then_some(cut)
+        });
+        match cut {
+            Some(cut) => text = cut,
+            None => return less,
+        }
+    }
+}
+
+/// What is left without the white space at the start, escaped as in JSON.
+fn trimmed_start(mut text: &str) -> &str {
+    loop {
+        let less = search::trimmed_start(text, 0..text.len());
+        let less = text.get(less).unwrap_or_default();
+        match SPACES.iter().find_map(|space| less.strip_prefix(space)) {
+            Some(cut) => text = cut,
+            None => return less,
+        }
+    }
+}
+
+fn is_blank(text: &str) -> bool {
+    trimmed_start(text).is_empty()
+}
+
+/// White space as JSON escapes it.
+const SPACES: [&str; 3] = [r"\n", r"\r", r"\t"];
+
+/// What clients write above their contexts: AnythingLLM's.
+const HEADINGS: [&str; 1] = ["Context:"];
+
+/// Of a tag's name.
+const MAX_NAME_BYTES: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context(content: &str, documents: &str) -> String {
+        let start = content.find(documents).unwrap();
+        let range = context_range(content, content, start..start + documents.len());
+        content[range.unwrap()].to_owned()
+    }
+
+    #[test]
+    fn documents_take_their_wrappers_and_their_heading_along() {
+        assert_eq!(
+            context(
+                r#""Be kind. <context>\n<a>D</a>\n</context>\nBe brief.""#,
+                "<a>D</a>"
+            ),
+            r"<context>\n<a>D</a>\n</context>"
+        );
+        assert_eq!(
+            context(r#""Be kind.\n\nContext:\n[C]D[E]\n\n""#, "[C]D[E]"),
+            r"\n\nContext:\n[C]D[E]\n\n"
+        );
+        assert_eq!(context(r#""a\\nD""#, "D"), "D");
+        assert_eq!(context(r#""<b>D</c>""#, "D"), "D");
+        assert_eq!(
+            context(
+                r#"[{"text":"x"},{"type":"text","text":"Use <d>D</d> now"}]"#,
+                "D"
+            ),
+            "<d>D</d>"
+        );
+    }
+
+    #[test]
+    fn the_last_text_is_where_a_question_stands() {
+        let text = |content: &'static str| last_text(content, content).map(|range| &content[range]);
+        assert_eq!(text(r#""Why?""#), Some("Why?"));
+        assert_eq!(
+            text(r#"[{"type":"text","text":"a"},{"type":"text","text":"b"},{"type":"image_url"}]"#),
+            Some("b")
+        );
+        assert_eq!(text(r#"[{"type":"image_url"}]"#), None);
+        assert_eq!(text("null"), None);
+    }
+}

@@ -1,0 +1,158 @@
+//! Documents that their clients number by their places in the request.
+//!
+//! ```text
+//!   <source id="2" name="a.md">Text.</source>       [CONTEXT 1]:\nText.\n[END CONTEXT 1]
+//!               ^ number       ^^^^^ words                   ^         ^^^^^              ^ again
+//! ```
+//!
+//! The answer cites them by these numbers, so each keeps the one that it has in its request. But under another number a document
+//! is the same one, and where an earlier turn holds it, its words need not be sent again. Documents without any name are called
+//! by their places.
+
+use super::search::{find_last, find_words};
+use super::tags::Span;
+use super::text::Text;
+use crate::document::Fingerprint;
+use crate::work::hashed;
+use std::ops::Range;
+
+/// Where a document's number stands in its block, and its words. Not of a block without words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Numbered {
+    /// Empty where it has none.
+    number: Range<u32>,
+    /// Its place among the documents of its text, from 1.
+    place: u32,
+    /// Where the number stands a second time.
+    again: Option<Range<u32>>,
+    words: Range<u32>,
+}
+
+/// A block of a numbered document.
+#[derive(Clone, Debug)]
+pub(crate) struct NumberedBlock<'a> {
+    pub(super) whole: &'a str,
+    pub(super) numbered: Numbered,
+}
+
+impl Numbered {
+    /// Of the documents at `spans`, in their order; none of them, if one has another name than a number.
+    pub(super) fn all(text: &Text<'_>, spans: &[Span]) -> Vec<Option<Self>> {
+        let places = spans.iter().zip(1..);
+        let all: Option<Vec<Self>> = places
+            .map(|(span, place)| Self::new(text, span, place))
+            .collect();
+        match all {
+            Some(all) => all.into_iter().map(Some).collect(),
+            None => vec![None; spans.len()],
+        }
+    }
+
+    fn new(text: &Text<'_>, span: &Span, place: u32) -> Option<Self> {
+        let plain = &*text.plain;
+        let start = span.whole.start;
+        let id = span.id.clone();
+        let is_tag = plain.get(start..)?.starts_with('<');
+        let id = id.unwrap_or(start + usize::from(is_tag)..start + usize::from(is_tag));
+        let number = plain.get(id.clone())?;
+        if number.len() > MAX_DIGITS || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        let block = plain.get(span.whole.clone())?;
+        let end = span.whole.end;
+        let (again, words) = if is_tag {
+            let quote = plain.get(..id.start)?.ends_with('"');
+            let rest = plain.get(id.end..end)?;
+            let mut is_quoted = quote;
+            let close = rest.bytes().position(|byte| {
+                is_quoted ^= byte == b'"';
+                byte == b'>' && !is_quoted
+            })?;
+            let last = find_last(block, b'<')?;
+            (None, id.end + close + 1..start + last)
+        } else if block.starts_with("[CONTEXT ") && !number.is_empty() {
+            let closing = "\n[END CONTEXT ".len() + number.len() + 1;
+            let again = end - 1 - number.len()..end - 1;
+            (
+                Some(again),
+                id.end + "]:\n".len()..end.checked_sub(closing)?,
+            )
+        } else if block.starts_with("ID: ") {
+            let mark = "└── Content:\n";
+            let words = find_words(block, 0, mark)? + mark.len();
+            (None, start + words..end)
+        } else {
+            // Behind what is said of it, if that is anything.
+            let words = find_words(block, 0, "\n\n").map_or(0, |blank| blank + 2);
+            (None, start + words..end)
+        };
+        let whole = text.source(&span.whole);
+        let within = |range: &Range<usize>| {
+            let range = text.source(range);
+            let narrow = |at: usize| u32::try_from(at.checked_sub(whole.start)?).ok();
+            let range = narrow(range.start)?..narrow(range.end)?;
+            (range.start <= range.end).then_some(range)
+        };
+        Some(Self {
+            number: within(&id)?,
+            place,
+            again: match again {
+                Some(again) => Some(within(&again)?),
+                None => None,
+            },
+            words: within(&words).filter(|words| !words.is_empty())?,
+        })
+    }
+}
+
+impl<'a> NumberedBlock<'a> {
+    /// What it is called: by its number, or by its place.
+    pub(crate) fn name(&self) -> String {
+        match self.part(&self.numbered.number) {
+            "" => format!("document {}", self.numbered.place),
+            number => number.to_owned(),
+        }
+    }
+
+    /// A hash of the block without its number.
+    pub(crate) fn identity(&self) -> Fingerprint {
+        hashed(self.whole.len());
+        Fingerprint::of(&self.parts().map(str::as_bytes))
+    }
+
+    /// Whether the other block is this one but for its number.
+    pub(crate) fn is(&self, other: &NumberedBlock<'_>) -> bool {
+        self.parts() == other.parts()
+    }
+
+    /// The block with other words; `None`: it would not be shorter.
+    pub(crate) fn with_words(&self, words: &str) -> Option<String> {
+        let Range { start, end } = self.numbered.words;
+        if words.len() >= end.saturating_sub(start) as usize {
+            return None;
+        }
+        let before = self.whole.get(..start as usize)?;
+        let behind = self.whole.get(end as usize..)?;
+        Some([before, words, behind].concat())
+    }
+
+    /// What is around the number.
+    fn parts(&self) -> [&'a str; 3] {
+        let end = u32::try_from(self.whole.len()).unwrap_or(u32::MAX);
+        let Numbered { number, again, .. } = &self.numbered;
+        let again = again.clone().unwrap_or(end..end);
+        [
+            self.part(&(0..number.start)),
+            self.part(&(number.end..again.start)),
+            self.part(&(again.end..end)),
+        ]
+    }
+
+    fn part(&self, range: &Range<u32>) -> &'a str {
+        let range = range.start as usize..range.end as usize;
+        self.whole.get(range).unwrap_or_default()
+    }
+}
+
+/// Of a number.
+const MAX_DIGITS: usize = 4;

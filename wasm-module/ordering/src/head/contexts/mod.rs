@@ -1,0 +1,350 @@
+//! Contexts that wander: documents which a client writes into the newest request alone, so that every turn of its chat
+//! takes them out of the prompt again, and with them the engine's KV state of all that follows.
+//!
+//! ```text
+//!   as it comes                                        as it is read on
+//!   turn 1   S            [a b] q1                     S  [a b] q1
+//!   turn 2   S            q1  answer  [a c] q2         S  [a b] q1  answer  [a c] q2       put back
+//!   turn 2   S [a c]      q1  answer  q2               S  [a b] q1  answer  [a c] q2       moved, and put back
+//! ```
+//!
+//! What is made here is the body that a client would send which keeps what it sent. All else happens to that body: its
+//! earlier messages are known by their chains and go as they went, its documents are ordered, and what stands in an earlier
+//! turn is referred to. Nothing is printed anew; a [`Plan`] is ranges of the client's body and what stands there instead.
+//!
+//! A message is known without its contexts by the chain of the client's own messages before it and by a line of its question;
+//! the rest of its words must be those that were sent. [`memory`] says when that is not enough.
+
+pub(crate) mod memory;
+mod question;
+
+pub(crate) use self::memory::ContextMemory;
+
+use super::config::HeadMode;
+use super::decision::{Claim, ContextMessage, Decision};
+use super::report::{Change, ChangeKind};
+use crate::body::{Chain, GroupLayout, Message, Parsed, Role, context_range, last_text};
+use crate::config::Config;
+use crate::document::estimate_tokens;
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// How a body is read on.
+#[derive(Debug, Default)]
+pub(crate) struct Plan<'a> {
+    /// Ranges of the client's body and what stands there instead, in their order; none touches another.
+    edits: Vec<(Range<usize>, Cow<'a, str>)>,
+    /// The messages that contexts were put back into, by what they are known by, and what followed each.
+    pub(crate) claims: Vec<Claim>,
+    /// Messages that may have had contexts which cannot be told from another chat's.
+    pub(crate) doubtful: u32,
+    /// Contexts that move out of the system text.
+    pub(crate) moved: u32,
+    /// Documents in these.
+    documents: usize,
+    changes: Vec<Change>,
+    /// The newest user message, if the body ends with it, and what it is known by.
+    target: Option<(usize, Chain)>,
+    /// Estimated tokens of what was put back.
+    tokens: u64,
+}
+
+/// How `parsed` is read on; `None`: nobody asked. O(messages + bytes of the messages concerned).
+pub(crate) fn plan<'a>(
+    config: &Config,
+    parsed: &Parsed<'a>,
+    decision: &Decision<'a>,
+    memory: Option<&ContextMemory>,
+) -> Option<Plan<'a>> {
+    let contexts = config.head.contexts;
+    let is_asked = config.head.mode() != HeadMode::Off && (contexts.restore || contexts.relocate);
+    if !is_asked || config.pin.is_none() {
+        return None;
+    }
+    // An array's documents are written into their message, and stay there.
+    let has_array = parsed.rendered.is_some();
+    let target = parsed
+        .messages
+        .iter()
+        .rposition(|message| message.role == Role::User && message.entry.is_some())?;
+    let mut plan = Plan::default();
+    if contexts.relocate && !has_array {
+        plan.relocate(parsed, target, decision);
+    }
+    let chains = chains(parsed);
+    if contexts.restore {
+        if let Some(memory) = memory.filter(|_| !has_array) {
+            plan.restore(parsed, target, memory, &chains);
+        }
+        // Who goes on from here with a tool's result was known before.
+        if target + 1 == parsed.messages.len() {
+            plan.target = chains.get(target).map(|prior| (target, *prior));
+        }
+    }
+    crate::sort::sort_by_key(&mut plan.edits, |(range, _)| (range.start, range.end));
+    Some(plan)
+}
+
+impl<'a> Plan<'a> {
+    /// Moves contexts out of the system text into the message at `target`.
+    fn relocate(&mut self, parsed: &Parsed<'a>, target: usize, decision: &Decision<'a>) {
+        let mut cuts: Vec<Range<usize>> = Vec::new();
+        let Some(place) = parsed.messages.get(target) else {
+            return;
+        };
+        let Some(text) = last_text(parsed.text, place.content) else {
+            return;
+        };
+        let mut words = String::new();
+        for message in parsed.messages.iter().take(target) {
+            // What the client wants cached ends where it says.
+            if message.role != Role::System || message.raw.contains("\"cache_control\"") {
+                continue;
+            }
+            for group in &message.groups {
+                let GroupLayout::Slots { slots, .. } = &group.place else {
+                    continue;
+                };
+                let hull = (slots.first().zip(slots.last())).and_then(|(first, last)| {
+                    context_range(parsed.text, message.content, first.start..last.end)
+                });
+                let Some(hull) = hull else { continue };
+                let overlaps =
+                    |range: &Range<usize>| range.start < hull.end && hull.start < range.end;
+                let is_touched = decision.removed.iter().any(overlaps)
+                    || decision.frozen.iter().any(|span| overlaps(&span.range))
+                    || cuts.iter().any(overlaps);
+                let Some(cut) = parsed.text.get(hull.clone()).filter(|_| !is_touched) else {
+                    continue;
+                };
+                words.push_str(cut);
+                words.push_str(r"\n\n");
+                self.moved += 1;
+                self.documents += group.found.len();
+                self.changes.push(Change {
+                    kind: ChangeKind::Context,
+                    name: "".into(),
+                    range: hull.clone(),
+                });
+                self.edits.push((hull.clone(), "".into()));
+                cuts.push(hull);
+            }
+        }
+        if !words.is_empty() {
+            self.edits.push((text.start..text.start, words.into()));
+        }
+    }
+
+    /// Puts back what earlier user messages were sent with.
+    fn restore(
+        &mut self,
+        parsed: &Parsed<'a>,
+        target: usize,
+        memory: &ContextMemory,
+        chains: &[Chain],
+    ) {
+        for (at, message) in parsed.messages.iter().enumerate().take(target) {
+            if message.role != Role::User || !message.groups.is_empty() {
+                continue;
+            }
+            let behind = parsed.messages.iter().zip(1..).skip(at + 1);
+            let mut behind = behind.filter(|(message, _)| message.role != Role::System);
+            let next = behind.next().and_then(|(_, end)| chains.get(end));
+            let text = last_text(parsed.text, message.content);
+            let (Some(text), Some(&next), Some(&prior)) = (text, next, chains.get(at)) else {
+                continue;
+            };
+            let Some(bare) = Bare::new(parsed.text, message, text) else {
+                continue;
+            };
+            let keys = question::keys(&bare.plain, prior);
+            for key in keys.into_iter().flatten() {
+                let Some(known) = memory.get(key).filter(|known| known.message.is(&bare)) else {
+                    continue;
+                };
+                if !known.continues(next) {
+                    self.doubtful += 1;
+                    continue;
+                }
+                let start = crate::body::offset_in(parsed.text, message.content);
+                let range = start..start + message.content.len();
+                self.changes.push(Change {
+                    kind: ChangeKind::Restored,
+                    name: "".into(),
+                    range: range.clone(),
+                });
+                self.edits
+                    .push((range, known.message.content.to_string().into()));
+                self.tokens = self.tokens.saturating_add(known.message.tokens.into());
+                self.claims.push(Claim { key, next });
+                break;
+            }
+        }
+    }
+
+    /// Whether the body is read on as it came.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.edits.is_empty()
+    }
+
+    /// What was done, as ranges of the client's body.
+    pub(crate) fn changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// The body that is read on.
+    pub(crate) fn body(&self, text: &str) -> String {
+        let added: usize = self.edits.iter().map(|(_, with)| with.len()).sum();
+        let mut out = String::with_capacity(text.len() + added);
+        let mut done = 0;
+        for (range, with) in &self.edits {
+            out.push_str(text.get(done..range.start).unwrap_or_default());
+            out.push_str(with);
+            done = range.end;
+        }
+        out.push_str(text.get(done..).unwrap_or_default());
+        out
+    }
+
+    /// Whether the body that is read on still has every document that moved.
+    pub(crate) fn is_whole(&self, read: &Parsed<'_>) -> bool {
+        let newest = read.messages.iter().rev();
+        let mut newest =
+            newest.filter(|message| message.role == Role::User && message.entry.is_some());
+        let found = newest.next().map_or(0, |message| {
+            message.groups.iter().map(|group| group.found.len()).sum()
+        });
+        found >= self.documents
+    }
+
+    /// Makes the ranges of a decision on the client's body those of the body that is read on.
+    pub(crate) fn shift(&self, decision: &mut Decision<'_>) {
+        let mut edits = self.edits.iter().peekable();
+        let [mut added, mut removed] = [0, 0];
+        let mut shifted = |range: &mut Range<usize>| {
+            while let Some((edit, with)) = edits.next_if(|(edit, _)| edit.end <= range.start) {
+                added += with.len();
+                removed += edit.len();
+            }
+            let place = |at: usize| (at + added).saturating_sub(removed);
+            *range = place(range.start)..place(range.end);
+        };
+        let tools = decision.tools.iter_mut().map(|(range, _)| range);
+        let frozen = decision.frozen.iter_mut().map(|span| &mut span.range);
+        let mut all: Vec<&mut Range<usize>> =
+            tools.chain(&mut decision.removed).chain(frozen).collect();
+        crate::sort::sort_by_key(&mut all, |range| (range.start, range.end));
+        all.into_iter().for_each(&mut shifted);
+    }
+
+    /// What is to be known of the newest message of the body `sent` that is read on.
+    pub(crate) fn newest(&self, config: &Config, sent: &Parsed<'_>) -> Newest {
+        let Some((target, prior)) = self.target else {
+            return Newest::Known;
+        };
+        let Some(message) = sent.messages.get(target) else {
+            return Newest::Known;
+        };
+        let Some(text) = last_text(sent.text, message.content) else {
+            return Newest::Known;
+        };
+        if let Some(message) = self.with_contexts(config, sent, message, &text, prior) {
+            return Newest::Contexts(message);
+        }
+        let plain = crate::body::unescaped(sent.text.get(text).unwrap_or_default());
+        let [end, start] = question::keys(&plain, prior);
+        Newest::Bare([end, start])
+    }
+
+    /// The message, if contexts stand in it and a chat may keep as many.
+    fn with_contexts(
+        &self,
+        config: &Config,
+        sent: &Parsed<'_>,
+        message: &Message<'_>,
+        text: &Range<usize>,
+        prior: Chain,
+    ) -> Option<ContextMessage> {
+        let groups = message.groups.iter();
+        let slots = groups.filter_map(|group| match &group.place {
+            GroupLayout::Slots { slots, .. } => Some(slots.first()?.start..slots.last()?.end),
+            GroupLayout::Render { .. } => None,
+        });
+        let hull = slots.reduce(|all, next| all.start.min(next.start)..all.end.max(next.end))?;
+        if hull.start < text.start || text.end < hull.end {
+            return None;
+        }
+        let tokens = estimate_tokens(message.content.len());
+        let total = self.tokens.saturating_add(tokens.into());
+        if total > u64::from(config.pin?) {
+            return None;
+        }
+        let before = sent.text.get(text.start..hull.start)?;
+        let behind = sent.text.get(hull.end..text.end)?;
+        let start = crate::body::offset_in(sent.text, message.content);
+        let narrow = |at: usize| u32::try_from(at - start).ok();
+        Some(ContextMessage {
+            key: question::key_of(before, behind, prior)?,
+            content: message.content.into(),
+            text: narrow(text.start)?..narrow(text.end)?,
+            tokens,
+        })
+    }
+}
+
+/// What is to be known of a request's newest message.
+#[derive(Debug)]
+pub(crate) enum Newest {
+    /// Nothing: it was sent before.
+    Known,
+    /// Contexts stand in it.
+    Contexts(ContextMessage),
+    /// It has none, or more than a chat may keep; what it may be taken for.
+    Bare([Option<u128>; 2]),
+}
+
+/// A message without contexts.
+struct Bare<'t> {
+    /// What stands before and behind its text, quotes included.
+    around: [&'t str; 2],
+    plain: Cow<'t, str>,
+}
+
+impl<'t> Bare<'t> {
+    fn new(body: &'t str, message: &Message<'t>, text: Range<usize>) -> Option<Self> {
+        let start = crate::body::offset_in(body, message.content);
+        Some(Self {
+            around: [
+                body.get(start..text.start)?,
+                body.get(text.end..start + message.content.len())?,
+            ],
+            plain: crate::body::unescaped(body.get(text)?),
+        })
+    }
+}
+
+impl ContextMessage {
+    /// Whether it is that message with contexts in it.
+    fn is(&self, bare: &Bare<'_>) -> bool {
+        let (start, end) = (self.text.start as usize, self.text.end as usize);
+        let around = [self.content.get(..start), self.content.get(end..)];
+        let text = self.content.get(start..end).unwrap_or_default();
+        around == bare.around.map(Some)
+            && question::asks(&crate::body::unescaped(text), &bare.plain)
+    }
+}
+
+/// By what the chat is known before each message, and behind the last one: its own words, whatever the system text says, for
+/// that changes with what is found.
+fn chains(parsed: &Parsed<'_>) -> Vec<Chain> {
+    let mut chain = parsed.start.chain;
+    let mut chains = Vec::with_capacity(parsed.messages.len() + 1);
+    chains.push(chain);
+    for message in &parsed.messages {
+        if message.role != Role::System {
+            chain = chain.then(&message.role_name, message.content_hash);
+        }
+        chains.push(chain);
+    }
+    chains
+}

@@ -1,0 +1,396 @@
+//! Chats whose contexts their clients take out of the history again, as seven clients send them: golden files, and properties
+//! against a slow model that keeps all that was ever sent.
+//!
+//! `tests/wandering/CLIENT/N.in.json` is the Nth request of one chat, `N.out.json` what is sent for it.
+//! `UPDATE_GOLDEN=1 cargo test -p foreword-ordering --features head --test wandering` writes them anew.
+
+mod clients;
+
+use clients::{Client, Context, Turn};
+use foreword_ordering::head::ChangeKind;
+use foreword_ordering::{Config, Orderer, PeerUpdate, Skip, Tenant};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::path::Path;
+
+fn orderer(config: Value) -> Orderer {
+    Orderer::new(Config::from_json(config.to_string().as_bytes()).unwrap())
+}
+
+/// Everything on.
+fn applying() -> Orderer {
+    orderer(json!({"conversation": {"pin": true}, "head": {"mode": "apply"}}))
+}
+
+/// Nothing but what is tested here.
+fn plain(mode: &str) -> Value {
+    json!({
+        "policy": "retrieval",
+        "conversation": {"pin": true, "deduplicate": false, "max_pinned_tokens": 100_000},
+        "head": {"mode": mode, "volatile": {"patterns": false, "learn": false}}
+    })
+}
+
+fn send(orderer: &mut Orderer, tenant: &str, body: &str) -> String {
+    match orderer.rewrite(Tenant::named(tenant), body.as_bytes()) {
+        Ok(rewrite) => rewrite
+            .body
+            .map_or(body.to_owned(), |sent| String::from_utf8(sent).unwrap()),
+        Err(Skip::NoDocuments) => body.to_owned(),
+        Err(skip) => panic!("{skip}"),
+    }
+}
+
+fn contents(body: &str) -> Vec<String> {
+    let body: Value = serde_json::from_str(body).unwrap();
+    let messages = body["messages"].as_array().unwrap().iter();
+    messages
+        .map(|message| message["content"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn context(name: &str) -> Context {
+    Context {
+        title: format!("{name}.md"),
+        text: format!(
+            "The {name} costs {} crowns.\nIt \"lasts\" long. ",
+            name.len()
+        )
+        .repeat(6),
+    }
+}
+
+fn turn(question: &str, contexts: &[&str], answer: &str) -> Turn {
+    Turn {
+        question: question.into(),
+        contexts: contexts.iter().map(|name| context(name)).collect(),
+        answer: answer.into(),
+    }
+}
+
+fn chat() -> Vec<Turn> {
+    vec![
+        turn(
+            "What does the kettle cost?",
+            &["kettle", "teapot"],
+            "6 crowns.",
+        ),
+        turn(
+            "And the teapot?\nIs it \"good\"?",
+            &["teapot", "cup"],
+            "Also 6, and it is.",
+        ),
+        turn(
+            "Which is cheapest?",
+            &["cup", "kettle", "spoon"],
+            "The cup.",
+        ),
+    ]
+}
+
+#[test]
+fn bodies_become_what_the_golden_files_say() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wandering");
+    let update = std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1");
+    let mut wrong = Vec::new();
+    for client in Client::ALL {
+        let folder = folder.join(client.name());
+        let mut orderer = applying();
+        for turns in 1..=chat().len() {
+            let body = client.body(&chat()[..turns]);
+            let sent = send(&mut orderer, "", &body);
+            for (kind, text) in [("in", &body), ("out", &sent)] {
+                let path = folder.join(format!("{turns}.{kind}.json"));
+                if update {
+                    std::fs::create_dir_all(&folder).unwrap();
+                    std::fs::write(&path, text).unwrap();
+                }
+                if std::fs::read_to_string(&path).unwrap_or_default() != **text {
+                    wrong.push(format!("{} should be:\n{text}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_chats_earlier_messages_stand_as_they_were_sent_whichever_client_sends_them() {
+    for client in Client::ALL {
+        let mut orderer = applying();
+        let mut before: Vec<String> = Vec::new();
+        for turns in 1..=chat().len() {
+            let body = client.body(&chat()[..turns]);
+            let sent = contents(&send(&mut orderer, "", &body));
+            assert_eq!(sent[..before.len()], before, "{} {turns}", client.name());
+            let report = orderer.last_head();
+            assert_eq!(report.restored as usize, turns - 1, "{}", client.name());
+            assert!(report.applied || turns == 1, "{}", client.name());
+            assert_eq!(sent.len(), turns * 2);
+            before = sent;
+        }
+    }
+}
+
+/// Bytes of a chat's prompts that no earlier prompt of its began with.
+fn computed(prompts: &[String]) -> usize {
+    let shared = |one: &str, other: &str| {
+        let pairs = one.bytes().zip(other.bytes());
+        pairs.take_while(|(one, other)| one == other).count()
+    };
+    let new = |at: usize| {
+        let earlier = prompts[..at].iter();
+        let most = earlier.map(|earlier| shared(earlier, &prompts[at])).max();
+        prompts[at].len() - most.unwrap_or(0)
+    };
+    (0..prompts.len()).map(new).sum()
+}
+
+#[test]
+fn an_engine_computes_three_quarters_at_most_of_what_the_clients_bodies_cost() {
+    let chat: Vec<Turn> = (0..6)
+        .map(|at| {
+            let names = ["kettle", "teapot", "cup", "spoon", "saucer", "tray", "jug"];
+            let contexts = [at, at + 1, (at + 3) % 7].map(|name| names[name % 7]);
+            turn(
+                &format!("Question {at}?"),
+                &contexts,
+                "It depends. ".repeat(20).trim(),
+            )
+        })
+        .collect();
+    for client in Client::ALL {
+        let prompts = |orderer: Option<Orderer>| {
+            let mut orderer = orderer;
+            let bodies = (1..=chat.len()).map(|turns| client.body(&chat[..turns]));
+            let sent = bodies.map(|body| match &mut orderer {
+                Some(orderer) => contents(&send(orderer, "", &body)).join("\n"),
+                None => contents(&body).join("\n"),
+            });
+            computed(&sent.collect::<Vec<_>>())
+        };
+        let (came, sent) = (prompts(None), prompts(Some(applying())));
+        assert!(sent * 4 <= came * 3, "{}: {sent} of {came}", client.name());
+    }
+}
+
+#[test]
+fn a_chat_that_comes_to_another_worker_gets_its_contexts_back() {
+    for client in Client::ALL {
+        let mut workers = [applying(), applying()];
+        let mut before: Vec<String> = Vec::new();
+        for turns in 1..=chat().len() {
+            let body = client.body(&chat()[..turns]);
+            let at = turns % 2;
+            let rewrite = workers[at]
+                .rewrite(Tenant::named("t"), body.as_bytes())
+                .unwrap();
+            let told = PeerUpdate::decode(&rewrite.record.encode()).unwrap();
+            workers[1 - at].learn(&told);
+            let sent = String::from_utf8(rewrite.body.unwrap_or(body.into())).unwrap();
+            let sent = contents(&sent);
+            assert_eq!(sent[..before.len()], before, "{} {turns}", client.name());
+            before = sent;
+        }
+    }
+}
+
+#[test]
+fn chats_that_cannot_be_told_apart_get_nothing_back() {
+    let ask = |contexts: &[&str]| vec![turn("Why?", contexts, "So.")];
+    for client in [Client::OpenWebUi, Client::AnythingLlm] {
+        let mut orderer = applying();
+        let (mut one, two) = (ask(&["kettle"]), ask(&["teapot"]));
+        send(&mut orderer, "", &client.body(&one));
+        send(&mut orderer, "", &client.body(&two));
+        one.push(turn("How?", &["cup"], ""));
+        let sent = contents(&send(&mut orderer, "", &client.body(&one)));
+        assert_eq!(sent[1], "Why?");
+        // The same words of another tenant are nobody's business, and neither is another user's chat.
+        let mut orderer = applying();
+        send(&mut orderer, "a", &client.body(&two));
+        for (tenant, user) in [("b", None), ("a", Some("u"))] {
+            let mut body: Value = serde_json::from_str(&client.body(&one)).unwrap();
+            if let Some(user) = user {
+                body["user"] = user.into();
+            }
+            let sent = contents(&send(&mut orderer, tenant, &body.to_string()));
+            assert_eq!(sent[1], "Why?", "{tenant}");
+        }
+        let sent = contents(&send(&mut orderer, "a", &client.body(&one)));
+        assert!(sent[1].contains("teapot"), "{}", sent[1]);
+        // One sending has one continuation.
+        one[0].answer = "Because.".into();
+        let sent = contents(&send(&mut orderer, "a", &client.body(&one)));
+        assert_eq!(sent[1], "Why?");
+    }
+}
+
+#[test]
+fn contexts_of_a_turn_that_a_chat_has_no_room_for_are_not_kept() {
+    let mut orderer = orderer(json!({
+        "conversation": {"pin": true, "max_pinned_tokens": 10}, "head": {"mode": "apply"}
+    }));
+    let chat = chat();
+    let mut sent = Vec::new();
+    for turns in 1..=2 {
+        sent = contents(&send(
+            &mut orderer,
+            "",
+            &Client::OpenWebUi.body(&chat[..turns]),
+        ));
+    }
+    assert_eq!(sent[1], chat[0].question);
+}
+
+#[test]
+fn each_part_has_a_switch_and_none_works_without_pinning() {
+    let sent = |config: Value, client: Client| {
+        let mut orderer = orderer(config);
+        send(&mut orderer, "", &client.body(&chat()[..1]));
+        contents(&send(&mut orderer, "", &client.body(&chat()[..2])))
+    };
+    let config = |pin: bool, contexts: Value| json!({"conversation": {"pin": pin}, "head": {"mode": "apply", "contexts": contexts}});
+    let question = &chat()[0].question;
+    for client in [Client::OpenWebUi, Client::AnythingLlm] {
+        for (pin, contexts) in [
+            (true, json!({"restore": false, "relocate": false})),
+            (false, json!({})),
+        ] {
+            let sent = sent(config(pin, contexts), client);
+            assert_eq!(sent[1], *question);
+            assert_eq!(sent[0].contains("CONTEXT"), client == Client::AnythingLlm);
+        }
+    }
+    let kept = sent(
+        config(true, json!({"relocate": false})),
+        Client::AnythingLlm,
+    );
+    assert!(kept[0].contains("[CONTEXT 0]") && kept[1] == *question);
+}
+
+#[test]
+fn a_system_text_that_the_client_wants_cached_stays() {
+    let mut orderer = applying();
+    let body = json!({
+        "system": [{
+            "type": "text", "text": "Be kind. <source>a</source><source>b</source>",
+            "cache_control": {"type": "ephemeral"}
+        }],
+        "messages": [{"role": "user", "content": "Why?"}]
+    });
+    let sent = send(&mut orderer, "", &body.to_string());
+    assert!(sent.contains("Be kind. <source>"), "{sent}");
+}
+
+#[test]
+fn contents_in_parts_get_their_text_back_and_keep_their_pictures() {
+    let picture = json!({"type": "image_url", "image_url": {"url": "x"}});
+    let body = |chat: &[Turn], at: usize| {
+        let mut body: Value = serde_json::from_str(&Client::OpenWebUi.body(chat)).unwrap();
+        let text = body["messages"][at]["content"].take();
+        body["messages"][at]["content"] = json!([{"type": "text", "text": text}, picture]);
+        body.to_string()
+    };
+    let mut orderer = applying();
+    let chat = chat();
+    let first = send(&mut orderer, "", &body(&chat[..1], 1));
+    let second = send(&mut orderer, "", &body(&chat[..2], 1));
+    let [first, second]: [Value; 2] =
+        [first, second].map(|body| serde_json::from_str(&body).unwrap());
+    assert_eq!(first["messages"][1], second["messages"][1]);
+    // Another picture is another message.
+    let other = body(&chat[..2], 1).replace("\"x\"", "\"y\"");
+    let sent: Value = serde_json::from_str(&send(&mut orderer, "", &other)).unwrap();
+    assert_eq!(sent["messages"][1]["content"][0]["text"], chat[0].question);
+}
+
+/// What a client does: which chat, which question, how many contexts, whether it begins anew.
+type Step = [u8; 4];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// Chats of two tenants that ask few questions, so that they open alike, end and begin anew, with contexts of their own.
+    /// Whatever comes, an earlier message goes as it came, or with the contexts that a chat of the tenant sent it with which
+    /// went on with the very same answer; what came is there, and nothing else; and `report` changes no byte.
+    #[test]
+    fn a_message_has_its_own_chats_contexts_or_none(
+        steps in prop::collection::vec(any::<Step>(), 1..40),
+        client in 0..Client::ALL.len(),
+        max_bytes in prop::sample::select(vec![3_000_u64, 1 << 20]),
+    ) {
+        let client = Client::ALL[client];
+        let mut config = plain("apply");
+        config["conversation"]["max_bytes"] = max_bytes.into();
+        let mut applying = orderer(config);
+        let mut reporting = orderer(plain("report"));
+        // What was sent before anything was remembered is known to nobody.
+        for tenant in ["a", "b"] {
+            let first = turn("First?", &["kettle", "cup"], "");
+            send(&mut applying, tenant, &client.body(&[first]));
+        }
+        let mut chats: HashMap<u8, Vec<Turn>> = HashMap::new();
+        // By chat and message: as sent at first.
+        let mut sent_first: HashMap<(u8, usize), String> = HashMap::new();
+        // By tenant and all words up to the answer: as sent in a chat that went on like that.
+        let mut continued: HashMap<(&str, Vec<String>), Vec<String>> = HashMap::new();
+        for (number, [which, question, count, anew]) in steps.into_iter().enumerate() {
+            let which = which % 4;
+            let tenant = ["a", "b"][usize::from(which % 2)];
+            let chat = chats.entry(which).or_default();
+            if anew % 5 == 0 {
+                chat.clear();
+                sent_first.retain(|(of, _), _| *of != which);
+            }
+            if let Some(last) = chat.last_mut() {
+                last.answer = format!("Answer {}.", question % 2);
+            }
+            let contexts = (0..count % 3).map(|at| Context {
+                title: format!("t{at}"),
+                text: format!("mark-{number}-{at}-{which}."),
+            });
+            chat.push(Turn {
+                question: format!("Question {}?", question % 3),
+                contexts: contexts.collect(),
+                answer: String::new(),
+            });
+            let body = client.body(chat);
+            prop_assert_eq!(&send(&mut reporting, tenant, &body), &body);
+            let sent = send(&mut applying, tenant, &body);
+            let (came, went) = (contents(&body), contents(&sent));
+            prop_assert_eq!(came.len(), went.len());
+            let all = came.clone();
+            let report = applying.last_head();
+            let restored = report.changes.iter().filter(|change| change.kind == ChangeKind::Restored);
+            prop_assert_eq!(restored.count(), report.restored as usize);
+            for (at, (came, went)) in came.iter().zip(&went).enumerate().skip(1) {
+                let is_last = at + 1 == 2 * chat.len();
+                if at % 2 == 0 {
+                    prop_assert_eq!(came, went);
+                } else if is_last {
+                    // What came is there: the question, and each context once.
+                    prop_assert!(went.ends_with(came.as_str()), "{}", went);
+                    for context in &chat[at / 2].contexts {
+                        let places = went.matches(&context.text).count() + went_of_system(&sent).matches(&context.text).count();
+                        prop_assert_eq!(places, 1);
+                    }
+                    sent_first.insert((which, at), went.clone());
+                } else {
+                    let words = || all[1..at + 2].to_vec();
+                    let known = continued.entry((tenant, words())).or_default();
+                    known.extend(sent_first.get(&(which, at)).cloned());
+                    prop_assert!(went == came || known.contains(went), "{}", went);
+                }
+            }
+            let remembered = applying.remembered();
+            // Two tenants.
+            prop_assert!(remembered.bytes.max(remembered.context_bytes) <= 2 * max_bytes);
+        }
+    }
+}
+
+fn went_of_system(sent: &str) -> String {
+    contents(sent).swap_remove(0)
+}
