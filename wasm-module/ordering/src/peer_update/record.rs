@@ -497,9 +497,8 @@ impl OrderingRecord {
     /// What the next request of the chat is to be known by; a text that there is no room for is not told.
     pub(crate) fn tell_contexts(&mut self, claims: Vec<Claim>, context: Option<&ContextMessage>) {
         let added = self.chat.iter().flat_map(|chat| &chat.added);
-        let pinned: u64 = added
-            .filter_map(|added| holds_texts(added).then(|| added.sent.bytes()))
-            .sum();
+        let pinned = added.filter(|added| holds_texts(added));
+        let pinned: u64 = pinned.map(|added| added.sent.bytes()).sum();
         let room = PINNED_BYTES.saturating_sub(pinned);
         self.context = context
             .filter(|context| context.content.len() as u64 <= room)
