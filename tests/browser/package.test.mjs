@@ -16,11 +16,12 @@ await foreword.default({ module_or_path: readFileSync(join(folder, "web/foreword
 const { embed, Orderer, policies, Replay, SimilarityCache, Trace } = foreword;
 
 // As a server sends what `gzip -9` has packed; Node's own zlib is another one, and packs 0.7 % worse.
-// It was 150,000 until bodies were read in linear time, labels were checked and a request's segments were kept, which took
-// 159,117; to be brought back.
-const LIMIT = 160_000;
+// It was 150,000 until bodies were read in linear time, labels were checked, a request's segments were kept, and Responses and
+// contexts that wander went through the same reader, which took
+// 161,825; to be brought back.
+const LIMIT = 162_000;
 
-test("module and JavaScript take less than 160 KB gzipped", (context) => {
+test("module and JavaScript take less than 162 KB gzipped", (context) => {
   for (const target of ["bundler", "web"]) {
     const files = readdirSync(join(folder, target)).filter((name) => /\.(js|wasm)$/.test(name));
     const sizes = files.map((name) => execFileSync("gzip", ["-9", "-c", join(folder, target, name)]).length);

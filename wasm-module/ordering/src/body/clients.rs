@@ -17,8 +17,9 @@
 //! Each is told by words that stand in nobody else's text, and taken only where its last document's end is marked. AnythingLLM
 //! and RAGFlow number documents by their places in the request; an answer cites them by these numbers, so they stay.
 
-use super::search::{find, find_words, has, trimmed};
+use super::search::{find, find_any, find_words, has, trimmed};
 use super::tags::Span;
+use crate::work::looked;
 use std::ops::Range;
 
 /// The documents of whichever client wrote `text`; none if it is nobody's.
@@ -53,16 +54,28 @@ pub(super) fn frame(text: &str) -> Option<Range<usize>> {
     (start < last.whole.start).then_some(start..last.whole.end)
 }
 
-/// Whether a text, escaped as in a body, may hold such documents.
+/// Returns whether a text, escaped as in a body, may hold such documents. One look at most bytes is enough: each mark begins
+/// with a byte that ordinary texts seldom have.
 pub(super) fn may_hold(source: &str) -> bool {
-    if has(source, ANYTHING_LLM) {
-        return true;
+    let mut from = 0;
+    while let Some(at) = find_any(source, from, FIRST_BYTES) {
+        if MARKS.iter().any(|mark| begins(source, at, mark)) {
+            return true;
+        }
+        from = at + 1;
     }
-    // What all others have in common: one look at most texts is enough.
-    has(source, COMMON)
-        && [RAGFLOW_COMMON, LLAMA_INDEX_COMMON, DIFY]
-            .iter()
-            .any(|mark| has(source, mark))
+    false
+}
+
+/// Returns whether `mark` stands at `at`.
+fn begins(source: &str, at: usize, mark: &str) -> bool {
+    let rest = source.as_bytes().get(at..).unwrap_or_default();
+    let equal = rest.iter().zip(mark.as_bytes());
+    let equal = equal
+        .take_while(|(found, expected)| found == expected)
+        .count();
+    looked(equal);
+    equal == mark.len()
 }
 
 fn anything_llm(text: &str) -> Vec<Span> {
@@ -186,21 +199,26 @@ fn follows(text: &str, at: usize, words: &str) -> bool {
 }
 
 const ANYTHING_LLM: &str = "[CONTEXT ";
-const COMMON: &str = "onte";
+/// What the documents of each client come with, from its first rare byte on.
+const MARKS: [&str; 5] = [
+    ANYTHING_LLM,
+    "Content:",
+    "Context information",
+    "Use the context information",
+    "XML tags",
+];
+const FIRST_BYTES: [u8; 4] = *b"[CUX";
 const RAGFLOW_RULE: &str = "------\n";
 const RAGFLOW_FIRST: &str = "------\n\nID: ";
 const RAGFLOW_NEXT: &str = "------\n\n\nID: ";
 const RAGFLOW_ID: &str = "ID: ";
 const RAGFLOW_CONTENT: &str = "└── Content:";
-/// Python's `json.dumps` escapes what stands before it.
-const RAGFLOW_COMMON: &str = " Content:";
 /// What the template says behind `{knowledge}`.
 const RAGFLOW_END: &str = "\nThe above is the knowledge base";
 const LLAMA_INDEX: [&str; 2] = [
     "Context information is below.",
     "Use the context information below to assist the user.",
 ];
-const LLAMA_INDEX_COMMON: &str = "ontext information";
 const LLAMA_INDEX_RULE: &str = "\n--------------------\n";
 const LLAMA_INDEX_END: &str = "\n--------------------";
 const DIFY_OPENING: &str =

@@ -4,7 +4,7 @@
 
 #![allow(dead_code, reason = "each user takes a part")]
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// What was found for a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Client {
     /// The request with which a chat asks its last turn's question.
     pub(crate) fn body(self, chat: &[Turn]) -> String {
         let Some((last, earlier)) = chat.split_last() else {
-            return json!({"model": "m", "messages": []}).to_string();
+            return body_of(&[]);
         };
         let contexts = &last.contexts;
         let mut question = last.question.clone();
@@ -129,13 +129,13 @@ impl Client {
                 )
             }
         };
-        let mut messages = vec![json!({"role": "system", "content": system})];
+        let mut messages = vec![message("system", &system)];
         for turn in earlier {
-            messages.push(json!({"role": "user", "content": turn.question}));
-            messages.push(json!({"role": "assistant", "content": turn.answer}));
+            messages.push(message("user", &turn.question));
+            messages.push(message("assistant", &turn.answer));
         }
-        messages.push(json!({"role": "user", "content": question}));
-        json!({"model": "m", "messages": Value::from(messages)}).to_string()
+        messages.push(message("user", &question));
+        body_of(&messages)
     }
 }
 
@@ -157,3 +157,15 @@ fn open_webui(contexts: &[Context]) -> String {
 
 /// What every client's operator wrote.
 const PROMPT: &str = "You are Ada, who answers from documents. Be brief and kind.";
+
+/// Returns a message, its fields in the order in which clients write them.
+fn message(role: &str, content: &str) -> String {
+    let [role, content] = [role, content].map(|text| Value::from(text).to_string());
+    format!(r#"{{"role":{role},"content":{content}}}"#)
+}
+
+/// Returns a body of these messages.
+fn body_of(messages: &[String]) -> String {
+    let messages = messages.join(",");
+    format!(r#"{{"model":"m","messages":[{messages}]}}"#)
+}
