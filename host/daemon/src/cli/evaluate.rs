@@ -23,7 +23,7 @@ Exit codes: 0 done, 1 it failed (what was answered is kept), 2 bad arguments.";
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// OpenAI-compatible endpoint: http://localhost:8000, say, or https://llm.example/v1
+    /// OpenAI-compatible endpoint: http://localhost:8000, say, or the same with https
     #[arg(long, value_name = "URL")]
     endpoint: String,
     /// Name of the model at the endpoint

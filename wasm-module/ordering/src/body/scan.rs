@@ -323,7 +323,10 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// The [fields](Scan::fields) of the object that `text` is, if they say anything.
+/// Returns the named fields of the object that `text` is, each as it is written.
+///
+/// # Errors
+/// [`Bad`]: the text is no object.
 pub fn fields<'a, const N: usize>(
     text: &'a str,
     names: [&str; N],
