@@ -79,7 +79,7 @@ test("a configuration with every field of the types is accepted, and no other fi
     hint: { enabled: true, template: "{order}", label: "{label}", separator: " ", location: "{document}" },
     documents: {
       field: "render", tags: ["doc"], loose_tags: ["context"], max: 8,
-      blocks: true, results: true, numbered: false, rules: false, headings: false,
+      blocks: true, results: true, clients: true, numbered: false, rules: false, headings: false,
     },
     tree: { max_nodes: 100, max_tokens: 9, max_trees: 2 },
     conversation: { deduplicate: true, pin: false, max_pinned_tokens: 1, max_entries: 1, max_bytes: 1 },
