@@ -11,7 +11,7 @@ use wasmtime::Trap;
 pub struct Fault {
     /// The callback's name in the ABI, such as `proxy_on_request_body`.
     pub callback: &'static str,
-    /// What went wrong.
+    /// The kind of the fault.
     pub kind: FaultKind,
     /// Where the source panicked, if the module said so.
     pub place: Option<String>,
@@ -35,7 +35,7 @@ pub enum FaultKind {
     },
     /// It handed the proxy more bytes than a callback may.
     HandedOver,
-    /// It ended itself.
+    /// The module ended itself, with this exit code.
     Exit(i32),
     /// It holds the request, and nothing is under way that could let it go on.
     Held,

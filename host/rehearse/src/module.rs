@@ -24,7 +24,7 @@ pub enum ModuleError {
         "it does not say that it is written for proxy-wasm ABI 0.2.0 or 0.2.1; it says {found}"
     )]
     Abi {
-        /// What it says.
+        /// The ABI that the module names, in words.
         found: String,
     },
     /// It needs what the proxy has not.
@@ -32,7 +32,7 @@ pub enum ModuleError {
     Link(String),
 }
 
-/// A compiled module.
+/// A proxy-wasm module, compiled for this machine.
 pub struct Module {
     pub(crate) engine: Engine,
     pub(crate) instance: InstancePre<State>,
@@ -41,7 +41,7 @@ pub struct Module {
 }
 
 impl Module {
-    /// Compiles a `.wasm`.
+    /// Compiles the bytes of a `.wasm` file.
     ///
     /// # Errors
     /// [`ModuleError`].

@@ -56,7 +56,7 @@ impl CallAnswer {
     }
 }
 
-/// See the module's text.
+/// VMs of one module that share data, and through which requests are played in turn.
 pub struct Proxy<'m> {
     module: &'m Module,
     setup: Setup,
@@ -90,7 +90,7 @@ pub struct Totals {
 }
 
 impl<'m> Proxy<'m> {
-    /// Starts the VMs.
+    /// Starts the VMs with their configuration.
     ///
     /// # Errors
     /// The plugin did not start.

@@ -9,11 +9,11 @@ use crate::state::LocalResponse;
 pub struct Request {
     /// With `:method`, `:path`, `:authority` and `:scheme`; names in lower case.
     pub headers: Headers,
-    /// The whole body.
+    /// The body, whole.
     pub body: Vec<u8>,
     /// Bytes of the pieces that the body comes in; `None`: it comes whole.
     pub piece_bytes: Option<usize>,
-    /// Behind the body.
+    /// Trailers that follow the body.
     pub trailers: Headers,
     /// What the engine answers, should it be asked.
     pub answer: Answer,
@@ -24,9 +24,9 @@ pub struct Request {
 /// What an engine answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// With `:status`.
+    /// Headers of the response, `:status` among them.
     pub headers: Headers,
-    /// The whole body.
+    /// The body, whole.
     pub body: Vec<u8>,
 }
 
@@ -82,7 +82,7 @@ pub struct Outcome {
     pub local: Option<LocalResponse>,
     /// Headers of the answer as the client gets them.
     pub response_headers: Headers,
-    /// Its body.
+    /// Body of the response that the client got.
     pub response_body: Vec<u8>,
     /// The callback that failed. The rest is as it was then.
     pub fault: Option<Fault>,
@@ -95,9 +95,9 @@ pub struct Outcome {
 /// What the engine got.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forwarded {
-    /// In their order.
+    /// Headers in the order in which they were sent.
     pub headers: Headers,
-    /// The whole body.
+    /// The body, whole.
     pub body: Vec<u8>,
 }
 

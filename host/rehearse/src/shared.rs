@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// Bytes that all VMs together may keep here. Envoy has no such limit.
 const MAX_BYTES: usize = 1 << 30;
 
-/// See the module's text.
+/// What the VMs of one proxy share: data, queues and metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     /// Each value with the number that a change may be made conditional on.

@@ -66,9 +66,9 @@ pub(crate) struct PendingCall {
 /// What a cluster answers to a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallAnswer {
-    /// With `:status`. No header at all: the call failed.
+    /// Headers of the answer, `:status` among them; none at all: the call failed.
     pub headers: Headers,
-    /// The whole body.
+    /// The body, whole.
     pub body: Vec<u8>,
 }
 
@@ -98,7 +98,7 @@ pub struct LocalResponse {
     pub status: u32,
     /// Beside the status.
     pub headers: Headers,
-    /// The whole body.
+    /// The body, whole.
     pub body: Vec<u8>,
 }
 

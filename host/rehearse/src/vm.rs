@@ -47,7 +47,7 @@ pub struct CallbackUse {
 /// A callback that a module need not have.
 type Hook<P, R = ()> = Option<TypedFunc<P, R>>;
 
-/// See the module's text.
+/// One instance of a module, with its memory and what it was told.
 pub(crate) struct Vm {
     pub(crate) store: Store<State>,
     limits: Limits,

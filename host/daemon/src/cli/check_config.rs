@@ -21,9 +21,6 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     match check::run(&arguments.files) {
         Ok(Verdict::Accepted) => ExitCode::SUCCESS,
         Ok(Verdict::Refused) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::from(2)
-        }
+        Err(error) => super::failed(&error, 2),
     }
 }

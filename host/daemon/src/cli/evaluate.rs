@@ -133,10 +133,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
         .and_then(|options| foreword_tools::evaluate::run(&options))
     {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => super::failed(&error, 1),
     }
 }
 

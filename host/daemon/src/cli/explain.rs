@@ -64,13 +64,6 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     };
     match explain::run(&options) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            if error.is::<NoRequests>() {
-                ExitCode::from(2)
-            } else {
-                ExitCode::FAILURE
-            }
-        }
+        Err(error) => super::failed(&error, if error.is::<NoRequests>() { 2 } else { 1 }),
     }
 }

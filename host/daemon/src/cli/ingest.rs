@@ -67,10 +67,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
             );
             ExitCode::SUCCESS
         }
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => super::failed(&error, 1),
     }
 }
 

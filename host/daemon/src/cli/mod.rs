@@ -44,11 +44,14 @@ pub(crate) fn until_signal(
     }
     match block_on(mode) {
         Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error, 1),
     }
+}
+
+/// Prints an error with its causes, and returns the exit code.
+fn failed(error: &anyhow::Error, code: u8) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::from(code)
 }
 
 fn block_on(mode: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {

@@ -81,14 +81,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     };
     match replay::run(&options) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            if error.is::<EmptyTrace>() {
-                ExitCode::from(2)
-            } else {
-                ExitCode::FAILURE
-            }
-        }
+        Err(error) => super::failed(&error, if error.is::<EmptyTrace>() { 2 } else { 1 }),
     }
 }
 

@@ -7,7 +7,7 @@ use wasmtime::{Linker, Result};
 
 const WASI: &str = "wasi_snapshot_preview1";
 
-/// Errors of WASI.
+/// Error numbers of WASI preview 1.
 const BAD_DESCRIPTOR: i32 = 8;
 const FAULT: i32 = 21;
 

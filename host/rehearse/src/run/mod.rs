@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 /// What to rehearse, and how.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The module.
+    /// The module that is played, with its configuration.
     pub module: Version,
     /// What it is compared with.
     pub against: Option<Version>,
@@ -54,7 +54,7 @@ pub struct Options {
 /// A module and its configuration.
 #[derive(Clone, Debug)]
 pub struct Version {
-    /// The `.wasm`.
+    /// Path of the `.wasm` file.
     pub module: PathBuf,
     /// The plugin's configuration; `None`: an empty one.
     pub config: Option<PathBuf>,

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 const TITLE: &str = "Foreword rehearse: what a module would do";
 
-/// The page.
+/// Returns the HTML report of the figures.
 pub(super) fn page(figures: &Figures) -> String {
     let of = &figures.new;
     let values = [

@@ -14,7 +14,7 @@ use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::BufReader;
 
-/// What was found.
+/// What playing a log through one version gave.
 #[derive(Debug, Default)]
 pub(super) struct Played {
     pub(super) rows: Vec<Row>,

@@ -114,7 +114,7 @@ impl Engines {
         choices
     }
 
-    /// Of the `choices` the one that keeps the tenant's response of that id, if one does; else all.
+    /// Returns the one of the `choices` that keeps the tenant's response of that id; all, if none does.
     pub(crate) fn keeping(
         &self,
         host: &impl Host,
@@ -124,11 +124,16 @@ impl Engines {
     ) -> Vec<EngineCandidate> {
         let response = response.filter(|_| self.are_several());
         let engine = response.and_then(|id| self.responses.engine(host, tenant, id));
-        let keeper = choices.iter().find(|choice| Some(choice.engine) == engine);
-        keeper.map_or_else(|| choices.clone(), |keeper| vec![*keeper])
+        let mut keepers = choices
+            .iter()
+            .filter(|choice| Some(choice.engine) == engine);
+        match keepers.next() {
+            Some(keeper) => vec![*keeper],
+            None => choices,
+        }
     }
 
-    /// The engine has answered a tenant with the response of that id.
+    /// Records that the engine has answered a tenant with the response of that id.
     pub(crate) fn keep(&self, host: &impl Host, tenant: &str, response: &str, engine: EngineId) {
         self.responses.keep(host, tenant, response, engine);
     }

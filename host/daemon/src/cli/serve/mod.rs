@@ -86,7 +86,7 @@ pub(crate) struct Arguments {
     /// Engine in whose words routers are answered where engines differ: `owned_by` of /v1/models, and /get_load
     #[arg(help_heading = EVENTS, long, value_enum, value_name = "ENGINE", default_value_t = Replaced::Vllm)]
     drop_in: Replaced,
-    /// Address for vLLM's KV events over ZeroMQ, tcp://*:5557, say; whoever connects reads prompts as token ids
+    /// Address for vLLM's KV events over ZeroMQ, such as tcp://*:5557; subscribers can read prompts as token ids
     #[arg(help_heading = EVENTS, long, value_name = "ENDPOINT", value_parser = endpoint)]
     kv_events_endpoint: Option<SocketAddr>,
     /// Address where subscribers get KV events that they missed
